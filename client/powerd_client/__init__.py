@@ -1,0 +1,1 @@
+"""The training side: phases, the recorder process and the run file."""

@@ -1,0 +1,56 @@
+"""Every error that powerd raises on purpose.
+
+    PowerdError
+    ├── ConfigError      (ValueError)    a configuration, option or name that cannot be used
+    ├── SensorError      (OSError)       a sensor, bus or driver that does not do what it should
+    ├── WireError        (ValueError)    bytes that are not a frame of ours
+    │   └── VersionError                 a frame of ours in a version that this build does not speak
+    ├── PeerError        (OSError)       a powerd or recorder that is not there or went away
+    │   └── PeerTimeout  (TimeoutError)  … that did not answer in time
+    ├── ClockError       (ValueError)    exchanges that give no mapping between two clocks
+    ├── RunFileError     (OSError)       a run file or journal that is missing, in the way or damaged
+    └── AnalysisError    (ValueError)    a run whose contents do not allow what was asked
+
+Commands print any of these as one line and exit with status 2; a message therefore says what is
+wrong and what to do. Exceptions of libraries are translated in the one module that imports them.
+"""
+
+
+class PowerdError(Exception):
+    """Base of all errors raised by powerd on purpose."""
+
+
+class ConfigError(PowerdError, ValueError):
+    """A configuration, command-line option or name that cannot be used."""
+
+
+class SensorError(PowerdError, OSError):
+    """A sensor, bus or driver that does not do what it should."""
+
+
+class WireError(PowerdError, ValueError):
+    """Bytes that are not a frame of ours: wrong magic, length, checksum or contents."""
+
+
+class VersionError(WireError):
+    """A frame of ours in a version that this build does not speak."""
+
+
+class PeerError(PowerdError, OSError):
+    """A powerd or recorder that is not there, refused, or went away."""
+
+
+class PeerTimeout(PeerError, TimeoutError):
+    """A powerd or recorder that did not answer in time."""
+
+
+class ClockError(PowerdError, ValueError):
+    """Clock exchanges that give no mapping between two clocks."""
+
+
+class RunFileError(PowerdError, OSError):
+    """A run file or journal that is missing, in the way, or damaged."""
+
+
+class AnalysisError(PowerdError, ValueError):
+    """A run whose contents do not allow what was asked of it."""

@@ -1,0 +1,259 @@
+"""What a reading is and where it comes from: the frozen data that crosses every module.
+
+A *stream* is a group of lines that one source scans together. Its blocks hold, for ``n`` scans of
+``L`` lines, these little-endian arrays one after the other:
+
+    t_ns   int64 [n]      board clock, start of the scan
+    dt_ns  int32 [n, L]   each line's own time, relative to its scan
+    flags  uint16[n, L]   `Flag` bits of each reading
+    …      one array [n, L] for each column of raw codes that the stream declares
+
+Codes stay raw all the way into the run file; `Conversion` and `Accuracy` say what they mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntFlag, StrEnum
+from zlib import crc32
+
+CODE_BYTES = {"b": 1, "B": 1, "h": 2, "H": 2, "i": 4, "I": 4, "q": 8, "Q": 8}
+"""Bytes of each type code that a column may have (as in `struct` and `array`, little-endian)."""
+
+CLOCK_NAME = "CLOCK_MONOTONIC_RAW"
+"""The clock of every timestamp on every machine. Time daemons slew CLOCK_MONOTONIC by up to 500 ppm,
+which would break the guaranteed bound of a clock mapping; they leave this one alone."""
+
+
+class Flag(IntFlag):
+    """What is wrong with one reading. A reading with any bit of `BAD` is never used as a value."""
+
+    STALE = 1
+    """The conversion behind it is not newer than that of the reading before."""
+    SATURATED = 2
+    """The converter stood at full scale: the true value is at least this one."""
+    OVERFLOW = 4
+    """The chip's own power or current register overflowed; shunt and bus codes are still good."""
+    IO_ERROR = 8
+    """The transfer failed. The codes are meaningless."""
+    RESET = 16
+    """The chip had lost its configuration."""
+    MISSING = 32
+    """The source gave no value at this moment."""
+
+
+BAD = Flag.STALE | Flag.SATURATED | Flag.IO_ERROR | Flag.RESET | Flag.MISSING
+
+
+class Provenance(StrEnum):
+    """How a line's joules come about. Every table and plot says which."""
+
+    MEASURED = "measured"
+    MODELLED = "modelled"
+    SIMULATED = "simulated"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One array of raw codes in a stream: a name and a type code of `CODE_BYTES`."""
+
+    name: str
+    typecode: str
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """What is known of a line's errors, as standard uncertainties (GUM: half-width / sqrt(3) for limits).
+
+    The averaging window of a reading with timestamp ``t`` is ``window_ns`` wide and centred within
+    ``t ± centre_ns``. ``update_ns`` is the distance at which new values appear when that is longer
+    than the distance of the readings.
+    """
+
+    u_gain: float = 0.0
+    """Relative standard uncertainty of the power's gain, shared by all readings of the line."""
+    u_offset_w: float = 0.0
+    """Standard uncertainty of the power's zero in watts, shared by all readings of the line."""
+    step_w: float = 0.0
+    """Quantisation step in watts at the line's nominal voltage."""
+    window_ns: int = 0
+    centre_ns: int = 0
+    update_ns: int = 0
+    origin: str = ""
+    """Where these figures come from: a data sheet's section, a calibration, a measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShuntConversion:
+    """Power from a shunt and a bus voltage code (INA219 family).
+
+    bus_v = (bus >> bus_shift) * bus_lsb_v;  current_a = (shunt * shunt_lsb_v / shunt_ohm + offset_a) * gain.
+    """
+
+    shunt_ohm: float
+    shunt_lsb_v: float
+    bus_lsb_v: float
+    bus_shift: int = 0
+    offset_a: float = 0.0
+    gain: float = 1.0
+    shunt: str = "shunt"
+    bus: str = "bus"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledConversion:
+    """Power as a code times a constant: power_w = codes[column] * w_per_code."""
+
+    column: str
+    w_per_code: float
+
+
+@dataclass(frozen=True, slots=True)
+class CounterConversion:
+    """Energy from a cumulative counter of ``bits`` bits that wraps around.
+
+    energy_j(t) = (codes[column] - first) * j_per_code + background_w * (t - t_first).
+    """
+
+    column: str
+    j_per_code: float
+    background_w: float = 0.0
+    bits: int = 64
+
+
+Conversion = ShuntConversion | ScaledConversion | CounterConversion
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One measured conductor or counter, such as ``gpu0.pcie_12v``."""
+
+    name: str
+    device: str
+    conversion: Conversion
+    provenance: Provenance
+    accuracy: Accuracy = Accuracy()
+    description: str = ""
+
+    @property
+    def quantity(self) -> str:
+        """``energy_j`` for a counter, else ``power_w``."""
+        return "energy_j" if isinstance(self.conversion, CounterConversion) else "power_w"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something whose energy is asked for. Its power is the sum of the lines that feed it, each once.
+
+    Lines of the device that are not in ``feeds`` measure the same power by other means; they are
+    compared with the sum, never added to it.
+    """
+
+    name: str
+    feeds: tuple[str, ...]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A group of lines that one source scans together; ``number`` is unique within one powerd."""
+
+    number: int
+    source: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    period_ns: int
+    """Nominal distance of two readings of one line."""
+    detail: Mapping[str, object] = field(default_factory=dict)
+    """Whatever else the source wants to be kept with the readings (settings, seeds, serial numbers)."""
+
+    @property
+    def layout(self) -> int:
+        """16-bit check of the columns and the number of lines; every block of the stream carries it."""
+        text = ",".join(f"{c.name}:{c.typecode}" for c in self.columns) + f"*{len(self.lines)}"
+        return crc32(text.encode()) & 0xFFFF
+
+    @property
+    def scan_bytes(self) -> int:
+        """Bytes of one scan in a block's payload."""
+        return 8 + len(self.lines) * (6 + sum(CODE_BYTES[c.typecode] for c in self.columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What one powerd measures: its answer to *describe*, and the key to all its blocks."""
+
+    board: str
+    version: str
+    epoch: int
+    """Drawn at random when a powerd starts: numbers and clock readings of two epochs never mix."""
+    clock: str
+    data_endpoint: str
+    """Where the stream socket listens; host ``*`` stands for the address that was asked."""
+    streams: tuple[Stream, ...]
+    devices: tuple[Device, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive scans of one stream. ``payload`` is laid out as this module's docstring says."""
+
+    stream: int
+    epoch: int
+    sequence: int
+    t_first_ns: int
+    t_last_ns: int
+    """Board times of the first and the last reading in it."""
+    count: int
+    """Number of scans."""
+    layout: int
+    payload: bytes
+
+
+UNKNOWN_TIME_NS = -(2**63)
+"""A gap's ``t_first_ns`` when it begins at whatever reading was last seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Readings that are missing, and why. Takes ``span`` sequence numbers of its stream."""
+
+    stream: int
+    epoch: int
+    sequence: int
+    t_first_ns: int
+    t_last_ns: int
+    span: int
+    lost: int
+    """How many scans are missing; -1 when nobody knows."""
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClockExchange:
+    """Four timestamps: client sends (t1), board receives (t2) and replies (t3), client receives (t4).
+
+    t1 and t4 are read on the host's clock, t2 and t3 on the board's, all in nanoseconds.
+    """
+
+    epoch: int
+    t1_host_ns: int
+    t2_board_ns: int = 0
+    t3_board_ns: int = 0
+    t4_host_ns: int = 0
+
+    @property
+    def offset_ns(self) -> float:
+        """Best single estimate of host clock minus board clock."""
+        return (self.t1_host_ns - self.t2_board_ns + self.t4_host_ns - self.t3_board_ns) / 2
+
+    @property
+    def delay_ns(self) -> int:
+        """Time on the wire, both ways. The true offset lies in ``offset_ns ± delay_ns / 2``."""
+        return (self.t4_host_ns - self.t1_host_ns) - (self.t3_board_ns - self.t2_board_ns)
+
+    @property
+    def t_board_ns(self) -> int:
+        """The board's time at the middle of the exchange."""
+        return (self.t2_board_ns + self.t3_board_ns) // 2

@@ -1,0 +1,280 @@
+"""The wire and journal format, version 1: bytes to events and events to bytes. No sockets, no files.
+
+A frame is a 56-byte little-endian header and a payload:
+
+    magic "pwrd", version u8, kind u8, stream u16, epoch u64, sequence u64, t_first i64, t_last i64,
+    count u32, length u32, layout u16, reserved u16 (0), crc32 u32
+
+The CRC covers the header before it and the payload. `decode` takes one whole frame (a ZeroMQ message);
+`FrameReader` takes any pieces of a byte stream (a journal) and finds its way back after garbage.
+Anything else than a good frame raises `WireError`; a good frame of another version, `VersionError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from struct import Struct
+from zlib import crc32
+
+from powerd_core.errors import VersionError, WireError
+from powerd_core.marks import RECORD, Marks
+from powerd_core.model import Block, ClockExchange, Gap
+
+VERSION = 1
+MAGIC = b"pwrd"
+HEADER = Struct("<4sBBHQQqqIIHH")
+CRC = Struct("<I")
+HEADER_BYTES = HEADER.size + CRC.size
+MAX_PAYLOAD = 16 << 20
+"""A frame that claims more is garbage, so that a hostile length never becomes an allocation."""
+
+BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT = 1, 2, 3, 4, 5, 6
+
+CURRENT = 2**64 - 1
+"""As `Want.sequence`: start with the newest block that the daemon holds."""
+
+_CLOCK = Struct("<4q")
+_WANT = Struct("<IB")
+_GAP = Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A client's request: send me ``stream`` from ``sequence`` on, at most ``window`` frames beyond it.
+
+    Idempotent. Without ``reset`` it only moves the window; with it, the daemon goes back (or ahead) to ``sequence``.
+    """
+
+    stream: int
+    epoch: int
+    sequence: int
+    window: int
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A rare control message: a subject such as ``describe`` and a JSON object."""
+
+    subject: str
+    body: Mapping[str, object] = field(default_factory=dict)
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Bytes that a `FrameReader` had to skip, and the reason."""
+
+    count: int
+    reason: str
+
+
+Event = Block | Gap | ClockExchange | Marks | Message | Want
+
+
+def _frame(
+    kind: int,
+    payload: bytes,
+    *,
+    stream: int = 0,
+    epoch: int = 0,
+    sequence: int = 0,
+    t_first: int = 0,
+    t_last: int = 0,
+    count: int = 0,
+    layout: int = 0,
+) -> bytes:
+    if len(payload) > MAX_PAYLOAD:
+        raise WireError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
+    head = HEADER.pack(
+        MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0
+    )
+    return b"".join((head, CRC.pack(crc32(payload, crc32(head))), payload))
+
+
+def encode(event: Event) -> bytes:
+    """The frame of an event."""
+    match event:
+        case Block():
+            return _frame(
+                BLOCK,
+                event.payload,
+                stream=event.stream,
+                epoch=event.epoch,
+                sequence=event.sequence,
+                t_first=event.t_first_ns,
+                t_last=event.t_last_ns,
+                count=event.count,
+                layout=event.layout,
+            )
+        case Gap():
+            return _frame(
+                GAP,
+                _GAP.pack(event.lost) + event.cause.encode(),
+                stream=event.stream,
+                epoch=event.epoch,
+                sequence=event.sequence,
+                t_first=event.t_first_ns,
+                t_last=event.t_last_ns,
+                count=event.span,
+            )
+        case ClockExchange():
+            times = (event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, event.t4_host_ns)
+            return _frame(CLOCK, _CLOCK.pack(*times), epoch=event.epoch)
+        case Marks():
+            return _frame(
+                MARKS, bytes(event.records), epoch=event.process, sequence=event.first, count=len(event)
+            )
+        case Want():
+            return _frame(
+                WANT,
+                _WANT.pack(event.window, event.reset),
+                stream=event.stream,
+                epoch=event.epoch,
+                sequence=event.sequence,
+            )
+        case Message():
+            body = json.dumps(
+                {"subject": event.subject, "body": event.body}, separators=(",", ":"), allow_nan=False
+            )
+            return _frame(MESSAGE, body.encode(), epoch=event.epoch)
+
+
+def _fields(head: bytes | memoryview) -> tuple[int, ...]:
+    """The header's fields behind magic and version, up to ``layout``."""
+    magic, version, kind, stream, epoch, seq, t_first, t_last, count, length, layout, reserved = HEADER.unpack_from(
+        head
+    )
+    if magic != MAGIC:
+        raise WireError("no powerd frame: it does not begin with 'pwrd'")
+    if version != VERSION:
+        raise VersionError(
+            f"the other side speaks version {version} of the wire format, this one version {VERSION}: "
+            "install the same release of powerd on both"
+        )
+    if length > MAX_PAYLOAD:
+        raise WireError(f"a frame claims {length} bytes of payload, more than {MAX_PAYLOAD}")
+    if reserved:
+        raise WireError("reserved header bits are set")
+    return kind, stream, epoch, seq, t_first, t_last, count, length, layout
+
+
+def decode(frame: bytes) -> Event:
+    """The event of one whole frame.
+
+    Raises `VersionError` for another version, `WireError` for anything that is not exactly one good frame.
+    """
+    if len(frame) < HEADER_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes is shorter than its header")
+    kind, stream, epoch, seq, t_first, t_last, count, length, layout = _fields(frame)
+    if len(frame) != HEADER_BYTES + length:
+        raise WireError(f"a frame of {len(frame)} bytes claims {HEADER_BYTES + length}")
+    payload = frame[HEADER_BYTES:]
+    if CRC.unpack_from(frame, HEADER.size)[0] != crc32(payload, crc32(frame[: HEADER.size])):
+        raise WireError("checksum mismatch")
+    if kind == BLOCK:
+        return Block(stream, epoch, seq, t_first, t_last, count, layout, payload)
+    try:
+        return _decode_rest(kind, stream, epoch, seq, t_first, t_last, count, payload)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError(f"frame of kind {kind} with unusable contents: {error}") from error
+
+
+def _decode_rest(
+    kind: int, stream: int, epoch: int, seq: int, t_first: int, t_last: int, count: int, payload: bytes
+) -> Event:
+    def need(ok: bool) -> None:
+        if not ok:
+            raise WireError(f"frame of kind {kind} with a payload of {len(payload)} bytes")
+
+    if kind == GAP:
+        need(len(payload) >= _GAP.size)
+        (lost,) = _GAP.unpack_from(payload)
+        return Gap(stream, epoch, seq, t_first, t_last, count, lost, payload[_GAP.size :].decode())
+    if kind == CLOCK:
+        need(len(payload) == _CLOCK.size)
+        return ClockExchange(epoch, *_CLOCK.unpack(payload))
+    if kind == MARKS:
+        need(len(payload) == count * RECORD.size)
+        return Marks(epoch, seq, payload)
+    if kind == WANT:
+        need(len(payload) == _WANT.size)
+        window, reset = _WANT.unpack(payload)
+        return Want(stream, epoch, seq, window, bool(reset))
+    if kind == MESSAGE:
+        document = json.loads(payload)
+        subject, body = document["subject"], document["body"]
+        need(isinstance(subject, str) and isinstance(body, dict))
+        return Message(subject, body, epoch)
+    raise WireError(f"unknown kind of frame: {kind}")
+
+
+class FrameReader:
+    """Frames out of a byte stream that arrives in any pieces.
+
+    The events do not depend on where the stream was cut. A damaged stretch is skipped up to the next good
+    frame and reported as `Garbage`; a tail that is not a whole frame stays pending.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._skipped = 0
+        self._reason = ""
+
+    @property
+    def pending(self) -> int:
+        """Bytes held that are not a whole frame (yet)."""
+        return len(self._buffer) + self._skipped
+
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[Event | Garbage, bytes]]:
+        """Yield each event completed by ``data``, with the bytes of its frame (empty for garbage)."""
+        self._buffer += data
+        buffer, at = self._buffer, 0
+        try:
+            while len(buffer) - at >= HEADER_BYTES:
+                try:
+                    length = _fields(memoryview(buffer)[at : at + HEADER.size])[7]
+                    end = at + HEADER_BYTES + length
+                    if len(buffer) < end:
+                        # A damaged length must not swallow the frames behind it for ever, but only a
+                        # longer stream can tell; `close` settles it at the end.
+                        break
+                    frame = bytes(memoryview(buffer)[at:end])
+                    event = decode(frame)
+                except WireError as error:
+                    at += self._skip(buffer, at, str(error))
+                    continue
+                if self._skipped:
+                    yield self._take_garbage(), b""
+                at = end
+                yield event, frame
+        finally:
+            del buffer[:at]
+
+    def close(self) -> Iterator[tuple[Event | Garbage, bytes]]:
+        """The stream has ended: look for frames inside the pending tail, then report what is left of it."""
+        while self._buffer:
+            skip = self._skip(self._buffer, 0, "cut off")
+            del self._buffer[:skip]
+            yield from self.feed(b"")
+        if self._skipped:
+            yield self._take_garbage(), b""
+
+    def _skip(self, buffer: bytearray, at: int, reason: str) -> int:
+        """Bytes from ``at`` to the next place where a frame could begin."""
+        found = buffer.find(MAGIC, at + 1)
+        if found < 0:
+            # The last bytes may be the beginning of a magic whose rest has not arrived.
+            found = max(at + 1, len(buffer) - len(MAGIC) + 1)
+        self._reason = self._reason or reason
+        self._skipped += found - at
+        return found - at
+
+    def _take_garbage(self) -> Garbage:
+        garbage = Garbage(self._skipped, self._reason)
+        self._skipped, self._reason = 0, ""
+        return garbage

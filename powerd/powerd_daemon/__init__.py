@@ -1,0 +1,1 @@
+"""The daemon: sources, samplers, the stream's server and the `powerd` command."""
