@@ -43,9 +43,7 @@ class BlockBuilder:
     def __len__(self) -> int:
         return len(self.t_ns)
 
-    def append(
-        self, t_ns: int, dt_ns: Sequence[int], flags: Sequence[int], codes: Sequence[Sequence[int]]
-    ) -> None:
+    def append(self, t_ns: int, dt_ns: Sequence[int], flags: Sequence[int], codes: Sequence[Sequence[int]]) -> None:
         """Add one scan: ``dt_ns`` and ``flags`` have one value a line, ``codes`` one such row a column."""
         self.t_ns.append(t_ns)
         self.dt_ns.extend(dt_ns)
@@ -63,9 +61,7 @@ class BlockBuilder:
         payload = b"".join(_little(a) for a in (self.t_ns, self.dt_ns, self.flags, *self.columns))
         if len(payload) != count * self.stream.scan_bytes:
             raise ValueError(f"stream {self.stream.source}: columns and scans differ in length")
-        block = Block(
-            self.stream.number, self.epoch, self.sequence, t_first, t_last, count, self._layout, payload
-        )
+        block = Block(self.stream.number, self.epoch, self.sequence, t_first, t_last, count, self._layout, payload)
         self.sequence += 1
         self._clear()
         return block

@@ -69,9 +69,7 @@ def map_clock(
     ordered = sorted(exchanges, key=lambda e: e.t_board_ns)
     # Two exchanges may end at one board time only in simulations; knots must increase strictly.
     unique = [e for i, e in enumerate(ordered) if i == 0 or e.t_board_ns > ordered[i - 1].t_board_ns]
-    return tuple(
-        _fit(piece, drift_ppm, window_ns, keep) for piece in _split_at_steps(unique, drift_ppm * 1e-6)
-    )
+    return tuple(_fit(piece, drift_ppm, window_ns, keep) for piece in _split_at_steps(unique, drift_ppm * 1e-6))
 
 
 def _split_at_steps(ordered: Sequence[ClockExchange], drift: float) -> list[list[ClockExchange]]:

@@ -88,9 +88,7 @@ def _frame(
 ) -> bytes:
     if len(payload) > MAX_PAYLOAD:
         raise WireError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
-    head = HEADER.pack(
-        MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0
-    )
+    head = HEADER.pack(MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0)
     return b"".join((head, CRC.pack(crc32(payload, crc32(head))), payload))
 
 
@@ -124,9 +122,7 @@ def encode(event: Event) -> bytes:
             times = (event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, event.t4_host_ns)
             return _frame(CLOCK, _CLOCK.pack(*times), epoch=event.epoch)
         case Marks():
-            return _frame(
-                MARKS, bytes(event.records), epoch=event.process, sequence=event.first, count=len(event)
-            )
+            return _frame(MARKS, bytes(event.records), epoch=event.process, sequence=event.first, count=len(event))
         case Want():
             return _frame(
                 WANT,
@@ -136,9 +132,7 @@ def encode(event: Event) -> bytes:
                 sequence=event.sequence,
             )
         case Message():
-            body = json.dumps(
-                {"subject": event.subject, "body": event.body}, separators=(",", ":"), allow_nan=False
-            )
+            body = json.dumps({"subject": event.subject, "body": event.body}, separators=(",", ":"), allow_nan=False)
             return _frame(MESSAGE, body.encode(), epoch=event.epoch)
 
 

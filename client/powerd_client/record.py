@@ -1,0 +1,40 @@
+"""`joules record`: run any command and record it; a script in it that makes a `Meter` adds its phases."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from powerd_client.hostclock import now_ns
+from powerd_client.journal import RUN_ENVIRONMENT
+from powerd_client.recording import Recording
+from powerd_core.errors import ConfigError
+
+
+def record_command(command: Sequence[str], *, url: str | None, out: Path, overwrite: bool, quiet: bool) -> int:
+    """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
+
+    Ctrl-C goes to the command; the recording ends when it ends. Raises `ConfigError` for a command that cannot be
+    started, and what `Recording` raises.
+    """
+    recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command))
+    environment = {**os.environ, RUN_ENVIRONMENT: str(recording.journal)}
+    # A handler, unlike SIG_IGN, is not inherited by the command.
+    previous = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        process = subprocess.Popen(command, env=environment)
+    except OSError as error:
+        recording.abandon()
+        raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
+    else:
+        status = process.wait()
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    recording.finish(now_ns())
+    if not quiet:
+        print(f"powerd: {out} is recorded; see it with: joules tables {out}", file=sys.stderr)
+    return status if status >= 0 else 128 - status

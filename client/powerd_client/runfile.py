@@ -1,0 +1,80 @@
+"""Opening a run file, and building it first when its recorder could not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import h5py
+
+from powerd_client import journal as journals
+from powerd_client.build import FORMAT, FORMAT_VERSION, Progress, build_run, remove_partials
+from powerd_core.errors import RunFileError
+
+
+def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share: None) -> h5py.File:
+    """The run file at ``path``, open for reading.
+
+    A run whose recorder died is built from its journal first. Raises `RunFileError` for a file that is missing, is no
+    run, is cut off or damaged, is of another version, or is still being recorded.
+    """
+    run = Path(path)
+    if not run.exists() and journals.journal_path(run).is_dir():
+        rebuild(run, progress=progress)
+    if run.is_dir():
+        raise RunFileError(f"{run} is a directory: give the name of a run file")
+    if not run.exists():
+        raise RunFileError(f"there is no run file {run}")
+    try:
+        file = h5py.File(run, "r")
+    except OSError as error:
+        raise RunFileError(f"{run} is no run file, or was cut off: {_reason(error)}") from error
+    try:
+        _check(run, file)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def _reason(error: OSError) -> str:
+    text = str(error)
+    for known, said in (
+        ("truncated", "it is shorter than it says"),
+        ("signature", "it is not HDF5"),
+        ("ermission", "no permission"),
+    ):
+        if known in text:
+            return said
+    return text
+
+
+def _check(run: Path, file: h5py.File) -> None:
+    if file.attrs.get("format") != FORMAT:
+        raise RunFileError(f"{run} is an HDF5 file, but no powerd run")
+    version = file.attrs.get("format_version")
+    if version != FORMAT_VERSION:
+        raise RunFileError(
+            f"{run} has version {version} of the run file's format, this powerd reads version {FORMAT_VERSION}: "
+            "open it with the release that wrote it"
+        )
+    if missing := [name for name in ("lines", "devices", "phases", "clocks", "gaps", "messages") if name not in file]:
+        raise RunFileError(f"{run} is damaged: it has no {missing[0]!r}")
+
+
+def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
+    """Build a run file from the journal of a recorder that is gone. Raises `RunFileError` while it is still being
+    recorded.
+    """
+    journal = journals.journal_path(run)
+    if journals.is_locked(journal):
+        raise RunFileError(f"{run} is still being recorded: open it when its run has ended")
+    try:
+        held = journals.lock(journal)
+    except PermissionError as error:
+        raise RunFileError(f"{run} has to be built from {journal}, which may not be written") from error
+    try:
+        remove_partials(run)
+        build_run(journal, run, overwrite=overwrite, progress=progress)
+    finally:
+        os.close(held)

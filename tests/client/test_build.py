@@ -1,0 +1,317 @@
+"""From a journal to a run file, whole or damaged."""
+
+import json
+import os
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_client import build, journal, open_run
+from powerd_client.markwriter import MarkWriter
+from powerd_client.streams import StreamFrames, to_host_ns
+from powerd_core.clock import ClockPiece
+from powerd_core.document import to_document
+from powerd_core.errors import RunFileError
+from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Gap
+from powerd_core.wire import Message, encode
+from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
+
+EPOCH, OFFSET_NS = 5, 10**12
+RUN = {
+    "run_id": "ab",
+    "created_utc": "2026-01-01T00:00:00+00:00",
+    "powerd_version": "0",
+    "command": ["x"],
+    "environment": {"host": "h"},
+}
+STREAM = make_stream()
+
+
+def exchange(t_board_ns, epoch=EPOCH):
+    t = t_board_ns + OFFSET_NS
+    return ClockExchange(epoch, t - 10_000, t_board_ns, t_board_ns, t + 10_000)
+
+
+def frames(blocks=10, scans=20, epoch=EPOCH, start_ns=0):
+    made = [encode(Message("description", to_document(make_description(STREAM, epoch)), epoch))]
+    for k in range(blocks):
+        t = start_ns + k * scans * PERIOD_NS
+        made.append(encode(make_block(STREAM, epoch, k, t, [1000 + k] * scans)))
+        made.append(encode(exchange(t, epoch)))
+    return made
+
+
+def head():
+    return [encode(Message("run", RUN)), encode(Message("start", {"t_start_ns": OFFSET_NS}))]
+
+
+def stop(t_board_ns, complete=True):
+    return [encode(Message("stop", {"t_stop_ns": t_board_ns + OFFSET_NS, "complete": complete}))]
+
+
+def make_journal(out, pieces):
+    directory = journal.prepare(out)
+    (directory / "journal.bin").write_bytes(b"".join(pieces))
+    return directory
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "run.h5"
+
+
+def texts(file):
+    return [json.loads(m)["text"] for m in file["messages"].asstr()]
+
+
+def test_every_reading_and_setting_is_in_the_run_file(out):
+    directory = make_journal(out, head() + frames() + stop(200 * PERIOD_NS))
+    build.build_run(directory, out)
+    assert not directory.exists()
+    with open_run(out) as file:
+        line = file["lines/gpu0.rail_1"]
+        assert line["power_mw"][:].tolist() == [1000 + k for k in range(10) for _ in range(20)]
+        t = np.arange(200) * PERIOD_NS + 10_000
+        assert line["t_board_ns"][:].tolist() == t.tolist()
+        assert line["t_ns"][:].tolist() == (t + OFFSET_NS).tolist()
+        assert line["flags"][:].sum() == 0
+        assert line["t_ns"].attrs["units"] == "ns"
+        assert line.attrs["provenance"] == "simulated"
+        assert line.attrs["quantity"] == "power_w"
+        assert json.loads(line.attrs["conversion"]) == {"kind": "scaled", "column": "power_mw", "w_per_code": 1e-3}
+        assert json.loads(line.attrs["accuracy"])["u_gain"] == 0.01
+        assert list(file["devices/gpu0"].attrs["feeds"]) == ["gpu0.rail_0", "gpu0.rail_1"]
+        assert file.attrs["complete"] == 1
+        assert file.attrs["rebuilt"] == 0
+        assert file.attrs["t_stop_ns"] == 200 * PERIOD_NS + OFFSET_NS
+        clock = file["clocks"][line.attrs["clock"]]
+        assert clock["exchanges"].shape == (10, 4)
+        assert clock["map"].shape == (10, 3)
+        assert len(file["gaps/begin_ns"]) == 0
+        assert texts(file) == []
+
+
+def test_marks_in_the_journal_and_in_segments_are_taken_once(out):
+    directory = make_journal(out, head() + frames())
+    writer = MarkWriter(directory, segment_records=8)
+    kind = writer.kind("forward", {"batch_size": 4}, "host")
+    tail, copied = journal.MarkTail(directory, consume=True), []
+    for k in range(10):
+        writer.mark_at(kind, OFFSET_NS + 2 * k)
+        writer.mark_at(~kind, OFFSET_NS + 2 * k + 1)
+        if k == 5:
+            names, marks = tail.read()
+            copied += [Message("phase-names", n) for n in names] + marks
+    writer.close()
+    with (directory / "journal.bin").open("ab") as file:
+        file.write(b"".join(encode(c) for c in copied + copied))
+    with open_run(out) as file:
+        assert file["phases/begin_ns"][:].tolist() == [OFFSET_NS + 2 * k for k in range(10)]
+        assert file["phases/end_ns"][:].tolist() == [OFFSET_NS + 2 * k + 1 for k in range(10)]
+        assert json.loads(file["phases/kinds"].asstr()[0]) == {
+            "name": "forward", "attributes": {"batch_size": 4}, "timing": "host",
+        }  # fmt: skip
+        assert json.loads(file["processes"].asstr()[0])["pid"] == os.getpid()
+        assert file.attrs["rebuilt"] == 1
+        assert "recorder ended before the run did" in texts(file)[-1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_a_journal_cut_off_anywhere_opens_with_everything_before_the_cut(tmp_path_factory, data):
+    out = tmp_path_factory.mktemp("cut") / "run.h5"
+    pieces = head() + frames(4, 5)
+    whole = b"".join(pieces)
+    least = len(pieces[0])
+    cut = data.draw(st.integers(least, len(whole)))
+    make_journal(out, [whole[:cut]])
+    sizes = np.cumsum([len(p) for p in pieces])
+    kept = int(np.searchsorted(sizes, cut, side="right"))
+    blocks = sum(1 for i in range(3, kept) if (i - 3) % 2 == 0)
+    exchanges = sum(1 for i in range(3, kept) if (i - 3) % 2 == 1)
+    with open_run(out) as file:
+        found = len(file["lines/gpu0.rail_0/t_ns"]) if "gpu0.rail_0" in file["lines"] else 0
+        assert found == (5 * blocks if exchanges else 0)
+
+
+def test_damage_in_the_middle_loses_that_block_and_says_so(out):
+    pieces = head() + frames(4, 5)
+    damaged = bytearray(pieces[5])
+    damaged[70] ^= 1
+    pieces[5] = bytes(damaged)
+    make_journal(out, pieces + stop(20 * PERIOD_NS))
+    with open_run(out) as file:
+        line = file["lines/gpu0.rail_0"]
+        assert len(line["t_ns"]) == 15
+        assert file["gaps/cause"].asstr()[:].tolist() == ["1 blocks were not received"]
+        begin, end = file["gaps/begin_ns"][0], file["gaps/end_ns"][0]
+        assert begin == OFFSET_NS + 4 * PERIOD_NS + 10_000
+        assert end == OFFSET_NS + 10 * PERIOD_NS
+        assert any("could not be read (checksum" in t for t in texts(file))
+
+
+def test_gaps_keep_their_cause_and_find_their_place():
+    held = StreamFrames()
+    for number in (0, 1, 8):
+        held.add(make_block(STREAM, EPOCH, number, number * 1000 * PERIOD_NS, [1]), 0, 10)
+    held.add(Gap(0, EPOCH, 2, UNKNOWN_TIME_NS, 0, 4, -1, "no longer in powerd's ring"), 0, 0)
+    held.add(Gap(0, EPOCH, 6, 5_000_000_000, 6_000_000_000, 1, 17, "bus hung"), 0, 0)
+    last = 1000 * PERIOD_NS + 10_000
+    first = 8000 * PERIOD_NS
+    assert list(held.holes()) == [
+        (last, first, -1, "no longer in powerd's ring"),
+        (5_000_000_000, first, 17, "bus hung"),
+        (last, first, -1, "1 blocks were not received"),
+    ]
+
+
+def test_a_powerd_that_was_started_anew_leaves_a_gap_between_its_lives(out):
+    later = 10**9
+    pieces = head() + frames(2, 5) + frames(2, 5, epoch=6, start_ns=later)
+    make_journal(out, pieces + stop(later + 10 * PERIOD_NS))
+    with open_run(out) as file:
+        line = file["lines/gpu0.rail_0"]
+        assert len(line["t_ns"]) == 20
+        assert np.all(np.diff(line["t_ns"][:]) > 0)
+        assert len(line.attrs["clocks"]) == 2
+        assert line.attrs["clock_first"].tolist() == [0, 10]
+        assert file["gaps/cause"].asstr()[0] == "powerd was started anew"
+        assert file["gaps/end_ns"][0] == OFFSET_NS + later
+
+
+def test_a_powerd_that_vanished_leaves_a_gap_to_the_end(out):
+    make_journal(out, head() + frames(2, 5) + stop(10**10))
+    with open_run(out) as file:
+        assert file["gaps/cause"].asstr()[0] == "powerd sent nothing more"
+        assert file["gaps/end_ns"][0] == OFFSET_NS + 10**10
+
+
+def test_a_file_that_appears_meanwhile_is_not_replaced(out):
+    directory = make_journal(out, head() + frames())
+    out.write_text("precious")
+    with pytest.raises(RunFileError, match="appeared while"):
+        build.build_run(directory, out)
+    assert out.read_text() == "precious"
+    assert directory.exists()
+    assert list(out.parent.glob("*.partial")) == []
+
+
+def test_overwriting_replaces_it_in_one_step(out):
+    directory = make_journal(out, head() + frames())
+    out.write_text("old")
+    build.build_run(directory, out, overwrite=True)
+    with open_run(out) as file:
+        assert file.attrs["run_id"] == "ab"
+
+
+def test_a_disk_that_is_full_leaves_the_journal(out, monkeypatch):
+    directory = make_journal(out, head() + frames())
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(build, "write_stream", full)
+    with pytest.raises(RunFileError, match="No space left.*nothing is lost"):
+        build.build_run(directory, out)
+    assert not out.exists()
+    assert (directory / "journal.bin").exists()
+    assert list(out.parent.glob("*.partial")) == []
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: None, "there is no run file"),
+        (lambda p: p.mkdir(), "is a directory"),
+        (lambda p: p.write_text("hello"), "no run file, or was cut off: it is not HDF5"),
+        (lambda p: p.write_bytes(b""), "no run file, or was cut off"),
+        (lambda p: h5py.File(p, "w").close(), "an HDF5 file, but no powerd run"),
+        (lambda p: (journal.prepare(p) / "x").touch(), "holds no journal.bin"),
+        (lambda p: make_journal(p, frames()), "does not say which run it is"),
+        (lambda p: make_journal(p, [b"pwrd\x07" + bytes(60)]), "another release"),
+    ],
+)
+def test_what_is_no_run_is_refused_in_one_line(out, make, message):
+    make(out)
+    with pytest.raises(RunFileError, match=message) as caught:
+        open_run(out)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_file_that_was_cut_off_or_is_of_another_version_is_refused(out):
+    build.build_run(make_journal(out, head() + frames()), out)
+    data = out.read_bytes()
+    cut = out.with_name("cut.h5")
+    cut.write_bytes(data[: len(data) // 2])
+    with pytest.raises(RunFileError, match="shorter than it says"):
+        open_run(cut)
+    with h5py.File(out, "r+") as file:
+        file.attrs["format_version"] = 99
+    with pytest.raises(RunFileError, match="version 99.*reads version 1"):
+        open_run(out)
+    with h5py.File(out, "r+") as file:
+        file.attrs["format_version"] = 1
+        del file["clocks"]
+    with pytest.raises(RunFileError, match="damaged: it has no 'clocks'"):
+        open_run(out)
+
+
+def test_a_run_that_is_being_recorded_is_left_alone(out):
+    directory = make_journal(out, head() + frames())
+    held = journal.lock(directory)
+    try:
+        with pytest.raises(RunFileError, match="still being recorded"):
+            open_run(out)
+        with pytest.raises(RunFileError, match="being recorded by another process"):
+            journal.prepare(out, overwrite=True)
+        with pytest.raises(RunFileError, match="in use"):
+            journal.lock(directory)
+    finally:
+        os.close(held)
+    with open_run(out) as file:
+        assert len(file["lines"]) == 2
+
+
+def test_an_unfinished_run_is_in_the_way_of_a_new_one(out):
+    make_journal(out, head() + frames())
+    with pytest.raises(RunFileError, match="unfinished run.*joules info"):
+        journal.prepare(out)
+    journal.prepare(out, overwrite=True)
+    assert not (journal.journal_path(out) / "journal.bin").exists()
+
+
+def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path, monkeypatch):
+    writer = journal.JournalWriter(tmp_path)
+    writer.write([b"abc", b"def"])
+    real = os.write
+
+    def half(descriptor, data):
+        if len(data) > 2:
+            return real(descriptor, bytes(data[:2]))
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", half)
+    with pytest.raises(OSError, match="No space"):
+        writer.write([b"ghij"])
+    monkeypatch.undo()
+    assert (tmp_path / "journal.bin").read_bytes() == b"abcdef"
+    writer.write([b"ghij"])
+    writer.close()
+    assert (tmp_path / "journal.bin").read_bytes() == b"abcdefghij"
+
+
+@given(
+    st.lists(st.integers(0, 10**15), min_size=2, max_size=6, unique=True),
+    st.floats(-1e15, 1e15),
+    st.lists(st.integers(-(10**9), 2 * 10**15), min_size=1, max_size=20),
+)
+def test_times_are_mapped_as_the_clock_piece_says(knots, base, times):
+    knots.sort()
+    offsets = tuple(base + 37.5 * i for i in range(len(knots)))
+    piece = ClockPiece(tuple(knots), offsets, tuple(o - 1e12 for o in offsets), tuple(o + 1e12 for o in offsets))
+    found = to_host_ns(np.array(times, np.int64), [piece])
+    for t, host in zip(times, found.tolist(), strict=True):
+        assert abs(host - t - piece.at(t)[0]) < 2

@@ -1,0 +1,154 @@
+"""Marks into mapped files, read back as the recorder reads them."""
+
+import os
+import threading
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_client.journal import MarkTail
+from powerd_client.markwriter import MarkWriter
+from powerd_core.marks import RECORD, Mark, Marks, written
+
+
+def all_marks(tail: MarkTail, *, final: bool = False) -> tuple[list[dict], list[Mark]]:
+    names, marks = tail.read(final=final)
+    return names, [m for piece in marks for m in piece]
+
+
+def test_marks_come_back_in_order_with_their_names(tmp_path):
+    writer = MarkWriter(tmp_path)
+    forward = writer.kind("forward", {}, "host")
+    batch = writer.kind("training", {"batch_size": 64}, "host")
+    for code in (batch, forward, ~forward, ~batch):
+        writer.mark(code)
+    names, marks = all_marks(MarkTail(tmp_path, consume=False))
+    assert [(m.kind, m.is_begin) for m in marks] == [(1, True), (0, True), (0, False), (1, False)]
+    assert [m.t_host_ns for m in marks] == sorted(m.t_host_ns for m in marks)
+    assert names[0]["pid"] == os.getpid()
+    assert [(n["kind"], n["name"], n["attributes"], n["timing"]) for n in names[1:]] == [
+        (0, "forward", {}, "host"),
+        (1, "training", {"batch_size": 64}, "host"),
+    ]
+    writer.close()
+
+
+def test_one_kind_has_one_number(tmp_path):
+    writer = MarkWriter(tmp_path)
+    assert writer.kind("a", {"x": 1, "y": 2}, "host") == writer.kind("a", {"y": 2, "x": 1}, "host")
+    assert writer.kind("a", {"x": 2}, "host") != writer.kind("a", {}, "host")
+    writer.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(total=st.integers(0, 60), reads=st.sets(st.integers(0, 60)), consume=st.booleans())
+def test_no_mark_is_lost_or_doubled_across_segments(tmp_path_factory, total, reads, consume):
+    directory = tmp_path_factory.mktemp("marks")
+    writer = MarkWriter(directory, segment_records=7)
+    kind = writer.kind("p", {}, "host")
+    tail, found, pieces = MarkTail(directory, consume=consume), [], []
+    for i in range(total):
+        if i in reads:
+            pieces += tail.read()[1]
+        writer.mark_at(kind, i + 1)
+    pieces += tail.read()[1]
+    tail.read()
+    found = [m.t_host_ns for piece in pieces for m in piece]
+    assert found == list(range(1, total + 1))
+    firsts = [(p.first, len(p)) for p in pieces]
+    assert all(a + n == b for (a, n), (b, _) in pairwise(firsts))
+    left = len(list(directory.glob("marks-*.bin")))
+    assert left == (1 if consume and total % 7 else 0 if consume and total else left)
+    writer.close()
+
+
+def test_threads_do_not_overwrite_each_other(tmp_path):
+    writer = MarkWriter(tmp_path, segment_records=64)
+    kind = writer.kind("p", {}, "host")
+
+    def work():
+        for _ in range(500):
+            writer.mark(kind)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    _, marks = all_marks(MarkTail(tmp_path, consume=False))
+    assert len(marks) == 2000
+    assert len({m.thread for m in marks}) == 4
+    writer.close()
+
+
+def test_a_record_under_way_holds_back_those_behind_it_until_the_end(tmp_path):
+    writer = MarkWriter(tmp_path)
+    kind = writer.kind("p", {}, "host")
+    writer.mark_at(kind, 1)
+    assert writer._segment is not None
+    writer._segment.take()  # a thread that took its place and was stopped there
+    writer.mark_at(~kind, 3)
+    tail = MarkTail(tmp_path, consume=False)
+    assert [m.t_host_ns for m in all_marks(tail)[1]] == [1]
+    assert [m.t_host_ns for m in all_marks(tail, final=True)[1]] == [3]
+    writer.close()
+
+
+def test_a_full_disk_stops_the_marks_but_not_the_training(tmp_path, monkeypatch):
+    writer = MarkWriter(tmp_path, segment_records=4)
+    kind = writer.kind("p", {}, "host")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    for _ in range(10):
+        writer.mark(kind)
+    assert writer.failure is not None
+    assert "No space left" in writer.failure
+    assert writer.dropped == 6
+    assert len(all_marks(MarkTail(tmp_path, consume=False))[1]) == 4
+    writer.close()
+
+
+def test_marks_after_close_are_dropped(tmp_path):
+    writer = MarkWriter(tmp_path)
+    writer.close()
+    writer.mark(0)
+    assert writer.dropped == 1
+
+
+def test_a_forked_child_leaves_its_parents_marks_alone(tmp_path):
+    writer = MarkWriter(tmp_path)
+    kind = writer.kind("p", {}, "host")
+    writer.mark_at(kind, 1)
+    child = os.fork()
+    if child == 0:
+        writer.mark_at(kind, 2)
+        os._exit(0 if writer.dropped == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    writer.mark_at(~kind, 3)
+    assert [m.t_host_ns for m in all_marks(MarkTail(tmp_path, consume=False))[1]] == [1, 3]
+    writer.close()
+
+
+def test_a_torn_line_of_names_is_left_out(tmp_path):
+    (tmp_path / "marks-00000000000000ff.names").write_bytes(b'{"pid": 1}\n{"kind": 0, "na\xff\n{"kind"')
+    names, _ = MarkTail(tmp_path, consume=False).read()
+    assert names == [{"pid": 1, "process": 255}]
+
+
+@given(st.lists(st.tuples(st.integers(-5, 5), st.integers(1, 2**62)), max_size=20), st.integers(0, 10))
+def test_written_finds_the_end(records, zeros):
+    data = b"".join(RECORD.pack(code, 0, t) for code, t in records) + bytes(zeros * RECORD.size)
+    assert written(data) == len(records)
+    assert [m.t_host_ns for m in Marks(1, 0, data[: len(records) * RECORD.size])] == [t for _, t in records]
+
+
+def test_attributes_that_json_does_not_know_are_refused_at_once(tmp_path):
+    writer = MarkWriter(tmp_path)
+    with pytest.raises(TypeError):
+        writer.kind("p", {"x": object()}, "host")
+    writer.close()

@@ -1,0 +1,261 @@
+"""Meter and recorder process against a fake powerd on real sockets."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import zmq
+
+from powerd_client import Meter, open_run
+from powerd_client.journal import journal_path
+from powerd_client.record import record_command
+from powerd_core.errors import ConfigError, PeerError, RunFileError
+from support.fake_daemon import PERIOD_NS, FakeDaemon
+
+
+@pytest.fixture
+def daemon():
+    """A powerd that adds a block of 20 readings of 1.5 W a line every 20 ms; its clock is 7 s behind."""
+    context = zmq.Context()
+    made = FakeDaemon(context, offset_ns=-7_000_000_000)
+    stop = threading.Event()
+
+    def produce():
+        t = made.now_ns()
+        while not stop.wait(max(0.0, (t - made.now_ns()) * 1e-9)):
+            made.add_block([1500] * 20, t - 20 * PERIOD_NS)
+            t += 20 * PERIOD_NS
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    yield made
+    stop.set()
+    thread.join()
+    made.close()
+    context.destroy(linger=0)
+
+
+def messages(file):
+    return [json.loads(m)["text"] for m in file["messages"].asstr()]
+
+
+def test_a_run_with_phases(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    with Meter(daemon.url, out) as meter, meter.phase("training", batch_size=8):
+        for _ in range(3):
+            with meter.phase("forward"):
+                time.sleep(0.02)
+            meter.begin("backward")
+            meter.end("backward")
+
+        @meter.phase("update")
+        def update(x):
+            """Doc."""
+            return x + 1
+
+        assert update(1) == 2
+        assert update.__doc__ == "Doc."
+    with open_run(out) as file:
+        kinds = [json.loads(k)["name"] for k in file["phases/kinds"].asstr()]
+        names = [kinds[k] for k in file["phases/kind"][:]]
+        assert names == ["training", *["forward", "backward"] * 3, "update"]
+        assert file["phases/cut"][:].sum() == 0
+        assert file["phases/parent"][:].tolist() == [-1] + [0] * 7
+        assert file.attrs["complete"] == 1
+        assert messages(file) == []
+        begin, end = file["phases/begin_ns"][0], file["phases/end_ns"][0]
+        for line in file["lines"].values():
+            t = line["t_ns"][:]
+            assert t[0] < begin
+            assert t[-1] > end
+            assert np.all(np.diff(t) > 0)
+            assert np.all(line["power_mw"][:] == 1500)
+            assert abs((t - line["t_board_ns"][:]).mean() - 7e9) < 1e6
+        assert len(file["gaps/lost"]) == 0
+    assert not journal_path(out).exists()
+    assert capfd.readouterr().err == ""
+
+
+def test_lost_frames_are_fetched_again(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    daemon.drop |= set(range(len(daemon.ring) + 2, len(daemon.ring) + 40, 3))
+    time.sleep(1)
+    meter.close()
+    with open_run(out) as file:
+        assert len(file["gaps/lost"]) == 0
+        assert np.all(np.diff(file["lines/gpu0.rail_0/t_board_ns"][:]) == PERIOD_NS)
+
+
+def test_the_recorders_death_is_reported_and_the_run_is_built(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    with meter.phase("forward"):
+        time.sleep(0.3)
+    os.kill(meter._recording.pid, signal.SIGKILL)
+    time.sleep(0.05)
+    with meter.phase("backward"):
+        pass
+    meter.close()
+    assert "the recorder died (status -9)" in capfd.readouterr().err
+    with open_run(out) as file:
+        kinds = [json.loads(k)["name"] for k in file["phases/kinds"].asstr()]
+        assert kinds == ["forward", "backward"]
+        assert len(file["lines/gpu0.rail_0/t_ns"]) > 200
+        assert file.attrs["rebuilt"] == 1
+
+
+TRAINER = """
+import sys, time
+from powerd_client import Meter
+meter = Meter(sys.argv[1], sys.argv[2])
+with meter.phase("forward"):
+    time.sleep(0.2)
+meter.begin("backward")
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def wait_for(condition, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_trainer_leaves_a_run_file(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    trainer = subprocess.Popen([sys.executable, "-c", TRAINER, daemon.url, str(out)], stdout=subprocess.PIPE)
+    assert trainer.stdout.readline() == b"ready\n"
+    trainer.kill()
+    trainer.wait()
+    trainer.stdout.close()
+    wait_for(lambda: out.exists() and not journal_path(out).exists())
+    with open_run(out) as file:
+        assert file.attrs["complete"] == 0
+        assert file["phases/cut"][:].tolist() == [0, 1]
+        assert "the training process ended without closing the run" in messages(file)
+
+
+def test_a_run_that_was_not_closed_is_closed_at_exit(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    script = TRAINER.replace("time.sleep(60)", "")
+    done = subprocess.run(
+        [sys.executable, "-c", script, daemon.url, str(out)], capture_output=True, timeout=30, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    with open_run(out) as file:
+        assert file.attrs["complete"] == 1
+        assert file["phases/cut"][:].tolist() == [0, 1]
+
+
+def test_ctrl_c_in_the_training_still_gives_a_run(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, daemon.url, str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert trainer.stdout.readline() == b"ready\n"
+    os.killpg(trainer.pid, signal.SIGINT)
+    _, stderr = trainer.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in stderr
+    with open_run(out) as file:
+        assert file.attrs["complete"] == 1
+
+
+def test_what_is_in_the_way_is_not_touched(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    out.write_text("precious")
+    with pytest.raises(RunFileError, match="exists: choose another name"):
+        Meter(daemon.url, out)
+    assert out.read_text() == "precious"
+    with pytest.raises(RunFileError, match="is a directory"):
+        Meter(daemon.url, tmp_path)
+    with pytest.raises(RunFileError, match="cannot record into.*No such file"):
+        Meter(daemon.url, tmp_path / "no" / "run.h5")
+    assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+    meter = Meter(daemon.url, out, overwrite=True)
+    assert out.read_text() == "precious"
+    meter.close()
+    with open_run(out):
+        pass
+
+
+def test_nobody_at_the_address(tmp_path):
+    out = tmp_path / "run.h5"
+    with pytest.raises(PeerError, match="no powerd answers at tcp://127.0.0.1:9"):
+        Meter("tcp://127.0.0.1:9", out)
+    with pytest.warns(UserWarning, match="not recorded: no powerd answers"):
+        meter = Meter("tcp://127.0.0.1:9", out, required=False)
+    with meter.phase("forward"):
+        pass
+    meter.close()
+    with pytest.raises(PeerError, match="no address of a powerd"):
+        Meter("nonsense", out)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_version_at_the_address(daemon, tmp_path):
+    daemon.version = 3
+    with pytest.raises(PeerError, match="version 3 of the wire format, this one version 1"):
+        Meter(daemon.url, tmp_path / "run.h5")
+
+
+def test_a_synchronize_that_fails_does_not_reach_the_training(daemon, tmp_path, capfd):
+    calls = []
+
+    def synchronize():
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("device lost")
+
+    out = tmp_path / "run.h5"
+    with Meter(daemon.url, out, synchronize=synchronize) as meter:
+        for _ in range(3):
+            with meter.phase("forward"):
+                pass
+    assert "synchronize() failed: device lost (4 marks)" in capfd.readouterr().err
+    with open_run(out) as file:
+        assert json.loads(file["phases/kinds"].asstr()[0])["timing"] == "host-synchronised"
+        assert len(file["phases/kind"]) == 1
+        assert any("device lost" in m for m in messages(file))
+
+
+SCRIPT = """
+import sys
+from powerd_client import Meter
+with Meter(out="elsewhere.h5") as meter, meter.phase("forward"):
+    pass
+sys.exit(3)
+"""
+
+
+def test_a_recorded_command_adds_its_phases_and_keeps_its_status(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    command = [sys.executable, "-c", SCRIPT]
+    assert record_command(command, url=daemon.url, out=out, overwrite=False, quiet=True) == 3
+    with open_run(out) as file:
+        assert json.loads(file["phases/kinds"].asstr()[0])["name"] == "forward"
+        assert json.loads(file.attrs["command"]) == command
+        assert json.loads(file["processes"].asstr()[0])["pid"] != os.getpid()
+    assert not (tmp_path / "elsewhere.h5").exists()
+
+
+def test_a_recorded_command_that_was_killed_has_the_shells_status(daemon, tmp_path):
+    command = ["sh", "-c", "kill -9 $$"]
+    assert record_command(command, url=daemon.url, out=tmp_path / "run.h5", overwrite=False, quiet=True) == 137
+
+
+def test_a_command_that_is_not_there(daemon, tmp_path):
+    with pytest.raises(ConfigError, match="cannot run 'no-such-command': No such file"):
+        record_command(["no-such-command"], url=daemon.url, out=tmp_path / "run.h5", overwrite=False, quiet=True)
+    assert list(tmp_path.iterdir()) == []
