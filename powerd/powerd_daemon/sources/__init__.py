@@ -1,0 +1,1 @@
+"""Drivers that produce readings; see `powerd_daemon.sources.base`."""

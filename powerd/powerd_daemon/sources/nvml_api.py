@@ -1,0 +1,115 @@
+"""NVML through ``pynvml``, read only, with its errors as ours. The one module that imports the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from powerd_core.errors import SensorError
+
+FI_DEV_POWER_INSTANT = 186
+TOTAL_POWER_SAMPLES = 0
+ARCH_AMPERE = 7
+ARCH_HOPPER = 9
+
+NOT_SUPPORTED = 3
+NOT_FOUND = 6
+_LOST = {
+    1: "NVML was shut down",
+    9: "the NVIDIA driver is not loaded: load it, or leave the source 'nvml' out",
+    15: "the GPU is lost: look at the kernel's log and restart the machine",
+    16: "the GPU has to be reset",
+}
+
+
+class NvmlRefused(Exception):
+    """NVML did not answer this one question. ``code`` is its return value."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Nvml:
+    """Calls of NVML functions by name. ``module`` is ``pynvml`` or what stands for it in tests."""
+
+    def __init__(self, module: Any = None) -> None:
+        self._module = module
+
+    def start(self) -> None:
+        """Load the library. Raises `SensorError` when there is none or it has no driver to talk to."""
+        if self._module is None:
+            try:
+                self._module = import_module("pynvml")
+            except ImportError as error:
+                raise SensorError(
+                    "the source 'nvml' needs the package nvidia-ml-py: pip install nvidia-ml-py"
+                ) from error
+        try:
+            self._module.nvmlInit()
+        except self._module.NVMLError as error:
+            raise SensorError(
+                f"NVML does not start ({error}): install the NVIDIA driver and check that nvidia-smi works here"
+            ) from error
+
+    def stop(self) -> None:
+        """Let go of the library."""
+        try:
+            self._module.nvmlShutdown()
+        except self._module.NVMLError:
+            # There is nothing left to let go of.
+            return
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """The function's value. Raises `NvmlRefused`, or `SensorError` when the GPU or the driver is gone."""
+        if not hasattr(self._module, function):
+            raise NvmlRefused(NOT_SUPPORTED, f"this release of nvidia-ml-py has no {function}")
+        try:
+            return getattr(self._module, function)(*arguments)
+        except self._module.NVMLError as error:
+            raise self.refused(int(error.value), str(error)) from error
+
+    def refused(self, code: int, text: str = "") -> SensorError | NvmlRefused:
+        """The error that stands for a return value."""
+        if code in _LOST:
+            return SensorError(f"NVML: {_LOST[code]}")
+        return NvmlRefused(code, text or f"NVML error {code}")
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The function's value as text or number, or None when NVML or the library does not have it."""
+        try:
+            value = self.call(function, *arguments)
+        except NvmlRefused:
+            return None
+        return value.decode() if isinstance(value, bytes) else value
+
+    def field_mw(self, handle: Any, field: int) -> int:
+        """A field value in milliwatts."""
+        value = self.call("nvmlDeviceGetFieldValues", handle, [field])[0]
+        if value.nvmlReturn:
+            raise self.refused(int(value.nvmlReturn))
+        return int(value.value.uiVal)
+
+    def samples(self, handle: Any, newer_than_us: int) -> list[tuple[int, int]]:
+        """Wall-clock microseconds and milliwatts from the driver's buffer."""
+        try:
+            kind, found = self.call("nvmlDeviceGetSamples", handle, TOTAL_POWER_SAMPLES, newer_than_us)
+        except NvmlRefused as error:
+            if error.code == NOT_FOUND:
+                return []
+            raise
+        read = _UNION[kind] if kind < len(_UNION) else _UNION[1]
+        return [(int(s.timeStamp), int(read(s.sampleValue))) for s in found]
+
+
+_UNION: tuple[Callable[[Any], float], ...] = (
+    lambda v: v.dVal,
+    lambda v: v.uiVal,
+    lambda v: v.ulVal,
+    lambda v: v.ullVal,
+    lambda v: v.sllVal,
+    lambda v: v.siVal,
+    lambda v: v.usVal,
+)
+"""How to read a sample's value, by its NVML_VALUE_TYPE."""

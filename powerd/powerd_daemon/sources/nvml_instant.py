@@ -1,0 +1,98 @@
+"""The driver's momentary power of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from powerd_core.model import Accuracy, Column, Flag
+from powerd_daemon.clock import Clock
+from powerd_daemon.sources.nvml_api import ARCH_AMPERE, ARCH_HOPPER, FI_DEV_POWER_INSTANT, Nvml, NvmlRefused
+from powerd_daemon.sources.nvml_quantity import FITTED, GAIN_ORIGIN, U_GAIN, UNKNOWN, UPDATE_NS, Gpu, Quantity
+
+
+class InstantPower(Quantity):
+    """The driver's momentary power, a reading for each time it is renewed.
+
+    It is polled more often than it changes, which tells when it changed to within one poll. A value that stays the
+    same over a renewal is a new value all the same, and is appended at the time at which it was due.
+    """
+
+    suffix = "nvml"
+    column = Column("power_mw", "I")
+
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        super().__init__(nvml, clock, gpu, interval_ns)
+        self._read, self._is_instant = self._choose()
+        self._value: int | None = None
+        self._polled_ns = self._renewed_ns = clock.now_ns()
+
+    def _choose(self) -> tuple[Callable[[], int], bool]:
+        def field() -> int:
+            return self.nvml.field_mw(self.gpu.handle, FI_DEV_POWER_INSTANT)
+
+        def usage() -> int:
+            return int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle))
+
+        try:
+            field()
+        except NvmlRefused:
+            usage()
+            return usage, False
+        return field, True
+
+    @property
+    def period_ns(self) -> int:
+        return max(UPDATE_NS, self.interval_ns)
+
+    @property
+    def _fitted(self) -> bool:
+        return self._is_instant and self.gpu.architecture == ARCH_HOPPER
+
+    @property
+    def _is_slow(self) -> bool:
+        """nvmlDeviceGetPowerUsage averages over a second from Ampere on."""
+        return not self._is_instant and self.gpu.architecture >= ARCH_AMPERE
+
+    @property
+    def _age_ns(self) -> int:
+        """From the middle of the window to the renewal."""
+        return 20_000_000 if self._fitted else 500_000_000 if self._is_slow else 0
+
+    @property
+    def description(self) -> str:
+        if self._is_instant:
+            return "instant power by NVML (field 186)"
+        average = ", an average over one second" if self._is_slow else ""
+        return f"power by NVML (nvmlDeviceGetPowerUsage{average}); this GPU has no instant power"
+
+    @property
+    def accuracy(self) -> Accuracy:
+        poll_ns = self.interval_ns
+        if self._fitted:
+            window_ns, centre_ns, origin = 41_000_000, 5_000_000 + poll_ns, FITTED
+        elif self._is_slow:
+            window_ns, centre_ns, origin = 1_000_000_000, 100_000_000 + poll_ns, "window by NVIDIA's documentation"
+        else:
+            window_ns, centre_ns, origin = 100_000_000, 50_000_000 + poll_ns, UNKNOWN
+        update_ns = UPDATE_NS if self.period_ns < UPDATE_NS else 0
+        return Accuracy(U_GAIN, 0.0, 1e-3, window_ns, centre_ns, update_ns, f"{GAIN_ORIGIN}; {origin}")
+
+    def poll(self) -> None:
+        before_ns, now_ns = self._polled_ns, self.clock.now_ns()
+        self._polled_ns = now_ns
+        try:
+            value = self._read()
+        except NvmlRefused:
+            if now_ns - self._renewed_ns >= UPDATE_NS:
+                self._renewed_ns = now_ns
+                self.append(now_ns - self._age_ns, 0, Flag.IO_ERROR)
+            return
+        if self._value is None:
+            # Nobody knows how old the first value is.
+            self._value, self._renewed_ns = value, now_ns
+        elif value != self._value:
+            self._value, self._renewed_ns = value, (before_ns + now_ns) // 2
+            self.append(self._renewed_ns - self._age_ns, value)
+        elif now_ns - self._renewed_ns >= UPDATE_NS * 3 // 2:
+            self._renewed_ns += UPDATE_NS
+            self.append(self._renewed_ns - self._age_ns, value)

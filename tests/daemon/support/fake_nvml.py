@@ -1,0 +1,124 @@
+"""NVML at its function boundary: what ``pynvml`` would answer for GPUs whose power is known at any time.
+
+Modelled on one H200: instant power and the counter change every 100 ms, samples are some 20 ms apart with wall-clock
+timestamps in microseconds, and a sample asked for again comes with a slightly different timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from powerd_daemon.sim.clock import VirtualClock
+
+HOPPER, VOLTA, AMPERE = 9, 5, 7
+MS = 1_000_000
+
+
+class NVMLError(Exception):
+    def __init__(self, value: int) -> None:
+        super().__init__(f"NVML error {value}")
+        self.value = value
+
+
+class FakeNvml:
+    """``refuse`` maps function names (or the field id 186) to the return value they fail with."""
+
+    NVMLError = NVMLError
+
+    def __init__(self, clock: VirtualClock, *, gpus: int = 1, architecture: int = HOPPER) -> None:
+        self.clock, self.gpus, self.architecture = clock, gpus, architecture
+        self.power_w: Callable[[int], float] = lambda t_ns: 100.0 + t_ns // (100 * MS) % 50
+        self.refuse: dict[str | int, int] = {}
+        self.calls: list[str] = []
+        self.running = 0
+        self.jitter_us: Callable[[], int] = lambda: 0
+        self.silent_from_ns = 1 << 62
+        self._random = Random(1)
+        # Two seconds of samples before the clock's first moment, and plenty after it.
+        t, self._samples = clock.t_ns - 2_400 * MS, []
+        for _ in range(2_000):
+            t += self._random.choice((10, 18, 20, 20, 22, 33)) * MS
+            self._samples.append(t)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvml"):
+            raise AttributeError(name)
+
+        def call(*arguments: Any) -> Any:
+            self.calls.append(name)
+            if name in self.refuse:
+                raise NVMLError(self.refuse[name])
+            return getattr(self, "_" + name)(*arguments)
+
+        if not hasattr(type(self), "_" + name):
+            raise AttributeError(name)
+        return call
+
+    def _nvmlInit(self) -> None:
+        self.running += 1
+
+    def _nvmlShutdown(self) -> None:
+        self.running -= 1
+
+    def _nvmlDeviceGetCount(self) -> int:
+        return self.gpus
+
+    def _nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def _nvmlDeviceGetName(self, handle: int) -> bytes:
+        return b"NVIDIA Fake"
+
+    def _nvmlDeviceGetUUID(self, handle: int) -> str:
+        return f"GPU-{handle}"
+
+    def _nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=b"00000000:01:00.0")
+
+    def _nvmlSystemGetDriverVersion(self) -> str:
+        return "580.1"
+
+    def _nvmlDeviceGetArchitecture(self, handle: int) -> int:
+        return self.architecture
+
+    def _nvmlDeviceGetPowerManagementLimit(self, handle: int) -> int:
+        return 650_000
+
+    def _nvmlDeviceGetPowerManagementDefaultLimit(self, handle: int) -> int:
+        return 700_000
+
+    def _nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> list[int]:
+        return [200_000, 700_000]
+
+    def _instant_mw(self) -> int:
+        return round(self.power_w(self.clock.t_ns // (100 * MS) * 100 * MS) * 1000)
+
+    def _nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
+        code = self.refuse.get(fields[0], 0)
+        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=0 if code else self._instant_mw()))]
+
+    def _nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        return self._instant_mw()
+
+    def _nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
+        self.clock.t_ns += 4 * MS
+        return self.clock.t_ns // (100 * MS) * 10_000
+
+    def _nvmlDeviceGetSamples(self, handle: int, kind: int, newer_than_us: int) -> tuple[int, list[SimpleNamespace]]:
+        assert kind == 0
+        now = min(self.clock.t_ns, self.silent_from_ns)
+        held = [t for t in self._samples if now - 2_400 * MS < t <= now]
+        found = [
+            SimpleNamespace(timeStamp=t_us, sampleValue=SimpleNamespace(uiVal=round(self.power_w(t) * 1000)))
+            for t in held
+            if (t_us := (t + self.clock.wall_offset_ns) // 1000 + self.jitter_us()) > newer_than_us
+        ]
+        if not found:
+            raise NVMLError(6)
+        return 1, found
+
+    def sample_times_ns(self, begin_ns: int, end_ns: int) -> list[int]:
+        return [t for t in self._samples if begin_ns < t <= end_ns]

@@ -1,0 +1,128 @@
+"""Sources for tests, named in configurations as ``steady_source:SteadySource``."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerd_core.blocks import BlockBuilder
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import Block, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
+from powerd_daemon.sources.base import Source, Start
+
+
+def steady_stream(number: int = 0, source: str = "steady", lines: tuple[str, ...] = ("a",)) -> Stream:
+    """A stream of 1 mW codes, 1 kHz."""
+    made = tuple(Line(n, "dev", ScaledConversion("mw", 0.001), Provenance.SIMULATED) for n in lines)
+    return Stream(number, source, (Column("mw", "H"),), made, 1_000_000)
+
+
+@dataclass(frozen=True)
+class SteadyOptions:
+    """Options of the test source."""
+
+    lines: tuple[str, ...] = ("a",)
+    """names of its lines"""
+    rate_hz: float = 1000.0
+    script: Path | None = None
+    """a file whose words say what goes wrong: ``open`` no open succeeds, ``poll`` no poll, ``crash`` ends the process,
+    ``lines`` other lines are described, ``bug`` a poll raises what no source may raise"""
+    unfit: bool = False
+
+
+class SteadySource(Source):
+    """Counts scans in its only column. Its script can be changed while it runs."""
+
+    Options = SteadyOptions
+    options: SteadyOptions
+
+    def __init__(self, options: SteadyOptions, start: Start) -> None:
+        super().__init__(options, start)
+        if options.unfit:
+            raise ConfigError("these options do not fit together")
+
+    @property
+    def period_ns(self) -> int:
+        return int(1e9 / self.options.rate_hz)
+
+    def _script(self) -> str:
+        path = self.options.script
+        return path.read_text() if path is not None and path.exists() else ""
+
+    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        script = self._script()
+        if "open" in script:
+            raise SensorError("the sensor does not answer")
+        lines = ("other",) if "lines" in script else self.options.lines
+        stream = steady_stream(self.start.first_stream, self.start.name, lines)
+        first = self.start.next_sequence.get(stream.number, 0)
+        self._builder = BlockBuilder(stream, self.start.epoch, first)
+        self._count = 0
+        return (stream,), (Device("dev", lines),)
+
+    def poll(self) -> None:
+        if self.options.script is not None:
+            script = self._script()
+            if "poll" in script:
+                raise SensorError("the sensor fell silent")
+            if "bug" in script:
+                raise KeyError("a driver's own fault")
+        n = len(self.options.lines)
+        self._count = (self._count + 1) & 0xFFFF
+        self._builder.append(self.start.clock.now_ns(), [0] * n, [0] * n, [[self._count] * n])
+
+    def take(self) -> list[Block | Gap]:
+        block = self._builder.take()
+        return [] if block is None else [block]
+
+
+@dataclass(frozen=True)
+class ReadyOptions:
+    """Options of the source of ready-made blocks."""
+
+    lines: int = 8
+    scan_hz: float = 20_000.0
+
+
+class ReadySource(Source):
+    """Ready-made blocks of many scans: what a benchmark needs to load everything behind the sensor."""
+
+    Options = ReadyOptions
+    options: ReadyOptions
+
+    @property
+    def period_ns(self) -> int:
+        return 10_000_000
+
+    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        names = tuple(f"l{i}" for i in range(self.options.lines))
+        self._stream = steady_stream(self.start.first_stream, self.start.name, names)
+        self._sequence = self.start.next_sequence.get(self._stream.number, 0)
+        self._count = int(self.options.scan_hz * self.period_ns / 1e9)
+        self._rest = bytes(self._count * (self._stream.scan_bytes - 8))
+        self._step_ns = int(1e9 / self.options.scan_hz)
+        self._ready: list[Block | Gap] = []
+        return (self._stream,), (Device("dev", names),)
+
+    def poll(self) -> None:
+        now_ns = self.start.clock.now_ns()
+        begin_ns = now_ns - self._count * self._step_ns
+        times = array("q", range(begin_ns, begin_ns + self._count * self._step_ns, self._step_ns)).tobytes()
+        self._ready.append(
+            Block(
+                self._stream.number,
+                self.start.epoch,
+                self._sequence,
+                begin_ns,
+                now_ns,
+                self._count,
+                self._stream.layout,
+                times + self._rest,
+            )
+        )
+        self._sequence += 1
+
+    def take(self) -> list[Block | Gap]:
+        ready, self._ready = self._ready, []
+        return ready

@@ -1,0 +1,273 @@
+"""The NVML source against a fake of the library's functions."""
+
+import sys
+from random import Random
+
+import pytest
+from conformance import EPOCH, Opened, SourceConformance
+from fake_nvml import AMPERE, MS, VOLTA, FakeNvml
+
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import BAD, Flag, Provenance
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.nvml import NvmlOptions, NvmlSource
+
+GPU_IS_LOST, NOT_SUPPORTED, UNKNOWN, DRIVER_NOT_LOADED = 15, 3, 999, 9
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(3_000 * MS)
+
+
+def opened(nvml: FakeNvml, **options: object) -> Opened:
+    source = NvmlSource(NvmlOptions(**options), Start("nvml", EPOCH, 0, nvml.clock), nvml)
+    return Opened(source, nvml.clock, *source.open())
+
+
+def names(o: Opened) -> list[str]:
+    return [line.name for s in o.streams for line in s.lines]
+
+
+class TestConformance(SourceConformance):
+    polls = 400
+
+    def make(self, start: Start) -> NvmlSource:
+        return NvmlSource(NvmlOptions(), start, FakeNvml(start.clock, gpus=2))
+
+
+class TestWhatThereIs:
+    def test_three_measured_lines_a_gpu_of_which_one_feeds_it(self, clock):
+        o = opened(FakeNvml(clock, gpus=2))
+        assert names(o)[:3] == ["gpu0.nvml_samples", "gpu0.nvml", "gpu0.nvml_energy"]
+        assert [(d.name, d.feeds) for d in o.devices] == [
+            ("gpu0", ("gpu0.nvml_samples",)),
+            ("gpu1", ("gpu1.nvml_samples",)),
+        ]
+        assert {line.provenance for s in o.streams for line in s.lines} == {Provenance.MEASURED}
+        assert o.streams[0].detail == {
+            "name": "NVIDIA Fake",
+            "uuid": "GPU-0",
+            "pci_bus_id": "00000000:01:00.0",
+            "driver_version": "580.1",
+            "architecture": 9,
+            "power_limit_mw": 650_000,
+            "default_power_limit_mw": 700_000,
+            "min_power_limit_mw": 200_000,
+            "max_power_limit_mw": 700_000,
+            "scope": "gpu",
+            "not_supported": {},
+        }
+
+    def test_chosen_gpus_and_quantities(self, clock):
+        o = opened(FakeNvml(clock, gpus=4), gpus=(2,), samples_ms=0.0, energy_ms=0.0)
+        assert names(o) == ["gpu2.nvml"]
+        assert o.devices[0].feeds == ("gpu2.nvml",)
+
+    def test_a_quantity_that_is_not_supported_is_left_out_and_named(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.refuse = {"nvmlDeviceGetSamples": NOT_SUPPORTED, "nvmlDeviceGetTotalEnergyConsumption": NOT_SUPPORTED}
+        o = opened(nvml)
+        assert names(o) == ["gpu0.nvml"]
+        assert set(o.streams[0].detail["not_supported"]) == {"gpu0.nvml_samples", "gpu0.nvml_energy"}
+        assert "gpu0.nvml_samples" in o.devices[0].description
+
+    @pytest.mark.parametrize(("architecture", "window_ms"), [(VOLTA, 100), (AMPERE, 1000)])
+    def test_without_instant_power_the_usage_stands_in_and_says_so(self, clock, architecture, window_ms):
+        nvml = FakeNvml(clock, architecture=architecture)
+        nvml.refuse = {186: NOT_SUPPORTED}
+        line = next(line for s in opened(nvml).streams for line in s.lines if line.name == "gpu0.nvml")
+        assert "nvmlDeviceGetPowerUsage" in line.description
+        assert line.accuracy.window_ns == window_ms * MS
+
+    def test_only_hopper_is_characterised(self, clock):
+        hopper, volta = (
+            {line.name: line.accuracy for s in opened(FakeNvml(clock, architecture=a)).streams for line in s.lines}
+            for a in (9, VOLTA)
+        )
+        assert (hopper["gpu0.nvml_samples"].window_ns, hopper["gpu0.nvml_samples"].centre_ns) == (29 * MS, 5 * MS)
+        assert (volta["gpu0.nvml_samples"].window_ns, volta["gpu0.nvml_samples"].centre_ns) == (100 * MS, 50 * MS)
+        assert "not characterised" in volta["gpu0.nvml"].origin
+
+    def test_nothing_is_ever_set(self, clock):
+        nvml = FakeNvml(clock)
+        opened(nvml).run(300)
+        assert not [c for c in nvml.calls if "Set" in c or "Clear" in c or "Reset" in c]
+
+
+class TestSamples:
+    def expected(self, nvml, begin, made):
+        return [t - 16 * MS for t in nvml.sample_times_ns(begin, max(made) + 17 * MS)]
+
+    def test_each_sample_once_at_the_middle_of_its_window(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        begin = clock.now_ns()
+        r = o.readings(o.run(400), "gpu0.nvml_samples")
+        assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
+        assert len(r["t_ns"]) > 150
+        assert r["power_mw"] == [round(nvml.power_w(t + 16 * MS) * 1000) for t in r["t_ns"]]
+        assert not any(r["flags"])
+
+    def test_samples_that_come_again_with_a_shifted_timestamp_are_the_same(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        random = Random(5)
+        nvml.jitter_us = lambda: random.randint(-310, 310)
+        begin = clock.now_ns() + 1 * MS
+        r = o.readings(o.run(400), "gpu0.nvml_samples")
+        expected = self.expected(nvml, begin, r["t_ns"])
+        assert len(r["t_ns"]) == len(expected)
+        assert all(abs(a - b) <= 310_000 for a, b in zip(r["t_ns"], expected, strict=True))
+
+    @pytest.mark.parametrize("step_ns", [-10_000 * MS, 10_000 * MS])
+    def test_a_step_of_the_wall_clock_loses_no_more_than_the_samples_around_it(self, clock, step_ns):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        begin = clock.now_ns()
+        made = o.run(100)
+        clock.wall_offset_ns += step_ns
+        made += o.run(300)
+        r = o.readings(made, "gpu0.nvml_samples")
+        assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
+
+    def test_a_read_that_fails_loses_nothing(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        begin = clock.now_ns()
+        made = o.run(50)
+        nvml.refuse = {"nvmlDeviceGetSamples": UNKNOWN}
+        made += o.run(30)
+        nvml.refuse = {}
+        made += o.run(100)
+        r = o.readings(made, "gpu0.nvml_samples")
+        assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
+
+    @pytest.mark.parametrize("fails", [True, False])
+    def test_a_long_silence_is_flagged(self, clock, fails):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        made = o.run(50)
+        if fails:
+            nvml.refuse = {"nvmlDeviceGetSamples": UNKNOWN}
+        else:
+            nvml.silent_from_ns = clock.now_ns()
+        made += o.run(200)
+        flags = o.readings(made, "gpu0.nvml_samples")["flags"]
+        bad = [f for f in flags if f]
+        assert bad == [Flag.IO_ERROR if fails else Flag.MISSING] * len(bad)
+        assert 3 <= len(bad) <= 4
+
+
+class TestInstant:
+    def test_one_reading_a_renewal_near_its_time(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
+        r = o.readings(o.run(205), "gpu0.nvml")
+        assert len(r["t_ns"]) == 20
+        for t_ns, mw in zip(r["t_ns"], r["power_mw"], strict=True):
+            renewed_ns = t_ns + 20 * MS
+            assert abs((renewed_ns + 50 * MS) % (100 * MS) - 50 * MS) <= 10 * MS
+            assert mw == round(nvml.power_w(renewed_ns + 10 * MS) * 1000)
+
+    def test_a_constant_power_still_has_readings(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
+        nvml.power_w = lambda t_ns: 77.0
+        r = o.readings(o.run(300), "gpu0.nvml")
+        assert len(r["t_ns"]) >= 27
+        assert set(r["power_mw"]) == {77_000}
+
+    def test_failures_are_flagged(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
+        made = o.run(55)
+        nvml.refuse = {186: UNKNOWN}
+        made += o.run(55)
+        nvml.refuse = {}
+        made += o.run(55)
+        r = o.readings(made, "gpu0.nvml")
+        bad = [f for f in r["flags"] if f & BAD]
+        assert bad == [Flag.IO_ERROR] * len(bad)
+        assert 4 <= len(bad) <= 6
+        assert not r["flags"][-1]
+
+
+class TestEnergy:
+    def test_the_counter_is_read_rarely_at_the_middle_of_the_call(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        nvml.calls.clear()
+        r = o.readings(o.run(500), "gpu0.nvml_energy")
+        assert len(r["t_ns"]) == nvml.calls.count("nvmlDeviceGetTotalEnergyConsumption") == 5
+        assert r["energy_mj"] == [(t + 2 * MS) // (100 * MS) * 10_000 for t in r["t_ns"]]
+
+    def test_a_failed_read_is_flagged_not_zero_energy(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        made = o.run(150)
+        nvml.refuse = {"nvmlDeviceGetTotalEnergyConsumption": UNKNOWN}
+        made += o.run(100)
+        assert o.readings(made, "gpu0.nvml_energy")["flags"] == [0, Flag.IO_ERROR]
+
+
+class TestFailures:
+    def test_without_the_package(self, clock, monkeypatch):
+        monkeypatch.setitem(sys.modules, "pynvml", None)
+        source = NvmlSource(NvmlOptions(), Start("nvml", EPOCH, 0, clock))
+        with pytest.raises(SensorError, match="pip install nvidia-ml-py"):
+            source.open()
+        source.close()
+
+    def test_without_a_driver(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.refuse = {"nvmlInit": DRIVER_NOT_LOADED}
+        with pytest.raises(SensorError, match="nvidia-smi"):
+            opened(nvml)
+
+    def test_without_a_gpu(self, clock):
+        with pytest.raises(SensorError, match="no GPU"):
+            opened(FakeNvml(clock, gpus=0))
+
+    def test_a_gpu_that_is_not_there(self, clock):
+        with pytest.raises(ConfigError, match="no GPU 5: this machine has 0 to 1"):
+            opened(FakeNvml(clock, gpus=2), gpus=(0, 5))
+
+    def test_a_gpu_that_tells_nothing(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.refuse = dict.fromkeys(
+            (186, "nvmlDeviceGetPowerUsage", "nvmlDeviceGetSamples", "nvmlDeviceGetTotalEnergyConsumption"),
+            NOT_SUPPORTED,
+        )
+        with pytest.raises(SensorError, match="neither"):
+            opened(nvml)
+
+    def test_a_gpu_that_is_lost_ends_the_source(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        o.run(20)
+        nvml.refuse = {"nvmlDeviceGetSamples": GPU_IS_LOST}
+        with pytest.raises(SensorError, match="GPU is lost"):
+            o.run(20)
+
+    def test_the_library_is_let_go_of_once(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        assert nvml.running == 1
+        o.source.close()
+        o.source.close()
+        assert nvml.running == 0
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [
+            ({"instant_ms": 0.0, "samples_ms": 0.0, "energy_ms": 0.0}, "one of them not 0"),
+            ({"energy_ms": -1.0}, "energy_ms"),
+            ({"samples_ms": 1500.0}, "at most 1000"),
+            ({"gpus": (1, 1)}, "different"),
+        ],
+    )
+    def test_options_that_cannot_work_are_refused(self, options, what):
+        with pytest.raises(ConfigError, match=what):
+            NvmlOptions(**options)

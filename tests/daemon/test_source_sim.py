@@ -1,0 +1,126 @@
+"""The simulated card: the real driver's joules against the waveform's exact ones."""
+
+from math import isclose
+
+import pytest
+from conformance import EPOCH, Opened, SourceConformance
+
+from powerd_core.errors import ConfigError
+from powerd_core.model import BAD, Provenance
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sim.shapes import TrainingOptions
+from powerd_daemon.sim.waveform import NOMINAL_V, SHARES, waveform_from_detail
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.sim import SimOptions, SimSource
+
+
+def run(scans: int, **options: object) -> tuple[Opened, dict[str, tuple[list[int], list[float]]]]:
+    """Times and powers of each line (by its short name)."""
+    clock = VirtualClock()
+    source = SimSource(SimOptions(**options), Start("sim", EPOCH, 0, clock))
+    streams, devices = source.open()
+    opened = Opened(source, clock, streams, devices)
+    made = opened.run(scans)
+    found = {}
+    for line in streams[0].lines:
+        r = opened.readings(made, line.name)
+        assert not any(f & BAD for f in r["flags"])
+        c = line.conversion
+        watts = [
+            (b >> c.bus_shift) * c.bus_lsb_v * s * c.shunt_lsb_v / c.shunt_ohm
+            for s, b in zip(r["shunt"], r["bus"], strict=True)
+        ]
+        found[line.name.split(".")[1]] = r["t_ns"], watts
+    return opened, found
+
+
+def energy_j(t_ns: list[int], watts: list[float]) -> float:
+    return sum((watts[i] + watts[i + 1]) / 2 * (t_ns[i + 1] - t_ns[i]) * 1e-9 for i in range(len(t_ns) - 1))
+
+
+class TestConformance(SourceConformance):
+    def make(self, start: Start) -> SimSource:
+        return SimSource(SimOptions(), start)
+
+
+class TestConformanceFollowingTheHost(SourceConformance):
+    def make(self, start: Start) -> SimSource:
+        return SimSource(SimOptions(waveform="host"), start)
+
+
+def test_eight_simulated_lines_feed_one_card():
+    opened, _ = run(5)
+    assert [line.name for line in opened.streams[0].lines] == [f"gpu0.{name}" for name in SHARES]
+    assert {line.provenance for line in opened.streams[0].lines} == {Provenance.SIMULATED}
+    assert opened.devices[0].feeds == tuple(line.name for line in opened.streams[0].lines)
+
+
+def test_a_constant_load_is_right_within_quantisation():
+    _, found = run(100, waveform="constant", errors="none", peak_w=200.0)
+    for name, (_, watts) in found.items():
+        true_w, volts = 200.0 * SHARES[name], NOMINAL_V[name]
+        step_w = 10e-6 / 0.05 * volts
+        assert abs(sum(watts) / len(watts) - true_w) <= step_w / 2 + 0.016 / 2 / volts * true_w
+
+
+@pytest.mark.parametrize("waveform", ["square", "training", "telegraph"])
+def test_joules_without_errors(waveform):
+    opened, found = run(10_000, waveform=waveform, errors="none")
+    load = waveform_from_detail(opened.streams[0].detail)
+    measured_j = {name: energy_j(*series) for name, series in found.items()}
+    exact_j = {name: load.energy_j(t_ns[0], t_ns[-1], name) for name, (t_ns, _) in found.items()}
+    assert isclose(sum(measured_j.values()), sum(exact_j.values()), rel_tol=0.002)
+    # One line's conversions may keep step with a load that repeats itself exactly, for a while.
+    for name, joules in measured_j.items():
+        assert isclose(joules, exact_j[name], rel_tol=0.01)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_data_sheet_errors_stay_within_what_the_lines_say(seed):
+    opened, found = run(2000, seed=seed)
+    load = waveform_from_detail(opened.streams[0].detail)
+    beyond = 0
+    for line in opened.streams[0].lines:
+        name = line.name.split(".")[1]
+        t_ns, watts = found[name]
+        true_j, seconds = load.energy_j(t_ns[0], t_ns[-1], name), (t_ns[-1] - t_ns[0]) * 1e-9
+        u_j = ((line.accuracy.u_gain * true_j) ** 2 + (line.accuracy.u_offset_w * seconds) ** 2) ** 0.5
+        error_j = energy_j(t_ns, watts) - true_j
+        assert error_j != 0
+        assert abs(error_j) < 3.5 * u_j
+        beyond += abs(error_j) > 2 * u_j
+    assert beyond <= 2
+
+
+def test_the_same_seed_is_the_same_card():
+    assert run(50)[1] == run(50)[1] != run(50, seed=2)[1]
+
+
+def test_training_options_reach_the_load():
+    opened, _ = run(5, training=TrainingOptions(backward_ms=40.0))
+    assert opened.streams[0].detail["waveform"]["parameters"]["backward_ms"] == 40.0
+
+
+def test_an_injected_fault_reaches_the_readings():
+    clock = VirtualClock()
+    source = SimSource(SimOptions(), Start("sim", EPOCH, 0, clock))
+    opened = Opened(source, clock, *source.open())
+    source.bus.fail(0x43, 4)
+    flags = opened.readings(opened.run(5), "gpu0.ext_12v_2")["flags"]
+    assert flags == [8, 8, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"rate_hz": 600.0}, "at most 520"),
+        ({"idle_w": 300.0}, "idle_w"),
+        ({"duty": 1.0}, "duty"),
+        ({"shunt_adc": "avg3"}, "avg3"),
+        ({"scl_hz": 0.0}, "scl_hz"),
+        ({"pid": -4}, "pid"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, what):
+    with pytest.raises(ConfigError, match=what):
+        SimSource(SimOptions(**options), Start("sim", EPOCH, 0, VirtualClock()))

@@ -1,0 +1,191 @@
+"""Loads whose joules are exact: additive over any split, equal to the numeric integral, the same everywhere."""
+
+import json
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_core.errors import ConfigError
+from powerd_daemon.sim.host import HISTORY, Host
+from powerd_daemon.sim.shapes import Constant, Square, Training
+from powerd_daemon.sim.telegraph import Telegraph
+from powerd_daemon.sim.waveform import SHARES, CardLoad, waveform_from_detail
+
+T0 = 5_000_000_000_000
+MS = 1_000_000
+SHAPES = {
+    "constant": Constant(T0, level_w=120.0),
+    "square": Square(T0, low_w=30.0, high_w=250.0, period_ms=101.3, duty=0.4),
+    "training": Training(T0, idle_w=30.0, peak_w=250.0),
+    "telegraph": Telegraph(T0, low_w=20.0, high_w=250.0, dwell_ms=35.0, seed=3),
+}
+times = st.integers(T0 - 3_000 * MS, T0 + 3_000 * MS)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@settings(max_examples=60)
+@given(times, times, times)
+def test_energy_is_additive_over_any_split(name, a, b, c):
+    w = SHAPES[name]
+    assert math.isclose(w.energy_j(a, c), w.energy_j(a, b) + w.energy_j(b, c), abs_tol=1e-8)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@settings(max_examples=25)
+@given(times, st.integers(1, 40 * MS))
+def test_energy_is_the_integral_of_the_power(name, begin, length):
+    w = SHAPES[name]
+    steps = 4000
+    middles = (w.power_w(begin + (2 * i + 1) * length // (2 * steps)) for i in range(steps))
+    # A jump of the power may lie anywhere within its step.
+    jumps_w = 230.0 * 4
+    assert math.isclose(
+        w.energy_j(begin, begin + length),
+        sum(middles) / steps * length * 1e-9,
+        abs_tol=jumps_w * length * 1e-9 / steps + 1e-9,
+        rel_tol=1e-6,
+    )
+
+
+@pytest.mark.parametrize("name", ["square", "training"])
+def test_days_from_the_anchor_cost_no_precision(name):
+    w = SHAPES[name]
+    cycle_ns = w.cycle_ns
+    near = w.energy_j(T0, T0 + 7 * MS)
+    cycles = 30 * 86_400 * 1000 * MS // cycle_ns
+    assert math.isclose(w.energy_j(T0 + cycles * cycle_ns, T0 + cycles * cycle_ns + 7 * MS), near, abs_tol=1e-9)
+
+
+def test_a_training_cycle_by_hand():
+    w = Training(
+        0, idle_w=100, peak_w=200, forward_ms=10, backward_ms=20, update_ms=5, idle_ms=5, ramp_ms=2, forward_level=0.5
+    )
+    assert w.power_w(1 * MS) == 125
+    assert w.power_w(9 * MS) == 150
+    assert math.isclose(w.energy_j(0, 10 * MS), 0.002 * 125 + 0.008 * 150)
+    assert list(w.phases(0, 40 * MS)) == [
+        ("forward", 0, 10 * MS),
+        ("backward", 10 * MS, 30 * MS),
+        ("update", 30 * MS, 35 * MS),
+        ("idle", 35 * MS, 40 * MS),
+    ]
+    assert next(iter(w.phases(15 * MS, 60 * MS)))[0] == "update"
+
+
+def test_a_square_by_hand():
+    w = Square(0, low_w=10, high_w=110, period_ms=10, duty=0.3)
+    assert (w.power_w(2_999_999), w.power_w(3 * MS), w.power_w(-1)) == (110, 10, 10)
+    assert math.isclose(w.energy_j(0, 10 * MS), 0.4)
+
+
+def test_a_telegraph_is_the_same_in_any_order_of_asking():
+    make = {"low_w": 20.0, "high_w": 250.0, "dwell_ms": 35.0, "seed": 9}
+    there, back = Telegraph(T0, **make), Telegraph(T0, **make)
+    moments = [T0 + k * 137 * MS for k in range(-40, 80)]
+    forward = [(there.power_w(t), there.energy_j(T0, t)) for t in moments]
+    backward = [(back.power_w(t), back.energy_j(T0, t)) for t in reversed(moments)]
+    assert forward == backward[::-1]
+    assert Telegraph(T0, **(make | {"seed": 10})).power_w(T0) != there.power_w(T0)
+
+
+def test_a_telegraph_holds_its_levels_for_the_mean_time():
+    w = Telegraph(0, low_w=0, high_w=100, dwell_ms=50.0, seed=1)
+    powers = [w.power_w(t * MS) for t in range(60_000)]
+    steps = sum(a != b for a, b in pairwise(powers))
+    assert 1000 < steps < 1400
+    assert 45 < sum(powers) / len(powers) < 55
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: Training(0, idle_w=1, peak_w=2, update_ms=0.5, ramp_ms=0.8), "ramp_ms"),
+        (lambda: Training(0, idle_w=1, peak_w=2, forward_ms=0, backward_ms=0, update_ms=0, idle_ms=0), "duration"),
+        (lambda: Telegraph(0, low_w=0, high_w=1, dwell_ms=0, seed=1), "dwell_ms"),
+    ],
+)
+def test_impossible_shapes_are_refused(make, what):
+    with pytest.raises(ConfigError, match=what):
+        make()
+
+
+def test_the_shares_make_one_card():
+    assert math.isclose(sum(SHARES.values()), 1.0)
+    assert len(SHARES) == 8
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_load_is_made_again_from_its_detail(name):
+    load = CardLoad(SHAPES[name], SHARES)
+    again = waveform_from_detail(json.loads(json.dumps(load.detail(T0))))
+    for t in (T0 - 400 * MS, T0 + 33 * MS, T0 + 1999 * MS):
+        assert again.power_w(t) == load.power_w(t)
+        assert again.energy_j(T0, t, "pcie_12v") == load.energy_j(T0, t, "pcie_12v")
+    lines = sum(again.energy_j(T0, T0 + 777 * MS, line) for line in SHARES)
+    assert math.isclose(lines, again.energy_j(T0, T0 + 777 * MS))
+
+
+@pytest.mark.parametrize("detail", [{}, {"waveform": 3, "shares": {}}, {"waveform": {"kind": "square"}, "shares": []}])
+def test_a_detail_without_a_load_is_refused(detail):
+    with pytest.raises(ConfigError, match="no simulated load"):
+        waveform_from_detail(detail)
+
+
+class TestHost:
+    def make(self, **more):
+        self.cpu_ns = 0
+        options = {"idle_w": 20.0, "peak_w": 120.0, "cores": 2.0, "smooth_ns": 4 * MS} | more
+        return Host(T0, cpu_ns=lambda: self.cpu_ns, **options)
+
+    def follow(self, w, steps, busy_ns, first=0):
+        for k in range(first, first + steps):
+            self.cpu_ns += busy_ns
+            w.advance(T0 + (k + 1) * 2 * MS)
+
+    def test_idle_half_busy_and_busy(self):
+        w = self.make()
+        self.follow(w, 50, 0)
+        assert w.power_w(T0 + 50 * MS) == 20
+        self.follow(w, 50, 2 * MS, first=50)
+        assert math.isclose(w.power_w(T0 + 199 * MS), 70, rel_tol=0.01)
+        self.follow(w, 50, 8 * MS, first=100)
+        assert w.power_w(T0 + 299 * MS) == 120
+
+    def test_lumps_of_cpu_time_are_spread_and_complete(self):
+        w = self.make()
+        for k in range(200):
+            self.cpu_ns += 16 * MS if k % 8 == 0 else 0
+            w.advance(T0 + (k + 1) * 2 * MS)
+        self.follow(w, 50, 0, first=200)
+        # 400 ms of CPU time on two cores: 100 W above idle for 200 ms.
+        assert math.isclose(w.energy_j(T0, T0 + 500 * MS), 0.5 * 20 + 0.2 * 100, rel_tol=1e-3)
+
+    def test_the_energy_is_exact_over_what_was_generated(self):
+        w = self.make()
+        for k, busy in enumerate((0, 3, 1, 4, 0, 2)):
+            self.cpu_ns += busy * MS
+            w.advance(T0 + (k + 1) * 2 * MS)
+        by_hand = sum(w.power_w(T0 + k * MS // 4) for k in range(48)) * 0.25e-3
+        assert math.isclose(w.energy_j(T0, T0 + 12 * MS), by_hand)
+
+    def test_what_was_not_generated_is_not_known(self):
+        w = self.make()
+        self.follow(w, 5, MS)
+        with pytest.raises(ValueError, match="known from"):
+            w.energy_j(T0, T0 + 11 * MS)
+        with pytest.raises(ValueError, match="known from"):
+            w.power_w(T0 - 1)
+
+    def test_its_memory_is_bounded(self):
+        w = self.make()
+        self.follow(w, HISTORY + 10, 0)
+        assert len(w._ends_ns) <= HISTORY
+        assert w.power_w(T0 + (HISTORY + 10) * 2 * MS) == 20
+
+    def test_it_cannot_be_made_again(self):
+        detail = CardLoad(self.make(), SHARES).detail(T0)
+        with pytest.raises(ConfigError, match="host"):
+            waveform_from_detail(detail)
