@@ -42,6 +42,7 @@ class Contents:
     t_stop_ns: int = 0
     complete: bool = False
     stopped: bool = False
+    reception: dict[str, Any] = field(default_factory=dict)
     descriptions: dict[int, Description] = field(default_factory=dict)
     """By epoch, in the order in which they were first seen."""
     exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
@@ -105,6 +106,7 @@ def _take_message(contents: Contents, event: Message) -> None:
                 bool(body["complete"]),
                 True,
             )
+            contents.reception = body.get("reception", {})
         case "description":
             try:
                 contents.descriptions.setdefault(event.epoch, read_description(body))
@@ -204,6 +206,7 @@ def _write(file: h5py.File, contents: Contents, journal_file: Path, progress: Pr
             "rebuilt": int(not contents.stopped),
             "command": json.dumps(run["command"]),
             "environment": json.dumps(run["environment"]),
+            "reception": json.dumps(contents.reception),
         }
     )
 

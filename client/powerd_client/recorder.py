@@ -23,10 +23,11 @@ from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
 from powerd_client.local import LocalDaemon, best_source
+from powerd_client.reception import Reception
 from powerd_core import wire
 from powerd_core.document import to_document
 from powerd_core.errors import PeerTimeout, PowerdError
-from powerd_core.model import ClockExchange, Description
+from powerd_core.model import Block, ClockExchange, Description
 
 _FAST_EXCHANGES = 100
 _FAST_NS, _SLOW_NS = 20_000_000, 100_000_000
@@ -89,6 +90,7 @@ class Recorder:
         self._parent = os.getppid()
         self._warned: set[str] = set()
         self._ready = False
+        self._reception = Reception()
         self._stdin = b""
 
     def open(self) -> None:
@@ -152,7 +154,12 @@ class Recorder:
                 if self._has_reached(self.stop_ns) or now_ns() > deadline_ns:
                     break
         self._tail_marks(final=True)
-        body = {"t_stop_ns": self.stop_ns, "complete": self.complete}
+        refused = sum(link.refused for link in self._links)
+        body = {
+            "t_stop_ns": self.stop_ns,
+            "complete": self.complete,
+            "reception": self._reception.summary(refused),
+        }
         self._pending.add(wire.encode(wire.Message("stop", body)))
         self._flush(final=True)
 
@@ -192,13 +199,16 @@ class Recorder:
     def _receive(self, link: BoardLink) -> None:
         if self._pending.size > _MAX_PENDING_BYTES:
             return  # the disk is full: what is not fetched stays in the daemon's ring
-        for _, frame in link.receive():
+        offset = self._offset(link)
+        for event, frame in link.receive():
             self._pending.add(frame)
+            if offset is not None and isinstance(event, Block):
+                self._reception.add(len(frame), now_ns() - event.t_first_ns - offset)
         try:
             while link.control.poll(0):
-                event = link.receive_control()
-                if isinstance(event, Description):
-                    self._keep_description(event)
+                answer = link.receive_control()
+                if isinstance(answer, Description):
+                    self._keep_description(answer)
         except PowerdError as error:
             self._warn(str(error))
 
@@ -223,14 +233,16 @@ class Recorder:
         kept.append((exchange.delay_ns, exchange.offset_ns))
         del kept[:-100]
 
+    def _offset(self, link: BoardLink) -> float | None:
+        """Host minus board time by the quickest of the last exchanges: good enough to know when to stop."""
+        known = link.description and self._offsets.get(link.description.epoch)
+        return min(known)[1] if known else None
+
     def _has_reached(self, stop_ns: int) -> bool:
         for link in self._links:
-            if link.description is None:
+            offset = self._offset(link)
+            if offset is None:
                 return False
-            known = self._offsets.get(link.description.epoch)
-            if not known:
-                return False
-            offset = min(known)[1]
             # A stream slower than a second is not waited for; its last reading is as old as it is.
             if any(
                 s.t_last_board_ns + offset < stop_ns

@@ -68,9 +68,13 @@ def test_threads_do_not_overwrite_each_other(tmp_path):
     writer = MarkWriter(tmp_path, segment_records=64)
     kind = writer.kind("p", {}, "host")
 
+    together = threading.Barrier(4)
+
     def work():
+        together.wait()
         for _ in range(500):
             writer.mark(kind)
+        together.wait()  # an ended thread's number would be given to the next
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for t in threads:

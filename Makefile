@@ -1,0 +1,50 @@
+# Each target does its own set-up: a fresh clone needs Python 3.11 or newer and git, nothing else.
+#
+#   make demo    train a small CNN under the simulated sensor board, print the table, draw the picture
+#   make test    the whole test suite
+#   make check   lint, types and import rules
+#   make bench   every figure that the README quotes
+#
+# PYTHON chooses the interpreter, VENV where the environment is made.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check bench format clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "powerd needs Python 3.11 or newer; say which one: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Making the environment in $(VENV) (once; torch is large) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+format: $(READY)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) demo build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
