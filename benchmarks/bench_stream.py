@@ -1,0 +1,60 @@
+"""From powerd to the recorder on this machine: 8 lines x 20 kHz for 60 s from a source of ready-made blocks.
+
+Target: no reading lost, p99 age at the recorder under 50 ms. Prints the CPU shares of both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from common import cpu_seconds, machine, powerd, progress
+
+from powerd_client import Meter, open_run
+
+SOURCE = '[[source]]\nkind = "ready_blocks:ReadyBlocks"\nname = "rails"\nrate_hz = {rate}\n'
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--rate-hz", type=float, default=20_000.0)
+    args = parser.parse_args()
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        powerd(SOURCE.format(rate=args.rate_hz), server="ring_mib = 256") as (url, pid),
+    ):
+        out = Path(directory) / "run.h5"
+        meter = Meter(url, out)
+        begun, cpu = time.monotonic(), cpu_seconds(pid)
+        while (spent := time.monotonic() - begun) < args.seconds:
+            progress(f"{spent:.0f} of {args.seconds:.0f} s")
+            time.sleep(0.5)
+        daemon_share = (cpu_seconds(pid) - cpu) / (time.monotonic() - begun)
+        closing = time.monotonic()
+        meter.close()
+        closing = time.monotonic() - closing
+        progress("")
+        with open_run(out) as file:
+            reception = json.loads(file.attrs["reception"])
+            distances = np.diff(file["lines/gpu0.line_7/t_board_ns"][:])
+            readings = sum(len(line["t_ns"]) for line in file["lines"].values())
+            gaps = len(file["gaps/lost"])
+    period = round(1e9 / args.rate_hz)
+    lost = int((distances // period - 1).sum())
+    print(f"powerd to recorder, 8 lines x {args.rate_hz:g} Hz for {args.seconds:g} s ({machine()})")
+    print(f"  readings {readings:,}, lost {lost}, gaps {gaps}, distances all one period: {bool((distances == period).all())}")
+    print(
+        f"  age of a block's oldest reading at the recorder: p50 {reception['age_p50_ms']} ms, "
+        f"p99 {reception['age_p99_ms']} ms, max {reception['age_max_ms']} ms (blocks of 10 ms, sent every 20 ms)"
+    )
+    print(f"  CPU shares: powerd and sampler {daemon_share:.1%}, recorder {reception['recorder_cpu_share']:.1%} of one core")
+    print(f"  {reception['bytes'] / reception['elapsed_s'] / 1e6:.2f} MB/s; closing and writing HDF5 took {closing:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
