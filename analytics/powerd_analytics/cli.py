@@ -1,0 +1,205 @@
+"""The `joules` command: record a run, print its tables, draw it, say what is in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Parameter
+from rich.console import Console
+
+from powerd_core.errors import PowerdError, RunFileError
+
+Format = Literal["table", "csv", "json", "markdown"]
+
+
+def _version() -> str:
+    try:
+        return f"joules (powerd) {version('powerd')}"
+    except PackageNotFoundError:
+        return "joules (powerd), not installed as a package"
+
+
+app = App(
+    name="joules",
+    help="Joules for every phase of deep-learning training.\n\n"
+    "For example:\n\n"
+    "  joules record --out run.h5 -- python train.py\n\n"
+    "  joules tables run.h5\n\n"
+    "  joules plot run.h5 -o power.png",
+    version=_version,
+    help_format="plaintext",
+    help_on_error=False,
+)
+
+Device = Annotated[str | None, Parameter(help="Only this device; all of them without it.")]
+Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
+
+
+@app.command
+def tables(
+    run: Annotated[Path, Parameter(help="A run file.")],
+    *,
+    format: Annotated[Format, Parameter(help="How to print it.")] = "table",
+    output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Print joules, seconds and watts of every kind of phase, with totals by group.
+
+    For example:
+
+      joules tables run.h5
+
+      joules tables run.h5 --format csv --output table.csv
+    """
+    from powerd_analytics import render
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.rows import PhaseTable
+    from powerd_analytics.run import read_run
+    from powerd_analytics.table import phase_table
+
+    _refuse_existing(output, overwrite)
+    with LateProgress(_stderr()) as progress:
+        table = phase_table(read_run(run, progress=progress), device, progress=progress)
+    if format == "table" and output is None:
+        render.print_table(table, Console(width=None if sys.stdout.isatty() else 200))
+        return
+    if format == "table":
+        with tempfile.TemporaryFile("w+", encoding="utf-8") as text:
+            render.print_table(table, Console(file=text, width=200))
+            text.seek(0)
+            made = text.read()
+    else:
+        makers: dict[str, Callable[[PhaseTable], str]] = {
+            "csv": render.to_csv,
+            "json": render.to_json,
+            "markdown": render.to_markdown,
+        }
+        made = makers[format](table)
+    if output is None:
+        sys.stdout.write(made)
+        sys.stdout.flush()
+    else:
+        _write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
+
+
+@app.command
+def plot(
+    run: Annotated[Path, Parameter(help="A run file.")],
+    *,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Picture to write (.png, .pdf, .svg); RUN.png without it.")
+    ] = None,
+    device: Device = None,
+    overwrite: Overwrite = False,
+) -> None:
+    """Draw power over time with the phases, and joules per phase by batch size.
+
+    For example: joules plot run.h5 -o power.png
+    """
+    from powerd_analytics.plots import plot_run
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.run import read_run
+
+    out = output or run.with_suffix(".png")
+    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RunFileError(f"{out}: a picture is written as .png, .pdf or .svg")
+    _refuse_existing(out, overwrite)
+    with LateProgress(_stderr()) as progress:
+        opened = read_run(run, progress=progress)
+        _write(out, lambda partial: plot_run(opened, partial, device, progress=progress), overwrite)
+    print(out)
+
+
+@app.command
+def info(run: Annotated[Path, Parameter(help="A run file.")], *, device: Device = None) -> None:
+    """Say what a run file holds: devices, lines and how they compare, clocks, gaps, messages.
+
+    For example: joules info run.h5
+    """
+    from powerd_analytics.info import describe_run
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.run import read_run
+
+    with LateProgress(_stderr()) as progress:
+        lines = list(describe_run(read_run(run, progress=progress), device, progress=progress))
+    print("\n".join(lines))
+
+
+@app.command
+def record(
+    *command: Annotated[str, Parameter(help="The command to record, after --.", allow_leading_hyphen=True)],
+    url: Annotated[str | None, Parameter(help="A running powerd, such as tcp://board:7560; else a local one.")] = None,
+    out: Annotated[Path, Parameter(alias="-o", help="Run file to write.")] = Path("run.h5"),
+    overwrite: Overwrite = False,
+    quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
+) -> int:
+    """Record any command; its phases too, where it marks them. Exits with the command's status.
+
+    For example: joules record --out run.h5 -- python train.py
+    """
+    from powerd_client.record import record_command
+    from powerd_core.errors import ConfigError
+
+    if not command:
+        raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
+    return record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet)
+
+
+def _refuse_existing(path: Path | None, overwrite: bool) -> None:
+    if path is not None and path.exists() and not overwrite:
+        raise RunFileError(f"{path} exists: give another name or --overwrite")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise RunFileError(f"{path.parent} is no directory: make it first")
+
+
+def _write(path: Path, make: Callable[[Path], object], overwrite: bool) -> None:
+    """Make a file under another name and move it into place when it is whole."""
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    try:
+        make(partial)
+        if overwrite:
+            partial.replace(path)
+        else:
+            os.link(partial, path)  # unlike a rename, refuses to replace a file that appeared meanwhile
+    except FileExistsError as error:
+        raise RunFileError(f"{path} exists: give another name or --overwrite") from error
+    except OSError as error:
+        if isinstance(error, PowerdError):
+            raise
+        raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _stderr() -> Console:
+    return Console(stderr=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors become one line on the error stream and exit status 2."""
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(str(error))
+    except PowerdError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("\njoules: interrupted\n")
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of our output (`head`) has gone: not an error, but nothing more may be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"joules: {' '.join(message.split())}\n")
+    raise SystemExit(2)

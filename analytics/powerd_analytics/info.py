@@ -1,0 +1,84 @@
+"""`joules info`: what a run file holds and how good it is, as plain lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from powerd_analytics.devices import Progress, line_energies, no_progress
+from powerd_analytics.reasons import seconds, sensor
+from powerd_analytics.run import Run
+from powerd_analytics.signal import Signal, load_signal
+
+
+def describe_run(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Iterator[str]:
+    """Lines of text: the run, its devices and lines with their energies and quality, clocks, gaps and messages."""
+    a, names = run.attributes, [device] if device is not None else list(run.devices)
+    yield f"{run.path}: run {a.get('run_id', '?')}, {a.get('created_utc', '?')}, {seconds(_length_s(run))}"
+    yield f"  command: {' '.join(run.command) or 'not recorded'}"
+    if not run.is_complete:
+        yield "  incomplete: the training process vanished or a part was cut off"
+    if a.get("rebuilt"):
+        yield "  rebuilt from the journal of a recorder that died"
+    for key, value in run.environment.items():
+        yield f"  {key}: {value}"
+    yield f"  phases: {_phases(run)}"
+    for i, name in enumerate(names):
+        found = run.device(name)
+        yield f"device {found.name}{': ' + found.description if found.description else ''}"
+        signals = []
+        for k, line in enumerate((*found.feeds, *run.compared(name))):
+            progress((i + k / (len(found.feeds) + 1)) / len(names), f"reading {line}")
+            signals.append(load_signal(run, line))
+        yield from _device(run, signals, set(found.feeds))
+    for clock in run.clocks.values():
+        if len(clock.half_width_ns):
+            steps = f", {clock.steps} clock steps" if clock.steps else ""
+            worst, usual = float(clock.half_width_ns.max()), float(np.median(clock.half_width_ns))
+            yield (
+                f"clock of {clock.board or 'the board'}: {len(clock.t_ns)} exchanges, guaranteed bound "
+                f"± {seconds(usual * 1e-9)} (median), ± {seconds(worst * 1e-9)} (largest){steps}"
+            )
+    for gap in run.gaps:
+        lost = f"{gap.lost} scans" if gap.lost >= 0 else "an unknown number of scans"
+        yield f"gap in {gap.stream}: {lost} in {seconds((gap.end_ns - gap.begin_ns) * 1e-9)}: {gap.cause}"
+    for message in run.messages:
+        yield f"{message.get('level', 'info')}: {message.get('text', '')}"
+
+
+def _device(run: Run, signals: list[Signal], feeds: set[str]) -> Iterator[str]:
+    if not signals:
+        yield "  no line feeds it"
+        return
+    # Lines are compared over the time that all of them cover.
+    begin = max((int(s.t_ns[0]) for s in signals if len(s)), default=run.begin_ns)
+    end = min((int(s.t_ns[-1]) for s in signals if len(s)), default=run.end_ns)
+    joules = line_energies(signals, begin, max(begin, end))
+    total = float(sum(j for s, j in zip(signals, joules, strict=True) if s.line.name in feeds))
+    for s, j in zip(signals, joules, strict=True):
+        power = j / ((end - begin) * 1e-9) if end > begin else 0.0
+        text = f"  {s.line.name} ({s.line.provenance.value}, {s.line.source}): {j:.6g} J, {power:.4g} W"
+        text += f", {len(s)} good readings, {s.bad} bad; {sensor(s)}" if len(s) else ", no good reading"
+        if s.line.name not in feeds:
+            text += f"; compared, not added: {j / total:.4f} of the sum of the feeds" if total > 0 else "; compared"
+        yield text
+    provenances = {s.line.provenance.value for s in signals if s.line.name in feeds}
+    if len(provenances) == 1:
+        yield f"  sum of the feeds: {total:.6g} J over {seconds(max(0, end - begin) * 1e-9)} ({provenances.pop()})"
+
+
+def _phases(run: Run) -> str:
+    p = run.phases
+    if not len(p):
+        return "none"
+    count = np.bincount(p.label, minlength=len(p.classes))
+    names: dict[str, int] = {}
+    for c, n in zip(p.classes, count, strict=True):
+        names[c.name] = names.get(c.name, 0) + int(n)
+    cut = f", {int(p.cut.sum())} cut off" if p.cut.any() else ""
+    return ", ".join(f"{n} {name}" for name, n in names.items()) + cut
+
+
+def _length_s(run: Run) -> float:
+    return (run.end_ns - run.begin_ns) * 1e-9

@@ -1,0 +1,111 @@
+"""The phases of a run as columns, with what they inherit from the phases around them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+OPERATIONS = "operations_per_sample"
+"""The attribute that describes the model's work; it does not tell one group of phases from another."""
+
+Group = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseClass:
+    """All phases of one path with the same inherited attributes: what a row of the table is about."""
+
+    path: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    """Its own attributes and those of all phases around it; the inner one wins."""
+    timing: str
+
+    @property
+    def name(self) -> str:
+        return self.path[-1]
+
+    @property
+    def group(self) -> Group:
+        """The attributes that set groups apart, such as model and batch size, sorted by name."""
+        return tuple(sorted((k, v) for k, v in self.attributes.items() if k != OPERATIONS))
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Columns [m] in the order of the phases' beginnings; ``label`` is an index into ``classes``."""
+
+    begin_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    label: NDArray[np.int64]
+    parent: NDArray[np.int64]
+    """Index of the enclosing phase, -1 for none."""
+    depth: NDArray[np.int64]
+    process: NDArray[np.int64]
+    cut: NDArray[np.bool_]
+    classes: tuple[PhaseClass, ...]
+
+    def __len__(self) -> int:
+        return len(self.begin_ns)
+
+    @property
+    def duration_s(self) -> NDArray[np.float64]:
+        return (self.end_ns - self.begin_ns).astype(np.float64) * 1e-9
+
+    @staticmethod
+    def empty() -> Phases:
+        none = np.zeros(0, np.int64)
+        return Phases(none, none, none, none, none, none, np.zeros(0, np.bool_), ())
+
+
+def read_phases(group: h5py.Group) -> Phases:
+    """The phases of a run file. Raises KeyError or ValueError when they contradict themselves."""
+    begin, end = group["begin_ns"][:].astype(np.int64), group["end_ns"][:].astype(np.int64)
+    kind, parent = group["kind"][:].astype(np.int64), group["parent"][:].astype(np.int64)
+    kinds = [json.loads(k) for k in group["kinds"][:]]
+    m = len(begin)
+    if np.any(end < begin):
+        raise ValueError("a phase ends before it begins")
+    if np.any((kind < 0) | (kind >= len(kinds))):
+        raise ValueError("a phase of a kind that is not listed")
+    if np.any((parent < -1) | (parent >= np.arange(m))):
+        raise ValueError("a phase is listed before the phase around it")
+    depth, label, classes = _classify(kind, parent, kinds)
+    return Phases(
+        begin, end, label, parent, depth, group["process"][:].astype(np.int64), group["cut"][:].astype(bool), classes
+    )
+
+
+def _classify(
+    kind: NDArray[np.int64], parent: NDArray[np.int64], kinds: list[dict[str, Any]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[PhaseClass, ...]]:
+    """Depth and class of every phase: one vectorised pass a level of nesting."""
+    depth, label = np.full(len(kind), -1, np.int64), np.full(len(kind), -1, np.int64)
+    classes: list[PhaseClass] = []
+    index: dict[tuple[tuple[str, ...], Group, str], int] = {}
+    level = np.flatnonzero(parent < 0)
+    while len(level):
+        above = np.where(parent[level] < 0, -1, label[parent[level]])
+        depth[level] = np.where(parent[level] < 0, 0, depth[parent[level]] + 1)
+        pairs, which = np.unique(np.stack([above, kind[level]], axis=1), axis=0, return_inverse=True)
+        numbers = []
+        for outer, k in pairs:
+            around = classes[outer] if outer >= 0 else PhaseClass((), {}, "")
+            attributes = {**around.attributes, **(kinds[k].get("attributes") or {})}
+            attributes = {n: tuple(v) if isinstance(v, list) else v for n, v in attributes.items()}
+            made = PhaseClass((*around.path, kinds[k]["name"]), attributes, kinds[k].get("timing", "host"))
+            key = (made.path, tuple((n, str(v)) for n, v in made.group), made.timing)
+            if key not in index:
+                index[key] = len(classes)
+                classes.append(made)
+            numbers.append(index[key])
+        label[level] = np.array(numbers, np.int64)[which.ravel()]
+        inside = np.zeros(len(kind) + 1, bool)
+        inside[level] = True
+        level = np.flatnonzero(inside[parent] & (parent >= 0))
+    return depth, label, tuple(classes)

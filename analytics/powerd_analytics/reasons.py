@@ -1,0 +1,80 @@
+"""Numbers for people, and why one is missing or weaker than it could be, in words."""
+
+from __future__ import annotations
+
+from math import floor, log10
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.devices import Part, PhaseColumns
+from powerd_analytics.signal import Signal
+
+MOSTLY = 0.5
+"""A phase of which more than this share has no readings gives no number."""
+
+
+def seconds(value_s: float) -> str:
+    """A duration for people, three digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value_s >= scale:
+            return f"{value_s / scale:.3g} {unit}"
+    return f"{value_s * 1e9:.0f} ns"
+
+
+def digits(value: float | None, places: int = 4) -> str:
+    """Rounded to significant digits without an exponent for everyday sizes."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    if not 1e-6 < abs(value) < 1e9:
+        return f"{value:.{places - 1}e}"
+    decimals = places - 1 - floor(log10(abs(value)))
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def usable(columns: PhaseColumns) -> NDArray[np.bool_]:
+    """[m] phases that have a number of their own: resolvable, and not mostly without readings."""
+    return columns.resolvable & (columns.missing_s <= MOSTLY * columns.duration_s)
+
+
+def not_resolvable(part: Part, columns: PhaseColumns, which: NDArray[np.bool_]) -> str:
+    """Why the phases ``which`` of a kind have no energy."""
+    duration = columns.duration_s[which]
+    if not part.signals:
+        return "not resolvable: no line feeds this device"
+    if np.mean(columns.missing_s[which] > MOSTLY * duration) > 0.5:
+        return f"not resolvable: no readings in {seconds(columns.missing_s[which].sum())} of {seconds(duration.sum())}"
+    slowest = max(part.signals, key=lambda s: s.guard_ns * 2 + 2 * s.spacing_ns)
+    return f"not resolvable: {seconds(float(np.median(duration)))} phases, {sensor(slowest)}"
+
+
+def sensor(signal: Signal) -> str:
+    """What limits a sensor in time."""
+    every = seconds(signal.spacing_ns * 1e-9)
+    if signal.is_counter:
+        unsure = f", of a moment unsure by ± {seconds(signal.centre_ns * 1e-9)}" if signal.centre_ns else ""
+        return f"the counter {signal.line.name} gives a value every {every}{unsure}"
+    window, centre = signal.window_ns, signal.centre_ns
+    if 2 * signal.guard_ns < 0.05 * signal.spacing_ns:
+        return f"sensor reads every {every}"
+    around = f" (± {seconds(centre * 1e-9)})" if centre > 0.1 * window else ""
+    return f"sensor averages {seconds(window * 1e-9)}{around} and reads every {every}"
+
+
+def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_]) -> str:
+    """What a reader must know of a row that has a number."""
+    ended = of_kind & ~cut
+    notes = []
+    if count := int(np.sum(of_kind & cut)):
+        notes.append(f"{count} cut off, left out")
+    if count := int(np.sum(ended & ~columns.resolvable)):
+        notes.append(f"{count} of {int(ended.sum())} too short for the sensor, taken at the others' power")
+    mostly = ended & columns.resolvable & ~usable(columns)
+    if count := int(mostly.sum()):
+        notes.append(f"{count} mostly without readings, left out")
+    lost = ended & usable(columns)
+    if (missing := float(columns.missing_s[lost].sum())) > 0:
+        notes.append(f"{seconds(missing)} without readings, mean off by up to {columns.off_by_j[lost].mean():.3g} J")
+    return "; ".join(notes)

@@ -1,0 +1,92 @@
+"""The rows of a run's table. Field names are the column names of every output; they carry units and stay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """Phases of one kind on one device. Without a number in ``j_per_batch``, ``note`` says why there is none."""
+
+    group: Mapping[str, Any]
+    phase: str
+    path: str
+    device: str
+    provenance: str
+    timing: str
+    iterations: int
+    """Phases that ended; those cut off are in the note."""
+    s_per_batch: float | None
+    j_per_batch: float | None
+    u95_j: float | None
+    u_statistical_j: float | None
+    u_systematic_j: float | None
+    power_w: float | None
+    samples_per_s: float | None
+    missing_s: float
+    """Seconds without readings in all its phases together."""
+    off_by_j: float
+    """The most that missing readings can have moved the mean; part of ``u_systematic_j``."""
+    note: str
+
+    @property
+    def is_resolvable(self) -> bool:
+        return self.j_per_batch is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TotalRow:
+    """All phases of one group (such as one model and batch size) on one device, from first to last."""
+
+    group: Mapping[str, Any]
+    device: str
+    provenance: str
+    iterations: int
+    time_s: float
+    energy_j: float | None
+    u95_j: float | None
+    u_statistical_j: float | None
+    u_systematic_j: float | None
+    power_w: float | None
+    edp_js: float | None
+    samples_per_s: float | None
+    gflops_per_w_paper: float | None
+    """Forward and backward each count the model's operations once (Castro et al.)."""
+    gflops_basis: str
+    """Whose joules that figure divides by: ``forward+backward`` or ``iteration``; one for all groups of a device."""
+    rest_j: float | None
+    """Energy between the group's resolvable innermost phases."""
+    residual_j: float | None
+    """``energy_j`` less those phases and the rest."""
+    missing_s: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """The whole recording on one device: the plain integral, and what the outermost phases and the rest make of it."""
+
+    device: str
+    provenance: str
+    time_s: float
+    energy_j: float
+    u95_j: float
+    power_w: float | None
+    phases_j: float | None
+    rest_j: float | None
+    residual_j: float | None
+    """``energy_j`` less phases and rest: what straight lines across the edges get wrong."""
+    missing_s: float
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTable:
+    """Everything that `joules tables` prints."""
+
+    phases: tuple[PhaseRow, ...]
+    totals: tuple[TotalRow, ...]
+    runs: tuple[RunRow, ...]

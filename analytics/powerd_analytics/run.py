@@ -1,0 +1,249 @@
+"""A run file as frozen data: what was measured, when, and which phases it had. Readings are loaded when asked for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.names import pick
+from powerd_analytics.phases import Phases, read_phases
+from powerd_client.runfile import open_run
+from powerd_core.document import from_document
+from powerd_core.errors import RunFileError, WireError
+from powerd_core.model import Accuracy, Conversion, CounterConversion, Provenance
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """One line of a run without its readings; `Run.readings` loads them."""
+
+    name: str
+    device: str
+    source: str
+    board: str
+    provenance: Provenance
+    quantity: str
+    """``power_w`` or ``energy_j``."""
+    description: str
+    period_ns: int
+    conversion: Conversion
+    accuracy: Accuracy
+    detail: Mapping[str, Any]
+    clock: str
+    count: int
+    """Readings in the file, good and bad."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunDevice:
+    """A device and the lines whose sum is its power."""
+
+    name: str
+    feeds: tuple[str, ...]
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """Everything a run file has on one line: int64 times [n], uint16 flags [n], raw codes by column [n]."""
+
+    t_board_ns: NDArray[np.int64]
+    t_ns: NDArray[np.int64]
+    flags: NDArray[np.uint16]
+    codes: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class RunClock:
+    """Guaranteed half-width of the mapping of one board's clock at host times ``t_ns`` (both [x])."""
+
+    board: str
+    drift_ppm: float
+    t_ns: NDArray[np.float64]
+    half_width_ns: NDArray[np.float64]
+    steps: int
+    """Clock steps seen: pieces of the mapping less one."""
+
+    def bound_ns(self, t_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Guaranteed bound at host times: the nearer knots' half-widths, widened by the drift since them."""
+        if not len(self.t_ns):
+            return np.zeros(len(t_ns))
+        after = np.searchsorted(self.t_ns, t_ns)
+        bounds = [
+            self.half_width_ns[near] + np.abs(t_ns - self.t_ns[near]) * self.drift_ppm * 1e-6
+            for near in (np.clip(after - 1, 0, None), np.clip(after, None, len(self.t_ns) - 1))
+        ]
+        return np.minimum(*bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class RunGap:
+    """Readings that are missing, and why. ``lost`` is -1 when nobody knows how many."""
+
+    stream: str
+    lines: tuple[str, ...]
+    begin_ns: int
+    end_ns: int
+    lost: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One recording. Times are on the host's clock; ``attributes`` are those of the file's root."""
+
+    path: Path
+    attributes: Mapping[str, Any]
+    lines: Mapping[str, RunLine]
+    devices: Mapping[str, RunDevice]
+    phases: Phases
+    clocks: Mapping[str, RunClock]
+    gaps: tuple[RunGap, ...] = ()
+    processes: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+
+    @property
+    def begin_ns(self) -> int:
+        """Start of the recording, host's clock."""
+        return int(self.attributes["t_start_ns"])
+
+    @property
+    def end_ns(self) -> int:
+        """End of the recording, host's clock."""
+        return int(self.attributes["t_stop_ns"])
+
+    @property
+    def is_complete(self) -> bool:
+        """False when the training process vanished or a part of the recording was cut off."""
+        return bool(self.attributes.get("complete", 1))
+
+    def line(self, name: str) -> RunLine:
+        """The line of that name. Raises `AnalysisError` with a suggestion for an unknown one."""
+        return self.lines[pick(name, self.lines, "line")]
+
+    def device(self, name: str) -> RunDevice:
+        """The device of that name. Raises `AnalysisError` with a suggestion for an unknown one."""
+        return self.devices[pick(name, self.devices, "device")]
+
+    def readings(self, line: str) -> Readings:
+        """All readings of a line, read from the file now. Raises `RunFileError`, `AnalysisError`."""
+        name = self.line(line).name
+        with open_run(self.path) as file:
+            group = file["lines"][name]
+            columns = {k: v[:] for k, v in group.items() if k not in ("t_board_ns", "t_ns", "flags")}
+            return Readings(group["t_board_ns"][:], group["t_ns"][:], group["flags"][:], columns)
+
+    def compared(self, device: str) -> tuple[str, ...]:
+        """Lines that measure the device by other means: compared with it, never added to it."""
+        feeds = self.device(device).feeds
+        return tuple(n for n, line in self.lines.items() if line.device == device and n not in feeds)
+
+
+def read_run(path: str | Path, *, progress: Callable[[float, str], None] = lambda share, text: None) -> Run:
+    """Open a run file and read everything but its readings; ``progress`` is told when it has to be built first.
+
+    Raises `RunFileError` for a file that is missing, no run, cut off or of another version.
+    """
+    path = Path(path)
+    with open_run(path, progress=lambda share: progress(share, "building the run file from its journal")) as file:
+        try:
+            return _read(path, file)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            raise RunFileError(f"{path} is damaged or incomplete: {error}") from error
+        except OSError as error:
+            raise RunFileError(f"{path} cannot be read: {error}") from error
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _read(path: Path, file: h5py.File) -> Run:
+    attributes = {k: (_text(v) if isinstance(v, bytes | str) else v) for k, v in file.attrs.items()}
+    for needed in ("t_start_ns", "t_stop_ns"):
+        attributes[needed] = int(attributes[needed])
+    devices = {
+        name: RunDevice(name, tuple(_text(n) for n in g.attrs["feeds"]), _text(g.attrs.get("description", "")))
+        for name, g in file["devices"].items()
+    }
+    lines = {name: _line(path, name, g) for name, g in file["lines"].items()}
+    for device in devices.values():
+        if missing := sorted(set(device.feeds) - set(lines)):
+            raise RunFileError(
+                f"{path}: device {device.name!r} is fed by line {missing[0]!r}, which is not in the file"
+            )
+    return Run(
+        path=path,
+        attributes=attributes,
+        lines=lines,
+        devices=devices,
+        phases=read_phases(file["phases"]) if "phases" in file else Phases.empty(),
+        clocks={name: _clock(g) for name, g in file["clocks"].items()} if "clocks" in file else {},
+        gaps=_gaps(file["gaps"]) if "gaps" in file else (),
+        processes=_json_rows(file, "processes"),
+        messages=_json_rows(file, "messages"),
+        environment=json.loads(attributes.get("environment") or "{}"),
+        command=tuple(json.loads(attributes.get("command") or "[]")),
+    )
+
+
+def _line(path: Path, name: str, group: h5py.Group) -> RunLine:
+    a = group.attrs
+    try:
+        conversion: Conversion = from_document(Conversion, json.loads(a["conversion"]), "conversion")  # type: ignore[arg-type]
+        accuracy = from_document(Accuracy, json.loads(a["accuracy"]), "accuracy")
+    except WireError as error:
+        raise RunFileError(f"{path}: line {name!r}: {error}") from error
+    quantity = "energy_j" if isinstance(conversion, CounterConversion) else "power_w"
+    return RunLine(
+        name=name,
+        device=_text(a["device"]),
+        source=_text(a["source"]),
+        board=_text(a["board"]),
+        provenance=Provenance(_text(a["provenance"])),
+        quantity=quantity,
+        description=_text(a.get("description", "")),
+        period_ns=int(a["period_ns"]),
+        conversion=conversion,
+        accuracy=accuracy,
+        detail=json.loads(a.get("detail") or "{}"),
+        clock=_text(a.get("clock", "")),
+        count=len(group["t_ns"]),
+    )
+
+
+def _clock(group: h5py.Group) -> RunClock:
+    offsets, t_board = group["map"][:].reshape(-1, 3), group["map_t_board_ns"][:]
+    pieces = group["map_piece"][:]
+    t_host = t_board + offsets[:, 0]
+    order = np.argsort(t_host, kind="stable")
+    # The estimate need not lie in the middle of its bound: the farther end counts.
+    half = np.maximum(offsets[:, 2] - offsets[:, 0], offsets[:, 0] - offsets[:, 1])
+    return RunClock(
+        board=_text(group.attrs.get("board", "")),
+        drift_ppm=float(group.attrs.get("drift_ppm", 100.0)),
+        t_ns=t_host[order],
+        half_width_ns=half[order],
+        steps=max(0, len(np.unique(pieces)) - 1),
+    )
+
+
+def _gaps(group: h5py.Group) -> tuple[RunGap, ...]:
+    columns = [group[name][:] for name in ("stream", "lines", "begin_ns", "end_ns", "lost", "cause")]
+    return tuple(
+        RunGap(_text(s), tuple(json.loads(names)), int(b), int(e), int(lost), _text(cause))
+        for s, names, b, e, lost, cause in zip(*columns, strict=True)
+    )
+
+
+def _json_rows(file: h5py.File, name: str) -> tuple[Mapping[str, Any], ...]:
+    return tuple(json.loads(row) for row in file[name][:]) if name in file else ()

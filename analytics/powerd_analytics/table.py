@@ -1,0 +1,155 @@
+"""The table of a run: joules and seconds of every kind of phase, totals of every group, and the run as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from powerd_analytics.devices import (
+    Part,
+    PhaseColumns,
+    Progress,
+    interval_energies,
+    load_parts,
+    no_progress,
+    part_phase_energies,
+)
+from powerd_analytics.phases import Group
+from powerd_analytics.reasons import not_resolvable, phase_note, seconds, usable
+from powerd_analytics.rest import merged, rest_energy_j
+from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
+from powerd_analytics.run import Run
+from powerd_analytics.totals import Bases, group_total, iterations_of, number, one_basis, outermost
+from powerd_analytics.uncertainty import COVERAGE_FACTOR, mean_of
+
+RESOLVABLE_SHARE = 0.9
+"""A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
+
+
+def phase_table(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> PhaseTable:
+    """The table of a run, for one device or all. Raises `AnalysisError` for an unknown device."""
+    parts = load_parts(run, device, lambda share, text: progress(0.6 * share, text))
+    return table_of(run, parts, progress=lambda share, text: progress(0.6 + 0.4 * share, text))
+
+
+def table_of(run: Run, parts: Sequence[Part], *, progress: Progress = no_progress) -> PhaseTable:
+    """The same from parts whose readings are in memory."""
+    phases: list[PhaseRow] = []
+    totals: list[TotalRow] = []
+    runs: list[RunRow] = []
+    for i, part in enumerate(parts):
+        progress(i / len(parts), f"energies of {part.device}")
+        columns = part_phase_energies(run, part)
+        rows: dict[int, PhaseRow] = {}
+        found: list[tuple[TotalRow, Bases]] = []
+        for labels in groups(run).values():
+            rows |= _phase_rows(run, part, columns, labels)
+            found.append(group_total(run, part, columns, labels, rows))
+        totals += one_basis(found)
+        phases += rows.values()
+        runs.append(_run_row(run, part, columns))
+    return PhaseTable(tuple(phases), tuple(totals), tuple(runs))
+
+
+def groups(run: Run) -> dict[Group, list[int]]:
+    """The classes of each group; groups and classes in the order in which they first occur."""
+    labels, first = np.unique(run.phases.label, return_index=True)
+    found: dict[Group, list[int]] = {}
+    for label in labels[np.argsort(first)]:
+        found.setdefault(run.phases.classes[label].group, []).append(int(label))
+    return found
+
+
+def _phase_rows(run: Run, part: Part, columns: PhaseColumns, labels: list[int]) -> dict[int, PhaseRow]:
+    classes, n = run.phases.classes, iterations_of(run, labels)
+    names = [classes[i].name for i in labels]
+    paths = [classes[i].path for i in labels]
+    outer = {int(i) for i in run.phases.label[outermost(run, labels)]}
+    rows = {}
+    for i in labels:
+        of_kind = run.phases.label == i
+        has_inner = any(len(p) > len(classes[i].path) and p[: len(classes[i].path)] == classes[i].path for p in paths)
+        count = int(np.sum(of_kind & ~run.phases.cut))
+        if i in outer and has_inner and count != n:
+            continue  # the phase around all batches: its figures are the group's totals
+        name = classes[i].name if names.count(classes[i].name) == 1 else "/".join(classes[i].path)
+        rows[i] = _phase_row(run, part, columns, i, name, is_per_batch=not has_inner or count == n)
+    return rows
+
+
+def _phase_row(run: Run, part: Part, columns: PhaseColumns, label: int, name: str, *, is_per_batch: bool) -> PhaseRow:
+    kind = run.phases.classes[label]
+    of_kind = run.phases.label == label
+    ended = of_kind & ~run.phases.cut
+    used = ended & usable(columns)
+    s_used = float(columns.duration_s[used].mean()) if used.any() else 0.0
+    s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
+    mean = None
+    is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
+    if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
+        mean = mean_of(columns.energy_j[used], columns.u_random_j[used], columns.u_systematic_j[used])
+        # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
+        mean = mean.scaled(s_mean / s_used)
+        note = phase_note(columns, of_kind, run.phases.cut)
+    else:
+        note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
+    batch = number(kind.attributes, "batch_size")
+    return PhaseRow(
+        group=dict(kind.group),
+        phase=name,
+        path="/".join(kind.path),
+        device=part.device,
+        provenance=part.provenance,
+        timing=kind.timing,
+        iterations=int(ended.sum()),
+        s_per_batch=s_mean,
+        j_per_batch=mean.energy_j if mean else None,
+        u95_j=mean.u95_j if mean else None,
+        u_statistical_j=mean.u_statistical_j if mean else None,
+        u_systematic_j=mean.u_systematic_j if mean else None,
+        power_w=mean.energy_j / s_mean if mean and s_mean else None,
+        samples_per_s=batch / s_mean if batch and s_mean and is_per_batch else None,
+        missing_s=float(columns.missing_s[ended].sum()),
+        off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) if used.any() else 0.0,
+        note=note,
+    )
+
+
+def _run_row(run: Run, part: Part, columns: PhaseColumns) -> RunRow:
+    begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
+    none = np.zeros(1, np.int64)
+    whole = interval_energies(part, begin, end, none, none)
+    energy = float(whole.linear_j[0])
+    p = run.phases
+    top = (p.parent < 0) & columns.resolvable
+    first, last = merged(p.begin_ns[top], p.end_ns[top])
+    phases_j = rest_j = residual = None
+    notes = []
+    if top.any():
+        nothing = np.zeros(len(first), np.int64)
+        cover = interval_energies(part, first, last, nothing, nothing)
+        if cover.resolvable.all():
+            phases_j = float(cover.energy_j.sum())
+            rest_j = rest_energy_j(part, (begin, end), (first, last), cover)
+            residual = energy - phases_j - rest_j
+    missing = float(whole.missing_s[0])
+    if missing > 1e-3 * float(whole.duration_s[0]):
+        notes.append(f"{seconds(missing)} without readings, off by up to {np.nan_to_num(whole.off_by_j[0]):.3g} J")
+    if not run.is_complete:
+        notes.append("incomplete: the training process vanished or a part was cut off")
+    covered = float(whole.duration_s[0]) - missing
+    u = np.nan_to_num(np.hypot(whole.u_random_j[0], whole.u_systematic_j[0]))
+    return RunRow(
+        device=part.device,
+        provenance=part.provenance,
+        time_s=float(whole.duration_s[0]),
+        energy_j=energy,
+        u95_j=float(COVERAGE_FACTOR * u),
+        power_w=energy / covered if covered > 0 else None,
+        phases_j=phases_j,
+        rest_j=rest_j,
+        residual_j=residual,
+        missing_s=missing,
+        note="; ".join(notes),
+    )

@@ -1,0 +1,236 @@
+import dataclasses
+
+import numpy as np
+import pytest
+from make_run import MS, LineSpec, PhaseSpec, S, Training, make_run, training
+
+from powerd_analytics import phase_energies, phase_table, read_run
+from powerd_analytics.rest import merged
+from powerd_core.errors import AnalysisError, RunFileError
+
+ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.0, "step_w": 0.001, "window_ns": 0}
+
+
+def run_of(tmp_path, tr: Training, lines=None, **kw):
+    lines = lines or [LineSpec("gpu0.a", tr.power(0.75), accuracy=ACCURACY),
+                      LineSpec("gpu0.b", tr.power(0.25), offset_ns=700_000, accuracy=ACCURACY)]  # fmt: skip
+    kw.setdefault("end_ns", tr.end_ns)
+    return read_run(make_run(tmp_path / "r.h5", lines, tr.phases, **kw))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    tr = training()
+    run = run_of(tmp_path_factory.mktemp("run"), tr)
+    return tr, run, phase_table(run)
+
+
+def test_lines_add_up_to_the_joules_of_each_phase(whole):
+    _tr, _, table = whole
+    for batch, grow in ((64, 1.0), (128, 1.8), (256, 2.6)):
+        rows = {r.phase: r for r in table.phases if r.group["batch_size"] == batch}
+        assert rows["forward"].j_per_batch == pytest.approx(180 * 0.0213 * grow, rel=0.003)
+        assert rows["backward"].j_per_batch == pytest.approx(260 * 0.0437 * grow, rel=0.003)
+        assert rows["forward"].s_per_batch == pytest.approx(0.0213 * grow, rel=1e-6)
+        assert rows["forward"].power_w == pytest.approx(180, rel=0.003)
+        assert rows["forward"].samples_per_s == pytest.approx(batch / (0.0213 * grow), rel=1e-6)
+        assert rows["iteration"].iterations == 40
+        assert rows["iteration"].j_per_batch == pytest.approx(
+            180 * 0.0213 * grow + 260 * 0.0437 * grow + 110 * 0.0029, rel=0.003
+        )
+        assert "training" not in rows
+    assert {r.provenance for r in table.phases} == {"simulated"}
+
+
+def test_what_the_sensor_cannot_resolve_says_so_and_why(whole):
+    row = next(r for r in whole[2].phases if r.phase == "update")
+    assert row.j_per_batch is None
+    assert row.power_w is None
+    assert row.note == "not resolvable: 2.9 ms phases, sensor reads every 2 ms"
+
+
+def test_systematic_parts_do_not_shrink_and_are_independent_between_lines(whole):
+    row = next(r for r in whole[2].phases if r.phase == "forward")
+    expected = 0.01 * row.j_per_batch * np.hypot(0.75, 0.25)
+    assert row.u_systematic_j == pytest.approx(expected, rel=0.05)
+    assert row.u95_j == pytest.approx(2 * np.hypot(row.u_systematic_j, row.u_statistical_j))
+
+
+def test_totals_and_figures_of_merit(whole):
+    tr, _, table = whole
+    total, outer = table.totals[0], tr.phases[0]
+    exact = tr.joules(outer.begin_ns, outer.end_ns)
+    assert total.group == {"model": "AlexNet", "batch_size": 64}
+    assert total.energy_j == pytest.approx(exact, rel=0.002)
+    assert total.edp_js == pytest.approx(total.energy_j * total.time_s)
+    assert total.samples_per_s == pytest.approx(40 * 64 / total.time_s)
+    joules = 180 * 0.0213 + 260 * 0.0437
+    assert total.gflops_per_w_paper == pytest.approx(2 * 726.4e6 * 64 / joules / 1e9, rel=0.003)
+    assert total.gflops_basis == "forward+backward"
+
+
+def test_phases_and_rest_agree_with_the_whole(whole):
+    tr, _run, table = whole
+    for total in table.totals:
+        assert total.rest_j == pytest.approx(40 * 110 * 0.0029, rel=0.05)
+        assert abs(total.residual_j) < 0.002 * total.energy_j
+    row = table.runs[0]
+    assert row.energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.002)
+    assert row.phases_j == pytest.approx(sum(t.energy_j for t in table.totals), rel=1e-4)
+    assert row.rest_j == pytest.approx(60 * (0.2 + 3 * 0.15), rel=0.03)
+    assert row.phases_j + row.rest_j + row.residual_j == pytest.approx(row.energy_j)
+    assert abs(row.residual_j) < 0.001 * row.energy_j
+
+
+def test_single_phases_have_uncertainties_of_their_own(whole):
+    tr, run, _ = whole
+    columns = phase_energies(run, "gpu0")
+    exact = np.array([tr.joules(p.begin_ns, p.end_ns) for p in tr.phases])
+    good = columns.resolvable
+    assert np.isnan(columns.energy_j[~good]).all()
+    assert np.mean(np.abs(columns.energy_j - exact)[good] <= columns.u95_j[good]) >= 0.93
+
+
+def test_different_provenance_is_never_added(tmp_path):
+    tr = training((64,), 20)
+    lines = [LineSpec("a", tr.power(0.5)), LineSpec("b", tr.power(0.5), provenance="modelled")]
+    run = run_of(tmp_path, tr, lines)
+    rows = [r for r in phase_table(run).phases if r.phase == "forward"]
+    assert sorted(r.provenance for r in rows) == ["modelled", "simulated"]
+    assert all(r.j_per_batch == pytest.approx(90 * 0.0213, rel=0.01) for r in rows)
+    with pytest.raises(AnalysisError, match="never added"):
+        phase_energies(run, "gpu0")
+    assert phase_energies(run, "gpu0", "modelled").resolvable.any()
+
+
+def test_lines_that_do_not_feed_the_device_are_not_added(tmp_path):
+    tr = training((64,), 20)
+    lines = [LineSpec("a", tr.power()), LineSpec("nvml", tr.power())]
+    table = phase_table(run_of(tmp_path, tr, lines, devices={"gpu0": ["a"]}))
+    assert table.runs[0].energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.003)
+
+
+def test_a_slow_sensor_leaves_iterations_and_totals_and_changes_the_basis(tmp_path):
+    tr = training((64, 128), 40, 22, 51, 1)
+    slow = LineSpec("gpu0.nvml", tr.power(), period_ns=20 * MS, accuracy={"window_ns": 29 * MS})
+    table = phase_table(run_of(tmp_path, tr, [slow]))
+    rows = {r.phase: r for r in table.phases if r.group["batch_size"] == 64}
+    assert not rows["forward"].is_resolvable
+    assert "22 ms phases, sensor averages 29 ms and reads every 20 ms" in rows["forward"].note
+    outer = tr.phases[0]
+    exact = tr.joules(outer.begin_ns, outer.end_ns)
+    assert rows["iteration"].j_per_batch == pytest.approx(exact / 40, rel=0.02)
+    assert table.totals[0].energy_j == pytest.approx(exact, rel=0.02)
+    assert {t.gflops_basis for t in table.totals} == {"iteration"}
+
+
+def test_missing_readings_are_reported_and_widen_the_interval(tmp_path):
+    tr = training((64,), 20, 200, 200)
+    hole = (tr.phases[2].begin_ns + 60 * MS, tr.phases[2].begin_ns + 120 * MS)
+    t = np.arange(0, tr.end_ns, 2 * MS, dtype=np.int64)
+    flags = np.where((t > hole[0]) & (t < hole[1]), 8, 0).astype(np.uint16)
+    codes = {"power_mw": np.where(flags, 0, tr.power()(t) * 1000).astype(np.int64)}
+    broken = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes=codes, flags=flags)])
+    row = next(r for r in phase_table(broken).phases if r.phase == "forward")
+    assert row.missing_s == pytest.approx(0.06, abs=0.004)
+    assert "without readings" in row.note
+    assert row.off_by_j == pytest.approx(0.06 * (260 - 60) / 20, rel=0.1)
+    assert row.j_per_batch == pytest.approx(36, rel=0.01)
+    assert row.u_systematic_j > 0.999 * row.off_by_j / np.sqrt(3)
+
+
+def test_a_kind_without_any_reading_has_no_number(tmp_path):
+    tr = training((64,), 4, 100, 100)
+    t = np.arange(0, 100 * MS, 2 * MS, dtype=np.int64)
+    run = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes={"power_mw": np.full(len(t), 5)})])
+    row = next(r for r in phase_table(run).phases if r.phase == "forward")
+    assert row.j_per_batch is None
+    assert "no readings in 400 ms of 400 ms" in row.note
+
+
+def test_a_kind_of_mostly_short_phases_is_not_judged_by_its_long_ones(tmp_path):
+    lengths = [1 * MS, 40 * MS] * 10
+    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
+    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
+    assert row.j_per_batch is None
+    assert row.note.startswith("not resolvable")
+
+
+def test_a_few_short_phases_are_taken_at_the_power_of_the_others(tmp_path):
+    lengths = [1 * MS] + [40 * MS] * 19
+    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
+    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
+    assert row.j_per_batch == pytest.approx(50 * (1 + 19 * 40) / 20 * 1e-3)
+    assert row.note == "1 of 20 too short for the sensor, taken at the others' power"
+
+
+def test_phases_cut_off_are_told_and_left_out(tmp_path):
+    tr = training((64,), 20)
+    for p in (tr.phases[0], tr.phases[-3]):
+        p.cut = True
+    table = phase_table(run_of(tmp_path, tr, complete=0))
+    row = next(r for r in table.phases if r.phase == "forward")
+    assert row.iterations == 19
+    assert row.note == "1 cut off, left out"
+    assert "1 cut off" in table.totals[0].note
+    assert "incomplete" in table.runs[0].note
+
+
+def test_iterations_may_be_absent_and_names_are_free(tmp_path):
+    phases = [PhaseSpec("work", k * 100 * MS, k * 100 * MS + 60 * MS) for k in range(1, 9)]
+    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))
+    table = phase_table(run)
+    assert table.phases[0].j_per_batch == pytest.approx(3.0)
+    assert table.phases[0].samples_per_s is None
+    assert table.totals[0].iterations == 8
+
+
+def test_overlapping_phases_of_two_processes_are_counted_once_in_the_total(tmp_path):
+    phases = [
+        PhaseSpec("work", k * 100 * MS + 5 * p * MS, k * 100 * MS + 60 * MS, process=p)
+        for k in range(1, 9)
+        for p in (0, 1)
+    ]
+    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))
+    assert phase_table(run).totals[0].energy_j == pytest.approx(8 * 3.0)
+
+
+def test_a_run_without_phases_still_has_its_energy(tmp_path):
+    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], end_ns=S))
+    table = phase_table(run)
+    assert table.phases == ()
+    assert table.runs[0].energy_j == pytest.approx(50)
+    assert table.runs[0].rest_j is None
+
+
+def test_attributes_are_inherited_and_the_inner_one_wins(tmp_path):
+    phases = [
+        PhaseSpec("training", 0, 900 * MS, {"model": "A", "batch_size": 64, "operations_per_sample": 7}),
+        PhaseSpec("iteration", 0, 400 * MS, {}, 0),
+        PhaseSpec("forward", 0, 100 * MS, {"batch_size": 32}, 1),
+    ]
+    p = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t)], phases)).phases
+    assert p.depth.tolist() == [0, 1, 2]
+    assert p.classes[p.label[2]].attributes == {"model": "A", "batch_size": 32, "operations_per_sample": 7}
+    assert p.classes[p.label[2]].group == (("batch_size", 32), ("model", "A"))
+    assert p.classes[p.label[2]].path == ("training", "iteration", "forward")
+
+
+def test_unknown_devices_and_files_that_are_no_runs(tmp_path, whole):
+    with pytest.raises(AnalysisError, match="did you mean 'gpu0'"):
+        phase_table(whole[1], "gpu1")
+    with pytest.raises(RunFileError):
+        read_run(tmp_path / "absent.h5")
+    damaged = make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t)], [PhaseSpec("x", 5, 1)])
+    with pytest.raises(RunFileError, match="ends before it begins"):
+        read_run(damaged)
+
+
+def test_intervals_merge():
+    b, e = merged(np.array([5, 0, 20]), np.array([12, 10, 30]))
+    assert list(zip(b, e, strict=True)) == [(0, 12), (20, 30)]
+
+
+def test_rows_are_frozen(whole):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        whole[2].phases[0].note = "x"
