@@ -54,10 +54,15 @@ class Client:
 
     def __init__(self, endpoint: str, pump: Callable[[], object] = lambda: None) -> None:
         self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.set(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
+        self._endpoint = endpoint
         self._pump = pump
+        self.socket = self._connected()
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        socket = self._context.socket(zmq.DEALER)
+        socket.set(zmq.LINGER, 0)
+        socket.connect(self._endpoint)
+        return socket
 
     def close(self) -> None:
         self.socket.close()
@@ -95,7 +100,12 @@ class Client:
     def frames(
         self, stream: int, begin: int, until: Callable[[list[Block | Gap]], bool], window: int = 10_000
     ) -> list[Block | Gap]:
-        """Ask from ``begin`` on and collect until ``until``; every number must be covered, in order."""
+        """Ask from ``begin`` on and collect until ``until``; every number must be covered, in order.
+
+        On a new connection: on the old one, frames that were asked for before may still be on their way.
+        """
+        self.socket.close()
+        self.socket = self._connected()
         self.send(Want(stream, 0, begin, window, reset=True))
         found: list[Block | Gap] = []
         expected = begin

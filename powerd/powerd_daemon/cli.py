@@ -1,0 +1,137 @@
+"""The `powerd` command."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+
+from powerd_core.document import read_description
+from powerd_core.errors import ConfigError, PowerdError
+from powerd_core.model import Description
+from powerd_daemon import printing
+from powerd_daemon.arguments import parse
+from powerd_daemon.asking import ask
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.config import Config, ServerConfig, load_config, source_config
+from powerd_daemon.daemon import Daemon
+from powerd_daemon.log import Log
+from powerd_daemon.options import describe_options
+from powerd_daemon.registry import find_source, kinds
+from powerd_daemon.watch import ProcessWatch
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command. Status 0, or 2 with one line on stderr for what cannot be done."""
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        status = _COMMANDS[arguments.command](arguments)
+        sys.stdout.flush()
+    except PowerdError as error:
+        print(f"powerd: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read the list has seen enough. Python flushes stdout once more at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    stopping = False
+
+    def stop(*_: object) -> None:
+        nonlocal stopping
+        stopping = True
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    watch = None if arguments.parent_pid is None else ProcessWatch(arguments.parent_pid)
+
+    def is_over() -> bool:
+        return stopping or (watch is not None and watch.is_gone())
+
+    try:
+        config = run_config(arguments)
+        daemon = Daemon(config, Log(sys.stderr, SystemClock(), quiet=arguments.quiet))
+        try:
+            if daemon.start(is_over):
+                daemon.serve(is_over)
+        finally:
+            daemon.close()
+    finally:
+        if watch is not None:
+            watch.close()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return 0
+
+
+def run_config(arguments: argparse.Namespace) -> Config:
+    """The configuration that the options of `powerd run` amount to. Raises `ConfigError`."""
+    if arguments.config is not None:
+        config = load_config(arguments.config)
+    else:
+        given = {name: getattr(arguments, name) for name in ("rate_hz", "waveform", "seed")}
+        options = {name: value for name, value in given.items() if value is not None}
+        server = ServerConfig()
+        server = server.listening_on(server.listen, "--listen")
+        config = Config(server, (source_config("sim", "sim", options, "--sim"),))
+    server = config.server
+    if arguments.listen is not None:
+        server = server.listening_on(arguments.listen, "--listen")
+    if arguments.ring_mib is not None:
+        try:
+            server = replace(server, ring_mib=arguments.ring_mib)
+        except ValueError as error:
+            raise ConfigError(f"--ring-mib: {error}") from error
+    return replace(config, server=server)
+
+
+def _sources(_: argparse.Namespace) -> int:
+    for kind in kinds():
+        try:
+            cls = find_source(kind)
+        except ConfigError as error:
+            print(f"{kind}\n    not usable here: {error}\n")
+            continue
+        summary = (inspect.getdoc(cls) or inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0]
+        print(printing.source(kind, " ".join(summary.split()), describe_options(cls.Options)))
+    return 0
+
+
+def _describe(arguments: argparse.Namespace) -> int:
+    answer = ask(arguments.url, "describe")
+    description: Description = read_description(answer.body)
+    print(json.dumps(answer.body, indent=2) if arguments.json else printing.description(description))
+    return 0
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    answer = ask(arguments.url, "stats")
+    print(json.dumps(answer.body, indent=2) if arguments.json else printing.tree(answer.body))
+    return 0
+
+
+def _config_check(arguments: argparse.Namespace) -> int:
+    config = load_config(arguments.file)
+    print(printing.config(str(arguments.file), config))
+    return 0
+
+
+_COMMANDS = {
+    "run": _run,
+    "sources": _sources,
+    "describe": _describe,
+    "stats": _stats,
+    "config-check": _config_check,
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""The configuration file: what powerd measures and where it listens. See docs/configuration.md."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from powerd_core.errors import ConfigError
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, data_endpoint
+from powerd_daemon.options import build_options
+from powerd_daemon.registry import find_source
+from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.suggest import did_you_mean
+
+STREAMS_PER_SOURCE = 256
+MAX_SOURCES = 256
+"""A stream's number has 16 bits; each source owns a block of 256 of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The table ``[server]``, with its endpoints checked and complete."""
+
+    listen: str = DEFAULT_LISTEN
+    """Where clients ask: tcp://HOST:PORT (port * takes a free one) or ipc:///PATH."""
+    data: str = ""
+    """Where the readings are sent. Empty for the port after listen's, or its path with '.data'."""
+    board: str = field(default_factory=socket.gethostname)
+    """Name of this machine in every recording."""
+    ring_mib: float = 64.0
+    """Memory for each stream's latest readings, from which a client that was away catches up."""
+    block_ms: float = 20.0
+    """How often readings are sent on."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ring_mib <= 1 << 20:
+            raise ValueError(f"option 'ring_mib': {self.ring_mib} MiB is not a size")
+        if not 1 <= self.block_ms <= 1000:
+            raise ValueError(f"option 'block_ms': {self.block_ms} is not between 1 and 1000")
+        if not self.board:
+            raise ValueError("option 'board': a board needs a name")
+
+    @property
+    def ring_bytes(self) -> int:
+        return int(self.ring_mib * (1 << 20))
+
+    @property
+    def block_ns(self) -> int:
+        return int(self.block_ms * 1e6)
+
+    def listening_on(self, listen: str, where: str, data: str = "") -> ServerConfig:
+        """The same with other endpoints, checked; without ``data``, the default beside ``listen``."""
+        listen = check_endpoint(listen, where)
+        data = check_endpoint(data, where) if data else data_endpoint(listen, where)
+        if data == listen and not listen.endswith(":*"):
+            raise ConfigError(f"{where}: 'listen' and 'data' are both {listen}: the data needs an endpoint of its own")
+        return replace(self, listen=listen, data=data)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """One ``[[source]]``: its options as the file gives them, already checked against the source's ``Options``."""
+
+    kind: str
+    name: str
+    options: Mapping[str, object]
+    where: str
+    """Begins every error about it, such as ``powerd.toml: [[source]] 1 (sim)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """One ``[[device]]``: overrides or adds to the devices that sources propose. None leaves what they say."""
+
+    name: str
+    where: str
+    feeds: tuple[str, ...] | None = None
+    description: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that `powerd run` needs to know."""
+
+    server: ServerConfig
+    sources: tuple[SourceConfig, ...]
+    devices: tuple[DeviceConfig, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _DeviceTable:
+    name: str
+    feeds: tuple[str, ...] | None = None
+    description: str | None = None
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a file. Raises `ConfigError`."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such configuration file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_config(text, str(path))
+
+
+def parse_config(text: str, origin: str) -> Config:
+    """The configuration in a TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
+    tables = ("server", "source", "device")
+    for name in document:
+        if name not in tables:
+            raise ConfigError(f"{origin}: unknown table {name!r}{did_you_mean(name, tables)}")
+    server = document.get("server", {})
+    if not isinstance(server, dict):
+        raise ConfigError(f"{origin}: 'server' is a table: write [server]")
+    where = f"{origin}: [server]"
+    made = build_options(ServerConfig, server, where)
+    made = made.listening_on(made.listen, where, made.data)
+    sources = [_source(t, i, origin) for i, t in enumerate(_tables(document, "source", origin), 1)]
+    if not sources:
+        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
+    if len(sources) > MAX_SOURCES:
+        raise ConfigError(f"{origin}: {len(sources)} sources are more than {MAX_SOURCES}")
+    devices = [_device(t, i, origin) for i, t in enumerate(_tables(document, "device", origin), 1)]
+    _refuse_twins("source", sources)
+    _refuse_twins("device", devices)
+    return Config(made, tuple(sources), tuple(devices))
+
+
+def source_config(kind: str, name: str, options: Mapping[str, object], where: str) -> SourceConfig:
+    """A source with its options checked. Raises `ConfigError`."""
+    try:
+        cls = find_source(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    try:
+        # A sampler gets its options as JSON; what TOML has beyond that (dates) no source can want.
+        json.dumps(options)
+    except TypeError as error:
+        raise ConfigError(f"{where}: an option has a type that sources do not take: {error}") from error
+    config = SourceConfig(kind, name, options, where)
+    make_source(config, cls, Start(name, 1, 0, SystemClock()))
+    return config
+
+
+def make_source(config: SourceConfig, cls: type[Source], start: Start) -> Source:
+    """The source of a configuration, not yet opened. Raises `ConfigError`."""
+    options = build_options(cls.Options, config.options, config.where)
+    try:
+        return cls(options, start)
+    except ConfigError as error:
+        raise ConfigError(f"{config.where}: {error}") from error
+
+
+def _tables(document: Mapping[str, object], name: str, origin: str) -> list[dict[str, object]]:
+    found = document.get(name, [])
+    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
+        raise ConfigError(f"{origin}: {name!r} is a list of tables: write [[{name}]]")
+    return found
+
+
+def _source(table: dict[str, object], number: int, origin: str) -> SourceConfig:
+    options = {k: v for k, v in table.items() if k not in ("kind", "name")}
+    where = f"{origin}: [[source]] {number}"
+    kind = table.get("kind")
+    if not isinstance(kind, str) or not kind:
+        raise ConfigError(f"{where}: missing option 'kind' (a string, see `powerd sources`)")
+    name = table.get("name", kind)
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"{where}: option 'name': expected a string, found {name!r}")
+    return source_config(kind, name, options, f"{where} ({kind})")
+
+
+def _device(table: dict[str, object], number: int, origin: str) -> DeviceConfig:
+    where = f"{origin}: [[device]] {number}"
+    if isinstance(table.get("name"), str):
+        where += f" ({table['name']})"
+    made = build_options(_DeviceTable, table, where)
+    for line in made.feeds or ():
+        if made.feeds and made.feeds.count(line) > 1:
+            raise ConfigError(f"{where}: line {line!r} feeds it twice: each line counts once")
+    return DeviceConfig(made.name, where, made.feeds, made.description)
+
+
+def _refuse_twins(what: str, configs: Sequence[SourceConfig | DeviceConfig]) -> None:
+    seen: dict[str, int] = {}
+    for number, config in enumerate(configs, 1):
+        if config.name in seen:
+            raise ConfigError(f"{config.where}: {what} {seen[config.name]} has the same name: give each its own 'name'")
+        seen[config.name] = number

@@ -1,0 +1,153 @@
+"""The ring of one stream, and the intake that keeps it free of holes."""
+
+from __future__ import annotations
+
+import pytest
+from daemon_harness import block, following
+from steady_source import steady_stream
+
+from powerd_core import Block, Gap, WireError, decode, encode
+from powerd_core.model import UNKNOWN_TIME_NS
+from powerd_daemon.frames import read_header
+from powerd_daemon.ring import EVICTED, FRAME_OVERHEAD_BYTES, Ring
+from powerd_daemon.store import LOST_ON_THE_WAY, Intake
+
+STREAM = steady_stream()
+FRAME_BYTES = len(encode(block(STREAM, 0))) + FRAME_OVERHEAD_BYTES
+
+
+def gap(sequence: int, span: int, lost: int = 5) -> Gap:
+    return Gap(0, 7, sequence, sequence * 1_000_000_000, (sequence + span) * 1_000_000_000, span, lost, "cut")
+
+
+def intake(ring_bytes: int = 1 << 20) -> Intake:
+    return Intake(STREAM, 7, ring_bytes)
+
+
+def put(store: Intake, event: Block | Gap) -> bytes:
+    frame = encode(event)
+    store.accept(frame, read_header(frame))
+    return frame
+
+
+def found(ring: Ring, sequence: int) -> Block | Gap:
+    hit = ring.find(sequence)
+    assert hit is not None
+    event = decode(hit[0])
+    assert isinstance(event, Block | Gap)
+    assert hit[1] == following(event)
+    return event
+
+
+def test_frames_are_found_verbatim() -> None:
+    store = intake()
+    frames = [put(store, e) for e in (block(STREAM, 0), gap(1, 4), block(STREAM, 5))]
+    assert [store.ring.find(n) for n in (0, 1, 5)] == [(frames[0], 1), (frames[1], 5), (frames[2], 6)]
+    assert store.ring.find(6) is None
+    assert (store.ring.oldest, store.ring.next, len(store.ring)) == (0, 6, 3)
+
+
+def test_bounded_in_bytes_and_keeps_the_newest() -> None:
+    store = intake(3 * FRAME_BYTES)
+    for n in range(10):
+        put(store, block(STREAM, n))
+        assert store.ring.size_bytes <= 3 * FRAME_BYTES
+    assert (store.ring.oldest, store.ring.next) == (7, 10)
+    huge = block(STREAM, 10, scans=1000)
+    put(store, huge)
+    assert found(store.ring, 10) == huge
+    assert len(store.ring) == 1
+
+
+def test_evicted_frames_are_one_gap() -> None:
+    store = intake(2 * FRAME_BYTES)
+    for n in range(10):
+        put(store, block(STREAM, n))
+    assert found(store.ring, 3) == Gap(0, 7, 3, UNKNOWN_TIME_NS, 8_000_000_000, 5, -1, EVICTED)
+
+
+def test_evicted_up_to_a_gap_that_begins_somewhere() -> None:
+    store = intake(1)
+    put(store, block(STREAM, 0))
+    put(store, Gap(0, 7, 1, UNKNOWN_TIME_NS, 77, 1, -1, "restarted"))
+    assert found(store.ring, 0).t_last_ns == 77
+
+
+def test_inside_a_gap_comes_its_rest() -> None:
+    store = intake()
+    put(store, block(STREAM, 0))
+    put(store, gap(1, 4))
+    put(store, gap(5, 2))
+    put(store, block(STREAM, 7))
+    assert found(store.ring, 3) == Gap(0, 7, 3, UNKNOWN_TIME_NS, 5_000_000_000, 2, -1, "cut")
+    assert found(store.ring, 6).sequence == 6
+
+
+def test_current_is_the_newest_block_held() -> None:
+    store = intake(2 * FRAME_BYTES)
+    assert store.ring.current == 0
+    put(store, gap(0, 3))
+    assert store.ring.current == 3
+    put(store, block(STREAM, 3))
+    put(store, gap(4, 1))
+    assert store.ring.current == 3
+    put(store, gap(5, 1))
+    put(store, gap(6, 1))
+    assert store.ring.current == 7
+
+
+def test_append_out_of_order_is_refused() -> None:
+    ring = Ring(0, 7, 1 << 20)
+    frame = encode(block(STREAM, 1))
+    with pytest.raises(ValueError, match="0 is next"):
+        ring.append(frame, read_header(frame))
+
+
+def test_a_hole_becomes_a_gap_and_a_repetition_is_dropped() -> None:
+    store = intake()
+    put(store, block(STREAM, 0))
+    put(store, block(STREAM, 4))
+    put(store, block(STREAM, 4))
+    put(store, block(STREAM, 2))
+    hole = found(store.ring, 1)
+    assert hole == Gap(0, 7, 1, 2_000_000, 4_000_000_000, 3, -1, LOST_ON_THE_WAY)
+    assert (store.holes, store.duplicates, store.frames, store.scans, store.gaps) == (1, 2, 3, 6, 1)
+
+
+def test_counts_lost_scans_that_are_known() -> None:
+    store = intake()
+    put(store, gap(0, 2, lost=40))
+    put(store, gap(2, 2, lost=-1))
+    assert (store.gaps, store.lost_scans) == (2, 40)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        block(STREAM, 0, epoch=8),
+        block(STREAM, 0, scans=0),
+        gap(0, 0),
+        block(steady_stream(lines=("a", "b")), 0),
+        block(STREAM, 2**33),
+    ],
+    ids=["epoch", "no scans", "no span", "layout", "far ahead"],
+)
+def test_what_does_not_belong_is_refused_and_leaves_no_hole(event: Block | Gap) -> None:
+    store = intake()
+    with pytest.raises(WireError):
+        put(store, event)
+    assert store.ring.next == 0
+
+
+@pytest.mark.parametrize("cut", [0, 10, 55, 60, -1])
+def test_header_of_a_cut_frame(cut: int) -> None:
+    with pytest.raises(WireError):
+        read_header(encode(block(STREAM, 0))[:cut])
+
+
+@pytest.mark.parametrize("at", range(0, 90, 7))
+def test_header_of_a_damaged_frame(at: int) -> None:
+    frame = bytearray(encode(block(STREAM, 0)))
+    frame[at] ^= 0x10
+    with pytest.raises(WireError):
+        read_header(bytes(frame))

@@ -1,0 +1,146 @@
+"""Pull with resume: whatever is asked and evicted, a client never sees a silent hole."""
+
+from __future__ import annotations
+
+from daemon_harness import block, following
+from hypothesis import given
+from hypothesis import strategies as st
+from steady_source import steady_stream
+
+from powerd_core import Block, Gap, Want, decode, encode
+from powerd_core.wire import CURRENT
+from powerd_daemon.feeds import RETRY_MAX_NS, RETRY_MIN_NS, Subscriber
+from powerd_daemon.frames import read_header
+from powerd_daemon.store import Intake
+
+STREAM = steady_stream()
+
+
+def client() -> Subscriber:
+    return Subscriber(b"id", "", 1, 0)
+
+
+def filled(count: int, ring_bytes: int = 1 << 20) -> Intake:
+    store = Intake(STREAM, 7, ring_bytes)
+    for n in range(count):
+        frame = encode(block(STREAM, n))
+        store.accept(frame, read_header(frame))
+    return store
+
+
+def sent(subscriber: Subscriber, store: Intake) -> list[int]:
+    """Send all that is due; the sequence numbers of it."""
+    feed, numbers = subscriber.feeds[0], []
+    while (found := feed.upcoming(store.ring)) is not None:
+        event = decode(found[0])
+        assert isinstance(event, Block | Gap)
+        assert event.sequence == feed.next
+        numbers.append(event.sequence)
+        subscriber.took(feed, found[1], len(found[0]), 0)
+    return numbers
+
+
+def test_window_limits_what_is_sent() -> None:
+    store, subscriber = filled(10), client()
+    subscriber.want(Want(0, 0, 2, 3), store.ring)
+    assert sent(subscriber, store) == [2, 3, 4]
+    subscriber.want(Want(0, 7, 4, 3), store.ring)
+    assert sent(subscriber, store) == [5, 6]
+    subscriber.want(Want(0, 7, 4, 3), store.ring)
+    assert sent(subscriber, store) == [], "a repeated request repeats nothing"
+
+
+def test_only_a_reset_goes_back() -> None:
+    store, subscriber = filled(5), client()
+    subscriber.want(Want(0, 0, 0, 5), store.ring)
+    sent(subscriber, store)
+    subscriber.want(Want(0, 0, 1, 50), store.ring)
+    assert sent(subscriber, store) == []
+    subscriber.want(Want(0, 0, 1, 50, reset=True), store.ring)
+    assert sent(subscriber, store) == [1, 2, 3, 4]
+
+
+def test_current_begins_at_the_newest_block() -> None:
+    store, subscriber = filled(5), client()
+    subscriber.want(Want(0, 0, CURRENT, 10), store.ring)
+    assert sent(subscriber, store) == [4]
+
+
+def test_another_epoch_begins_at_the_oldest() -> None:
+    store, subscriber = filled(20, ring_bytes=3000), client()
+    oldest = store.ring.oldest
+    assert oldest > 0
+    subscriber.want(Want(0, 99, 5000, 2), store.ring)
+    assert sent(subscriber, store) == [oldest, oldest + 1]
+    subscriber.want(Want(0, 99, 5000, 2), store.ring)
+    assert sent(subscriber, store) == [], "the client has not yet noticed, and is not sent it all again"
+
+
+def test_a_slow_client_is_tried_again_less_and_less_often() -> None:
+    store, subscriber = filled(1), client()
+    subscriber.want(Want(0, 0, 0, 5), store.ring)
+    waits = []
+    for _ in range(10):
+        subscriber.refused(1000)
+        assert subscriber.retry_ns is not None
+        waits.append(subscriber.retry_ns - 1000)
+    assert waits[:3] == [RETRY_MIN_NS, 2 * RETRY_MIN_NS, 4 * RETRY_MIN_NS]
+    assert waits[-1] == RETRY_MAX_NS
+    sent(subscriber, store)
+    assert subscriber.retry_ns is None
+    subscriber.refused(0)
+    assert subscriber.retry_ns == RETRY_MIN_NS
+
+
+WANT = st.tuples(
+    st.just("want"),
+    st.one_of(st.integers(0, 60), st.just(CURRENT)),
+    st.integers(0, 12),
+    st.booleans(),
+    st.sampled_from([0, 7, 99]),
+)
+COME = st.tuples(st.just("come"), st.sampled_from(["block", "gap", "jump", "repeat"]), st.integers(1, 6))
+SEND = st.tuples(st.just("send"), st.integers(1, 5))
+FORGET = st.tuples(st.just("forget"))
+
+
+@given(st.integers(0, 4000), st.lists(st.one_of(WANT, COME, SEND, FORGET), max_size=80))
+def test_no_silent_hole(ring_bytes: int, steps: list[tuple[object, ...]]) -> None:
+    """After every first contact or reset, frames cover the numbers one after the other."""
+    store, subscriber = Intake(STREAM, 7, ring_bytes), client()
+    expected: int | None = None
+    for step in steps:
+        match step:
+            case ("want", int(begin), int(window), bool(reset), int(epoch)):
+                known = 0 in subscriber.feeds
+                subscriber.want(Want(0, epoch, begin, window, reset), store.ring)
+                feed = subscriber.feeds[0]
+                if reset or not known:
+                    at = store.ring.current if begin == CURRENT else begin
+                    expected = at if epoch in (0, 7) else store.ring.oldest
+                    assert feed.limit == expected + window
+                assert feed.next == expected
+            case ("come", kind, int(n)):
+                at = store.ring.next
+                event: Block | Gap = Gap(0, 7, at, at, at, n, n, "cut") if kind == "gap" else block(STREAM, at)
+                if kind == "jump":
+                    event = block(STREAM, at + n)
+                elif kind == "repeat":
+                    event = block(STREAM, max(at - n, 0))
+                frame = encode(event)
+                store.accept(frame, read_header(frame))
+            case ("send", int(n)):
+                feed = subscriber.feeds.get(0)
+                for _ in range(n if feed else 0):
+                    found = feed.upcoming(store.ring)
+                    if found is None:
+                        assert feed.next >= min(feed.limit, store.ring.next), "something is due but not sent"
+                        break
+                    frame_sent = decode(found[0])
+                    assert isinstance(frame_sent, Block | Gap)
+                    assert frame_sent.sequence == expected
+                    assert found[1] == following(frame_sent) > frame_sent.sequence
+                    expected = found[1]
+                    subscriber.took(feed, found[1], 1, 0)
+            case ("forget",):
+                subscriber = client()

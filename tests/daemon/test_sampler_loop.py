@@ -1,0 +1,261 @@
+"""The sampler's loop in virtual time: deadlines, blocks, lost and restarted sources."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+from daemon_harness import FakeClock, following
+from hypothesis import given
+from hypothesis import strategies as st
+from steady_source import steady_stream
+
+from powerd_core import Block, ConfigError, Device, Gap, SensorError, Stream, decode
+from powerd_core.blocks import BlockBuilder
+from powerd_core.model import UNKNOWN_TIME_NS
+from powerd_daemon.deadlines import Deadlines
+from powerd_daemon.outbox import Outbox
+from powerd_daemon.sampling import REOPEN_MAX_NS, REOPEN_MIN_NS, Resume, Sampling, same_streams
+from powerd_daemon.sources.base import Source, Start
+
+MS = 1_000_000
+
+
+def test_deadlines_on_time() -> None:
+    d = Deadlines(0, 10)
+    for n in range(5):
+        assert d.next_ns == 10 * n
+        assert d.meet(10 * n) == 0
+    assert (d.met, d.missed, d.lateness_max_ns, d.lateness_mean_ns) == (5, 0, 0, 0)
+    assert d.rate_hz == pytest.approx(1e8)
+
+
+@pytest.mark.parametrize(
+    ("late_ns", "missed", "next_ns"), [(0, 0, 110), (9, 0, 110), (10, 1, 120), (19, 1, 120), (25, 2, 130)]
+)
+def test_a_late_deadline_skips_what_is_over(late_ns: int, missed: int, next_ns: int) -> None:
+    d = Deadlines(100, 10)
+    assert d.meet(100 + late_ns) == missed
+    assert (d.next_ns, d.missed, d.lateness_max_ns) == (next_ns, missed, late_ns)
+
+
+@given(st.integers(1, 1000), st.lists(st.integers(0, 5000), max_size=50))
+def test_deadlines_never_drift_and_none_is_forgotten(period_ns: int, delays: list[int]) -> None:
+    d, now = Deadlines(0, period_ns), 0
+    for delay in delays:
+        now = max(now, d.next_ns) + delay
+        d.meet(now)
+        assert d.next_ns % period_ns == 0
+        assert d.next_ns > now, "the next deadline lies ahead"
+        assert d.met + d.missed == d.next_ns // period_ns, "each is met or missed"
+        assert d.next_ns - now <= period_ns
+
+
+@dataclass
+class World:
+    """What the scripted source below meets."""
+
+    clock: FakeClock = field(default_factory=FakeClock)
+    poll_ns: int = 0
+    open_errors: list[Exception] = field(default_factory=list)
+    poll_errors: dict[int, Exception] = field(default_factory=dict)
+    """Error of the n-th poll since the beginning."""
+    lines: tuple[str, ...] = ("a",)
+    polled_at: list[int] = field(default_factory=list)
+    opened: int = 0
+    closed: int = 0
+
+
+class Scripted(Source):
+    """One line; every poll is one scan."""
+
+    def __init__(self, world: World, start: Start) -> None:
+        super().__init__(None, start)
+        self.world = world
+
+    @property
+    def period_ns(self) -> int:
+        return 2 * MS
+
+    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        self.world.opened += 1
+        if self.world.open_errors:
+            raise self.world.open_errors.pop(0)
+        self.lines = self.world.lines
+        stream = steady_stream(self.start.first_stream, lines=self.lines)
+        self.builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(stream.number, 0))
+        return (stream,), ()
+
+    def poll(self) -> None:
+        self.world.polled_at.append(self.world.clock.t_ns)
+        if error := self.world.poll_errors.pop(len(self.world.polled_at), None):
+            raise error
+        n = len(self.lines)
+        self.builder.append(self.world.clock.t_ns, [0] * n, [0] * n, [[1] * n])
+        self.world.clock.t_ns += self.world.poll_ns
+
+    def take(self) -> list[Block | Gap]:
+        block = self.builder.take()
+        return [block] if block else []
+
+    def close(self) -> None:
+        self.world.closed += 1
+
+
+class Bench:
+    """A loop over a scripted source, and all it has sent."""
+
+    def __init__(self, world: World, resume: tuple[Resume, ...] = ()) -> None:
+        self.world = world
+        self.outbox = Outbox(1 << 20)
+        self.events: list[Block | Gap] = []
+        start = Start("s", 7, 0, world.clock)
+        self.sampling = Sampling(
+            lambda start: Scripted(world, start), start, self.outbox, block_ns=20 * MS, resume=resume
+        )
+
+    def run(self, duration_ns: int) -> list[Block | Gap]:
+        """Let time pass; the events of it, whose numbers must follow each other."""
+        end_ns = self.world.clock.t_ns + duration_ns
+        while self.world.clock.t_ns < end_ns:
+            self.sampling.step()
+        return self.drain()
+
+    def drain(self) -> list[Block | Gap]:
+        def send(frame: bytes) -> bool:
+            event = decode(frame)
+            assert isinstance(event, Block | Gap)
+            if self.events:
+                assert event.sequence == following(self.events[-1])
+            self.events.append(event)
+            return True
+
+        before = len(self.events)
+        self.outbox.drain(send)
+        return self.events[before:]
+
+
+def test_polls_at_deadlines_and_a_block_every_20_ms() -> None:
+    bench = Bench(World())
+    t0 = bench.world.clock.t_ns
+    bench.sampling.open()
+    events = bench.run(100 * MS)
+    assert bench.world.polled_at == [t0 + 2 * MS * n for n in range(51)]
+    assert [e.count for e in events if isinstance(e, Block)] == [11, 10, 10, 10, 10]
+    assert bench.sampling.statistics()["missed_deadlines"] == 0
+
+
+def test_a_slow_poll_does_not_shift_the_grid() -> None:
+    bench = Bench(World(poll_ns=5 * MS))
+    t0 = bench.world.clock.t_ns
+    bench.sampling.open()
+    bench.run(100 * MS)
+    deadlines = bench.sampling.deadlines
+    assert deadlines is not None
+    assert deadlines.met == len(bench.world.polled_at) == 20
+    assert deadlines.missed > 0
+    assert deadlines.next_ns == t0 + 2 * MS * (deadlines.met + deadlines.missed)
+    assert deadlines.lateness_max_ns == 4 * MS
+
+
+def test_a_long_stall_is_skipped_and_counted() -> None:
+    bench = Bench(World())
+    bench.sampling.open()
+    bench.run(10 * MS)
+    polls = len(bench.world.polled_at)
+    bench.world.clock.t_ns += 1000 * MS
+    bench.run(10 * MS)
+    assert bench.sampling.statistics()["missed_deadlines"] == 499
+    assert len(bench.world.polled_at) - polls < 10, "no burst to catch up"
+
+
+def test_a_lost_source_is_reopened_with_a_gap_that_says_why() -> None:
+    bench = Bench(World(poll_errors={8: SensorError("the bus hangs")}))
+    bench.sampling.open()
+    bench.run(300 * MS)
+    block, gap, after, *_ = bench.events
+    assert isinstance(block, Block)
+    assert block.count == 7, "what was read before the error is not lost"
+    assert isinstance(gap, Gap)
+    assert (gap.cause, gap.lost, gap.t_first_ns) == ("the bus hangs", -1, block.t_last_ns)
+    assert gap.t_last_ns == bench.world.polled_at[7] + REOPEN_MIN_NS
+    assert isinstance(after, Block)
+    assert after.t_first_ns >= gap.t_last_ns
+    assert (bench.world.opened, bench.world.closed) == (2, 1)
+    assert bench.sampling.statistics()["missed_deadlines"] == 0, "the gap accounts for the interruption"
+
+
+def test_reopening_waits_longer_each_time_and_leaves_a_gap_each_time() -> None:
+    world = World(poll_errors={1: SensorError("gone")})
+    bench = Bench(world)
+    bench.sampling.open()
+    world.open_errors = [SensorError(f"still away {n}") for n in range(9)]
+    bench.run(60_000 * MS)
+    gaps = [e for e in bench.events if isinstance(e, Gap)]
+    assert [g.cause for g in gaps] == ["gone", *(f"still away {n}" for n in range(9))]
+    assert gaps[0].t_first_ns == UNKNOWN_TIME_NS
+    assert all(b.t_first_ns == a.t_last_ns for a, b in itertools.pairwise(gaps)), "the gaps join"
+    pauses = [b.t_last_ns - a.t_last_ns for a, b in itertools.pairwise(gaps)]
+    assert pauses[0] == REOPEN_MIN_NS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == REOPEN_MAX_NS
+    assert world.closed == world.opened - 1, "each source was closed, but the one in use"
+    assert isinstance(bench.events[-1], Block)
+
+
+def test_the_first_open_fails_loudly() -> None:
+    bench = Bench(World(open_errors=[SensorError("no chip at 0x40")]))
+    with pytest.raises(SensorError, match="no chip at 0x40"):
+        bench.sampling.open()
+    assert bench.world.closed == 1
+
+
+def test_a_restarted_sampler_begins_with_a_gap_and_its_predecessor_s_numbers() -> None:
+    bench = Bench(World(), resume=(Resume(0, 41, 123),))
+    t0 = bench.world.clock.t_ns
+    gap, block, *_ = bench.run(100 * MS)
+    assert gap == Gap(0, 7, 41, 123, t0, 1, -1, "sampler restarted")
+    assert isinstance(block, Block)
+    assert block.sequence == 42
+
+
+def test_a_restarted_sampler_that_never_saw_a_reading() -> None:
+    bench = Bench(World(), resume=(Resume(0, 0, UNKNOWN_TIME_NS),))
+    gap = bench.run(100 * MS)[0]
+    assert gap.t_first_ns == UNKNOWN_TIME_NS
+
+
+def test_a_restarted_sampler_whose_sensor_is_away_keeps_trying() -> None:
+    bench = Bench(World(open_errors=[SensorError("unplugged")]), resume=(Resume(0, 5, 99),))
+    first, second, block, *_ = bench.run(300 * MS)
+    assert isinstance(first, Gap)
+    assert isinstance(second, Gap)
+    assert (first.cause, second.cause) == ("sampler restarted", "unplugged")
+    assert isinstance(block, Block)
+
+
+def test_other_lines_after_a_reopening_end_the_sampler() -> None:
+    bench = Bench(World(poll_errors={3: SensorError("reset")}))
+    bench.sampling.open()
+    bench.world.lines = ("a", "b")
+    with pytest.raises(ConfigError, match="other lines"):
+        bench.run(300 * MS)
+
+
+def test_close_takes_what_is_left() -> None:
+    bench = Bench(World())
+    bench.sampling.open()
+    bench.run(10 * MS)
+    assert bench.events == []
+    bench.sampling.close()
+    assert [e.count for e in bench.drain() if isinstance(e, Block)] == [len(bench.world.polled_at)]
+    assert bench.world.closed == 1
+
+
+def test_same_streams() -> None:
+    one = steady_stream(lines=("a", "b"))
+    assert same_streams([one], [steady_stream(lines=("a", "b"))])
+    assert not same_streams([one], [steady_stream(lines=("b", "a"))])
+    assert not same_streams([one], [one, steady_stream(1)])
+    assert not same_streams([one], [steady_stream(1, lines=("a", "b"))])

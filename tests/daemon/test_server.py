@@ -1,0 +1,320 @@
+"""The server's two sockets, turned by hand in one thread: no sampler, no waiting."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from daemon_harness import Client, FakeClock, block, following
+from steady_source import steady_stream
+
+from powerd_core import Block, ClockExchange, ConfigError, Gap, Message, Want, decode, encode
+from powerd_core.wire import CURRENT
+from powerd_daemon.frames import read_header
+from powerd_daemon.log import Log
+from powerd_daemon.ring import EVICTED
+from powerd_daemon.server import IDLE_NS, MAX_CLIENTS, Server
+from powerd_daemon.sockets import SEND_HWM, bind_router, bound_endpoint, release
+from powerd_daemon.store import Store
+
+EPOCH = 7
+STREAM = steady_stream()
+
+
+class Bench:
+    """A server without samplers: the test puts the frames into its store."""
+
+    def __init__(self, directory: Path, ring_bytes: int = 1 << 20) -> None:
+        self.clock = FakeClock()
+        self.said = io.StringIO()
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.control = bind_router(self.context, f"ipc://{directory}/c", mandatory=False)
+        self.data = bind_router(self.context, f"ipc://{directory}/d", mandatory=True)
+        self.store = Store(EPOCH, ring_bytes)
+        self.store.add(STREAM)
+        subjects = {"describe": lambda: encode(Message("description", {"board": "b"}, EPOCH))}
+        self.server = Server(self.control, self.data, self.store, self.clock, Log(self.said, self.clock), subjects)
+        self.clients: list[Client] = []
+
+    def close(self) -> None:
+        for client in self.clients:
+            client.close()
+        release(self.control)
+        release(self.data)
+        self.context.term()
+
+    def turn(self) -> None:
+        self.clock.t_ns += 10_000_000
+        while self.server.cycle():
+            pass
+
+    def client(self, socket: str = "data") -> Client:
+        router = self.data if socket == "data" else self.control
+        self.clients.append(Client(bound_endpoint(router), self.turn))
+        return self.clients[-1]
+
+    def fill(self, count: int, scans: int = 3) -> None:
+        ring = self.store.intakes[0].ring
+        for n in range(ring.next, ring.next + count):
+            frame = encode(block(STREAM, n, EPOCH, scans))
+            self.store.intakes[0].accept(frame, read_header(frame))
+
+    def numbers(self, client: Client, count: int) -> list[int]:
+        """Sequence numbers of the next frames a client gets."""
+        found = []
+        for _ in range(count):
+            event = client.receive()
+            assert isinstance(event, Block | Gap)
+            found.append(event.sequence)
+        return found
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    bench.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Bench]:
+    """With a ring of a few frames."""
+    bench = Bench(tmp_path, ring_bytes=2000)
+    yield bench
+    bench.close()
+
+
+QUIET_S = 0.2
+
+
+def test_window_and_continuation(bench: Bench) -> None:
+    bench.fill(10)
+    client = bench.client()
+    client.send(Want(0, EPOCH, 2, 3))
+    assert bench.numbers(client, 3) == [2, 3, 4]
+    assert client.receive(QUIET_S) is None
+    client.send(Want(0, EPOCH, 5, 10))
+    assert bench.numbers(client, 5) == [5, 6, 7, 8, 9]
+    bench.fill(2)
+    assert bench.numbers(client, 2) == [10, 11], "what comes later is sent without being asked again"
+
+
+def test_frames_arrive_verbatim(bench: Bench) -> None:
+    bench.fill(1)
+    client = bench.client()
+    client.send(Want(0, 0, 0, 1))
+    assert client.receive() == block(STREAM, 0, EPOCH)
+
+
+def test_a_reconnected_client_resumes(bench: Bench) -> None:
+    bench.fill(10)
+    first = bench.client()
+    first.send(Want(0, 0, 0, 4))
+    assert bench.numbers(first, 4) == [0, 1, 2, 3]
+    first.socket.close()
+    again = bench.client()
+    again.send(Want(0, EPOCH, 4, 4))
+    assert bench.numbers(again, 4) == [4, 5, 6, 7]
+
+
+def test_a_client_that_is_gone_is_forgotten(bench: Bench) -> None:
+    client = bench.client()
+    client.send(Want(0, 0, 0, 1000))
+    assert client.receive(QUIET_S) is None
+    assert len(bench.server.subscribers) == 1
+    client.socket.close()
+    for _ in range(1000):
+        bench.fill(1)
+        bench.data.poll(5)
+        bench.turn()
+        if not bench.server.subscribers:
+            break
+    assert not bench.server.subscribers
+
+
+def test_eviction_is_an_explicit_gap(small: Bench) -> None:
+    small.fill(30)
+    client = small.client()
+    client.send(Want(0, 0, 4, 100))
+    gap = client.receive()
+    oldest = small.store.intakes[0].ring.oldest
+    assert isinstance(gap, Gap)
+    assert (gap.sequence, gap.span, gap.lost, gap.cause) == (4, oldest - 4, -1, EVICTED)
+    assert small.numbers(client, 30 - oldest) == list(range(oldest, 30))
+    assert next(iter(small.server.subscribers.values())).evicted == oldest - 4
+
+
+def test_current(bench: Bench) -> None:
+    bench.fill(5)
+    client = bench.client()
+    client.send(Want(0, 0, CURRENT, 10))
+    assert bench.numbers(client, 1) == [4]
+
+
+def test_another_epoch_starts_at_the_oldest(small: Bench) -> None:
+    small.fill(30)
+    client = small.client()
+    client.send(Want(0, 12345, 900, 100))
+    assert small.numbers(client, 1) == [small.store.intakes[0].ring.oldest]
+
+
+def test_a_client_that_never_reads_slows_nobody_and_grows_nothing(bench: Bench) -> None:
+    lazy, keen = bench.client(), bench.client()
+    lazy.socket.set(zmq.RCVHWM, 1)
+    lazy.send(Want(0, 0, 0, 1_000_000))
+    keen.send(Want(0, 0, 0, 1_000_000))
+    expected = 0
+    for _ in range(400):
+        bench.fill(2, scans=2000)
+        for _ in range(2):
+            event = keen.receive()
+            assert isinstance(event, Block | Gap)
+            assert event.sequence == expected
+            expected = following(event)
+    by_speed = sorted(bench.server.subscribers.values(), key=lambda s: s.frames)
+    assert by_speed[1].frames == 800
+    # Its own high-water mark of 1000 and the kernel's buffers take some; the server's queue no more than its own mark.
+    assert by_speed[0].feeds[0].next < 800
+    assert by_speed[0].retry_ns is not None
+    assert bench.server.retry_ns() is not None
+    assert SEND_HWM < 100
+
+
+def test_clock_exchange(bench: Bench) -> None:
+    client = bench.client("control")
+    answer = client.ask(ClockExchange(0, 123))
+    assert isinstance(answer, ClockExchange)
+    assert (answer.epoch, answer.t1_host_ns, answer.t4_host_ns) == (EPOCH, 123, 0)
+    assert bench.clock.t_ns >= answer.t3_board_ns >= answer.t2_board_ns > 1_000_000_000
+
+
+def test_unknown_subjects_and_streams_are_answered(bench: Bench) -> None:
+    control, data = bench.client("control"), bench.client()
+    assert control.ask(Message("describe")).body == {"board": "b"}
+    answer = control.ask(Message("destroy"))
+    assert answer == Message("error", {"message": "unknown subject 'destroy': this powerd answers describe"}, EPOCH)
+    answer = data.ask(Want(9, 0, 0, 1))
+    assert answer.subject == "error"
+    assert "there is no stream 9 here" in answer.body["message"]
+
+
+@pytest.mark.parametrize("socket", ["control", "data"])
+def test_garbage_is_counted_and_not_answered(bench: Bench, socket: str) -> None:
+    client = bench.client(socket)
+    good = encode(Message("describe"))
+    garbage = [b"", b"\0" * 100, good[:-1], good + b"x", b"pwrd" + b"\xff" * 70, bytes([good[0] ^ 1]) + good[1:]]
+    for frame in garbage[:-1]:
+        client.send(frame)
+    client.socket.send_multipart([good, good])
+    assert client.receive(QUIET_S).subject == "error", "a frame of version 255 is told which version is spoken"
+    assert client.receive(QUIET_S) is None
+    assert getattr(bench.server.garbage, socket) == len(garbage)
+    assert bench.said.getvalue().count("\n") <= 10
+    bench.fill(1)
+    if socket == "data":
+        client.send(Want(0, 0, 0, 1))
+        assert bench.numbers(client, 1) == [0]
+    else:
+        assert client.ask(Message("describe")).subject == "description"
+
+
+@pytest.mark.parametrize("socket", ["control", "data"])
+def test_another_wire_version_is_told_so(bench: Bench, socket: str) -> None:
+    frame = bytearray(encode(Message("describe")))
+    frame[4] = 2
+    answer = bench.client(socket).ask(bytes(frame))
+    assert answer.subject == "error"
+    assert "speaks version 2 of the wire format, this one version 1" in answer.body["message"]
+
+
+def test_frames_on_the_wrong_socket(bench: Bench) -> None:
+    assert bench.client().ask(Message("describe")).subject == "error"
+    assert bench.client("control").ask(Want(0, 0, 0, 1)).subject == "error"
+    assert (bench.server.garbage.control, bench.server.garbage.data) == (1, 1)
+
+
+def test_complaints_are_bounded(bench: Bench) -> None:
+    client = bench.client("control")
+    for _ in range(50):
+        client.send(b"junk")
+    client.ask(Message("describe"))
+    assert bench.server.garbage.control == 50
+    assert bench.said.getvalue().count("\n") == 10
+    bench.clock.t_ns += 20_000_000_000
+    client.send(b"junk")
+    client.ask(Message("describe"))
+    assert "40 more complaints were left out" in bench.said.getvalue()
+
+
+def test_the_number_of_clients_is_bounded_and_idle_ones_make_room(bench: Bench) -> None:
+    first = bench.client()
+    for n in range(MAX_CLIENTS):
+        bench.server._take_want(_Identity(n), Want(0, 0, 0, 0))  # type: ignore[arg-type]
+    answer = first.ask(Want(0, 0, 0, 1))
+    assert f"serves {MAX_CLIENTS} clients already" in answer.body["message"]
+    bench.clock.t_ns += IDLE_NS
+    bench.turn()
+    bench.fill(1)
+    first.send(Want(0, 0, 0, 1))
+    assert bench.numbers(first, 1) == [0]
+
+
+class _Identity:
+    """A peer's identity as it arrives in front of a request."""
+
+    def __init__(self, number: int) -> None:
+        self.bytes = f"client {number}".encode()
+
+    def get(self, _: str) -> str:
+        return "here"
+
+
+def test_an_address_in_use(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on ipc://.*/c: it is in use, perhaps by another powerd: stop"):
+        bind_router(bench.context, f"ipc://{tmp_path}/c", mandatory=False)
+    assert bench.client("control").ask(Message("describe")).subject == "description", "the one that was there lives on"
+
+
+def test_a_port_in_use(bench: Bench) -> None:
+    taken = bind_router(bench.context, "tcp://127.0.0.1:*", mandatory=False)
+    endpoint = bound_endpoint(taken)
+    with pytest.raises(ConfigError, match=f"cannot listen on {endpoint}: it is in use"):
+        bind_router(bench.context, endpoint, mandatory=False)
+    taken.close()
+
+
+def test_a_stale_socket_is_replaced_and_other_files_are_not(bench: Bench, tmp_path: Path) -> None:
+    stale = zmq.Context()
+    path = tmp_path / "old"
+    socket = stale.socket(zmq.ROUTER)
+    socket.bind(f"ipc://{path}")
+    copy = tmp_path / "kept"
+    copy.hardlink_to(path)
+    socket.close()
+    stale.term()
+    copy.rename(path)
+    assert path.is_socket()
+    release(bind_router(bench.context, f"ipc://{path}", mandatory=False))
+    assert not path.exists()
+    path.write_text("precious")
+    with pytest.raises(ConfigError, match="exists and is not a socket"):
+        bind_router(bench.context, f"ipc://{path}", mandatory=False)
+    assert path.read_text() == "precious"
+
+
+def test_other_addresses_that_cannot_be_used(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no directory"):
+        bind_router(bench.context, f"ipc://{tmp_path}/no/s", mandatory=False)
+    with pytest.raises(ConfigError, match="this machine has no such address"):
+        bind_router(bench.context, "tcp://192.0.2.1:7360", mandatory=False)
+
+
+def test_a_reader_of_the_wire_can_do_without_the_server(bench: Bench) -> None:
+    """The frames in the ring are those that `decode` reads."""
+    bench.fill(3)
+    ring = bench.store.intakes[0].ring
+    found = [ring.find(n) for n in range(3)]
+    assert [decode(f[0]) for f in found if f] == [block(STREAM, n, EPOCH) for n in range(3)]
