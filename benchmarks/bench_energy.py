@@ -1,11 +1,13 @@
-"""Joules of phases from the simulated sensor board against the exact joules of its load, at 500 scans a second, in real time.
+"""Joules of phases from the simulated sensor board against the exact joules of its load, at 500 scans a second, in real
+time.
 
-powerd, sampler, INA219 driver, stream, clock mapping, marks, recorder, run file and analytics are the real ones; only the chips and their
-load are simulated, so the truth is known. Two kinds of phases: *aligned*, which begin and end where the load steps, as a training's
-do, and *free*, which know nothing of the load. Chips have errors drawn within the data sheet's limits, or none.
+powerd, sampler, INA219 driver, stream, clock mapping, marks, recorder, run file and analytics are the real ones; only
+the chips and their load are simulated, so the truth is known. Two kinds of phases: *aligned*, which begin and end where
+the load steps, as a training's do, and *free*, which know nothing of the load. Chips have errors drawn within the data
+sheet's limits, or none.
 
-Targets: for phases of 20 ms and longer the mean over 200 phases of a kind within 0.5 %, and each single phase inside its stated 95 %
-uncertainty in at least 93 % of cases.
+Targets: for phases of 20 ms and longer the mean over 200 phases of a kind within 0.5 %, and each single phase inside
+its stated 95 % uncertainty in at least 93 % of cases.
 """
 
 from __future__ import annotations
@@ -125,7 +127,10 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     print(f"Energy of phases on the simulated board, 500 scans/s, {args.phases} phases of a kind ({machine()})")
-    print(f"  {'load and phases':28} {'chips':10} {'seed':>4}  {'phase':10} {'error of the mean':>17}  inside 95 % uncertainty")
+    print(
+        f"  {'load and phases':28} {'chips':10} {'seed':>4}  {'phase':10} {'error of the mean':>17}  inside 95 %
+        uncertainty"
+    )
     failed = False
     for kind in ("aligned", "free"):
         for length_ms in LENGTHS_MS:
@@ -135,8 +140,8 @@ def main() -> int:
                         missed = abs(mean) > 0.005 or inside < 0.93
                         failed |= missed
                         print(
-                            f"  {f'{kind}, {length_ms:g} ms':28} {errors:10} {seed:4}  {name:10} {mean:+17.3%}  {inside:6.1%}"
-                            f"{'   <-- misses the target' if missed else ''}"
+                            f"  {f'{kind}, {length_ms:g} ms':28} {errors:10} {seed:4}  {name:10} {mean:+17.3%}
+                            {inside:6.1%}" f"{'   <-- misses the target' if missed else ''}"
                         )
     return int(failed)
 

@@ -1,7 +1,8 @@
 """`kill -9` of the trainer, the recorder and powerd at random moments: is the run still there?
 
-Each time a training with back-to-back iterations is recorded from a simulated board over a socket, one process is killed, and the
-run file is opened. It must hold everything older than one second before the kill, and `joules tables` must give the phases that ended.
+Each time a training with back-to-back iterations is recorded from a simulated board over a socket, one process is
+killed, and the run file is opened. It must hold everything older than one second before the kill, and `joules tables`
+must give the phases that ended.
 """
 
 from __future__ import annotations
@@ -118,9 +119,7 @@ def _look(out: Path, begun_ns: int, killed_ns: int, problems: list[str]) -> Outc
     )  # fmt: skip
     if tables.returncode:
         problems.append(f"joules tables: {tables.stderr.strip()}")
-    elif not any(
-        row["phase"] == "forward" and row["iterations"] == completed for row in json.loads(tables.stdout)
-    ):
+    elif not any(row["phase"] == "forward" and row["iterations"] == completed for row in json.loads(tables.stdout)):
         problems.append(f"joules tables does not give the {completed} forward phases that ended")
     return Outcome(readings, ended, (killed_ns - begun_ns) * 1e-9, lost_ms, tuple(problems))
 
@@ -142,7 +141,10 @@ def main() -> int:
         bad = [o for o in outcomes if o.problems]
         failed += len(bad)
         worst = max(o.lost_ms for o in outcomes)
-        print(f"  {target:9} {len(outcomes) - len(bad)} of {len(outcomes)} whole; readings missing before the kill: at most {worst:.0f} ms")
+        print(
+            f"  {target:9} {len(outcomes) - len(bad)} of {len(outcomes)} whole; readings missing before the kill: at
+            most {worst:.0f} ms"
+        )
         for outcome in bad:
             print(f"    {'; '.join(outcome.problems)}")
     return 1 if failed else 0

@@ -46,6 +46,13 @@ def phases(rng, n, lengths_ms, jitter=0.1):
 def make_waveform(kind, rng, begin, end, label):
     stop = end[-1] + 100 * MS
     levels = np.array([80.0, 250.0, 150.0])
+    if kind == "edge ramps":  # 0.8 ms after each edge until the new level is reached
+        before = np.concatenate([[50.0], levels[label][:-1]])
+        t = np.ravel(np.column_stack([begin, begin + 0.8 * MS]))
+        return Waveform(
+            np.concatenate([[0], t, [stop]]),
+            np.concatenate([[50], np.ravel(np.column_stack([before, levels[label]])), [50]]),
+        )
     if kind in ("steps", "steps+noise", "ramps", "rc"):
         t = np.ravel(np.column_stack([begin, end - 1]))
         p = np.repeat(levels[label], 2)
@@ -162,11 +169,12 @@ def one(kind, seed, lengths, rules, **options):
 
 RULES = {
     "linear": {"weight": 0.0, "use_slope": False},
-    "hold": {"weight": 1.0, "use_slope": False},
-    "hold+slope": {"weight": 1.0},
-    "mixture": {},
+    "hold": {"weight": 1.0, "use_slope": False, "use_late": False},
+    "hold+slope": {"weight": 1.0, "use_late": False},
+    "+left over": {"weight": 1.0},
+    "as used": {},
 }
-KINDS = ("steps", "steps+noise", "ramps", "rc", "square", "random steps", "sine", "wander")
+KINDS = ("steps", "steps+noise", "edge ramps", "ramps", "rc", "square", "random steps", "sine", "wander")
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The main job from end to end on any machine: powerd, a training with phases, a table and a picture.
 
-powerd reads a simulated sensor board (eight INA219s on a graphics card's rails, whose load follows this machine's CPU activity) and
-a model of this process's CPU power. Everything else is real: driver, samplers, stream, clocks, marks, recorder, run file, energies.
+powerd reads a simulated sensor board (eight INA219s on a graphics card's rails, whose load follows this machine's CPU
+activity) and a model of this process's CPU power. Everything else is real: driver, samplers, stream, clocks, marks,
+recorder, run file, energies.
 """
 
 from __future__ import annotations
@@ -63,13 +64,17 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=15.0, help="training time for each batch size")
     args = parser.parse_args()
     args.directory.mkdir(exist_ok=True)
+    # The simulated chips are worked out on this machine's CPU: leave them a core, as a real board would not need.
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) - 1))
     console = Console()
     try:
         with tempfile.TemporaryDirectory(prefix="powerd-demo-") as sockets:
             url = f"ipc://{sockets}/powerd"
             config = args.directory / "powerd.toml"
             config.write_text(CONFIG.format(url=url, pid=os.getpid()))
-            console.print(f"[bold]1. powerd[/bold] starts with {config}: a simulated sensor board and a CPU power model")
+            console.print(
+                f"[bold]1. powerd[/bold] starts with {config}: a simulated sensor board and a CPU power model"
+            )
             with daemon(config):
                 record(args, url, console)
         show(args.directory, console)
@@ -85,7 +90,9 @@ def main() -> int:
 def record(args: argparse.Namespace, url: str, console: Console) -> None:
     """Train with each batch size, recorded into one run file."""
     console.print("[bold]2. Training[/bold] a small CNN on the CPU; forward, backward and update are marked")
-    bar = Progress(TextColumn("   batch size {task.description:>4}"), BarColumn(), TimeRemainingColumn(), console=console)
+    bar = Progress(
+        TextColumn("   batch size {task.description:>4}"), BarColumn(), TimeRemainingColumn(), console=console
+    )
     with Meter(url, args.directory / "run.h5", overwrite=True) as meter, bar:
         tasks = [bar.add_task(str(batch_size), total=1.0, start=False) for batch_size in args.batch]
         for batch_size, task in zip(args.batch, tasks, strict=True):
@@ -102,6 +109,15 @@ def record(args: argparse.Namespace, url: str, console: Console) -> None:
             time.sleep(0.5)  # a little idle power between the batch sizes, to be seen in the picture
 
 
+def joules(*arguments: str) -> None:
+    """A `joules` command in this process; ends the demo when it fails."""
+    try:
+        cli.main(list(arguments))
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
 def show(directory: Path, console: Console) -> None:
     """The table, the same as CSV, and the picture."""
     run, table, picture = directory / "run.h5", directory / "table.csv", directory / "power.png"
@@ -111,7 +127,7 @@ def show(directory: Path, console: Console) -> None:
         ["tables", str(run), "--format", "csv", "--output", str(table), "--overwrite"],
         ["plot", str(run), "--output", str(picture), "--overwrite"],
     ):
-        cli.main(command)
+        joules(*command)
     console.print(f"\nRun file: {run}   table: {table}   picture: {picture}")
     console.print(
         "[bold]Next, on your own hardware:[/bold] joules record -- python your_training.py "

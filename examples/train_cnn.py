@@ -4,8 +4,8 @@
     python examples/train_cnn.py --model alexnet --url tcp://board:7360 --out alexnet.h5
     joules tables run.h5
 
-On a GPU the work runs behind the host's back, so this example synchronises with the device at every edge of a phase. That
-makes the phases right and a training with short steps slower; the run file says `host-synchronised`.
+On a GPU the work runs behind the host's back, so this example synchronises with the device at every edge of a phase.
+That makes the phases right and a training with short steps slower; the run file says `host-synchronised`.
 """
 
 from __future__ import annotations
@@ -44,23 +44,27 @@ def train(
     operations = count_operations(model, shape).total
     images, labels = synthetic_batch(name, batch_size, device)
 
-    def step() -> None:
-        with meter.phase("iteration"):
-            with meter.phase("forward"):
-                loss = loss_of(model(images), labels)
-            with meter.phase("backward"):
-                loss.backward()
-            with meter.phase("update"):
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+    def forward() -> torch.Tensor:
+        return loss_of(model(images), labels)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
     with meter.phase("warm-up"):
         for _ in range(warm_up):
-            step()
+            forward().backward()
+            update()
     started = time.perf_counter()
     with meter.phase("training", model=name, batch_size=batch_size, operations_per_sample=operations):
         while (spent := time.perf_counter() - started) < seconds:
-            step()
+            with meter.phase("iteration"):
+                with meter.phase("forward"):
+                    loss = forward()
+                with meter.phase("backward"):
+                    loss.backward()
+                with meter.phase("update"):
+                    update()
             advance(spent / seconds)
     advance(1.0)
 
@@ -70,7 +74,10 @@ def run(args: argparse.Namespace) -> None:
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     synchronize = torch.cuda.synchronize if device.type == "cuda" else None
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Meter(args.url, args.out, overwrite=args.overwrite, synchronize=synchronize) as meter, Progress(*columns) as bar:
+    with (
+        Meter(args.url, args.out, overwrite=args.overwrite, synchronize=synchronize) as meter,
+        Progress(*columns) as bar,
+    ):
         for batch_size in args.batch:
             task = bar.add_task(f"{args.model}, batch {batch_size}", total=100)
             train(

@@ -3,8 +3,9 @@
 Power usually steps exactly where a phase begins, between two readings; a straight line through both leaks part of
 the step into the neighbour. docs/energy.md derives and measures what is done here: from an edge to the nearest
 *clean* cell (a reading, or a counter's interval, that saw nothing but this phase) the cell's power is held, with the
-slope that all phases of the kind share; how much of that correction is applied depends on how much more power moves
-across edges of the kind than it does inside the phases. Everything is prefix sums and sums by class.
+slope that all phases of the kind share; joules around a beginning that held power does not account for belong to what
+begins there; how much of that correction is applied depends on how much more power moves across edges of the kind
+than it does inside the phases. Everything is prefix sums and sums by class.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.cells import Cells, span
 from powerd_analytics.energy import Integral
+from powerd_analytics.leftover import Side, left_over_j
 from powerd_analytics.missing import missing_in
 from powerd_analytics.signal import Signal
 from powerd_analytics.stretches import JOIN_SHARE, Stretches, join_stretches
@@ -26,6 +28,8 @@ Mask = NDArray[np.bool_]
 
 CLEAR_RATIO = 4.0
 """Mean square movement across edges over that inside phases, from which on edges are taken for steps altogether."""
+NEED_LATE = 8
+"""Edges of a kind from which on the mean of what is left over at them is known well enough to be assigned."""
 NEED_CLEAN = 2
 """Clean cells that a stretch must hold: with one, nothing tells how the power moves inside."""
 
@@ -65,8 +69,13 @@ def phase_line_energies(
     *,
     weight: float | None = None,
     use_slope: bool = True,
+    use_late: bool = True,
 ) -> PhaseEnergies:
-    """Energies of phases [m] of classes ``label``. ``weight`` fixes the correction's share (None: as the data say)."""
+    """Energies of phases [m] of classes ``label``.
+
+    ``weight`` fixes the correction's share (None: as the data say); ``use_slope`` and ``use_late`` leave parts of it
+    out, for comparisons.
+    """
     integral = signal.integral()
     linear = integral.between(begin_ns, end_ns)
     missing_s, off_by = missing_in(signal, integral, begin_ns, end_ns)
@@ -76,14 +85,14 @@ def phase_line_energies(
         none, nan = np.zeros(m), np.full(m, np.nan)
         return PhaseEnergies(nan, linear, none, none, np.zeros(m, bool), nan, nan, nan, nan, missing_s, off_by)
     s = join_stretches(begin_ns, end_ns, label, process, JOIN_SHARE * signal.resolution_ns)
-    found = _Stretched(signal, cells, s)
-    fix_b, fix_e, weight_b, weight_e = found.corrections(integral, weight, use_slope)
+    found = _Stretched(signal, cells, s, np.unique(np.concatenate([begin_ns, end_ns])))
+    fix_b, fix_e, weight_b, weight_e = found.corrections(integral, weight, use_slope=use_slope, use_late=use_late)
     i = s.of_phase
     begin_j = np.where(s.is_first, fix_b[i], 0.0)
     end_j = np.where(s.is_last, fix_e[i], 0.0)
     resolvable = found.resolvable[i]
     u_random, u_inner = found.random(begin_ns, end_ns, weight_b, weight_e)
-    u_edge, u_clock = found.shared(integral, weight_b, weight_e)
+    u_edge, u_clock = found.shared(weight_b, weight_e)
     return PhaseEnergies(
         energy_j=np.where(resolvable, linear + begin_j + end_j, np.nan),
         linear_j=linear,
@@ -99,10 +108,18 @@ def phase_line_energies(
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _LeftOver:
+    """Joules by class [classes]: what goes to the phases at this edge, and its standard uncertainty."""
+
+    assigned: Values
+    u_j: Values
+
+
 class _Stretched:
     """The clean cells of every stretch, and what the classes have in common."""
 
-    def __init__(self, signal: Signal, cells: Cells, s: Stretches) -> None:
+    def __init__(self, signal: Signal, cells: Cells, s: Stretches, edges: Ints) -> None:
         self.signal, self.cells, self.s = signal, cells, s
         self.bound_b, self.bound_e = _bound(signal, s.begin_ns), _bound(signal, s.end_ns)
         guard_b = np.ceil(signal.guard_ns + self.bound_b).astype(np.int64)
@@ -116,6 +133,13 @@ class _Stretched:
         self.resolvable = self.clean >= NEED_CLEAN
         self.first, self.last = np.clip(first, 0, n - 1), np.clip(last, 0, n - 1)
         self.classes = int(s.label.max()) + 1
+        # A look outside tells what power stood at the edge only when no other phase began or ended in between.
+        near = round(JOIN_SHARE * signal.resolution_ns)
+        bounds = np.concatenate([[np.iinfo(np.int64).min // 2], edges, [np.iinfo(np.int64).max // 2]])
+        earlier = bounds[np.searchsorted(edges, s.begin_ns - near, "left")]
+        later = bounds[np.searchsorted(edges, s.end_ns + near, "right") + 1]
+        self.known_b = cells.left[np.clip(self.before, 0, n - 1)] >= earlier + guard_b
+        self.known_e = cells.right[np.clip(self.after, 0, n - 1)] <= later - guard_e
         self._pool()
 
     def _sum(self, values: Values, where: Mask | None = None) -> Values:
@@ -162,9 +186,9 @@ class _Stretched:
         ratio = np.maximum(across, 1e-300) / np.maximum(self._sum(np.maximum(usual, 0), there), 1e-300)
         return np.clip((ratio - 1) / (CLEAR_RATIO - 1), 0, 1)
 
-    def _slope(self, at: Ints, inner: Ints) -> Values:
+    def _slope(self, at: Ints, inner: Ints, use: Mask) -> Values:
         """By class: mean slope towards the edge in W/ns, shrunk by how sure it is that there is one."""
-        c, use = self.cells, self.clean >= 3
+        c = self.cells
         dt = np.abs(c.left[inner] - c.left[at]) + 1e-300
         slope = (c.watts[at] - c.watts[inner]) / np.maximum(dt, 1.0)
         n = self._sum(np.ones(len(slope)), use)
@@ -173,8 +197,14 @@ class _Stretched:
         shrunk: Values = np.where(n >= 3, mean * np.clip(1 - 4 * var / np.maximum(mean**2, 1e-300), 0, 1), 0.0)
         return shrunk
 
+    def _held(self, at: Ints, dist: Values, slope: Values) -> tuple[Values, Values]:
+        """Joules of a cell's power held over a distance (ns), and what the class's slope adds to that."""
+        # Between an edge and a counter's interval the mean of that interval is half a cell farther away.
+        bend = slope[self.s.label] * dist * (dist / 2 + self.cells.half_ns)
+        return self.cells.watts[at] * dist * 1e-9, bend * 1e-9
+
     def corrections(
-        self, integral: Integral, weight: float | None, use_slope: bool
+        self, integral: Integral, weight: float | None, *, use_slope: bool, use_late: bool
     ) -> tuple[Values, Values, Values, Values]:
         """Joules to add at the begin and end of each stretch, and the weights by class."""
         c, s, k = self.cells, self.s, self.s.label
@@ -183,7 +213,10 @@ class _Stretched:
         weights = [self._weight(self.first, self.before), self._weight(self.last, self.after)]
         if weight is not None:
             weights = [np.full(self.classes, weight)] * 2
-        slopes = [self._slope(self.first, inside_b), self._slope(self.last, inside_e)]
+        three = self.clean >= 3
+        self.slopes = [self._slope(self.first, inside_b, three), self._slope(self.last, inside_e, three)]
+        if not use_slope:
+            self.slopes = [np.zeros(self.classes)] * 2
         # Power is never held beyond the first and last reading: what lies there is missing, not guessed.
         t = self.signal.t_ns
         edge_b, edge_e = np.clip(s.begin_ns, t[0], t[-1]), np.clip(s.end_ns, t[0], t[-1])
@@ -192,14 +225,15 @@ class _Stretched:
         fixes = []
         self.slope_part = []
         for at, dist, slope, begin, end in (
-            (self.first, self.dist_b, slopes[0], edge_b, c.left[self.first]),
-            (self.last, self.dist_e, slopes[1], c.right[self.last], edge_e),
+            (self.first, self.dist_b, self.slopes[0], edge_b, c.left[self.first]),
+            (self.last, self.dist_e, self.slopes[1], c.right[self.last], edge_e),
         ):
-            # Between the edge and a counter's interval the mean of that interval is half a cell farther away.
-            bend = slope[k] * dist * (dist / 2 + c.half_ns) if use_slope else np.zeros(len(dist))
-            held = (c.watts[at] * dist + bend) * 1e-9
-            fixes.append(np.where(self.resolvable, held - integral.between(begin, np.maximum(end, begin)), 0.0))
-            self.slope_part.append(bend * 1e-9)
+            held, bend = self._held(at, dist, slope)
+            fixes.append(np.where(self.resolvable, held + bend - integral.between(begin, np.maximum(end, begin)), 0.0))
+            self.slope_part.append(bend)
+        self.late = self._left_over(integral)
+        if use_late:
+            fixes[0] = fixes[0] + np.where(self.resolvable, self.late[0].assigned[k], 0.0)
         self.full_fix = fixes
         return weights[0][k] * fixes[0], weights[1][k] * fixes[1], weights[0], weights[1]
 
@@ -233,42 +267,58 @@ class _Stretched:
         variance: Values = (weight[k] ** 2 * (wander + noise) + straight) * 1e-18 + self._moment(at)
         return variance
 
-    def _unassigned(self, integral: Integral) -> tuple[Values, Values]:
-        """By class: mean joules around an edge (begin, end) that power held on both sides does not account for.
+    def _left_over(self, integral: Integral) -> tuple[_LeftOver, _LeftOver]:
+        """Joules around the edges (begin, end) that power held on both sides does not account for, by class.
 
-        A step at the edge leaves nothing on average. A sensor slower than the transition sees its joules go by
-        without seeing on which side of the edge they went.
+        A step at the edge leaves nothing on average, whatever the sensor. A ramp does, and so does a sensor that is
+        slower than the transition. Power follows its cause: what a phase changes, it changes after it has begun, so
+        that what is left over at a beginning belongs to what begins there.
         """
-        c, s = self.cells, self.s
+        n = len(self.cells)
         found = []
-        for at, other, edge, is_begin in (
-            (self.first, self.before, s.begin_ns, True),
-            (self.last, self.after, s.end_ns, False),
+        for at, other, beyond, adjacent, slope in (
+            (self.first, self.before, self.before - 1, self.known_b, self.slopes[0]),
+            (self.last, self.after, self.after + 1, self.known_e, self.slopes[1]),
         ):
-            _, _, there = self._jump(at, other)
-            o = np.clip(other, 0, len(c) - 1)
-            low, high = (o, at) if is_begin else (at, o)
-            begin, end = c.right[low], np.maximum(c.left[high], c.right[low])
-            held = (c.watts[low] * (edge - begin) + c.watts[high] * (end - edge)) * 1e-9
-            left = integral.between(begin, end) - held
-            n = np.maximum(self._sum(np.ones(len(left)), there), 1)
-            mean = self._sum(left, there) / n
-            var = np.clip(self._sum(left**2, there) / n - mean**2, 0, None) / np.maximum(n - 1, 1)
-            sure = np.sqrt(np.clip(1 - 4 * var / np.maximum(mean**2, 1e-300), 0, 1))
-            found.append(np.abs(mean) * sure)
+            jump, _, there = self._jump(at, other)
+            known = adjacent & there
+            o, farther = np.clip(other, 0, n - 1), np.clip(beyond, 0, n - 1)
+            outer = self._slope(o, farther, known & (beyond >= 0) & (beyond < n))[self.s.label]
+            sides = (Side(o, outer), Side(at, slope[self.s.label]))
+            low, high = sides if at is self.first else sides[::-1]
+            edge = self.s.begin_ns if at is self.first else self.s.end_ns
+            left = left_over_j(self.signal, self.cells, integral, edge, low, high)
+            count = self._sum(np.ones(len(jump)), known)
+            mean, variance = self._mean(left, known)
+            # An offset of the clocks moves joules across a step just so: only what is more than that is assigned.
+            bound = np.maximum(self.bound_b, self.bound_e) * 1e-9
+            variance = variance + self._sum((jump * bound) ** 2, known) / np.maximum(count, 1) / 3
+            share = np.sqrt(np.clip(1 - 4 * variance / np.maximum(mean**2, 1e-300), 0, 1))
+            mean = np.where(count >= NEED_LATE, mean, self._mean(left, there)[0])
+            share = np.where(count >= NEED_LATE, share, 0.0)
+            # Which side the joules are on is known by a rule, not by the sensor: a rectangle of half the width for what
+            # was assigned, of the full width for what was not.
+            u2 = (share * mean) ** 2 / 12 + share**2 * variance + ((1 - share) * mean) ** 2 / 3
+            found.append(_LeftOver(share * mean, np.sqrt(u2)))
         return found[0], found[1]
 
-    def shared(self, integral: Integral, weight_b: Values, weight_e: Values) -> tuple[tuple[Values, Values], Values]:
+    def _mean(self, values: Values, where: Mask) -> tuple[Values, Values]:
+        """By class: mean of ``values`` and the variance of that mean."""
+        n = np.maximum(self._sum(np.ones(len(values)), where), 1)
+        mean = self._sum(values, where) / n
+        return mean, np.clip(self._sum(values**2, where) / n - mean**2, 0, None) / np.maximum(n - 1, 1)
+
+    def shared(self, weight_b: Values, weight_e: Values) -> tuple[tuple[Values, Values], Values]:
         """Standard uncertainties (J) by stretch that all phases of a class share: edges (begin, end), clocks."""
         k = self.s.label
         n = np.maximum(self._sum(np.ones(len(k))), 1)
         sides = []
-        for fix, bend, weight, unassigned in zip(
-            self.full_fix, self.slope_part, (weight_b, weight_e), self._unassigned(integral), strict=True
+        for fix, bend, weight, late in zip(
+            self.full_fix, self.slope_part, (weight_b, weight_e), self.late, strict=True
         ):
             left = (1 - weight) * np.abs(self._sum(fix) / n) / np.sqrt(3)
             bent = weight * np.abs(self._sum(bend) / n) / 2
-            sides.append(np.sqrt(left**2 + bent**2 + (weight * unassigned) ** 2 / 3)[k])
+            sides.append(np.sqrt(left**2 + bent**2 + (weight * late.u_j) ** 2)[k])
         c = self.cells
         moved = (c.watts[self.last] - c.watts[self.first]) ** 2
         for at, other, weight in ((self.first, self.before, weight_b), (self.last, self.after, weight_e)):
