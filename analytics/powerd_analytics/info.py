@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from powerd_analytics.beside import describe_beside
 from powerd_analytics.devices import Progress, line_energies, no_progress
 from powerd_analytics.reasons import seconds, sensor
 from powerd_analytics.run import Run
@@ -32,6 +33,8 @@ def describe_run(run: Run, device: str | None = None, *, progress: Progress = no
             progress((i + k / (len(found.feeds) + 1)) / len(names), f"reading {line}")
             signals.append(load_signal(run, line))
         yield from _device(run, signals, set(found.feeds))
+        for line in run.beside(name):
+            yield describe_beside(run, line)
     for clock in run.clocks.values():
         if len(clock.half_width_ns):
             steps = f", {clock.steps} clock steps" if clock.steps else ""

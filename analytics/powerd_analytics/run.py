@@ -17,7 +17,7 @@ from powerd_analytics.phases import Phases, read_phases
 from powerd_client.runfile import open_run
 from powerd_core.document import from_document
 from powerd_core.errors import RunFileError, WireError
-from powerd_core.model import Accuracy, Conversion, CounterConversion, Provenance
+from powerd_core.model import Accuracy, Conversion, Provenance, QuantityConversion, quantity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class RunLine:
     board: str
     provenance: Provenance
     quantity: str
-    """``power_w`` or ``energy_j``."""
+    """``power_w``, ``energy_j``, or what it is that is neither, such as ``temperature_c``."""
     description: str
     period_ns: int
     conversion: Conversion
@@ -39,6 +39,11 @@ class RunLine:
     clock: str
     count: int
     """Readings in the file, good and bad."""
+
+    @property
+    def is_beside(self) -> bool:
+        """Neither power nor energy: shown, never summed or compared."""
+        return isinstance(self.conversion, QuantityConversion)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +150,14 @@ class Run:
     def compared(self, device: str) -> tuple[str, ...]:
         """Lines that measure the device by other means: compared with it, never added to it."""
         feeds = self.device(device).feeds
-        return tuple(n for n, line in self.lines.items() if line.device == device and n not in feeds)
+        return tuple(
+            n for n, line in self.lines.items() if line.device == device and n not in feeds and not line.is_beside
+        )
+
+    def beside(self, device: str) -> tuple[str, ...]:
+        """Lines of the device that are neither power nor energy: temperatures, clocks, limits."""
+        name = self.device(device).name
+        return tuple(n for n, line in self.lines.items() if line.device == name and line.is_beside)
 
 
 def read_run(path: str | Path, *, progress: Callable[[float, str], None] = lambda share, text: None) -> Run:
@@ -181,6 +193,8 @@ def _read(path: Path, file: h5py.File) -> Run:
             raise RunFileError(
                 f"{path}: device {device.name!r} is fed by line {missing[0]!r}, which is not in the file"
             )
+        if beside := sorted(n for n in device.feeds if lines[n].is_beside):
+            raise RunFileError(f"{path}: device {device.name!r} is fed by line {beside[0]!r}, which is no power")
     return Run(
         path=path,
         attributes=attributes,
@@ -203,14 +217,13 @@ def _line(path: Path, name: str, group: h5py.Group) -> RunLine:
         accuracy = from_document(Accuracy, json.loads(a["accuracy"]), "accuracy")
     except WireError as error:
         raise RunFileError(f"{path}: line {name!r}: {error}") from error
-    quantity = "energy_j" if isinstance(conversion, CounterConversion) else "power_w"
     return RunLine(
         name=name,
         device=_text(a["device"]),
         source=_text(a["source"]),
         board=_text(a["board"]),
         provenance=Provenance(_text(a["provenance"])),
-        quantity=quantity,
+        quantity=quantity_of(conversion),
         description=_text(a.get("description", "")),
         period_ns=int(a["period_ns"]),
         conversion=conversion,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy import Integral, unwrap_counter
 from powerd_analytics.run import Readings, Run, RunClock, RunLine
 from powerd_core.errors import AnalysisError
-from powerd_core.model import BAD, CounterConversion, ScaledConversion, ShuntConversion
+from powerd_core.model import BAD, CounterConversion, QuantityConversion, ScaledConversion, ShuntConversion
 
 LATE_FACTOR, FLAGGED_FACTOR = 3.5, 1.8
 """Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
@@ -119,6 +119,8 @@ def _power_w(line: RunLine, readings: Readings, good: NDArray[np.bool_]) -> NDAr
             return watts
         case ScaledConversion() as c:
             return _column(line, readings, c.column)[good].astype(np.float64) * c.w_per_code
+        case QuantityConversion() as c:
+            raise AnalysisError(f"line {line.name!r} is {c.quantity}, no power: `joules info` shows it")
         case _:
             raise AnalysisError(f"line {line.name!r} counts energy: it has no power readings")
 

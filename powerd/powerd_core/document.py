@@ -14,6 +14,7 @@ from powerd_core.model import (
     CODE_BYTES,
     CounterConversion,
     Description,
+    QuantityConversion,
     ScaledConversion,
     ShuntConversion,
 )
@@ -24,6 +25,7 @@ _CONVERSIONS: dict[str, type] = {
     "shunt": ShuntConversion,
     "scaled": ScaledConversion,
     "counter": CounterConversion,
+    "quantity": QuantityConversion,
 }
 
 
@@ -106,10 +108,15 @@ def read_description(document: Any) -> Description:
     lines = [line.name for s in description.streams for line in s.lines]
     if len(set(lines)) != len(lines):
         raise WireError("Description: two lines share a name")
+    besides = {
+        line.name for s in description.streams for line in s.lines if isinstance(line.conversion, QuantityConversion)
+    }
     for stream in description.streams:
         if bad := [c.typecode for c in stream.columns if c.typecode not in CODE_BYTES]:
             raise WireError(f"Description: stream {stream.source!r} has a column of unknown type {bad[0]!r}")
     for device in description.devices:
         if missing := set(device.feeds) - set(lines):
             raise WireError(f"Description: device {device.name!r} is fed by unknown line {sorted(missing)[0]!r}")
+        if beside := set(device.feeds) & besides:
+            raise WireError(f"Description: device {device.name!r} is fed by {sorted(beside)[0]!r}, which is no power")
     return description

@@ -122,7 +122,31 @@ class CounterConversion:
     bits: int = 64
 
 
-Conversion = ShuntConversion | ScaledConversion | CounterConversion
+@dataclass(frozen=True, slots=True)
+class QuantityConversion:
+    """Something that is neither power nor energy, such as a temperature: value = codes[column] * per_code.
+
+    ``quantity`` names what it is and its unit, such as ``temperature_c``. Where it ends in ``_bits`` each bit of the
+    code is a yes or no of its own, named in the stream's ``detail["bits"][line]`` (an object of bit values by name).
+    Such a line is shown beside powers and never feeds a device.
+    """
+
+    column: str
+    quantity: str
+    per_code: float = 1.0
+
+
+Conversion = ShuntConversion | ScaledConversion | CounterConversion | QuantityConversion
+
+
+def quantity_of(conversion: Conversion) -> str:
+    """What a conversion gives, and its unit: ``power_w``, ``energy_j`` or a name such as ``temperature_c``."""
+    match conversion:
+        case CounterConversion():
+            return "energy_j"
+        case QuantityConversion():
+            return conversion.quantity
+    return "power_w"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +162,8 @@ class Line:
 
     @property
     def quantity(self) -> str:
-        """``energy_j`` for a counter, else ``power_w``."""
-        return "energy_j" if isinstance(self.conversion, CounterConversion) else "power_w"
+        """``energy_j`` for a counter, ``power_w``, or the name of what is neither."""
+        return quantity_of(self.conversion)
 
 
 @dataclass(frozen=True, slots=True)

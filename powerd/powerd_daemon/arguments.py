@@ -10,9 +10,10 @@ from typing import Any, NoReturn
 
 from powerd_daemon.endpoints import DEFAULT_LISTEN
 from powerd_daemon.release import release
+from powerd_daemon.scan import WHAT_IS_READ
 from powerd_daemon.suggest import did_you_mean
 
-COMMANDS = ("run", "sources", "describe", "stats", "config-check")
+COMMANDS = ("run", "sources", "describe", "stats", "config-check", "plan", "scan", "check", "calibrate")
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +36,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         parser.error(f"which command? (there are: {', '.join(COMMANDS)})")
     if arguments.command == "run":
         _check_run(parser, arguments)
+    if arguments.command == "calibrate":
+        _check_calibrate(parser, arguments)
     return arguments
 
 
@@ -65,7 +68,71 @@ def _parser() -> Parser:
         asking.add_argument("--json", action="store_true", help="as JSON, for programs")
     check = commands.add_parser("config-check", help="check a configuration file", allow_abbrev=False)
     check.add_argument("file", type=Path, metavar="FILE")
+    _add_bench(commands)
     return parser
+
+
+def _add_bench(commands: Any) -> None:
+    """The commands that bring a board into service."""
+    plan = commands.add_parser(
+        "plan", help="what the buses of a configuration can do, and how exactly", allow_abbrev=False
+    )
+    plan.add_argument("file", type=Path, metavar="FILE")
+    plan.add_argument(
+        "--load", type=_load, action="append", default=[], metavar="NAME=W", help="expected power of a line or a device"
+    )
+    scan = commands.add_parser(
+        "scan", help="what answers on the I2C buses, and what it is", description=WHAT_IS_READ, allow_abbrev=False
+    )
+    scan.add_argument("bus", nargs="*", type=int, metavar="BUS", help="number N of /dev/i2c-N (default: all)")
+    scan.add_argument("--toml", action="store_true", help="as [[source]] tables for a configuration")
+    doctor = commands.add_parser(
+        "check",
+        help="look at this machine, say what is wrong and what to do",
+        description="Looks at devices, buses, sensors, clock, scheduler and disk. Status 1 when something fails. "
+        "Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
+        allow_abbrev=False,
+    )
+    doctor.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
+    doctor.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="zero and gain of sensors against a reference",
+        description="Reads the lines of a configuration at a known load and stores what follows in a calibration file.",
+        allow_abbrev=False,
+    )
+    calibrate.add_argument("file", type=Path, metavar="FILE", help="the configuration that names the lines")
+    load = calibrate.add_mutually_exclusive_group(required=True)
+    load.add_argument("--zero", action="store_true", help="no load: nothing flows through the shunts")
+    load.add_argument("--reference-a", type=float, metavar="A", help="the true current of one line")
+    load.add_argument("--reference-w", type=float, metavar="W", help="the true power of one line")
+    calibrate.add_argument(
+        "--reference-u",
+        type=float,
+        metavar="U",
+        help="relative standard uncertainty of the reference (0.001 is 0.1 %%)",
+    )
+    calibrate.add_argument(
+        "--line", action="append", default=[], metavar="NAME", help="a line (default with --zero: all)"
+    )
+    calibrate.add_argument("--temperature-c", type=float, required=True, metavar="C", help="temperature at the shunts")
+    calibrate.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to read (default 10)")
+    calibrate.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the calibration file, made or extended"
+    )
+
+
+def _load(text: str) -> tuple[str, float]:
+    name, _, watts = text.rpartition("=")
+    try:
+        power_w = float(watts)
+    except ValueError:
+        power_w = -1.0
+    if not name or not 0 <= power_w < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WATTS, such as gpu0=250")
+    return name, power_w
 
 
 def _check_run(parser: Parser, arguments: argparse.Namespace) -> None:
@@ -75,3 +142,17 @@ def _check_run(parser: Parser, arguments: argparse.Namespace) -> None:
         if arguments.config is not None and getattr(arguments, name) is not None:
             option = "--" + name.replace("_", "-")
             parser.error(f"run: {option} goes with --sim; with --config it belongs into the file")
+
+
+def _check_calibrate(parser: Parser, arguments: argparse.Namespace) -> None:
+    if arguments.zero:
+        if arguments.reference_u is not None:
+            parser.error("calibrate: --reference-u goes with --reference-a or --reference-w")
+        return
+    if len(arguments.line) != 1:
+        parser.error("calibrate: a reference is of one line: give one --line NAME")
+    if arguments.reference_u is None or not 0 <= arguments.reference_u < 1:
+        parser.error("calibrate: give --reference-u, the reference's relative standard uncertainty (0.001 is 0.1 %)")
+    value = arguments.reference_w if arguments.reference_a is None else arguments.reference_a
+    if not 0 < value < float("inf"):
+        parser.error("calibrate: a reference is above 0; for no load give --zero")

@@ -17,17 +17,23 @@ from powerd_core.model import Description
 from powerd_daemon import printing
 from powerd_daemon.arguments import parse
 from powerd_daemon.asking import ask
+from powerd_daemon.calibration_command import calibrate_lines
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import Config, ServerConfig, load_config, source_config
 from powerd_daemon.daemon import Daemon
+from powerd_daemon.doctor_command import check
 from powerd_daemon.log import Log
 from powerd_daemon.options import describe_options
+from powerd_daemon.plan_command import plan
+from powerd_daemon.plan_config import refuse
 from powerd_daemon.registry import find_source, kinds
+from powerd_daemon.scan_command import scan
+from powerd_daemon.sdnotify import Notifier
 from powerd_daemon.watch import ProcessWatch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Status 0, or 2 with one line on stderr for what cannot be done."""
+    """Run one command. Status 0, 1 for a fault that `check` found, 2 and one line on stderr for what cannot be done."""
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         status = _COMMANDS[arguments.command](arguments)
@@ -53,17 +59,22 @@ def _run(arguments: argparse.Namespace) -> int:
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     watch = None if arguments.parent_pid is None else ProcessWatch(arguments.parent_pid)
+    clock, manager = SystemClock(), Notifier()
 
     def is_over() -> bool:
+        # The loops that start and serve ask this in every turn, so a loop that hangs sends no ping.
+        manager.alive(clock.now_ns())
         return stopping or (watch is not None and watch.is_gone())
 
     try:
         config = run_config(arguments)
-        daemon = Daemon(config, Log(sys.stderr, SystemClock(), quiet=arguments.quiet))
+        daemon = Daemon(config, Log(sys.stderr, clock, quiet=arguments.quiet))
         try:
             if daemon.start(is_over):
+                manager.ready(f"serving on {daemon.listen}")
                 daemon.serve(is_over)
         finally:
+            manager.stopping()
             daemon.close()
     finally:
         if watch is not None:
@@ -76,6 +87,7 @@ def _run(arguments: argparse.Namespace) -> int:
 def run_config(arguments: argparse.Namespace) -> Config:
     """The configuration that the options of `powerd run` amount to. Raises `ConfigError`."""
     if arguments.config is not None:
+        refuse(arguments.config)
         config = load_config(arguments.config)
     else:
         given = {name: getattr(arguments, name) for name in ("rate_hz", "waveform", "seed")}
@@ -131,6 +143,10 @@ _COMMANDS = {
     "describe": _describe,
     "stats": _stats,
     "config-check": _config_check,
+    "plan": plan,
+    "scan": scan,
+    "check": check,
+    "calibrate": calibrate_lines,
 }
 
 if __name__ == "__main__":

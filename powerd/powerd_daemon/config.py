@@ -63,6 +63,20 @@ class ServerConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class SamplerConfig:
+    """Options that every ``[[source]]`` takes beside its own: how its sampler process runs."""
+
+    priority: int = 0
+    """Real-time priority of the sampler (SCHED_FIFO), 1 to 99; 0 leaves it an ordinary process."""
+    lock_memory: bool = False
+    """Keep the sampler's memory from being paged out."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 99:
+            raise ValueError(f"option 'priority': {self.priority} is not between 0 and 99")
+
+
+@dataclass(frozen=True, slots=True)
 class SourceConfig:
     """One ``[[source]]``: its options as the file gives them, already checked against the source's ``Options``."""
 
@@ -71,6 +85,7 @@ class SourceConfig:
     options: Mapping[str, object]
     where: str
     """Begins every error about it, such as ``powerd.toml: [[source]] 1 (sim)``."""
+    sampler: SamplerConfig = SamplerConfig()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +187,8 @@ def _tables(document: Mapping[str, object], name: str, origin: str) -> list[dict
 
 
 def _source(table: dict[str, object], number: int, origin: str) -> SourceConfig:
-    options = {k: v for k, v in table.items() if k not in ("kind", "name")}
+    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
+    options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
     where = f"{origin}: [[source]] {number}"
     kind = table.get("kind")
     if not isinstance(kind, str) or not kind:
@@ -180,7 +196,8 @@ def _source(table: dict[str, object], number: int, origin: str) -> SourceConfig:
     name = table.get("name", kind)
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: option 'name': expected a string, found {name!r}")
-    return source_config(kind, name, options, f"{where} ({kind})")
+    where = f"{where} ({kind})"
+    return replace(source_config(kind, name, options, where), sampler=build_options(SamplerConfig, common, where))
 
 
 def _device(table: dict[str, object], number: int, origin: str) -> DeviceConfig:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import zmq
 
 from powerd_core.document import to_document
-from powerd_core.model import CLOCK_NAME, Description
+from powerd_core.model import CLOCK_NAME, Description, QuantityConversion
 from powerd_core.wire import Message, encode
 from powerd_daemon import reports
 from powerd_daemon.clock import Clock, SystemClock
@@ -82,11 +82,12 @@ class Daemon:
             self._supervisor.check_start()
         samplers = self._supervisor.samplers
         lines = check_lines([(s.config, s.streams or ()) for s in samplers])
-        devices, notes = merge_devices(lines, [(s.config, s.devices) for s in samplers], self._config.devices)
+        streams = tuple(stream for s in samplers for stream in s.streams or ())
+        beside = {line.name for t in streams for line in t.lines if isinstance(line.conversion, QuantityConversion)}
+        devices, notes = merge_devices(lines, [(s.config, s.devices) for s in samplers], self._config.devices, beside)
         for note in notes:
             self._log.note(f"powerd: {note}")
         server = self._config.server
-        streams = tuple(stream for s in samplers for stream in s.streams or ())
         self.description = Description(
             server.board, release(), self.epoch, CLOCK_NAME, public_endpoint(self.data), streams, devices
         )

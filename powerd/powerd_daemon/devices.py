@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Device, Stream
@@ -28,11 +28,13 @@ def merge_devices(
     lines: Sequence[str],
     proposed: Iterable[tuple[SourceConfig, Sequence[Device]]],
     configured: Sequence[DeviceConfig],
+    beside: Collection[str] = (),
 ) -> tuple[tuple[Device, ...], tuple[str, ...]]:
     """All devices, and notes for the user on proposals that were set aside.
 
     Two sources that measure one device measure the same power twice: the first of them in the configuration feeds it,
-    unless a ``[[device]]`` says otherwise. Raises `ConfigError` for a device fed by a line that does not exist.
+    unless a ``[[device]]`` says otherwise. Raises `ConfigError` for a device fed by a line that does not exist, or by
+    one of the lines ``beside``, which are no power.
     """
     devices: dict[str, Device] = {}
     feeder: dict[str, str] = {}
@@ -40,7 +42,7 @@ def merge_devices(
     settled = {d.name for d in configured if d.feeds is not None}
     for source, found in proposed:
         for device in found:
-            _check_feeds(device.feeds, lines, f"{source.where}: device {device.name!r}")
+            _check_feeds(device.feeds, lines, beside, f"{source.where}: device {device.name!r}")
             if device.name not in devices or not devices[device.name].feeds:
                 devices[device.name] = device
                 feeder[device.name] = source.name
@@ -54,14 +56,16 @@ def merge_devices(
         feeds = before.feeds if config.feeds is None else config.feeds
         if not feeds:
             raise ConfigError(f"{config.where}: no source proposes this device: say which lines are its 'feeds'")
-        _check_feeds(feeds, lines, config.where)
+        _check_feeds(feeds, lines, beside, config.where)
         devices[config.name] = Device(
             config.name, feeds, before.description if config.description is None else config.description
         )
     return tuple(devices.values()), tuple(notes)
 
 
-def _check_feeds(feeds: Sequence[str], lines: Sequence[str], where: str) -> None:
+def _check_feeds(feeds: Sequence[str], lines: Sequence[str], beside: Collection[str], where: str) -> None:
     for line in feeds:
         if line not in lines:
             raise ConfigError(f"{where}: unknown line {line!r} in feeds{did_you_mean(line, lines)}")
+        if line in beside:
+            raise ConfigError(f"{where}: line {line!r} in feeds is neither power nor energy: leave it out")

@@ -22,6 +22,7 @@ from powerd_core.wire import Message
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import SourceConfig, make_source
 from powerd_daemon.outbox import Outbox
+from powerd_daemon.realtime import make_realtime, sharpen_timers
 from powerd_daemon.registry import find_source
 from powerd_daemon.sampling import Resume, Sampling
 from powerd_daemon.sources.base import Start
@@ -47,6 +48,8 @@ class Spec:
     outbox_bytes: int
     parent_pid: int
     resume: tuple[Resume, ...] = ()
+    priority: int = 0
+    lock_memory: bool = False
 
 
 def main() -> int:
@@ -90,6 +93,9 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
         gc.collect()
         gc.freeze()
 
+    sharpen_timers()
+    for refused in make_realtime(spec.priority, spec.lock_memory):
+        outbox.put_message(Message("notice", {"message": refused}))
     clock = SystemClock()
     config = SourceConfig(spec.kind, spec.name, spec.options, spec.where)
     try:

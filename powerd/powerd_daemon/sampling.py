@@ -98,12 +98,12 @@ class Sampling:
                 self._flush_ns = now_ns + self._block_ns
             self.flush()
 
-    def flush(self) -> None:
-        """Move what the source has into the outbox."""
+    def flush(self, *, last: bool = False) -> None:
+        """Move what the source has into the outbox; the ``last`` time also what it holds back."""
         if self._source is None:
             return
         try:
-            events = self._source.take()
+            events = self._source.finish() if last else self._source.take()
         except SensorError as error:
             self._lose(error)
             return
@@ -112,7 +112,7 @@ class Sampling:
 
     def close(self) -> None:
         """Take what is left and let go of the sensor."""
-        self.flush()
+        self.flush(last=True)
         self._let_go()
 
     def statistics(self) -> dict[str, object]:
@@ -127,6 +127,7 @@ class Sampling:
             "reopened": self.reopened,
             "dropped_frames": self._outbox.dropped_frames,
             "error": self._cause if self._source is None else "",
+            "sensors": self._source.health() if self._source is not None else {},
         }
 
     def _open(self) -> None:

@@ -28,6 +28,8 @@ OUTBOX_BYTES = 16 << 20
 OPEN_TIMEOUT_NS = 60_000_000_000
 RESTART_MIN_NS = 100_000_000
 RESTART_MAX_NS = 10_000_000_000
+SILENT_NS = 30_000_000_000
+"""A sampler sends its statistics every second: one that is silent for so long hangs in its sensor's driver."""
 STABLE_NS = 30_000_000_000
 """A sampler that ran for so long has earned a quick restart."""
 SLICE_FRAMES = 64
@@ -59,6 +61,10 @@ class Sampler:
         self.process: subprocess.Popen[bytes] | None = None
         self.pull: zmq.Socket[bytes] | None = None
         self.started_ns = 0
+        self.heard_ns = 0
+        """When its process last sent anything."""
+        self.has_spoken = False
+        """Whether the process is past its first open."""
         self.restart_ns: int | None = None
         self.pause_ns = RESTART_MIN_NS
 
@@ -128,6 +134,8 @@ class Supervisor:
             if s.restart_ns is None:
                 if (status := s.process.poll()) is not None:
                     self._ended(s, status, now_ns)
+                elif now_ns - s.heard_ns > (SILENT_NS if s.has_spoken else OPEN_TIMEOUT_NS):
+                    self._kill_silent(s, now_ns)
             elif now_ns >= s.restart_ns:
                 while self._receive(s):
                     pass
@@ -187,9 +195,12 @@ class Supervisor:
             outbox_bytes=min(OUTBOX_BYTES, self._config.server.ring_bytes),
             parent_pid=os.getpid(),
             resume=tuple(Resume(i.stream.number, i.ring.next, i.t_last_ns) for i in intakes),
+            priority=s.config.sampler.priority,
+            lock_memory=s.config.sampler.lock_memory,
         )
         s.process = spawn(spec)
-        s.started_ns = self._clock.now_ns()
+        s.started_ns = s.heard_ns = self._clock.now_ns()
+        s.has_spoken = False
         s.restart_ns = None
 
     def _ended(self, s: Sampler, status: int, now_ns: int) -> None:
@@ -202,6 +213,18 @@ class Supervisor:
             self._log.complain(f"the sampler of source {s.config.name!r} {how}; it is restarted in {seconds:g} s")
         s.pause_ns = min(s.pause_ns * 2, RESTART_MAX_NS)
 
+    def _kill_silent(self, s: Sampler, now_ns: int) -> None:
+        """End a process that hangs; `mind` then finds it ended and starts the next one."""
+        while self._receive(s):
+            pass
+        if s.heard_ns >= now_ns or s.process is None:
+            return
+        seconds = (now_ns - s.heard_ns) / 1e9
+        self._log.complain(f"the sampler of source {s.config.name!r} was silent for {seconds:.0f} s and is killed")
+        s.process.kill()
+        # A process that the kernel does not let go, since its driver hangs, is asked for again after as long.
+        s.heard_ns = now_ns
+
     def _receive(self, s: Sampler) -> bool:
         if s.pull is None:
             return False
@@ -210,6 +233,7 @@ class Supervisor:
                 frame = s.pull.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return False
+            s.heard_ns = self._clock.now_ns()
             try:
                 self._take(s, frame)
             except WireError as error:
@@ -230,7 +254,10 @@ class Supervisor:
         if not isinstance(message, Message):
             raise WireError(f"a {type(message).__name__}")
         if message.subject == "streams":
+            s.has_spoken = True
             self._describe(s, message.body)
+        elif message.subject == "notice":
+            self._log.complain(f"source {s.config.name!r}: {message.body.get('message')}")
         elif message.subject == "statistics":
             s.statistics = message.body
         elif message.subject == "failed" and (message.body.get("final") or s.streams is None):

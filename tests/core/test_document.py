@@ -15,6 +15,7 @@ from powerd_core.model import (
     Device,
     Line,
     Provenance,
+    QuantityConversion,
     ScaledConversion,
     ShuntConversion,
     Stream,
@@ -24,6 +25,7 @@ LINES = (
     Line("gpu0.a", "gpu0", ShuntConversion(0.05, 1e-5, 4e-3, 3), Provenance.MEASURED, Accuracy(0.01, origin="sheet")),
     Line("gpu0.b", "gpu0", ScaledConversion("mw", 1e-3), Provenance.SIMULATED),
     Line("gpu0.c", "gpu0", CounterConversion("mj", 1e-3, 2.5, 32), Provenance.MODELLED),
+    Line("gpu0.t", "gpu0", QuantityConversion("deg", "temperature_c", 0.5), Provenance.MEASURED),
 )
 DESCRIPTION = Description(
     "board", "0.1", 2**62, "CLOCK_MONOTONIC_RAW", "tcp://*:7361",
@@ -75,6 +77,7 @@ def change(path: list, value: object):
         (change(["streams", 0, "lines", 0, "conversion"], {"kind": "magic"}), "unknown conversion 'magic'"),
         (change(["streams", 0, "lines", 0], "x"), r"streams\[0\].lines\[0\]: expected an object"),
         (change(["devices", 0, "feeds"], ["gpu9"]), "unknown line 'gpu9'"),
+        (change(["devices", 0, "feeds"], ["gpu0.a", "gpu0.t"]), "'gpu0.t', which is no power"),
     ],
 )
 def test_a_damaged_description_is_named(damage, message):
@@ -95,9 +98,11 @@ def test_the_layout_tells_streams_apart():
     stream = DESCRIPTION.streams[0]
     other = from_document(Stream, {**to_document(stream), "columns": to_document(stream.columns)[:1]})
     assert stream.layout != other.layout
-    assert stream.scan_bytes == 8 + 3 * (6 + 4)
+    assert stream.scan_bytes == 8 + 4 * (6 + 4)
 
 
-@pytest.mark.parametrize(("line", "quantity"), [(LINES[0], "power_w"), (LINES[1], "power_w"), (LINES[2], "energy_j")])
+@pytest.mark.parametrize(
+    ("line", "quantity"), list(zip(LINES, ("power_w", "power_w", "energy_j", "temperature_c"), strict=True))
+)
 def test_a_line_says_what_it_measures(line, quantity):
     assert line.quantity == quantity

@@ -26,6 +26,7 @@ from powerd_daemon.log import Log
 from powerd_daemon.reports import duration, ring_seconds
 from powerd_daemon.watch import ProcessWatch
 
+CALIBRATE = ["calibrate", "x", "--temperature-c", "20", "--out", "y"]
 STEADY = '[[source]]\nkind = "steady_source:SteadySource"\nname = "steady"\n'
 
 
@@ -70,7 +71,7 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "powerd: which command? (there are: run, sources, describe, stats, config-check)"),
+        ([], "powerd: which command? (there are: run, sources, describe, stats, config-check, plan, "),
         (["rum"], "powerd: unknown command 'rum': did you mean 'run'?"),
         (["--sim"], "powerd: unrecognized arguments: --sim"),
         (["run"], "powerd: run: give either --config FILE or --sim"),
@@ -79,6 +80,12 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["run", "--sim", "--ring-mib", "big"], "powerd run: argument --ring-mib: invalid float value: 'big'"),
         (["run", "--config", "x", "--rate-hz", "5"], "powerd: run: --rate-hz goes with --sim"),
         (["config-check"], "powerd config-check: the following arguments are required: FILE"),
+        (["plan", "x", "--load", "5"], "powerd plan: argument --load: '5' is not NAME=WATTS"),
+        (["scan", "two"], "powerd scan: argument BUS: invalid int value: 'two'"),
+        (["calibrate", "x"], "powerd calibrate: the following arguments are required: --temperature-c, --out"),
+        ([*CALIBRATE, "--reference-a", "5"], "powerd: calibrate: a reference is of one line: give one --line NAME"),
+        ([*CALIBRATE, "--reference-a", "5", "--line", "a"], "powerd: calibrate: give --reference-u"),
+        ([*CALIBRATE, "--zero", "--reference-u", "0.1"], "powerd: calibrate: --reference-u goes with --reference-a"),
     ],
 )
 def test_bad_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,7 +72,7 @@ def test_the_example_is_good() -> None:
         ),
         (
             '[[source]]\nkind = "qqqq"',
-            "unknown kind of source 'qqqq' (known kinds: cpu-model, nvml, replay, sim; or module",
+            "unknown kind of source 'qqqq' (known kinds: cpu-model, ",
         ),
         ('[[source]]\nkind = "no.such:Thing"', "source 'no.such:Thing' cannot be loaded: ModuleNotFoundError"),
         ('[[source]]\nkind = "steady_source:Nothing"', "cannot be loaded: AttributeError"),
@@ -181,3 +181,5 @@ def test_bad_devices() -> None:
         merged({}, DeviceConfig("d", "w"))
     with pytest.raises(ConfigError, match="device 'd': unknown line 'zz' in feeds"):
         merged({"one": [Device("d", ("zz",))]})
+    with pytest.raises(ConfigError, match="line 'n' in feeds is neither power nor energy"):
+        merge_devices(("a", "n"), [], [DeviceConfig("d", "w", ("a", "n"))], {"n"})

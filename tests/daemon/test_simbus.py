@@ -1,55 +1,79 @@
-"""The simulated chip keeps to the data sheet's rules: pointer, read-only bits, conversions, CNVR, OVF, NACK."""
+"""The simulated chips keep to the data sheets' rules: pointer, read-only bits, conversions, flags, NACK, faults."""
+
+import errno
 
 import pytest
 
-from powerd_daemon.ina.ina219 import CNVR, OVF, RESET_CONFIG, RST, Register, Settings
+from powerd_core.errors import ConfigError
+from powerd_daemon.ina.bus import Read
+from powerd_daemon.ina.chips import CHIPS, CNVR, OVF, RST
+from powerd_daemon.ina.settings import Settings
 from powerd_daemon.sim.bus import SimBus
-from powerd_daemon.sim.chip import ChipErrors, SimIna219, draw_errors
+from powerd_daemon.sim.chip import ChipErrors, Load, SimChip, draw_errors
 from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sim.faults import KINDS, Faults
 
-ONE_OHM_12V = Settings("12bit", "12bit")
+CONFIG, SHUNT, BUS, POWER, CURRENT, CALIBRATION = range(6)
+ONE_OHM_12V = 0x39C7
+"""12 bits both, by the second code of the shunt converter."""
 MS = 1_000_000
 
 
-def chip(mean_a=lambda t0, t1: 0.1, **more) -> SimIna219:
-    return SimIna219(mean_a, **({"bus_v": 12.0, "shunt_ohm": 1.0} | more))
+def chip(mean_a=lambda t0, t1: 0.1, *, kind="INA219", bus_v=12.0, **more) -> SimChip:
+    return SimChip(kind, [Load(mean_a, bus_v, 1.0)] * len(CHIPS[kind].channels), **more)
 
 
-def read(chip: SimIna219, register: int, t_ns: int) -> int:
+def read(chip: SimChip, register: int, t_ns: int) -> int:
     chip.select(register)
     return chip.read_word(t_ns)
 
 
-def signed(word: int) -> int:
-    return word - 65536 if word & 0x8000 else word
+def write(chip: SimChip, settings: Settings, t_ns: int = 0) -> SimChip:
+    for register, word in settings.words:
+        chip.write_word(register, word, t_ns)
+    return chip
 
 
-def test_reset_values_and_read_only_registers():
-    c = chip()
-    assert [read(c, r, 0) for r in range(6)] == [RESET_CONFIG, 0, 0, 0, 0, 0]
-    for register in (Register.SHUNT, Register.BUS, Register.POWER, Register.CURRENT):
+def signed(word: int, bits: int = 16) -> int:
+    return word - (1 << bits) if word >> (bits - 1) else word
+
+
+@pytest.mark.parametrize("kind", CHIPS)
+def test_reset_values_identities_and_read_only_registers(kind):
+    c = chip(kind=kind)
+    for register, value in c.type.resets.items():
+        assert read(c, register, 0) == value
+    for register, value, _ in c.type.identity:
         c.write_word(register, 0x1234, 0)
-        assert read(c, register, 0) == 0
-    c.write_word(Register.CALIBRATION, 0xFFFF, 0)
-    assert read(c, Register.CALIBRATION, 0) == 0xFFFE
-    c.write_word(Register.CONFIG, 0x7FFF, 0)
-    assert read(c, Register.CONFIG, 0) == 0x3FFF
+        assert read(c, register, 0) == value
+    for pair in c.type.channels:
+        for register in pair:
+            c.write_word(register, 0x1234, 0)
+            assert read(c, register, 0) == 0
 
 
-def test_rst_restores_everything_and_clears_itself():
+@pytest.mark.parametrize("kind", CHIPS)
+def test_rst_restores_everything_and_clears_itself(kind):
+    c = write(chip(kind=kind), Settings(kind))
+    c.write_word(CONFIG, RST, 5 * MS)
+    assert read(c, CONFIG, 5 * MS) == c.type.resets[CONFIG]
+    assert all(read(c, r, 5 * MS) == 0 for pair in c.type.channels for r in pair)
+
+
+def test_the_bits_of_an_ina219_that_can_be_written():
     c = chip()
-    c.write_word(Register.CALIBRATION, 0x1000, 0)
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word | RST, 0)
-    assert read(c, Register.CONFIG, 0) == RESET_CONFIG
-    assert read(c, Register.CALIBRATION, 0) == 0
+    c.write_word(CALIBRATION, 0xFFFF, 0)
+    assert read(c, CALIBRATION, 0) == 0xFFFE
+    c.write_word(CONFIG, 0x7FFF, 0)
+    assert read(c, CONFIG, 0) == 0x3FFF
 
 
 def test_the_pointer_is_kept():
     c = chip()
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word, 0)
-    c.select(Register.BUS)
+    c.write_word(CONFIG, ONE_OHM_12V, 0)
+    c.select(BUS)
     assert c.read_word(2 * MS) == c.read_word(2 * MS) == (3000 << 3) | CNVR
-    c.write_word(Register.CALIBRATION, 8, 2 * MS)
+    c.write_word(CALIBRATION, 8, 2 * MS)
     assert c.read_word(2 * MS) == 8
 
 
@@ -60,88 +84,143 @@ def test_the_shunt_holds_the_average_over_its_window_only():
         windows.append((t0, t1))
         return 0.05 * len(windows)
 
-    c = chip(mean_a)
-    c.write_word(Register.CONFIG, Settings("avg2", "9bit").word, 0)
+    c = write(chip(mean_a), Settings("INA219", "avg2", "9bit"))
     cycle = 1_060_000 + 84_000
-    assert read(c, Register.SHUNT, 1_059_999) == 0
-    assert read(c, Register.SHUNT, 1_060_000) == 5000
-    assert read(c, Register.SHUNT, cycle + 1_059_999) == 5000
-    assert read(c, Register.SHUNT, cycle + 1_060_000) == 10000
+    assert read(c, SHUNT, 1_059_999) == 0
+    assert read(c, SHUNT, 1_060_000) == 5000
+    assert read(c, SHUNT, cycle + 1_059_999) == 5000
+    assert read(c, SHUNT, cycle + 1_060_000) == 10000
     assert windows == [(0, 1_060_000), (cycle, cycle + 1_060_000)]
+
+
+def test_the_others_average_over_the_sequence_and_renew_at_its_end():
+    windows = []
+
+    def mean_a(t0, t1):
+        windows.append((t0, t1))
+        return 0.01 * len(windows)
+
+    c = write(chip(mean_a, kind="INA226"), Settings("INA226", "140us", "204us", 4))
+    assert read(c, SHUNT, 4 * 344_000 - 1) == 0
+    assert read(c, SHUNT, 4 * 344_000) == 10000  # the mean of 10, 20, 30 and 40 mV
+    assert windows == [(n * 344_000, n * 344_000 + 140_000) for n in range(4)]
+
+
+def test_channels_are_converted_in_turn_and_only_where_enabled():
+    windows = {}
+
+    def load(channel):
+        return Load(lambda t0, t1: windows.setdefault(channel, (t0, t1)) and 0.1 * channel, 5.0 * channel, 1.0)
+
+    c = SimChip("INA3221", [load(1), load(2), load(3)])
+    write(c, Settings("INA3221", "140us", "140us", channels=(1, 3)))
+    windows.clear()
+    assert [signed(read(c, r, 560_000)) * 5e-6 for r in (1, 3, 5)] == pytest.approx([0.1, 0, 0.1638], abs=1e-4)
+    assert [read(c, r, 560_000) >> 3 for r in (2, 4, 6)] == [625, 0, 1875]
+    assert windows == {1: (0, 140_000), 3: (280_000, 420_000)}
+
+
+@pytest.mark.parametrize(("kind", "register", "bit"), [("INA226", 6, 8), ("INA228", 11, 2), ("INA3221", 15, 1)])
+def test_conversion_ready_is_cleared_by_reading_it(kind, register, bit):
+    c = write(chip(kind=kind), Settings(kind, channels=(1,)))
+    cycle_ns = Settings(kind, channels=(1,)).cycle_ns
+    assert read(c, register, cycle_ns - 1) & bit == 0
+    assert read(c, register, cycle_ns) & bit
+    assert read(c, register, cycle_ns + 1) & bit == 0
+    assert read(c, register, 2 * cycle_ns) & bit
+
+
+def test_alerts_by_the_limits():
+    c = write(chip(kind="INA226", mean_a=lambda a, b: 0.02), Settings("INA226"))
+    c.write_word(7, 7999, 0)
+    c.write_word(6, 0x8000, 0)
+    assert read(c, 6, 3 * MS) & 0x10
+    c.write_word(7, 8000, 3 * MS)
+    assert not read(c, 6, 3 * MS) & 0x10
+    d = write(chip(kind="INA3221"), Settings("INA3221"))
+    d.write_word(7, 19_000, 0)
+    assert read(d, 15, 5 * MS) & 0x200
+    e = write(chip(kind="INA228"), Settings("INA228"))
+    e.write_word(0x0E, 1000, 0)
+    assert read(e, 11, 5 * MS) & 0x10
+
+
+def test_twenty_bits_in_twenty_four():
+    c = write(chip(lambda a, b: -0.1, kind="INA228"), Settings("INA228"))
+    assert signed(read(c, 4, 5 * MS), 24) == -320_000 << 4
+    assert read(c, 5, 5 * MS) >> 4 == round(12.0 / 195.3125e-6)
+    assert (c.size_of(4), c.size_of(0)) == (3, 2)
 
 
 def test_the_conversion_clock_may_be_off():
     c = chip(errors=ChipErrors(clock=0.1))
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word, 0)
-    assert read(c, Register.SHUNT, 585_000) == 0
-    assert read(c, Register.SHUNT, 586_000) == 10000
+    c.write_word(CONFIG, ONE_OHM_12V, 0)
+    assert read(c, SHUNT, 585_000) == 0
+    assert read(c, SHUNT, 586_000) == 10000
 
 
 def test_cnvr_is_sticky_until_power_is_read_or_the_mode_is_written():
     c = chip()
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word, 0)
-    assert read(c, Register.BUS, 1_063_999) & CNVR == 0
+    c.write_word(CONFIG, ONE_OHM_12V, 0)
+    assert read(c, BUS, 1_063_999) & CNVR == 0
     for t_ns in (1_064_000, 1_100_000, 1_200_000):
-        assert read(c, Register.BUS, t_ns) & CNVR
-    read(c, Register.POWER, 1_300_000)
-    assert read(c, Register.BUS, 1_400_000) & CNVR == 0
-    assert read(c, Register.BUS, 2_200_000) & CNVR
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word, 2_300_000)
-    assert read(c, Register.BUS, 2_400_000) & CNVR == 0
+        assert read(c, BUS, t_ns) & CNVR
+    read(c, POWER, 1_300_000)
+    assert read(c, BUS, 1_400_000) & CNVR == 0
+    assert read(c, BUS, 2_200_000) & CNVR
+    c.write_word(CONFIG, ONE_OHM_12V, 2_300_000)
+    assert read(c, BUS, 2_400_000) & CNVR == 0
 
 
-@pytest.mark.parametrize(("range_mv", "full_scale"), [(40, 4000), (80, 8000), (160, 16000), (320, 32000)])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_the_amplifier_clips_at_its_range(range_mv, full_scale, sign):
-    c = chip(lambda t0, t1: sign * 0.5)
-    c.write_word(Register.CONFIG, Settings("12bit", "12bit", range_mv).word, 0)
-    assert signed(read(c, Register.SHUNT, 2 * MS)) == sign * full_scale
+@pytest.mark.parametrize("name", ["40mV", "80mV", "160mV", "320mV"])
+def test_the_amplifier_clips_at_its_range(name, sign):
+    c = write(chip(lambda t0, t1: sign * 0.5), Settings("INA219", "12bit", "12bit", shunt_range=name))
+    assert signed(read(c, SHUNT, 2 * MS)) == sign * int(name[:-2]) * 100
 
 
 def test_the_bus_clips_at_its_range():
-    c = chip(bus_v=20.0)
-    c.write_word(Register.CONFIG, Settings("12bit", "12bit", bus_range_v=16).word, 0)
-    assert read(c, Register.BUS, 2 * MS) >> 3 == 4000
+    c = write(chip(bus_v=20.0), Settings("INA219", "12bit", "12bit", bus_range="16V"))
+    assert read(c, BUS, 2 * MS) >> 3 == 4000
 
 
 def test_coarse_resolution_makes_coarse_codes():
-    c = chip(lambda t0, t1: 0.10003, bus_v=12.01)
-    c.write_word(Register.CONFIG, Settings("9bit", "10bit").word, 0)
-    assert read(c, Register.SHUNT, 2 * MS) == 10000
-    assert read(c, Register.BUS, 2 * MS) >> 3 == 3004
+    c = write(chip(lambda t0, t1: 0.10003, bus_v=12.01), Settings("INA219", "9bit", "10bit"))
+    assert read(c, SHUNT, 2 * MS) == 10000
+    assert read(c, BUS, 2 * MS) >> 3 == 3004
 
 
 def test_current_and_power_follow_the_equations():
     c = chip()
-    c.write_word(Register.CALIBRATION, 4096, 0)
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word, 0)
-    assert read(c, Register.CURRENT, 2 * MS) == 10000
-    assert read(c, Register.POWER, 2 * MS) == 10000 * 3000 // 5000
-    assert not read(c, Register.BUS, 2 * MS) & OVF
+    c.write_word(CALIBRATION, 4096, 0)
+    c.write_word(CONFIG, ONE_OHM_12V, 0)
+    assert read(c, CURRENT, 2 * MS) == 10000
+    assert read(c, POWER, 2 * MS) == 10000 * 3000 // 5000
+    assert not read(c, BUS, 2 * MS) & OVF
 
 
 def test_overflow_concerns_current_and_power_alone():
     c = chip(lambda t0, t1: 0.3)
-    c.write_word(Register.CALIBRATION, 0xFFFE, 0)
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word, 0)
-    assert read(c, Register.BUS, 2 * MS) == (3000 << 3) | CNVR | OVF
-    assert read(c, Register.SHUNT, 2 * MS) == 30000
+    c.write_word(CALIBRATION, 0xFFFE, 0)
+    c.write_word(CONFIG, ONE_OHM_12V, 0)
+    assert read(c, BUS, 2 * MS) == (3000 << 3) | CNVR | OVF
+    assert read(c, SHUNT, 2 * MS) == 30000
 
 
 @pytest.mark.parametrize("mode", [0, 4])
 def test_a_chip_that_sleeps_keeps_its_registers(mode):
     c = chip()
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word & ~7 | mode, 0)
-    assert read(c, Register.SHUNT, 5 * MS) == 0
-    assert read(c, Register.BUS, 5 * MS) == 0
+    c.write_word(CONFIG, ONE_OHM_12V & ~7 | mode, 0)
+    assert read(c, SHUNT, 5 * MS) == 0
+    assert read(c, BUS, 5 * MS) == 0
 
 
 def test_a_triggered_conversion_happens_once():
     calls = []
     c = chip(lambda t0, t1: calls.append((t0, t1)) or 0.1)
-    c.write_word(Register.CONFIG, ONE_OHM_12V.word & ~7 | 3, 0)
+    c.write_word(CONFIG, ONE_OHM_12V & ~7 | 3, 0)
     for t_ms in (2, 4, 6):
-        assert read(c, Register.SHUNT, t_ms * MS) == 10000
+        assert read(c, SHUNT, t_ms * MS) == 10000
     assert calls == [(0, 532_000)]
 
 
@@ -163,44 +242,87 @@ class TestBus:
     def test_a_transaction_takes_its_clock_periods(self):
         clock = VirtualClock(0)
         bus = SimBus(clock, {0x40: chip()}, scl_hz=400_000)
-        bus.prepare([(0x40, 0), (0x40, 5)])()
-        assert clock.now_ns() == 2 * 48 * 2500
+        bus.prepare([Read(0x40, 0), Read(0x40, 5)])()
+        assert (clock.now_ns(), bus.periods) == (95 * 2500, 95)
         bus.write_word(0x40, 5, 2)
-        assert clock.now_ns() == (2 * 48 + 38) * 2500
+        assert clock.now_ns() == (95.5 + 38) * 2500
+
+    def test_a_kept_pointer_costs_29_periods_and_reads_where_it_stands(self):
+        clock = VirtualClock(0)
+        bus = SimBus(clock, {0x40: chip()}, scl_hz=400_000)
+        bus.prepare([Read(0x40, 5)])()
+        began = bus.periods
+        assert bytes(bus.prepare([Read(0x40, None)])()) == b"\0\0"
+        assert bus.periods - began == 29
 
     def test_words_come_most_significant_byte_first(self):
-        bus = SimBus(VirtualClock(), {0x40: chip()})
-        assert bytes(bus.prepare([(0x40, 0)])()) == b"\x39\x9f"
+        bus = SimBus(VirtualClock(), {0x40: chip(), 0x41: chip(kind="INA228")})
+        assert bytes(bus.prepare([Read(0x40, 0), Read(0x41, 0x3F)])()) == b"\x39\x9f\x22\x80"
 
     def test_an_absent_address_is_not_acknowledged(self):
         bus = SimBus(VirtualClock(), {0x40: chip()})
         with pytest.raises(OSError, match="0x41"):
-            bus.prepare([(0x40, 0), (0x41, 0)])()
+            bus.prepare([Read(0x40, 0), Read(0x41, 0)])()
         with pytest.raises(OSError, match="0x41"):
             bus.write_word(0x41, 0, 0)
 
-    def test_a_fault_lasts_as_many_transfers_as_asked(self):
+    @pytest.mark.parametrize("error", [errno.EIO, errno.EREMOTEIO])
+    def test_a_fault_lasts_as_many_transfers_as_asked(self, error):
         bus = SimBus(VirtualClock(), {0x40: chip()})
-        read = bus.prepare([(0x40, 0)])
-        bus.fail(0x40, 2)
+        call = bus.prepare([Read(0x40, 0)])
+        bus.fail(0x40, 2, error)
         for _ in range(2):
-            with pytest.raises(OSError, match="acknowledge"):
-                read()
-        assert read()
+            with pytest.raises(OSError, match="failed") as caught:
+                call()
+            assert caught.value.errno == error
+        assert call()
 
-    def test_a_busy_bus_delays_the_next_transaction(self):
+    def test_the_restriction_of_bcm2835(self):
+        bus = SimBus(VirtualClock(), {0x40: chip()}, combines=False)
+        assert bus.prepare([Read(0x40, 0)])()
+        with pytest.raises(OSError, match="combine") as caught:
+            bus.prepare([Read(0x40, 0), Read(0x40, 1)])()
+        assert caught.value.errno == errno.EOPNOTSUPP
+
+    def test_a_stuck_bus_times_out(self):
         clock = VirtualClock(0)
-        bus = SimBus(clock, {0x40: chip()}, wake_early_ns=100_000)
-        ends = []
-        bus._before = ends.append
-        read = bus.prepare([(0x40, 0)])
-        read()
-        read()
-        assert ends == [120_000, 240_000]
-        assert clock.now_ns() == 140_000
+        bus = SimBus(clock, {0x40: chip()})
+        bus.stuck_until_ns = 50 * MS
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                bus.prepare([Read(0x40, 0)])()
+        assert clock.now_ns() == 60 * MS
+        assert bus.prepare([Read(0x40, 0)])()
 
-    def test_a_brown_out_forgets_the_settings(self):
+    def test_a_brown_out_forgets_settings_and_pointer(self):
         bus = SimBus(VirtualClock(), {0x40: chip()})
-        bus.write_word(0x40, Register.CONFIG, ONE_OHM_12V.word)
+        bus.write_word(0x40, CONFIG, ONE_OHM_12V)
+        bus.prepare([Read(0x40, BUS)])()
         bus.brown_out(0x40)
-        assert bytes(bus.prepare([(0x40, 0)])()) == b"\x39\x9f"
+        assert bytes(bus.prepare([Read(0x40, None)])()) == b"\x39\x9f"
+
+
+class TestFaults:
+    def run(self, seed):
+        clock = VirtualClock()
+        bus = SimBus(clock, {0x40 + i: chip() for i in range(4)})
+        bus.trouble = faults = Faults(seed, every_s=1.0, t0_ns=clock.now_ns())
+        calls, errors = [bus.prepare([Read(0x40 + i, 0)]) for i in range(4)], []
+        for k in range(2000):
+            clock.sleep_until(clock.now_ns() + 50 * MS)
+            try:
+                calls[k % 4]()
+            except OSError as error:
+                errors.append((k, error.errno))
+        return faults, errors, bus
+
+    def test_the_schedule_follows_the_seed_and_everything_happens(self):
+        faults, errors, bus = self.run(3)
+        assert set(faults.counts) == set(KINDS)
+        assert 70 < sum(faults.counts.values()) < 135
+        assert errors == self.run(3)[1] != self.run(4)[1]
+        assert len(bus.chips) >= 3
+
+    def test_unknown_faults_are_refused(self):
+        with pytest.raises(ConfigError, match="brown-out"):
+            Faults(1, every_s=1.0, t0_ns=0, kinds=("flood",))

@@ -22,6 +22,8 @@ def clock() -> VirtualClock:
 
 
 def opened(nvml: FakeNvml, **options: object) -> Opened:
+    """The three lines of the GPU's power alone, unless the options say otherwise."""
+    options = {"scope_ms": 0.0, "side_ms": 0.0} | options
     source = NvmlSource(NvmlOptions(**options), Start("nvml", EPOCH, 0, nvml.clock), nvml)
     return Opened(source, nvml.clock, *source.open())
 
@@ -212,6 +214,84 @@ class TestEnergy:
         assert o.readings(made, "gpu0.nvml_energy")["flags"] == [0, Flag.IO_ERROR]
 
 
+class TestScopes:
+    def test_the_memory_is_a_line_beside_the_gpu_and_never_feeds_it(self, clock):
+        o = opened(FakeNvml(clock), scope_ms=10.0)
+        assert names(o)[-1] == "gpu0.nvml_memory"
+        assert o.devices[0].feeds == ("gpu0.nvml_samples",)
+        line = o.streams[-1].lines[0]
+        assert "a part of its power" in line.description
+        assert "average power over one second (field 185)" in line.description
+        assert line.accuracy.window_ns == 1_000 * MS
+        assert set(o.streams[0].detail["not_supported"]) == {"gpu0.nvml_module"}
+
+    def test_its_readings_are_its_own_at_the_middle_of_the_second(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, scope_ms=10.0)
+        r = o.readings(o.run(300), "gpu0.nvml_memory")
+        assert len(r["t_ns"]) >= 25
+        for t_ns, mw in zip(r["t_ns"], r["power_mw"], strict=True):
+            assert mw == round(nvml.power_w(t_ns + 510 * MS) * 1000) // 3
+
+    def test_a_module_and_instant_scopes_where_they_exist(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.refuse = {}
+        o = opened(nvml, scope_ms=10.0)
+        module = next(line for s in o.streams for line in s.lines if line.name == "gpu0.nvml_module")
+        assert "contains the GPU's power" in module.description
+        assert "field 186" in module.description
+        assert "not characterised" in module.accuracy.origin
+
+    def test_a_scope_that_answers_nothing_but_zero_is_none(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.power_w = lambda t_ns: 0.0
+        assert "gpu0.nvml_memory" not in names(opened(nvml, scope_ms=10.0))
+
+
+class TestSideChannels:
+    LINES = ("temperature", "memory_temperature", "sm_clock", "memory_clock", "power_limit", "clock_events")
+
+    def test_what_is_beside_the_power_with_its_units(self, clock):
+        o = opened(FakeNvml(clock), side_ms=1000.0)
+        lines = o.streams[-1].lines
+        assert [line.name for line in lines] == [f"gpu0.{n}" for n in self.LINES]
+        assert [line.quantity for line in lines] == [
+            "temperature_c", "temperature_c", "clock_hz", "clock_hz", "power_limit_w", "clock_events_bits",
+        ]  # fmt: skip
+        made = o.run(300)
+        values = {}
+        for line in lines:
+            r = o.readings(made, line.name)
+            assert len(r["t_ns"]) == 3
+            assert not any(r["flags"])
+            values[line.name] = r["code"][-1] * line.conversion.per_code
+        assert list(values.values()) == [41, 43, 1.98e9, 3.201e9, 650, 4]
+        assert o.streams[-1].detail["bits"]["gpu0.clock_events"]["sw_power_cap"] == 4
+
+    def test_what_a_gpu_does_not_have_is_left_out(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.refuse = {"nvmlDeviceGetTemperature": NOT_SUPPORTED, 82: NOT_SUPPORTED}
+        assert [line.name for line in opened(nvml, side_ms=1000.0).streams[-1].lines] == [
+            f"gpu0.{n}" for n in self.LINES[2:]
+        ]
+
+    def test_a_failed_read_is_flagged_for_its_line_alone(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, side_ms=1000.0)
+        nvml.refuse["nvmlDeviceGetClockInfo"] = UNKNOWN
+        made = o.run(150)
+        assert set(o.readings(made, "gpu0.sm_clock")["flags"]) == {Flag.IO_ERROR}
+        assert set(o.readings(made, "gpu0.temperature")["flags"]) == {0}
+
+    def test_reasons_go_by_their_old_name_in_an_old_library(self, clock, monkeypatch):
+        nvml = FakeNvml(clock)
+        nvml.refuse["nvmlDeviceGetCurrentClocksEventReasons"] = NOT_SUPPORTED
+        name = "_nvmlDeviceGetCurrentClocksThrottleReasons"
+        monkeypatch.setattr(FakeNvml, name, lambda self, handle: 0x20, raising=False)
+        o = opened(nvml, side_ms=1000.0)
+        assert o.readings(o.run(100), "gpu0.clock_events")["code"] == [0x20]
+
+
 class TestFailures:
     def test_without_the_package(self, clock, monkeypatch):
         monkeypatch.setitem(sys.modules, "pynvml", None)
@@ -266,6 +346,7 @@ class TestFailures:
             ({"energy_ms": -1.0}, "energy_ms"),
             ({"samples_ms": 1500.0}, "at most 1000"),
             ({"gpus": (1, 1)}, "different"),
+            ({"side_ms": 0.5}, "side_ms"),
         ],
     )
     def test_options_that_cannot_work_are_refused(self, options, what):

@@ -7,6 +7,7 @@ from conformance import EPOCH, Opened, SourceConformance
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import BAD, Provenance
+from powerd_daemon.ina import Sensor
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sim.shapes import TrainingOptions
 from powerd_daemon.sim.waveform import NOMINAL_V, SHARES, waveform_from_detail
@@ -106,14 +107,77 @@ def test_an_injected_fault_reaches_the_readings():
     source = SimSource(SimOptions(), Start("sim", EPOCH, 0, clock))
     opened = Opened(source, clock, *source.open())
     source.bus.fail(0x43, 4)
-    flags = opened.readings(opened.run(5), "gpu0.ext_12v_2")["flags"]
-    assert flags == [8, 8, 0, 0, 0]
+    made = opened.run(5) + source.finish()
+    assert opened.readings(made, "gpu0.ext_12v_2")["flags"] == [8, 8, 0, 0, 0]
+
+
+MIXED = (
+    Sensor("slot", 0x40),
+    Sensor("cable", 0x41, "INA226", shunt_ohm=0.005),
+    Sensor("fine", 0x42, "INA228", shunt_ohm=0.01),
+    Sensor("board", 0x43, "INA3221", 1, nominal_v=5.0),
+    Sensor("disk", 0x43, "INA3221", 2, nominal_v=5.0),
+)
+MIXED_OPTIONS = {"sensors": MIXED, "rate_hz": 250.0, "peak_w": 40.0, "idle_w": 10.0}
+
+
+class TestConformanceOfMixedTypes(SourceConformance):
+    def make(self, start: Start) -> SimSource:
+        return SimSource(SimOptions(**MIXED_OPTIONS, bus_every=4), start)
+
+
+class TestConformanceOnAnAdapterThatCannotCombine(SourceConformance):
+    def make(self, start: Start) -> SimSource:
+        return SimSource(SimOptions(adapter="single"), start)
+
+
+def test_mixed_types_measure_their_shares():
+    clock = VirtualClock()
+    source = SimSource(SimOptions(waveform="constant", errors="none", **MIXED_OPTIONS), Start("sim", EPOCH, 0, clock))
+    streams, devices = source.open()
+    opened = Opened(source, clock, streams, devices)
+    made = opened.run(100)
+    assert [c.typecode for c in streams[0].columns] == ["i", "I"]
+    assert devices[0].feeds == tuple(f"gpu0.{s.name}" for s in MIXED)
+    for line in streams[0].lines:
+        r, c = opened.readings(made, line.name), line.conversion
+        watts = [
+            (b >> c.bus_shift) * c.bus_lsb_v * s * c.shunt_lsb_v / c.shunt_ohm
+            for s, b in zip(r["shunt"], r["bus"], strict=True)
+        ]
+        assert len(watts) > 60
+        assert all(isclose(w, 8.0, abs_tol=line.accuracy.step_w) for w in watts)
+
+
+def test_faults_on_a_schedule_are_flagged_and_counted():
+    clock = VirtualClock()
+    options = SimOptions(
+        waveform="constant", errors="none", peak_w=200.0, fault_every_s=0.5, faults=("nack", "brown-out")
+    )
+    source = SimSource(options, Start("sim", EPOCH, 0, clock))
+    opened = Opened(source, clock, *source.open())
+    made = opened.run(5000) + source.finish()
+    flagged = 0
+    for name in SHARES:
+        r = opened.readings(made, f"gpu0.{name}")
+        assert len(r["flags"]) >= 5000  # a scan that took long is followed by a missing one
+        good = {s for s, f in zip(r["shunt"], r["flags"], strict=True) if not f & BAD}
+        true = 200.0 * SHARES[name] / NOMINAL_V[name] * options.shunt_ohm / 10e-6
+        assert all(abs(s - true) <= 1 for s in good)
+        flagged += sum(1 for f in r["flags"] if f & BAD)
+    assert 0 < flagged < 4000
+    assert source.health()["left_out"] == {}
+    assert source.health()["set_up_again"] > 0
 
 
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"rate_hz": 600.0}, "at most 520"),
+        ({"rate_hz": 600.0}, "at most 530 .*8 sensors"),
+        ({"rate_hz": 520.0, "adapter": "single"}, "at most 515"),
+        ({"bus_every": 0}, "bus_every"),
+        ({"faults": ("flood",)}, "faults"),
+        ({"fault_every_s": -1.0}, "fault_every_s"),
         ({"idle_w": 300.0}, "idle_w"),
         ({"duty": 1.0}, "duty"),
         ({"shunt_adc": "avg3"}, "avg3"),

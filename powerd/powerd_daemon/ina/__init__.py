@@ -1,7 +1,26 @@
-"""INA219 power monitors on any register bus: register table, data-sheet accuracy, combined scans."""
+"""Power monitors of the INA family on any register bus: tables, settings, sensors and combined scans."""
 
-from powerd_daemon.ina.bus import ReadWords, RegisterBus
-from powerd_daemon.ina.ina219 import Settings, accuracy, conversion
-from powerd_daemon.ina.scanner import Chip, Scanner
+from powerd_daemon.ina.bus import Read, ReadWords, RegisterBus, scan_periods
+from powerd_daemon.ina.chips import CHIPS, ChipType, chip_type
+from powerd_daemon.ina.scanner import Scanner
+from powerd_daemon.ina.sensor import Bank, Calibration, Sensor, accuracy, conversion, line, make_bank
+from powerd_daemon.ina.settings import Settings
 
-__all__ = ["Chip", "ReadWords", "RegisterBus", "Scanner", "Settings", "accuracy", "conversion"]
+__all__ = [
+    "CHIPS",
+    "Bank",
+    "Calibration",
+    "ChipType",
+    "Read",
+    "ReadWords",
+    "RegisterBus",
+    "Scanner",
+    "Sensor",
+    "Settings",
+    "accuracy",
+    "chip_type",
+    "conversion",
+    "line",
+    "make_bank",
+    "scan_periods",
+]

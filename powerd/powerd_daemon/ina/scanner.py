@@ -1,239 +1,274 @@
-"""Scans of a bank of INA219: every chip's shunt and bus registers in one combined transaction.
+"""Scans of a bank of INA chips: every line's shunt and bus registers, in one combined transaction where that works.
 
-A scan only appends what came over the bus; a block's worth is decoded at once by `Scanner.take`. What is flagged:
+A scan only appends what came over the bus; `Scanner.take` decodes many at once. A reading is given out when its chip's
+configuration was read back *after* it (each chip about ten times a second), because a chip that was reset in between
+may have converted something else, in another range, or answered with another register. What is flagged:
 
-- ``IO_ERROR``: the transfer failed. After a failed combined read every chip is read singly, so that one chip never
-  costs the others a reading; a chip that keeps failing is left out and tried again about once a second.
-- ``RESET``: CONFIG, read back chip by chip about once a second, was not what was written (the chip is then set up
-  again), or CNVR says that nothing was converted since a reset or set-up.
-- ``STALE``: less than the slowest chip's conversion cycle has passed since the last reading that was not stale. CNVR
-  cannot tell: it is cleared by reading POWER or writing the mode, not by reading BUS. So an unflagged reading is
-  certain to have a conversion of its own behind it.
+- ``IO_ERROR``: the transfer failed, or nothing confirmed the chip's configuration any more. After a failed combined
+  read every chip is read once more, singly, so that one chip never costs the others a reading. A chip that fails
+  three times in a row is set up again; if that fails it is left out and tried again about once a second.
+- ``RESET``: the configuration was not what was written, or nothing was converted since a reset or set-up.
+- ``STALE``: less than the chip's longest conversion cycle has passed since its last reading that was not stale, so
+  an unflagged reading is certain to have a conversion of its own behind it.
+- ``MISSING``: no scan took place when one was due, because the one before took too long or the process was held up;
+  or a transfer took longer than usual by more than the line's ``centre_ns``, so that its moment is not known.
 - ``SATURATED``, ``OVERFLOW``: from the codes, see `powerd_daemon.ina.decode`.
 """
 
 from __future__ import annotations
 
-from array import array
+import errno
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import SensorError
 from powerd_core.model import Flag
 from powerd_daemon.clock import Clock
-from powerd_daemon.ina.bus import READ_PERIODS, ReadWords, RegisterBus
-from powerd_daemon.ina.decode import flag_codes, split_words
-from powerd_daemon.ina.ina219 import Register, Settings
+from powerd_daemon.ina.bus import RegisterBus
+from powerd_daemon.ina.chip import Chip
+from powerd_daemon.ina.decode import Decoder
+from powerd_daemon.ina.plan import Plan
+from powerd_daemon.ina.scanlog import ScanLog
+from powerd_daemon.ina.sensor import Bank, accuracy
 
 GIVE_UP_AFTER = 3
-"""Failures in a row after which a chip is left out of the combined read."""
-_PERIODS_PER_CHIP = 2 * READ_PERIODS
-
-
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """One INA219: its 7-bit address and how it is to convert."""
-
-    address: int
-    settings: Settings
+"""Failures in a row after which a chip is set up again, or left out."""
+VERIFY_NS = 100_000_000
+PROBE_NS = 1_000_000_000
+LATE = 1.75
+"""Scans this many periods apart have one missing between them."""
 
 
 class Scanner:
-    """Reads a bank of chips into the columns ``shunt`` (int16) and ``bus`` (uint16, the register with its flag bits).
+    """Reads a bank into the columns ``shunt``, ``bus`` and, where bus voltages are not read in every scan, ``bus_age``.
 
-    ``scl_hz`` is the bus clock and ``period_ns`` the intended distance of scans. A reading's time is the middle of
-    its shunt word's transfer less the mean age of what the register holds (`Settings.age_ns`).
+    ``scl_hz`` is the bus clock and ``period_ns`` the intended distance of scans. With ``bus_every`` = k > 1, BUS is
+    read in every k-th scan only and the others read SHUNT where the pointer was left; ``bus_age`` counts the scans
+    since, below k for every good reading.
     """
 
-    def __init__(self, bus: RegisterBus, clock: Clock, chips: Sequence[Chip], *, scl_hz: float, period_ns: int) -> None:
-        self._bus, self._clock = bus, clock
-        self._chips = tuple(chips)
-        self._settings = tuple(c.settings for c in chips)
-        self._singles = [bus.prepare(_reads(c)) for c in chips]
-        self._configs = [bus.prepare([(c.address, Register.CONFIG)]) for c in chips]
-        self._period_of_scl_ns = 1e9 / scl_hz
-        self._nominal_ns = round(len(chips) * _PERIODS_PER_CHIP * self._period_of_scl_ns)
-        self._shortest_ns = 1 << 62
-        self._failures = [0] * len(chips)
+    def __init__(
+        self, bus: RegisterBus, clock: Clock, bank: Bank, *, scl_hz: float, period_ns: int, bus_every: int = 1
+    ) -> None:
+        self._bus, self._clock, self._bank, self._scl_hz = bus, clock, bank, scl_hz
+        self._period_ns, self._bus_every = period_ns, bus_every
+        addresses = list(dict.fromkeys(s.address for s in bank.sensors))
+        of = {s.address: settings for s, settings in zip(bank.sensors, bank.settings, strict=True)}
+        self._chips = [Chip(bus, clock, a, of[a]) for a in addresses]
+        self._chip_of = [addresses.index(s.address) for s in bank.sensors]
+        self._lines_of = [[i for i, c in enumerate(self._chip_of) if c == k] for k in range(len(addresses))]
+        self._decoder = Decoder(bank.settings)
+        self._log = ScanLog(bank, self._decoder, self._chip_of, with_age=bus_every > 1)
+        self._failures = [0] * len(addresses)
+        self._settled_ns: dict[int, int] = {}
         self._active: list[int] = []
-        self._read: ReadWords = lambda: b""
-        self._combine(range(len(chips)))
-        # Each chip about once a second, one chip at a time.
-        self._check_every = max(1, round(1e9 / period_ns / len(chips)))
-        self._until_check = self._check_every
+        self.troubles: dict[int, str] = {}
+        """Addresses that are left out, and why."""
+        self.combined = True
+        """Whether the adapter takes several reads in one transaction; known once open."""
+        self.recovered = 0
+        """How often a chip was set up again."""
+        self._until_bus = self._until_check = 0
         self._next_check = 0
-        self._suspects: set[int] = set()
-        self._fresh_ns = [-(1 << 62)] * len(chips)
-        self._clear()
+        self._probe_ns = 0
+        self._last_ns = 0
+        self._centres_ns = [
+            accuracy(sensor, settings, period_ns=period_ns).centre_ns
+            for sensor, settings in zip(bank.sensors, bank.settings, strict=True)
+        ]
+        self._least_centre_ns = min(self._centres_ns)
+        self._late_ns = round(period_ns * LATE)
+
+    @property
+    def typecodes(self) -> tuple[str, str]:
+        """Of the columns ``shunt`` and ``bus``."""
+        return self._decoder.typecodes
 
     def open(self) -> tuple[int, ...]:
-        """Set up all chips and wait for their first conversion; returns the addresses that did not answer.
+        """Set up all chips, find out what the adapter can do, and wait for the first conversion.
 
-        Raises `SensorError` when none answers.
+        Returns the addresses that are left out for now. Raises `SensorError` when there is no chip at all.
         """
-        absent = [i for i in range(len(self._chips)) if not self._set_up(i)]
-        if len(absent) == len(self._chips):
-            raise SensorError(
-                f"no INA219 answers at {self._addresses(absent)}: check the bus number, the wiring and the supply"
-            )
-        for i in absent:
-            self._failures[i] = GIVE_UP_AFTER
-        self._combine(i for i in range(len(self._chips)) if i not in absent)
-        self._clock.sleep_until(self._clock.now_ns() + 2 * max(s.longest_cycle_ns for s in self._settings))
-        return tuple(self._chips[i].address for i in absent)
+        for chip in self._chips:
+            if trouble := chip.set_up():
+                self.troubles[chip.address] = trouble
+        if len(self.troubles) == len(self._chips):
+            raise SensorError(f"{self._all_troubles()}: check the bus number, the wiring and the supply")
+        self._choose()
+        try:
+            self._full.call()
+        except OSError as error:
+            if error.errno != errno.EOPNOTSUPP:
+                raise SensorError(f"the bus failed while it was opened: {error.strerror or error}") from error
+            self.combined = False
+            self._choose()
+        self._clock.sleep_until(self._clock.now_ns() + 2 * self._bank.longest_cycle_ns)
+        self._last_ns = self._clock.now_ns()
+        self._probe_ns = self._last_ns + PROBE_NS
+        self._until_check = self._check_every
+        return tuple(self.troubles)
 
     def scan(self) -> None:
-        """Read all chips once. Raises `SensorError` when not one of them answers any more."""
-        if len(self._active) < len(self._chips):
-            self._scan_partly()
-        else:
-            now = self._clock.now_ns
-            start_ns = now()
-            try:
-                words = self._read()
-            except OSError:
-                self._scan_singly(start_ns)
-            else:
-                took_ns = now() - start_ns
-                self._shortest_ns = min(self._shortest_ns, took_ns)
-                self._raw += words
-                self._start_ns.append(start_ns)
-        self._until_check -= 1
-        if self._until_check <= 0:
-            self._check()
-
-    def take(self, builder: BlockBuilder) -> None:
-        """Decode the scans since the last call and append them to ``builder``."""
-        scans, chips = len(self._start_ns), len(self._chips)
-        if not scans:
-            return
-        shunt, bus = split_words(self._raw)
-        offsets_ns = array("i", self._offsets_ns()) * scans
-        flags = array("H", bytes(2 * scans * chips))
-        for at, offset_ns, flag in self._exceptions:
-            flags[at] |= flag
-            if offset_ns is not None:
-                offsets_ns[at] = offset_ns
-        self._suspects |= flag_codes(flags, self._raw, shunt, bus, self._settings)
-        if self._suspects:
-            self._until_check = 0
-        self._flag_stale(flags)
-        builder.t_ns.extend(self._start_ns)
-        builder.dt_ns.extend(offsets_ns)
-        builder.flags.extend(flags)
-        builder.columns[0].extend(shunt)
-        builder.columns[1].extend(bus)
-        self._clear()
-
-    def _clear(self) -> None:
-        self._raw = bytearray()
-        self._start_ns = array("q")
-        self._exceptions: list[tuple[int, int | None, int]] = []
-
-    def _offsets_ns(self) -> list[int]:
-        """Each chip's time relative to the start of a combined read of all.
-
-        The call's end is late by however long the process took to wake up, its beginning is not. So the transfer is
-        taken to last as long as the bus clock says, or the shortest call so far when the bus is slower than that.
-        """
-        shortest_ns = self._shortest_ns if self._shortest_ns < 1 << 62 else 0
-        word_ns = max(self._nominal_ns, shortest_ns) / (2 * len(self._chips))
-        return [round((2 * i + 0.5) * word_ns) - s.age_ns for i, s in enumerate(self._settings)]
-
-    def _combine(self, active: Iterable[int]) -> None:
-        self._active = list(active)
-        self._read = self._bus.prepare([read for i in self._active for read in _reads(self._chips[i])])
-
-    def _scan_partly(self) -> None:
-        """A scan while some chips are left out."""
-        start_ns = self._clock.now_ns()
+        """Read all lines once. Raises `SensorError` when not one chip answers any more."""
+        now = self._clock.now_ns
+        plan = self._cached if self._until_bus > 0 else self._full
+        start_ns = now()
+        if start_ns - self._last_ns > self._late_ns:
+            plan = self._full
+            self._log.add_missing(self._last_ns, start_ns, self._period_ns, plan.offsets_ns())
+        self._last_ns = start_ns
         try:
-            words = bytes(self._read())
+            words = plan.call()
         except OSError:
             self._scan_singly(start_ns)
-            return
-        found = {i: words[4 * k : 4 * k + 4] for k, i in enumerate(self._active)}
-        middles_ns = {
-            i: start_ns + round((k * _PERIODS_PER_CHIP + READ_PERIODS / 2) * self._period_of_scl_ns)
-            for k, i in enumerate(self._active)
-        }
-        self._append(start_ns, found, middles_ns)
+        else:
+            late_ns = plan.took(now() - start_ns)
+            self._log.add(plan, start_ns, words)
+            if late_ns > self._least_centre_ns:
+                self._flag_late(range(len(self._centres_ns)), late_ns)
+            self._until_bus = self._bus_every - 1 if plan.with_bus else self._until_bus - 1
+        if self._settled_ns:
+            self._flag_unsettled(start_ns)
+        self._until_check -= 1
+        # A check moves the pointer, so it waits until the bus voltages' turn comes.
+        if self._until_check <= 0 and self._until_bus <= 0:
+            self._check_one()
+
+    def take(self, builder: BlockBuilder) -> None:
+        """Append what is confirmed to ``builder``."""
+        self._log.take(builder)
+
+    def finish(self, builder: BlockBuilder) -> None:
+        """Confirm and append everything: the last call before the bus is let go."""
+        for c in tuple(self._active):
+            if not self._check(c):
+                self._log.deny(c, Flag.IO_ERROR)
+        self._until_bus = 0
+        self._log.take(builder)
+
+    def _choose(self) -> None:
+        """Plan the reads of the chips that answer."""
+        self._active = [c for c, chip in enumerate(self._chips) if chip.address not in self.troubles]
+        lines = [i for i, c in enumerate(self._chip_of) if c in self._active]
+
+        def plan(lines: Sequence[int], with_bus: bool) -> Plan:
+            return Plan(self._bus, self._bank, lines, with_bus=with_bus, scl_hz=self._scl_hz, combined=self.combined)
+
+        self._full = plan(lines, True)
+        self._cached = plan(lines, False)
+        self._singles = [plan(of_chip, True) for of_chip in self._lines_of]
+        self._until_bus = 0
+        self._log.watch(self._active)
+        self._check_every = max(1, round(VERIFY_NS / self._period_ns / max(1, len(self._active))))
 
     def _scan_singly(self, start_ns: int) -> None:
-        """A scan after a failed combined read: each chip in a transfer of its own."""
-        found, middles_ns = {}, {}
-        for i in self._active:
-            middles_ns[i] = self._clock.now_ns() + round(READ_PERIODS / 2 * self._period_of_scl_ns)
+        """A scan after a failed one: each chip in a transfer of its own. What was failing is dealt with."""
+        found: dict[int, tuple[int, bytes]] = {}
+        late: dict[int, float] = {}
+        for c in self._active:
+            began_ns = self._clock.now_ns()
             try:
-                found[i] = bytes(self._singles[i]())
+                found[c] = began_ns, bytes(self._singles[c].call())
+                late_ns = self._singles[c].took(self._clock.now_ns() - began_ns)
+                if late_ns > self._least_centre_ns:
+                    late[c] = late_ns
             except OSError:
-                self._failures[i] += 1
+                self._failures[c] += 1
             else:
-                self._failures[i] = 0
-        self._append(start_ns, found, middles_ns)
-        keep = [i for i in self._active if self._failures[i] < GIVE_UP_AFTER]
-        if len(keep) < len(self._active):
-            self._combine(keep)
-        if not keep:
-            everything = self._addresses(range(len(self._chips)))
-            raise SensorError(f"no INA219 answers at {everything} any more: check the bus and the supply")
+                self._failures[c] = 0
+        self._until_bus = 0
+        self._log.add_singly(start_ns, self._singles, found)
+        for c, late_ns in late.items():
+            self._flag_late(self._lines_of[c], late_ns)
+        failed = [c for c in self._active if self._failures[c] >= GIVE_UP_AFTER]
+        if len(failed) == len(self._active):
+            for c in failed:
+                self._log.give_up(c)
+            raise SensorError(f"no chip answers any more at {self._addresses()}: check the bus and the supply")
+        for c in failed:
+            self._set_up_again(c)
 
-    def _append(self, start_ns: int, found: dict[int, bytes], middles_ns: dict[int, int]) -> None:
-        """One scan with its own times; chips that are not in ``found`` failed."""
-        at = len(self._start_ns) * len(self._chips)
-        for i, settings in enumerate(self._settings):
-            offset_ns = middles_ns.get(i, start_ns) - start_ns - settings.age_ns
-            self._raw += found.get(i, b"\0\0\0\0")
-            self._exceptions.append((at + i, offset_ns, 0 if i in found else Flag.IO_ERROR))
-        self._start_ns.append(start_ns)
-
-    def _check(self) -> None:
-        """Read one chip's CONFIG back, and set it up again when it is not ours; try one that is left out."""
+    def _check_one(self) -> None:
         self._until_check = self._check_every
-        if self._suspects:
-            i = self._suspects.pop()
-        else:
-            i, self._next_check = self._next_check, (self._next_check + 1) % len(self._chips)
-        if i not in self._active:
-            if self._set_up(i):
-                self._failures[i] = 0
-                self._combine(sorted([*self._active, i]))
-            return
-        try:
-            config = bytes(self._configs[i]())
-            if int.from_bytes(config, "big") != self._settings[i].word:
-                self._bus.write_word(self._chips[i].address, Register.CONFIG, self._settings[i].word)
-                self._exceptions.append(((len(self._start_ns) - 1) * len(self._chips) + i, None, Flag.RESET))
-        except OSError:
-            # The next scan meets the same chip and flags it; a check adds nothing to that.
-            return
+        self._next_check += 1
+        if self.troubles and self._clock.now_ns() >= self._probe_ns:
+            self._probe()
+        elif self._active and not self._check(self._active[self._next_check % len(self._active)]):
+            self._next_check -= 1
+            self._until_check = 0
+        self._until_bus = 0
 
-    def _set_up(self, i: int) -> bool:
-        address, word = self._chips[i].address, self._settings[i].word
+    def _check(self, c: int) -> bool:
+        """Read one chip's configuration back, and confirm what was read from it or flag it. False: try again soon."""
         try:
-            self._bus.write_word(address, Register.CONFIG, word)
-            return int.from_bytes(bytes(self._configs[i]()), "big") == word
+            is_as_set = self._chips[c].is_as_set()
         except OSError:
+            self._failures[c] += 1
+            if self._failures[c] >= GIVE_UP_AFTER:
+                self._set_up_again(c)
             return False
+        if is_as_set:
+            self._log.confirm(c)
+        else:
+            self._set_up_again(c)
+        return True
 
-    def _flag_stale(self, flags: array[int]) -> None:
-        chips, fresh_ns = len(self._chips), self._fresh_ns
-        longest_ns, newest_ns = max(s.longest_cycle_ns for s in self._settings), max(fresh_ns)
-        for k, start_ns in enumerate(self._start_ns):
-            if start_ns - newest_ns >= longest_ns:
-                fresh_ns, newest_ns = [start_ns] * chips, start_ns
-                continue
-            for i, settings in enumerate(self._settings):
-                if start_ns - fresh_ns[i] < settings.longest_cycle_ns:
-                    flags[k * chips + i] |= Flag.STALE
-                else:
-                    fresh_ns[i] = newest_ns = start_ns
-        self._fresh_ns = fresh_ns
+    def _set_up_again(self, c: int) -> None:
+        """Set up a chip that fell silent or forgot its settings; leave it out when that fails."""
+        chip = self._chips[c]
+        fell_silent, self._failures[c] = self._failures[c] > 0, 0
+        if fell_silent:
+            with suppress(OSError):
+                if chip.is_as_set():
+                    self._log.confirm(c)
+                    self._until_bus = 0
+                    return
+        self._log.deny(c, Flag.IO_ERROR if fell_silent else Flag.RESET)
+        if trouble := chip.set_up():
+            self.troubles[chip.address] = trouble
+            self._probe_ns = self._clock.now_ns() + PROBE_NS
+            self._choose()
+            return
+        self.recovered += 1
+        self._settle(c)
 
-    def _addresses(self, chips: Iterable[int]) -> str:
-        return ", ".join(f"{self._chips[i].address:#04x}" for i in chips)
+    def _probe(self) -> None:
+        """Try one chip that is left out; each has its turn about once a second."""
+        self._probe_ns = self._clock.now_ns() + PROBE_NS // len(self.troubles)
+        address, _ = next(iter(self.troubles.items()))
+        c = next(i for i, chip in enumerate(self._chips) if chip.address == address)
+        trouble = self._chips[c].set_up()
+        del self.troubles[address]
+        if trouble:
+            self.troubles[address] = trouble
+            return
+        self.recovered += 1
+        self._choose()
+        self._settle(c)
 
+    def _settle(self, c: int) -> None:
+        self._until_bus = 0
+        self._settled_ns[c] = self._clock.now_ns() + self._chips[c].settings.longest_cycle_ns
 
-def _reads(chip: Chip) -> list[tuple[int, int]]:
-    return [(chip.address, Register.SHUNT), (chip.address, Register.BUS)]
+    def _flag_late(self, lines: Iterable[int], late_ns: float) -> None:
+        """Nobody knows whether a transfer began late or its end was noticed late: beyond what a line says of its
+        times, there is no reading of this moment."""
+        for i in lines:
+            if late_ns > self._centres_ns[i]:
+                self._log.flag_line(i, Flag.MISSING)
+
+    def _flag_unsettled(self, start_ns: int) -> None:
+        # A bus code without a conversion behind it must not be held.
+        self._until_bus = 0
+        for c, settled_ns in list(self._settled_ns.items()):
+            if start_ns >= settled_ns:
+                del self._settled_ns[c]
+            else:
+                self._log.flag_last(c, Flag.RESET)
+
+    def _addresses(self) -> str:
+        return ", ".join(f"{c.address:#04x}" for c in self._chips)
+
+    def _all_troubles(self) -> str:
+        return "; ".join(f"{c.settings.chip} at {c.address:#04x} {self.troubles[c.address]}" for c in self._chips)

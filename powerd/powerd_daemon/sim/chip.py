@@ -1,37 +1,21 @@
-"""An INA219 at its registers: pointer, read-only bits, reset values, and conversions on the chip's own clock.
+"""A chip of the INA family at its registers: pointer, read-only bits, reset values, and conversions on its own clock.
 
-Its shunt code is the true average of the load over the conversion's window. Nothing here knows about the driver.
+Its shunt codes are the true averages of the load over the conversions' windows. Nothing here knows about the driver:
+only the tables of `powerd_daemon.ina.chips`, which come from the data sheets, are shared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from powerd_daemon.ina.ina219 import (
-    ADC,
-    BUS_LSB_V,
-    BUS_SHIFT,
-    CLOCK_TOLERANCE,
-    CNVR,
-    GRADES,
-    OVF,
-    PGA_MV,
-    RESET_CONFIG,
-    RST,
-    SHUNT_LSB_V,
-    Register,
-    Settings,
-    offset_limit_v,
-)
+from powerd_daemon.ina.chips import CONFIG, RST, ChipType, chip_type
+from powerd_daemon.ina.settings import Settings
+from powerd_daemon.sim.registers import Fields, fields_of, find_adc, status_of, writable
 
 MeanCurrent = Callable[[int, int], float]
 """Average current in amperes between two times of the board's clock."""
-
-_CONFIG_BITS = 0x3FFF  # without RST, which clears itself, and the unused bit 14
-_ADC_BY_CODE = {a.code: a for a in ADC.values()} | {a.code | 4: a for a in ADC.values() if a.code < 4}
-_ADC_BY_CODE[0x8] = ADC["12bit"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,145 +30,177 @@ class ChipErrors:
     """Relative error of the shunt's resistance."""
     clock: float = 0.0
     """Conversions take this much longer (relative)."""
+    bus_offset_v: float = 0.0
 
 
 def draw_errors(
-    random: Random, settings: Settings, *, grade: str = "A", shunt_tolerance: float = 0.01, exact: bool = False
+    random: Random, settings: Settings, *, grade: str = "", shunt_tolerance: float = 0.01, exact: bool = False
 ) -> ChipErrors:
     """Errors drawn evenly between the limits of the data sheet; ``exact`` leaves only the clock's."""
-    limits = GRADES[grade]
-    clock, current, bus, offset, shunt = (random.uniform(-1, 1) for _ in range(5))
+    limits, tolerance = settings.grade(grade), settings.type.clock_tolerance
+    clock, current, bus, offset, shunt, bus_offset = (random.uniform(-1, 1) for _ in range(6))
     if exact:
-        return ChipErrors(clock=clock * CLOCK_TOLERANCE)
+        return ChipErrors(clock=clock * tolerance)
     return ChipErrors(
         current_gain=current * limits.current_gain,
         bus_gain=bus * limits.bus_gain,
-        offset_v=offset * offset_limit_v(settings, limits),
+        offset_v=offset * limits.offset_v[settings.shunt_range],
         shunt_gain=shunt * shunt_tolerance,
-        clock=clock * CLOCK_TOLERANCE,
+        clock=clock * tolerance,
+        bus_offset_v=bus_offset * limits.bus_offset_v,
     )
 
 
-class SimIna219:
-    """One chip with its shunt and supply. All times are the board clock's, and must not go back.
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one channel measures."""
 
-    Each register takes its value when its own conversion ends: shunt first, then bus; CNVR, CURRENT and POWER follow
-    the second. Where a resolution below 12 bit is set, the codes are coarser by as many bits.
+    mean_a: MeanCurrent
+    bus_v: float
+    shunt_ohm: float
+
+
+class SimChip:
+    """One chip with the shunts and supplies of its channels. All times are the board clock's, and must not go back.
+
+    The INA219 gives each register its value when that conversion ends; the others do so when all averages of all
+    channels are complete. Where a resolution below the full one is set, the codes are coarser by as many bits.
     """
 
     def __init__(
-        self,
-        mean_a: MeanCurrent,
-        *,
-        bus_v: float,
-        shunt_ohm: float,
-        errors: ChipErrors = ChipErrors(),
-        t_ns: int = 0,
+        self, chip: str | ChipType, loads: Sequence[Load], *, errors: ChipErrors = ChipErrors(), t_ns: int = 0
     ) -> None:
-        self._mean_a, self._bus_v, self._errors = mean_a, bus_v, errors
-        self._shunt_ohm = shunt_ohm * (1 + errors.shunt_gain)
+        self.type = chip if isinstance(chip, ChipType) else chip_type(chip)
+        self._errors = errors
+        self._loads = list(loads) + [Load(lambda _a, _b: 0.0, 0.0, 1.0)] * (len(self.type.channels) - len(loads))
         self.reset(t_ns)
 
     def reset(self, t_ns: int) -> None:
         """Power-on reset, as by the supply or by writing RST."""
-        self._pointer = self._calibration = 0
-        self._shunt = self._bus = self._current = self._power = 0
+        self._pointer = 0
+        self._registers = dict(self.type.resets)
+        self._registers |= {register: value for register, value, _ in self.type.identity}
+        self._shunt = [0] * len(self.type.channels)
+        self._bus = [0] * len(self.type.channels)
+        self._current = self._power = 0
         self._ready = self._overflow = False
-        self._configure(RESET_CONFIG, t_ns)
+        self._configure(t_ns)
 
     def select(self, pointer: int) -> None:
         """Set the pointer; it is kept for all further reads."""
-        self._pointer = pointer & 7
+        self._pointer = pointer & (7 if self.type.name == "INA219" else 0xFF)
+
+    def size_of(self, register: int | None = None) -> int:
+        """Bytes of a register, or of the one under the pointer."""
+        at = self._pointer if register is None else register
+        return self.type.code_bytes if any(at in pair for pair in self.type.channels) else 2
 
     def read_word(self, t_ns: int) -> int:
-        """The register under the pointer, as the chip shifts it out at ``t_ns``."""
+        """The register under the pointer, unsigned, as the chip shifts it out at ``t_ns``."""
         self._convert(t_ns)
-        match self._pointer:
-            case Register.SHUNT:
-                return self._shunt & 0xFFFF
-            case Register.BUS:
-                return self._bus << BUS_SHIFT | (CNVR if self._ready else 0) | (OVF if self._overflow else 0)
-            case Register.CONFIG:
-                return self._config
-            case Register.POWER:
-                self._ready = False
-                return self._power
-            case Register.CURRENT:
+        for i, (shunt, bus) in enumerate(self.type.channels):
+            if self._pointer == shunt:
+                return self._shunt[i] & ((1 << 8 * self.type.code_bytes) - 1)
+            if self._pointer == bus:
+                status = self._ready << 1 | self._overflow if self.type.name == "INA219" else 0
+                return self._bus[i] << self.type.bus_shift | status
+        if self.type.name == "INA219" and self._pointer in (3, 4):
+            if self._pointer == 4:
                 return self._current & 0xFFFF
-            case Register.CALIBRATION:
-                return self._calibration
-        return 0
+            self._ready = False
+            return self._power
+        status_register = {"INA226": 6, "INA228": 0x0B, "INA3221": 0x0F}.get(self.type.name)
+        if self._pointer == status_register:
+            word = status_of(self.type, self._registers, self._shunt, self._bus, self._ready)
+            self._ready = False
+            return word
+        return self._registers.get(self._pointer, 0)
 
     def write_word(self, register: int, word: int, t_ns: int) -> None:
         """Set the pointer and write; registers that are read-only ignore it."""
         self._convert(t_ns)
         self.select(register)
-        if register == Register.CALIBRATION:
-            self._calibration = word & 0xFFFE
-        elif register == Register.CONFIG and word & RST:
+        if register == CONFIG and word & RST:
             self.reset(t_ns)
-        elif register == Register.CONFIG:
-            self._configure(word & _CONFIG_BITS, t_ns)
+        elif mask := writable(self.type, register):
+            fixed = self._registers.get(register, 0) & ~mask
+            self._registers[register] = word & mask | fixed
+            if register in (CONFIG, 1 if self.type.name == "INA228" else CONFIG):
+                self._configure(t_ns)
 
-    def _configure(self, config: int, t_ns: int) -> None:
-        self._config = config
-        mode = config & 7
+    def _configure(self, t_ns: int) -> None:
+        kind, f = self.type, fields_of(self.type, self._registers)
+        self._fields: Fields = f
         rate = 1 + self._errors.clock
-        self._shunt_adc, self._bus_adc = _ADC_BY_CODE[config >> 3 & 15], _ADC_BY_CODE[config >> 7 & 15]
-        self._shunt_ns = round(self._shunt_adc.conversion_ns * rate) if mode & 1 else 0
-        self._bus_ns = round(self._bus_adc.conversion_ns * rate) if mode & 2 else 0
-        self._full_scale = PGA_MV[config >> 11 & 3] * 100
-        self._bus_full_scale = 8000 if config >> 13 & 1 else 4000
-        self._triggered = not mode & 4
+        self._shunt_adc, self._bus_adc = find_adc(kind, f.shunt_adc), find_adc(kind, f.bus_adc)
+        self._shunt_ns = round(self._shunt_adc.conversion_ns * rate) if f.mode & 1 else 0
+        self._bus_ns = round(self._bus_adc.conversion_ns * rate) if f.mode & 2 else 0
+        self._range = next(r for r in kind.shunt_ranges.values() if r.code == f.shunt_range)
+        self._bus_full_scale = next(r.full_scale for r in kind.bus_ranges.values() if r.code == f.bus_range)
         self._since_ns = t_ns
         self._shunts = self._cycles = 0
-        if mode not in (0, 4):
+        if f.mode not in (0, 4):
             self._ready = False
 
     def _convert(self, t_ns: int) -> None:
         """Bring the registers up to what was converted until ``t_ns``."""
-        cycle_ns = self._shunt_ns + self._bus_ns
+        one_ns, f = self._shunt_ns + self._bus_ns, self._fields
+        cycle_ns = one_ns * len(f.channels) * f.averages
         if not cycle_ns:
             return
         cycles, rest_ns = divmod(max(t_ns - self._since_ns, 0), cycle_ns)
-        shunts = cycles + (self._shunt_ns > 0 and rest_ns >= self._shunt_ns)
-        if self._triggered:
+        at_once = self.type.renews_at_once
+        shunts = cycles + (at_once and self._shunt_ns > 0 and rest_ns >= self._shunt_ns)
+        if not f.mode & 4:
             cycles, shunts = min(cycles, 1), min(shunts, 1)
         if cycles > self._cycles:
             self._cycles = cycles
             # A shunt code that the next conversion has replaced already matters to CURRENT alone.
-            if self._shunts < cycles and self._shunt_ns and (shunts == cycles or self._calibration):
-                self._shunt, self._shunts = self._shunt_code(cycles - 1), cycles
+            needed = shunts == cycles or self._registers.get(5)
+            if self._shunts < cycles and self._shunt_ns and needed:
+                self._take_shunts(cycles - 1, cycle_ns)
+                self._shunts = cycles
             if self._bus_ns:
-                self._bus = self._bus_code()
+                for channel in f.channels:
+                    self._bus[channel] = self._bus_code(self._loads[channel])
             self._multiply()
             self._ready = True
         if shunts > self._shunts:
             self._shunts = shunts
-            self._shunt = self._shunt_code(shunts - 1)
+            self._take_shunts(shunts - 1, cycle_ns)
 
-    def _shunt_code(self, conversion: int) -> int:
-        begin_ns = self._since_ns + conversion * (self._shunt_ns + self._bus_ns)
-        current_a = self._mean_a(begin_ns, begin_ns + self._shunt_ns)
-        shunt_v = (current_a * self._shunt_ohm + self._errors.offset_v) * (1 + self._errors.current_gain)
-        code = _quantise(shunt_v / SHUNT_LSB_V, self._shunt_adc.bits)
-        return min(max(code, -self._full_scale), self._full_scale)
+    def _take_shunts(self, cycle: int, cycle_ns: int) -> None:
+        f, one_ns = self._fields, self._shunt_ns + self._bus_ns
+        begin_ns = self._since_ns + cycle * cycle_ns
+        for k, channel in enumerate(f.channels):
+            load, total = self._loads[channel], 0.0
+            for n in range(f.averages):
+                t_ns = begin_ns + (n * len(f.channels) + k) * one_ns
+                total += load.mean_a(t_ns, t_ns + self._shunt_ns)
+            self._shunt[channel] = self._shunt_code(load, total / f.averages)
 
-    def _bus_code(self) -> int:
-        code = _quantise(self._bus_v * (1 + self._errors.bus_gain) / BUS_LSB_V, self._bus_adc.bits)
-        return min(max(code, 0), self._bus_full_scale)
+    def _shunt_code(self, load: Load, current_a: float) -> int:
+        e, r = self._errors, self._range
+        shunt_v = (current_a * load.shunt_ohm * (1 + e.shunt_gain) + e.offset_v) * (1 + e.current_gain)
+        bits = self._shunt_adc.bits_lost + {"INA228": 4, "INA3221": 3}.get(self.type.name, 0)
+        return min(max(_quantise(shunt_v / r.lsb_v, bits), -r.full_scale), r.full_scale)
+
+    def _bus_code(self, load: Load) -> int:
+        e = self._errors
+        bus_v = load.bus_v * (1 + e.bus_gain) + e.bus_offset_v if load.bus_v else 0.0
+        return min(max(_quantise(bus_v / self.type.bus_lsb_v, self._bus_adc.bits_lost), 0), self._bus_full_scale)
 
     def _multiply(self) -> None:
-        """CURRENT and POWER by the data sheet's equations 4 and 5."""
-        if not self._calibration:
+        """CURRENT and POWER by the data sheet's equations 4 and 5 (INA219)."""
+        calibration = self._registers.get(5, 0) if self.type.name == "INA219" else 0
+        if not calibration:
             self._current, self._power, self._overflow = 0, 0, False
             return
-        current = self._shunt * self._calibration // 4096
-        power = abs(current) * self._bus // 5000
+        current = self._shunt[0] * calibration // 4096
+        power = abs(current) * self._bus[0] // 5000
         self._overflow = not -32768 <= current <= 32767 or power > 65535
         self._current, self._power = current, power & 0xFFFF
 
 
 def _quantise(code: float, bits: int) -> int:
-    step = 1 << (12 - bits)
-    return round(code / step) * step
+    return round(code / (1 << bits)) << bits

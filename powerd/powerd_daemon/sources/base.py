@@ -59,5 +59,13 @@ class Source(ABC):
     def take(self) -> list[Block | Gap]:
         """Everything since the last call, in the order of its sequence numbers within each stream."""
 
+    def finish(self) -> list[Block | Gap]:
+        """What `take` gives and whatever was still held back, for instance to be confirmed. Called before `close`."""
+        return self.take()
+
+    def health(self) -> dict[str, object]:
+        """What the statistics are to say about the sensors, as plain values. Must be cheap."""
+        return {}
+
     def close(self) -> None:  # noqa: B027  (nothing to release is the common case)
         """Let go of the sensor. Called once, also after an error in `open`."""

@@ -13,6 +13,8 @@ from powerd_daemon.sources.nvml_api import Nvml, NvmlRefused
 from powerd_daemon.sources.nvml_instant import InstantPower
 from powerd_daemon.sources.nvml_quantity import EnergyCounter, Gpu, Quantity
 from powerd_daemon.sources.nvml_samples import SampleBuffer
+from powerd_daemon.sources.nvml_scopes import MemoryPower, ModulePower
+from powerd_daemon.sources.nvml_side import SideChannels
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,20 @@ class NvmlOptions:
     energy_ms: float = field(
         default=1000.0, metadata={"help": "distance of reads of the energy counter; 0 = leave it out"}
     )
+    scope_ms: float = field(
+        default=10.0,
+        metadata={"help": "distance of looks at the power of the memory and of the module, where they exist; 0 = none"},
+    )
+    side_ms: float = field(
+        default=1000.0,
+        metadata={"help": "distance of reads of temperatures, clocks, power limit and throttle reasons; 0 = none"},
+    )
     prefix: str = field(default="gpu", metadata={"help": "devices are named by this and their index"})
 
     def __post_init__(self) -> None:
         paces = (self.instant_ms, self.samples_ms, self.energy_ms)
+        if any(p < 0 or 0 < p < 1 for p in (self.scope_ms, self.side_ms)):
+            raise ConfigError("scope_ms and side_ms must be 0 or at least 1")
         if any(p < 0 or 0 < p < 1 for p in paces) or not any(paces):
             raise ConfigError("instant_ms, samples_ms and energy_ms must be 0 or at least 1, and one of them not 0")
         if self.samples_ms > 1000:
@@ -42,7 +54,8 @@ class NvmlOptions:
 
 
 class NvmlSource(Source):
-    """Lines ``gpuN.nvml``, ``gpuN.nvml_samples`` and ``gpuN.nvml_energy``, a stream each.
+    """Lines ``gpuN.nvml``, ``gpuN.nvml_samples`` and ``gpuN.nvml_energy``, a stream each; with them the power of the
+    memory and of the module where there is such a thing, and a stream of temperatures, clocks and their limits.
 
     The device ``gpuN`` is fed by the samples where the GPU has them, else by the instant power, else by the counter.
     Tests give ``pynvml`` a module of their own.
@@ -61,7 +74,7 @@ class NvmlSource(Source):
     @property
     def period_ns(self) -> int:
         o = self.options
-        return round(1e6 * min(p for p in (o.instant_ms, o.samples_ms, o.energy_ms) if p))
+        return round(1e6 * min(p for p in (o.instant_ms, o.samples_ms, o.energy_ms, o.scope_ms, o.side_ms) if p))
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         self._nvml.start()
@@ -132,22 +145,26 @@ class NvmlSource(Source):
         gpu = Gpu(f"{o.prefix}{index}", handle, architecture if isinstance(architecture, int) else 0, detail)
         found: list[Quantity] = []
         lacking: dict[str, str] = {}
-        kinds: tuple[tuple[type[Quantity], float], ...] = (
-            (SampleBuffer, o.samples_ms),
-            (InstantPower, o.instant_ms),
-            (EnergyCounter, o.energy_ms),
-        )
-        for kind, pace_ms in kinds:
+
+        def add(kind: type[Quantity], pace_ms: float) -> None:
             if pace_ms:
                 try:
                     found.append(kind(self._nvml, self.start.clock, gpu, round(pace_ms * 1e6)))
                 except NvmlRefused as error:
                     lacking[f"{gpu.name}.{kind.suffix}"] = str(error)
+
+        add(SampleBuffer, o.samples_ms)
+        add(InstantPower, o.instant_ms)
+        add(EnergyCounter, o.energy_ms)
         if not found:
             raise SensorError(f"GPU {index} ({detail['name']}) tells neither its power nor its energy: leave it out")
-        detail["not_supported"] = lacking
         name = str(detail["name"] or "NVIDIA GPU")
         without = f"; not supported: {', '.join(lacking)}" if lacking else ""
+        # Few GPUs have these: what is missing of them is noted, not announced.
+        add(MemoryPower, o.scope_ms)
+        add(ModulePower, o.scope_ms)
+        add(SideChannels, o.side_ms)
+        detail["not_supported"] = lacking
         return found, Device(gpu.name, (found[0].name,), f"{name}{without}")
 
     def _must(self, function: str, *arguments: Any) -> Any:

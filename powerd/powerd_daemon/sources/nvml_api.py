@@ -8,7 +8,12 @@ from typing import Any
 
 from powerd_core.errors import SensorError
 
+FI_DEV_MEMORY_TEMP = 82
+FI_DEV_POWER_AVERAGE = 185
 FI_DEV_POWER_INSTANT = 186
+SCOPE_GPU, SCOPE_MODULE, SCOPE_MEMORY = 0, 1, 2
+TEMPERATURE_GPU = 0
+CLOCK_SM, CLOCK_MEMORY = 1, 2
 TOTAL_POWER_SAMPLES = 0
 ARCH_AMPERE = 7
 ARCH_HOPPER = 9
@@ -84,9 +89,9 @@ class Nvml:
             return None
         return value.decode() if isinstance(value, bytes) else value
 
-    def field_mw(self, handle: Any, field: int) -> int:
-        """A field value in milliwatts."""
-        value = self.call("nvmlDeviceGetFieldValues", handle, [field])[0]
+    def field(self, handle: Any, field: int, scope: int = SCOPE_GPU) -> int:
+        """A field value: milliwatts for powers, degrees for temperatures."""
+        value = self.call("nvmlDeviceGetFieldValues", handle, [(field, scope) if scope else field])[0]
         if value.nvmlReturn:
             raise self.refused(int(value.nvmlReturn))
         return int(value.value.uiVal)

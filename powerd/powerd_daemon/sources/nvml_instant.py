@@ -6,7 +6,13 @@ from collections.abc import Callable
 
 from powerd_core.model import Accuracy, Column, Flag
 from powerd_daemon.clock import Clock
-from powerd_daemon.sources.nvml_api import ARCH_AMPERE, ARCH_HOPPER, FI_DEV_POWER_INSTANT, Nvml, NvmlRefused
+from powerd_daemon.sources.nvml_api import (
+    ARCH_AMPERE,
+    ARCH_HOPPER,
+    FI_DEV_POWER_INSTANT,
+    Nvml,
+    NvmlRefused,
+)
 from powerd_daemon.sources.nvml_quantity import FITTED, GAIN_ORIGIN, U_GAIN, UNKNOWN, UPDATE_NS, Gpu, Quantity
 
 
@@ -28,7 +34,7 @@ class InstantPower(Quantity):
 
     def _choose(self) -> tuple[Callable[[], int], bool]:
         def field() -> int:
-            return self.nvml.field_mw(self.gpu.handle, FI_DEV_POWER_INSTANT)
+            return self.nvml.field(self.gpu.handle, FI_DEV_POWER_INSTANT)
 
         def usage() -> int:
             return int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle))

@@ -1,31 +1,37 @@
-"""Source ``sim``: the real INA219 driver on a simulated bus with the eight supply lines of a graphics card."""
+"""Source ``sim``: the real INA driver on a simulated bus, by default with the eight supply lines of a graphics card."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from random import Random
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError
-from powerd_core.model import Block, Column, Device, Gap, Line, Provenance, Stream
-from powerd_daemon.ina.bus import READ_PERIODS
-from powerd_daemon.ina.ina219 import Settings, accuracy, conversion
-from powerd_daemon.ina.scanner import Chip, Scanner
+from powerd_core.model import Provenance
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.ina.bus import RegisterBus
+from powerd_daemon.ina.plan import wire_limit_hz
+from powerd_daemon.ina.sensor import Sensor, make_bank
 from powerd_daemon.sim.bus import SimBus
-from powerd_daemon.sim.chip import ChipErrors, SimIna219, draw_errors
+from powerd_daemon.sim.chip import ChipErrors, Load, SimChip, draw_errors
+from powerd_daemon.sim.faults import KINDS, Faults
 from powerd_daemon.sim.host import Host
 from powerd_daemon.sim.shapes import Constant, Square, Training, TrainingOptions, Waveform
 from powerd_daemon.sim.telegraph import Telegraph
 from powerd_daemon.sim.waveform import NOMINAL_V, SHARES, CardLoad
-from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.cpu_time import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu, or_last
+from powerd_daemon.sources.rails import RailsSource
 
 FIRST_ADDRESS = 0x40
 WAKE_EARLY_NS = 150_000
 """Room for the latency of a real clock's sleep and for working out the registers, which a real bus does not need."""
+PUNCTUAL_NS = 70_000
+"""The same for a sampler with real-time priority, which wakes up sooner and must not wait busily all the time."""
+BUSY = 0.8
+"""Above this share of the wire's limit, the bus keeps time to the end of each transfer, waiting busily."""
 
 _WHAT = {
     "pcie_12v": "slot, 12 V",
@@ -65,6 +71,18 @@ class SimOptions:
         default=TrainingOptions(), metadata={"help": "phases of 'training': forward_ms, forward_level, ..."}
     )
 
+    sensors: tuple[Sensor, ...] = field(
+        default=(),
+        metadata={"help": "sensors of any types as for 'ina', which share the load; empty = the eight lines"},
+    )
+    bus_every: int = field(default=1, metadata={"help": "read bus voltages in every so-many-th scan only"})
+    bus_hold: float = field(default=0.01, metadata={"help": "how far (relative) a bus voltage may move meanwhile"})
+    adapter: Literal["combined", "single"] = field(
+        default="combined", metadata={"help": "'single' refuses combined reads as the Raspberry Pi's adapter does"}
+    )
+    fault_every_s: float = field(default=0.0, metadata={"help": "mean time between faults of the bus; 0 = none"})
+    faults: tuple[str, ...] = field(default=KINDS, metadata={"help": "which faults happen"})
+
     def __post_init__(self) -> None:
         if not 0 <= self.idle_w <= self.peak_w:
             raise ConfigError(f"idle_w = {self.idle_w:g} and peak_w = {self.peak_w:g}: the first must not be larger")
@@ -74,88 +92,108 @@ class SimOptions:
             raise ConfigError(f"duty = {self.duty:g} is not between 0 and 1")
         if self.pid < 0 or self.cores < 0:
             raise ConfigError("pid and cores must not be negative")
+        if self.fault_every_s < 0 or set(self.faults) - set(KINDS):
+            raise ConfigError(f"fault_every_s must not be negative, and faults are {', '.join(KINDS)}")
+
+    def all_sensors(self) -> tuple[Sensor, ...]:
+        """The sensors that were given, or INA219 on the card's eight lines."""
+        return self.sensors or tuple(
+            Sensor(
+                name=name,
+                address=FIRST_ADDRESS + i,
+                shunt_ohm=self.shunt_ohm,
+                shunt_tolerance=self.shunt_tolerance,
+                nominal_v=NOMINAL_V[name],
+                shunt_adc=self.shunt_adc,
+                bus_adc=self.bus_adc,
+                grade=self.grade,
+                description=f"{_WHAT[name]}, simulated",
+            )
+            for i, name in enumerate(SHARES)
+        )
+
+    def shares(self) -> dict[str, float]:
+        """Each line's share of the load; sensors that were given have equal ones."""
+        return {s.name: 1 / len(self.sensors) for s in self.sensors} if self.sensors else dict(SHARES)
 
 
-class SimSource(Source):
-    """Eight lines ``<device>.pcie_12v`` ... ``<device>.ext_12v_6`` at 0x40 ... 0x47, all of which feed the device.
+class SimSource(RailsSource):
+    """Eight lines ``<device>.pcie_12v`` ... ``<device>.ext_12v_6`` at 0x40 ... 0x47 unless ``sensors`` are given.
 
     The stream's ``detail`` holds the load (`powerd_daemon.sim.waveform.waveform_from_detail`) and the errors drawn.
     """
 
     Options: ClassVar[type[SimOptions]] = SimOptions
     options: SimOptions
+    provenance = Provenance.SIMULATED
+    what = "simulated graphics card"
 
     def __init__(self, options: SimOptions, start: Start) -> None:
-        super().__init__(options, start)
-        self._settings = Settings(options.shunt_adc, options.bus_adc)
-        most_hz = options.scl_hz / (2 * READ_PERIODS * len(SHARES))
-        if options.rate_hz > most_hz:
-            raise ConfigError(
-                f"rate_hz = {options.rate_hz:g} does not fit on a bus of scl_hz = {options.scl_hz:g}: "
-                f"at most {int(most_hz)} scans of {len(SHARES)} chips a second"
-            )
+        o = options
+        super().__init__(
+            options,
+            start,
+            make_bank(o.all_sensors()),
+            device=o.device,
+            rate_hz=o.rate_hz,
+            scl_hz=o.scl_hz,
+            bus_every=o.bus_every,
+            bus_hold=o.bus_hold,
+            combined=o.adapter == "combined",
+        )
         self._host: HostCpu | None = None
-        self._scanner: Scanner | None = None
-        self._builder: BlockBuilder | None = None
         self.bus: SimBus | None = None
         """The simulated bus, once open: faults are injected here."""
         self.load: CardLoad | None = None
         """The simulated card, once open: exact joules."""
 
-    @property
-    def period_ns(self) -> int:
-        return round(1e9 / self.options.rate_hz)
-
-    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
-        o, clock, t0_ns = self.options, self.start.clock, self.start.clock.now_ns()
-        random = Random(o.seed)
-        drawn = {
-            name: draw_errors(
-                random,
-                self._settings,
-                grade=o.grade,
-                shunt_tolerance=o.shunt_tolerance,
-                exact=o.errors == "none",
-            )
-            for name in SHARES
-        }
-        self.load = CardLoad(self._make_waveform(t0_ns), SHARES)
-        chips = {
-            FIRST_ADDRESS + i: SimIna219(
-                _mean_a(self.load.waveform.energy_j, SHARES[name], NOMINAL_V[name]),
-                bus_v=NOMINAL_V[name],
-                shunt_ohm=o.shunt_ohm,
-                errors=drawn[name],
-                t_ns=t0_ns,
-            )
-            for i, name in enumerate(SHARES)
-        }
-        self.bus = SimBus(clock, chips, scl_hz=o.scl_hz, wake_early_ns=WAKE_EARLY_NS, before=self.load.waveform.advance)
-        self._scanner = Scanner(
-            self.bus, clock, [Chip(a, self._settings) for a in chips], scl_hz=o.scl_hz, period_ns=self.period_ns
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        o, clock, t0_ns, random = self.options, self.start.clock, self.start.clock.now_ns(), Random(self.options.seed)
+        self.load = load = CardLoad(self._make_waveform(t0_ns), o.shares())
+        chips: dict[int, SimChip] = {}
+        drawn: dict[str, ChipErrors] = {}
+        for sensor, settings in zip(self.bank.sensors, self.bank.settings, strict=True):
+            # One set of errors a chip: the channels of an INA3221 share theirs.
+            if sensor.address not in chips:
+                shared = draw_errors(
+                    random,
+                    settings,
+                    grade=sensor.grade,
+                    shunt_tolerance=sensor.shunt_tolerance,
+                    exact=o.errors == "none",
+                )
+                mates = {s.channel: s for s in self.bank.sensors if s.address == sensor.address}
+                loads = [
+                    self._load(load, mates[c]) if c in mates else Load(lambda _a, _b: 0.0, 0.0, 1.0)
+                    for c in range(1, len(settings.type.channels) + 1)
+                ]
+                chips[sensor.address] = SimChip(settings.type, loads, errors=shared, t_ns=t0_ns)
+            drawn[sensor.name] = shared
+        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=o.adapter == "combined", bus_every=o.bus_every)
+        punctual = isinstance(clock, SystemClock) and o.rate_hz > BUSY * limit_hz
+        self.bus = SimBus(
+            clock,
+            chips,
+            scl_hz=o.scl_hz,
+            wake_early_ns=PUNCTUAL_NS if punctual and os.sched_getscheduler(0) == os.SCHED_FIFO else WAKE_EARLY_NS,
+            punctual=punctual,
+            before=load.waveform.advance,
+            combines=o.adapter == "combined",
         )
-        self._scanner.open()
-        stream = self._describe(t0_ns, self.load, drawn)
-        number = self.start.first_stream
-        self._builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(number, 0))
-        device = Device(o.device, tuple(line.name for line in stream.lines), "simulated graphics card")
-        return (stream,), (device,)
-
-    def poll(self) -> None:
-        assert self._scanner is not None, "open comes first"
-        self._scanner.scan()
-
-    def take(self) -> list[Block | Gap]:
-        if self._scanner is None or self._builder is None:
-            return []
-        self._scanner.take(self._builder)
-        block = self._builder.take()
-        return [block] if block else []
+        if o.fault_every_s:
+            self.bus.trouble = Faults(o.seed, every_s=o.fault_every_s, t0_ns=t0_ns, kinds=o.faults)
+        detail = {"seed": o.seed, "errors": o.errors, "drawn": {n: asdict(e) for n, e in drawn.items()}}
+        return self.bus, detail | load.detail(t0_ns)
 
     def close(self) -> None:
         if self._host is not None:
             self._host.close()
             self._host = None
+
+    @staticmethod
+    def _load(load: CardLoad, sensor: Sensor) -> Load:
+        share = load.shares[sensor.name]
+        return Load(_mean_a(load.waveform.energy_j, share, sensor.nominal_v), sensor.nominal_v, sensor.shunt_ohm)
 
     def _make_waveform(self, t0_ns: int) -> Waveform:
         o = self.options
@@ -183,44 +221,6 @@ class SimSource(Source):
             cores=o.cores or float(len(os.sched_getaffinity(0))),
             smooth_ns=PROCESS_LUMP_NS if o.pid else HOST_TICK_NS,
             cpu_ns=cpu_ns,
-        )
-
-    def _describe(self, t0_ns: int, load: CardLoad, drawn: dict[str, ChipErrors]) -> Stream:
-        o = self.options
-        lines = tuple(
-            Line(
-                f"{o.device}.{name}",
-                o.device,
-                conversion(o.shunt_ohm),
-                Provenance.SIMULATED,
-                accuracy(
-                    self._settings,
-                    shunt_ohm=o.shunt_ohm,
-                    nominal_v=NOMINAL_V[name],
-                    period_ns=self.period_ns,
-                    grade=o.grade,
-                    shunt_tolerance=o.shunt_tolerance,
-                ),
-                f"{_WHAT[name]} (simulated, INA219 at {FIRST_ADDRESS + i:#04x})",
-            )
-            for i, name in enumerate(SHARES)
-        )
-        detail: dict[str, Any] = {
-            "chip": "INA219",
-            "config": f"{self._settings.word:#06x}",
-            "settings": asdict(self._settings),
-            "scl_hz": o.scl_hz,
-            "seed": o.seed,
-            "errors": o.errors,
-            "drawn": {name: asdict(errors) for name, errors in drawn.items()},
-        }
-        return Stream(
-            self.start.first_stream,
-            self.start.name,
-            (Column("shunt", "h"), Column("bus", "H")),
-            lines,
-            self.period_ns,
-            detail | load.detail(t0_ns),
         )
 
 

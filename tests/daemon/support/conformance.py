@@ -12,7 +12,7 @@ import pytest
 
 from powerd_core.blocks import columns
 from powerd_core.document import read_description, to_document
-from powerd_core.model import CLOCK_NAME, Block, Description, Device, Gap, Stream
+from powerd_core.model import CLOCK_NAME, Block, Description, Device, Gap, QuantityConversion, Stream
 from powerd_core.wire import decode, encode
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Source, Start
@@ -92,13 +92,16 @@ class SourceConformance:
     def test_devices_are_fed_by_lines_of_theirs(self, opened: Opened) -> None:
         device_of = {line.name: line.device for s in opened.streams for line in s.lines}
         assert {d.name for d in opened.devices} == set(device_of.values())
+        beside = {n.name for s in opened.streams for n in s.lines if isinstance(n.conversion, QuantityConversion)}
         for device in opened.devices:
+            assert not beside & set(device.feeds)
             assert device.feeds
             assert {device_of[name] for name in device.feeds} == {device.name}
 
     def test_every_line_says_how_sure_it_is_and_why(self, opened: Opened) -> None:
         for line in (line for s in opened.streams for line in s.lines):
-            assert line.accuracy.u_gain > 0
+            # The accuracy of what is neither power nor energy is not in watts: its origin says what is known.
+            assert line.accuracy.u_gain > 0 or isinstance(line.conversion, QuantityConversion)
             assert line.accuracy.origin
             assert line.description
 

@@ -24,14 +24,16 @@ class NVMLError(Exception):
 
 
 class FakeNvml:
-    """``refuse`` maps function names (or the field id 186) to the return value they fail with."""
+    """``refuse`` maps function names, fields such as 186, or fields of a scope such as (186, 2), to the return value
+    they fail with."""
 
     NVMLError = NVMLError
 
     def __init__(self, clock: VirtualClock, *, gpus: int = 1, architecture: int = HOPPER) -> None:
         self.clock, self.gpus, self.architecture = clock, gpus, architecture
         self.power_w: Callable[[int], float] = lambda t_ns: 100.0 + t_ns // (100 * MS) % 50
-        self.refuse: dict[str | int, int] = {}
+        # As on an H200: the memory has an average power alone, and there is no module.
+        self.refuse: dict[str | int | tuple[int, int], int] = dict.fromkeys(((186, 1), (185, 1), (186, 2)), 3)
         self.calls: list[str] = []
         self.running = 0
         self.jitter_us: Callable[[], int] = lambda: 0
@@ -96,9 +98,25 @@ class FakeNvml:
     def _instant_mw(self) -> int:
         return round(self.power_w(self.clock.t_ns // (100 * MS) * 100 * MS) * 1000)
 
-    def _nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
-        code = self.refuse.get(fields[0], 0)
-        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=0 if code else self._instant_mw()))]
+    def _nvmlDeviceGetFieldValues(self, handle: int, fields: list[int | tuple[int, int]]) -> list[SimpleNamespace]:
+        asked = fields[0]
+        field, scope = asked if isinstance(asked, tuple) else (asked, 0)
+        code = self.refuse.get(field if not scope else (field, scope), 0)
+        value = {(82, 0): 43, (185, 2): self._instant_mw() // 3}.get((field, scope), self._instant_mw())
+        return [SimpleNamespace(nvmlReturn=code, value=SimpleNamespace(uiVal=0 if code else value))]
+
+    def _nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        assert sensor == 0
+        return 40 + self.clock.t_ns // (5_000 * MS) % 10
+
+    def _nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        return {1: 1980, 2: 3201}[kind]
+
+    def _nvmlDeviceGetEnforcedPowerLimit(self, handle: int) -> int:
+        return 650_000
+
+    def _nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        return 0x4
 
     def _nvmlDeviceGetPowerUsage(self, handle: int) -> int:
         return self._instant_mw()

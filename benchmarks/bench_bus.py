@@ -1,0 +1,137 @@
+"""Eight INA219, shunt and bus each, on a simulated 400 kHz bus in real time, in both adapter modes.
+
+Target: at least 95 % of the wire limit, which follows from SCL periods alone, and no conversion given out twice as new:
+every conversion of the simulated chips has a code of its own, so two good readings with the same code would show it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from array import array
+from collections.abc import Callable
+from itertools import pairwise
+
+from common import machine, progress
+
+from powerd_core.blocks import columns
+from powerd_core.model import BAD, Block, Gap, Stream
+from powerd_core.wire import decode
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.ina.plan import mean_periods, wire_limit_hz
+from powerd_daemon.ina.sensor import Sensor
+from powerd_daemon.outbox import Outbox
+from powerd_daemon.realtime import make_realtime, sharpen_timers
+from powerd_daemon.sampling import Sampling
+from powerd_daemon.sim.chip import Load
+from powerd_daemon.sim.waveform import CardLoad
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.sim import SimOptions, SimSource
+
+TARGET = 0.95
+
+
+class CountingSource(SimSource):
+    """Each conversion that is looked at has the next of a thousand codes."""
+
+    @staticmethod
+    def _load(load: CardLoad, sensor: Sensor) -> Load:
+        return Load(_counter(sensor.shunt_ohm), sensor.nominal_v, sensor.shunt_ohm)
+
+
+def _counter(shunt_ohm: float) -> Callable[[int, int], float]:
+    count = 0
+
+    def mean_a(_t0_ns: int, _t1_ns: int) -> float:
+        nonlocal count
+        count = count % 1000 + 1
+        return count * 10e-6 / shunt_ohm
+
+    return mean_a
+
+
+def measure(adapter: str, seconds: float, share: float) -> None:
+    """Scan at ``share`` of the wire limit and print what came."""
+    quiet = {"adapter": adapter, "errors": "none", "waveform": "constant", "rate_hz": 1.0}
+    probe = SimSource(SimOptions(**quiet), Start("bus", 1, 0, SystemClock()))  # type: ignore[arg-type]
+    combined, scl_hz = adapter == "combined", 400_000.0
+    limit_hz = wire_limit_hz(probe.bank, scl_hz, combined=combined)
+    options = SimOptions(**quiet | {"rate_hz": limit_hz * share})  # type: ignore[arg-type]
+    outbox, clock = Outbox(1 << 30), SystemClock()
+    made: list[CountingSource] = []
+
+    def make(start: Start) -> CountingSource:
+        made.append(CountingSource(options, start))
+        return made[-1]
+
+    described: list[Stream] = []
+    sampling = Sampling(
+        make,
+        Start("bus", 1, 0, clock),
+        outbox,
+        block_ns=20_000_000,
+        on_open=lambda streams, _devices: described.extend(streams),
+    )
+    sampling.open()
+    source = made[0]
+    assert source.bus is not None
+    begin_ns, periods = clock.now_ns(), source.bus.periods
+    while (spent := clock.now_ns() - begin_ns) < seconds * 1e9:
+        sampling.step()
+        progress(f"{adapter}: {spent * 1e-9:.0f} of {seconds:.0f} s")
+    end_ns, periods = clock.now_ns(), source.bus.periods - periods
+    sampling.close()
+    progress("")
+    frames: list[bytes] = []
+
+    def keep(frame: bytes) -> bool:
+        frames.append(frame)
+        return True
+
+    outbox.drain(keep)
+    (stream,) = described
+    blocks = [b for b in map(decode, frames) if isinstance(b, Block)]
+    gaps = sum(isinstance(decode(f), Gap) for f in frames)
+    lines = len(stream.lines)
+    flags, shunt = array("H"), array("h")
+    for block in blocks:
+        views = columns(block, stream)
+        flags.frombytes(views["flags"])
+        shunt.frombytes(views["shunt"])
+    repeated = 0
+    for line in range(lines):
+        good = [s for s, f in zip(shunt[line::lines], flags[line::lines], strict=True) if not f & BAD]
+        repeated += sum(a == b for a, b in pairwise(good))
+    whole = sum(not any(f & BAD for f in flags[k : k + lines]) for k in range(0, len(flags), lines))
+    rate_hz = whole / ((end_ns - begin_ns) * 1e-9)
+    d = sampling.statistics()
+    print(
+        f"  {adapter:8}: {mean_periods(source.bank, combined=combined):.1f} SCL periods a scan, limit {limit_hz:.1f} "
+        f"scans/s, reached {rate_hz:.1f} with all 8 readings good = {rate_hz / limit_hz:.1%} "
+        f"({'at least' if rate_hz >= TARGET * limit_hz else 'BELOW'} {TARGET:.0%})"
+    )
+    print(
+        f"            bus busy {periods / scl_hz / ((end_ns - begin_ns) * 1e-9):.1%} of the time with read-backs; "
+        f"flagged readings {sum(1 for f in flags if f & BAD)} of {len(flags)}, gaps {gaps}, "
+        f"repeated conversions given as new {repeated}; missed deadlines {d['missed_deadlines']}, lateness mean "
+        f"{d['lateness_mean_us']:.0f} us, max {d['lateness_max_us']:.0f} us"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--share", type=float, default=0.975, help="asked for, of the wire limit")
+    parser.add_argument("--priority", type=int, default=50, help="SCHED_FIFO where permitted; 0 = ordinary")
+    args = parser.parse_args()
+    print(f"8 INA219 on a simulated 400 kHz bus in real time, {args.seconds:g} s each ({machine()})")
+    sharpen_timers()
+    for refused in make_realtime(args.priority, args.priority > 0):
+        print(f"  {refused}")
+    for adapter in ("combined", "single"):
+        measure(adapter, args.seconds, args.share)
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""`powerd calibrate`: readings of single sensors at a known load, and whether they will do for a calibration."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot, sqrt
+from statistics import fmean, stdev
+from time import gmtime, strftime
+from typing import Literal
+
+from powerd_core.blocks import columns
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream
+from powerd_daemon.calibration import Point, SensorCalibration
+from powerd_daemon.clock import Clock
+from powerd_daemon.ina.sensor import Calibration, Sensor, accuracy
+from powerd_daemon.ina.settings import Settings
+from powerd_daemon.sources.base import Source
+
+PARTS = 10
+MIN_COUNT = 200
+MAX_BAD = 0.1
+WANDER_STEPS = 2.0
+WANDER_SHARE = 0.002
+"""The means of ten equal parts of the readings may differ by two quantisation steps or 0.2 % of the mean."""
+IMPLAUSIBLE = 3.0
+"""An offset or a gain that is off by more than so many data-sheet limits is a mistake of the set-up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What one line gave: currents by the nominal conversion, in order, and how many readings were no values."""
+
+    current_a: Sequence[float]
+    bus_v: Sequence[float]
+    saturated: int = 0
+    bad: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What is known of the load. A value of 0 is no load at all."""
+
+    value: float
+    quantity: Literal["A", "W"] = "A"
+    u: float = 0.0
+    """Relative standard uncertainty."""
+
+
+def read_lines(source: Source, clock: Clock, seconds: float, lines: Sequence[str]) -> dict[str, Readings]:
+    """Poll a source for some seconds. Raises `ConfigError` for a line that it does not have or that has no shunt."""
+    try:
+        streams, _ = source.open()
+        places = {line: _place(streams, line) for line in lines}
+        found = {line: Readings([], []) for line in lines}
+        due_ns = clock.now_ns()
+        polls = max(1, round(seconds * 1e9 / source.period_ns))
+        for k in range(polls):
+            clock.sleep_until(due_ns)
+            due_ns += source.period_ns
+            source.poll()
+            if k % 50 == 49 or k == polls - 1:
+                for block in source.take() if k < polls - 1 else source.finish():
+                    if isinstance(block, Block):
+                        _collect(block, streams, places, found)
+    finally:
+        source.close()
+    return found
+
+
+def judge(line: str, readings: Readings, step_a: float) -> None:
+    """Refuse what a calibration must not rest on. Raises `SensorError`."""
+    count = len(readings.current_a)
+    everything = count + readings.bad + readings.saturated
+    if readings.saturated:
+        raise SensorError(
+            f"{line}: {readings.saturated} of {everything} readings stand at full scale: lower the current, "
+            "or choose a wider range or a smaller shunt"
+        )
+    if readings.bad > MAX_BAD * everything:
+        raise SensorError(f"{line}: {readings.bad} of {everything} readings failed: run `powerd check` first")
+    if count < MIN_COUNT:
+        raise SensorError(f"{line}: {count} readings are too few, {MIN_COUNT} are needed: give more --seconds")
+    part = count // PARTS
+    means = [fmean(readings.current_a[i * part : (i + 1) * part]) for i in range(PARTS)]
+    wander_a = max(means) - min(means)
+    # Means of parts differ by their scatter alone, about three standard deviations between the ends of ten.
+    scatter_a = 5 * stdev(readings.current_a) / sqrt(part)
+    limit_a = max(WANDER_STEPS * step_a, WANDER_SHARE * abs(fmean(means)))
+    if wander_a > max(limit_a, min(scatter_a, 3 * limit_a)):
+        raise SensorError(
+            f"{line}: the readings wander by {wander_a * 1000:.3g} mA within {count} of them, more than "
+            f"{limit_a * 1000:.3g} mA: wait until the load and the temperature are steady"
+        )
+
+
+def calibrate(
+    before: SensorCalibration | None,
+    sensor: Sensor,
+    settings: Settings,
+    readings: Readings,
+    reference: Reference,
+    *,
+    line: str,
+    board: str,
+    bus: int,
+    serial: str = "",
+    wall_ns: int,
+    temperature_c: float,
+    period_ns: int,
+) -> SensorCalibration:
+    """The sensor's record with a new zero or a new loaded point. Raises `SensorError` for readings that will not do."""
+    uncalibrated = accuracy(replace(sensor, calibration=Calibration()), settings, period_ns=period_ns)
+    step_a = uncalibrated.step_w / sensor.nominal_v
+    judge(line, readings, step_a)
+    point = Point(
+        taken=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(wall_ns // 1_000_000_000)),
+        temperature_c=temperature_c,
+        reference=reference.value,
+        quantity=reference.quantity,
+        u_reference=reference.u,
+        count=len(readings.current_a),
+        mean_a=fmean(readings.current_a),
+        spread_a=stdev(readings.current_a),
+        bus_v=fmean(readings.bus_v),
+    )
+    kind, limits = settings.type, settings.grade(sensor.grade)
+    bus_rounding = kind.bus_lsb_v * 2 ** kind.adc[settings.bus_adc].bits_lost / 2 / sensor.nominal_v
+    record = SensorCalibration(
+        line=line,
+        chip=kind.name,
+        shunt_ohm=sensor.shunt_ohm,
+        step_a=step_a,
+        u_bus=hypot(limits.bus_gain, bus_rounding, limits.bus_offset_v / sensor.nominal_v) / sqrt(3),
+        u_bus_step=bus_rounding / sqrt(3),
+        board="" if serial else board,
+        bus=-1 if serial else bus,
+        address=sensor.address,
+        channel=sensor.channel,
+        serial=serial,
+        zero=before.zero if before else None,
+        load=before.load if before else None,
+    )
+    if reference.value == 0:
+        limit_a = IMPLAUSIBLE * limits.offset_v[settings.shunt_range] / sensor.shunt_ohm
+        if abs(point.mean_a) > limit_a:
+            raise SensorError(
+                f"{line}: {point.mean_a * 1000:.4g} mA without load is more than any zero error "
+                f"({limit_a * 1000:.3g} mA is three times the data sheet's limit): disconnect the load"
+            )
+        return replace(record, zero=point)
+    try:
+        made = replace(record, load=point)
+    except ValueError as error:
+        raise SensorError(f"{line}: {error}: is the load on, and does the current flow from IN+ to IN-?") from error
+    limit = IMPLAUSIBLE * hypot(limits.current_gain, sensor.shunt_tolerance, limits.bus_gain)
+    if abs(made.gain - 1) > limit:
+        raise SensorError(
+            f"{line}: a gain of {made.gain:.4f} is further from 1 than three times all limits ({limit:.1%}): "
+            "check the reference, shunt_ohm, and that the load is on this line"
+        )
+    return made
+
+
+def _place(streams: Sequence[Stream], line: str) -> tuple[Stream, int, ShuntConversion]:
+    for stream in streams:
+        for at, known in enumerate(stream.lines):
+            if known.name == line:
+                if not isinstance(known.conversion, ShuntConversion):
+                    raise ConfigError(f"line {line!r} has no shunt: only INA sensors can be calibrated")
+                return stream, at, replace(known.conversion, offset_a=0.0, gain=1.0)
+    names = ", ".join(known.name for stream in streams for known in stream.lines)
+    raise ConfigError(f"unknown line {line!r} (there are: {names})")
+
+
+def _collect(
+    block: Block,
+    streams: Sequence[Stream],
+    places: Mapping[str, tuple[Stream, int, ShuntConversion]],
+    found: dict[str, Readings],
+) -> None:
+    stream = next(s for s in streams if s.number == block.stream)
+    views = columns(block, stream)
+    types = {"flags": "H"} | {c.name: c.typecode for c in stream.columns}
+    arrays = {name: array(t, bytes(views[name])) for name, t in types.items()}
+    for line, (of, at, c) in places.items():
+        if of.number != stream.number:
+            continue
+        every = len(stream.lines)
+        flags, shunt, bus = (arrays[n][at::every] for n in ("flags", c.shunt, c.bus))
+        good = [i for i, flag in enumerate(flags) if not flag & BAD]
+        saturated = sum(bool(flag & Flag.SATURATED) for flag in flags)
+        # A reading that repeats a conversion is no fault of the sensor; it is only no further value.
+        stale = sum(flag & BAD == Flag.STALE for flag in flags)
+        before = found[line]
+        found[line] = Readings(
+            [*before.current_a, *(shunt[i] * c.shunt_lsb_v / c.shunt_ohm for i in good)],
+            [*before.bus_v, *((bus[i] >> c.bus_shift) * c.bus_lsb_v for i in good)],
+            before.saturated + saturated,
+            before.bad + len(flags) - len(good) - saturated - stale,
+        )

@@ -1,0 +1,234 @@
+"""The INA family as plain data: one frozen table for each type of chip.
+
+Texas Instruments data sheets: INA219 SBOS448, INA226 SBOS547, INA228 SBOSA20, INA3221 SBOS576. All talk in registers of
+two or three bytes, most significant first, behind a pointer that is kept between reads and does not count up.
+
+What is read is SHUNT and BUS. The chips' own CURRENT and POWER registers are never used as values: they need a
+calibration that truncates, and they overflow. *Codes* are the registers as they come over the wire, sign-extended, with
+the unused low bits that some types have; `shunt_lsb_v` is the weight of such a code's last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from powerd_core.errors import ConfigError
+from powerd_daemon.suggest import did_you_mean
+
+
+@dataclass(frozen=True, slots=True)
+class Adc:
+    """One setting of a converter: its code, nominal duration, and resolution (``bits`` below the type's full ones)."""
+
+    code: int
+    conversion_ns: int
+    bits_lost: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShuntRange:
+    """One range of the shunt voltage: the field's value, the weight of a code, and the code at which it clips."""
+
+    code: int
+    lsb_v: float
+    full_scale: int
+
+
+@dataclass(frozen=True, slots=True)
+class BusRange:
+    """One range of the bus voltage: the field's value and the code (shifted right) at which it ends."""
+
+    code: int
+    full_scale: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """The data sheet's limits, over temperature where it gives them: +- half-widths."""
+
+    current_gain: float
+    bus_gain: float
+    offset_v: Mapping[str, float]
+    """Zero of the shunt voltage, by range."""
+    bus_offset_v: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ChipType:
+    """Everything that a driver or a model has to know of one type."""
+
+    name: str
+    channels: tuple[tuple[int, int], ...]
+    """Each channel's SHUNT and BUS register."""
+    code_bytes: int
+    """Width of those registers; all others that are used here have two bytes."""
+    config: int
+    """The register whose reset value tells the type where there is no identification."""
+    resets: Mapping[int, int]
+    """Reset values of the registers that are written or looked at."""
+    identity: tuple[tuple[int, int, int], ...]
+    """Registers that hold constants: register, value, and the mask of the bits that count."""
+    shunt_ranges: Mapping[str, ShuntRange]
+    bus_ranges: Mapping[str, BusRange]
+    bus_lsb_v: float
+    bus_shift: int
+    """Bits below the bus code within its register."""
+    adc: Mapping[str, Adc]
+    averages: Mapping[int, int]
+    """Numbers of averages and their codes; only 1 where averaging is a setting of the converter."""
+    renews_at_once: bool
+    """Whether each register takes its value when its own conversion ends, or all of them when the whole cycle does."""
+    clock_tolerance: float
+    """Conversions last at most this much longer or shorter (relative)."""
+    grades: Mapping[str, Grade]
+    defaults: tuple[str, str]
+    """Converter settings of shunt and bus for about 500 scans a second."""
+    addresses: tuple[int, int]
+    """First and last address that the pins can choose."""
+    data_sheet: str
+    max_bus_v: float
+    """Absolute limit of the measured voltage."""
+
+
+CONFIG, RST = 0, 0x8000
+CNVR, OVF = 0x0002, 0x0001
+"""In the BUS register of the INA219. CNVR: converted since the mode was written or POWER was read; it stays set else.
+OVF: CURRENT or POWER overflowed; SHUNT and BUS stay valid."""
+MANUFACTURER = 0x5449
+"""'TI', in all types that have an identification."""
+
+
+def _times(*durations_us: int) -> dict[str, Adc]:
+    return {f"{us}us": Adc(code, us * 1000) for code, us in enumerate(durations_us)}
+
+
+_AVERAGES = {n: code for code, n in enumerate((1, 4, 16, 64, 128, 256, 512, 1024))}
+_TIMES = _times(140, 204, 332, 588, 1100, 2116, 4156, 8244)
+_PGA_MV = (40, 80, 160, 320)
+
+
+def _pga(*limits_uv: float) -> dict[str, float]:
+    return {f"{mv}mV": uv * 1e-6 for mv, uv in zip(_PGA_MV, limits_uv, strict=True)}
+
+
+INA219 = ChipType(
+    name="INA219",
+    channels=((1, 2),),
+    code_bytes=2,
+    config=CONFIG,
+    resets={CONFIG: 0x399F, 5: 0},
+    identity=(),
+    shunt_ranges={f"{mv}mV": ShuntRange(code, 10e-6, mv * 100) for code, mv in enumerate(_PGA_MV)},
+    bus_ranges={"16V": BusRange(0, 4000), "32V": BusRange(1, 8000)},
+    bus_lsb_v=4e-3,
+    bus_shift=3,
+    adc={
+        "9bit": Adc(0x0, 84_000, 3),
+        "10bit": Adc(0x1, 148_000, 2),
+        "11bit": Adc(0x2, 276_000, 1),
+        "12bit": Adc(0x3, 532_000),
+    }
+    | {
+        f"avg{2**k}": Adc(0x8 + k, ns)
+        for k, ns in enumerate(
+            (1_060_000, 2_130_000, 4_260_000, 8_510_000, 17_020_000, 34_050_000, 68_100_000), start=1
+        )
+    },
+    averages={1: 0},
+    renews_at_once=True,
+    clock_tolerance=0.10,  # 532 us typical, 586 us maximal
+    grades={
+        "A": Grade(0.010, 0.010, _pga(100, 125, 150, 200)),
+        "B": Grade(0.005, 0.010, _pga(50, 75, 75, 100)),
+    },
+    defaults=("avg2", "10bit"),
+    addresses=(0x40, 0x4F),
+    data_sheet="SBOS448",
+    max_bus_v=26.0,
+)
+
+INA226 = ChipType(
+    name="INA226",
+    channels=((1, 2),),
+    code_bytes=2,
+    config=CONFIG,
+    resets={CONFIG: 0x4127, 5: 0, 6: 0, 7: 0},
+    identity=((0xFE, MANUFACTURER, 0xFFFF), (0xFF, 0x2260, 0xFFF0)),
+    shunt_ranges={"82mV": ShuntRange(0, 2.5e-6, 0x7FFF)},
+    bus_ranges={"41V": BusRange(0, 0x7FFF)},
+    bus_lsb_v=1.25e-3,
+    bus_shift=0,
+    adc=_TIMES,
+    averages=_AVERAGES,
+    renews_at_once=False,
+    clock_tolerance=0.10,  # 1.1 ms typical, 1.21 ms maximal
+    # 0.1 % at 25 C and 50 ppm/C; zero 10 uV and 0.1 uV/C: taken over 60 C
+    grades={"": Grade(0.004, 0.004, {"82mV": 16e-6}, 7.5e-3)},
+    defaults=("1100us", "140us"),
+    addresses=(0x40, 0x4F),
+    data_sheet="SBOS547",
+    max_bus_v=36.0,
+)
+
+INA228 = ChipType(
+    name="INA228",
+    channels=((4, 5),),
+    code_bytes=3,
+    config=CONFIG,
+    resets={CONFIG: 0x0000, 1: 0xFB68, 2: 0x1000, 0x0B: 0x0001},
+    identity=((0x3E, MANUFACTURER, 0xFFFF), (0x3F, 0x2280, 0xFFF0)),
+    # 20 bits in the upper part of 24
+    shunt_ranges={
+        "164mV": ShuntRange(0, 312.5e-9 / 16, 0x7FFFF << 4),
+        "41mV": ShuntRange(1, 78.125e-9 / 16, 0x7FFFF << 4),
+    },
+    bus_ranges={"85V": BusRange(0, 435_200)},
+    bus_lsb_v=195.3125e-6,
+    bus_shift=4,
+    adc=_times(50, 84, 150, 280, 540, 1052, 2074, 4120),
+    averages=_AVERAGES,
+    renews_at_once=False,
+    clock_tolerance=0.01,
+    # 0.05 % at 25 C and 20 ppm/C; zero 1 uV and 10 nV/C: taken over 60 C
+    grades={"": Grade(0.0017, 0.0017, {"164mV": 1.6e-6, "41mV": 1.6e-6}, 2.5e-3)},
+    defaults=("1052us", "150us"),
+    addresses=(0x40, 0x4F),
+    data_sheet="SBOSA20",
+    max_bus_v=85.0,
+)
+
+INA3221 = ChipType(
+    name="INA3221",
+    channels=((1, 2), (3, 4), (5, 6)),
+    code_bytes=2,
+    config=CONFIG,
+    resets={CONFIG: 0x7127, 0x0E: 0x7FFE, 0x0F: 0x0002},
+    identity=((0xFE, MANUFACTURER, 0xFFFF), (0xFF, 0x3220, 0xFFFF)),
+    # 13 bits in the upper part of 16
+    shunt_ranges={"164mV": ShuntRange(0, 40e-6 / 8, 0x7FF8)},
+    bus_ranges={"33V": BusRange(0, 0x0FFF)},
+    bus_lsb_v=8e-3,
+    bus_shift=3,
+    adc=_TIMES,
+    averages=_AVERAGES,
+    renews_at_once=False,
+    clock_tolerance=0.10,  # 1.1 ms typical, 1.21 ms maximal
+    # 0.25 % at 25 C and 50 ppm/C; zero 80 uV and 0.5 uV/C: taken over 60 C
+    grades={"": Grade(0.0055, 0.0055, {"164mV": 110e-6}, 16e-3)},
+    defaults=("332us", "140us"),
+    addresses=(0x40, 0x43),
+    data_sheet="SBOS576",
+    max_bus_v=26.0,
+)
+
+CHIPS: dict[str, ChipType] = {c.name: c for c in (INA219, INA226, INA228, INA3221)}
+"""All types by name."""
+
+
+def chip_type(name: str) -> ChipType:
+    """The type called ``name`` in any case. Raises `ConfigError`."""
+    found = CHIPS.get(name.upper())
+    if found is None:
+        raise ConfigError(f"unknown type of chip {name!r}{did_you_mean(name.upper(), CHIPS)}")
+    return found

@@ -1,0 +1,153 @@
+"""`powerd scan`: what answers at the INA family's addresses of a bus, and what it is.
+
+Nothing is written but register pointers, and the order of reads is chosen for what else lives at 0x40 to 0x4f: first
+register 0, which all types have; only where that was answered the constants at 0xfe, 0xff, 0x3e and 0x3f; then
+voltages. POWER is never read (that would clear the INA219's CNVR), and an address that a kernel driver holds is left
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from powerd_daemon.ina.bus import Read, RegisterBus
+from powerd_daemon.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
+
+FIRST, LAST = 0x40, 0x4F
+WHAT_IS_READ = (
+    "Reads, and writes nothing but register pointers: register 0 at the addresses 0x40 to 0x4f; where something "
+    "answers, its constants at 0xfe, 0xff, 0x3e and 0x3f; of a chip that is known, its voltages. Addresses held by a "
+    "kernel driver are left alone. Stop a powerd that reads this bus first: it counts on pointers staying in place."
+)
+_INA219_UNUSED = 0x0004
+"""Bit 2 of BUS has no meaning and reads 0."""
+_ADC_CODES = {a.code for a in INA219.adc.values()} | {a.code | 4 for a in INA219.adc.values() if a.code < 4} | {0x8}
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One channel's registers, by the type's widest or reset range."""
+
+    number: int
+    shunt_v: float
+    bus_v: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was found at one address."""
+
+    bus: int
+    address: int
+    chip: str
+    """The type's name; empty where it is none that powerd knows."""
+    how: str
+    """By what it was recognised, or why not."""
+    config: int | None = None
+    channels: tuple[Channel, ...] = ()
+
+
+def scan_bus(bus: RegisterBus, number: int, held: Iterable[tuple[int, str]] = ()) -> list[Answer]:
+    """Everything that answers on one bus; ``held`` are addresses of kernel drivers and these drivers' names."""
+    found, owners = [], dict(held)
+    for address in range(FIRST, LAST + 1):
+        if address in owners:
+            found.append(Answer(number, address, "", f"held by the kernel's driver {owners[address]}"))
+            continue
+        config = _read(bus, address, 0)
+        if config is not None:
+            found.append(_identify(bus, number, address, config))
+    return found
+
+
+def held_by_kernel(number: int, root: Path = Path("/")) -> list[tuple[int, str]]:
+    """Addresses of a bus that kernel drivers are bound to."""
+    held = []
+    for device in sorted((root / "sys/bus/i2c/devices").glob(f"{number}-00*")):
+        driver = device / "driver"
+        if driver.exists():
+            held.append((int(device.name.rpartition("-")[2], 16), driver.resolve().name))
+    return held
+
+
+def buses(root: Path = Path("/")) -> list[int]:
+    """Numbers of this machine's /dev/i2c-*."""
+    names = (p.name.removeprefix("i2c-") for p in (root / "dev").glob("i2c-*"))
+    return sorted(int(n) for n in names if n.isdigit())
+
+
+def to_toml(answers: Iterable[Answer]) -> str:
+    """``[[source]]`` tables, one a bus, for all chips that were recognised."""
+    by_bus: dict[int, list[Answer]] = {}
+    for answer in answers:
+        if answer.chip:
+            by_bus.setdefault(answer.bus, []).append(answer)
+    said = []
+    for number, known in by_bus.items():
+        rows = ["[[source]]", 'kind = "ina"', f'name = "i2c-{number}"', f"bus = {number}"]
+        rows.append('device = "gpu0"             # whose power these lines add up to')
+        for answer in known:
+            for channel in answer.channels:
+                several = len(answer.channels) > 1
+                rows += [
+                    "",
+                    "[[source.sensors]]",
+                    f'name = "at_{answer.address:02x}{f"_{channel.number}" if several else ""}"'
+                    "            # what it measures, such as pcie_12v",
+                    f'chip = "{answer.chip}"',
+                    f"address = {answer.address:#04x}",
+                ]
+                rows += [f"channel = {channel.number}"] if several else []
+                rows += [
+                    "shunt_ohm = 0.05            # as printed on the resistor",
+                    f"nominal_v = {_nominal_v(channel.bus_v):g}              # {channel.bus_v:.3f} V were read",
+                ]
+        said.append("\n".join(rows) + "\n")
+    return "\n".join(said)
+
+
+def _identify(bus: RegisterBus, number: int, address: int, config: int) -> Answer:
+    for kind in CHIPS.values():
+        if kind.identity and all(
+            (_read(bus, address, r) or 0) & mask == value & mask for r, value, mask in kind.identity
+        ):
+            return Answer(number, address, kind.name, "identification registers", config, _channels(bus, kind, address))
+    if _read(bus, address, 0xFE) == MANUFACTURER or _read(bus, address, 0x3E) == MANUFACTURER:
+        return Answer(number, address, "", "a chip of Texas Instruments that powerd does not know", config)
+    voltage, calibration = _read(bus, address, 2), _read(bus, address, 5)
+    if voltage is None or calibration is None:
+        return Answer(number, address, "", "answers, but not like an INA219", config)
+    if config == INA219.resets[0]:
+        return Answer(number, address, INA219.name, "reset value of CONFIG", config, _channels(bus, INA219, address))
+    # No constant tells an INA219 that was set up; its unused bits and codes do, unless something imitates them all.
+    like = not config & 0xC000 and not voltage & _INA219_UNUSED and not calibration & 1
+    if like and config & 7 and (config >> 3 & 15) in _ADC_CODES and (config >> 7 & 15) in _ADC_CODES:
+        return Answer(number, address, INA219.name, "probably: registers fit", config, _channels(bus, INA219, address))
+    return Answer(number, address, "", "answers, but not like any chip of the INA family", config)
+
+
+def _channels(bus: RegisterBus, kind: ChipType, address: int) -> tuple[Channel, ...]:
+    ranged, found = next(iter(kind.shunt_ranges.values())), []
+    for i, (shunt, voltage) in enumerate(kind.channels, 1):
+        shunt_code, bus_code = (_read(bus, address, r, kind.code_bytes) for r in (shunt, voltage))
+        if shunt_code is None or bus_code is None:
+            continue
+        sign = 1 << (8 * kind.code_bytes - 1)
+        shunt_v = ((shunt_code ^ sign) - sign) * ranged.lsb_v
+        found.append(Channel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
+    return tuple(found)
+
+
+def _read(bus: RegisterBus, address: int, register: int, size: int = 2) -> int | None:
+    """A register, or None where nothing acknowledges."""
+    try:
+        return int.from_bytes(bytes(bus.prepare([Read(address, register, size)])()), "big")
+    except OSError:
+        return None
+
+
+def _nominal_v(bus_v: float) -> float:
+    """The supply voltage that a reading probably is; 12 where it is none of the usual ones."""
+    return next((v for v in (3.3, 5.0, 12.0) if abs(bus_v / v - 1) <= 0.12), 12.0)

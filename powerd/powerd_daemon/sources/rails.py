@@ -1,0 +1,141 @@
+"""What sources of INA chips have in common, on Linux's bus or a simulated one: a bank, its scanner, one stream."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from powerd_core.blocks import BlockBuilder
+from powerd_core.errors import ConfigError
+from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
+from powerd_daemon.ina.bus import RegisterBus
+from powerd_daemon.ina.plan import wire_limit_hz
+from powerd_daemon.ina.scanner import Scanner
+from powerd_daemon.ina.sensor import Bank, line
+from powerd_daemon.sources.base import Source, Start
+
+MOST_BUS_EVERY = 200
+
+
+class RailsSource(Source):
+    """One stream of ``shunt`` and ``bus`` codes (16 bits, or 32 where a chip has more than 16) of all sensors of a bus.
+
+    Where the bus voltage is read in every k-th scan only, the column ``bus_age`` says how many scans old its code is,
+    and what it may have moved since is part of the lines' gain uncertainty. A subclass says how to reach the bus.
+    """
+
+    provenance: Provenance
+
+    def __init__(
+        self,
+        options: Any,
+        start: Start,
+        bank: Bank,
+        *,
+        device: str,
+        rate_hz: float,
+        scl_hz: float,
+        bus_every: int = 1,
+        bus_hold: float = 0.0,
+        combined: bool = True,
+    ) -> None:
+        super().__init__(options, start)
+        if min(rate_hz, scl_hz) <= 0:
+            raise ConfigError("rate_hz and scl_hz must be positive")
+        if not 1 <= bus_every <= MOST_BUS_EVERY:
+            raise ConfigError(f"bus_every = {bus_every} is not between 1 and {MOST_BUS_EVERY}")
+        if not 0 <= bus_hold < 1:
+            raise ConfigError(f"bus_hold = {bus_hold:g} is not between 0 and 1")
+        most_hz = wire_limit_hz(bank, scl_hz, combined=combined, bus_every=bus_every)
+        if rate_hz > most_hz:
+            raise ConfigError(
+                f"rate_hz = {rate_hz:g} does not fit on a bus of scl_hz = {scl_hz:g}: at most {int(most_hz)} scans of "
+                f"{len(bank.sensors)} sensors a second ({scl_hz / most_hz:.0f} clock periods each)"
+            )
+        self.bank = bank
+        self._device, self._rate_hz, self._scl_hz, self._bus_every = device, rate_hz, scl_hz, bus_every
+        self._bus_hold = bus_hold if bus_every > 1 else 0.0
+        self._scanner: Scanner | None = None
+        self._builder: BlockBuilder | None = None
+
+    @property
+    def period_ns(self) -> int:
+        return round(1e9 / self._rate_hz)
+
+    @abstractmethod
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        """Get hold of the bus; with it, what else the stream's ``detail`` is to say. Raises `SensorError`."""
+
+    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        bus, detail = self.connect()
+        self._scanner = scanner = Scanner(
+            bus, self.start.clock, self.bank, scl_hz=self._scl_hz, period_ns=self.period_ns, bus_every=self._bus_every
+        )
+        scanner.open()
+        stream = self._describe(scanner, detail)
+        first = self.start.next_sequence.get(stream.number, 0)
+        self._builder = BlockBuilder(stream, self.start.epoch, first)
+        owners = dict.fromkeys(made.device for made in stream.lines)
+        devices = tuple(Device(o, tuple(m.name for m in stream.lines if m.device == o), self.what) for o in owners)
+        return (stream,), devices
+
+    what = "power rails"
+    """The devices' description."""
+
+    def poll(self) -> None:
+        assert self._scanner is not None, "open comes first"
+        self._scanner.scan()
+
+    def take(self) -> list[Block | Gap]:
+        if self._scanner is None or self._builder is None:
+            return []
+        self._scanner.take(self._builder)
+        block = self._builder.take()
+        return [block] if block else []
+
+    def finish(self) -> list[Block | Gap]:
+        if self._scanner is None or self._builder is None:
+            return []
+        self._scanner.finish(self._builder)
+        block = self._builder.take()
+        return [block] if block else []
+
+    def health(self) -> dict[str, object]:
+        if self._scanner is None:
+            return {}
+        out = {f"{address:#04x}": trouble for address, trouble in self._scanner.troubles.items()}
+        return {"left_out": out, "set_up_again": self._scanner.recovered, "combined_reads": self._scanner.combined}
+
+    def _describe(self, scanner: Scanner, detail: Mapping[str, object]) -> Stream:
+        lines = tuple(
+            line(
+                sensor,
+                settings,
+                device=self._device,
+                provenance=self.provenance,
+                period_ns=self.period_ns,
+                bus_hold=self._bus_hold,
+            )
+            for sensor, settings in zip(self.bank.sensors, self.bank.settings, strict=True)
+        )
+        shunt, bus = scanner.typecodes
+        columns = [Column("shunt", shunt), Column("bus", bus)]
+        common: dict[str, object] = {
+            "scl_hz": self._scl_hz,
+            "combined_reads": scanner.combined,
+            "bus_every": self._bus_every,
+            "sensors": [asdict(s) for s in self.bank.sensors],
+            "configuration": {
+                f"{s.address:#04x}": [f"{register:#04x}={word:#06x}" for register, word in settings.words]
+                for s, settings in zip(self.bank.sensors, self.bank.settings, strict=True)
+            },
+        }
+        if self._bus_every > 1:
+            columns.append(Column("bus_age", "B"))
+            common["bus_age_max_ns"] = (self._bus_every - 1) * self.period_ns
+            common["bus_hold"] = self._bus_hold
+        return Stream(
+            self.start.first_stream, self.start.name, tuple(columns), lines, self.period_ns, common | dict(detail)
+        )

@@ -1,0 +1,125 @@
+"""docs/board.md says what the program computes."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import h5py
+import pytest
+
+from powerd_daemon.arguments import parse
+from powerd_daemon.calibration import CalibrationFile, Point, SensorCalibration
+from powerd_daemon.calibration_file import save_calibration
+from powerd_daemon.ina.sensor import Sensor, make_bank
+from powerd_daemon.ina.settings import Settings
+from powerd_daemon.plan import Bus, BusPlan, plan_bus
+from powerd_daemon.plan_config import plan_file
+from powerd_daemon.plan_text import line_loads_w, plan_text
+
+ROOT = Path(__file__).parents[2]
+DOC = (ROOT / "docs/board.md").read_text()
+PROSE = " ".join(DOC.split()).replace(" %", "%")
+
+
+def marked(name: str) -> str:
+    return textwrap.dedent(DOC.partition(f"<!-- {name}: begin -->\n")[2].partition(f"<!-- {name}: end -->")[0]).strip()
+
+
+@pytest.fixture
+def card() -> tuple[BusPlan, dict[str, float]]:
+    """The worked example, with the loads of its own command line."""
+    command = parse(shlex.split(marked("plan").splitlines()[0])[1:])
+    (plan,) = plan_file(ROOT / command.file)
+    return plan, dict(command.load)
+
+
+def test_the_plan_is_the_programs(card: tuple[BusPlan, dict[str, float]]) -> None:
+    plan, loads_w = card
+    shown = [line.rstrip() for line in marked("plan").splitlines()[2:]]
+    assert shown == [line.rstrip() for line in plan_text(plan, loads_w).strip().splitlines()]
+
+
+def test_the_figures_in_the_text_are_the_plans(card: tuple[BusPlan, dict[str, float]]) -> None:
+    plan, loads_w = card
+    combined, single = plan.modes
+    loads = line_loads_w(plan.budgets, loads_w)
+    total_w = sum(loads.values())
+    u_w = sum(b.u_w(loads[b.line]) ** 2 for b in plan.budgets) ** 0.5
+    wire = next(b for b in plan.budgets if b.line == "gpu0.ext_12v_1")
+    for figure in (
+        f"one transaction leave {combined.limit_hz:.1f} Hz on the",
+        f"sixteen transactions {single.limit_hz:.1f} Hz",
+        f"single reads reach {single.practical_hz:.1f} Hz there",
+        f"{wire.settings.coverage:.1%} of the current",
+        f"cycle lasts up to {wire.settings.longest_cycle_ns / 1000:.0f} us",
+        f"they combine to {wire.accuracy.u_gain:.2%}",
+        f"On {loads[wire.line]:g} W",
+        f"this is {wire.u_w(loads[wire.line]):.3f} W; the zero ({wire.offset_a * 1000:g} mA, ",
+        f"{wire.accuracy.u_offset_w * 1000:.0f} mW standard) and the step ({wire.accuracy.step_w * 1000:.1f} mW)",
+        f"{total_w:.1f} W +- {2 * u_w:.3f} W (U, k = 2), or {2 * u_w / total_w:.2%}",
+    ):
+        assert figure in PROSE, figure
+
+
+def test_the_table_of_shunts() -> None:
+    rows = re.findall(r"^\| (\d+) mOhm \|(.*)\|$", DOC, re.MULTILINE)
+    assert [int(r) for r, _ in rows] == [50, 20, 10, 5]
+    for milliohm, shown in rows:
+        ohm = int(milliohm) / 1000
+        sensor = Sensor("a", 0x40, shunt_ohm=ohm)
+        (b,) = plan_bus(Bus("s", "f", 1, 4e5, 500.0, "d", make_bank([sensor]))).budgets
+        assert [cell.strip() for cell in shown.split("|")] == [
+            f"{b.clip_a:.1f} A",
+            f"{5.5 * ohm * 1000:.0f} mV",
+            f"{5.5**2 * ohm:.2f} W",
+            f"{b.offset_a * 12 * 1000:.0f} mW",
+            f"{b.step_a * 12 * 1000:.1f} mW",
+        ]
+    assert f"a 50 mOhm shunt turns {Settings().clip_a(0.05) ** 2 * 0.05:.2f} W into heat" in DOC
+
+
+ZERO = Point("2025-03-14T09:26:53Z", 24.0, 0.0, "A", 0.0, 5000, -0.002, 0.0001, 12.0)
+LOAD = Point("2025-03-14T09:56:53Z", 24.0, 60.0, "W", 0.001, 5000, 4.973, 0.0002, 12.0)
+
+
+def record(load: Point) -> SensorCalibration:
+    rounding = 0.016 / 2 / 12
+    u_bus = (0.01**2 + rounding**2) ** 0.5 / 3**0.5
+    return SensorCalibration("gpu0.a", "INA219", 0.05, 0.0002, u_bus, rounding / 3**0.5, zero=ZERO, load=load)
+
+
+def test_what_a_calibration_leaves() -> None:
+    power, current = record(LOAD), record(replace(LOAD, reference=5.0, quantity="A"))
+    assert power.u_gain is not None
+    assert current.u_gain is not None
+    assert power.u_offset_a is not None
+    zero_mw = power.u_offset_a * 12 * 1000
+    assert f"standard uncertainty of {power.u_gain:.3%} in gain and {zero_mw:.1f} mW in zero" in PROSE
+    assert f"a current of 5 A known to 0.1% instead, {current.u_gain:.3%}" in PROSE
+
+
+def test_the_recomputation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's own code, on a file with one calibrated line and one that is unknown."""
+    monkeypatch.chdir(tmp_path)
+    save_calibration(
+        tmp_path / "c.toml", CalibrationFile((record(LOAD), replace(record(LOAD), line="gone", channel=2)))
+    )
+    before = {
+        "conversion": {"kind": "shunt", "offset_a": 0.0, "gain": 1.0},
+        "accuracy": {"u_gain": 0.01, "origin": "x"},
+    }
+    with h5py.File("run.h5", "w") as run:
+        line = run.create_group("lines/gpu0.a")
+        line.attrs.update({name: json.dumps(value) for name, value in before.items()})
+    exec(marked("recompute").replace("/etc/powerd/calibration.toml", "c.toml"), {})
+    with h5py.File("run.h5") as run:
+        line = run["lines/gpu0.a"]
+        conversion, accuracy = (json.loads(line.attrs[name]) for name in ("conversion", "accuracy"))
+    assert conversion == {"kind": "shunt", "offset_a": 0.002, "gain": pytest.approx(60 / 12 / 4.975)}
+    assert accuracy["u_gain"] == record(LOAD).u_gain
+    assert accuracy["origin"] == "x; recomputed with the calibration of 2025-03-14"

@@ -1,0 +1,135 @@
+"""The Linux adapter against an ioctl that decodes the kernel's structures and drives simulated chips."""
+
+import errno
+import os
+import sys
+from ctypes import c_char, memmove
+
+import pytest
+from ina_bench import Bench
+
+from powerd_core.errors import ConfigError, SensorError
+from powerd_daemon.i2c import LinuxBus
+from powerd_daemon.i2c.linux import I2C_RDWR, I2C_RETRIES, I2C_TIMEOUT
+from powerd_daemon.ina import Scanner
+from powerd_daemon.ina.bus import MAX_MESSAGES, Read
+
+smbus2 = pytest.importorskip("smbus2.smbus2")
+
+
+class Kernel:
+    """What /dev/i2c-N does with `ioctl`."""
+
+    def __init__(self, bus=None):
+        self.bus = bus
+        self.settings = {}
+        self.calls = 0
+        self.longest = 0
+
+    def __call__(self, fd, request, data):
+        if request != I2C_RDWR:
+            self.settings[request] = data
+            return
+        self.calls += 1
+        self.longest = max(self.longest, data.nmsgs)
+        assert data.nmsgs <= MAX_MESSAGES
+        messages = [data.msgs[i] for i in range(data.nmsgs)]
+        reads, pointer = [], None
+        for m in messages:
+            if m.flags & 1:
+                reads.append((m, Read(m.addr, pointer, m.len)))
+                pointer = None
+            elif m.len == 1:
+                pointer = m.buf[0][0]
+            else:
+                sent = bytes(m.buf[i][0] for i in range(m.len))
+                self.bus.write_word(m.addr, sent[0], int.from_bytes(sent[1:], "big"))
+        if reads:
+            raw = bytes(self.bus.prepare([r for _, r in reads])())
+            for m, r in reads:
+                memmove(m.buf, (c_char * r.size).from_buffer_copy(raw[: r.size]), r.size)
+                raw = raw[r.size :]
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    """Open the bus without a device: its file is /dev/null."""
+
+    class Device:
+        def __init__(self, path):
+            self.fd = os.open(os.devnull, os.O_RDWR)
+
+        def close(self):
+            os.close(self.fd)
+
+    monkeypatch.setattr(smbus2, "SMBus", Device)
+    return LinuxBus
+
+
+@pytest.mark.parametrize("combines", [True, False])
+def test_the_driver_reads_the_same_as_on_the_simulated_bus(opened, combines):
+    bench = Bench([0.5 * i for i in range(1, 9)], combines=combines)
+    kernel = Kernel(bench.bus)
+    bus = opened(2, timeout_ms=50, ioctl=kernel)
+    bench.scanner = Scanner(bus, bench.clock, bench.bank, scl_hz=400_000, period_ns=bench.period_ns)
+    bench.scanner.open()
+    assert bench.scanner.combined == combines
+    assert kernel.settings == {I2C_TIMEOUT: 5, I2C_RETRIES: 0}
+    before = kernel.calls
+    bench.poll(1)
+    assert kernel.calls - before == (1 if combines else 16)
+    assert [row.shunt for row in bench.scan(3)] == [[2500 * i for i in range(1, 9)]] * 4
+    bus.close()
+    bus.close()
+
+
+def test_long_reads_are_split_at_42_messages(opened):
+    bench = Bench()
+    kernel = Kernel(bench.bus)
+    bus = opened("/dev/i2c-2", ioctl=kernel)
+    raw = bus.prepare([Read(0x40 + i % 8, 0) for i in range(50)])()
+    assert bytes(raw) == b"\x39\x9f" * 50
+    assert (kernel.calls, kernel.longest) == (3, 42)
+    bus.close()
+
+
+def test_errors_of_transfers_are_os_errors(opened):
+    bench = Bench()
+    bus = opened(2, ioctl=Kernel(bench.bus))
+    with pytest.raises(OSError, match="0x50"):
+        bus.prepare([Read(0x50, 0)])()
+    with pytest.raises(OSError, match="0x50"):
+        bus.write_word(0x50, 0, 0)
+    bus.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOENT, "modprobe i2c-dev"),
+        (errno.EACCES, "usermod -aG i2c"),
+        (errno.EBUSY, "rmmod"),
+        (errno.ENOTTY, "/dev/i2c-N"),
+        (errno.EIO, "Input/output"),
+    ],
+)
+def test_a_bus_that_cannot_be_opened_says_what_to_do(monkeypatch, number, remedy):
+    def fail(path):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(smbus2, "SMBus", fail)
+    with pytest.raises(SensorError, match=f"/dev/i2c-7 cannot be opened: .*{remedy}"):
+        LinuxBus(7)
+
+
+def test_an_adapter_with_a_timeout_of_its_own_is_fine(opened):
+    def ioctl(fd, request, data):
+        raise OSError(errno.ENOTTY, "no such request")
+
+    opened(2, ioctl=ioctl).close()
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "smbus2.smbus2", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        LinuxBus(1)

@@ -1,0 +1,147 @@
+"""Register tables, settings and accuracy of the INA family against the data sheets' figures."""
+
+from math import isclose, sqrt
+
+import pytest
+
+from powerd_core.errors import ConfigError
+from powerd_daemon.ina import CHIPS, Calibration, Sensor, Settings, accuracy, chip_type, conversion, make_bank
+from powerd_daemon.ina.bus import Read, scan_periods, split
+from powerd_daemon.ina.plan import wire_limit_hz
+
+EIGHT = tuple(Sensor(f"l{i}", 0x40 + i) for i in range(8))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "cycle_ns"),
+    [
+        (Settings("INA219", "avg4", "10bit"), ((0, 0x38D7),), 2_278_000),
+        (Settings("INA219", "avg128", "9bit", 1, "40mV", "16V"), ((0, 0x007F),), 68_184_000),
+        (Settings("INA226", "1100us", "1100us", 16), ((0, 0x4527),), 35_200_000),
+        (Settings("INA228", "1052us", "1052us", 4), ((0, 0), (1, 0xBB61)), 8_416_000),
+        (Settings("INA228", "50us", "50us", 1, "41mV"), ((0, 0x10), (1, 0xB020)), 100_000),
+        (Settings("INA3221", "140us", "204us", channels=(1, 3)), ((0, 0x5047),), 688_000),
+    ],
+)
+def test_configuration_words_and_cycles(settings, words, cycle_ns):
+    assert (settings.words, settings.cycle_ns) == (words, cycle_ns)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [Settings("INA219", "12bit", "12bit"), Settings("INA226", "1100us", "1100us"), Settings("INA228"),
+     Settings("INA3221", "1100us", "1100us", channels=(1, 2, 3))],
+)  # fmt: skip
+def test_a_reset_always_shows_in_what_is_read_back(settings):
+    resets = settings.type.resets
+    assert any(word != resets[register] for register, word in settings.words)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [
+        ({"shunt_adc": "13bit"}, "shunt_adc"),
+        ({"bus_adc": "140us"}, "bus_adc"),
+        ({"shunt_range": "100mV"}, "shunt_range"),
+        ({"bus_range": "26V"}, "bus_range"),
+        ({"averages": 4}, "averages"),
+        ({"channels": (2,)}, "channels 1 to 1"),
+        ({"chip": "INA229"}, "did you mean"),
+        ({"chip": "INA226", "averages": 3}, "there are: 1, 4, 16"),
+    ],
+)
+def test_what_a_chip_does_not_have_is_refused(wrong, what):
+    with pytest.raises(ConfigError, match=what):
+        Settings(**wrong)
+
+
+def test_coverage_and_clipping():
+    assert isclose(Settings("INA219", "avg4", "10bit").coverage, 0.935, abs_tol=1e-3)
+    assert isclose(Settings("INA219").clip_a(0.05), 6.4)
+    assert isclose(Settings("INA226").clip_a(0.002), 40.96, rel_tol=1e-4)
+    assert isclose(Settings("INA228").clip_a(0.01), 16.384, rel_tol=1e-4)
+    assert isclose(Settings("INA3221", channels=(1, 2, 3)).clip_a(0.1), 1.638, rel_tol=1e-3)
+    assert Settings("INA3221", channels=(1, 2, 3)).coverage < 1 / 3
+    assert Settings("INA226").clip_bus_v == 36.0
+
+
+def test_the_codes_weigh_what_the_data_sheets_say():
+    def lsb(chip):
+        c = conversion(Sensor("x", 0x40, chip), Settings(chip))
+        return c.shunt_lsb_v, c.bus_lsb_v, c.bus_shift
+
+    assert lsb("INA219") == (10e-6, 4e-3, 3)
+    assert lsb("INA226") == (2.5e-6, 1.25e-3, 0)
+    assert lsb("INA228") == (312.5e-9 / 16, 195.3125e-6, 4)
+    assert lsb("INA3221") == (5e-6, 8e-3, 3)
+
+
+def test_accuracy_follows_the_data_sheet_and_a_calibration():
+    sensor = Sensor("x", 0x40, shunt_adc="12bit", bus_adc="12bit", grade="B")
+    found = accuracy(sensor, sensor.settings_of((1,)), period_ns=2_000_000)
+    assert isclose(found.u_gain, sqrt(0.005**2 + 0.01**2 + 0.01**2) / sqrt(3), rel_tol=1e-3)
+    assert isclose(found.u_offset_w, 100e-6 / 0.05 * 12 / sqrt(3))
+    assert isclose(found.step_w, 10e-6 / 0.05 * 12)
+    assert (found.window_ns, found.update_ns) == (532_000, 0)
+    known = Calibration(0.004, 1.01, u_offset_a=0.0002, u_gain=0.001, date="2025-06-30", temperature_c=23.0)
+    calibrated = Sensor("x", 0x40, shunt_adc="12bit", bus_adc="12bit", calibration=known)
+    found = accuracy(calibrated, calibrated.settings_of((1,)), period_ns=2_000_000)
+    assert found.u_gain == 0.001
+    assert isclose(found.u_offset_w, 0.0002 * 1.01 * 12)
+    assert "2025-06-30 at 23 C" in found.origin
+    c = conversion(calibrated, calibrated.settings_of((1,)))
+    assert (c.offset_a, c.gain) == (0.004, 1.01)
+
+
+def test_a_held_bus_voltage_adds_to_the_uncertainty():
+    sensor = EIGHT[0]
+    fresh, held = (accuracy(sensor, sensor.settings_of((1,)), period_ns=1, bus_hold=h) for h in (0.0, 0.02))
+    assert isclose(held.u_gain**2 - fresh.u_gain**2, 0.02**2 / 3)
+
+
+class TestWire:
+    def test_known_rates_of_eight_sensors_at_400_khz(self):
+        bank = make_bank(EIGHT)
+        assert round(wire_limit_hz(bank, 400e3, combined=True)) == 531
+        assert round(wire_limit_hz(bank, 400e3, combined=False)) == 515
+        assert 1500 < wire_limit_hz(bank, 400e3, combined=True, bus_every=100) < 1750
+
+    def test_a_cached_pointer_saves_nineteen_periods(self):
+        assert Read(0x40, 1).periods - Read(0x40, None).periods == 19
+        assert scan_periods([Read(0x40, None)], combined=False) == 29.5
+        assert Read(0x40, 4, 3).periods == 56
+
+    def test_a_combined_transaction_takes_at_most_42_messages(self):
+        parts = split([Read(0x40, 1)] * 50)
+        assert [len(p) for p in parts] == [21, 21, 8]
+
+
+class TestBank:
+    def test_an_address_is_used_once(self):
+        with pytest.raises(ConfigError, match="a and b are both at 0x40"):
+            make_bank([Sensor("a", 0x40), Sensor("b", 0x40)])
+
+    def test_channels_of_one_chip_share_their_settings(self):
+        a = Sensor("a", 0x40, "INA3221", 1)
+        assert make_bank([a, Sensor("b", 0x40, "INA3221", 3)]).settings[0].channels == (1, 3)
+        with pytest.raises(ConfigError, match="same settings"):
+            make_bank([a, Sensor("b", 0x40, "INA3221", 3, averages=4)])
+
+    @pytest.mark.parametrize(
+        ("wrong", "what"),
+        [
+            ({"address": 0x50}, "0x50"),
+            ({"address": 0x44, "chip": "INA3221"}, "0x40 to 0x43"),
+            ({"shunt_ohm": 0.0}, "positive"),
+            ({"grade": "C"}, "grade"),
+            ({"channel": 2}, "channels 1 to 1"),
+            ({"shunt_tolerance": 1.5}, "between"),
+        ],
+    )
+    def test_a_sensor_that_cannot_be_is_refused(self, wrong, what):
+        with pytest.raises(ConfigError, match=what):
+            Sensor(**({"name": "x", "address": 0x40} | wrong))
+
+
+def test_types_are_found_in_any_case():
+    assert chip_type("ina226") is CHIPS["INA226"]

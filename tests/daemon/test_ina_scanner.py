@@ -1,0 +1,334 @@
+"""The INA driver on simulated chips: values, times, flags, and what it does about faults."""
+
+import errno
+from itertools import pairwise
+from math import isclose
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ina_bench import MS, SHUNT_OHM, Bench, eight
+
+from powerd_core.errors import SensorError
+from powerd_core.model import BAD, Flag
+from powerd_daemon.ina import Sensor, accuracy
+from powerd_daemon.sim.chip import SimChip
+from powerd_daemon.sim.shapes import Square
+
+MIXED = (
+    Sensor("a", 0x40, shunt_ohm=0.05),
+    Sensor("b", 0x41, "INA226", shunt_ohm=0.02),
+    Sensor("c", 0x42, "INA228", shunt_ohm=0.02),
+    Sensor("d1", 0x43, "INA3221", 1, shunt_ohm=0.05),
+    Sensor("d3", 0x43, "INA3221", 3, shunt_ohm=0.05),
+    Sensor("e", 0x44, "INA228", shunt_ohm=0.005, shunt_range="41mV"),
+)
+FAST = eight(shunt_adc="12bit", bus_adc="9bit")
+NARROW = tuple(s for s in MIXED if s.chip != "INA228")
+
+
+class TestValues:
+    @settings(max_examples=30, deadline=None)
+    @given(st.lists(st.floats(-6.0, 6.0), min_size=8, max_size=8))
+    def test_codes_mean_the_current_within_half_a_step(self, currents):
+        bench = Bench(currents).opened()
+        for row in bench.scan(5):
+            assert row.flags == [0] * 8
+            for i, current in enumerate(currents):
+                assert abs(bench.power_w(row, i) - 12 * current) <= 12 * 0.5 * 10e-6 / SHUNT_OHM + 1e-9
+
+    @pytest.mark.parametrize("sensors", [MIXED, NARROW])
+    @pytest.mark.parametrize("bus_every", [1, 4])
+    @pytest.mark.parametrize("combines", [True, False])
+    @settings(max_examples=8, deadline=None)
+    @given(currents=st.lists(st.floats(-3.0, 3.0), min_size=6, max_size=6))
+    def test_mixed_types_on_one_bus(self, sensors, bus_every, combines, currents):
+        bench = Bench(currents, sensors=sensors, bus_every=bus_every, period_ns=4 * MS, combines=combines).opened()
+        assert bench.scanner.combined == combines
+        assert bench.scanner.typecodes == (("i", "I") if sensors is MIXED else ("h", "H"))
+        rows = bench.scan(2 * bus_every + 1)
+        assert len(rows) == 2 * bus_every + 1
+        for row in rows:
+            assert not any(row.flags)
+            for i, sensor in enumerate(sensors):
+                step_a = {"INA219": 10e-6, "INA226": 2.5e-6, "INA228": 312.5e-9, "INA3221": 40e-6}[sensor.chip]
+                bus_v = 0.0041 if sensor.chip == "INA3221" else 0.001
+                error_w = 12.1 * step_a / sensor.shunt_ohm / 2 + bus_v * abs(currents[i])
+                assert abs(bench.power_w(row, i) - 12 * currents[i]) <= error_w
+
+    def test_times_are_those_of_the_windows_on_average(self):
+        """A ramp's reading says when it was taken: the true middle of its window against the stated time."""
+        ramp = [lambda t0, t1: ((t0 + t1) / 2 - 1e9) * 1e-9] * 8
+        bench = Bench(ramp, clocks=[-0.09, -0.06, -0.03, -0.01, 0.01, 0.03, 0.06, 0.09]).opened()
+        step_ns = 10e-6 / SHUNT_OHM * 1e9
+        cycle_ns = bench.bank.settings[0].cycle_ns
+        centre_ns = bench.stream.lines[0].accuracy.centre_ns
+        rows = bench.scan(1500, 2 * MS + 137)
+        errors = [
+            [t - (1e9 + s * 1e-5 / SHUNT_OHM * 1e9) for t, s in zip(r.t_ns, r.shunt, strict=True)]
+            for r in rows
+            if not any(r.flags)
+        ]
+        assert len(errors) > 1490
+        assert all(abs(e) <= centre_ns + step_ns for row in errors for e in row)
+        means = [sum(row[i] for row in errors) / len(errors) for i in range(8)]
+        assert all(abs(m) < 0.1 * cycle_ns for m in means)
+        assert abs(sum(means) / 8) < 30_000
+
+    @pytest.mark.parametrize("averages", [1, 4])
+    @pytest.mark.parametrize("chip", ["INA226", "INA228", "INA3221"])
+    def test_times_of_chips_that_renew_all_registers_at_once(self, chip, averages):
+        channels = (1, 2, 3) if chip == "INA3221" else (1,)
+        sensors = [Sensor(f"l{c}", 0x40, chip, c, shunt_ohm=0.02, averages=averages) for c in channels]
+        ramp = [lambda t0, t1: ((t0 + t1) / 2 - 1e9) * 1e-9] * len(channels)
+        bench = Bench(ramp, sensors=sensors, period_ns=7 * MS + 1013).opened()
+        rows = bench.scan(400)
+        for i, line in enumerate(bench.stream.lines):
+            lsb_a = line.conversion.shunt_lsb_v / 0.02
+            errors = [r.t_ns[i] - (1e9 + r.shunt[i] * lsb_a * 1e9) for r in rows if not r.flags[i]]
+            assert len(errors) > 390
+            assert all(abs(e) <= line.accuracy.centre_ns + 4e6 * (chip == "INA3221") for e in errors)
+            assert abs(sum(errors) / len(errors)) < 0.12 * bench.bank.settings[0].cycle_ns
+
+    def test_energy_of_a_changing_load(self):
+        w = Square(1_000_000_000, low_w=2.0, high_w=30.0, period_ms=37.3, duty=0.4)
+        bench = Bench([lambda t0, t1: w.energy_j(t0, t1) / (t1 - t0) * 1e9 / 12] * 8).opened()
+        rows = bench.scan(5000)
+        for i in range(8):
+            t = [row.t_ns[i] for row in rows]
+            p = [bench.power_w(row, i) for row in rows]
+            measured = sum((p[k] + p[k + 1]) / 2 * (t[k + 1] - t[k]) * 1e-9 for k in range(len(t) - 1))
+            assert isclose(measured, w.energy_j(t[0], t[-1]), rel_tol=0.003)
+
+
+class TestHeldBusVoltage:
+    def test_its_age_is_stated_and_bounded(self):
+        rows = Bench(sensors=FAST, bus_every=5).opened().scan(10)
+        assert [row.age[0] for row in rows] == [0, 1, 2, 3, 4] * 2
+        assert all(not any(row.flags) and row.bus == [row.bus[0]] * 8 for row in rows)
+
+    def test_takes_in_between_change_nothing(self):
+        bench = Bench([0.5 * i for i in range(1, 9)], bus_every=7).opened()
+        rows = []
+        for _ in range(200):
+            bench.poll(1)
+            rows += bench.take()
+        assert len(rows) > 130
+        assert all(row.shunt == [2500 * i for i in range(1, 9)] for row in rows)
+        assert all(code >> 3 == 3000 for row in rows for code in row.bus)
+        assert max(row.age[0] for row in rows) == 6
+
+    def test_a_failed_bus_reading_is_repeated_at_once(self):
+        bench = Bench(sensors=FAST, bus_every=5).opened()
+        bench.poll(5)
+        bench.bus.fail(0x43, 2)
+        rows = bench.scan(5)[5:]
+        assert rows[0].flags[3] == Flag.IO_ERROR
+        assert (rows[1].flags[3], rows[1].age[3]) == (0, 0)
+
+    def test_a_pointer_that_a_reset_moved_never_gives_a_value(self):
+        bench = Bench(bus_every=100).opened()
+        bench.poll(3)
+        bench.bus.brown_out(0x42)
+        rows = bench.scan(200)
+        # CONFIG in the place of SHUNT would be 0x399f or 14751.
+        assert all(row.flags[2] & BAD or row.shunt[2] == 5000 for row in rows)
+        assert rows[-1].flags[2] == 0
+
+
+class TestFlags:
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_full_scale_is_saturated(self, sign):
+        row = Bench([1.0] * 7 + [sign * 6.5]).opened().scan(1)[0]
+        assert row.flags == [0] * 7 + [Flag.SATURATED]
+        assert row.shunt[7] == sign * 32000
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_every_type_saturates_at_its_own_range(self, sign):
+        bench = Bench([sign * a for a in (6.41, 4.1, 8.2, 3.3, 0.1, 8.2)], sensors=MIXED, period_ns=4 * MS).opened()
+        assert bench.scan(1)[0].flags == [Flag.SATURATED] * 4 + [0, Flag.SATURATED]
+
+    def test_a_smaller_range_saturates_earlier(self):
+        bench = Bench([1.0] * 8, sensors=eight(shunt_range="40mV")).opened()
+        assert bench.scan(1)[0].flags == [Flag.SATURATED] * 8
+
+    def test_a_bus_voltage_at_the_end_of_its_range(self):
+        bench = Bench(sensors=eight(bus_range="16V"), bus_v=18.0).opened()
+        assert bench.scan(1)[0].flags == [Flag.SATURATED] * 8
+
+    def test_overflow_leaves_the_codes_good(self):
+        bench = Bench([3.0] * 8).opened()
+        bench.bus.write_word(0x42, 5, 0xFFFE)
+        row = bench.scan(3)[2]
+        assert row.flags == [0, 0, Flag.OVERFLOW, 0, 0, 0, 0, 0]
+        assert (row.shunt[2], row.bus[2] >> 3) == (15000, 3000)
+
+    def test_scans_faster_than_conversions_are_stale(self):
+        bench = Bench(sensors=eight(shunt_adc="avg8", bus_adc="12bit")).opened()
+        flags = [row.flags[0] for row in bench.scan(30)]
+        # A conversion takes at most 5.27 ms: every third scan, 6 ms apart, has one of its own.
+        assert flags == [0, Flag.STALE, Flag.STALE] * 10
+
+    def test_readings_at_their_deadlines_are_not_stale_across_takes(self):
+        bench = Bench().opened()
+        assert not any(any(row.flags) for _ in range(5) for row in bench.scan(7))
+
+    def test_scans_that_did_not_take_place_are_missing_readings(self):
+        bench = Bench().opened()
+        bench.poll(3)
+        bench.clock.sleep_until(bench.clock.now_ns() + 8 * MS)
+        rows = bench.scan(3)
+        assert [row.flags[0] for row in rows] == [0, 0, 0, *[Flag.MISSING] * 4, 0, 0, 0]
+        for i in range(8):
+            times = [row.t_ns[i] for row in rows]
+            assert all(1.5 * MS < b - a < 2.5 * MS for a, b in pairwise(times))
+
+    @pytest.mark.parametrize("scans_before", [0, 5])
+    def test_a_transfer_of_unknown_moment_is_no_reading(self, scans_before):
+        bench = Bench().opened()
+        bench.poll(scans_before)
+        bench.bus.delay_ns = MS
+        assert [row.flags[0] for row in bench.scan(2)] == [0] * scans_before + [Flag.MISSING, 0]
+
+    def test_a_reading_is_given_out_when_its_chip_was_read_back_after_it(self):
+        bench = Bench().opened()
+        bench.poll(5)
+        assert bench.take() == []
+        bench.poll(100)
+        assert 50 <= len(bench.take()) < 105
+
+
+class TestFaults:
+    def test_one_failed_transfer_costs_one_reading(self):
+        bench = Bench([0.5 + 0.5 * i for i in range(8)]).opened()
+        bench.scan(2)
+        bench.bus.fail(0x43, 3)
+        rows = bench.scan(6)
+        bad = [(k, i) for k, row in enumerate(rows) for i, flag in enumerate(row.flags) if flag & Flag.IO_ERROR]
+        # Combined and single read of the first scan fail, then the combined one of the second, whose retry works.
+        assert bad == [(0, 3)]
+        for k, row in enumerate(rows):
+            assert all(row.shunt[i] == 2500 * (i + 1) or (k, i) in bad for i in range(8))
+        assert rows[0].shunt[3] == 0
+        for i in range(8):
+            t = [row.t_ns[i] for row in rows]
+            assert t == sorted(set(t))
+
+    def test_a_dead_chip_does_not_slow_the_others_and_comes_back(self):
+        bench = Bench().opened()
+        bench.bus.fail(0x45, 10_000)
+        bench.scan(20)
+        began = bench.clock.now_ns()
+        bench.scanner.scan()
+        assert bench.clock.now_ns() - began < 8 * 2 * 48 * 2500
+        assert 0x45 in bench.scanner.troubles
+        assert bench.scan(1)[0].flags == [0, 0, 0, 0, 0, Flag.IO_ERROR, 0, 0]
+        bench.bus.fail(0x45, 0)
+        rows = bench.scan(900)
+        flags = [row.flags[5] for row in rows]
+        back = flags.index(next(f for f in flags if f != Flag.IO_ERROR))
+        assert back < 620
+        assert not any(flags[back + 3 :])
+        assert not bench.scanner.troubles
+        assert not any(any(row.flags[:5] + row.flags[6:]) for row in rows)
+
+    def test_absent_and_wrong_chips_at_the_start(self):
+        bench = Bench()
+        del bench.bus.chips[0x47]
+        bench.bus.chips[0x46] = SimChip("INA226", [])
+        assert bench.scanner.open() == (0x46, 0x47)
+        assert "is no INA219" in bench.scanner.troubles[0x46]
+        assert bench.scan(3)[-1].flags == [0] * 6 + [Flag.IO_ERROR] * 2
+
+    def test_another_type_is_told_by_its_identification(self):
+        bench = Bench(sensors=[Sensor("a", 0x40, "INA226"), Sensor("b", 0x41, "INA228"), Sensor("c", 0x42, "INA3221")])
+        bench.bus.chips[0x41], bench.bus.chips[0x42] = bench.bus.chips[0x42], bench.bus.chips[0x41]
+        assert bench.scanner.open() == (0x41, 0x42)
+
+    def test_no_chip_at_all(self):
+        bench = Bench()
+        bench.bus.chips.clear()
+        with pytest.raises(SensorError, match=r"0x40 does not answer .*wiring"):
+            bench.scanner.open()
+
+    def test_a_bus_that_dies(self):
+        bench = Bench().opened()
+        bench.scan(5)
+        bench.bus.chips.clear()
+        with pytest.raises(SensorError, match="any more"):
+            bench.scan(20)
+        assert [row.flags for row in bench.take()] == [[Flag.IO_ERROR] * 8] * 3
+
+    def test_a_stuck_bus_gives_up_soon(self):
+        bench = Bench().opened()
+        bench.bus.stuck_until_ns = bench.clock.now_ns() + 60_000 * MS
+        began = bench.clock.now_ns()
+        with pytest.raises(SensorError, match="any more"):
+            bench.scan(100)
+        assert bench.clock.now_ns() - began < 2000 * MS
+
+    @pytest.mark.parametrize("address", [s.address for s in MIXED if s.channel == 1])
+    def test_a_brown_out_is_flagged_from_its_moment_on_and_repaired(self, address):
+        bench = Bench([0.5] * 6, sensors=MIXED, period_ns=4 * MS).opened()
+        bench.poll(103)
+        bench.bus.brown_out(address)
+        rows = bench.scan(100)
+        rows = rows[-100:]
+        lines = [i for i, s in enumerate(MIXED) if s.address == address]
+        flagged = [k for k, row in enumerate(rows) if row.flags[lines[0]] & Flag.RESET]
+        assert flagged == list(range(len(flagged)))
+        assert 0 < len(flagged) < 45
+        for row in rows:
+            for i in lines:
+                assert row.flags[i] & BAD or abs(bench.power_w(row, i) - 6.0) < 0.02
+            assert not any(f for i, f in enumerate(row.flags) if i not in lines)
+        assert bench.scanner.recovered == 1
+
+    def test_a_brown_out_with_the_reset_values_as_settings_is_seen_too(self):
+        bench = Bench(sensors=[Sensor("a", 0x40, "INA226", shunt_ohm=0.02, shunt_adc="1100us", bus_adc="1100us")],
+                      period_ns=4 * MS).opened()  # fmt: skip
+        bench.poll(3)
+        bench.bus.brown_out(0x40)
+        assert any(row.flags[0] & Flag.RESET for row in bench.scan(100))
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        st.lists(
+            st.tuples(st.integers(0, 4), st.integers(1, 5), st.sampled_from([errno.EIO, errno.EREMOTEIO, 0])),
+            max_size=12,
+        ),
+        st.sampled_from([1, 3]),
+        st.booleans(),
+    )
+    def test_faults_never_make_a_wrong_value(self, faults, bus_every, combines):
+        bench = Bench([1.0] * 6, sensors=MIXED, bus_every=bus_every, combines=combines, period_ns=4 * MS).opened()
+        made = []
+        for address, transfers, error in faults:
+            if error:
+                bench.bus.fail(0x40 + address, transfers, error)
+            else:
+                bench.bus.brown_out(0x40 + address)
+            bench.poll(4)
+            made += bench.take()
+        made += bench.scan(30)
+        assert len(made) == 4 * len(faults) + 30
+        for row in made:
+            for i in range(6):
+                assert row.flags[i] & BAD or abs(bench.power_w(row, i) - 12.0) < 0.03
+                assert row.age[i] < bus_every
+
+
+def test_an_unfinished_confirmation_is_not_given_out_as_good():
+    bench = Bench().opened()
+    bench.poll(3)
+    bench.bus.fail(0x44, 1)
+    bench.scanner.finish(bench.builder)
+    assert [row.flags[4] for row in bench.rows()] == [Flag.IO_ERROR] * 3
+
+
+def test_centre_covers_the_age_of_the_oldest_code():
+    sensor = eight()[0]
+    s = sensor.settings_of((1,))
+    found = accuracy(sensor, s, period_ns=1)
+    oldest_ns = (s.cycle_ns + s.window_ns / 2) * 1.1
+    assert found.centre_ns >= oldest_ns - s.age_ns()

@@ -1,0 +1,374 @@
+"""The node source against the firmware itself, in virtual time."""
+
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+from conformance import EPOCH, Opened, SourceConformance
+from simulated_node import SimulatedNode
+
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import Block, Flag, Gap
+from powerd_daemon.config import parse_config
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.node import NodeSource
+from powerd_daemon.sources.node_options import NodeOptions, NodeSensor
+
+MS = 1_000_000
+
+
+def options(count: int = 8, **more: object) -> NodeOptions:
+    made = tuple(NodeSensor(f"rail{i}", 0x40 + i // 2, controller=i % 2) for i in range(count))
+    return NodeOptions(**({"port": "/dev/fake", "sensors": made} | more))
+
+
+def source_on(node: SimulatedNode, start: Start, **more: object) -> NodeSource:
+    return NodeSource(options(len(node.pico.chips), **more), start, lambda _path, _baud: node)
+
+
+class Case:
+    """An opened source with the node behind it."""
+
+    def __init__(self, clock: VirtualClock, sensors: int = 8, **more: object) -> None:
+        self.clock = clock
+        self.node = SimulatedNode(clock, sensors=sensors)
+        self.source = source_on(self.node, Start("node", EPOCH, 0, clock), **more)
+        self.o = Opened(self.source, clock, *self.source.open())
+
+    def readings(self, made, sensor: int):
+        return self.o.readings(made, f"gpu0.rail{sensor}")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock()
+
+
+def gaps(made, stream=0):
+    return [e for e in made if isinstance(e, Gap) and e.stream == stream]
+
+
+class TestConformance(SourceConformance):
+    polls = 400
+
+    def make(self, start: Start) -> NodeSource:
+        node = SimulatedNode(start.clock)
+        node.turns_us = [(node.node_us + 300_000 * k, k % 2) for k in range(1, 20)]
+        return source_on(node, start)
+
+
+class TestReadings:
+    def test_codes_are_the_chips_own_and_nothing_is_missing(self, clock):
+        case = Case(clock)
+        made = case.o.run(400)
+        assert not gaps(made)
+        for i in range(8):
+            r = case.readings(made, i)
+            assert len(r["t_ns"]) > 480
+            assert set(r["shunt"]) == {1000 * (i + 1)}
+            assert set(r["bus"]) == {(3000 + i) << 3 | 2}
+            assert not any(r["flags"])
+
+    @pytest.mark.parametrize("skew", [-60e-6, 0.0, 60e-6])
+    def test_times_are_right_within_the_bound_while_the_node_clock_drifts_and_wraps(self, clock, skew):
+        case = Case(clock)
+        case.node.skew = skew
+        made = case.o.run(4000, every=4)
+        t_ns = case.readings(made, 0)["t_ns"]
+        slot_ns = 240_000
+        age_ns = case.source._bank.settings[0].age_ns()
+        # Deadlines of the node are 4 ms of its own clock apart; each scan begins at one, to a turn of its loop.
+        begins = [t + age_ns - slot_ns // 4 for t in t_ns]
+        first_us = case.node.us_at(begins[0])
+        for k, begin in enumerate(begins):
+            assert abs(begin - case.node.t_ns(first_us + 4000 * k)) < 500_000
+        half_ns = case.source._link.time.board_ns(case.source._link.time.latest_ns)[1]
+        assert half_ns < 300_000
+        assert all(3.5 * MS < b - a < 4.5 * MS for a, b in pairwise(t_ns))
+
+    def test_the_accuracy_holds_the_limit_of_the_clock(self, clock):
+        wide, narrow = (
+            Case(VirtualClock(), clock_limit_us=limit).o.streams[0].lines[0].accuracy for limit in (2000.0, 1000.0)
+        )
+        assert wide.centre_ns - narrow.centre_ns == MS
+
+    def test_a_failed_transfer_is_flagged_and_costs_the_others_nothing(self, clock):
+        case = Case(clock)
+        made = case.o.run(100)
+        case.node.pico.chips[0, 0x40].is_there = False
+        made += case.o.run(100)
+        case.node.pico.chips[0, 0x40].is_there = True
+        made += case.o.run(1000)
+        bad = case.readings(made, 0)
+        assert {f for f in bad["flags"] if f} <= {Flag.IO_ERROR, Flag.RESET}
+        assert bad["flags"].count(Flag.IO_ERROR) > 100
+        assert not bad["flags"][-1]
+        assert 1000 not in [s for s, f in zip(bad["shunt"], bad["flags"], strict=True) if f & Flag.IO_ERROR]
+        assert not any(case.readings(made, 1)["flags"])
+
+    @pytest.mark.parametrize("sensor", range(8))
+    def test_every_reading_since_a_brown_out_is_flagged(self, clock, sensor):
+        case = Case(clock)
+        made = case.o.run(100)
+        t_ns = clock.now_ns()
+        case.node.pico.chips[sensor % 2, 0x40 + sensor // 2].brown_out()
+        made += case.o.run(100)
+        r = case.readings(made, sensor)
+        flagged = [t for t, f in zip(r["t_ns"], r["flags"], strict=True) if f]
+        after = [t for t in r["t_ns"] if t > t_ns]
+        assert flagged
+        assert set(r["flags"]) == {0, Flag.RESET}
+        assert len(flagged) <= 10
+        # Whatever was read between the reset and its discovery is among them: they come in one piece.
+        at = r["t_ns"].index(flagged[0])
+        assert r["t_ns"][at : at + len(flagged)] == flagged
+        assert flagged[0] <= after[0]
+        for other in set(range(8)) - {sensor}:
+            assert not any(case.readings(made, other)["flags"])
+
+    def test_readings_closer_than_a_conversion_are_stale(self, clock):
+        case = Case(clock, 2, rate_hz=1000.0)
+        flags = case.readings(case.o.run(400), 0)["flags"]
+        assert flags.count(Flag.STALE) > len(flags) // 3
+        assert flags.count(0) > len(flags) // 3
+
+
+class TestLosses:
+    def test_damaged_frames_are_a_gap_with_times_and_count(self, clock):
+        case = Case(clock)
+        made = case.o.run(100)
+        case.node.mangle = lambda data: data.replace(b"\0", b"\1")
+        made += case.o.run(20)
+        case.node.mangle = lambda data: data
+        made += case.o.run(100)
+        (gap,) = gaps(made)
+        assert "damaged" in gap.cause
+        assert 22 <= gap.lost <= 28
+        t_ns = case.readings(made, 0)["t_ns"]
+        assert any(a <= gap.t_first_ns and b <= gap.t_last_ns + MS and b - a > 80 * MS for a, b in pairwise(t_ns))
+        assert len(t_ns) + gap.lost == round((t_ns[-1] - t_ns[0]) / (4 * MS)) + 1
+
+    def test_garbage_between_frames_costs_nothing_but_what_it_touches(self, clock):
+        case = Case(clock)
+        case.node.mangle = lambda data: data + b"\x07garbage\xff" + bytes(range(256)) + b"\0" if data else data
+        assert not gaps(case.o.run(200))
+
+    def test_what_the_node_had_no_room_for_is_a_gap(self, clock):
+        case = Case(clock)
+        made = case.o.run(100)
+        case.node.pico.room = 0
+        for _ in range(250):
+            clock.sleep_until(clock.now_ns() + 5 * MS)
+            case.node.catch_up()
+        case.node.pico.room = 1 << 30
+        made += case.o.run(200)
+        (gap,) = gaps(made)
+        assert "buffer was full" in gap.cause
+        assert gap.lost > 50
+
+    def test_missed_deadlines_are_a_gap(self, clock):
+        case = Case(clock)
+        made = case.o.run(100)
+        case.node.pico.us += 50_000
+        made += case.o.run(100)
+        assert [g.lost for g in gaps(made)] == [12]
+
+    def test_readings_at_times_that_are_not_guaranteed_are_a_gap(self, clock):
+        case = Case(clock, clock_limit_us=500.0)
+        made = case.o.run(100)
+        case.node.deaf = True
+        made += case.o.run(1500)
+        case.node.deaf = False
+        made += case.o.run(400)
+        (gap,) = gaps(made)
+        assert "clock was not known" in gap.cause
+        r = case.readings(made, 0)
+        assert gap.lost + len(r["t_ns"]) == round((r["t_ns"][-1] - r["t_ns"][0]) / (4 * MS)) + 1
+
+    def test_sequence_numbers_cover_everything(self, clock):
+        case = Case(clock)
+        made = case.o.run(50)
+        for _ in range(5):
+            case.node.pico.us += 20_000
+            made += case.o.run(30)
+        following = 0
+        for event in (e for e in made if e.stream == 0):
+            assert event.sequence == following
+            following += event.span if isinstance(event, Gap) else 1
+
+
+class TestMarker:
+    def marker(self, case, made):
+        return case.o.readings(made, "gpu0.marker")
+
+    def test_edges_have_their_own_times(self, clock):
+        case = Case(clock)
+        made = case.o.run(150)
+        begin_us = case.node.pico.us
+        turns = [(begin_us + 50_000 + 7_777 * k, (k + 1) % 2) for k in range(100)]
+        case.node.turns_us = list(turns)
+        made += case.o.run(400)
+        r = self.marker(case, made)
+        edges = [i for i in range(1, len(r["edge"])) if r["edge"][i] != r["edge"][i - 1]]
+        assert len(edges) == 100
+        assert [r["level"][i] for i in edges] == [level for _, level in turns]
+        for i, (us, _) in zip(edges, turns, strict=True):
+            assert abs(r["t_ns"][i] - case.node.t_ns(us)) < 300_000
+        assert not gaps(made, 1)
+
+    def test_an_idle_input_is_heard_of_twice_a_second(self, clock):
+        case = Case(clock)
+        r = self.marker(case, case.o.run(2000))
+        assert 18 <= len(r["t_ns"]) <= 21
+        assert set(r["level"]) == {0}
+
+    def test_edges_too_fast_for_the_node_are_a_gap(self, clock):
+        case = Case(clock)
+        made = case.o.run(150)
+        case.node.turns_us = [(case.node.pico.us + 10 * k / 100, k % 2) for k in range(200)]
+        made += case.o.run(300)
+        r = self.marker(case, made)
+        lost = sum(g.lost for g in gaps(made, 1))
+        assert 0 < lost == case.node.pico.edges.lost
+        assert r["edge"][-1] == 200
+
+    def test_without_a_marker_there_is_one_stream(self, clock):
+        case = Case(clock, marker="")
+        assert len(case.o.streams) == 1
+        assert all(e.stream == 0 for e in case.o.run(200))
+
+
+class TestNodesThatFail:
+    def test_unplugged(self, clock):
+        case = Case(clock)
+        case.o.run(10)
+        case.node.unplugged = "it was unplugged"
+        with pytest.raises(SensorError, match="unplugged"):
+            case.o.run(10)
+        case.source.close()
+        assert case.node.closed == 1
+
+    def test_silent(self, clock):
+        case = Case(clock)
+        case.o.run(10)
+        case.node.mangle = lambda _: b""
+        with pytest.raises(SensorError, match=r"no readings for 1\.\d s"):
+            case.o.run(1000)
+
+    def test_reset_while_measuring(self, clock):
+        case = Case(clock)
+        case.o.run(10)
+        case.node.pico.boot += 1
+        with pytest.raises(SensorError, match="was reset"):
+            case.o.run(1000)
+
+    def test_a_clock_that_steps(self, clock):
+        case = Case(clock)
+        case.o.run(10)
+        case.node.node_us += 5_000
+        with pytest.raises(SensorError, match="stepped"):
+            case.o.run(1000)
+
+    def test_nobody_there(self, clock):
+        node = SimulatedNode(clock)
+        node.deaf = True
+        with pytest.raises(SensorError, match="no sensor node answers: is the firmware on it"):
+            source_on(node, Start("node", EPOCH, 0, clock)).open()
+
+    def test_no_sensor_at_all(self, clock):
+        node = SimulatedNode(clock)
+        for chip in node.pico.chips.values():
+            chip.is_there = False
+        with pytest.raises(SensorError, match="no INA219 answers the node"):
+            source_on(node, Start("node", EPOCH, 0, clock)).open()
+
+    def test_another_version(self, clock):
+        node = SimulatedNode(clock)
+        from powernode.framing import encode
+
+        node.mangle = lambda data: encode(b"\x02\x06\0\0\0\0\0\0\0\0") if data else data
+        with pytest.raises(
+            SensorError, match="speaks version 2 of the protocol, this powerd version 1: put the firmware"
+        ):
+            source_on(node, Start("node", EPOCH, 0, clock)).open()
+
+    def test_a_clock_that_cannot_be_known_well_enough(self, clock):
+        node = SimulatedNode(clock)
+        with pytest.raises(SensorError, match="clock_limit_us = 1: "):
+            source_on(node, Start("node", EPOCH, 0, clock), clock_limit_us=1.0).open()
+
+    def test_a_node_that_was_left_measuring_is_set_up_anew(self, clock):
+        case = Case(clock, 4)
+        case.o.run(10)
+        again = NodeSource(options(8), Start("again", EPOCH, 0, clock), lambda _path, _baud: case.node)
+        opened = Opened(again, clock, *again.open())
+        assert opened.streams[0].detail["silent_at_start"] == [f"gpu0.rail{i}" for i in range(4, 8)]
+        assert set(opened.readings(opened.run(50), "gpu0.rail7")["flags"]) == {Flag.IO_ERROR}
+
+    def test_what_a_node_held_back_while_nobody_listened_is_not_delivered(self, clock):
+        case = Case(clock)
+        case.node.pico.room = 0
+        clock.sleep_until(clock.now_ns() + 2_000 * MS)
+        case.node.catch_up()
+        case.node.pico.room = 1 << 30
+        begin_ns = clock.now_ns()
+        again = source_on(case.node, Start("again", EPOCH, 0, clock))
+        opened = Opened(again, clock, *again.open())
+        made = opened.run(100)
+        assert not gaps(made)
+        assert min(opened.readings(made, "gpu0.rail0")["t_ns"]) > begin_ns
+
+    def test_what_the_node_is_goes_into_the_detail(self, clock):
+        detail = Case(clock).o.streams[0].detail
+        assert detail["uid"] == "e660010203040506"
+        assert detail["reset_cause"] == "power"
+        assert detail["configs"] == ["0x38cf"] * 8
+
+
+class TestConfiguration:
+    TEXT = """
+        [[source]]
+        kind = "node"
+        port = "/dev/ttyACM0"
+        {options}
+        {sensors}
+    """
+    SENSOR = '[[source.sensors]]\nname = "{name}"\naddress = {address}\n{more}\n'
+
+    def config(self, options="", **sensors):
+        tables = "".join(self.SENSOR.format(name=n, address=a, more=m) for n, (a, m) in sensors.items())
+        return parse_config(self.TEXT.format(options=options, sensors=tables), "x.toml")
+
+    def test_a_good_one(self):
+        config = self.config("rate_hz = 100", a=(0x40, ""), b=(0x40, "controller = 1"))
+        assert [s.kind for s in config.sources] == ["node"]
+
+    @pytest.mark.parametrize(
+        ("options", "sensors", "what"),
+        [
+            ("", {}, "missing option 'sensors'"),
+            ("rate_hz = 5000", {"a": (0x40, "")}, "rate_hz"),
+            ("rate_hz = 500", {chr(97 + i): (0x40 + i, "") for i in range(8)}, "17 reads a scan .* at most 490 scans"),
+            ("", {"a": (0x40, "controller = 2")}, "controller = 2"),
+            ("", {"a": (0x40, 'chip = "INA226"')}, "INA219 only"),
+            ("", {"a": (0x40, ""), "b": (0x40, "")}, "both at 0x40"),
+            ("", {"marker": (0x40, "")}, "two lines are called gpu0.marker"),
+            ("", {chr(97 + i): (0x40 + i, "") for i in range(9)}, "9 sensors"),
+        ],
+    )
+    def test_bad_ones(self, options, sensors, what):
+        with pytest.raises(ConfigError, match=what):
+            self.config(options, **sensors)
+
+    def test_calibration_reaches_the_line(self):
+        made = options(1)
+        sensor = NodeSensor(**(asdict(made.sensors[0]) | {"calibration": made.sensors[0].calibration}))
+        assert sensor == made.sensors[0]
+
+
+def test_blocks_are_full(clock):
+    """A take gives one block a stream, not one a scan."""
+    made = Case(clock).o.run(200, every=4)
+    blocks = [b for b in made if isinstance(b, Block) and b.stream == 0]
+    assert sum(b.count for b in blocks) > 4 * len(blocks)

@@ -1,0 +1,177 @@
+"""`powerd plan`: the arithmetic against the data sheets' and against the simulated bus; refusals by plan and run."""
+
+from __future__ import annotations
+
+from math import hypot, sqrt
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_core.errors import ConfigError
+from powerd_daemon.calibration import bus_number
+from powerd_daemon.cli import main
+from powerd_daemon.config import load_config
+from powerd_daemon.ina.sensor import Sensor, make_bank
+from powerd_daemon.plan import Bus, BusPlan, plan_bus
+from powerd_daemon.plan_config import plan_file, read_bus, refuse
+from powerd_daemon.plan_text import line_loads_w, plan_text
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.sim import SimOptions, SimSource
+
+EIGHT = [{"name": f"l{i}", "address": 0x40 + i} for i in range(8)]
+
+
+def planned(**options: object) -> BusPlan:
+    bus = read_bus({"kind": "ina", "bus": 1, "sensors": EIGHT} | options, "f")
+    assert bus is not None
+    return plan_bus(bus)
+
+
+def test_eight_ina219_at_400_khz() -> None:
+    plan = planned()
+    combined, single = plan.modes
+    # 16 reads of 47 periods and a stop, once or each time, with half a period of idle bus behind it.
+    assert (combined.periods, single.periods) == (16 * 47 + 1.5, 16 * 48.5)
+    assert (combined.transactions, single.transactions) == (1, 16)
+    assert int(combined.limit_hz) == 530
+    assert int(single.limit_hz) == 515
+    assert plan.problems == ()
+    assert plan.conversion_hz == pytest.approx(1e9 / 1_328_800)
+    assert plan.budgets[0].settings.coverage == pytest.approx(1060 / 1208)
+
+
+def test_the_error_budget_of_a_line() -> None:
+    (b,) = planned(sensors=[{"name": "a", "address": 0x40, "grade": "B", "shunt_range": "160mV"}]).budgets
+    assert (b.line, b.current_gain, b.bus_gain, b.shunt) == ("gpu0.a", 0.005, 0.01, 0.01)
+    assert b.offset_a == pytest.approx(75e-6 / 0.05)
+    assert (b.clip_a, b.clip_w) == pytest.approx((3.2, 38.4))
+    assert b.shunt_w == pytest.approx(3.2**2 * 0.05)
+    u_gain = hypot(0.005, 0.01, 0.01, 0.008 / 12) / sqrt(3)
+    assert b.u_w(30.0) == pytest.approx(hypot(u_gain * 30, 75e-6 / 0.05 / sqrt(3) * 12, 0.0002 * 12 / sqrt(12)))
+
+
+@pytest.mark.parametrize("adapter", ["combined", "single"])
+@pytest.mark.parametrize("bus_every", [1, 4])
+def test_the_wire_limit_is_what_the_simulated_bus_takes(adapter: str, bus_every: int) -> None:
+    given = {"kind": "sim", "adapter": adapter, "bus_every": bus_every, "rate_hz": 300.0}
+    bus = read_bus(given, "f")
+    assert bus is not None
+    mode = plan_bus(bus).modes[adapter == "single"]
+    clock = VirtualClock()
+    options = SimOptions(adapter=adapter, bus_every=bus_every, rate_hz=300.0)  # type: ignore[arg-type]
+    source = SimSource(options, Start("s", 1, 0, clock))
+    source.open()
+    assert source.bus is not None
+    for _ in range(3 * bus_every):
+        source.poll()
+    before, scans = source.bus.periods, 8 * bus_every
+    for _ in range(scans):
+        source.poll()
+    taken = (source.bus.periods - before) / scans
+    # Without the idle half periods behind each stop, and with at most a few read-backs of configurations.
+    assert mode.periods - 0.5 * mode.transactions <= taken <= mode.periods * 1.15
+
+
+def test_more_than_the_bus_can_carry_is_refused() -> None:
+    plan = planned(rate_hz=520.0)
+    assert plan.problems == ()
+    assert any("Raspberry Pi" in note for note in plan.notes)
+    (problem,) = planned(rate_hz=531.0).problems
+    assert "753.5 SCL periods a scan at 400 kHz allow 531 scans a second" in problem
+
+
+def test_more_than_the_chips_can_do_is_refused() -> None:
+    (problem,) = planned(sensors=[EIGHT[0] | {"shunt_adc": "avg4"}]).problems
+    assert "more than the INA219 of l0 converts" in problem
+    assert "399 Hz" in problem
+    (problem,) = planned(sensors=[EIGHT[0] | {"nominal_v": 48.0}]).problems
+    assert "48 is more than its chip measures: 26 V" in problem
+
+
+def test_half_of_the_time_unseen_is_noted() -> None:
+    plan = planned(sensors=[EIGHT[0] | {"shunt_adc": "12bit", "bus_adc": "12bit"}])
+    assert any("looked at for 50%" in note for note in plan.notes)
+
+
+@given(st.integers(1, 8), st.floats(1e4, 4e5), st.integers(1, 20))
+def test_single_reads_never_beat_combined_ones(count: int, scl_hz: float, bus_every: int) -> None:
+    bank = make_bank([Sensor(f"s{i}", 0x40 + i) for i in range(count)])
+    combined, single = plan_bus(Bus("s", "f", 1, scl_hz, 1.0, "d", bank, bus_every)).modes
+    for mode in (combined, single):
+        assert mode.limit_hz >= mode.checked_hz >= mode.practical_hz >= 0
+    assert combined.limit_hz >= single.limit_hz
+    assert combined.practical_hz >= single.practical_hz
+
+
+def test_loads_are_shared_by_what_lines_can_carry() -> None:
+    budgets = planned(sensors=[*EIGHT[:2], {"name": "low", "address": 0x4A, "nominal_v": 3.0}]).budgets
+    assert line_loads_w(budgets, {"gpu0": 90.0}) == pytest.approx({"gpu0.l0": 40, "gpu0.l1": 40, "gpu0.low": 10})
+    assert line_loads_w(budgets, {"gpu0": 90.0, "gpu0.low": 30.0})["gpu0.l0"] == pytest.approx(30.0)
+    assert line_loads_w(budgets, {})["gpu0.l0"] == pytest.approx(76.8 / 2)
+
+
+def test_the_text_has_every_line_and_the_sum() -> None:
+    text = plan_text(planned(), {"gpu0": 240.0})
+    for i in range(8):
+        assert text.count(f"gpu0.l{i} ") == 2
+    assert "gpu0, sum of 8 lines" in text
+    assert "240.0" in text
+    assert "asked 500 Hz: enough" in text
+
+
+@pytest.mark.parametrize(("bus", "number"), [(2, 2), ("/dev/i2c-10", 10), ("/dev/i2c-gpu", None)])
+def test_bus_numbers(bus: int | str, number: int | None) -> None:
+    assert bus_number(bus) == number
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_command_prints_and_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = file(tmp_path, '[[source]]\nkind = "sim"\n')
+    assert main(["plan", str(good)]) == 0
+    assert "gpu0, sum of 8 lines" in capsys.readouterr().out
+    assert main(["plan", str(good), "--load", "gpu1=5"]) == 2
+    assert "unknown line or device 'gpu1': did you mean 'gpu0'?" in capsys.readouterr().err
+    assert main(["plan", str(good), "--load", "gpu0=5", "--load", "gpu0.pcie_12v=9"]) == 2
+    assert "nothing is left for gpu0.pcie_3v3" in capsys.readouterr().err
+    fast = file(tmp_path, '[[source]]\nkind = "sim"\nrate_hz = 600\n')
+    assert main(["plan", str(fast)]) == 2
+    out, err = capsys.readouterr()
+    assert "refused: rate_hz = 600 is more than the bus can carry" in out
+    assert "753.5 SCL periods" in err
+    assert err.count("\n") == 1
+    assert main(["run", "--config", str(fast)]) == 2
+    out, err = capsys.readouterr()
+    assert err.endswith(f"the arithmetic: powerd plan {fast}\n")
+    assert err.count("\n") == 1
+
+
+def test_what_run_refuses_for_the_chips_sake(tmp_path: Path) -> None:
+    slow = file(tmp_path, '[[source]]\nkind = "sim"\nshunt_adc = "avg32"\n')
+    with pytest.raises(ConfigError, match=r"\[\[source\]\] 1 \(sim\): rate_hz = 500 is more than the INA219"):
+        refuse(slow)
+    load_config(slow)
+
+
+def test_options_that_all_sources_have_are_no_hindrance(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="more than the bus can carry"):
+        refuse(file(tmp_path, '[[source]]\nkind = "sim"\nrate_hz = 600\npriority = 5\nlock_memory = true\n'))
+
+
+def test_other_errors_are_left_to_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuse(tmp_path / "none.toml")
+    wrong = file(tmp_path, '[[source]]\nkind = "sim"\nrate = 5\n')
+    refuse(wrong)
+    assert main(["plan", str(wrong)]) == 2
+    assert "unknown option 'rate': did you mean 'rate_hz'?" in capsys.readouterr().err
+    other = file(tmp_path, '[[source]]\nkind = "cpu-model"\n')
+    assert plan_file(other) == []
+    assert main(["plan", str(other)]) == 0
+    assert "nothing to plan" in capsys.readouterr().out

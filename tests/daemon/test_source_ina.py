@@ -1,0 +1,133 @@
+"""Source ``ina``: its options, and what it makes of sensors behind a bus that stands where Linux's is."""
+
+import pytest
+from conformance import EPOCH, SourceConformance
+from ina_bench import Bench
+
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import Provenance
+from powerd_daemon.config import parse_config
+from powerd_daemon.ina import Calibration, Sensor
+from powerd_daemon.sim.bus import SimBus
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources import ina
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.ina import InaOptions, InaSource
+
+SENSORS = (
+    Sensor("slot_12v", 0x40, description="slot, 12 V", calibration=Calibration(0.001, 1.002, date="2025-06-30")),
+    Sensor("slot_3v3", 0x41, nominal_v=3.3),
+    Sensor("cpu", 0x42, "INA226", shunt_ohm=0.01, device="cpu0"),
+)
+
+
+class Bus(SimBus):
+    """Chips on the clock of the test, opened by a number as Linux's are."""
+
+    path = "/dev/i2c-2"
+    closed = 0
+
+    def close(self):
+        type(self).closed += 1
+
+
+@pytest.fixture(autouse=True)
+def bus(monkeypatch, clock):
+    def make(number, timeout_ms):
+        assert (number, timeout_ms) == (2, 50)
+        bench = Bench([1.0] * 3, sensors=SENSORS)
+        return Bus(clock, bench.chips)
+
+    monkeypatch.setattr(ina, "LinuxBus", make)
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock()
+
+
+class TestConformance(SourceConformance):
+    def make(self, start: Start) -> InaSource:
+        return InaSource(InaOptions(2, SENSORS), start)
+
+
+def test_lines_say_what_they_are(clock):
+    source = InaSource(InaOptions(2, SENSORS), Start("rails", EPOCH, 0, clock))
+    (stream,), devices = source.open()
+    assert [line.name for line in stream.lines] == ["gpu0.slot_12v", "gpu0.slot_3v3", "cpu0.cpu"]
+    assert {line.provenance for line in stream.lines} == {Provenance.MEASURED}
+    assert [(d.name, len(d.feeds)) for d in devices] == [("gpu0", 2), ("cpu0", 1)]
+    assert (stream.lines[0].conversion.offset_a, stream.lines[0].conversion.gain) == (0.001, 1.002)
+    assert stream.detail["bus"] == "/dev/i2c-2"
+    assert stream.detail["combined_reads"] is True
+    before = Bus.closed
+    source.close()
+    source.close()
+    assert Bus.closed == before + 1
+
+
+def test_held_bus_voltages_are_stated(clock):
+    options = InaOptions(2, SENSORS, bus_every=8, rate_hz=500.0)
+    (stream,), _ = InaSource(options, Start("rails", EPOCH, 0, clock)).open()
+    assert [c.name for c in stream.columns] == ["shunt", "bus", "bus_age"]
+    assert stream.detail["bus_age_max_ns"] == 14_000_000
+    (fresh,), _ = InaSource(InaOptions(2, SENSORS), Start("rails", EPOCH, 0, clock)).open()
+    assert stream.lines[0].accuracy.u_gain > fresh.lines[0].accuracy.u_gain
+
+
+def test_a_bus_that_is_not_there_is_a_sensor_error(monkeypatch, clock):
+    def fail(number, timeout_ms):
+        raise SensorError("/dev/i2c-2 cannot be opened")
+
+    monkeypatch.setattr(ina, "LinuxBus", fail)
+    with pytest.raises(SensorError, match="i2c-2"):
+        InaSource(InaOptions(2, SENSORS), Start("rails", EPOCH, 0, clock)).open()
+
+
+CONFIG = """
+[[source]]
+kind = "ina"
+name = "rails"
+bus = {bus}
+priority = 50
+lock_memory = true
+{more}
+[[source.sensors]]
+name = "slot_12v"
+address = 0x40
+shunt_ohm = 0.05
+[source.sensors.calibration]
+offset_a = 0.002
+date = "2025-06-30"
+[[source.sensors]]
+name = "cable"
+address = 0x41
+chip = "INA226"
+"""
+
+
+def test_it_is_configured_in_toml():
+    source = parse_config(CONFIG.format(bus=2, more=""), "p.toml").sources[0]
+    assert (source.sampler.priority, source.sampler.lock_memory) == (50, True)
+    assert "priority" not in source.options
+    assert parse_config(CONFIG.format(bus='"/dev/i2c-2"', more=""), "p.toml")
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ("rate_hz = 5000", "at most .* scans of 2 sensors"),
+        ("timeout_ms = 1", "timeout_ms"),
+        ("bus_every = 500", "bus_every"),
+        ("bus_hold = 2.0", "bus_hold"),
+        ("prio = 1", "unknown option 'prio'"),
+    ],
+)
+def test_bad_configurations_name_the_source(more, what):
+    with pytest.raises(ConfigError, match=rf"p.toml: \[\[source\]\] 1 \(ina\).*{what}"):
+        parse_config(CONFIG.format(bus=2, more=more), "p.toml")
+
+
+def test_a_priority_beyond_the_kernels_is_refused():
+    with pytest.raises(ConfigError, match="'priority': 100"):
+        parse_config(CONFIG.format(bus=2, more="").replace("priority = 50", "priority = 100"), "p.toml")

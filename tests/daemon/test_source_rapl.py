@@ -1,0 +1,198 @@
+"""The RAPL source on a powercap tree of plain files."""
+
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conformance import EPOCH, Opened, SourceConformance
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_analytics.energy import unwrap_counter
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import Flag, Provenance
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.rapl import RaplOptions, RaplSource
+from powerd_daemon.sources.rapl_unwrap import Unwrap
+from powerd_daemon.sources.rapl_zones import find_zones, is_modelled
+
+RANGE_UJ = 262_143_328_850
+INTEL = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel\t\t: {}\n\nprocessor\t: 1\n"
+SERVER = {
+    "intel-rapl": None,
+    "intel-rapl:0": "package-0",
+    "intel-rapl:0:0": "dram",
+    "intel-rapl:1": "package-1",
+    "intel-rapl:1:0": "dram",
+    "intel-rapl-mmio:0": "package-0",
+    "dtpm": None,
+}
+LAPTOP = {"intel-rapl:0": "package-0", "intel-rapl:0:0": "core", "intel-rapl:0:1": "uncore", "intel-rapl:1": "psys"}
+
+
+def tree(root: Path, zones: dict[str, str | None]) -> Path:
+    for name, kind in zones.items():
+        (root / name).mkdir(parents=True)
+        if kind:
+            (root / name / "name").write_text(kind + "\n")
+            (root / name / "energy_uj").write_text("1000\n")
+            (root / name / "max_energy_range_uj").write_text(f"{RANGE_UJ}\n")
+    return root
+
+
+def count(root: Path, zone: str, energy_uj: int | str) -> None:
+    (root / zone / "energy_uj").write_text(f"{energy_uj}\n")
+
+
+def opened(root: Path, **options: object) -> Opened:
+    clock = VirtualClock()
+    cpuinfo = root / "cpuinfo"
+    if not cpuinfo.exists():
+        cpuinfo.write_text(INTEL.format(143))
+    source = RaplSource(RaplOptions(root=root, **options), Start("rapl", EPOCH, 0, clock), cpuinfo)
+    return Opened(source, clock, *source.open())
+
+
+class TestConformance(SourceConformance):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path):
+        self.root = tree(tmp_path, LAPTOP)
+
+    def make(self, start: Start) -> RaplSource:
+        return RaplSource(RaplOptions(root=self.root), start)
+
+
+class TestZones:
+    def test_packages_and_their_memory_feed_the_device_each_once(self, tmp_path):
+        o = opened(tree(tmp_path, SERVER))
+        assert [line.name for line in o.streams[0].lines] == [
+            "cpu0.package_0", "cpu0.dram_0", "cpu0.package_1", "cpu0.dram_1",
+        ]  # fmt: skip
+        (device,) = o.devices
+        assert device.feeds == ("cpu0.package_0", "cpu0.dram_0", "cpu0.package_1", "cpu0.dram_1")
+
+    def test_parts_of_a_package_and_what_contains_it_are_never_added(self, tmp_path):
+        o = opened(tree(tmp_path, LAPTOP))
+        assert [line.name for line in o.streams[0].lines] == [
+            "cpu0.package_0", "cpu0.core_0", "cpu0.uncore_0", "platform.psys",
+        ]  # fmt: skip
+        assert [(d.name, d.feeds) for d in o.devices] == [
+            ("cpu0", ("cpu0.package_0",)),
+            ("platform", ("platform.psys",)),
+        ]
+
+    def test_dies_that_count_apart_are_packages_of_their_own(self, tmp_path):
+        zones = find_zones(tree(tmp_path, {"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"}))
+        assert [z.suffix for z in zones] == ["package_0", "package_1"]
+
+    def test_no_zone_at_all(self, tmp_path):
+        for root in (tmp_path, tmp_path / "none"):
+            with pytest.raises(SensorError, match="modprobe intel_rapl_msr"):
+                find_zones(root)
+
+    @pytest.mark.parametrize(
+        ("text", "modelled"),
+        [(INTEL.format(143), False), (INTEL.format(0x2D), True), ("vendor_id : AuthenticAMD\n", True)],
+    )
+    def test_what_the_processor_models_is_not_called_measured(self, tmp_path, text, modelled):
+        (tmp_path / "cpuinfo").write_text(text)
+        assert is_modelled(tmp_path / "cpuinfo") is modelled
+        line = opened(tree(tmp_path, LAPTOP)).streams[0].lines[0]
+        assert line.provenance is (Provenance.MODELLED if modelled else Provenance.MEASURED)
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    def test_without_permission_the_narrowest_remedy_is_told(self, tmp_path):
+        root = tree(tmp_path, LAPTOP)
+        (root / "intel-rapl:0" / "energy_uj").chmod(0)
+        with pytest.raises(SensorError, match="chgrp powerd .*chmod g.r"):
+            opened(root)
+
+    def test_the_remedy_without_depending_on_who_runs_the_tests(self, tmp_path, monkeypatch):
+        def refuse(*_: object) -> int:
+            raise PermissionError(13, "Permission denied")
+
+        root = tree(tmp_path, LAPTOP)
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(SensorError, match="root alone .*chgrp powerd .*chmod g.r .*docs/sources.md"):
+            RaplSource(RaplOptions(root=root), Start("rapl", EPOCH, 0, VirtualClock())).open()
+
+
+class TestReadings:
+    def test_codes_are_microjoules_that_go_on_over_a_wrap(self, tmp_path):
+        root = tree(tmp_path, LAPTOP)
+        o = opened(root)
+        made = []
+        for energy_uj in (RANGE_UJ - 700_000, RANGE_UJ - 200_000, 300_000, 800_000):
+            count(root, "intel-rapl:0", energy_uj)
+            made += o.run(1)
+            o.clock.t_ns += 10_000_000
+        r = o.readings(made, "cpu0.package_0")
+        assert r["flags"] == [0] * 4
+        assert [b - a for a, b in pairwise(r["energy_uj"])] == [500_000, 500_001, 500_000]
+        line = o.streams[0].lines[0]
+        assert (line.conversion.j_per_code, line.conversion.bits) == (1e-6, 64)
+
+    @pytest.mark.parametrize(
+        ("later_uj", "pause_s", "why"),
+        [(5_000_000, 600, "may have begun again twice"), (500, 1, "fell by more than that much power explains")],
+    )
+    def test_energy_that_cannot_be_told_is_flagged_and_looks_set_back(self, tmp_path, later_uj, pause_s, why):
+        root = tree(tmp_path, LAPTOP)
+        o = opened(root, most_w=500.0)
+        count(root, "intel-rapl:0", 4_000_000)
+        made = o.run(2)
+        o.clock.t_ns += pause_s * 1_000_000_000
+        count(root, "intel-rapl:0", later_uj)
+        made += o.run(1)
+        o.clock.t_ns += 10_000_000
+        count(root, "intel-rapl:0", later_uj + 1000)
+        made += o.run(1)
+        r = o.readings(made, "cpu0.package_0")
+        assert r["flags"] == [0, 0, Flag.RESET, 0], why
+        good = [c for c, f in zip(r["energy_uj"], r["flags"], strict=True) if not f]
+        assert good[2] < good[1]
+        assert unwrap_counter(np.array(good, np.uint64), 64)[1].tolist() == [False, True], why
+
+    def test_a_read_that_fails_is_flagged_and_costs_no_energy(self, tmp_path):
+        root = tree(tmp_path, LAPTOP)
+        o = opened(root)
+        made = o.run(1)
+        o.clock.t_ns += 10_000_000
+        count(root, "intel-rapl:0", "")
+        made += o.run(1)
+        o.clock.t_ns += 10_000_000
+        count(root, "intel-rapl:0", 3000)
+        made += o.run(1)
+        r = o.readings(made, "cpu0.package_0")
+        assert r["flags"] == [0, Flag.IO_ERROR, 0]
+        assert r["energy_uj"][2] - r["energy_uj"][0] == 2000
+        assert o.readings(made, "cpu0.core_0")["flags"] == [0, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("options", "what"),
+        [({"rate_hz": 0.0}, "rate_hz"), ({"most_w": 0.0}, "most_w"), ({"platform": "cpu0"}, "different names")],
+    )
+    def test_options_that_cannot_work_are_refused(self, options, what):
+        with pytest.raises(ConfigError, match=what):
+            RaplOptions(**options)
+
+
+@given(st.lists(st.integers(0, RANGE_UJ // 3), min_size=1, max_size=60), st.integers(0, RANGE_UJ))
+def test_unwrapping_gives_the_energy_back(steps, first):
+    unwrap = Unwrap(RANGE_UJ, most_w=1000.0)
+    true = np.cumsum([0, *steps])
+    # 100 s apart: 1 kW allows 100 kJ of the 262 kJ at which the counter begins again.
+    codes = [unwrap((first + int(e)) % (RANGE_UJ + 1), k * 100_000_000_000) for k, e in enumerate(true)]
+    assert all(known for _, known in codes)
+    assert [c - codes[0][0] for c, _ in codes] == true.tolist()
+
+
+def test_a_limit_that_is_too_low_ends_in_an_error_that_says_so():
+    unwrap = Unwrap(RANGE_UJ, most_w=1.0)
+    codes = [unwrap(k * 1_000_000, k * 1_000_000)[0] for k in range(1024)]
+    assert all(0 <= low < high < 1 << 63 for high, low in pairwise(codes))
+    with pytest.raises(SensorError, match="raise most_w"):
+        unwrap(5_000_000_000, 1024 * 1_000_000)

@@ -1,0 +1,9 @@
+"""Makes the firmware and its simulated hardware importable."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+for folder in (HERE / "support", HERE.parents[1] / "firmware", HERE.parent / "daemon" / "support"):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
