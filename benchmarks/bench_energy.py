@@ -127,10 +127,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     print(f"Energy of phases on the simulated board, 500 scans/s, {args.phases} phases of a kind ({machine()})")
-    print(
-        f"  {'load and phases':28} {'chips':10} {'seed':>4}  {'phase':10} {'error of the mean':>17}  inside 95 %
-        uncertainty"
-    )
+    print(f"  {'load and phases':17} {'chips':9} seed  {'phase':9} error of the mean  inside 95 % uncertainty")
     failed = False
     for kind in ("aligned", "free"):
         for length_ms in LENGTHS_MS:
@@ -139,10 +136,9 @@ def main() -> int:
                     for name, mean, inside in measure(kind, length_ms, errors, seed, args.phases):
                         missed = abs(mean) > 0.005 or inside < 0.93
                         failed |= missed
-                        print(
-                            f"  {f'{kind}, {length_ms:g} ms':28} {errors:10} {seed:4}  {name:10} {mean:+17.3%}
-                            {inside:6.1%}" f"{'   <-- misses the target' if missed else ''}"
-                        )
+                        note = "   <-- misses the target" if missed else ""
+                        where = f"{kind}, {length_ms:g} ms"
+                        print(f"  {where:17} {errors:9} {seed:4}  {name:9} {mean:+17.3%}  {inside:6.1%}{note}")
     return int(failed)
 
 
