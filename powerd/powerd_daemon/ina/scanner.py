@@ -23,6 +23,7 @@ from powerd_core.errors import SensorError
 from powerd_core.model import Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.ina.bus import READ_PERIODS, ReadWords, RegisterBus
+from powerd_daemon.ina.cycle import cycle_ratio
 from powerd_daemon.ina.decode import flag_codes, split_words
 from powerd_daemon.ina.ina219 import Register, Settings
 
@@ -43,13 +44,15 @@ class Scanner:
     """Reads a bank of chips into the columns ``shunt`` (int16) and ``bus`` (uint16, the register with its flag bits).
 
     ``scl_hz`` is the bus clock and ``period_ns`` the intended distance of scans. A reading's time is the middle of
-    its shunt word's transfer less the mean age of what the register holds (`Settings.age_ns`).
+    its shunt word's transfer less the mean age of what the register holds: `Settings.age_ns`, scaled by how far the
+    chip's own clock was found to be off when the scanner was opened.
     """
 
     def __init__(self, bus: RegisterBus, clock: Clock, chips: Sequence[Chip], *, scl_hz: float, period_ns: int) -> None:
         self._bus, self._clock = bus, clock
         self._chips = tuple(chips)
         self._settings = tuple(c.settings for c in chips)
+        self._age_ns = [s.age_ns for s in self._settings]
         self._singles = [bus.prepare(_reads(c)) for c in chips]
         self._configs = [bus.prepare([(c.address, Register.CONFIG)]) for c in chips]
         self._period_of_scl_ns = 1e9 / scl_hz
@@ -81,7 +84,15 @@ class Scanner:
             self._failures[i] = GIVE_UP_AFTER
         self._combine(i for i in range(len(self._chips)) if i not in absent)
         self._clock.sleep_until(self._clock.now_ns() + 2 * max(s.longest_cycle_ns for s in self._settings))
+        for i in self._active:
+            self._age_ns[i] = round(self._settings[i].age_ns * self._cycle_ratio(i))
         return tuple(self._chips[i].address for i in absent)
+
+    def _cycle_ratio(self, i: int) -> float:
+        try:
+            return cycle_ratio(self._bus, self._clock, self._chips[i].address, self._settings[i])
+        except OSError:
+            return 1.0  # the first scan meets the same chip and flags it
 
     def scan(self) -> None:
         """Read all chips once. Raises `SensorError` when not one of them answers any more."""
@@ -139,7 +150,7 @@ class Scanner:
         """
         shortest_ns = self._shortest_ns if self._shortest_ns < 1 << 62 else 0
         word_ns = max(self._nominal_ns, shortest_ns) / (2 * len(self._chips))
-        return [round((2 * i + 0.5) * word_ns) - s.age_ns for i, s in enumerate(self._settings)]
+        return [round((2 * i + 0.5) * word_ns) - age_ns for i, age_ns in enumerate(self._age_ns)]
 
     def _combine(self, active: Iterable[int]) -> None:
         self._active = list(active)
@@ -182,8 +193,8 @@ class Scanner:
     def _append(self, start_ns: int, found: dict[int, bytes], middles_ns: dict[int, int]) -> None:
         """One scan with its own times; chips that are not in ``found`` failed."""
         at = len(self._start_ns) * len(self._chips)
-        for i, settings in enumerate(self._settings):
-            offset_ns = middles_ns.get(i, start_ns) - start_ns - settings.age_ns
+        for i, age_ns in enumerate(self._age_ns):
+            offset_ns = middles_ns.get(i, start_ns) - start_ns - age_ns
             self._raw += found.get(i, b"\0\0\0\0")
             self._exceptions.append((at + i, offset_ns, 0 if i in found else Flag.IO_ERROR))
         self._start_ns.append(start_ns)

@@ -1,0 +1,74 @@
+"""A chip's own conversion cycle, told by CNVR."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_daemon.ina import Settings
+from powerd_daemon.ina.cycle import cycle_ratio
+from powerd_daemon.ina.ina219 import Register
+from powerd_daemon.sim.bus import SimBus
+from powerd_daemon.sim.chip import ChipErrors, SimIna219
+from powerd_daemon.sim.clock import VirtualClock
+
+ADDRESS = 0x40
+
+
+def bank(rate, chosen, clock):
+    chip = SimIna219(lambda *_: 1.0, bus_v=12.0, shunt_ohm=0.05, errors=ChipErrors(clock=rate), t_ns=clock.now_ns())
+    bus = SimBus(clock, {ADDRESS: chip})
+    bus.write_word(ADDRESS, Register.CONFIG, chosen.word)
+    return bus
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.floats(-0.1, 0.1),
+    st.sampled_from([Settings("avg2", "10bit"), Settings("12bit", "12bit"), Settings("12bit", "9bit")]),
+)
+def test_the_cycle_is_known_to_a_hundredth(rate, chosen):
+    clock = VirtualClock()
+    assert cycle_ratio(bank(rate, chosen, clock), clock, ADDRESS, chosen) == pytest.approx(1 + rate, abs=0.01)
+
+
+class Sleepy:
+    """A bus whose every seventh read is held up, as a busy machine does."""
+
+    def __init__(self, bus, clock, hold_ns):
+        self.bus, self.clock, self.hold_ns, self.reads = bus, clock, hold_ns, 0
+
+    def prepare(self, reads):
+        call = self.bus.prepare(reads)
+
+        def held_up():
+            found = call()
+            self.reads += 1
+            if self.reads % 7 == 0:
+                self.clock.sleep_until(self.clock.now_ns() + self.hold_ns)
+            return found
+
+        return held_up
+
+
+def test_a_process_that_is_held_up_gives_no_wrong_cycle():
+    chosen = Settings("avg2", "10bit")
+    for rate in (-0.08, 0.0, 0.08):
+        clock = VirtualClock()
+        ratio = cycle_ratio(Sleepy(bank(rate, chosen, clock), clock, 3_000_000), clock, ADDRESS, chosen)
+        assert ratio in {1.0, pytest.approx(1 + rate, abs=0.02)}
+
+
+@pytest.mark.parametrize("chosen", [Settings("avg128", "12bit"), Settings("9bit", "9bit")])
+def test_cycles_too_long_or_too_short_to_be_told_are_taken_as_nominal(chosen):
+    clock = VirtualClock()
+    begun_ns = clock.now_ns()
+    assert cycle_ratio(bank(0.08, chosen, clock), clock, ADDRESS, chosen) == 1.0
+    assert clock.now_ns() - begun_ns < 50_000_000
+
+
+def test_a_chip_that_never_converts_is_taken_as_nominal():
+    chosen = Settings("avg2", "10bit")
+    clock = VirtualClock()
+    bus = bank(0.05, chosen, clock)
+    bus.write_word(ADDRESS, Register.CONFIG, chosen.word & ~7)  # powered down
+    assert cycle_ratio(bus, clock, ADDRESS, chosen) == 1.0
