@@ -1,7 +1,8 @@
 """How long a chip's conversion cycle really is: its clock may be 10 % off, which shifts the middle of its window.
 
-A shift of 0.1 ms is no error of a steady power, but at the edge of a phase it moves joules to the wrong side: 0.1 ms of
-the step, at every edge, the same way. CNVR tells when a cycle ends. Only reading POWER clears it; the value is not used.
+A shift of 0.1 ms is no error of a steady power, but at the edge of a phase it moves joules to the wrong side: 0.1 ms
+of the step, at every edge, the same way. CNVR tells when a cycle ends. Only reading POWER clears it; the value that is
+read there is not used.
 """
 
 from __future__ import annotations
