@@ -10,9 +10,9 @@ import time
 
 import pytest
 import zmq
-from support.fake_daemon import FakeDaemon
 
 from powerd_client import Meter, open_run
+from support.fake_daemon import FakeDaemon
 
 POWERD = [sys.executable, "-P", "-m", "powerd_daemon"]
 JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]

@@ -19,8 +19,10 @@ LATCH_PERIODS = 29
 class SimBus:
     """Satisfies `powerd_daemon.ina.bus.RegisterBus`, in the time that a bus at ``scl_hz`` would take.
 
-    ``before`` is called with the end of each transaction before its registers are worked out. ``wake_early_ns``
-    ends the caller's sleep ahead of the transaction's end, to make room for the latency of a real clock's sleep.
+    ``before`` is called with the end of each transaction before its registers are worked out. ``wake_early_ns`` ends
+    the sleep ahead of the transaction's end, to make room for the latency of a real clock's sleep and for working out
+    the registers; what is then left is waited for awake. A call never returns before its transaction has ended: else
+    the next one would begin later than its caller believes.
     """
 
     def __init__(
@@ -59,8 +61,10 @@ class SimBus:
                 chip.select(register)
                 words.append(chip.read_word(start_ns + int((i * READ_PERIODS + LATCH_PERIODS) * self._scl_ns)))
             if good < len(plan):
+                self._finish()
                 raise _no_acknowledge(plan[good][0])
             pack.pack_into(buffer, 0, *words)
+            self._finish()
             return buffer
 
         return read
@@ -68,6 +72,7 @@ class SimBus:
     def write_word(self, address: int, register: int, word: int) -> None:
         refused = self._refuses(address)
         self._occupy(NACK_PERIODS if refused else WRITE_PERIODS)
+        self._finish()
         if refused:
             raise _no_acknowledge(address)
         self.chips[address].write_word(register, word, self._free_ns)
@@ -78,8 +83,11 @@ class SimBus:
             self._faults[address] = left - 1
         return left > 0 or address not in self.chips
 
+    def _finish(self) -> None:
+        self._clock.spin_until(self._free_ns)
+
     def _occupy(self, periods: int) -> int:
-        """Let the transaction's time pass; returns its start."""
+        """Let nearly all of the transaction's time pass; returns its start."""
         start_ns = max(self._clock.now_ns(), self._free_ns)
         self._free_ns = start_ns + round(periods * self._scl_ns)
         self._clock.sleep_until(self._free_ns - self._wake_early_ns)
