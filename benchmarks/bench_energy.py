@@ -6,6 +6,10 @@ the chips and their load are simulated, so the truth is known. Two kinds of phas
 the load steps, as a training's do, and *free*, which know nothing of the load. Chips have errors drawn within the data
 sheet's limits, or none.
 
+The aligned phases are those of a training whose power steps when a phase begins, so a mark that this script makes late
+because the machine held it up has no counterpart in a training: phases with a mark more than 50 us late are left out
+and counted.
+
 Targets: for phases of 20 ms and longer the mean over 200 phases of a kind within 0.5 %, and each single phase inside
 its stated 95 % uncertainty in at least 93 % of cases.
 """
@@ -31,6 +35,7 @@ from powerd_client.link import BoardLink
 from powerd_daemon.sim.waveform import CardLoad, waveform_from_detail
 
 LENGTHS_MS = (20.0, 50.0)
+LATE_NS = 50_000
 SOURCE = """[[source]]
 kind = "sim"
 name = "rails"
@@ -61,8 +66,8 @@ def load_of(url: str) -> CardLoad:
 def wait_for(t_ns: int) -> None:
     """Sleep, then spin, so that a mark is made within microseconds of its moment."""
     while (left := t_ns - now_ns()) > 0:
-        if left > 400_000:
-            time.sleep((left - 300_000) * 1e-9)
+        if left > 3_000_000:
+            time.sleep((left - 2_500_000) * 1e-9)
 
 
 def aligned(load: CardLoad, phases: int) -> Iterator[tuple[str, int, int]]:
@@ -97,7 +102,7 @@ def measure(kind: str, length_ms: float, errors: str, seed: int, phases: int) ->
     with tempfile.TemporaryDirectory() as directory, powerd(source) as (url, _):
         load, out = load_of(url), Path(directory) / "run.h5"
         with Meter(url, out) as meter:
-            plan = aligned(load, phases) if kind == "aligned" else free(length_ms, phases)
+            plan = list(aligned(load, phases) if kind == "aligned" else free(length_ms, phases))
             for name, begin, end in plan:
                 progress(f"{kind}, {length_ms:g} ms, errors {errors}, seed {seed}")
                 wait_for(begin)
@@ -110,14 +115,18 @@ def measure(kind: str, length_ms: float, errors: str, seed: int, phases: int) ->
         # powerd runs on this machine, so its clock is the host's and the load can be asked in host time.
         exact = np.array([load.energy_j(int(b), int(e)) for b, e in zip(begins, ends, strict=True)])
         names = np.array([run.phases.classes[i].name for i in run.phases.label], dtype=object)
+        wanted = np.array([(begin, end) for _, begin, end in plan])
+        late = np.max([begins - wanted[:, 0], ends - wanted[:, 1]], axis=0) > LATE_NS
+        if kind == "free":
+            late[:] = False
         found = []
         for name in dict.fromkeys(names.tolist()):
-            which = (names == name) & columns.resolvable
+            which = (names == name) & columns.resolvable & ~late
             inside = np.abs(columns.energy_j - exact)[which] <= columns.u95_j[which]
             mean = columns.energy_j[which].mean() / exact[which].mean() - 1
-            found.append((name, float(mean), float(inside.mean()) if which.all() or which.sum() else 0.0))
-            if which.sum() != (names == name).sum():
-                found[-1] = (f"{name} ({(names == name).sum() - which.sum()} not resolvable)", *found[-1][1:])
+            found.append((name, float(mean), float(inside.mean())))
+            if left_out := int((names == name).sum() - which.sum()):
+                found[-1] = (f"{name} less {left_out}", *found[-1][1:])
         return found
 
 
@@ -127,10 +136,7 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     print(f"Energy of phases on the simulated board, 500 scans/s, {args.phases} phases of a kind ({machine()})")
-    print(
-        f"  {'load and phases':28} {'chips':10} {'seed':>4}  {'phase':10} {'error of the mean':>17}  inside 95 %
-        uncertainty"
-    )
+    print(f"  {'load and phases':17} {'chips':9} seed  {'phase':16} error of the mean  inside 95 % uncertainty")
     failed = False
     for kind in ("aligned", "free"):
         for length_ms in LENGTHS_MS:
@@ -139,10 +145,9 @@ def main() -> int:
                     for name, mean, inside in measure(kind, length_ms, errors, seed, args.phases):
                         missed = abs(mean) > 0.005 or inside < 0.93
                         failed |= missed
-                        print(
-                            f"  {f'{kind}, {length_ms:g} ms':28} {errors:10} {seed:4}  {name:10} {mean:+17.3%}
-                            {inside:6.1%}" f"{'   <-- misses the target' if missed else ''}"
-                        )
+                        note = "   <-- misses the target" if missed else ""
+                        where = f"{kind}, {length_ms:g} ms"
+                        print(f"  {where:17} {errors:9} {seed:4}  {name:16} {mean:+17.3%}  {inside:6.1%}{note}")
     return int(failed)
 
 

@@ -141,10 +141,8 @@ def main() -> int:
         bad = [o for o in outcomes if o.problems]
         failed += len(bad)
         worst = max(o.lost_ms for o in outcomes)
-        print(
-            f"  {target:9} {len(outcomes) - len(bad)} of {len(outcomes)} whole; readings missing before the kill: at
-            most {worst:.0f} ms"
-        )
+        whole = f"{len(outcomes) - len(bad)} of {len(outcomes)} whole"
+        print(f"  {target:9} {whole}; readings missing before the kill: at most {worst:.0f} ms")
         for outcome in bad:
             print(f"    {'; '.join(outcome.problems)}")
     return 1 if failed else 0

@@ -46,22 +46,14 @@ def main() -> None:
             gaps = len(file["gaps/lost"])
     period = round(1e9 / args.rate_hz)
     lost = int((distances // period - 1).sum())
+    evenly = bool((distances == period).all())
     print(f"powerd to recorder, 8 lines x {args.rate_hz:g} Hz for {args.seconds:g} s ({machine()})")
-    print(
-        f"  readings {readings:,}, lost {lost}, gaps {gaps}, distances all one period: {bool((distances ==
-        period).all())}"
-    )
-    print(
-        f"  age of a block's oldest reading at the recorder: p50 {reception['age_p50_ms']} ms, "
-        f"p99 {reception['age_p99_ms']} ms, max {reception['age_max_ms']} ms (blocks of 10 ms, sent every 20 ms)"
-    )
-    print(
-        f"  CPU shares: powerd and sampler {daemon_share:.1%}, recorder {reception['recorder_cpu_share']:.1%} of one
-        core"
-    )
-    print(
-        f"  {reception['bytes'] / reception['elapsed_s'] / 1e6:.2f} MB/s; closing and writing HDF5 took {closing:.1f} s"
-    )
+    print(f"  readings {readings:,}, lost {lost}, gaps {gaps}, distances all one period: {evenly}")
+    ages = [reception[f"age_{which}_ms"] for which in ("p50", "p99", "max")]
+    print("  age of a block's oldest reading at the recorder: p50 {} ms, p99 {} ms, max {} ms".format(*ages))
+    print("  (blocks of 10 ms, sent every 20 ms)")
+    print(f"  CPU shares of one core: powerd {daemon_share:.1%}, recorder {reception['recorder_cpu_share']:.1%}")
+    print(f"  {reception['bytes'] / reception['elapsed_s'] / 1e6:.2f} MB/s; closing and writing HDF5 {closing:.1f} s")
 
 
 if __name__ == "__main__":

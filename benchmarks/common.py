@@ -44,18 +44,30 @@ def powerd(sources: str, *, server: str = "") -> Iterator[tuple[str, int]]:
             process.wait(10)
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and all its descendants that live."""
-    total, todo = 0.0, [pid]
+def descendants(pid: int) -> list[int]:
+    """All processes that descend from one and live."""
+    found, todo = [], [pid]
     while todo:
         current = todo.pop()
         try:
-            fields = Path(f"/proc/{current}/stat").read_text().rpartition(")")[2].split()
-            children = Path(f"/proc/{current}/task/{current}/children").read_text().split()
+            text = Path(f"/proc/{current}/task/{current}/children").read_text()
+        except OSError:
+            continue
+        children = [int(child) for child in text.split()]
+        found += children
+        todo += children
+    return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and all its descendants that live."""
+    total = 0.0
+    for process in (pid, *descendants(pid)):
+        try:
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         total += (int(fields[11]) + int(fields[12])) / TICKS
-        todo += [int(child) for child in children]
     return total
 
 

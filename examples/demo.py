@@ -89,7 +89,7 @@ def main() -> int:
 
 def record(args: argparse.Namespace, url: str, console: Console) -> None:
     """Train with each batch size, recorded into one run file."""
-    console.print("[bold]2. Training[/bold] a small CNN on the CPU; forward, backward and update are marked")
+    console.print("[bold]2. Training[/bold] a small CNN on the CPU; data, forward, backward and update are marked")
     bar = Progress(
         TextColumn("   batch size {task.description:>4}"), BarColumn(), TimeRemainingColumn(), console=console
     )
@@ -104,6 +104,7 @@ def record(args: argparse.Namespace, url: str, console: Console) -> None:
                 torch.device("cpu"),
                 seconds=args.seconds,
                 warm_up=3,
+                loader_s=0.02,
                 advance=lambda share, task=task: bar.update(task, completed=share),
             )
             time.sleep(0.5)  # a little idle power between the batch sizes, to be seen in the picture

@@ -34,9 +34,13 @@ def train(
     *,
     seconds: float,
     warm_up: int,
+    loader_s: float = 0.0,
     advance: Callable[[float], None],
 ) -> None:
-    """Train ``name`` for about ``seconds``; ``advance`` hears the share that is done."""
+    """Train ``name`` for about ``seconds``; ``advance`` hears the share that is done.
+
+    With ``loader_s`` each iteration first waits that long in a phase ``data``, as for a loader that is not in time.
+    """
     make, shape, _ = MODELS[name]
     model = make().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -59,6 +63,9 @@ def train(
     with meter.phase("training", model=name, batch_size=batch_size, operations_per_sample=operations):
         while (spent := time.perf_counter() - started) < seconds:
             with meter.phase("iteration"):
+                if loader_s:
+                    with meter.phase("data"):
+                        time.sleep(loader_s)
                 with meter.phase("forward"):
                     loss = forward()
                 with meter.phase("backward"):

@@ -71,11 +71,17 @@ def draw(run: Run, table: PhaseTable, parts: Sequence[Part], compared: Mapping[s
 
 
 def phase_colours(run: Run) -> dict[str, str]:
-    """A colour for each name of a phase without phases inside, in the order of their first occurrence."""
+    """A colour for each name of a phase without phases inside, in the order of their first occurrence.
+
+    Where phases belong to groups (a batch size, a model), those that belong to none (a warm-up) get no colour and no
+    bar: one of a kind, they would dwarf what is compared.
+    """
     p = run.phases
-    has_inner = np.zeros(len(p), bool)
-    has_inner[p.parent[p.parent >= 0]] = True
-    labels, first = np.unique(p.label[~has_inner], return_index=True)
+    innermost = np.ones(len(p), bool)
+    innermost[p.parent[p.parent >= 0]] = False
+    grouped = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
+    shown = innermost & grouped if np.any(innermost & grouped) else innermost
+    labels, first = np.unique(p.label[shown], return_index=True)
     names = dict.fromkeys(p.classes[i].name for i in labels[np.argsort(first)])
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 

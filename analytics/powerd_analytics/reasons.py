@@ -47,7 +47,7 @@ def not_resolvable(part: Part, columns: PhaseColumns, which: NDArray[np.bool_]) 
     if np.mean(columns.missing_s[which] > MOSTLY * duration) > 0.5:
         return f"not resolvable: no readings in {seconds(columns.missing_s[which].sum())} of {seconds(duration.sum())}"
     slowest = max(part.signals, key=lambda s: s.guard_ns * 2 + 2 * s.spacing_ns)
-    return f"not resolvable: {seconds(float(np.median(duration)))} phases, {sensor(slowest)}"
+    return f"not resolvable: phases too short, {sensor(slowest)}"
 
 
 def sensor(signal: Signal) -> str:

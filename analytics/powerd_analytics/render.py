@@ -117,9 +117,9 @@ def _views(table: PhaseTable) -> list[_View]:
     if table.phases:
         header = [*names, "phase", "device", "n", "s/batch", "J/batch", "± U95", "W", "samples/s", "note"]
         lines = [
-            [*(_plain(r.group.get(n)) for n in names), r.phase, _device(r), str(r.iterations), digits(r.s_per_batch),
+            ([*(_plain(r.group.get(n)) for n in names), r.phase, _device(r), str(r.iterations), digits(r.s_per_batch),
              digits(r.j_per_batch) if r.is_resolvable else "n.r.", digits(r.u95_j, 2), digits(r.power_w),
-             digits(r.samples_per_s), _phase_notes(r)]
+             digits(r.samples_per_s)], _phase_notes(r))
             for r in table.phases
         ]  # fmt: skip
         views.append(_view("Phases", header, lines))
@@ -127,32 +127,31 @@ def _views(table: PhaseTable) -> list[_View]:
         header = [*names, "device", "n", "s", "J", "± U95", "W", "EDP (J s)", "samples/s", "GFLOPS/W (paper)",
                   "rest J", "residual J", "note"]  # fmt: skip
         lines = [
-            [*(_plain(r.group.get(n)) for n in names), _device(r), str(r.iterations), digits(r.time_s),
+            ([*(_plain(r.group.get(n)) for n in names), _device(r), str(r.iterations), digits(r.time_s),
              digits(r.energy_j) if r.energy_j is not None else "n.r.", digits(r.u95_j, 2), digits(r.power_w),
              digits(r.edp_js), digits(r.samples_per_s), digits(r.gflops_per_w_paper), digits(r.rest_j),
-             digits(r.residual_j, 2), _total_notes(r)]
+             digits(r.residual_j, 2)], _total_notes(r))
             for r in table.totals
         ]  # fmt: skip
         views.append(_view("Totals", header, lines))
     if table.runs:
         header = ["device", "s", "J", "± U95", "W", "phases J", "rest J", "residual J", "residual %", "note"]
         lines = [
-            [_device(r), digits(r.time_s), digits(r.energy_j), digits(r.u95_j, 2), digits(r.power_w),
-             digits(r.phases_j), digits(r.rest_j), digits(r.residual_j, 2), _percent(r), r.note]
+            ([_device(r), digits(r.time_s), digits(r.energy_j), digits(r.u95_j, 2), digits(r.power_w),
+             digits(r.phases_j), digits(r.rest_j), digits(r.residual_j, 2), _percent(r)], [r.note])
             for r in table.runs
         ]  # fmt: skip
         views.append(_view("Run: phases + rest + residual = whole", header, lines))
     return views
 
 
-def _view(title: str, header: list[str], lines: list[list[str]]) -> _View:
-    """With the texts of the last column as numbered footnotes, equal ones once."""
+def _view(title: str, header: list[str], lines: list[tuple[list[str], list[str]]]) -> _View:
+    """From cells and texts of each row: the texts become numbered footnotes, equal ones once."""
     numbers: dict[str, int] = {}
     numbered = []
-    for line in lines:
-        text = line[-1]
-        mark = str(numbers.setdefault(text, len(numbers) + 1)) if text else ""
-        numbered.append([*line[:-1], mark])
+    for cells, texts in lines:
+        marks = [numbers.setdefault(text, len(numbers) + 1) for text in texts if text]
+        numbered.append([*cells, " ".join(map(str, sorted(marks)))])
     keep = [i for i in range(len(header)) if any(line[i] not in ("", "–") for line in numbered)]
     return _View(title, [header[i] for i in keep], [[line[i] for i in keep] for line in numbered], list(numbers))
 
@@ -161,14 +160,12 @@ def _device(row: Row) -> str:
     return f"{row.device} ({row.provenance})"
 
 
-def _phase_notes(row: PhaseRow) -> str:
-    timed = "" if row.timing in ("", "host") else f"timed {row.timing}"
-    return "; ".join(text for text in (row.note, timed) if text)
+def _phase_notes(row: PhaseRow) -> list[str]:
+    return [row.note, "" if row.timing in ("", "host") else f"timed {row.timing}"]
 
 
-def _total_notes(row: TotalRow) -> str:
-    basis = f"GFLOPS/W over the joules of {row.gflops_basis}" if row.gflops_basis else ""
-    return "; ".join(text for text in (basis, row.note) if text)
+def _total_notes(row: TotalRow) -> list[str]:
+    return [f"GFLOPS/W over the joules of {row.gflops_basis}" if row.gflops_basis else "", row.note]
 
 
 def _groups(table: PhaseTable) -> list[Mapping[str, Any]]:

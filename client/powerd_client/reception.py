@@ -9,7 +9,7 @@ _STEP = log(1.05)
 
 
 class Reception:
-    """Counts of what arrived. Ages go into a histogram with steps of 5 %, so a run of any length takes the same memory."""
+    """Counts of what arrived; ages in a histogram with steps of 5 %, so that a long run takes no more memory."""
 
     def __init__(self) -> None:
         self.frames = 0

@@ -144,9 +144,8 @@ class Recorder:
             self._flush()
             if not self._ready and (self._flows() or now_ns() > ready_ns):
                 self._begin()
-            if os.getppid() != self._parent and self.stop_ns is None:
-                self.stop_ns, self.complete = now_ns(), False
-                self._note("warning", "the training process ended without closing the run")
+            if os.getppid() != self._parent:
+                self._lose_trainer()
             if self.abandoned:
                 return
             if self.stop_ns is not None:
@@ -162,6 +161,12 @@ class Recorder:
         }
         self._pending.add(wire.encode(wire.Message("stop", body)))
         self._flush(final=True)
+
+    def _lose_trainer(self) -> None:
+        """The training process is gone, or has closed its end of the pipe, which it does when it dies."""
+        if self.stop_ns is None and not self.abandoned:
+            self.stop_ns, self.complete = now_ns(), False
+            self._note("warning", "the training process ended without closing the run")
 
     def _flows(self) -> bool:
         """Whether every fast stream has sent something and the clocks are roughly known."""
@@ -182,10 +187,8 @@ class Recorder:
     def _read_commands(self, poller: zmq.Poller) -> None:
         data = os.read(0, 65536)
         if not data:
-            # The parent closed its end or died; os.getppid() tells which.
             poller.unregister(0)
-            if os.getppid() == self._parent and self.stop_ns is None:
-                self.stop_ns = now_ns()
+            self._lose_trainer()
             return
         *lines, self._stdin = (self._stdin + data).split(b"\n")
         for line in lines:

@@ -15,6 +15,10 @@ class Clock(Protocol):
 
     def sleep_until(self, t_ns: int) -> None: ...
 
+    def spin_until(self, t_ns: int) -> None:
+        """Wait awake: to the microsecond, at the price of a core."""
+        ...
+
 
 class SystemClock:
     """CLOCK_MONOTONIC_RAW of this machine; see `powerd_core.model.CLOCK_NAME` for why."""
@@ -30,3 +34,8 @@ class SystemClock:
         wait_ns = t_ns - self.now_ns()
         if wait_ns > 0:
             time.sleep(wait_ns * 1e-9)
+
+    def spin_until(self, t_ns: int) -> None:
+        now = time.clock_gettime_ns
+        while now(time.CLOCK_MONOTONIC_RAW) < t_ns:
+            pass

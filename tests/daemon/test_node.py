@@ -10,6 +10,7 @@ from simulated_node import SimulatedNode
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Block, Flag, Gap
 from powerd_daemon.config import parse_config
+from powerd_daemon.serial.protocol import Scan
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.node import NodeSource
@@ -372,3 +373,16 @@ def test_blocks_are_full(clock):
     made = Case(clock).o.run(200, every=4)
     blocks = [b for b in made if isinstance(b, Block) and b.stream == 0]
     assert sum(b.count for b in blocks) > 4 * len(blocks)
+
+
+def test_no_reading_is_later_than_its_arrival(clock):
+    """However far off the estimate of the node's clock is."""
+    case = Case(clock)
+    case.o.run(50)
+    rows, last = case.source._rows, case.source._rows._last
+    arrival_ns = clock.now_ns() + 100 * MS
+    for k in range(1, 10):
+        scan = Scan(last[0] + k & 0xFFFF, 0, 0xFF, 0, 1920, bytes(32))
+        rows.add(scan, last[1] + 4000 * k, arrival_ns + 9 * MS, arrival_ns, "")
+        arrival_ns += 4 * MS
+    assert rows.take()[-1].t_last_ns <= arrival_ns

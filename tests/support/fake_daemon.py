@@ -74,7 +74,7 @@ class FakeDaemon:
             socket.linger = 0
         port = control_port or self._control.bind_to_random_port("tcp://127.0.0.1")
         if control_port:
-            self._control.bind(f"tcp://127.0.0.1:{control_port}")
+            self._bind_again(f"tcp://127.0.0.1:{control_port}")
         data_port = self._data.bind_to_random_port("tcp://127.0.0.1")
         self.port = port
         self.url = f"tcp://127.0.0.1:{port}"
@@ -84,6 +84,19 @@ class FakeDaemon:
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
+
+    def _bind_again(self, endpoint: str) -> None:
+        """A socket that was closed lets go of its port a moment later, in ZeroMQ's own thread."""
+        deadline = time.monotonic() + 10
+        while True:
+            try:
+                self._control.bind(endpoint)
+            except zmq.ZMQError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
 
     def now_ns(self) -> int:
         return time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW) + self.offset_ns

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from powerd_daemon.ina.bus import BUS_FREE_PERIODS, Read, RegisterBus, scan_periods, singly, split
 from powerd_daemon.ina.sensor import Bank
@@ -31,15 +31,27 @@ class Plan:
     """``call`` reads the lines. ``offsets_ns`` are those of all lines of the bank, relative to the call's start."""
 
     def __init__(
-        self, bus: RegisterBus, bank: Bank, lines: Sequence[int], *, with_bus: bool, scl_hz: float, combined: bool
+        self,
+        bus: RegisterBus,
+        bank: Bank,
+        lines: Sequence[int],
+        *,
+        with_bus: bool,
+        scl_hz: float,
+        combined: bool,
+        cycle_ratios: Mapping[int, float],
     ) -> None:
+        """``cycle_ratios`` has what was measured of chips' cycles by address, relative to the nominal ones."""
         self.lines = tuple(lines)
         self.with_bus = with_bus
         self.reads = reads_of(bank, lines, with_bus=with_bus)
         self.call = bus.prepare(self.reads) if combined else singly(bus, self.reads)
         self._nominal_ns = scan_periods(self.reads, combined=combined) * 1e9 / scl_hz
         self._shortest_ns = _NEVER
-        self._ages_ns = [s.age_ns(sensor.channel) for sensor, s in zip(bank.sensors, bank.settings, strict=True)]
+        self._ages_ns = [
+            round(s.age_ns(sensor.channel) * cycle_ratios.get(sensor.address, 1.0))
+            for sensor, s in zip(bank.sensors, bank.settings, strict=True)
+        ]
         middles = [0.0] * len(bank.sensors)
         lines_of_reads = [i for i in self.lines for _ in range(2 if with_bus else 1)]
         at, k = 0.0, 0

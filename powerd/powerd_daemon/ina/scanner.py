@@ -27,6 +27,7 @@ from powerd_core.model import Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.chip import Chip
+from powerd_daemon.ina.cycle import cycle_ratio
 from powerd_daemon.ina.decode import Decoder
 from powerd_daemon.ina.plan import Plan
 from powerd_daemon.ina.scanlog import ScanLog
@@ -62,6 +63,7 @@ class Scanner:
         self._log = ScanLog(bank, self._decoder, self._chip_of, with_age=bus_every > 1)
         self._failures = [0] * len(addresses)
         self._settled_ns: dict[int, int] = {}
+        self._cycle_ratios: dict[int, float] = {}
         self._active: list[int] = []
         self.troubles: dict[int, str] = {}
         """Addresses that are left out, and why."""
@@ -102,12 +104,20 @@ class Scanner:
             if error.errno != errno.EOPNOTSUPP:
                 raise SensorError(f"the bus failed while it was opened: {error.strerror or error}") from error
             self.combined = False
-            self._choose()
+        self._measure_cycles()
+        self._choose()
         self._clock.sleep_until(self._clock.now_ns() + 2 * self._bank.longest_cycle_ns)
         self._last_ns = self._clock.now_ns()
         self._probe_ns = self._last_ns + PROBE_NS
         self._until_check = self._check_every
         return tuple(self.troubles)
+
+    def _measure_cycles(self) -> None:
+        for c in self._active:
+            chip = self._chips[c]
+            # A chip that fails now is flagged by the first scan that meets it.
+            with suppress(OSError):
+                self._cycle_ratios[chip.address] = cycle_ratio(self._bus, self._clock, chip.address, chip.settings)
 
     def scan(self) -> None:
         """Read all lines once. Raises `SensorError` when not one chip answers any more."""
@@ -153,7 +163,15 @@ class Scanner:
         lines = [i for i, c in enumerate(self._chip_of) if c in self._active]
 
         def plan(lines: Sequence[int], with_bus: bool) -> Plan:
-            return Plan(self._bus, self._bank, lines, with_bus=with_bus, scl_hz=self._scl_hz, combined=self.combined)
+            return Plan(
+                self._bus,
+                self._bank,
+                lines,
+                with_bus=with_bus,
+                scl_hz=self._scl_hz,
+                combined=self.combined,
+                cycle_ratios=self._cycle_ratios,
+            )
 
         self._full = plan(lines, True)
         self._cached = plan(lines, False)

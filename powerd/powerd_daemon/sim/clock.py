@@ -18,3 +18,6 @@ class VirtualClock:
 
     def sleep_until(self, t_ns: int) -> None:
         self.t_ns = max(self.t_ns, t_ns)
+
+    def spin_until(self, t_ns: int) -> None:
+        self.sleep_until(t_ns)
