@@ -383,6 +383,6 @@ def test_no_reading_is_later_than_its_arrival(clock):
     arrival_ns = clock.now_ns() + 100 * MS
     for k in range(1, 10):
         scan = Scan(last[0] + k & 0xFFFF, 0, 0xFF, 0, 1920, bytes(32))
-        rows.add(scan, last[1] + 4000 * k, arrival_ns + 9 * MS, arrival_ns, "")
+        rows.add(scan, last[1] + 4000 * k, arrival_ns + 90 * MS, arrival_ns, "")
         arrival_ns += 4 * MS
     assert rows.take()[-1].t_last_ns <= arrival_ns

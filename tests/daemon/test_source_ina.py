@@ -1,11 +1,15 @@
 """Source ``ina``: its options, and what it makes of sensors behind a bus that stands where Linux's is."""
 
+from socket import gethostname
+
 import pytest
 from conformance import EPOCH, SourceConformance
 from ina_bench import Bench
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Provenance
+from powerd_daemon.calibration import CalibrationFile, Point, SensorCalibration
+from powerd_daemon.calibration_file import save_calibration
 from powerd_daemon.config import parse_config
 from powerd_daemon.ina import Calibration, Sensor
 from powerd_daemon.sim.bus import SimBus
@@ -64,6 +68,26 @@ def test_lines_say_what_they_are(clock):
     source.close()
     source.close()
     assert Bus.closed == before + 1
+
+
+def test_a_calibration_file_changes_the_lines_metadata(clock, tmp_path):
+    point = Point("2025-03-14T09:26:53Z", 23.0, 0.0, "A", 0.0, 1000, -0.002, 0.0001, 3.3)
+    record = SensorCalibration(
+        "gpu0.slot_3v3", "INA219", 0.05, 0.0002, 0.0058, 0.0004, board=gethostname(), bus=2, address=0x41, zero=point
+    )
+    path = tmp_path / "calibration.toml"
+    save_calibration(path, CalibrationFile((record,)))
+    with_file, without = (
+        InaSource(InaOptions(2, SENSORS, calibration=name), Start("rails", EPOCH, 0, clock)).open()[0][0]
+        for name in (str(path), "")
+    )
+    assert with_file.lines[1].conversion.offset_a == 0.002
+    assert without.lines[1].conversion.offset_a == 0.0
+    assert with_file.lines[1].accuracy.u_offset_w < without.lines[1].accuracy.u_offset_w
+    assert "slot_3v3" in with_file.detail["calibration"]
+    assert without.detail["calibration"] == {}
+    with pytest.raises(ConfigError, match="make it with `powerd calibrate`"):
+        InaSource(InaOptions(2, SENSORS, calibration="none.toml"), Start("rails", EPOCH, 0, clock))
 
 
 def test_held_bus_voltages_are_stated(clock):

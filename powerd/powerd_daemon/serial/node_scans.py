@@ -80,7 +80,7 @@ class ScanRows:
             self._hole(missing, cause)
         span_ns = scan.span_us * 1000
         # Received before it ended is impossible, and so is a scan that begins within the one before.
-        t_ns = max(t_ns, self._last_ns)
+        t_ns = max(min(t_ns, arrival_ns - span_ns), self._last_ns)
         self._last_ns = t_ns + max(span_ns, 1)
         flags = [0 if scan.valid >> i & 1 else int(Flag.IO_ERROR) for i in range(self._count)]
         self._held.append(_Row(t_ns, span_ns, flags, scan.words))

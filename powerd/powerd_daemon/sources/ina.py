@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
+from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.i2c.linux import LinuxBus
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.sensor import Sensor, make_bank
@@ -30,6 +31,9 @@ class InaOptions:
     bus_hold: float = field(
         default=0.01, metadata={"help": "how far (relative) a bus voltage may move meanwhile, for the uncertainty"}
     )
+    calibration: str = field(
+        default="", metadata={"help": "calibration file that `powerd calibrate` wrote; changes metadata, never codes"}
+    )
     timeout_ms: int = field(default=50, metadata={"help": "after which the adapter gives up a stuck transfer"})
 
     def __post_init__(self) -> None:
@@ -47,10 +51,11 @@ class InaSource(RailsSource):
 
     def __init__(self, options: InaOptions, start: Start) -> None:
         o = options
+        sensors, self._records = calibrated_by(o.calibration, o.sensors, bus=o.bus)
         super().__init__(
             options,
             start,
-            make_bank(o.sensors),
+            make_bank(sensors),
             device=o.device,
             rate_hz=o.rate_hz,
             scl_hz=o.scl_hz,
@@ -61,7 +66,7 @@ class InaSource(RailsSource):
 
     def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
         self._bus = LinuxBus(self.options.bus, timeout_ms=self.options.timeout_ms)
-        return self._bus, {"bus": self._bus.path}
+        return self._bus, {"bus": self._bus.path, "calibration": self._records}
 
     def close(self) -> None:
         if self._bus is not None:
