@@ -187,6 +187,10 @@ class TestFormat:
         with pytest.raises(ConfigError, match=what):
             SerialLineOptions(port="p", pattern=pattern, units=units)
 
+    @pytest.mark.parametrize("text", ["INF", "-inf", "NaN", "sNaN", "1e400", "1E+999999999"])
+    def test_what_is_no_finite_number_is_no_reading(self, text):
+        assert LineFormat(r"(?P<energy>\S+)", {}).read(text) is None
+
     @given(st.text())
     def test_any_text_is_a_reading_or_none(self, text):
         found = LineFormat(r"(?P<power>\S+) (?P<power_unit>\S+)|(?P<energy>\S+)", {}).read(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal, DecimalException
 
 from powerd_core.errors import ConfigError
 
@@ -79,7 +79,7 @@ class LineFormat:
                 power = volts * amps if volts is not None and amps is not None else None
             energy = self._value(found, "energy")
             codes = Printed(_code(power), _code(energy))
-        except (InvalidOperation, ValueError, KeyError):
+        except (DecimalException, ValueError, KeyError):
             return None
         return codes if codes.power is not None or codes.energy is not None else None
 
@@ -95,7 +95,6 @@ class LineFormat:
 def _code(value: Decimal | None) -> int | None:
     if value is None:
         return None
-    code = int((value * CODES_PER_UNIT).to_integral_value())
-    if abs(code) >= _LIMIT:
+    if not value.is_finite() or abs(value) * CODES_PER_UNIT >= _LIMIT:
         raise ValueError(f"{value} is beyond what any meter measures")
-    return code
+    return int((value * CODES_PER_UNIT).to_integral_value())
