@@ -13,6 +13,7 @@ from powerd_core.errors import ConfigError
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, data_endpoint
 from powerd_daemon.options import build_options
+from powerd_daemon.places import line_of
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.suggest import did_you_mean
@@ -133,6 +134,14 @@ def parse_config(text: str, origin: str) -> Config:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin}: not valid TOML: {error}") from error
+    try:
+        return _checked(document, origin)
+    except ConfigError as error:
+        line = line_of(text, str(error).removeprefix(origin))
+        raise ConfigError(f"{error} (line {line})" if line else str(error)) from error
+
+
+def _checked(document: Mapping[str, object], origin: str) -> Config:
     tables = ("server", "source", "device")
     for name in document:
         if name not in tables:

@@ -10,6 +10,7 @@ from typing import ClassVar, Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
+from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.plan import wire_limit_hz
@@ -26,6 +27,8 @@ from powerd_daemon.sources.cpu_time import HOST_TICK_NS, PROCESS_LUMP_NS, HostCp
 from powerd_daemon.sources.rails import RailsSource
 
 FIRST_ADDRESS = 0x40
+SIMULATED_BUS = -1
+"""What stands for the bus's number in a calibration file."""
 WAKE_EARLY_NS = 150_000
 """Room for the latency of a real clock's sleep and for working out the registers, which a real bus does not need."""
 PUNCTUAL_NS = 70_000
@@ -71,6 +74,9 @@ class SimOptions:
         default=TrainingOptions(), metadata={"help": "phases of 'training': forward_ms, forward_level, ..."}
     )
 
+    calibration: str = field(
+        default="", metadata={"help": "calibration file that `powerd calibrate` wrote with this seed; metadata only"}
+    )
     sensors: tuple[Sensor, ...] = field(
         default=(),
         metadata={"help": "sensors of any types as for 'ina', which share the load; empty = the eight lines"},
@@ -130,10 +136,11 @@ class SimSource(RailsSource):
 
     def __init__(self, options: SimOptions, start: Start) -> None:
         o = options
+        sensors, self._records = calibrated_by(o.calibration, o.all_sensors(), bus=SIMULATED_BUS)
         super().__init__(
             options,
             start,
-            make_bank(o.all_sensors()),
+            make_bank(sensors),
             device=o.device,
             rate_hz=o.rate_hz,
             scl_hz=o.scl_hz,
@@ -183,7 +190,7 @@ class SimSource(RailsSource):
         if o.fault_every_s:
             self.bus.trouble = Faults(o.seed, every_s=o.fault_every_s, t0_ns=t0_ns, kinds=o.faults)
         detail = {"seed": o.seed, "errors": o.errors, "drawn": {n: asdict(e) for n, e in drawn.items()}}
-        return self.bus, detail | load.detail(t0_ns)
+        return self.bus, detail | {"calibration": self._records} | load.detail(t0_ns)
 
     def close(self) -> None:
         if self._host is not None:
