@@ -55,7 +55,8 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+	@missed=0; for script in benchmarks/bench_*.py; do \
+		echo "== $$script"; $(BIN)/python $$script || missed=1; done; exit $$missed
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -61,7 +61,7 @@ def test_a_process_that_is_held_up_gives_no_wrong_cycle():
     for rate in (-0.08, 0.0, 0.08):
         clock = VirtualClock()
         ratio = cycle_ratio(Sleepy(bank(rate, chosen, clock), clock, 3_000_000, 101), clock, ADDRESS, chosen)
-        assert ratio == pytest.approx(1 + rate, abs=0.03)
+        assert ratio == pytest.approx(1 + rate, abs=0.02)
 
 
 @pytest.mark.parametrize("chosen", [ina219("avg128", "12bit"), ina219("9bit", "9bit")])
