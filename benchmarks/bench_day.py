@@ -36,7 +36,7 @@ SENSORS = (
     Sensor("ina219", 0x40, shunt_adc="avg32", bus_adc="12bit"),
     Sensor("ina226", 0x41, "INA226", shunt_ohm=0.01, averages=4),
     Sensor("ina228", 0x42, "INA228", shunt_ohm=0.01, averages=4, shunt_range="41mV"),
-    Sensor("ina3221", 0x43, "INA3221", 2, shunt_ohm=0.05, averages=4),
+    Sensor("ina3221", 0x43, "INA3221", 2, shunt_ohm=0.05),
 )
 
 

@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
 from powerd_core.errors import PowerdError, RunFileError
+
+if TYPE_CHECKING:
+    from powerd_analytics.run import Run
 
 Format = Literal["table", "csv", "json", "markdown"]
 
@@ -38,6 +41,10 @@ app = App(
 )
 
 Device = Annotated[str | None, Parameter(help="Only this device; all of them without it.")]
+Calibration = Annotated[
+    Path | None,
+    Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
+]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
 
 
@@ -48,6 +55,7 @@ def tables(
     format: Annotated[Format, Parameter(help="How to print it.")] = "table",
     output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
     device: Device = None,
+    calibration: Calibration = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Print joules, seconds and watts of every kind of phase, with totals by group.
@@ -57,16 +65,17 @@ def tables(
       joules tables run.h5
 
       joules tables run.h5 --format csv --output table.csv
+
+      joules tables run.h5 --calibration calibration.toml
     """
     from powerd_analytics import render
     from powerd_analytics.progress import LateProgress
     from powerd_analytics.rows import PhaseTable
-    from powerd_analytics.run import read_run
     from powerd_analytics.table import phase_table
 
     _refuse_existing(output, overwrite)
     with LateProgress(_stderr()) as progress:
-        table = phase_table(read_run(run, progress=progress), device, progress=progress)
+        table = phase_table(_open(run, calibration, progress), device, progress=progress)
     if format == "table" and output is None:
         render.print_table(table, Console(width=None if sys.stdout.isatty() else 200))
         return
@@ -97,6 +106,7 @@ def plot(
         Path | None, Parameter(alias="-o", help="Picture to write (.png, .pdf, .svg); RUN.png without it.")
     ] = None,
     device: Device = None,
+    calibration: Calibration = None,
     overwrite: Overwrite = False,
 ) -> None:
     """Draw power over time with the phases, and joules per phase by batch size.
@@ -105,30 +115,30 @@ def plot(
     """
     from powerd_analytics.plots import plot_run
     from powerd_analytics.progress import LateProgress
-    from powerd_analytics.run import read_run
 
     out = output or run.with_suffix(".png")
     if out.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise RunFileError(f"{out}: a picture is written as .png, .pdf or .svg")
     _refuse_existing(out, overwrite)
     with LateProgress(_stderr()) as progress:
-        opened = read_run(run, progress=progress)
+        opened = _open(run, calibration, progress)
         _write(out, lambda partial: plot_run(opened, partial, device, progress=progress), overwrite)
     print(out)
 
 
 @app.command
-def info(run: Annotated[Path, Parameter(help="A run file.")], *, device: Device = None) -> None:
+def info(
+    run: Annotated[Path, Parameter(help="A run file.")], *, device: Device = None, calibration: Calibration = None
+) -> None:
     """Say what a run file holds: devices, lines and how they compare, clocks, gaps, messages.
 
     For example: joules info run.h5
     """
     from powerd_analytics.info import describe_run
     from powerd_analytics.progress import LateProgress
-    from powerd_analytics.run import read_run
 
     with LateProgress(_stderr()) as progress:
-        lines = list(describe_run(read_run(run, progress=progress), device, progress=progress))
+        lines = list(describe_run(_open(run, calibration, progress), device, progress=progress))
     print("\n".join(lines))
 
 
@@ -150,6 +160,19 @@ def record(
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
     return record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet)
+
+
+def _open(path: Path, calibration: Path | None, progress: Callable[[float, str], None]) -> Run:
+    """The run, by its own calibrations or by later ones; which lines those change goes to the error stream."""
+    from powerd_analytics.recalibration import recalibrate
+    from powerd_analytics.run import read_run
+
+    opened = read_run(path, progress=progress)
+    if calibration is None:
+        return opened
+    opened, lines = recalibrate(opened, calibration)
+    sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
+    return opened
 
 
 def _refuse_existing(path: Path | None, overwrite: bool) -> None:

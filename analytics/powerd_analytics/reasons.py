@@ -78,3 +78,13 @@ def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[n
     if (missing := float(columns.missing_s[lost].sum())) > 0:
         notes.append(f"{seconds(missing)} without readings, mean off by up to {columns.off_by_j[lost].mean():.3g} J")
     return "; ".join(notes)
+
+
+def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> str:
+    """A note where a line stood at full scale within these intervals: nobody knows how far above; else empty."""
+    names = []
+    for signal in part.signals:
+        at = np.sort(signal.clipped_ns)
+        if np.any(np.searchsorted(at, end_ns, "right") > np.searchsorted(at, begin_ns)):
+            names.append(signal.line.name)
+    return f"{', '.join(names)} stood at full scale: the true energy may lie above what is stated" if names else ""

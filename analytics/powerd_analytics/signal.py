@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy import Integral, unwrap_counter
 from powerd_analytics.run import Readings, Run, RunClock, RunLine
 from powerd_core.errors import AnalysisError
-from powerd_core.model import BAD, CounterConversion, QuantityConversion, ScaledConversion, ShuntConversion
+from powerd_core.model import BAD, CounterConversion, Flag, QuantityConversion, ScaledConversion, ShuntConversion
 
 LATE_FACTOR, FLAGGED_FACTOR = 3.5, 1.8
 """Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
@@ -40,6 +40,8 @@ class Signal:
     bad: int
     """Readings left out: flagged, or not later than the one before."""
     clock: RunClock | None
+    clipped_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Times of readings at full scale: left out too, but known to be at least that much."""
 
     def __len__(self) -> int:
         return len(self.t_ns)
@@ -107,6 +109,7 @@ def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None
         centre_ns=float(a.centre_ns + stale),
         bad=len(t_all) - len(t),
         clock=clock,
+        clipped_ns=t_all[(readings.flags & np.uint16(int(Flag.SATURATED))) != 0],
     )
 
 

@@ -16,10 +16,11 @@ from powerd_analytics.devices import (
     part_phase_energies,
 )
 from powerd_analytics.phases import Group
-from powerd_analytics.reasons import not_resolvable, phase_note, seconds, usable
+from powerd_analytics.reasons import clipped, digits, not_resolvable, phase_note, seconds, usable
 from powerd_analytics.rest import merged, rest_energy_j
 from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
 from powerd_analytics.run import Run
+from powerd_analytics.signal import load_signal
 from powerd_analytics.totals import Bases, group_total, iterations_of, number, one_basis, outermost
 from powerd_analytics.uncertainty import COVERAGE_FACTOR, mean_of
 
@@ -94,6 +95,8 @@ def _phase_row(run: Run, part: Part, columns: PhaseColumns, label: int, name: st
         note = phase_note(columns, of_kind, run.phases.cut)
     else:
         note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
+    if clip := clipped(part, run.phases.begin_ns[ended], run.phases.end_ns[ended]):
+        note = f"{note}; {clip}" if note else clip
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -138,7 +141,7 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns) -> RunRow:
         notes.append(f"{seconds(missing)} without readings, off by up to {np.nan_to_num(whole.off_by_j[0]):.3g} J")
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
-    covered = float(whole.duration_s[0]) - missing
+    notes += [note for note in (clipped(part, begin, end), *_counted(run, part)) if note]
     u = np.nan_to_num(np.hypot(whole.u_random_j[0], whole.u_systematic_j[0]))
     return RunRow(
         device=part.device,
@@ -146,10 +149,46 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns) -> RunRow:
         time_s=float(whole.duration_s[0]),
         energy_j=energy,
         u95_j=float(COVERAGE_FACTOR * u),
-        power_w=energy / covered if covered > 0 else None,
+        power_w=_mean_w(run, part),
         phases_j=phases_j,
         rest_j=rest_j,
         residual_j=residual,
         missing_s=missing,
         note="; ".join(notes),
     )
+
+
+def _mean_w(run: Run, part: Part) -> float | None:
+    """Mean power over what each line's integral covers: from its first reading to its last, holes bridged."""
+    total_w = 0.0
+    for signal in part.signals:
+        if len(signal) < 2:
+            return None
+        begin_ns, end_ns = max(run.begin_ns, int(signal.t_ns[0])), min(run.end_ns, int(signal.t_ns[-1]))
+        # What a counter counted in an interval in which it began anew is not in its integral.
+        covered_ns = end_ns - begin_ns - int(np.diff(signal.t_ns)[signal.broken].sum())
+        if covered_ns <= 0:
+            return None
+        total_w += float(signal.integral().between(begin_ns, end_ns)) / (covered_ns * 1e-9)
+    return total_w if part.signals else None
+
+
+def _counted(run: Run, part: Part) -> list[str]:
+    """What sensors of the device counted themselves over the run, as a wall meter's integration: they miss nothing
+    between readings, so for the whole run theirs is the better figure."""
+    notes = []
+    for name in run.compared(part.device):
+        line = run.lines[name]
+        if line.quantity != "energy_j" or line.provenance.value != part.provenance:
+            continue
+        counter = Part(part.device, part.provenance, (load_signal(run, name),))
+        none = np.zeros(1, np.int64)
+        whole = interval_energies(counter, np.array([run.begin_ns]), np.array([run.end_ns]), none, none)
+        missing = float(whole.missing_s[0])
+        if not missing <= 0.5 * float(whole.duration_s[0]):
+            notes.append(f"{name} counted for less than half of the run")
+            continue
+        u95 = COVERAGE_FACTOR * np.nan_to_num(np.hypot(whole.u_random_j[0], whole.u_systematic_j[0]))
+        short = f", {seconds(missing)} not counted" if missing > 1e-3 * float(whole.duration_s[0]) else ""
+        notes.append(f"{name} itself counted {digits(float(whole.linear_j[0]))} J ± {digits(float(u95), 2)}{short}")
+    return notes

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from powerd_analytics.devices import Part, PhaseColumns, interval_energies
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
 from powerd_analytics.phases import OPERATIONS, PhaseClass
-from powerd_analytics.reasons import not_resolvable, seconds
+from powerd_analytics.reasons import clipped, not_resolvable, seconds
 from powerd_analytics.rest import merged, overlapping, rest_energy_j
 from powerd_analytics.rows import PhaseRow, TotalRow
 from powerd_analytics.run import Run
@@ -69,6 +69,7 @@ def group_total(
         total = sum_of(found.energy_j, found.u_random_j, found.u_systematic_j)
     else:
         notes = [not_resolvable(part, found, np.ones(len(begin), bool))]
+    notes += [note for note in (clipped(part, begin, end),) if note]
     rest = residual = None
     if total is not None:
         rest, residual, note = _balance(part, columns, run, classes, rows, outer, (begin, end), total.energy_j)

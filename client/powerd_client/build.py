@@ -23,9 +23,10 @@ from powerd_client.streams import StreamFrames, clock_name, write_stream
 from powerd_core.clock import ClockPiece, map_clock
 from powerd_core.document import read_description, to_document
 from powerd_core.errors import ClockError, RunFileError, WireError
+from powerd_core.framereader import Garbage
 from powerd_core.marks import RECORD, Marks
 from powerd_core.model import CLOCK_NAME, Block, ClockExchange, Description, Gap
-from powerd_core.wire import Event, Garbage, Message
+from powerd_core.wire import Event, Message
 
 FORMAT = "powerd-run"
 FORMAT_VERSION = 1

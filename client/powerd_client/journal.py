@@ -20,8 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from powerd_core.errors import RunFileError, VersionError, WireError
+from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.marks import RECORD, Marks, written
-from powerd_core.wire import HEADER_BYTES, Event, FrameReader, Garbage, decode
+from powerd_core.wire import HEADER_BYTES, Event, decode
 
 _TAIL_RECORDS = 4096
 

@@ -12,6 +12,7 @@ from powerd_core.errors import (
     VersionError,
     WireError,
 )
+from powerd_core.framereader import FrameReader
 from powerd_core.model import (
     Accuracy,
     Block,
@@ -29,7 +30,7 @@ from powerd_core.model import (
     ShuntConversion,
     Stream,
 )
-from powerd_core.wire import FrameReader, Message, Want, decode, encode
+from powerd_core.wire import Message, Want, decode, encode
 
 __all__ = [
     "Accuracy",

@@ -57,6 +57,12 @@ def from_document(cls: type[T], document: Any, where: str = "") -> T:
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType and types.NoneType in args:
+        return None if value is None else _convert(next(a for a in args if a is not types.NoneType), value, where)
+    if origin is typing.Literal:
+        if value not in args:
+            raise WireError(f"{where}: expected {' or '.join(map(repr, args))}, found {value!r}")
+        return value
     if origin is types.UnionType:
         name = value.get("kind") if isinstance(value, dict) else None
         if name not in _CONVERSIONS:

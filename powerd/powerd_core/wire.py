@@ -5,17 +5,18 @@ A frame is a 56-byte little-endian header and a payload:
     magic "pwrd", version u8, kind u8, stream u16, epoch u64, sequence u64, t_first i64, t_last i64,
     count u32, length u32, layout u16, reserved u16 (0), crc32 u32
 
-The CRC covers the header before it and the payload. `decode` takes one whole frame (a ZeroMQ message);
-`FrameReader` takes any pieces of a byte stream (a journal) and finds its way back after garbage.
+The CRC covers the header before it and the payload. `decode` takes one whole frame (a ZeroMQ message), and
+`read_header` one whose contents do not matter; a byte stream (a journal) is for `powerd_core.framereader`.
 Anything else than a good frame raises `WireError`; a good frame of another version, `VersionError`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from struct import Struct
+from typing import NamedTuple
 from zlib import crc32
 
 from powerd_core.errors import VersionError, WireError
@@ -35,6 +36,8 @@ BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT = 1, 2, 3, 4, 5, 6
 CURRENT = 2**64 - 1
 """As `Want.sequence`: start with the newest block that the daemon holds."""
 
+_WHOLE = Struct("<4sBBHQQqqIIHHI")
+"""The header with its CRC."""
 _CLOCK = Struct("<4q")
 _WANT = Struct("<IB")
 _GAP = Struct("<q")
@@ -61,14 +64,6 @@ class Message:
     subject: str
     body: Mapping[str, object] = field(default_factory=dict)
     epoch: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Bytes that a `FrameReader` had to skip, and the reason."""
-
-    count: int
-    reason: str
 
 
 Event = Block | Gap | ClockExchange | Marks | Message | Want
@@ -136,10 +131,32 @@ def encode(event: Event) -> bytes:
             return _frame(MESSAGE, body.encode(), epoch=event.epoch)
 
 
-def _fields(head: bytes | memoryview) -> tuple[int, ...]:
-    """The header's fields behind magic and version, up to ``layout``."""
-    magic, version, kind, stream, epoch, seq, t_first, t_last, count, length, layout, reserved = HEADER.unpack_from(
-        head
+class Header(NamedTuple):
+    """A frame's header behind magic and version. ``extent`` is the field count: scans of a block, span of a gap."""
+
+    kind: int
+    stream: int
+    epoch: int
+    sequence: int
+    t_first_ns: int
+    t_last_ns: int
+    extent: int
+    layout: int
+    length: int
+    """Bytes of payload."""
+    check: int
+    """The CRC as the frame states it."""
+
+    @property
+    def following(self) -> int:
+        """The stream's next sequence number after this frame."""
+        return self.sequence + (self.extent if self.kind == GAP else 1)
+
+
+def header_fields(head: bytes | memoryview) -> tuple[int, int, int, int, int, int, int, int, int, int]:
+    """The fields of a `Header`, in its order, out of the first `HEADER_BYTES` of what may be a frame."""
+    magic, version, kind, stream, epoch, seq, t_first, t_last, count, length, layout, reserved, check = (
+        _WHOLE.unpack_from(head)
     )
     if magic != MAGIC:
         raise WireError("no powerd frame: it does not begin with 'pwrd'")
@@ -152,7 +169,30 @@ def _fields(head: bytes | memoryview) -> tuple[int, ...]:
         raise WireError(f"a frame claims {length} bytes of payload, more than {MAX_PAYLOAD}")
     if reserved:
         raise WireError("reserved header bits are set")
-    return kind, stream, epoch, seq, t_first, t_last, count, length, layout
+    return kind, stream, epoch, seq, t_first, t_last, count, layout, length, check
+
+
+def _opened(frame: bytes) -> tuple[tuple[int, int, int, int, int, int, int, int, int, int], bytes]:
+    """The header's fields and the payload of one whole frame whose checksum is right."""
+    if len(frame) < HEADER_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes is shorter than its header")
+    fields = header_fields(frame)
+    length, check = fields[8:]
+    if len(frame) != HEADER_BYTES + length:
+        raise WireError(f"a frame of {len(frame)} bytes claims {HEADER_BYTES + length}")
+    # A copy costs less than a view of it does, up to some 64 KiB.
+    payload = frame[HEADER_BYTES:]
+    if check != crc32(payload, crc32(frame[: HEADER.size])):
+        raise WireError("checksum mismatch")
+    return fields, payload
+
+
+def read_header(frame: bytes) -> Header:
+    """The header of one whole frame that is passed on as it is: all is checked but what the payload means.
+
+    Raises `VersionError`, `WireError`.
+    """
+    return Header._make(_opened(frame)[0])
 
 
 def decode(frame: bytes) -> Event:
@@ -160,14 +200,7 @@ def decode(frame: bytes) -> Event:
 
     Raises `VersionError` for another version, `WireError` for anything that is not exactly one good frame.
     """
-    if len(frame) < HEADER_BYTES:
-        raise WireError(f"a frame of {len(frame)} bytes is shorter than its header")
-    kind, stream, epoch, seq, t_first, t_last, count, length, layout = _fields(frame)
-    if len(frame) != HEADER_BYTES + length:
-        raise WireError(f"a frame of {len(frame)} bytes claims {HEADER_BYTES + length}")
-    payload = frame[HEADER_BYTES:]
-    if CRC.unpack_from(frame, HEADER.size)[0] != crc32(payload, crc32(frame[: HEADER.size])):
-        raise WireError("checksum mismatch")
+    (kind, stream, epoch, seq, t_first, t_last, count, layout, _, _), payload = _opened(frame)
     if kind == BLOCK:
         return Block(stream, epoch, seq, t_first, t_last, count, layout, payload)
     try:
@@ -205,70 +238,3 @@ def _decode_rest(
         need(isinstance(subject, str) and isinstance(body, dict))
         return Message(subject, body, epoch)
     raise WireError(f"unknown kind of frame: {kind}")
-
-
-class FrameReader:
-    """Frames out of a byte stream that arrives in any pieces.
-
-    The events do not depend on where the stream was cut. A damaged stretch is skipped up to the next good
-    frame and reported as `Garbage`; a tail that is not a whole frame stays pending.
-    """
-
-    def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._skipped = 0
-        self._reason = ""
-
-    @property
-    def pending(self) -> int:
-        """Bytes held that are not a whole frame (yet)."""
-        return len(self._buffer) + self._skipped
-
-    def feed(self, data: bytes | memoryview) -> Iterator[tuple[Event | Garbage, bytes]]:
-        """Yield each event completed by ``data``, with the bytes of its frame (empty for garbage)."""
-        self._buffer += data
-        buffer, at = self._buffer, 0
-        try:
-            while len(buffer) - at >= HEADER_BYTES:
-                try:
-                    length = _fields(memoryview(buffer)[at : at + HEADER.size])[7]
-                    end = at + HEADER_BYTES + length
-                    if len(buffer) < end:
-                        # A damaged length must not swallow the frames behind it for ever, but only a
-                        # longer stream can tell; `close` settles it at the end.
-                        break
-                    frame = bytes(memoryview(buffer)[at:end])
-                    event = decode(frame)
-                except WireError as error:
-                    at += self._skip(buffer, at, str(error))
-                    continue
-                if self._skipped:
-                    yield self._take_garbage(), b""
-                at = end
-                yield event, frame
-        finally:
-            del buffer[:at]
-
-    def close(self) -> Iterator[tuple[Event | Garbage, bytes]]:
-        """The stream has ended: look for frames inside the pending tail, then report what is left of it."""
-        while self._buffer:
-            skip = self._skip(self._buffer, 0, "cut off")
-            del self._buffer[:skip]
-            yield from self.feed(b"")
-        if self._skipped:
-            yield self._take_garbage(), b""
-
-    def _skip(self, buffer: bytearray, at: int, reason: str) -> int:
-        """Bytes from ``at`` to the next place where a frame could begin."""
-        found = buffer.find(MAGIC, at + 1)
-        if found < 0:
-            # The last bytes may be the beginning of a magic whose rest has not arrived.
-            found = max(at + 1, len(buffer) - len(MAGIC) + 1)
-        self._reason = self._reason or reason
-        self._skipped += found - at
-        return found - at
-
-    def _take_garbage(self) -> Garbage:
-        garbage = Garbage(self._skipped, self._reason)
-        self._skipped, self._reason = 0, ""
-        return garbage

@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 from socket import gethostname
 
+from powerd_core.calibration import CalibrationFile, SensorCalibration
 from powerd_core.errors import ConfigError
 from powerd_daemon import printing
-from powerd_daemon.calibration import CalibrationFile, SensorCalibration, bus_number
+from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import load_calibration, save_calibration
 from powerd_daemon.calibration_take import Readings, Reference, calibrate, read_lines
 from powerd_daemon.clock import Clock, SystemClock

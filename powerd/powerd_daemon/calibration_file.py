@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
+from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
-from powerd_daemon.calibration import CalibrationFile, Point, SensorCalibration, calibrated
+from powerd_daemon.calibration import calibrated
 from powerd_daemon.ina.sensor import Sensor
 from powerd_daemon.options import build_options
 from powerd_daemon.suggest import did_you_mean

@@ -11,11 +11,11 @@ from time import gmtime, strftime
 from typing import Literal
 
 from powerd_core.blocks import columns
+from powerd_core.calibration import Calibration, Point, SensorCalibration
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream
-from powerd_daemon.calibration import Point, SensorCalibration
 from powerd_daemon.clock import Clock
-from powerd_daemon.ina.sensor import Calibration, Sensor, accuracy
+from powerd_daemon.ina.sensor import Sensor, accuracy
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.sources.base import Source
 

@@ -132,6 +132,7 @@ def _stats(arguments: argparse.Namespace) -> int:
 
 
 def _config_check(arguments: argparse.Namespace) -> int:
+    refuse(arguments.file)
     config = load_config(arguments.file)
     print(printing.config(str(arguments.file), config))
     return 0

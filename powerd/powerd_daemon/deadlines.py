@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from powerd_daemon.lateness import Lateness
+
 
 class Deadlines:
     """Moments ``period_ns`` apart on a grid that never drifts. One that was slept through is skipped and counted."""
@@ -12,15 +14,14 @@ class Deadlines:
         self.first_ns = first_ns
         self.period_ns = period_ns
         self.next_ns = first_ns
-        self.met = 0
         self.missed = 0
-        self.lateness_max_ns = 0
-        self._lateness_sum_ns = 0
+        self.lateness = Lateness()
+        """Of the deadlines that were met, behind each of which others may have been missed."""
         self._latest_ns = first_ns
 
     @property
-    def lateness_mean_ns(self) -> float:
-        return self._lateness_sum_ns / self.met if self.met else 0.0
+    def met(self) -> int:
+        return self.lateness.count
 
     @property
     def rate_hz(self) -> float:
@@ -32,10 +33,8 @@ class Deadlines:
         """The work of the current deadline begins at ``now_ns``. Returns how many deadlines behind it were missed."""
         late_ns = max(now_ns - self.next_ns, 0)
         skipped = late_ns // self.period_ns
-        self.met += 1
         self.missed += skipped
-        self.lateness_max_ns = max(self.lateness_max_ns, late_ns)
-        self._lateness_sum_ns += late_ns
+        self.lateness.add(late_ns)
         self._latest_ns = now_ns
         self.next_ns += (1 + skipped) * self.period_ns
         return skipped

@@ -6,11 +6,15 @@ import re
 
 _TABLE = re.compile(r"\[\[(?P<list>source|device)\]\] (?P<number>\d+)|\[(?P<single>server)\]")
 _OPTION = re.compile(r"(?:option|table) '([^']+)'")
+_KEY = re.compile(r"\s*[\"']?(\w+)[\"']?\s*=")
 _HEADER = re.compile(r"\s*\[")
 
 
 def line_of(text: str, message: str) -> int | None:
-    """The line (from 1) of the option that an error message names, else of its table; None when it names neither."""
+    """The line (from 1) of the option that an error message names, else of its table; None when it names neither.
+
+    An option is named as ``option 'NAME'``, or by a source in its own words: ``NAME = value``, or as the first word.
+    """
     lines = text.splitlines()
     begin, end = 0, len(lines)
     table = _TABLE.search(message)
@@ -33,4 +37,14 @@ def line_of(text: str, message: str) -> int | None:
         if at is None:
             break
         begin, found = at, at + 1
+    if table is not None and not _OPTION.search(message):
+        own_words = message[table.end() :].partition("): ")[2]
+        return _named_in_words(lines, begin, end, own_words) or found
     return found
+
+
+def _named_in_words(lines: list[str], begin: int, end: int, words: str) -> int | None:
+    """The line of the option that a message mentions first."""
+    keys = {key[1]: i + 1 for i in range(end - 1, begin, -1) if (key := _KEY.match(lines[i]))}
+    mentioned = {m.start(): key for key in keys if (m := re.search(rf"^{key}\b|\b{key}(?= = |: )", words))}
+    return keys[mentioned[min(mentioned)]] if mentioned else None

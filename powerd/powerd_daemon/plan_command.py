@@ -6,7 +6,7 @@ import argparse
 
 from powerd_core.errors import ConfigError
 from powerd_daemon.config import load_config
-from powerd_daemon.plan_config import plan_file
+from powerd_daemon.plan_config import placed, plan_file
 from powerd_daemon.plan_text import line_loads_w, plan_text
 from powerd_daemon.suggest import did_you_mean
 
@@ -28,7 +28,8 @@ def plan(arguments: argparse.Namespace) -> int:
     if problems:
         where, problem = problems[0]
         more = f" (and {len(problems) - 1} more, see above)" if len(problems) > 1 else ""
-        raise ConfigError(f"{where}: {problem}{more}")
+        text = arguments.file.read_text(encoding="utf-8")
+        raise ConfigError(placed(text, f"{where}: {problem}", arguments.file) + more)
     load_config(arguments.file)
     if not plans:
         print(f"{arguments.file}: no source reads a bus of sensors (kinds ina and sim): nothing to plan")

@@ -14,6 +14,7 @@ from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.config import SamplerConfig
 from powerd_daemon.ina.sensor import make_bank
 from powerd_daemon.options import build_options
+from powerd_daemon.places import line_of
 from powerd_daemon.plan import Bus, BusPlan, plan_bus
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Source
@@ -27,7 +28,8 @@ _BUILT_IN: dict[str, type[Source]] = {"ina": InaSource, "sim": SimSource}
 def plan_file(path: Path) -> list[BusPlan]:
     """The plan of every bus in a configuration file. Raises `ConfigError`."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        document = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such configuration file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
@@ -35,8 +37,17 @@ def plan_file(path: Path) -> list[BusPlan]:
     tables = document.get("source", [])
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         raise ConfigError(f"{path}: 'source' is a list of tables: write [[source]]")
-    buses = [bus for i, table in enumerate(tables, 1) if (bus := read_bus(table, f"{path}: [[source]] {i}"))]
+    try:
+        buses = [bus for i, table in enumerate(tables, 1) if (bus := read_bus(table, f"{path}: [[source]] {i}"))]
+    except ConfigError as error:
+        raise ConfigError(placed(text, str(error), path)) from error
     return [plan_bus(bus) for bus in buses]
+
+
+def placed(text: str, message: str, path: Path) -> str:
+    """The message with the line of the file that it is about, where it names one."""
+    line = line_of(text, message.removeprefix(str(path)))
+    return f"{message} (line {line})" if line else message
 
 
 def refuse(path: Path) -> None:
@@ -50,7 +61,8 @@ def refuse(path: Path) -> None:
         return
     for plan in plans:
         for problem in plan.problems:
-            raise ConfigError(f"{plan.bus.where}: {problem}; the arithmetic: powerd plan {path}")
+            said = placed(path.read_text(encoding="utf-8"), f"{plan.bus.where}: {problem}", path)
+            raise ConfigError(f"{said}; the arithmetic: powerd plan {path}")
 
 
 def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from powerd_core.calibration import SensorCalibration
 from powerd_core.model import Description
-from powerd_daemon.calibration import SensorCalibration
 from powerd_daemon.config import Config
 from powerd_daemon.doctor import Finding
 from powerd_daemon.options import OptionInfo

@@ -6,8 +6,7 @@ from collections import deque
 from dataclasses import replace
 
 from powerd_core.model import UNKNOWN_TIME_NS, Gap
-from powerd_core.wire import BLOCK, GAP, HEADER, decode, encode
-from powerd_daemon.frames import Header
+from powerd_core.wire import BLOCK, Header, decode, encode, read_header
 
 FRAME_OVERHEAD_BYTES = 200
 """What Python keeps beside a frame's own bytes; counted, so that many tiny frames stay within the bound too."""
@@ -48,7 +47,7 @@ class Ring:
         self.size_bytes += len(frame) + FRAME_OVERHEAD_BYTES
         if header.kind == BLOCK:
             self.newest_block = header.sequence
-        elif header.count > 1:
+        elif header.extent > 1:
             self._wide.append(header.sequence)
         while self.size_bytes > self.max_bytes and len(self._frames) > 1:
             gone, following = self._frames.pop(self.oldest)
@@ -77,8 +76,8 @@ class Ring:
     def _evicted(self, sequence: int) -> tuple[bytes, int]:
         span = min(self.oldest - sequence, MAX_SPAN)
         # The oldest frame may be a gap that itself begins at an unknown time: then the hole reaches to its end.
-        _, _, _, _, _, _, t_first, t_last, *_ = HEADER.unpack_from(self._frames[self.oldest][0])
-        t_held = t_last if t_first == UNKNOWN_TIME_NS else t_first
+        held = read_header(self._frames[self.oldest][0])
+        t_held = held.t_last_ns if held.t_first_ns == UNKNOWN_TIME_NS else held.t_first_ns
         return encode(
             Gap(self.stream, self.epoch, sequence, UNKNOWN_TIME_NS, t_held, span, -1, EVICTED)
         ), sequence + span
@@ -90,8 +89,3 @@ class Ring:
         assert isinstance(gap, Gap)
         part = replace(gap, sequence=sequence, span=following - sequence, t_first_ns=UNKNOWN_TIME_NS, lost=-1)
         return encode(part), following
-
-
-def gap_header(gap: Gap) -> Header:
-    """What `read_header` would find in the frame of ``gap``."""
-    return Header(GAP, gap.stream, gap.epoch, gap.sequence, gap.t_first_ns, gap.t_last_ns, gap.span, 0)

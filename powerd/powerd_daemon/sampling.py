@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.model import UNKNOWN_TIME_NS, Block, Device, Gap, Stream
 from powerd_daemon.deadlines import Deadlines
+from powerd_daemon.lateness import Lateness
 from powerd_daemon.outbox import MAX_CAUSE, Outbox
 from powerd_daemon.sources.base import Source, Start
 
@@ -60,6 +61,7 @@ class Sampling:
         self._block_ns = block_ns
         self._on_open = on_open
         self._source: Source | None = None
+        self._last_health: dict[str, object] = {}
         self._streams: tuple[Stream, ...] | None = None
         self._next: dict[int, int] = {}
         self._t_last_ns: dict[int, int] = {}
@@ -118,16 +120,19 @@ class Sampling:
     def statistics(self) -> dict[str, object]:
         """What the stats of powerd say about this sampler."""
         d = self.deadlines
+        late = d.lateness if d else Lateness()
         return {
-            "polls": d.met if d else 0,
+            "polls": late.count,
             "missed_deadlines": d.missed if d else 0,
-            "lateness_max_us": d.lateness_max_ns / 1000 if d else 0.0,
-            "lateness_mean_us": d.lateness_mean_ns / 1000 if d else 0.0,
             "rate_hz": d.rate_hz if d else 0.0,
+            "lateness_mean_us": late.mean_ns / 1000,
+            "lateness_p99_us": late.quantile_ns(0.99) / 1000,
+            "lateness_max_us": late.max_ns / 1000,
+            "jitter_us": late.deviation_ns / 1000,
             "reopened": self.reopened,
             "dropped_frames": self._outbox.dropped_frames,
             "error": self._cause if self._source is None else "",
-            "sensors": self._source.health() if self._source is not None else {},
+            "sensors": self._last_health if self._source is None else self._source.health(),
         }
 
     def _open(self) -> None:
@@ -181,6 +186,8 @@ class Sampling:
 
     def _let_go(self) -> None:
         if self._source is not None:
+            # What a sensor counted before it was lost may be why.
+            self._last_health = self._source.health()
             with suppress(PowerdError):
                 self._source.close()
             self._source = None

@@ -31,13 +31,14 @@ def scan(arguments: argparse.Namespace) -> int:
     if not numbers:
         raise SensorError("there is no /dev/i2c-*: enable the bus in the boot settings and load i2c-dev (powerd check)")
     found: list[Answer] = []
-    failed = False
+    read: list[int] = []
     for number in numbers:
         try:
             with open_bus(number) as bus:
                 found += scan_bus(bus, number, held_by_kernel(number))
+                read.append(number)
         except PowerdError as error:
             print(f"powerd: {error}", file=sys.stderr)
-            failed = True
-    print(to_toml(found) if arguments.toml else printing.answers(found, numbers))
-    return 2 if failed else 0
+    if read:
+        print(to_toml(found) if arguments.toml else printing.answers(found, read))
+    return 0 if len(read) == len(numbers) else 2

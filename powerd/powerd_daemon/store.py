@@ -6,9 +6,8 @@ from struct import Struct
 
 from powerd_core.errors import WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Gap, Stream
-from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, encode
-from powerd_daemon.frames import Header
-from powerd_daemon.ring import MAX_SPAN, Ring, gap_header
+from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, Header, encode, read_header
+from powerd_daemon.ring import MAX_SPAN, Ring
 
 _LOST = Struct("<q")
 
@@ -32,8 +31,8 @@ class Intake:
         """
         if header.epoch != self.ring.epoch:
             raise WireError(f"a frame of epoch {header.epoch}")
-        if header.kind not in (BLOCK, GAP) or header.count < 1:
-            raise WireError(f"a frame of kind {header.kind} with count {header.count}")
+        if header.kind not in (BLOCK, GAP) or header.extent < 1:
+            raise WireError(f"a frame of kind {header.kind} with count {header.extent}")
         if header.kind == BLOCK and header.layout != self.stream.layout:
             raise WireError(f"a block of layout {header.layout:#06x} in a stream of {self.stream.layout:#06x}")
         if header.sequence < self.ring.next:
@@ -51,14 +50,15 @@ class Intake:
         t_end = header.t_last_ns if header.t_first_ns == UNKNOWN_TIME_NS else header.t_first_ns
         span = header.sequence - ring.next
         gap = Gap(self.stream.number, ring.epoch, ring.next, self.t_last_ns, t_end, span, -1, LOST_ON_THE_WAY)
-        self._append(encode(gap), gap_header(gap))
+        frame = encode(gap)
+        self._append(frame, read_header(frame))
 
     def _append(self, frame: bytes, header: Header) -> None:
         self.ring.append(frame, header)
         self.t_last_ns = header.t_last_ns
         self.frames += 1
         if header.kind == BLOCK:
-            self.scans += header.count
+            self.scans += header.extent
         else:
             self.gaps += 1
             self.lost_scans += max(_LOST.unpack_from(frame, HEADER_BYTES)[0], 0)

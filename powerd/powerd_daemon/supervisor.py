@@ -14,10 +14,9 @@ import zmq
 from powerd_core.document import from_document
 from powerd_core.errors import SensorError, WireError
 from powerd_core.model import Device, Stream
-from powerd_core.wire import BLOCK, GAP, Message, decode
+from powerd_core.wire import BLOCK, GAP, Message, decode, read_header
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import STREAMS_PER_SOURCE, Config, SourceConfig
-from powerd_daemon.frames import read_header
 from powerd_daemon.log import Log
 from powerd_daemon.sampler import Spec
 from powerd_daemon.sampling import Resume, same_streams
@@ -158,9 +157,7 @@ class Supervisor:
             alive = [s for s in alive if s.process is not None and s.process.poll() is None]
             self._clock.sleep_until(self._clock.now_ns() + 2_000_000)
         for s in alive:
-            if s.process is not None:
-                s.process.kill()
-                s.process.wait()
+            self._end(s)
         while self.receive():
             pass
 
@@ -168,10 +165,21 @@ class Supervisor:
         """Kill what still runs and remove the private directory."""
         for s in self.samplers:
             if s.process is not None and s.process.poll() is None:
-                s.process.kill()
-                s.process.wait()
+                self._end(s)
             self._close_pull(s)
         shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _end(self, s: Sampler) -> None:
+        """Kill a process for good, and go without it where its bus's driver does not let it die."""
+        if s.process is None:
+            return
+        s.process.kill()
+        try:
+            s.process.wait(STOP_NS / 1e9)
+        except subprocess.TimeoutExpired:
+            self._log.complain(
+                f"the sampler of source {s.config.name!r} (process {s.process.pid}) does not end: its driver hangs"
+            )
 
     def _start(self, s: Sampler) -> None:
         # Each process has a socket of its own: whatever its predecessor left on the way cannot be mistaken for its own.

@@ -35,6 +35,7 @@ class LineSpec:
     codes: Mapping[str, np.ndarray] | None = None
     flags: np.ndarray | None = None
     description: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -123,7 +124,7 @@ def _write_line(f: h5py.File, s: LineSpec, begin_ns: int, end_ns: int) -> None:
             "period_ns": s.period_ns,
             "conversion": json.dumps(dict(s.conversion)),
             "accuracy": json.dumps(dict(s.accuracy)),
-            "detail": "{}",
+            "detail": json.dumps(dict(s.detail)),
             "clock": "board",
         }
     )

@@ -115,6 +115,24 @@ def test_power_that_knows_nothing_of_the_phases(seed):
         assert inside[of_kind].mean() >= 0.93
 
 
+@pytest.mark.parametrize("counter", [False, True])
+def test_what_is_left_over_at_an_edge_goes_to_what_begins_there(counter):
+    begin, end, label = rounds(100, [40, 40])
+    # The second kind takes 4 ms to come up, less than what one look at the power averages.
+    edges, watts = [np.int64(0)], [50.0]
+    for b, kind in zip(begin, label, strict=True):
+        edges += [b, b + 4 * MS]
+        watts += [[80.0, 80.0], [100.0, 250.0]][kind]
+    wave = Steps([*edges, end[-1]], [*watts, 50.0])
+    signal = sample(wave, end[-1] + 50 * MS, 8 * MS, 8 * MS, counter)
+    with_it, without = (energies(signal, begin, end, label, use_late=late) for late in (True, False))
+    np.testing.assert_array_equal(with_it.end_j, without.end_j)
+    exact = wave.joules(end) - wave.joules(begin)
+    slow = label == 1
+    assert abs(without.energy_j[slow].sum() / exact[slow].sum() - 1) > 0.03
+    assert with_it.energy_j[slow].sum() / exact[slow].sum() == pytest.approx(1, abs=0.01)
+
+
 def test_phases_below_the_resolution_have_no_number():
     begin, end, label = rounds(30, [22, 51])
     wave = in_steps(begin, end, label, [80.0, 250.0])

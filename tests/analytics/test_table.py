@@ -7,6 +7,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, Training, make_run, training
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.rest import merged
 from powerd_core.errors import AnalysisError, RunFileError
+from powerd_core.model import Flag
 
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.0, "step_w": 0.001, "window_ns": 0}
 
@@ -193,6 +194,51 @@ def test_overlapping_phases_of_two_processes_are_counted_once_in_the_total(tmp_p
     ]
     run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))
     assert phase_table(run).totals[0].energy_j == pytest.approx(8 * 3.0)
+
+
+def test_the_runs_total_names_what_a_meter_counted_itself(tmp_path):
+    """A wall meter that integrates: 100 W held, and a counter that saw 101 J in each second."""
+    t = np.arange(0, 10 * S + 1, S // 4, dtype=np.int64)
+    counter = {"kind": "counter", "column": "uwh", "j_per_code": 0.0036}
+    codes = {"uwh": np.round(101 * t / S / 0.0036).astype(np.int64)}
+    lines = [
+        LineSpec("wall", lambda t: np.full(len(t), 100.0), "node", period_ns=S // 4, accuracy=ACCURACY),
+        LineSpec("wall_energy", None, "node", conversion=counter, codes=codes, t_ns=t, accuracy=ACCURACY),
+    ]
+    run = read_run(make_run(tmp_path / "r.h5", lines, (), {"node": ["wall"]}, end_ns=10 * S))
+    (row,) = phase_table(run).runs
+    assert row.energy_j == pytest.approx(1000)
+    assert row.note.startswith("wall_energy itself counted 1010 J ± 2")
+    short = dataclasses.replace(lines[1], t_ns=t[:12], codes={"uwh": codes["uwh"][:12]})
+    run = read_run(make_run(tmp_path / "s.h5", [lines[0], short], (), {"node": ["wall"]}, end_ns=10 * S))
+    (row,) = phase_table(run).runs
+    assert row.note == "wall_energy counted for less than half of the run"
+
+
+@pytest.mark.parametrize(("begin_s", "end_s"), [(2, 8), (0, 5), (5, 10)])
+def test_readings_that_are_missing_do_not_change_the_mean_power(tmp_path, begin_s, end_s):
+    """The integral bridges a hole and ends with the last reading: energy and time are of the same stretch."""
+    t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
+    t = t[(t < begin_s * S) | (t > end_s * S)]
+    lines = [LineSpec(n, lambda t: np.full(len(t), 50.0), t_ns=t) for n in ("gpu0.a", "gpu0.b")]
+    (row,) = phase_table(read_run(make_run(tmp_path / "r.h5", lines, (), end_ns=10 * S))).runs
+    assert row.power_w == pytest.approx(100, rel=1e-6)
+    assert row.missing_s == pytest.approx(end_s - begin_s, abs=0.01)
+
+
+def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
+    """What a clipped reading would have been, no bound from other readings can tell."""
+    t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
+    flags = np.where((t > 4 * S) & (t < 4.5 * S), int(Flag.SATURATED), 0).astype(np.uint16)
+    lines = [
+        LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags),
+        LineSpec("gpu0.b", lambda t: np.full(len(t), 50.0), t_ns=t),
+    ]
+    phases = [PhaseSpec("before", S, 2 * S), PhaseSpec("within", 3 * S, 6 * S)]
+    table = phase_table(read_run(make_run(tmp_path / "r.h5", lines, phases, end_ns=10 * S)))
+    said = "gpu0.a stood at full scale: the true energy may lie above what is stated"
+    assert [said in r.note for r in table.phases] == [False, True]
+    assert [said in r.note for r in (*table.totals, *table.runs)] == [True, True]
 
 
 def test_a_run_without_phases_still_has_its_energy(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 
 import h5py
 import numpy as np
@@ -15,7 +16,7 @@ from powerd_client.streams import StreamFrames, to_host_ns
 from powerd_core.clock import ClockPiece
 from powerd_core.document import to_document
 from powerd_core.errors import RunFileError
-from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Gap
+from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Flag, Gap
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 
@@ -92,6 +93,24 @@ def test_every_reading_and_setting_is_in_the_run_file(out):
         assert clock["map"].shape == (10, 3)
         assert len(file["gaps/begin_ns"]) == 0
         assert texts(file) == []
+
+
+def test_every_flag_and_gap_survives_into_the_run_file(out):
+    flags = [*Flag, Flag.STALE | Flag.SATURATED]
+    block = make_block(STREAM, EPOCH, 0, 0, [1000] * len(flags))
+    # Behind a time for each scan and a distance for each reading; one row a scan, one column a line.
+    at = len(flags) * (8 + 4 * len(STREAM.lines))
+    given = np.zeros((len(flags), len(STREAM.lines)), "<u2")
+    given[:, 1] = flags
+    payload = block.payload[:at] + given.tobytes() + block.payload[at + given.nbytes :]
+    end_ns = len(flags) * PERIOD_NS
+    gap = Gap(STREAM.number, EPOCH, 1, end_ns, 2 * end_ns, 1, -1, "unplugged")
+    made = [frames(0)[0], encode(exchange(0)), encode(replace(block, payload=payload)), encode(gap)]
+    build.build_run(make_journal(out, head() + made + stop(2 * end_ns)), out)
+    with open_run(out) as file:
+        assert file["lines/gpu0.rail_1/flags"][:].tolist() == [int(f) for f in flags]
+        assert file["lines/gpu0.rail_0/flags"][:].tolist() == [0] * len(flags)
+        assert file["gaps/cause"].asstr()[:].tolist() == ["unplugged"]
 
 
 def test_marks_in_the_journal_and_in_segments_are_taken_once(out):

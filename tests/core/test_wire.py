@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core import wire
+from powerd_core import framereader, wire
 from powerd_core.errors import VersionError, WireError
 from powerd_core.model import Block, Gap
 from support.strategies import blocks, events
@@ -17,7 +17,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def read_all(pieces: list[bytes]) -> list[object]:
-    reader = wire.FrameReader()
+    reader = framereader.FrameReader()
     found = [event for piece in pieces for event, _ in reader.feed(piece)]
     found += [event for event, _ in reader.close()]
     assert reader.pending == 0
@@ -27,6 +27,22 @@ def read_all(pieces: list[bytes]) -> list[object]:
 @given(events)
 def test_an_event_comes_back_as_it_was(event):
     assert wire.decode(wire.encode(event)) == event
+
+
+@given(events, st.binary(max_size=80), st.data())
+def test_a_header_is_read_where_a_frame_is_good_and_nowhere_else(event, junk, data):
+    frame = wire.encode(event)
+    header = wire.read_header(frame)
+    assert header.length == len(frame) - wire.HEADER_BYTES
+    if isinstance(event, Block | Gap):
+        assert header[1:6] == (event.stream, event.epoch, event.sequence, event.t_first_ns, event.t_last_ns)
+        assert header.following == event.sequence + (event.span if isinstance(event, Gap) else 1)
+    at = data.draw(st.integers(0, len(frame)))
+    damaged = frame[:at] + junk + frame[at + len(junk) :]
+    if damaged != frame:
+        for read in (wire.read_header, wire.decode):
+            with pytest.raises(WireError):
+                read(damaged)
 
 
 @given(events, st.data())
@@ -74,7 +90,7 @@ def test_frames_are_found_behind_garbage(frames, before, between):
     stream = before + between.join(wire.encode(b) for b in frames)
     found = read_all([stream])
     assert [e for e in found if isinstance(e, Block)] == frames
-    lost = sum(e.count for e in found if isinstance(e, wire.Garbage))
+    lost = sum(e.count for e in found if isinstance(e, framereader.Garbage))
     assert lost == len(before) + len(between) * (len(frames) - 1)
 
 

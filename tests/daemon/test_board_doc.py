@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import textwrap
 from dataclasses import replace
 from pathlib import Path
 
-import h5py
 import pytest
 
+from powerd_core.calibration import Point, SensorCalibration
 from powerd_daemon.arguments import parse
-from powerd_daemon.calibration import CalibrationFile, Point, SensorCalibration
-from powerd_daemon.calibration_file import save_calibration
 from powerd_daemon.ina.sensor import Sensor, make_bank
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.plan import Bus, BusPlan, plan_bus
@@ -101,25 +98,3 @@ def test_what_a_calibration_leaves() -> None:
     zero_mw = power.u_offset_a * 12 * 1000
     assert f"standard uncertainty of {power.u_gain:.3%} in gain and {zero_mw:.1f} mW in zero" in PROSE
     assert f"a current of 5 A known to 0.1% instead, {current.u_gain:.3%}" in PROSE
-
-
-def test_the_recomputation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's own code, on a file with one calibrated line and one that is unknown."""
-    monkeypatch.chdir(tmp_path)
-    save_calibration(
-        tmp_path / "c.toml", CalibrationFile((record(LOAD), replace(record(LOAD), line="gone", channel=2)))
-    )
-    before = {
-        "conversion": {"kind": "shunt", "offset_a": 0.0, "gain": 1.0},
-        "accuracy": {"u_gain": 0.01, "origin": "x"},
-    }
-    with h5py.File("run.h5", "w") as run:
-        line = run.create_group("lines/gpu0.a")
-        line.attrs.update({name: json.dumps(value) for name, value in before.items()})
-    exec(marked("recompute").replace("/etc/powerd/calibration.toml", "c.toml"), {})
-    with h5py.File("run.h5") as run:
-        line = run["lines/gpu0.a"]
-        conversion, accuracy = (json.loads(line.attrs[name]) for name in ("conversion", "accuracy"))
-    assert conversion == {"kind": "shunt", "offset_a": 0.002, "gain": pytest.approx(60 / 12 / 4.975)}
-    assert accuracy["u_gain"] == record(LOAD).u_gain
-    assert accuracy["origin"] == "x; recomputed with the calibration of 2025-03-14"

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError, SensorError
-from powerd_daemon.calibration import CalibrationFile, Point, SensorCalibration, calibrated
+from powerd_daemon.calibration import calibrated
 from powerd_daemon.calibration_command import calibrate_lines
 from powerd_daemon.calibration_file import calibrated_by, load_calibration, save_calibration
 from powerd_daemon.calibration_take import Readings, judge, read_lines
-from powerd_daemon.ina.sensor import Calibration, Sensor, accuracy, conversion
+from powerd_daemon.ina.sensor import Sensor, accuracy, conversion
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start

@@ -19,6 +19,10 @@ FIRST = '# a comment\n[server]\nblock_ms = 20\n\n[[source]]\nkind = "sim"\nname 
         (FIRST.replace("block_ms = 20", 'block_ms = "x"'), 3),
         (FIRST + '[[device]]\nname = "d"\nfeed = ["x"]\n', 10),
         (FIRST + "[sources]\n", 8),
+        (FIRST + "seed = 3\nrate_hz = 5000\nscl_hz = 4e5\n", 9),
+        (FIRST + 'seed = 3\nfault_every_s = -1\nfaults = ["x"]\n', 9),
+        (FIRST + 'adapter = "single"\npeak_w = 1\n', 9),
+        (FIRST + "[[source.sensors]]\nname = 'a'\naddress = 0x40\n[[source.sensors]]\nname = 'b'\naddress = 0x40\n", 5),
     ],
 )
 def test_the_line_of_what_is_wrong(text, line):

@@ -48,6 +48,8 @@ def test_a_reset_always_shows_in_what_is_read_back(settings):
         ({"channels": (2,)}, "channels 1 to 1"),
         ({"chip": "INA229"}, "did you mean"),
         ({"chip": "INA226", "averages": 3}, "there are: 1, 4, 16"),
+        # A running average has no window.
+        ({"chip": "INA3221", "averages": 4}, "averages = 4"),
     ],
 )
 def test_what_a_chip_does_not_have_is_refused(wrong, what):
@@ -93,6 +95,41 @@ def test_accuracy_follows_the_data_sheet_and_a_calibration():
     assert (c.offset_a, c.gain) == (0.004, 1.01)
 
 
+@pytest.mark.parametrize(
+    ("chip", "grade", "limits"),
+    [
+        # Gain of the shunt, gain of the bus, zero of the shunt in uV, zero of the bus in mV. SBOS448G, section 7.5:
+        ("INA219", "A", (0.010, 0.010, {"40mV": 100, "80mV": 125, "160mV": 150, "320mV": 200}, 0)),
+        ("INA219", "B", (0.005, 0.010, {"40mV": 50, "80mV": 75, "160mV": 75, "320mV": 100}, 0)),
+        # Limits at 25 C and 60 K of their drift.
+        ("INA226", "", (0.001 + 0.003, 0.001 + 0.003, {"82mV": 10 + 6}, 7.5 + 2.4)),
+        ("INA228", "", (0.0005 + 0.0012, 0.0005 + 0.0012, {"164mV": 1 + 0.6, "41mV": 1 + 0.6}, 5 + 2.4)),
+        ("INA3221", "", (0.0025 + 0.003, 0.0025 + 0.003, {"164mV": 80 + 30}, 16 + 4.8)),
+    ],
+)
+def test_limits_are_those_of_the_data_sheets_over_temperature(chip, grade, limits):
+    found = CHIPS[chip].grades[grade]
+    current_gain, bus_gain, zeros_uv, bus_zero_mv = limits
+    assert (found.current_gain, found.bus_gain) == pytest.approx((current_gain, bus_gain))
+    assert {name: zero_v * 1e6 for name, zero_v in found.offset_v.items()} == pytest.approx(zeros_uv)
+    assert found.bus_offset_v * 1e3 == pytest.approx(bus_zero_mv)
+
+
+LONGEST_US = {
+    "INA219": {"9bit": 93, "10bit": 163, "11bit": 304, "12bit": 586},
+    "INA226": {"140us": 154, "204us": 224, "332us": 365, "588us": 646, "1100us": 1210, "2116us": 2328, "4156us": 4572,
+               "8244us": 9068},
+}  # fmt: skip
+"""The maxima of the data sheets, which are rounded; the INA3221's are the INA226's."""
+
+
+@pytest.mark.parametrize(("chip", "longest_us"), [*LONGEST_US.items(), ("INA3221", LONGEST_US["INA226"])])
+def test_no_conversion_lasts_longer_than_the_tolerance_says(chip, longest_us):
+    kind = chip_type(chip)
+    for name, longest in longest_us.items():
+        assert abs(kind.adc[name].conversion_ns * (1 + kind.clock_tolerance) / 1000 - longest) < 1
+
+
 def test_a_held_bus_voltage_adds_to_the_uncertainty():
     sensor = EIGHT[0]
     fresh, held = (accuracy(sensor, sensor.settings_of((1,)), period_ns=1, bus_hold=h) for h in (0.0, 0.02))
@@ -125,7 +162,7 @@ class TestBank:
         a = Sensor("a", 0x40, "INA3221", 1)
         assert make_bank([a, Sensor("b", 0x40, "INA3221", 3)]).settings[0].channels == (1, 3)
         with pytest.raises(ConfigError, match="same settings"):
-            make_bank([a, Sensor("b", 0x40, "INA3221", 3, averages=4)])
+            make_bank([a, Sensor("b", 0x40, "INA3221", 3, shunt_adc="140us")])
 
     @pytest.mark.parametrize(
         ("wrong", "what"),

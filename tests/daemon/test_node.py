@@ -99,11 +99,14 @@ class TestReadings:
         made = case.o.run(100)
         case.node.pico.chips[0, 0x40].is_there = False
         made += case.o.run(100)
+        assert case.source.health()["left_out"] == ["rail0"]
         case.node.pico.chips[0, 0x40].is_there = True
         made += case.o.run(1000)
         bad = case.readings(made, 0)
         assert {f for f in bad["flags"] if f} <= {Flag.IO_ERROR, Flag.RESET}
         assert bad["flags"].count(Flag.IO_ERROR) > 100
+        assert case.source.health()["left_out"] == []
+        assert case.source.health()["node"]["i2c_errors"] > 0
         assert not bad["flags"][-1]
         assert 1000 not in [s for s, f in zip(bad["shunt"], bad["flags"], strict=True) if f & Flag.IO_ERROR]
         assert not any(case.readings(made, 1)["flags"])
@@ -125,6 +128,8 @@ class TestReadings:
         at = r["t_ns"].index(flagged[0])
         assert r["t_ns"][at : at + len(flagged)] == flagged
         assert flagged[0] <= after[0]
+        case.o.run(100)
+        assert case.source.health()["node"]["sensor_resets"] == 1
         for other in set(range(8)) - {sensor}:
             assert not any(case.readings(made, other)["flags"])
 
@@ -146,6 +151,8 @@ class TestLosses:
         (gap,) = gaps(made)
         assert "damaged" in gap.cause
         assert 22 <= gap.lost <= 28
+        assert case.source.health()["lost_scans"] == gap.lost
+        assert case.source.health()["damaged_frames"] > 0
         t_ns = case.readings(made, 0)["t_ns"]
         assert any(a <= gap.t_first_ns and b <= gap.t_last_ns + MS and b - a > 80 * MS for a, b in pairwise(t_ns))
         assert len(t_ns) + gap.lost == round((t_ns[-1] - t_ns[0]) / (4 * MS)) + 1
@@ -166,6 +173,7 @@ class TestLosses:
         made += case.o.run(200)
         (gap,) = gaps(made)
         assert "buffer was full" in gap.cause
+        assert case.source.health()["node"]["dropped_frames"] > 50
         assert gap.lost > 50
 
     def test_missed_deadlines_are_a_gap(self, clock):
@@ -174,6 +182,8 @@ class TestLosses:
         case.node.pico.us += 50_000
         made += case.o.run(100)
         assert [g.lost for g in gaps(made)] == [12]
+        case.o.run(100)
+        assert case.source.health()["node"]["missed_scans"] == 12
 
     def test_readings_at_times_that_are_not_guaranteed_are_a_gap(self, clock):
         case = Case(clock, clock_limit_us=500.0)
@@ -233,6 +243,7 @@ class TestMarker:
         lost = sum(g.lost for g in gaps(made, 1))
         assert 0 < lost == case.node.pico.edges.lost
         assert r["edge"][-1] == 200
+        assert case.source.health()["lost_edges"] == case.source.health()["node"]["lost_edges"] == lost
 
     def test_without_a_marker_there_is_one_stream(self, clock):
         case = Case(clock, marker="")

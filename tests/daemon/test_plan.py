@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import hypot, sqrt
 from pathlib import Path
 
@@ -13,6 +14,9 @@ from powerd_core.errors import ConfigError
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.cli import main
 from powerd_daemon.config import load_config
+from powerd_daemon.doctor import Machine, Verdict
+from powerd_daemon.doctor_command import plan_check
+from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.sensor import Sensor, make_bank
 from powerd_daemon.plan import Bus, BusPlan, plan_bus
 from powerd_daemon.plan_config import plan_file, read_bus, refuse
@@ -158,6 +162,35 @@ def test_what_run_refuses_for_the_chips_sake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[\[source\]\] 1 \(sim\): rate_hz = 500 is more than the INA219"):
         refuse(slow)
     load_config(slow)
+
+
+def test_config_check_and_check_refuse_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "fast.toml"
+    path.write_text('[server]\nring_mib = 1\n[[source]]\nkind = "sim"\nrate_hz = 500\nshunt_adc = "avg16"\n')
+    assert main(["config-check", str(path)]) == 2
+    said = capsys.readouterr().err
+    assert "which allows 105 Hz (line 5); the arithmetic: powerd plan" in said
+    found = list(plan_check(path)(Machine(), None))
+    assert [(f.verdict, "allows 105 Hz" in f.what) for f in found] == [(Verdict.FAIL, True)]
+    path.write_text('[[source]]\nkind = "sim"\n')
+    assert [f.verdict for f in plan_check(path)(Machine(), None)] == [Verdict.OK]
+
+
+def test_an_adapter_found_to_read_singly_is_held_to_what_that_allows() -> None:
+    """The configuration passes as long as nobody knows the adapter; probing finds out."""
+
+    class Probed(SimSource):
+        def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+            bus, detail = super().connect()
+            assert self.bus is not None
+            self.bus.combines = False
+            return bus, detail
+
+    source = Probed(SimOptions(rate_hz=520.0), Start("sim", 1, 0, VirtualClock()))
+    with pytest.raises(ConfigError, match=r"cannot combine reads, and 776 clock periods .* allow 515 scans a second"):
+        source.open()
+    slower = Probed(SimOptions(rate_hz=510.0), Start("sim", 1, 0, VirtualClock()))
+    assert slower.open()[0]
 
 
 def test_options_that_all_sources_have_are_no_hindrance(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from steady_source import steady_stream
 
 from powerd_core import Block, Gap, WireError, decode, encode
 from powerd_core.model import UNKNOWN_TIME_NS
-from powerd_daemon.frames import read_header
+from powerd_core.wire import read_header
 from powerd_daemon.ring import EVICTED, FRAME_OVERHEAD_BYTES, Ring
 from powerd_daemon.store import LOST_ON_THE_WAY, Intake
 

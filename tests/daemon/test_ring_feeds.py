@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from steady_source import steady_stream
 
 from powerd_core import Block, Gap, Want, decode, encode
-from powerd_core.wire import CURRENT
+from powerd_core.wire import CURRENT, read_header
 from powerd_daemon.feeds import RETRY_MAX_NS, RETRY_MIN_NS, Subscriber
-from powerd_daemon.frames import read_header
 from powerd_daemon.store import Intake
 
 STREAM = steady_stream()

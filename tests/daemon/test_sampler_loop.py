@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 from dataclasses import dataclass, field
 
 import pytest
+from conformance import PROTOCOL
 from daemon_harness import FakeClock, following
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +29,7 @@ def test_deadlines_on_time() -> None:
     for n in range(5):
         assert d.next_ns == 10 * n
         assert d.meet(10 * n) == 0
-    assert (d.met, d.missed, d.lateness_max_ns, d.lateness_mean_ns) == (5, 0, 0, 0)
+    assert (d.met, d.missed, d.lateness.max_ns, d.lateness.mean_ns) == (5, 0, 0, 0)
     assert d.rate_hz == pytest.approx(1e8)
 
 
@@ -37,7 +39,7 @@ def test_deadlines_on_time() -> None:
 def test_a_late_deadline_skips_what_is_over(late_ns: int, missed: int, next_ns: int) -> None:
     d = Deadlines(100, 10)
     assert d.meet(100 + late_ns) == missed
-    assert (d.next_ns, d.missed, d.lateness_max_ns) == (next_ns, missed, late_ns)
+    assert (d.next_ns, d.missed, d.lateness.max_ns) == (next_ns, missed, late_ns)
 
 
 @given(st.integers(1, 1000), st.lists(st.integers(0, 5000), max_size=50))
@@ -99,6 +101,9 @@ class Scripted(Source):
         block = self.builder.take()
         return [block] if block else []
 
+    def health(self) -> dict[str, object]:
+        return {"polls": len(self.world.polled_at), "closed": self.world.closed}
+
     def close(self) -> None:
         self.world.closed += 1
 
@@ -156,7 +161,7 @@ def test_a_slow_poll_does_not_shift_the_grid() -> None:
     assert deadlines.met == len(bench.world.polled_at) == 20
     assert deadlines.missed > 0
     assert deadlines.next_ns == t0 + 2 * MS * (deadlines.met + deadlines.missed)
-    assert deadlines.lateness_max_ns == 4 * MS
+    assert deadlines.lateness.max_ns == 4 * MS
 
 
 def test_a_long_stall_is_skipped_and_counted() -> None:
@@ -184,6 +189,35 @@ def test_a_lost_source_is_reopened_with_a_gap_that_says_why() -> None:
     assert after.t_first_ns >= gap.t_last_ns
     assert (bench.world.opened, bench.world.closed) == (2, 1)
     assert bench.sampling.statistics()["missed_deadlines"] == 0, "the gap accounts for the interruption"
+
+
+def test_what_a_source_says_of_itself_is_kept_while_it_is_lost() -> None:
+    bench = Bench(World(poll_errors={8: SensorError("the bus hangs")}))
+    bench.sampling.open()
+    bench.run(10 * MS)
+    assert bench.sampling.statistics()["sensors"] == {"polls": 6, "closed": 0}
+    while bench.sampling.statistics()["error"] != "the bus hangs":
+        bench.sampling.step()
+    assert bench.sampling.statistics()["sensors"] == {"polls": 8, "closed": 0}, "asked before it was closed"
+    bench.run(300 * MS)
+    assert bench.sampling.statistics()["sensors"] == {"polls": len(bench.world.polled_at), "closed": 1}
+
+
+def test_statistics_tell_rate_lateness_and_jitter() -> None:
+    bench = Bench(World(poll_ns=5 * MS))
+    before = bench.sampling.statistics()
+    assert {before[key] for key in ("polls", "rate_hz", "lateness_p99_us", "jitter_us")} == {0}
+    documented = re.findall(r"`(\w+)`", PROTOCOL.read_text(encoding="utf-8"))
+    assert set(before) <= set(documented)
+    bench.sampling.open()
+    bench.run(100 * MS)
+    found = bench.sampling.statistics()
+    lateness = bench.sampling.deadlines.lateness if bench.sampling.deadlines else None
+    assert lateness is not None
+    assert found["rate_hz"] == pytest.approx(200.0)
+    assert found["lateness_mean_us"] == lateness.mean_ns / 1000
+    assert found["jitter_us"] == lateness.deviation_ns / 1000 > 0
+    assert found["lateness_p99_us"] == found["lateness_max_us"] == 4000
 
 
 def test_reopening_waits_longer_each_time_and_leaves_a_gap_each_time() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from powerd_core.errors import SensorError
 from powerd_daemon import scan_command
 from powerd_daemon.cli import main
 from powerd_daemon.ina.bus import Read, ReadWords
@@ -167,6 +168,25 @@ def test_the_command(bus: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "nothing answers at 0x40 to 0x4f of i2c-2" in said
     assert main(["scan", "1", "--toml"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["source"]
+
+
+def test_a_bus_that_cannot_be_opened_is_not_called_silent(
+    bus: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def opened(number: int) -> Iterator[SimBus]:
+        if number == 9:
+            raise SensorError("/dev/i2c-9 cannot be opened")
+        yield bus
+
+    monkeypatch.setattr(scan_command, "open_bus", opened)
+    assert main(["scan", "9"]) == 2
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "powerd: /dev/i2c-9 cannot be opened\n")
+    assert main(["scan", "1", "9"]) == 2
+    said = capsys.readouterr()
+    assert "INA3221" in said.out
+    assert "nothing answers" not in said.out
 
 
 def test_no_bus_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,7 @@ from daemon_harness import Client, FakeClock, block, following
 from steady_source import steady_stream
 
 from powerd_core import Block, ClockExchange, ConfigError, Gap, Message, Want, decode, encode
-from powerd_core.wire import CURRENT
-from powerd_daemon.frames import read_header
+from powerd_core.wire import CURRENT, read_header
 from powerd_daemon.log import Log
 from powerd_daemon.ring import EVICTED
 from powerd_daemon.server import IDLE_NS, MAX_CLIENTS, Server

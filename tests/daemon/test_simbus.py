@@ -120,6 +120,28 @@ def test_channels_are_converted_in_turn_and_only_where_enabled():
     assert windows == {1: (0, 140_000), 3: (280_000, 420_000)}
 
 
+def test_an_ina3221_renews_each_register_when_its_own_conversion_ends():
+    c = write(chip(kind="INA3221"), Settings("INA3221", "140us", "204us", channels=(1, 2)))
+    ends_ns = {1: 140_000, 2: 344_000, 3: 484_000, 4: 688_000}
+    for register, end_ns in ends_ns.items():
+        assert read(c, register, end_ns - 1) == 0
+        assert read(c, register, end_ns) > 0
+    assert read(c, 15, 688_000) & 1
+
+
+def test_an_ina3221_averages_by_moving_a_share_of_the_way():
+    c = chip(lambda t0, t1: 0.08, kind="INA3221")
+    c.write_word(CONFIG, 0x4207, 0)  # channel 1, four averages, 140 us both
+    cycle_ns = 280_000
+    for n in (1, 2, 3, 200):
+        share = 1 - 0.75**n
+        assert signed(read(c, SHUNT, n * cycle_ns)) * 5e-6 == pytest.approx(0.08 * share, abs=20e-6)
+        assert (read(c, BUS, n * cycle_ns) >> 3) * 8e-3 == pytest.approx(12 * share, abs=4e-3)
+    seldom = chip(lambda t0, t1: 0.08, kind="INA3221")
+    seldom.write_word(CONFIG, 0x4207, 0)
+    assert read(seldom, SHUNT, 200 * cycle_ns) == read(c, SHUNT, 200 * cycle_ns)
+
+
 @pytest.mark.parametrize(("kind", "register", "bit"), [("INA226", 6, 8), ("INA228", 11, 2), ("INA3221", 15, 1)])
 def test_conversion_ready_is_cleared_by_reading_it(kind, register, bit):
     c = write(chip(kind=kind), Settings(kind, channels=(1,)))

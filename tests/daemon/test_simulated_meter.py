@@ -61,7 +61,7 @@ def test_a_wrong_end_of_a_message_gets_no_answer(end):
         (":INP:CURR:RANG 3", '222,"Data out of range"'),
         (":SAMP:RATE 0.3", '222,"Data out of range"'),
         (":INP:MODE AC", '222,"Data out of range"'),
-        (":INTEG:STOP", '813,"Invalid operation"'),
+        (":INTEG:STOP", '844,"Integration does not run"'),
         ("*IDN?\n", '102,"Syntax error"'),
     ],
 )
@@ -118,8 +118,9 @@ def test_an_integration_goes_through_its_states():
     assert talk(":INTEG:STAR;:INTEG:STAT?", 0.1) == "START\r\n"
     assert talk(":INTEG:STAT?", 0.3) == "", "it is deaf for 0.2 s"
     assert talk.error() == '810,"Busy"'
-    talk(":INP:CURR:RANG 10")
-    assert talk.error() == '813,"Invalid operation"'
+    for command, number in ((":INP:CURR:RANG 10", "813"), (":INTEG:STAR", "842"), (":INTEG:RES", "845")):
+        talk(command)
+        assert talk.error().startswith(f"{number},")
     talk.t_ns += 10 * S
     assert float(talk(":NUM:NORM:VAL?")) == pytest.approx(10.5, abs=1.0)
     talk(":INTEG:STOP")

@@ -6,9 +6,9 @@ import pytest
 from conformance import EPOCH, SourceConformance
 from ina_bench import Bench
 
+from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Provenance
-from powerd_daemon.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_daemon.calibration_file import save_calibration
 from powerd_daemon.config import parse_config
 from powerd_daemon.ina import Calibration, Sensor

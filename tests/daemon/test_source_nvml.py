@@ -194,6 +194,7 @@ class TestInstant:
         assert bad == [Flag.IO_ERROR] * len(bad)
         assert 4 <= len(bad) <= 6
         assert not r["flags"][-1]
+        assert o.source.health()["refused"]["gpu0.nvml"] in range(50, 56)
 
 
 class TestEnergy:
@@ -212,6 +213,7 @@ class TestEnergy:
         nvml.refuse = {"nvmlDeviceGetTotalEnergyConsumption": UNKNOWN}
         made += o.run(100)
         assert o.readings(made, "gpu0.nvml_energy")["flags"] == [0, Flag.IO_ERROR]
+        assert o.source.health()["refused"] == {"gpu0.nvml_samples": 0, "gpu0.nvml": 0, "gpu0.nvml_energy": 1}
 
 
 class TestScopes:

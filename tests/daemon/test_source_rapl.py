@@ -131,6 +131,8 @@ class TestReadings:
             o.clock.t_ns += 10_000_000
         r = o.readings(made, "cpu0.package_0")
         assert r["flags"] == [0] * 4
+        assert o.source.health()["began_again"]["cpu0.package_0"] == 1
+        assert not any(o.source.health()["unknown_steps"].values())
         assert [b - a for a, b in pairwise(r["energy_uj"])] == [500_000, 500_001, 500_000]
         line = o.streams[0].lines[0]
         assert (line.conversion.j_per_code, line.conversion.bits) == (1e-6, 64)
@@ -152,6 +154,7 @@ class TestReadings:
         made += o.run(1)
         r = o.readings(made, "cpu0.package_0")
         assert r["flags"] == [0, 0, Flag.RESET, 0], why
+        assert o.source.health()["unknown_steps"]["cpu0.package_0"] == 1
         good = [c for c, f in zip(r["energy_uj"], r["flags"], strict=True) if not f]
         assert good[2] < good[1]
         assert unwrap_counter(np.array(good, np.uint64), 64)[1].tolist() == [False, True], why
@@ -168,6 +171,7 @@ class TestReadings:
         made += o.run(1)
         r = o.readings(made, "cpu0.package_0")
         assert r["flags"] == [0, Flag.IO_ERROR, 0]
+        assert sum(o.source.health()["failed_reads"].values()) == 1
         assert r["energy_uj"][2] - r["energy_uj"][0] == 2000
         assert o.readings(made, "cpu0.core_0")["flags"] == [0, 0, 0]
 

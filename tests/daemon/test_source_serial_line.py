@@ -105,7 +105,7 @@ class TestReadings:
         r = o.readings(o.run(300), "meter")
         assert r["flags"] == [0, Flag.IO_ERROR, 0]
         assert r["power_uw"] == [1_000_000, 0, 3_000_000]
-        assert o.source.garbled == 1
+        assert o.source.health() == {"garbled_lines": 1, "late_lines": 0, "silences": 0}
 
     def test_a_silence_is_flagged_until_it_ends(self):
         o, player = opened(every(3))
@@ -126,6 +126,7 @@ class TestReadings:
         made += o.run(200)
         r = o.readings(made, "meter")
         assert Flag.STALE in r["flags"]
+        assert o.source.health()["late_lines"] == r["flags"].count(Flag.STALE)
         assert all(c == 0 for c, f in zip(r["power_uw"], r["flags"], strict=True) if f)
         assert not r["flags"][-1]
 

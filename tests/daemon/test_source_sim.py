@@ -166,8 +166,13 @@ def test_faults_on_a_schedule_are_flagged_and_counted():
         assert all(abs(s - true) <= 1 for s in good)
         flagged += sum(1 for f in r["flags"] if f & BAD)
     assert 0 < flagged < 4000
-    assert source.health()["left_out"] == {}
-    assert source.health()["set_up_again"] > 0
+    health = source.health()
+    assert health["left_out"] == {}
+    assert health["combined_reads"] is True
+    assert health["failed_scans"] > 0
+    assert health["failed_reads"] > 0
+    assert 0 < health["lost_settings"] <= health["set_up_again"]
+    assert health["set_up_again"] <= health["lost_settings"] + health["given_up"]
 
 
 @pytest.mark.parametrize(

@@ -172,11 +172,30 @@ class TestSetUp:
         assert ":INTEG:STAR" not in bench.meter.heard
 
     def test_accuracy_is_that_of_range_and_reading_as_standard_uncertainties(self):
-        a = wt310.accuracy(is_dc=False, volts=300, amperes=5, window_ns=1, centre_ns=0)
-        assert a.u_gain == pytest.approx(0.001 / sqrt(3))
-        assert a.u_offset_w == pytest.approx(0.0005 * 1500 / sqrt(3))
-        dc = wt310.accuracy(is_dc=True, volts=300, amperes=5, window_ns=1, centre_ns=0)
-        assert dc.u_offset_w == pytest.approx(0.002 * 1500 / sqrt(3))
+        o = Bench().opened()
+        found = o.streams[0].lines[0].accuracy
+        # Power factor 0.9: its angle has the tangent 0.484, of which 0.1 % are added.
+        assert found.u_gain == pytest.approx((0.001 + 0.000484) / sqrt(3), rel=1e-3)
+        assert "WT310E specification" in found.origin
+
+    @pytest.mark.parametrize(
+        ("model", "is_dc", "crest_factor", "reading", "share"),
+        [
+            ("WT310E", False, 3, 0.001484, 0.0005),
+            ("WT310E", False, 6, 0.001484, 0.001),
+            ("WT310E", True, 3, 0.001, 0.002),
+            ("WT310EH", True, 3, 0.003, 0.002),
+            ("WT333E", True, 6, 0.001, 0.004),
+            ("WT310", False, 3, 0.001484, 0.001),
+            ("WT310HC", True, 3, 0.003, 0.002),
+        ],
+    )
+    def test_accuracy_by_model_and_crest_factor(self, model, is_dc, crest_factor, reading, share):
+        found = wt310.accuracy(
+            model=model, is_dc=is_dc, crest_factor=crest_factor, volts=300, amperes=5, window_ns=1, centre_ns=0
+        )
+        assert found.u_gain * sqrt(3) == pytest.approx(reading, rel=1e-3)
+        assert found.u_offset_w * sqrt(3) == pytest.approx(share * 1500)
 
     def test_a_command_that_the_meter_refuses_is_named(self):
         bench = Bench()

@@ -1,6 +1,7 @@
 """A sampler that hangs in its sensor's driver is killed and started again; one that talks is left alone."""
 
 import io
+import subprocess
 
 import pytest
 import zmq
@@ -19,7 +20,7 @@ class Process:
     """A sampler process as far as its parent sees it, which sends what the test says."""
 
     def __init__(self, spec, context):
-        self.returncode = None
+        self.returncode, self.pid = None, 4711
         self.killed = 0
         self.mortal = True
         self.push = context.socket(zmq.PUSH)
@@ -33,6 +34,9 @@ class Process:
         return self.returncode
 
     def wait(self, timeout=None):
+        if self.returncode is None:
+            assert timeout is not None, "waits for ever on a process that the kernel holds"
+            raise subprocess.TimeoutExpired("sampler", timeout)
         return self.returncode
 
     def kill(self):
@@ -129,6 +133,14 @@ def test_a_process_that_the_kernel_holds_is_waited_for(bench):
     bench.after(1)
     assert bench.after(SILENT_S + 1) == 1
     assert bench.processes[0].killed == 2
+
+
+@pytest.mark.parametrize("end", ["stop", "close"])
+def test_a_process_that_the_kernel_holds_does_not_keep_powerd_from_ending(bench, end):
+    bench.hear("streams", STREAMS)
+    bench.processes[0].mortal = False
+    getattr(bench.supervisor, end)()
+    assert "(process 4711) does not end: its driver hangs" in bench.said.getvalue()
 
 
 def test_what_was_not_permitted_is_said(bench):

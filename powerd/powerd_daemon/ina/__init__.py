@@ -1,9 +1,10 @@
 """Power monitors of the INA family on any register bus: tables, settings, sensors and combined scans."""
 
+from powerd_core.calibration import Calibration
 from powerd_daemon.ina.bus import Read, ReadWords, RegisterBus, scan_periods
 from powerd_daemon.ina.chips import CHIPS, ChipType, chip_type
 from powerd_daemon.ina.scanner import Scanner
-from powerd_daemon.ina.sensor import Bank, Calibration, Sensor, accuracy, conversion, line, make_bank
+from powerd_daemon.ina.sensor import Bank, Sensor, accuracy, conversion, line, make_bank
 from powerd_daemon.ina.settings import Settings
 
 __all__ = [

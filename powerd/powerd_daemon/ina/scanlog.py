@@ -85,9 +85,13 @@ class ScanLog:
         self._ages.append(0)
         self._ages_next = 1
 
-    def add_missing(self, last_ns: int, next_ns: int, period_ns: int, offsets_ns: list[int]) -> None:
-        """Rows in place of the scans that should have been between two that are too far apart. A full scan follows."""
-        count = min(round((next_ns - last_ns) / period_ns) - 1, MOST_MISSING)
+    def add_missing(self, last_ns: int, next_ns: int, period_ns: int, offsets_ns: list[int]) -> int:
+        """Rows in place of the scans that should have been between two that are too far apart. A full scan follows.
+
+        Returns how many scans are missing; there may be fewer rows.
+        """
+        missing = round((next_ns - last_ns) / period_ns) - 1
+        count = min(missing, MOST_MISSING)
         for k in range(1, count + 1):
             for at in range(self.total * self._lines, (self.total + 1) * self._lines):
                 self._flags[at] = Flag.MISSING
@@ -96,6 +100,7 @@ class ScanLog:
             self._start_ns.append(last_ns + k * (next_ns - last_ns) // (count + 1))
             self._plans.append(None)
             self._ages.append(0)
+        return missing
 
     def flag_line(self, line: int, flag: Flag) -> None:
         """Flag the latest reading of a line."""

@@ -29,14 +29,12 @@ from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.chip import Chip
 from powerd_daemon.ina.cycle import cycle_ratio
 from powerd_daemon.ina.decode import Decoder
+from powerd_daemon.ina.keeper import Counts, Keeper
 from powerd_daemon.ina.plan import Plan
 from powerd_daemon.ina.scanlog import ScanLog
 from powerd_daemon.ina.sensor import Bank, accuracy
 
-GIVE_UP_AFTER = 3
-"""Failures in a row after which a chip is set up again, or left out."""
 VERIFY_NS = 100_000_000
-PROBE_NS = 1_000_000_000
 LATE = 1.75
 """Scans this many periods apart have one missing between them."""
 
@@ -56,24 +54,17 @@ class Scanner:
         self._period_ns, self._bus_every = period_ns, bus_every
         addresses = list(dict.fromkeys(s.address for s in bank.sensors))
         of = {s.address: settings for s, settings in zip(bank.sensors, bank.settings, strict=True)}
-        self._chips = [Chip(bus, clock, a, of[a]) for a in addresses]
         self._chip_of = [addresses.index(s.address) for s in bank.sensors]
         self._lines_of = [[i for i, c in enumerate(self._chip_of) if c == k] for k in range(len(addresses))]
         self._decoder = Decoder(bank.settings)
         self._log = ScanLog(bank, self._decoder, self._chip_of, with_age=bus_every > 1)
-        self._failures = [0] * len(addresses)
-        self._settled_ns: dict[int, int] = {}
+        self.counts = Counts()
+        self._keeper = Keeper([Chip(bus, clock, a, of[a]) for a in addresses], clock, self._log, self.counts)
         self._cycle_ratios: dict[int, float] = {}
         self._active: list[int] = []
-        self.troubles: dict[int, str] = {}
-        """Addresses that are left out, and why."""
         self.combined = True
         """Whether the adapter takes several reads in one transaction; known once open."""
-        self.recovered = 0
-        """How often a chip was set up again."""
         self._until_bus = self._until_check = 0
-        self._next_check = 0
-        self._probe_ns = 0
         self._last_ns = 0
         self._centres_ns = [
             accuracy(sensor, settings, period_ns=period_ns).centre_ns
@@ -87,15 +78,18 @@ class Scanner:
         """Of the columns ``shunt`` and ``bus``."""
         return self._decoder.typecodes
 
+    @property
+    def troubles(self) -> dict[int, str]:
+        """Addresses that are left out, and why."""
+        return self._keeper.troubles
+
     def open(self) -> tuple[int, ...]:
         """Set up all chips, find out what the adapter can do, and wait for the first conversion.
 
         Returns the addresses that are left out for now. Raises `SensorError` when there is no chip at all.
         """
-        for chip in self._chips:
-            if trouble := chip.set_up():
-                self.troubles[chip.address] = trouble
-        if len(self.troubles) == len(self._chips):
+        self._keeper.set_up()
+        if not self._keeper.active:
             raise SensorError(f"{self._all_troubles()}: check the bus number, the wiring and the supply")
         self._choose()
         try:
@@ -108,13 +102,12 @@ class Scanner:
         self._choose()
         self._clock.sleep_until(self._clock.now_ns() + 2 * self._bank.longest_cycle_ns)
         self._last_ns = self._clock.now_ns()
-        self._probe_ns = self._last_ns + PROBE_NS
         self._until_check = self._check_every
         return tuple(self.troubles)
 
     def _measure_cycles(self) -> None:
         for c in self._active:
-            chip = self._chips[c]
+            chip = self._keeper.chips[c]
             # A chip that fails now is flagged by the first scan that meets it.
             with suppress(OSError):
                 self._cycle_ratios[chip.address] = cycle_ratio(self._bus, self._clock, chip.address, chip.settings)
@@ -126,7 +119,9 @@ class Scanner:
         start_ns = now()
         if start_ns - self._last_ns > self._late_ns:
             plan = self._full
-            self._log.add_missing(self._last_ns, start_ns, self._period_ns, plan.offsets_ns())
+            self.counts.missing_scans += self._log.add_missing(
+                self._last_ns, start_ns, self._period_ns, plan.offsets_ns()
+            )
         self._last_ns = start_ns
         try:
             words = plan.call()
@@ -138,12 +133,15 @@ class Scanner:
             if late_ns > self._least_centre_ns:
                 self._flag_late(range(len(self._centres_ns)), late_ns)
             self._until_bus = self._bus_every - 1 if plan.with_bus else self._until_bus - 1
-        if self._settled_ns:
-            self._flag_unsettled(start_ns)
+        if self._keeper.is_settling:
+            # A bus code without a conversion behind it must not be held.
+            self._until_bus = 0
+            self._keeper.flag_unsettled(start_ns)
         self._until_check -= 1
         # A check moves the pointer, so it waits until the bus voltages' turn comes.
         if self._until_check <= 0 and self._until_bus <= 0:
-            self._check_one()
+            self._until_check = self._check_every if self._keeper.check_next() else 0
+            self._plan_anew()
 
     def take(self, builder: BlockBuilder) -> None:
         """Append what is confirmed to ``builder``."""
@@ -151,15 +149,19 @@ class Scanner:
 
     def finish(self, builder: BlockBuilder) -> None:
         """Confirm and append everything: the last call before the bus is let go."""
-        for c in tuple(self._active):
-            if not self._check(c):
-                self._log.deny(c, Flag.IO_ERROR)
-        self._until_bus = 0
+        self._keeper.check_all()
+        self._plan_anew()
         self._log.take(builder)
+
+    def _plan_anew(self) -> None:
+        """After the keeper's work the pointers may stand anywhere, and other chips may be there."""
+        self._until_bus = 0
+        if self._keeper.active != self._active:
+            self._choose()
 
     def _choose(self) -> None:
         """Plan the reads of the chips that answer."""
-        self._active = [c for c, chip in enumerate(self._chips) if chip.address not in self.troubles]
+        self._active = self._keeper.active
         lines = [i for i, c in enumerate(self._chip_of) if c in self._active]
 
         def plan(lines: Sequence[int], with_bus: bool) -> Plan:
@@ -182,6 +184,7 @@ class Scanner:
 
     def _scan_singly(self, start_ns: int) -> None:
         """A scan after a failed one: each chip in a transfer of its own. What was failing is dealt with."""
+        self.counts.failed_scans += 1
         found: dict[int, tuple[int, bytes]] = {}
         late: dict[int, float] = {}
         for c in self._active:
@@ -192,101 +195,27 @@ class Scanner:
                 if late_ns > self._least_centre_ns:
                     late[c] = late_ns
             except OSError:
-                self._failures[c] += 1
+                self._keeper.failed(c)
             else:
-                self._failures[c] = 0
-        self._until_bus = 0
+                self._keeper.succeeded(c)
         self._log.add_singly(start_ns, self._singles, found)
         for c, late_ns in late.items():
             self._flag_late(self._lines_of[c], late_ns)
-        failed = [c for c in self._active if self._failures[c] >= GIVE_UP_AFTER]
-        if len(failed) == len(self._active):
-            for c in failed:
-                self._log.give_up(c)
+        if not self._keeper.mend_failed():
             raise SensorError(f"no chip answers any more at {self._addresses()}: check the bus and the supply")
-        for c in failed:
-            self._set_up_again(c)
-
-    def _check_one(self) -> None:
-        self._until_check = self._check_every
-        self._next_check += 1
-        if self.troubles and self._clock.now_ns() >= self._probe_ns:
-            self._probe()
-        elif self._active and not self._check(self._active[self._next_check % len(self._active)]):
-            self._next_check -= 1
-            self._until_check = 0
-        self._until_bus = 0
-
-    def _check(self, c: int) -> bool:
-        """Read one chip's configuration back, and confirm what was read from it or flag it. False: try again soon."""
-        try:
-            is_as_set = self._chips[c].is_as_set()
-        except OSError:
-            self._failures[c] += 1
-            if self._failures[c] >= GIVE_UP_AFTER:
-                self._set_up_again(c)
-            return False
-        if is_as_set:
-            self._log.confirm(c)
-        else:
-            self._set_up_again(c)
-        return True
-
-    def _set_up_again(self, c: int) -> None:
-        """Set up a chip that fell silent or forgot its settings; leave it out when that fails."""
-        chip = self._chips[c]
-        fell_silent, self._failures[c] = self._failures[c] > 0, 0
-        if fell_silent:
-            with suppress(OSError):
-                if chip.is_as_set():
-                    self._log.confirm(c)
-                    self._until_bus = 0
-                    return
-        self._log.deny(c, Flag.IO_ERROR if fell_silent else Flag.RESET)
-        if trouble := chip.set_up():
-            self.troubles[chip.address] = trouble
-            self._probe_ns = self._clock.now_ns() + PROBE_NS
-            self._choose()
-            return
-        self.recovered += 1
-        self._settle(c)
-
-    def _probe(self) -> None:
-        """Try one chip that is left out; each has its turn about once a second."""
-        self._probe_ns = self._clock.now_ns() + PROBE_NS // len(self.troubles)
-        address, _ = next(iter(self.troubles.items()))
-        c = next(i for i, chip in enumerate(self._chips) if chip.address == address)
-        trouble = self._chips[c].set_up()
-        del self.troubles[address]
-        if trouble:
-            self.troubles[address] = trouble
-            return
-        self.recovered += 1
-        self._choose()
-        self._settle(c)
-
-    def _settle(self, c: int) -> None:
-        self._until_bus = 0
-        self._settled_ns[c] = self._clock.now_ns() + self._chips[c].settings.longest_cycle_ns
+        self._plan_anew()
 
     def _flag_late(self, lines: Iterable[int], late_ns: float) -> None:
         """Nobody knows whether a transfer began late or its end was noticed late: beyond what a line says of its
         times, there is no reading of this moment."""
+        self.counts.late_reads += 1
         for i in lines:
             if late_ns > self._centres_ns[i]:
                 self._log.flag_line(i, Flag.MISSING)
 
-    def _flag_unsettled(self, start_ns: int) -> None:
-        # A bus code without a conversion behind it must not be held.
-        self._until_bus = 0
-        for c, settled_ns in list(self._settled_ns.items()):
-            if start_ns >= settled_ns:
-                del self._settled_ns[c]
-            else:
-                self._log.flag_last(c, Flag.RESET)
-
     def _addresses(self) -> str:
-        return ", ".join(f"{c.address:#04x}" for c in self._chips)
+        return ", ".join(f"{c.address:#04x}" for c in self._keeper.chips)
 
     def _all_troubles(self) -> str:
-        return "; ".join(f"{c.settings.chip} at {c.address:#04x} {self.troubles[c.address]}" for c in self._chips)
+        chips = self._keeper.chips
+        return "; ".join(f"{c.settings.chip} at {c.address:#04x} {self.troubles[c.address]}" for c in chips)

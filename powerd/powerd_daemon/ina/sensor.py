@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import hypot, sqrt
 
+from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, Line, Provenance, ShuntConversion
 from powerd_daemon.ina.chips import chip_type
@@ -13,29 +14,6 @@ from powerd_daemon.ina.settings import Settings
 
 _LATCH_NS = 15_000
 """The chip latches a word some SCL periods behind the middle of its transfer (5 of 48, at 400 kHz)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calibration:
-    """Metadata of a line, never applied to codes: current_a = (shunt_v / shunt_ohm + offset_a) * gain."""
-
-    offset_a: float = field(default=0.0, metadata={"help": "added to the current before the gain"})
-    gain: float = field(default=1.0, metadata={"help": "factor of the current"})
-    u_offset_a: float | None = field(
-        default=None, metadata={"help": "standard uncertainty of the zero; without it, the data sheet's limit counts"}
-    )
-    u_gain: float | None = field(
-        default=None, metadata={"help": "standard uncertainty of the power's gain; without it, the data sheet's counts"}
-    )
-    date: str = field(default="", metadata={"help": "when it was calibrated, such as '2025-06-30'"})
-    temperature_c: float | None = field(default=None, metadata={"help": "at which temperature"})
-    reference: str = field(default="", metadata={"help": "against what"})
-
-    def __post_init__(self) -> None:
-        if self.gain <= 0:
-            raise ConfigError(f"calibration: gain = {self.gain:g} must be positive")
-        if min(self.u_offset_a or 0.0, self.u_gain or 0.0) < 0:
-            raise ConfigError("calibration: u_offset_a and u_gain must not be negative")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +29,9 @@ class Sensor:
     nominal_v: float = field(default=12.0, metadata={"help": "voltage of the line"})
     shunt_adc: str = field(default="", metadata={"help": "shunt conversion: INA219 9bit ... avg128, others 140us ..."})
     bus_adc: str = field(default="", metadata={"help": "bus voltage conversion, likewise"})
-    averages: int = field(default=1, metadata={"help": "conversions that are averaged (not INA219: see shunt_adc)"})
+    averages: int = field(
+        default=1, metadata={"help": "conversions that are averaged (INA226, INA228; for the INA219 see shunt_adc)"}
+    )
     shunt_range: str = field(default="", metadata={"help": "such as 320mV (INA219) or 41mV (INA228); empty = widest"})
     bus_range: str = field(default="", metadata={"help": "16V or 32V (INA219); empty = widest"})
     grade: str = field(default="", metadata={"help": "grade of an INA219: A or B"})
@@ -150,10 +130,7 @@ def accuracy(sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: fl
     else:
         u_gain = u_gain if c.u_gain is None else hypot(c.u_gain, bus_hold / sqrt(3))
         u_offset_w = u_offset_w if c.u_offset_a is None else c.u_offset_a * c.gain * sensor.nominal_v
-        what = " and ".join(n for n, u in (("gain", c.u_gain), ("zero", c.u_offset_a)) if u is not None)
-        origin += f"; {what} calibrated {c.date or 'at an unknown date'}"
-        if c.temperature_c is not None:
-            origin += f" at {c.temperature_c:g} C"
+        origin += f"; {c.what_and_when}"
     tolerance = kind.clock_tolerance
     age_ns, half_ns = settings.age_ns(sensor.channel), settings.cycle_ns / 2
     # When a register is renewed within the sequence is not stated by all data sheets: up to one bus conversion earlier.

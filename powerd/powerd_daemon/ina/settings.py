@@ -1,8 +1,8 @@
 """How a chip converts: its settings, the words that bring them about, and the times and limits that follow.
 
 Shunt and bus are converted one after the other, over and over, for all channels in turn. The INA219 averages the shunt,
-then the bus, and renews each register when its own conversion ends. The others take the averages over the whole
-sequence and renew all registers when it is complete.
+then the bus, and renews each register when its own conversion ends; so does the INA3221, channel by channel. The INA226
+and INA228 take the averages over the whole sequence and renew all registers when it is complete.
 """
 
 from __future__ import annotations
@@ -117,8 +117,9 @@ class Settings:
     def age_ns(self, channel: int = 1) -> int:
         """How long before its reading the middle of a shunt code's window was, on average.
 
-        A reading comes at any moment, so its code was renewed half a cycle ago on average. The INA219 renews it at
-        the end of its window. The others do so at the end of the sequence, of which this channel's window is a part.
+        A reading comes at any moment, so its code was renewed half a cycle ago on average. The INA219 and the INA3221
+        renew it at the end of its window. The others do so at the end of the sequence, of which this channel's window
+        is a part.
         """
         if self.type.renews_at_once:
             return self.cycle_ns // 2 + self.window_ns // 2

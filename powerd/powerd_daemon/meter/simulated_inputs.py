@@ -9,6 +9,8 @@ from math import inf, nan
 from powerd_daemon.meter.wt310 import AMPERE_RANGES, INTEGRATING, OVER_RANGE, RATES_S, UPDATED, VOLT_RANGES
 
 OUT_OF_RANGE, NOT_NOW = (222, "Data out of range"), (813, "Invalid operation")
+STARTED, NOT_STARTED, NOT_STOPPED = (842, "Integration runs"), (844, "Integration does not run"), (845, "Stop it first")
+"""813: not while it integrates. The numbers are the meter's; the words of the last three are ours."""
 CLIP = 1.4
 """A range shows up to this much of itself."""
 UPDATING_NS = 5_000_000
@@ -105,22 +107,22 @@ class Inputs:
         self._skip_update = True
 
     def start(self, t_ns: int) -> None:
-        if self.integration not in ("RESET", "STOP"):
-            raise Refused(NOT_NOW)
+        if self.integration == "START":
+            raise Refused(STARTED)
         self.integration = "START"
         self._integrated_to_ns = t_ns
         self._registers.set(self._registers.condition | INTEGRATING)
 
     def stop(self, t_ns: int) -> None:
         if self.integration != "START":
-            raise Refused(NOT_NOW)
+            raise Refused(NOT_STARTED)
         self._integrate(t_ns)
         self.integration = "STOP"
         self._registers.set(self._registers.condition & ~INTEGRATING)
 
     def reset(self) -> None:
         if self.integration == "START":
-            raise Refused(NOT_NOW)
+            raise Refused(NOT_STOPPED)
         self.integration, self._integrated_j, self._wh = "RESET", 0.0, nan
 
     def advance(self, t_ns: int) -> int | None:

@@ -18,7 +18,8 @@ AMPERE_RANGES = {
 """Ranges by crest factor."""
 
 UPDATED, INTEGRATING, OVER_RANGE = 0x1, 0x2, 0x40 | 0x80 | 0x100
-"""Bits of the condition and extended event registers (section 7.4): UPD; ITG; OVR1, POV1, POA1."""
+"""Bits of the condition and extended event registers (section 7.4): UPD, set while an update is being written, so that
+its fall is the end; ITG; OVR1, POV1, POA1. A filter's number is its bit's plus one."""
 
 CODES_PER_UNIT = 1_000_000
 """Readings are kept as whole microwatts and micro-watt-hours: the meter's digits, exactly."""
@@ -123,23 +124,43 @@ def exchange_s(baud: int, *, wait: bool) -> float:
     return (len(WAIT if wait else "") + len(VALUES) + REPLY_CHARS + 4) * 10 / baud
 
 
-def accuracy(*, is_dc: bool, volts: float, amperes: float, window_ns: int, centre_ns: int) -> Accuracy:
-    """Of the power, as standard uncertainties, from the limits that the maker states.
+POWER_FACTOR = 0.9
+"""What the 80 PLUS programme asks of a supply at half its load."""
 
-    AC of 45 to 66 Hz: ±(0.1 % of reading + 0.05 % of range); DC: ±(0.1 % of reading + 0.2 % of range). The range of a
-    power is the product of both ranges.
+
+def accuracy(
+    *, model: str, is_dc: bool, crest_factor: int, volts: float, amperes: float, window_ns: int, centre_ns: int
+) -> Accuracy:
+    """Of the power, as standard uncertainties, from the limits that the maker states for twelve months.
+
+    IM WT310E-02EN and IM WT310-02EN, section 7.3.2. The range of a power is the product of both ranges. A crest factor
+    of 6 doubles the share of the range. AC is stated for a power factor of 1; with another, 0.1 % of the reactive power
+    are added (the share of the range stays as for 1, which is the larger).
     """
-    share = 0.002 if is_dc else 0.0005
+    old, large = "E" not in model.upper(), "H" in model.upper()
+    reading = 0.003 if is_dc and large else 0.001
+    share = 0.002 if is_dc else 0.001 if old else 0.0005
+    if crest_factor == 6:
+        share *= 2
+    phase = 0.0 if is_dc else 0.001 * sqrt(1 / POWER_FACTOR**2 - 1)
     range_w = volts * amperes
-    what = "DC" if is_dc else "AC of 45-66 Hz"
+    what = "DC" if is_dc else f"AC of 45-66 Hz, power factor {POWER_FACTOR:g} or more"
     return Accuracy(
-        u_gain=0.001 / sqrt(3),
+        u_gain=(reading + phase) / sqrt(3),
         u_offset_w=share * range_w / sqrt(3),
         step_w=range_w * 1e-5,
         window_ns=window_ns,
         centre_ns=centre_ns,
-        origin=f"WT310E specification, {what}: ±(0.1 % of reading + {share:.2%} of the {range_w:g} W range)",
+        origin=(
+            f"{model} specification, {what}: "
+            f"±({reading + phase:.2%} of reading + {share:.2%} of the {range_w:g} W range)"
+        ),
     )
+
+
+def model_of(identity: str) -> str:
+    """The model that an answer to ``*IDN?`` names."""
+    return identity.split(",")[1].strip()
 
 
 def check_identity(text: str) -> str:

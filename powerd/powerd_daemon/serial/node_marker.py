@@ -21,6 +21,8 @@ class MarkerRows:
         self._next: int | None = None
         """Number of the next edge; None until the node has said."""
         self._last_ns: int | None = None
+        self.lost = 0
+        """Edges in gaps."""
 
     def edge(self, edge: Edge, t_ns: int, cause: str) -> None:
         """An edge at ``t_ns`` of the board's clock; ``cause`` is that of edges missing in front of it, if any."""
@@ -45,6 +47,7 @@ class MarkerRows:
     def _find_lost(self, sequence: int, t_ns: int, cause: str) -> None:
         if self._next is None or not (lost := (sequence - self._next) & 0xFFFF):
             return
+        self.lost += lost
         b = self._builder
         self._close_block()
         begin_ns = t_ns if self._last_ns is None else min(self._last_ns, t_ns)

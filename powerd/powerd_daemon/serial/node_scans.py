@@ -56,6 +56,12 @@ class ScanRows:
         self._last_ns = -(1 << 62)
         self._reset: int | None = None
         self._unknown = 0
+        self.valid = (1 << self._count) - 1
+        """Bit i: sensor i was read by the latest scan."""
+        self.lost = 0
+        """Scans in gaps."""
+        self.unfit = 0
+        """Scans that were dropped, since they fit neither the sensors nor the scans before."""
         self._fresh_ns = [-(1 << 62)] * self._count
         self._taken_ns: int | None = None
         self._ages_ns = [s.age_ns() for s in self._settings]
@@ -67,7 +73,9 @@ class ScanRows:
         ``cause`` is that of the scans missing in front of it, if any. False for one that does not fit: it is dropped.
         """
         if len(scan.words) != 4 * self._count or (self._last and node_us <= self._last[1]):
+            self.unfit += 1
             return False
+        self.valid = scan.valid
         missing = self._missing(scan, node_us)
         if t_ns is None:
             self._note(scan, node_us)
@@ -129,6 +137,7 @@ class ScanRows:
         self._reset = scan.reset
 
     def _hole(self, lost: int, cause: str) -> None:
+        self.lost += lost
         self._held.append(_Hole(lost, cause))
 
     def _deny(self, sensors: int) -> None:

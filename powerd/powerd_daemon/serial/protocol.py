@@ -120,6 +120,18 @@ class Status:
     lost_edges: int
     sensor_resets: int
 
+    @property
+    def counters(self) -> dict[str, int]:
+        """The six counters by name: of I2C since it was configured, the others since it started."""
+        return {
+            "i2c_errors": self.i2c_errors,
+            "missed_scans": self.missed_scans,
+            "dropped_frames": self.dropped_frames,
+            "damaged_commands": self.damaged_commands,
+            "lost_edges": self.lost_edges,
+            "sensor_resets": self.sensor_resets,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -14,6 +14,9 @@ from powerd_daemon.ina.chips import CONFIG, RST, ChipType, chip_type
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.sim.registers import Fields, fields_of, find_adc, status_of, writable
 
+_FORGOTTEN = 16
+"""After so many times the number of averages, a running average keeps nothing that would show in a code."""
+
 MeanCurrent = Callable[[int, int], float]
 """Average current in amperes between two times of the board's clock."""
 
@@ -63,8 +66,9 @@ class Load:
 class SimChip:
     """One chip with the shunts and supplies of its channels. All times are the board clock's, and must not go back.
 
-    The INA219 gives each register its value when that conversion ends; the others do so when all averages of all
-    channels are complete. Where a resolution below the full one is set, the codes are coarser by as many bits.
+    INA219 and INA3221 give each register its value when that conversion ends; the others do so when all averages are
+    complete. The INA3221 averages by moving its register a share of the way to each new value. Where a resolution below
+    the full one is set, the codes are coarser by as many bits.
     """
 
     def __init__(
@@ -82,6 +86,8 @@ class SimChip:
         self._registers |= {register: value for register, value, _ in self.type.identity}
         self._shunt = [0] * len(self.type.channels)
         self._bus = [0] * len(self.type.channels)
+        self._mean_a = [0.0] * len(self.type.channels)
+        self._mean_bus_v = [0.0] * len(self.type.channels)
         self._current = self._power = 0
         self._ready = self._overflow = False
         self._configure(t_ns)
@@ -138,46 +144,69 @@ class SimChip:
         self._range = next(r for r in kind.shunt_ranges.values() if r.code == f.shunt_range)
         self._bus_full_scale = next(r.full_scale for r in kind.bus_ranges.values() if r.code == f.bus_range)
         self._since_ns = t_ns
-        self._shunts = self._cycles = 0
+        self._cycles = 0
+        self._shunts, self._buses = [0] * len(f.channels), [0] * len(f.channels)
         if f.mode not in (0, 4):
             self._ready = False
 
     def _convert(self, t_ns: int) -> None:
         """Bring the registers up to what was converted until ``t_ns``."""
-        one_ns, f = self._shunt_ns + self._bus_ns, self._fields
-        cycle_ns = one_ns * len(f.channels) * f.averages
-        if not cycle_ns:
+        if not (cycle_ns := self._cycle_ns()):
             return
         cycles, rest_ns = divmod(max(t_ns - self._since_ns, 0), cycle_ns)
-        at_once = self.type.renews_at_once
-        shunts = cycles + (at_once and self._shunt_ns > 0 and rest_ns >= self._shunt_ns)
-        if not f.mode & 4:
-            cycles, shunts = min(cycles, 1), min(shunts, 1)
+        if cycles and not self._fields.mode & 4:
+            cycles, rest_ns = 1, 0
         if cycles > self._cycles:
             self._cycles = cycles
-            # A shunt code that the next conversion has replaced already matters to CURRENT alone.
-            needed = shunts == cycles or self._registers.get(5)
-            if self._shunts < cycles and self._shunt_ns and needed:
-                self._take_shunts(cycles - 1, cycle_ns)
-                self._shunts = cycles
-            if self._bus_ns:
-                for channel in f.channels:
-                    self._bus[channel] = self._bus_code(self._loads[channel])
+            if self._registers.get(5):
+                # CURRENT and POWER are made of this cycle's codes, even where the next one has replaced some by now.
+                self._renew(cycles, 0)
             self._multiply()
             self._ready = True
-        if shunts > self._shunts:
-            self._shunts = shunts
-            self._take_shunts(shunts - 1, cycle_ns)
+        self._renew(cycles, rest_ns)
 
-    def _take_shunts(self, cycle: int, cycle_ns: int) -> None:
+    def _cycle_ns(self) -> int:
+        """Distance of two codes of a channel."""
+        f = self._fields
+        conversions = len(f.channels) * (1 if self.type.renews_at_once else f.averages)
+        return conversions * (self._shunt_ns + self._bus_ns)
+
+    def _renew(self, cycles: int, rest_ns: int) -> None:
+        """Give the registers what is complete after so many cycles and ``rest_ns`` of the next."""
+        one_ns = self._shunt_ns + self._bus_ns
+        for k in range(len(self._fields.channels)):
+            of_this_ns = rest_ns - k * one_ns if self.type.renews_at_once else -1
+            shunts, buses = cycles + (of_this_ns >= self._shunt_ns), cycles + (of_this_ns >= one_ns)
+            if self._shunt_ns and shunts > self._shunts[k]:
+                self._take_shunt(k, range(self._shunts[k], shunts))
+                self._shunts[k] = shunts
+            if self._bus_ns and buses > self._buses[k]:
+                self._take_bus(k, buses - self._buses[k])
+                self._buses[k] = buses
+
+    def _take_shunt(self, k: int, cycles: range) -> None:
         f, one_ns = self._fields, self._shunt_ns + self._bus_ns
-        begin_ns = self._since_ns + cycle * cycle_ns
-        for k, channel in enumerate(f.channels):
-            load, total = self._loads[channel], 0.0
-            for n in range(f.averages):
+        channel = f.channels[k]
+        load, mean_a = self._loads[channel], self._mean_a[channel]
+        runs = self.type.renews_at_once
+        for cycle in cycles[-_FORGOTTEN * f.averages :] if runs and f.averages > 1 else cycles[-1:]:
+            begin_ns = self._since_ns + cycle * self._cycle_ns()
+            total = 0.0
+            for n in range(1 if runs else f.averages):
                 t_ns = begin_ns + (n * len(f.channels) + k) * one_ns
                 total += load.mean_a(t_ns, t_ns + self._shunt_ns)
-            self._shunt[channel] = self._shunt_code(load, total / f.averages)
+            mean_a = mean_a + (total - mean_a) / f.averages if runs else total / f.averages
+        self._mean_a[channel] = mean_a
+        self._shunt[channel] = self._shunt_code(load, mean_a)
+
+    def _take_bus(self, k: int, conversions: int) -> None:
+        channel = self._fields.channels[k]
+        load, averages = self._loads[channel], self._fields.averages
+        # The voltage is steady, so a mean of any kind is its own, but for what a running one keeps of the time before.
+        kept = (1 - 1 / averages) ** conversions if self.type.renews_at_once else 0.0
+        mean_v = load.bus_v + (self._mean_bus_v[channel] - load.bus_v) * kept
+        self._mean_bus_v[channel] = mean_v
+        self._bus[channel] = self._bus_code(mean_v)
 
     def _shunt_code(self, load: Load, current_a: float) -> int:
         e, r = self._errors, self._range
@@ -185,9 +214,9 @@ class SimChip:
         bits = self._shunt_adc.bits_lost + {"INA228": 4, "INA3221": 3}.get(self.type.name, 0)
         return min(max(_quantise(shunt_v / r.lsb_v, bits), -r.full_scale), r.full_scale)
 
-    def _bus_code(self, load: Load) -> int:
+    def _bus_code(self, steady_v: float) -> int:
         e = self._errors
-        bus_v = load.bus_v * (1 + e.bus_gain) + e.bus_offset_v if load.bus_v else 0.0
+        bus_v = steady_v * (1 + e.bus_gain) + e.bus_offset_v if steady_v else 0.0
         return min(max(_quantise(bus_v / self.type.bus_lsb_v, self._bus_adc.bits_lost), 0), self._bus_full_scale)
 
     def _multiply(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from powerd_daemon.ina.chips import CONFIG, Adc, ChipType
+from powerd_daemon.ina.chips import AVERAGES, CONFIG, Adc, ChipType
 
 _WRITABLE: dict[str, dict[int, int]] = {
     "INA219": {CONFIG: 0x3FFF, 5: 0xFFFE},
@@ -38,7 +38,7 @@ def fields_of(kind: ChipType, registers: Mapping[int, int]) -> Fields:
     word = registers[CONFIG]
     if kind.name == "INA219":
         return Fields(word & 7, word >> 3 & 15, word >> 7 & 15, 1, word >> 11 & 3, word >> 13 & 1, (0,))
-    counts = {code: n for n, code in kind.averages.items()}
+    counts = {code: n for n, code in AVERAGES.items()}
     if kind.name == "INA228":
         adc = registers[1]
         # Bits of the mode: 15 continuous, 14 temperature, 13 shunt, 12 bus.

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from powerd_core.blocks import BlockBuilder
 from powerd_core.model import Block, Device, Gap, Stream
 from powerd_daemon.clock import Clock
 
@@ -28,6 +29,10 @@ class Start:
     clock: Clock
     next_sequence: Mapping[int, int] = field(default_factory=dict)
     """First sequence number to give out for each stream number (0 where absent): a restarted sampler goes on."""
+
+    def builder(self, stream: Stream) -> BlockBuilder:
+        """Blocks of one of its streams, in this epoch, numbered where its last sampler left off."""
+        return BlockBuilder(stream, self.epoch, self.next_sequence.get(stream.number, 0))
 
 
 class Source(ABC):
@@ -64,7 +69,9 @@ class Source(ABC):
         return self.take()
 
     def health(self) -> dict[str, object]:
-        """What the statistics are to say about the sensors, as plain values. Must be cheap."""
+        """What `powerd stats` is to say about the sensors beside the sampler's own figures: counters since `open` and
+        the state of things, by name, as plain JSON values. Asked for every second and once more before `close`, also
+        when the sensor was just lost; must be cheap and must not ask the sensor."""
         return {}
 
     def close(self) -> None:  # noqa: B027  (nothing to release is the common case)

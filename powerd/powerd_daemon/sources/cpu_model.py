@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import (
     Accuracy,
@@ -57,8 +56,7 @@ class CpuModelSource(Source):
         self._reader: ProcessCpu | HostCpu | None = None
         self._gone = False
         self._stream = self._describe()
-        number = start.first_stream
-        self._builder = BlockBuilder(self._stream, start.epoch, start.next_sequence.get(number, 0))
+        self._builder = start.builder(self._stream)
 
     @property
     def period_ns(self) -> int:

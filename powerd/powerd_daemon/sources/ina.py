@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
-from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.i2c.linux import LinuxBus
 from powerd_daemon.ina.bus import RegisterBus
-from powerd_daemon.ina.sensor import Sensor, make_bank
+from powerd_daemon.ina.sensor import Sensor
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.rails import RailsSource
 
@@ -50,23 +49,12 @@ class InaSource(RailsSource):
     what = "power rails on shunts"
 
     def __init__(self, options: InaOptions, start: Start) -> None:
-        o = options
-        sensors, self._records = calibrated_by(o.calibration, o.sensors, bus=o.bus)
-        super().__init__(
-            options,
-            start,
-            make_bank(sensors),
-            device=o.device,
-            rate_hz=o.rate_hz,
-            scl_hz=o.scl_hz,
-            bus_every=o.bus_every,
-            bus_hold=o.bus_hold,
-        )
+        super().__init__(options, start, options.sensors, bus=options.bus)
         self._bus: LinuxBus | None = None
 
     def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
         self._bus = LinuxBus(self.options.bus, timeout_ms=self.options.timeout_ms)
-        return self._bus, {"bus": self._bus.path, "calibration": self._records}
+        return self._bus, {"bus": self._bus.path}
 
     def close(self) -> None:
         if self._bus is not None:

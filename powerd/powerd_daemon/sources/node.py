@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import ClassVar
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.model import (
     Accuracy,
@@ -78,6 +77,7 @@ class NodeSource(Source):
         self._boot = 0
         self._damaged = 0
         self._echo_ns = self._heard_ns = 0
+        self._found: NodeDescription | None = None
         self.status: Status | None = None
         """The node's last word on itself."""
 
@@ -92,12 +92,12 @@ class NodeSource(Source):
         link.ask(Kind.STOP, Answer)
         link.ask(Kind.CONFIGURE, Answer, configure_payload(self._period_us, self._wanted()))
         found = link.ask(Kind.DESCRIBE, NodeDescription)
-        self._boot = found.boot
+        self._found, self._boot = found, found.boot
         if not found.answering:
             raise SensorError(f"{o.port}: no INA219 answers the node: check the wiring and the supply of the sensors")
         self._synchronise(link)
         streams = self._describe(link, found)
-        builders = [BlockBuilder(s, self.start.epoch, self.start.next_sequence.get(s.number, 0)) for s in streams]
+        builders = [self.start.builder(s) for s in streams]
         self._rows = ScanRows(builders[0], self._bank.settings, self._period_us)
         self._marker = MarkerRows(builders[1]) if o.marker else None
         link.ask(Kind.START, Answer)
@@ -124,6 +124,25 @@ class NodeSource(Source):
     def take(self) -> list[Block | Gap]:
         made = self._rows.take() if self._rows else []
         return made + (self._marker.take() if self._marker else [])
+
+    def health(self) -> dict[str, object]:
+        link, rows, found = self._link, self._rows, self._found
+        if link is None or rows is None or found is None:
+            return {}
+        return {
+            "left_out": [s.name for i, s in enumerate(self.options.sensors) if not rows.valid >> i & 1],
+            "lost_scans": rows.lost,
+            "unfit_scans": rows.unfit,
+            "lost_edges": self._marker.lost if self._marker else 0,
+            "damaged_frames": link.deframer.damaged,
+            "unusable_frames": link.unknown,
+            "clock_half_us": self._half_ns(link) / 1000 if len(link.time) else None,
+            "node": {
+                "firmware": found.software,
+                "reset_cause": found.reset_cause,
+                **(self.status.counters if self.status else {}),
+            },
+        }
 
     def close(self) -> None:
         port, self._port, self._link = self._port, None, None

@@ -86,7 +86,7 @@ class NvmlSource(Source):
             for quantity in quantities:
                 number = self.start.first_stream + len(streams)
                 stream = quantity.describe(number, self.start.name)
-                builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(number, 0))
+                builder = self.start.builder(stream)
                 quantity.build(builder)
                 streams.append(stream)
                 self._builders.append(builder)
@@ -110,6 +110,9 @@ class NvmlSource(Source):
     def take(self) -> list[Block | Gap]:
         blocks = (builder.take() for builder in self._builders)
         return [block for block in blocks if block]
+
+    def health(self) -> dict[str, object]:
+        return {"refused": {quantity.name: quantity.refused for quantity in self._quantities}}
 
     def close(self) -> None:
         if self._started:

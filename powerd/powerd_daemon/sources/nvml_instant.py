@@ -89,6 +89,7 @@ class InstantPower(Quantity):
         try:
             value = self._read()
         except NvmlRefused:
+            self.refused += 1
             if now_ns - self._renewed_ns >= UPDATE_NS:
                 self._renewed_ns = now_ns
                 self.append(now_ns - self._age_ns, 0, Flag.IO_ERROR)

@@ -55,6 +55,8 @@ class Quantity(ABC):
         """Asks NVML once. Raises `NvmlRefused` when the GPU does not have the quantity."""
         self.nvml, self.clock, self.gpu, self.interval_ns = nvml, clock, gpu, interval_ns
         self.due_ns = 0
+        self.refused = 0
+        """Questions that NVML did not answer, though the GPU has the quantity."""
         self._last_ns = -(1 << 62)
         self._builder: BlockBuilder | None = None
 
@@ -129,5 +131,6 @@ class EnergyCounter(Quantity):
         try:
             value, flag = self._read(), 0
         except NvmlRefused:
+            self.refused += 1
             value, flag = 0, Flag.IO_ERROR
         self.append((begin_ns + self.clock.now_ns()) // 2, value, flag)

@@ -68,6 +68,7 @@ class SampleBuffer(Quantity):
         try:
             found = self.nvml.samples(self.gpu.handle, self._seen_us)
         except NvmlRefused:
+            self.refused += 1
             found, flag = [], Flag.IO_ERROR
         for t_us, value in sorted(found):
             if t_us < self._seen_us + self.APART_US:

@@ -131,6 +131,7 @@ class SideChannels(Quantity):
             try:
                 code, flag = channel.read(), 0
             except NvmlRefused:
+                self.refused += 1
                 code, flag = 0, int(Flag.IO_ERROR)
             after_ns = self.clock.now_ns()
             times.append((before_ns + after_ns) // 2 - begin_ns)

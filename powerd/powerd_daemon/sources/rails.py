@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Protocol
 
 from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError
 from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
+from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.plan import wire_limit_hz
 from powerd_daemon.ina.scanner import Scanner
-from powerd_daemon.ina.sensor import Bank, line
+from powerd_daemon.ina.sensor import Sensor, line, make_bank
 from powerd_daemon.sources.base import Source, Start
 
 MOST_BUS_EVERY = 200
+
+
+class RailsOptions(Protocol):
+    """What the options of all sources of INA chips have."""
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def rate_hz(self) -> float: ...
+    @property
+    def scl_hz(self) -> float: ...
+    @property
+    def bus_every(self) -> int: ...
+    @property
+    def bus_hold(self) -> float: ...
+    @property
+    def calibration(self) -> str: ...
 
 
 class RailsSource(Source):
@@ -30,18 +48,19 @@ class RailsSource(Source):
 
     def __init__(
         self,
-        options: Any,
+        options: RailsOptions,
         start: Start,
-        bank: Bank,
+        sensors: Sequence[Sensor],
         *,
-        device: str,
-        rate_hz: float,
-        scl_hz: float,
-        bus_every: int = 1,
-        bus_hold: float = 0.0,
+        bus: int | str,
         combined: bool = True,
     ) -> None:
+        """``bus`` is what a calibration file calls the bus of ``sensors``."""
         super().__init__(options, start)
+        known, self._records = calibrated_by(options.calibration, sensors, bus=bus)
+        self.bank = bank = make_bank(known)
+        rate_hz, scl_hz = options.rate_hz, options.scl_hz
+        bus_every, bus_hold = options.bus_every, options.bus_hold
         if min(rate_hz, scl_hz) <= 0:
             raise ConfigError("rate_hz and scl_hz must be positive")
         if not 1 <= bus_every <= MOST_BUS_EVERY:
@@ -54,8 +73,7 @@ class RailsSource(Source):
                 f"rate_hz = {rate_hz:g} does not fit on a bus of scl_hz = {scl_hz:g}: at most {int(most_hz)} scans of "
                 f"{len(bank.sensors)} sensors a second ({scl_hz / most_hz:.0f} clock periods each)"
             )
-        self.bank = bank
-        self._device, self._rate_hz, self._scl_hz, self._bus_every = device, rate_hz, scl_hz, bus_every
+        self._device, self._rate_hz, self._scl_hz, self._bus_every = options.device, rate_hz, scl_hz, bus_every
         self._bus_hold = bus_hold if bus_every > 1 else 0.0
         self._scanner: Scanner | None = None
         self._builder: BlockBuilder | None = None
@@ -74,9 +92,9 @@ class RailsSource(Source):
             bus, self.start.clock, self.bank, scl_hz=self._scl_hz, period_ns=self.period_ns, bus_every=self._bus_every
         )
         scanner.open()
+        self._refuse_single_reads(scanner)
         stream = self._describe(scanner, detail)
-        first = self.start.next_sequence.get(stream.number, 0)
-        self._builder = BlockBuilder(stream, self.start.epoch, first)
+        self._builder = self.start.builder(stream)
         owners = dict.fromkeys(made.device for made in stream.lines)
         devices = tuple(Device(o, tuple(m.name for m in stream.lines if m.device == o), self.what) for o in owners)
         return (stream,), devices
@@ -106,7 +124,18 @@ class RailsSource(Source):
         if self._scanner is None:
             return {}
         out = {f"{address:#04x}": trouble for address, trouble in self._scanner.troubles.items()}
-        return {"left_out": out, "set_up_again": self._scanner.recovered, "combined_reads": self._scanner.combined}
+        counts = asdict(self._scanner.counts)
+        return {"combined_reads": self._scanner.combined, "left_out": out, **counts}
+
+    def _refuse_single_reads(self, scanner: Scanner) -> None:
+        """Probing found an adapter that cannot combine reads: what is asked may be more than it carries."""
+        most_hz = wire_limit_hz(self.bank, self._scl_hz, combined=False, bus_every=self._bus_every)
+        if not scanner.combined and self._rate_hz > most_hz:
+            raise ConfigError(
+                f"rate_hz = {self._rate_hz:g} is more than this bus can carry: its adapter cannot combine reads, and "
+                f"{self._scl_hz / most_hz:.0f} clock periods a scan at scl_hz = {self._scl_hz:g} allow {int(most_hz)} "
+                "scans a second"
+            )
 
     def _describe(self, scanner: Scanner, detail: Mapping[str, object]) -> Stream:
         lines = tuple(
@@ -126,6 +155,7 @@ class RailsSource(Source):
             "scl_hz": self._scl_hz,
             "combined_reads": scanner.combined,
             "bus_every": self._bus_every,
+            "calibration": self._records,
             "sensors": [asdict(s) for s in self.bank.sensors],
             "configuration": {
                 f"{s.address:#04x}": [f"{register:#04x}={word:#06x}" for register, word in settings.words]

@@ -79,6 +79,7 @@ class RaplSource(Source):
         self._cpuinfo = cpuinfo
         self._readers: list[ZoneReader] = []
         self._unwraps: list[Unwrap] = []
+        self._failed: list[int] = []
         self._builder: BlockBuilder | None = None
 
     @property
@@ -91,6 +92,7 @@ class RaplSource(Source):
         for zone in zones:
             self._readers.append(ZoneReader(zone))
             self._unwraps.append(Unwrap(zone.range_uj, o.most_w))
+        self._failed = [0] * len(zones)
         failed = [r.path for r in self._readers if r() is None]
         if failed:
             raise SensorError(f"{failed[0]} does not give a number: does the kernel support this processor?")
@@ -103,8 +105,7 @@ class RaplSource(Source):
             self.period_ns,
             self._detail(zones),
         )
-        number = self.start.first_stream
-        self._builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(number, 0))
+        self._builder = self.start.builder(stream)
         return (stream,), self._devices(zones)
 
     def poll(self) -> None:
@@ -112,13 +113,15 @@ class RaplSource(Source):
         now_ns = self.start.clock.now_ns
         begin_ns = before_ns = now_ns()
         times, flags, codes = [], [], []
-        for reader, unwrap in zip(self._readers, self._unwraps, strict=True):
+        for i, (reader, unwrap) in enumerate(zip(self._readers, self._unwraps, strict=True)):
             raw_uj = reader()
             after_ns = now_ns()
             t_ns = (before_ns + after_ns) // 2
             before_ns = after_ns
             code, flag = 0, Flag.IO_ERROR
-            if raw_uj is not None:
+            if raw_uj is None:
+                self._failed[i] += 1
+            else:
                 code, is_known = unwrap(raw_uj, t_ns)
                 flag = Flag(0) if is_known else Flag.RESET
             times.append(t_ns - begin_ns)
@@ -130,11 +133,20 @@ class RaplSource(Source):
         block = self._builder.take() if self._builder is not None else None
         return [block] if block else []
 
+    def health(self) -> dict[str, object]:
+        if self._builder is None:
+            return {}
+        names = [line.name for line in self._builder.stream.lines]
+        return {
+            "failed_reads": dict(zip(names, self._failed, strict=True)),
+            "began_again": {n: u.began_again for n, u in zip(names, self._unwraps, strict=True)},
+            "unknown_steps": {n: u.unknown for n, u in zip(names, self._unwraps, strict=True)},
+        }
+
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
         self._readers.clear()
-        self._unwraps.clear()
 
     def _device(self, zone: Zone) -> str:
         return self.options.platform if zone.kind == "psys" else self.options.device

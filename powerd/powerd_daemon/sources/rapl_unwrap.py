@@ -22,6 +22,8 @@ class Unwrap:
         # The largest value is the last step before 0; what a step is (15 to 61 uJ) is not told and is nothing here.
         self.range_uj = range_uj + 1
         self.most_w = most_w
+        self.began_again = 0
+        """How often the counter reached its largest value and went on at 0, which costs nothing."""
         self.unknown = 0
         """How often the energy between two readings could not be told."""
         self._base = 1023 * SEGMENT
@@ -48,5 +50,6 @@ class Unwrap:
             self._base -= SEGMENT
             self._total = 0
             return self._base, False
+        self.began_again += raw_uj < last_uj
         self._total += step_uj
         return self._base + self._total, True

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from powerd_core.document import read_description
 from powerd_core.errors import ConfigError, SensorError, WireError
+from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Device, Gap, Stream
-from powerd_core.wire import Event, FrameReader, Garbage, Message
+from powerd_core.wire import Event, Message
 
 _PIECE_BYTES = 1 << 18
 

@@ -106,7 +106,8 @@ class SerialLineSource(Source):
     """Lines ``meter`` (microwatts) and ``meter_energy`` (microjoules), as far as the pattern has them, a stream each.
 
     A line of text that neither matches nor is to be ignored is a flagged reading, and so is every stretch of
-    ``every_ms`` in a silence. ``garbled`` and ``silences`` count them. Tests give ``opener`` a link of their own.
+    ``every_ms`` in a silence. ``garbled`` and ``silences`` count them, ``late`` the lines whose times
+    are not known. Tests give ``opener`` a link of their own.
     """
 
     Options: ClassVar[type[SerialLineOptions]] = SerialLineOptions
@@ -124,7 +125,7 @@ class SerialLineSource(Source):
         self._energy: _Output | None = None
         self._looked_ns = self._ask_ns = 0
         self._is_first = True
-        self.garbled = self.silences = 0
+        self.garbled = self.late = self.silences = 0
 
     @property
     def period_ns(self) -> int:
@@ -177,6 +178,9 @@ class SerialLineSource(Source):
         blocks = (output.builder.take() for output in outputs)
         return [block for block in blocks if block]
 
+    def health(self) -> dict[str, object]:
+        return {"garbled_lines": self.garbled, "late_lines": self.late, "silences": self.silences}
+
     def close(self) -> None:
         if self._link is not None:
             self._link.close()
@@ -198,6 +202,7 @@ class SerialLineSource(Source):
             return
         # A look that came late does not know when its lines did: their values are true, their times are not.
         flag = int(Flag.STALE) if is_late else 0
+        self.late += is_late
         if self._power is not None and printed.power is not None:
             self._power.heard_ns = now_ns
             self._power.append(end_ns - self._window_ns // 2, 0 if flag else printed.power, flag)
@@ -232,5 +237,4 @@ class SerialLineSource(Source):
             {"port": o.port, "baud": o.baud, "pattern": o.pattern, "units": dict(o.units), "ask": o.ask},
         )
         streams.append(stream)
-        builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(number, 0))
-        return _Output(builder, self.start.clock.now_ns())
+        return _Output(self.start.builder(stream), self.start.clock.now_ns())

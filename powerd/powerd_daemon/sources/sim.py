@@ -10,11 +10,10 @@ from typing import ClassVar, Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
-from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.plan import wire_limit_hz
-from powerd_daemon.ina.sensor import Sensor, make_bank
+from powerd_daemon.ina.sensor import Sensor
 from powerd_daemon.sim.bus import SimBus
 from powerd_daemon.sim.chip import ChipErrors, Load, SimChip, draw_errors
 from powerd_daemon.sim.faults import KINDS, Faults
@@ -135,18 +134,8 @@ class SimSource(RailsSource):
     what = "simulated graphics card"
 
     def __init__(self, options: SimOptions, start: Start) -> None:
-        o = options
-        sensors, self._records = calibrated_by(o.calibration, o.all_sensors(), bus=SIMULATED_BUS)
         super().__init__(
-            options,
-            start,
-            make_bank(sensors),
-            device=o.device,
-            rate_hz=o.rate_hz,
-            scl_hz=o.scl_hz,
-            bus_every=o.bus_every,
-            bus_hold=o.bus_hold,
-            combined=o.adapter == "combined",
+            options, start, options.all_sensors(), bus=SIMULATED_BUS, combined=options.adapter == "combined"
         )
         self._host: HostCpu | None = None
         self.bus: SimBus | None = None
@@ -190,7 +179,7 @@ class SimSource(RailsSource):
         if o.fault_every_s:
             self.bus.trouble = Faults(o.seed, every_s=o.fault_every_s, t0_ns=t0_ns, kinds=o.faults)
         detail = {"seed": o.seed, "errors": o.errors, "drawn": {n: asdict(e) for n, e in drawn.items()}}
-        return self.bus, detail | {"calibration": self._records} | load.detail(t0_ns)
+        return self.bus, detail | load.detail(t0_ns)
 
     def close(self) -> None:
         if self._host is not None:

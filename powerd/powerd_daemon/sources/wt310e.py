@@ -106,6 +106,10 @@ class Wt310eSource(Source):
         self._session: Session | None = None
         self._builder: BlockBuilder | None = None
         self._last_ns: int | None = None
+        self.missed_updates = 0
+        """Updates of the meter that went by unread."""
+        self.overloads = 0
+        """Updates whose power was beyond the range."""
 
     @property
     def period_ns(self) -> int:
@@ -132,8 +136,7 @@ class Wt310eSource(Source):
             rate_s=o.update_s,
         )
         stream = self._describe(identity, self._session)
-        number = self.start.first_stream
-        self._builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(number, 0))
+        self._builder = self.start.builder(stream)
         return (stream,), (Device(o.device, (o.line,), f"all that is behind the wall meter {identity}"),)
 
     def poll(self) -> None:
@@ -147,6 +150,13 @@ class Wt310eSource(Source):
     def take(self) -> list[Block | Gap]:
         block = self._builder.take() if self._builder is not None else None
         return [block] if block else []
+
+    def health(self) -> dict[str, object]:
+        return {
+            "garbled_answers": 0 if self._session is None else self._session.garbled,
+            "missed_updates": self.missed_updates,
+            "overloads": self.overloads,
+        }
 
     def close(self) -> None:
         if self._session is not None:
@@ -164,7 +174,9 @@ class Wt310eSource(Source):
             if distance_ns > self._update_ns * 3 // 2:
                 # Updates went by unread: one flagged reading in their place says so.
                 self._put(self._last_ns + distance_ns // 2, (Flag.MISSING,) * lines, (0,) * lines)
+                self.missed_updates += round(distance_ns / self._update_ns) - 1
         self._last_ns = end_ns
+        self.overloads += bool(flags[0] & Flag.SATURATED)
         self._put(end_ns, flags[:lines], codes[:lines])
 
     def _put(self, end_ns: int, flags: tuple[Flag, ...], codes: tuple[int, ...]) -> None:
@@ -182,7 +194,9 @@ class Wt310eSource(Source):
         centre_ns = session.uncertain_ns
         provenance = Provenance.SIMULATED if "SIMULATED" in identity.upper() else Provenance.MEASURED
         accuracy = wt310.accuracy(
+            model=wt310.model_of(identity),
             is_dc=o.coupling == "dc",
+            crest_factor=o.crest_factor,
             volts=o.volts,
             amperes=o.amperes,
             window_ns=self._update_ns,

@@ -36,7 +36,9 @@ class Session:
         self._ended_ns: int | None = None
         self._errors_ns = clock.now_ns() + ERRORS_NS
         self._asked_errors = False
-        self._garbled = 0
+        self.garbled = 0
+        """Answers that made no sense, in all."""
+        self._garbled_in_turn = 0
 
     @property
     def uncertain_ns(self) -> int:
@@ -151,12 +153,13 @@ class Session:
             )
         except ValueError:
             self._asked_ns = None
-            self._garbled += 1
-            if self._garbled >= GARBLED:
+            self.garbled += 1
+            self._garbled_in_turn += 1
+            if self._garbled_in_turn >= GARBLED:
                 raise SensorError(f"{self._link.name}: the meter's answers make no sense: {line[:60]!r}") from None
             found.append((at_ns, None))
             return
-        self._garbled = 0
+        self._garbled_in_turn = 0
         self._heard_ns = self._looked_ns
         asked_ns = self._asked_ns or at_ns
         self._asked_ns = None

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from powerd_core.wire import decode, encode
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Source, Start
 
+PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
 EPOCH = 0xC0FFEE
 FIRST_STREAM = 3
 
@@ -151,6 +154,17 @@ class SourceConformance:
         opened.source.close()
         opened.source.close()
         self.make(Start("under-test", EPOCH, FIRST_STREAM, clock)).close()
+
+    def test_its_health_can_be_told_at_any_time(self, clock: VirtualClock, opened: Opened) -> None:
+        """As JSON, which the statistics are sent in, and with names that the documentation explains."""
+        closed = self.make(Start("under-test", EPOCH, FIRST_STREAM, clock))
+        opened.run(50)
+        documented = set(re.findall(r"`(\w+)`", PROTOCOL.read_text(encoding="utf-8")))
+        for source in (closed, opened.source):
+            json.dumps(source.health(), allow_nan=False)
+            assert set(source.health()) <= documented
+            source.close()
+            json.dumps(source.health(), allow_nan=False)
 
     def test_every_option_has_a_help_text(self, opened: Opened) -> None:
         for option in fields(opened.source.Options):

@@ -1,0 +1,243 @@
+"""Calibrations of single sensors: what was read against which reference, and what follows for a line.
+
+A calibration changes metadata alone: the ``offset_a`` and ``gain`` of a line's conversion, and its accuracy. Raw codes
+stay as they are, so a run taken before can be computed again with the calibration of a later day (`recalibrated`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import hypot, sqrt
+from typing import Literal
+
+from powerd_core.errors import ConfigError
+from powerd_core.model import Accuracy, ShuntConversion
+
+SPAN_K = 15.0
+"""A calibration is meant to hold this far around the temperature at which it was taken."""
+GAIN_DRIFT_PER_K = 100e-6
+"""Metal strip shunts drift by 50 to 75 ppm/K, the chips' gains by 10 to 50."""
+OFFSET_DRIFT_V_PER_K = 0.2e-6
+"""The INA219 drifts by 0.1 uV/K (typical, SBOS448); its relatives by less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Metadata of a line, never applied to codes: current_a = (shunt_v / shunt_ohm + offset_a) * gain."""
+
+    offset_a: float = field(default=0.0, metadata={"help": "added to the current before the gain"})
+    gain: float = field(default=1.0, metadata={"help": "factor of the current"})
+    u_offset_a: float | None = field(
+        default=None, metadata={"help": "standard uncertainty of the zero; without it, the data sheet's limit counts"}
+    )
+    u_gain: float | None = field(
+        default=None, metadata={"help": "standard uncertainty of the power's gain; without it, the data sheet's counts"}
+    )
+    date: str = field(default="", metadata={"help": "when it was calibrated, such as '2025-06-30'"})
+    temperature_c: float | None = field(default=None, metadata={"help": "at which temperature"})
+    reference: str = field(default="", metadata={"help": "against what"})
+
+    @property
+    def what_and_when(self) -> str:
+        """For an accuracy's origin: what of it states its uncertainty, when and how warm."""
+        what = " and ".join(n for n, u in (("gain", self.u_gain), ("zero", self.u_offset_a)) if u is not None)
+        when = f"{what} calibrated {self.date or 'at an unknown date'}"
+        return when if self.temperature_c is None else f"{when} at {self.temperature_c:g} C"
+
+    def __post_init__(self) -> None:
+        if self.gain <= 0:
+            raise ConfigError(f"calibration: gain = {self.gain:g} must be positive")
+        if min(self.u_offset_a or 0.0, self.u_gain or 0.0) < 0:
+            raise ConfigError("calibration: u_offset_a and u_gain must not be negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Readings of one sensor at one known load, averaged."""
+
+    taken: str
+    """Date and time in UTC, as ``2025-03-14T09:26:53Z``."""
+    temperature_c: float
+    reference: float
+    """The true current or power; 0 for no load."""
+    quantity: Literal["A", "W"]
+    u_reference: float
+    """Relative standard uncertainty of the reference."""
+    count: int
+    mean_a: float
+    """Mean current by the nominal conversion: no offset, gain 1."""
+    spread_a: float
+    """Standard deviation of the single readings."""
+    bus_v: float
+    """Mean bus voltage."""
+
+    def __post_init__(self) -> None:
+        if self.count < 2:
+            raise ValueError(f"option 'count': a mean of {self.count} readings has no spread")
+        if min(self.reference, self.u_reference, self.spread_a) < 0:
+            raise ValueError("options 'reference', 'u_reference' and 'spread_a' must not be negative")
+
+    @property
+    def u_mean_a(self) -> float:
+        """Standard uncertainty of the mean as far as the readings scatter."""
+        return self.spread_a / sqrt(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class SensorCalibration:
+    """What is known of one sensor: its zero, and its gain from a loaded point.
+
+    ``serial`` names a sensor that has one (a serial node, a meter) wherever it is plugged in; the others are known by
+    board, bus, address and channel. Raises ValueError where the points contradict each other.
+    """
+
+    line: str
+    """The line that it fed when it was calibrated; for people."""
+    chip: str
+    shunt_ohm: float
+    """The nominal resistance with which ``mean_a`` was computed."""
+    step_a: float
+    """Quantisation step of a current reading."""
+    u_bus: float
+    """Relative standard uncertainty of the bus voltage, as the data sheet has it."""
+    u_bus_step: float
+    """The part of it that comes from rounding to codes."""
+    board: str = ""
+    bus: int = -1
+    address: int = -1
+    channel: int = 1
+    serial: str = ""
+    zero: Point | None = None
+    load: Point | None = None
+
+    def __post_init__(self) -> None:
+        if min(self.shunt_ohm, self.step_a) <= 0 or min(self.u_bus, self.u_bus_step) < 0:
+            raise ValueError("options 'shunt_ohm' and 'step_a' must be positive, 'u_bus' and 'u_bus_step' not negative")
+        if self.zero is not None and self.zero.reference != 0:
+            raise ValueError("option 'zero': its reference is not 0")
+        if self.load is not None and not (self.load.reference > 0 and self._load_a > 0):
+            raise ValueError("option 'load': a gain needs a reference and a mean current above 0")
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Two calibrations of one key are of the same sensor."""
+        where: tuple[object, ...] = (self.serial,) if self.serial else (self.board, self.bus)
+        return (*where, self.address, self.channel)
+
+    @property
+    def offset_a(self) -> float:
+        return -self.zero.mean_a if self.zero else 0.0
+
+    @property
+    def gain(self) -> float:
+        if self.load is None:
+            return 1.0
+        scale = self.load.bus_v if self.load.quantity == "W" else 1.0
+        return self.load.reference / (scale * self._load_a)
+
+    @property
+    def u_offset_a(self) -> float | None:
+        """Standard uncertainty of the zero in amperes; None without a zero point."""
+        if self.zero is None:
+            return None
+        drift_a = OFFSET_DRIFT_V_PER_K * SPAN_K / sqrt(3) / self.shunt_ohm
+        # Readings that do not scatter over several codes leave the true mean anywhere within a step.
+        return hypot(self.zero.u_mean_a, self.step_a / 2 / sqrt(3), drift_a)
+
+    @property
+    def u_gain(self) -> float | None:
+        """Relative standard uncertainty of the power's gain; None without a loaded point.
+
+        A reference of current says nothing on the bus voltage, whose gain stays that of the data sheet. A reference of
+        power settles both, up to the voltage's rounding then and at any other voltage later.
+        """
+        if self.load is None:
+            return None
+        mean_a = hypot(self.load.u_mean_a, self.step_a / 2 / sqrt(3), self.u_offset_a or 0.0)
+        bus = self.u_bus if self.load.quantity == "A" else self.u_bus_step * sqrt(2)
+        return hypot(self.load.u_reference, mean_a / self._load_a, GAIN_DRIFT_PER_K * SPAN_K / sqrt(3), bus)
+
+    @property
+    def _load_a(self) -> float:
+        assert self.load is not None
+        return self.load.mean_a + self.offset_a
+
+    @property
+    def option(self) -> Calibration:
+        """What it amounts to, as the option ``calibration`` of a sensor."""
+        points = [(name, p) for name, p in (("zero", self.zero), ("gain", self.load)) if p]
+        days = {p.taken[:10] for _, p in points}
+        date = days.pop() if len(days) == 1 else ", ".join(f"{p.taken[:10]} ({name})" for name, p in points)
+        latest = max((p for _, p in points), key=lambda p: p.taken, default=None)
+        reference = ""
+        if self.load is not None:
+            reference = f"{self.load.reference:.6g} {self.load.quantity} +-{self.load.u_reference:.2%} (standard)"
+        return Calibration(
+            offset_a=self.offset_a,
+            gain=self.gain,
+            u_offset_a=self.u_offset_a,
+            u_gain=self.u_gain,
+            date=date,
+            temperature_c=latest.temperature_c if latest else None,
+            reference=reference,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFile:
+    """All sensors of a calibration file."""
+
+    sensor: tuple[SensorCalibration, ...] = ()
+
+    def find(
+        self, *, board: str = "", bus: int = -1, address: int = -1, channel: int = 1, serial: str = ""
+    ) -> SensorCalibration | None:
+        """The calibration of one sensor, or None. A record without a board is of any board."""
+        for known in self.sensor:
+            if known.channel != channel:
+                continue
+            if known.serial:
+                if known.serial == serial and known.address in (-1, address):
+                    return known
+            elif known.board in ("", board) and (known.bus, known.address) == (bus, address):
+                return known
+        return None
+
+    def with_sensor(self, new: SensorCalibration) -> CalibrationFile:
+        """The same with ``new`` in place of what was known of that sensor."""
+        kept = tuple(s for s in self.sensor if s.key != new.key)
+        return CalibrationFile((*kept, new))
+
+
+def recalibrated(
+    conversion: ShuntConversion, accuracy: Accuracy, record: SensorCalibration, *, nominal_v: float, bus_hold: float
+) -> tuple[ShuntConversion, Accuracy]:
+    """A line's conversion and accuracy as its source would have described them with ``record``.
+
+    ``bus_hold`` is the limit of how far (relative) a bus voltage moved while its code was held. Raises ValueError where
+    the record cannot replace what the line was recorded with: taken with another shunt, or lacking a zero or a gain
+    that the line has, whose data-sheet uncertainty nobody knows any more.
+    """
+    if abs(conversion.shunt_ohm / record.shunt_ohm - 1) > 1e-9:
+        raise ValueError(
+            f"its calibration was taken with shunt_ohm = {record.shunt_ohm:g}, the run with {conversion.shunt_ohm:g}"
+        )
+    for name, point, is_as_made in (
+        ("zero", record.zero, conversion.offset_a == 0),
+        ("gain", record.load, conversion.gain == 1),
+    ):
+        if point is None and not is_as_made:
+            raise ValueError(f"it was recorded with a calibrated {name}, which the file lacks: calibrate that too")
+    made, u_gain, u_offset_w = record.option, accuracy.u_gain, accuracy.u_offset_w
+    if made.u_gain is not None:
+        u_gain = hypot(made.u_gain, bus_hold / sqrt(3))
+    if made.u_offset_a is not None:
+        u_offset_w = made.u_offset_a * made.gain * nominal_v
+    # What it says last is how the line was calibrated.
+    origin = accuracy.origin.rpartition("; ")[0] or accuracy.origin
+    return (
+        replace(conversion, offset_a=made.offset_a, gain=made.gain),
+        replace(
+            accuracy, u_gain=u_gain, u_offset_w=u_offset_w, origin=f"{origin}; recomputed with {made.what_and_when}"
+        ),
+    )
