@@ -114,8 +114,8 @@ def measure(adapter: str, seconds: float, share: float) -> None:
         f"            bus busy {periods / scl_hz / ((end_ns - begin_ns) * 1e-9):.1%} of the time with read-backs; "
         f"flagged readings {sum(1 for f in flags if f & BAD)} of {len(flags)}, gaps {gaps}, "
         f"repeated conversions given as new {repeated}; missed deadlines {d['missed_deadlines']}, lateness mean "
-        f"{d['lateness_mean_us']:.0f} us, 99 % {d['lateness_p99_us']:.0f} us, max {d['lateness_max_us']:.0f} us, jitter "
-        f"{d['jitter_us']:.0f} us"
+        f"{d['lateness_mean_us']:.0f} us, 99 % {d['lateness_p99_us']:.0f} us, max {d['lateness_max_us']:.0f} us, "
+        f"jitter {d['jitter_us']:.0f} us"
     )
 
 

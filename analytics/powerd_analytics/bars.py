@@ -1,4 +1,7 @@
-"""Grouped bars of joules per phase by batch size with 95 % intervals; not resolvable is said, not drawn as 0."""
+"""Grouped bars of joules per phase by batch size with 95 % intervals; not resolvable is said, not drawn as 0.
+
+A lower bound has no interval: an arrow upwards instead, and a >= sign.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +65,13 @@ def _bar(ax: Axes, x: float, width: float, row: PhaseRow, colour: str, highest: 
         return
     ax.bar(x, row.j_per_batch, width, color=colour, alpha=0.85, hatch=HATCHES[row.provenance], edgecolor="white", lw=0)
     u = row.u95_j or 0.0
-    ax.errorbar(x, row.j_per_batch, yerr=u, color="black", capsize=2.5, lw=1, ls="none")
+    if row.is_lower_bound:
+        u = highest * 0.05
+        ax.errorbar(x, row.j_per_batch, yerr=u, lolims=True, color="black", capsize=2.5, lw=1, ls="none")
+    else:
+        ax.errorbar(x, row.j_per_batch, yerr=u, color="black", capsize=2.5, lw=1, ls="none")
     if is_labelled:
-        text = digits(row.j_per_batch, 3)
+        text = ("≥ " if row.is_lower_bound else "") + digits(row.j_per_batch, 3)
         ax.annotate(text, (x, row.j_per_batch + u), xytext=(0, 2), textcoords="offset points", ha="center",
                     va="bottom", fontsize=7)  # fmt: skip
 
@@ -78,5 +85,7 @@ def _legend(ax: Axes, names: Sequence[str], colours: Mapping[str, str], rows: Se
         handles.append(Patch(facecolor="#bbbbbb", hatch=hatch, edgecolor="white", label=provenance))
     if not all(r.is_resolvable for r in rows):
         handles.append(Patch(facecolor="none", edgecolor="#444444", hatch="xxxx", label="n.r.: not resolvable"))
+    if any(r.is_lower_bound for r in rows):
+        handles.append(Patch(facecolor="none", label="↑ ≥: lower bound, clipped readings"))
     columns = int(np.clip(len(handles), 1, 8))
     ax.legend(handles=handles, fontsize=8, ncols=columns, loc="upper left", framealpha=0.85)

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from powerd_analytics.devices import Part, PhaseColumns
 from powerd_analytics.signal import Signal
 
+AT_LEAST = "energy and power are lower bounds, without an interval"
+"""What follows for a row with a number from a note of `clipped`."""
 MOSTLY = 0.5
 """A phase of which more than this share has no readings gives no number."""
 
@@ -63,8 +65,14 @@ def sensor(signal: Signal) -> str:
     return f"sensor averages {seconds(window * 1e-9)}{around} and reads every {every}"
 
 
-def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_]) -> str:
-    """What a reader must know of a row that has a number."""
+def without_readings(missing_s: float, off_by_j: float, clip: str, what: str = "") -> str:
+    """A note on missing readings. Those at full scale (``clip``) leave no limit of how far off an energy is."""
+    said = f"{seconds(missing_s)} without readings"
+    return said if clip else f"{said}, {what}off by up to {off_by_j:.3g} J"
+
+
+def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: str) -> str:
+    """What a reader must know of a row that has a number; ``clip`` is what `clipped` says of it."""
     ended = of_kind & ~cut
     notes = []
     if count := int(np.sum(of_kind & cut)):
@@ -76,15 +84,19 @@ def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[n
         notes.append(f"{count} mostly without readings, left out")
     lost = ended & usable(columns)
     if (missing := float(columns.missing_s[lost].sum())) > 0:
-        notes.append(f"{seconds(missing)} without readings, mean off by up to {columns.off_by_j[lost].mean():.3g} J")
+        notes.append(without_readings(missing, float(columns.off_by_j[lost].mean()), clip, "mean "))
     return "; ".join(notes)
 
 
 def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> str:
-    """A note where a line stood at full scale within these intervals: nobody knows how far above; else empty."""
+    """A note where a line stood at full scale within these intervals; else empty.
+
+    How far above it the power went is in no reading, so no uncertainty can contain it: an energy is a lower bound then.
+    """
     names = []
     for signal in part.signals:
-        at = np.sort(signal.clipped_ns)
-        if np.any(np.searchsorted(at, end_ns, "right") > np.searchsorted(at, begin_ns)):
+        at, guard_ns = np.sort(signal.clipped_ns), round(signal.guard_ns)
+        # A reading tells of the time around its own that it averages over.
+        if np.any(np.searchsorted(at, end_ns + guard_ns, "right") > np.searchsorted(at, begin_ns - guard_ns)):
             names.append(signal.line.name)
-    return f"{', '.join(names)} stood at full scale: the true energy may lie above what is stated" if names else ""
+    return f"{', '.join(names)} stood at full scale" if names else ""

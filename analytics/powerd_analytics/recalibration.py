@@ -33,7 +33,8 @@ def read_calibration(path: Path) -> CalibrationFile:
 def recalibrate(run: Run, path: Path) -> tuple[Run, tuple[str, ...]]:
     """The run with the calibrations in a file, and the names of the lines that have one there.
 
-    A record is of the sensor at its bus, address and channel; where several boards have such a one, of the board.
+    A record is of the sensor at its bus, address and channel; where several boards have such a one, of the board. Those
+    of a node are known by its serial number and their controller on it.
     Raises `ConfigError` for the file, `AnalysisError` where it has nothing on this run or contradicts it.
     """
     known, lines = read_calibration(path), dict(run.lines)
@@ -62,7 +63,9 @@ def recalibrate(run: Run, path: Path) -> tuple[Run, tuple[str, ...]]:
         lines[name] = replace(line, conversion=conversion, accuracy=accuracy)
         found.append(name)
     if not found:
-        raise AnalysisError(f"{path}: no sensor of {run.path} is calibrated there (board, bus, address and channel)")
+        raise AnalysisError(
+            f"{path}: no sensor of {run.path} is calibrated there (board or serial number, bus, address and channel)"
+        )
     return replace(run, lines=lines), tuple(found)
 
 
@@ -73,6 +76,9 @@ def _sensor(line: RunLine) -> Mapping[str, Any] | None:
 
 
 def _record(known: CalibrationFile, line: RunLine, sensor: Mapping[str, Any]) -> SensorCalibration | None:
+    if "controller" in sensor:
+        uid, controller = str(line.detail.get("uid", "")), int(sensor["controller"])
+        return known.find(serial=uid, bus=controller, address=int(sensor["address"])) if uid else None
     bus = str(line.detail.get("bus", ""))
     number = int(bus.rpartition("-")[2]) if bus.rpartition("-")[2].isdigit() else -1
     place = (number, sensor.get("address"), sensor.get("channel", 1))

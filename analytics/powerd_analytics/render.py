@@ -21,7 +21,8 @@ Row = PhaseRow | TotalRow | RunRow
 CSV_COLUMNS = (
     "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations", "s_per_batch",
     "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j",
-    "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j", "missing_s", "off_by_j", "note",
+    "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j", "missing_s", "off_by_j",
+    "is_lower_bound", "note",
 )  # fmt: skip
 """Columns of every CSV and JSON row, in this order; further attributes of the phases follow as ``attribute_NAME``.
 ``table`` is ``phase``, ``total`` or ``run``. A cell without a value is empty (CSV) or null (JSON)."""
@@ -118,7 +119,7 @@ def _views(table: PhaseTable) -> list[_View]:
         header = [*names, "phase", "device", "n", "s/batch", "J/batch", "± U95", "W", "samples/s", "note"]
         lines = [
             ([*(_plain(r.group.get(n)) for n in names), r.phase, _device(r), str(r.iterations), digits(r.s_per_batch),
-             digits(r.j_per_batch) if r.is_resolvable else "n.r.", digits(r.u95_j, 2), digits(r.power_w),
+             _least(r, r.j_per_batch) if r.is_resolvable else "n.r.", digits(r.u95_j, 2), _least(r, r.power_w),
              digits(r.samples_per_s)], _phase_notes(r))
             for r in table.phases
         ]  # fmt: skip
@@ -128,8 +129,8 @@ def _views(table: PhaseTable) -> list[_View]:
                   "rest J", "residual J", "note"]  # fmt: skip
         lines = [
             ([*(_plain(r.group.get(n)) for n in names), _device(r), str(r.iterations), digits(r.time_s),
-             digits(r.energy_j) if r.energy_j is not None else "n.r.", digits(r.u95_j, 2), digits(r.power_w),
-             digits(r.edp_js), digits(r.samples_per_s), digits(r.gflops_per_w_paper), digits(r.rest_j),
+             _least(r, r.energy_j) if r.energy_j is not None else "n.r.", digits(r.u95_j, 2), _least(r, r.power_w),
+             _least(r, r.edp_js), digits(r.samples_per_s), _least(r, r.gflops_per_w_paper, "≤"), _least(r, r.rest_j),
              digits(r.residual_j, 2)], _total_notes(r))
             for r in table.totals
         ]  # fmt: skip
@@ -137,8 +138,8 @@ def _views(table: PhaseTable) -> list[_View]:
     if table.runs:
         header = ["device", "s", "J", "± U95", "W", "phases J", "rest J", "residual J", "residual %", "note"]
         lines = [
-            ([_device(r), digits(r.time_s), digits(r.energy_j), digits(r.u95_j, 2), digits(r.power_w),
-             digits(r.phases_j), digits(r.rest_j), digits(r.residual_j, 2), _percent(r)], [r.note])
+            ([_device(r), digits(r.time_s), _least(r, r.energy_j), digits(r.u95_j, 2), _least(r, r.power_w),
+             _least(r, r.phases_j), _least(r, r.rest_j), digits(r.residual_j, 2), _percent(r)], [r.note])
             for r in table.runs
         ]  # fmt: skip
         views.append(_view("Run: phases + rest + residual = whole", header, lines))
@@ -154,6 +155,11 @@ def _view(title: str, header: list[str], lines: list[tuple[list[str], list[str]]
         numbered.append([*cells, " ".join(map(str, sorted(marks)))])
     keep = [i for i in range(len(header)) if any(line[i] not in ("", "–") for line in numbered)]
     return _View(title, [header[i] for i in keep], [[line[i] for i in keep] for line in numbered], list(numbers))
+
+
+def _least(row: Row, value: float | None, sign: str = "≥") -> str:
+    """A figure of a row, which may be known only from one side."""
+    return f"{sign} {digits(value)}" if row.is_lower_bound and value is not None else digits(value)
 
 
 def _device(row: Row) -> str:

@@ -1,4 +1,8 @@
-"""The rows of a run's table. Field names are the column names of every output; they carry units and stay."""
+"""The rows of a run's table. Field names are the column names of every output; they carry units and stay.
+
+Where ``is_lower_bound``, a line stood at full scale: joules, watts and what is proportional to them are the least that
+they can be, figures per joule the most, and there is no ``u95_j``. The other uncertainties are those of the bound.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,8 @@ class PhaseRow:
     missing_s: float
     """Seconds without readings in all its phases together."""
     off_by_j: float
-    """The most that missing readings can have moved the mean; part of ``u_systematic_j``."""
+    """The most that missing readings can have moved the mean; part of ``u_systematic_j``. Clipped ones apart."""
+    is_lower_bound: bool
     note: str
 
     @property
@@ -62,6 +67,7 @@ class TotalRow:
     residual_j: float | None
     """``energy_j`` less those phases and the rest."""
     missing_s: float
+    is_lower_bound: bool
     note: str
 
 
@@ -73,13 +79,14 @@ class RunRow:
     provenance: str
     time_s: float
     energy_j: float
-    u95_j: float
+    u95_j: float | None
     power_w: float | None
     phases_j: float | None
     rest_j: float | None
     residual_j: float | None
     """``energy_j`` less phases and rest: what straight lines across the edges get wrong."""
     missing_s: float
+    is_lower_bound: bool
     note: str
 
 

@@ -16,7 +16,16 @@ from powerd_analytics.devices import (
     part_phase_energies,
 )
 from powerd_analytics.phases import Group
-from powerd_analytics.reasons import clipped, digits, not_resolvable, phase_note, seconds, usable
+from powerd_analytics.reasons import (
+    AT_LEAST,
+    clipped,
+    digits,
+    not_resolvable,
+    phase_note,
+    seconds,
+    usable,
+    without_readings,
+)
 from powerd_analytics.rest import merged, rest_energy_j
 from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
 from powerd_analytics.run import Run
@@ -87,16 +96,17 @@ def _phase_row(run: Run, part: Part, columns: PhaseColumns, label: int, name: st
     s_used = float(columns.duration_s[used].mean()) if used.any() else 0.0
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
     mean = None
+    clip = clipped(part, run.phases.begin_ns[ended], run.phases.end_ns[ended])
     is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
     if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
         mean = mean_of(columns.energy_j[used], columns.u_random_j[used], columns.u_systematic_j[used])
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
         mean = mean.scaled(s_mean / s_used)
-        note = phase_note(columns, of_kind, run.phases.cut)
+        note = phase_note(columns, of_kind, run.phases.cut, clip)
     else:
         note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
-    if clip := clipped(part, run.phases.begin_ns[ended], run.phases.end_ns[ended]):
-        note = f"{note}; {clip}" if note else clip
+    is_lower_bound = bool(clip) and mean is not None
+    note = "; ".join(n for n in (note, f"{clip}: {AT_LEAST}" if is_lower_bound else clip) if n)
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -108,13 +118,14 @@ def _phase_row(run: Run, part: Part, columns: PhaseColumns, label: int, name: st
         iterations=int(ended.sum()),
         s_per_batch=s_mean,
         j_per_batch=mean.energy_j if mean else None,
-        u95_j=mean.u95_j if mean else None,
+        u95_j=mean.u95_j if mean and not is_lower_bound else None,
         u_statistical_j=mean.u_statistical_j if mean else None,
         u_systematic_j=mean.u_systematic_j if mean else None,
         power_w=mean.energy_j / s_mean if mean and s_mean else None,
         samples_per_s=batch / s_mean if batch and s_mean and is_per_batch else None,
         missing_s=float(columns.missing_s[ended].sum()),
         off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) if used.any() else 0.0,
+        is_lower_bound=is_lower_bound,
         note=note,
     )
 
@@ -136,24 +147,25 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns) -> RunRow:
             phases_j = float(cover.energy_j.sum())
             rest_j = rest_energy_j(part, (begin, end), (first, last), cover)
             residual = energy - phases_j - rest_j
-    missing = float(whole.missing_s[0])
+    missing, clip = float(whole.missing_s[0]), clipped(part, begin, end)
     if missing > 1e-3 * float(whole.duration_s[0]):
-        notes.append(f"{seconds(missing)} without readings, off by up to {np.nan_to_num(whole.off_by_j[0]):.3g} J")
+        notes.append(without_readings(missing, float(np.nan_to_num(whole.off_by_j[0])), clip))
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
-    notes += [note for note in (clipped(part, begin, end), *_counted(run, part)) if note]
+    notes += [note for note in (f"{clip}: {AT_LEAST}" if clip else "", *_counted(run, part)) if note]
     u = np.nan_to_num(np.hypot(whole.u_random_j[0], whole.u_systematic_j[0]))
     return RunRow(
         device=part.device,
         provenance=part.provenance,
         time_s=float(whole.duration_s[0]),
         energy_j=energy,
-        u95_j=float(COVERAGE_FACTOR * u),
+        u95_j=None if clip else float(COVERAGE_FACTOR * u),
         power_w=_mean_w(run, part),
         phases_j=phases_j,
         rest_j=rest_j,
         residual_j=residual,
         missing_s=missing,
+        is_lower_bound=bool(clip),
         note="; ".join(notes),
     )
 

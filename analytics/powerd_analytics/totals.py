@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from powerd_analytics.devices import Part, PhaseColumns, interval_energies
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
 from powerd_analytics.phases import OPERATIONS, PhaseClass
-from powerd_analytics.reasons import clipped, not_resolvable, seconds
+from powerd_analytics.reasons import AT_LEAST, clipped, not_resolvable, without_readings
 from powerd_analytics.rest import merged, overlapping, rest_energy_j
 from powerd_analytics.rows import PhaseRow, TotalRow
 from powerd_analytics.run import Run
@@ -59,17 +59,18 @@ def group_total(
     none = np.zeros(len(begin), np.int64)
     found = interval_energies(part, begin, end, none, none)
     time_s, missing_s = float(found.duration_s.sum()), float(found.missing_s.sum())
-    notes = []
+    notes, clip = [], clipped(part, begin, end)
     if cut := int(np.sum(p.cut & outer)):
         notes.append(f"{cut} cut off, counted up to there")
     if missing_s > 1e-3 * time_s:
-        notes.append(f"{seconds(missing_s)} without readings, off by up to {found.off_by_j.sum():.3g} J")
+        notes.append(without_readings(missing_s, float(found.off_by_j.sum()), clip))
     total: Estimate | None = None
     if found.resolvable.all() and missing_s <= 0.5 * time_s:
         total = sum_of(found.energy_j, found.u_random_j, found.u_systematic_j)
     else:
         notes = [not_resolvable(part, found, np.ones(len(begin), bool))]
-    notes += [note for note in (clipped(part, begin, end),) if note]
+    is_lower_bound = bool(clip) and total is not None
+    notes += [f"{clip}: {AT_LEAST}" if is_lower_bound else clip] if clip else []
     rest = residual = None
     if total is not None:
         rest, residual, note = _balance(part, columns, run, classes, rows, outer, (begin, end), total.energy_j)
@@ -83,7 +84,7 @@ def group_total(
         iterations=iterations,
         time_s=time_s,
         energy_j=total.energy_j if total else None,
-        u95_j=total.u95_j if total else None,
+        u95_j=total.u95_j if total and not is_lower_bound else None,
         u_statistical_j=total.u_statistical_j if total else None,
         u_systematic_j=total.u_systematic_j if total else None,
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
@@ -94,6 +95,7 @@ def group_total(
         rest_j=rest,
         residual_j=residual,
         missing_s=missing_s,
+        is_lower_bound=is_lower_bound,
         note="; ".join(notes),
     )
     return row, _bases(classes, rows, batch)

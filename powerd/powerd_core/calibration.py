@@ -87,8 +87,9 @@ class Point:
 class SensorCalibration:
     """What is known of one sensor: its zero, and its gain from a loaded point.
 
-    ``serial`` names a sensor that has one (a serial node, a meter) wherever it is plugged in; the others are known by
-    board, bus, address and channel. Raises ValueError where the points contradict each other.
+    ``serial`` names what the sensor belongs to (a serial node) wherever that is plugged in; the others belong to a
+    board. Of either, ``bus`` (a node's I2C controller), address and channel say which sensor it is. Raises ValueError
+    where the points contradict each other.
     """
 
     line: str
@@ -121,8 +122,7 @@ class SensorCalibration:
     @property
     def key(self) -> tuple[object, ...]:
         """Two calibrations of one key are of the same sensor."""
-        where: tuple[object, ...] = (self.serial,) if self.serial else (self.board, self.bus)
-        return (*where, self.address, self.channel)
+        return ("", self.serial) if self.serial else (self.board, ""), self.bus, self.address, self.channel
 
     @property
     def offset_a(self) -> float:
@@ -192,14 +192,11 @@ class CalibrationFile:
     def find(
         self, *, board: str = "", bus: int = -1, address: int = -1, channel: int = 1, serial: str = ""
     ) -> SensorCalibration | None:
-        """The calibration of one sensor, or None. A record without a board is of any board."""
+        """The calibration of one sensor, or None. A record without a board and serial is of any board, but no node."""
         for known in self.sensor:
-            if known.channel != channel:
+            if known.serial != serial or (known.bus, known.address, known.channel) != (bus, address, channel):
                 continue
-            if known.serial:
-                if known.serial == serial and known.address in (-1, address):
-                    return known
-            elif known.board in ("", board) and (known.bus, known.address) == (bus, address):
+            if serial or known.board in ("", board):
                 return known
         return None
 

@@ -18,6 +18,8 @@ from powerd_daemon.ina.sensor import Sensor
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.sources.node import NodeSource
+from powerd_daemon.sources.node_options import NodeSensor
 from powerd_daemon.sources.rails import RailsSource
 
 
@@ -33,19 +35,17 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
     file = load_calibration(arguments.out) if arguments.out.exists() else CalibrationFile()
     made: list[tuple[SensorCalibration, Readings]] = []
     wanted = list(arguments.line)
-    for source_config, source in _rails(config, clock):
+    for source_config, source in _boards(config, clock):
         sensors = _sensors(source)
         mine = [line for line in sensors if line in wanted or not wanted]
         if not mine:
             continue
         read = read_lines(source, clock, arguments.seconds, mine)
-        number = bus_number(source_config.options.get("bus", -1))  # type: ignore[arg-type]  # checked by its Options
         for line in mine:
             sensor, settings = sensors[line]
-            board, bus = gethostname(), -1 if number is None else number
-            before = file.find(board=board, bus=bus, address=sensor.address, channel=sensor.channel)
+            board, bus, serial = _place(source_config, source, sensor)
             record = calibrate(
-                before,
+                file.find(board=board, bus=bus, address=sensor.address, channel=sensor.channel, serial=serial),
                 sensor,
                 settings,
                 read[line],
@@ -53,6 +53,7 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
                 line=line,
                 board=board,
                 bus=bus,
+                serial=serial,
                 wall_ns=clock.wall_ns(),
                 temperature_c=arguments.temperature_c,
                 period_ns=source.period_ns,
@@ -61,29 +62,36 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
             file = file.with_sensor(record)
         wanted = [line for line in wanted if line not in mine]
     if wanted:
-        raise ConfigError(
-            f"{arguments.file}: no source of kind ina or sim has a line {wanted[0]!r} (see `powerd plan`)"
-        )
+        raise ConfigError(f"{arguments.file}: no source of kind ina, node or sim has a line {wanted[0]!r}")
     if not made:
-        raise ConfigError(f"{arguments.file}: there is no source of kind ina or sim: nothing to calibrate")
+        raise ConfigError(f"{arguments.file}: there is no source of kind ina, node or sim: nothing to calibrate")
     save_calibration(arguments.out, file)
     print(printing.calibrations(Path(arguments.out), [record for record, _ in made], at_zero=reference.value == 0))
     return 0
 
 
-def _rails(config: Config, clock: Clock) -> list[tuple[SourceConfig, RailsSource]]:
+def _boards(config: Config, clock: Clock) -> list[tuple[SourceConfig, RailsSource | NodeSource]]:
     found = []
     for source_config in config.sources:
         cls = find_source(source_config.kind)
-        if issubclass(cls, RailsSource):
+        if issubclass(cls, RailsSource | NodeSource):
             source: Source = make_source(source_config, cls, Start(source_config.name, 1, 0, clock))
-            assert isinstance(source, RailsSource)
+            assert isinstance(source, RailsSource | NodeSource)
             found.append((source_config, source))
     return found
 
 
-def _sensors(source: RailsSource) -> dict[str, tuple[Sensor, Settings]]:
-    """Sensors and settings by line, as the source's options have them: without a calibration file's part."""
+def _place(source_config: SourceConfig, source: RailsSource | NodeSource, sensor: Sensor) -> tuple[str, int, str]:
+    """Board, bus and serial number that a calibration file knows the sensor by. A node must have been opened."""
+    if isinstance(sensor, NodeSensor):
+        assert isinstance(source, NodeSource)
+        return "", sensor.controller, source.serial
+    number = bus_number(source_config.options.get("bus", -1))  # type: ignore[arg-type]  # checked by its Options
+    return gethostname(), -1 if number is None else number, ""
+
+
+def _sensors(source: RailsSource | NodeSource) -> dict[str, tuple[Sensor, Settings]]:
+    """Sensors and settings by line."""
     device = source.options.device
     pairs = zip(source.bank.sensors, source.bank.settings, strict=True)
     return {f"{s.device or device}.{s.name}": (s, settings) for s, settings in pairs}

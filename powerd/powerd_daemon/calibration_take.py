@@ -136,7 +136,7 @@ def calibrate(
         u_bus=hypot(limits.bus_gain, bus_rounding, limits.bus_offset_v / sensor.nominal_v) / sqrt(3),
         u_bus_step=bus_rounding / sqrt(3),
         board="" if serial else board,
-        bus=-1 if serial else bus,
+        bus=bus,
         address=sensor.address,
         channel=sensor.channel,
         serial=serial,

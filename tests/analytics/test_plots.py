@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from make_run import MS, LineSpec, PhaseSpec, make_run, training
+from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.devices import load_parts
 from powerd_analytics.plots import draw, phase_colours, plot_run, zoom_window
 from powerd_analytics.traces import envelope
+from powerd_core.model import Flag
 
 pytest.importorskip("matplotlib")
 
@@ -44,6 +45,16 @@ def test_the_picture_has_units_provenance_and_no_bar_of_zero(tmp_path):
     assert min(heights) > 0
     solid = [p.get_height() for p in bars.patches if p.get_hatch() != "xxxx"]
     assert sorted(solid) == pytest.approx(sorted(r.j_per_batch for r in table.phases if r.is_resolvable))
+
+
+def test_a_lower_bound_has_a_sign_and_no_interval(tmp_path):
+    t = np.arange(0, S + 1, 2 * MS, dtype=np.int64)
+    flags = np.where(t == 500 * MS, int(Flag.SATURATED), 0).astype(np.uint16)
+    line = LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags)
+    run = read_run(make_run(tmp_path / "r.h5", [line], [PhaseSpec("p", 200 * MS, 800 * MS)], end_ns=S))
+    figure = draw(run, phase_table(run), load_parts(run), {})
+    assert "≥ 30.0" in texts(figure)
+    assert any("lower bound" in text for text in texts(figure))
 
 
 def test_the_zoom_shows_a_few_iterations(tmp_path):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from make_run import LineSpec, make_run
+from simulated_node import SimulatedNode
 
 from powerd_analytics import cli
 from powerd_analytics.recalibration import read_calibration, recalibrate
@@ -19,6 +20,8 @@ from powerd_core.model import Stream
 from powerd_daemon.calibration_file import save_calibration
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.node import NodeSource
+from powerd_daemon.sources.node_options import NodeOptions, NodeSensor
 from powerd_daemon.sources.sim import SimOptions, SimSource
 
 ZERO = Point("2025-03-14T09:26:53Z", 23.0, 0.0, "A", 0.0, 1000, -0.002, 0.0001, 3.3)
@@ -30,6 +33,19 @@ RECORD = SensorCalibration("gpu0.pcie_3v3", "INA219", 0.05, 0.0002, 0.0058, 0.00
 def stream_of(calibration: Path | str = "", bus_every: int = 1) -> Stream:
     options = SimOptions(calibration=str(calibration), bus_every=bus_every)
     source = SimSource(options, Start("sim", 1, 0, VirtualClock()))
+    try:
+        return source.open()[0][0]
+    finally:
+        source.close()
+
+
+def stream_of_node(calibration: Path | str = "") -> Stream:
+    """Two sensors at one address, one on each controller of a node."""
+    clock = VirtualClock()
+    sensors = (NodeSensor("a", 0x40), NodeSensor("b", 0x40, controller=1))
+    options = NodeOptions("/dev/fake", sensors, calibration=str(calibration))
+    node = SimulatedNode(clock, sensors=2)
+    source = NodeSource(options, Start("node", 1, 0, clock), lambda _path, _baud: node)
     try:
         return source.open()[0][0]
     finally:
@@ -86,6 +102,29 @@ def test_a_run_recorded_with_an_older_calibration_takes_the_newer(tmp_path: Path
     save_calibration(file, CalibrationFile((replace(RECORD, zero=None),)))
     with pytest.raises(AnalysisError, match="recorded with a calibrated zero, which the file lacks"):
         recalibrate(run, file)
+
+
+def test_a_node_is_known_by_its_serial_number(tmp_path: Path) -> None:
+    node = {"board": "", "serial": "e660010203040506", "bus": 1, "address": 0x40}
+    record = replace(RECORD, line="gpu0.b", **node)
+    save_calibration(tmp_path / "c.toml", CalibrationFile((record,)))
+    older = replace(record, zero=replace(ZERO, mean_a=0.003))
+    save_calibration(tmp_path / "old.toml", CalibrationFile((older,)))
+    live = stream_of_node(tmp_path / "c.toml").lines
+    for recorded in (stream_of_node(), stream_of_node(tmp_path / "old.toml")):
+        run = read_run(run_of(tmp_path / "run.h5", recorded))
+        again, found = recalibrate(run, tmp_path / "c.toml")
+        assert found == ("gpu0.b",)
+        assert again.lines["gpu0.a"] == run.lines["gpu0.a"]
+        b = again.lines["gpu0.b"]
+        assert b.conversion == live[1].conversion
+        assert isclose(b.accuracy.u_gain, live[1].accuracy.u_gain, rel_tol=1e-12)
+        assert isclose(b.accuracy.u_offset_w, live[1].accuracy.u_offset_w, rel_tol=1e-12)
+        assert b.accuracy.origin == live[1].accuracy.origin.replace("; gain and", "; recomputed with gain and")
+    for change in ({"serial": "e660ffffffffffff"}, {"serial": ""}, {"bus": 2}):
+        save_calibration(tmp_path / "other.toml", CalibrationFile((replace(record, **change),)))
+        with pytest.raises(AnalysisError, match="no sensor of .* is calibrated there"):
+            recalibrate(run, tmp_path / "other.toml")
 
 
 @pytest.mark.parametrize(

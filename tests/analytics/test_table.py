@@ -1,10 +1,14 @@
+import csv
 import dataclasses
+import io
+import json
 
 import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, Training, make_run, training
 
 from powerd_analytics import phase_energies, phase_table, read_run
+from powerd_analytics.render import to_csv, to_json, to_markdown
 from powerd_analytics.rest import merged
 from powerd_core.errors import AnalysisError, RunFileError
 from powerd_core.model import Flag
@@ -226,19 +230,69 @@ def test_readings_that_are_missing_do_not_change_the_mean_power(tmp_path, begin_
     assert row.missing_s == pytest.approx(end_s - begin_s, abs=0.01)
 
 
-def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
-    """What a clipped reading would have been, no bound from other readings can tell."""
+PHASES = (PhaseSpec("before", S, 2 * S), PhaseSpec("within", 3 * S, 6 * S))
+
+
+def _clipped(tmp_path, phases=PHASES):
+    """Two lines of 50 W; the first at full scale from 4 to 4.5 s."""
     t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
     flags = np.where((t > 4 * S) & (t < 4.5 * S), int(Flag.SATURATED), 0).astype(np.uint16)
     lines = [
         LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags),
         LineSpec("gpu0.b", lambda t: np.full(len(t), 50.0), t_ns=t),
     ]
-    phases = [PhaseSpec("before", S, 2 * S), PhaseSpec("within", 3 * S, 6 * S)]
-    table = phase_table(read_run(make_run(tmp_path / "r.h5", lines, phases, end_ns=10 * S)))
-    said = "gpu0.a stood at full scale: the true energy may lie above what is stated"
-    assert [said in r.note for r in table.phases] == [False, True]
-    assert [said in r.note for r in (*table.totals, *table.runs)] == [True, True]
+    return phase_table(read_run(make_run(tmp_path / "r.h5", lines, phases, end_ns=10 * S)))
+
+
+def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
+    """What a clipped reading would have been, no bound from other readings can tell."""
+    table = _clipped(tmp_path)
+    rows = (*table.phases, *table.totals, *table.runs)
+    said = "gpu0.a stood at full scale: energy and power are lower bounds, without an interval"
+    assert [said in r.note for r in rows] == [False, True, True, True]
+    assert [r.is_lower_bound for r in rows] == [False, True, True, True]
+    assert [r.u95_j is None for r in rows] == [False, True, True, True]
+    assert table.phases[1].j_per_batch == pytest.approx(300)
+    assert table.phases[1].note.startswith("498 ms without readings; gpu0.a stood")
+
+
+def test_a_lower_bound_looks_like_one_in_every_output(tmp_path):
+    table = _clipped(tmp_path)
+    csv_rows, json_rows = list(csv.DictReader(io.StringIO(to_csv(table)))), json.loads(to_json(table))
+    for row, same in zip(csv_rows, json_rows, strict=True):
+        assert (row["is_lower_bound"] == "True") == same["is_lower_bound"] == (row["phase"] != "before")
+        assert (row["u95_j"] == "") == (same["u95_j"] is None) == same["is_lower_bound"]
+    phases, totals, whole = (
+        [line for line in part.splitlines() if "gpu0 (" in line] for part in to_markdown(table).split("**")[2::2]
+    )
+    assert "≥" not in phases[0]
+    assert "| ≥ 300.0 | – | ≥ 100.0 |" in phases[1]
+    # No row of these has an interval: the column is left out.
+    assert "| ≥ 400.0 | ≥ 100.0 | ≥ 1600 |" in totals[0]
+    assert "| ≥ 1000 | ≥ 100.0 | ≥ 400.0 | ≥ 600.0 |" in whole[0]
+
+
+def test_figures_per_joule_of_a_clipped_group_are_upper_bounds(tmp_path):
+    attributes = {"model": "A", "batch_size": 1, "operations_per_sample": 10**9}
+    table = _clipped(tmp_path, [PhaseSpec("forward", 3 * S, 6 * S, attributes)])
+    assert "≤ 0.003333" in to_markdown(table)
+
+
+def test_a_clipped_reading_counts_as_far_as_it_averages(tmp_path):
+    """A reading 1 ms behind the phase's end whose window of 4 ms reaches into it."""
+    t = np.arange(0, S + 1, 2 * MS, dtype=np.int64)
+    flags = np.where(t == 502 * MS, int(Flag.SATURATED), 0).astype(np.uint16)
+    for window_ns, is_bound in ((4 * MS, True), (MS, False)):
+        accuracy = {**ACCURACY, "window_ns": window_ns}
+        line = LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags, accuracy=accuracy)
+        run = read_run(make_run(tmp_path / "r.h5", [line], [PhaseSpec("p", 100 * MS, 501 * MS)], end_ns=S))
+        assert phase_table(run).phases[0].is_lower_bound is is_bound
+
+
+def test_a_phase_without_a_number_is_no_bound(tmp_path):
+    (row,) = _clipped(tmp_path, [PhaseSpec("p", 4100 * MS, 4400 * MS)]).phases
+    assert (row.j_per_batch, row.is_lower_bound) == (None, False)
+    assert row.note == "not resolvable: no readings in 299 ms of 300 ms; gpu0.a stood at full scale"
 
 
 def test_a_run_without_phases_still_has_its_energy(tmp_path):

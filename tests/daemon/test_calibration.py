@@ -76,15 +76,20 @@ def test_points_that_contradict(change: dict[str, object], message: str) -> None
 
 
 def test_sensors_are_found_by_place_or_serial() -> None:
-    serial = replace(RECORD, serial="E660")
-    file = CalibrationFile((RECORD,)).with_sensor(serial)
-    assert len(file.sensor) == 2
+    serial = replace(RECORD, serial="E660", board="", bus=0)
+    file = CalibrationFile((RECORD,)).with_sensor(serial).with_sensor(replace(serial, bus=1))
+    assert len(file.sensor) == 3
     assert file.find(board="bone", bus=2, address=0x41) is RECORD
     assert file.find(board="other", bus=2, address=0x41) is None
-    assert file.find(serial="E660", address=0x41) is serial
+    assert file.find(board="bone", serial="E660", bus=0, address=0x41) is serial
+    assert file.find(serial="E660", bus=1, address=0x41) == replace(serial, bus=1)
+    assert file.find(serial="E660", bus=2, address=0x41) is None
+    assert file.find(serial="E661", bus=0, address=0x41) is None
+    assert file.find(board="bone", bus=0, address=0x41) is None
     assert file.find(board="bone", bus=2, address=0x42) is None
     anywhere = CalibrationFile((replace(RECORD, board=""),))
     assert anywhere.find(board="other", bus=2, address=0x41) is not None
+    assert anywhere.find(serial="E660", bus=2, address=0x41) is None
     newer = replace(RECORD, load=None)
     assert file.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
 

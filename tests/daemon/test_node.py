@@ -78,7 +78,7 @@ class TestReadings:
         made = case.o.run(4000, every=4)
         t_ns = case.readings(made, 0)["t_ns"]
         slot_ns = 240_000
-        age_ns = case.source._bank.settings[0].age_ns()
+        age_ns = case.source.bank.settings[0].age_ns()
         # Deadlines of the node are 4 ms of its own clock apart; each scan begins at one, to a turn of its loop.
         begins = [t + age_ns - slot_ns // 4 for t in t_ns]
         first_us = case.node.us_at(begins[0])

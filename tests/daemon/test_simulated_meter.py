@@ -1,6 +1,7 @@
 """The simulated WT310E itself: strict about its protocol, and usable on a pty."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -208,6 +209,23 @@ def test_the_command_offers_a_port_until_it_is_ended(tmp_path):
         child.kill()
         child.wait()
         child.stdout.close()
+
+
+def test_ending_it_while_it_says_where_it_is_leaves_no_link(tmp_path, monkeypatch):
+    link, handler = tmp_path / "meter", signal.getsignal(signal.SIGTERM)
+
+    def end_it(*_said, **_how):
+        assert link.is_symlink()
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("builtins.print", end_it)
+    try:
+        assert main(["--link", str(link)]) == 0
+    except KeyboardInterrupt:
+        pytest.fail("it ended with a traceback")
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert not link.is_symlink()
 
 
 @pytest.mark.parametrize("port", ["usbtmc9", "ttyNONE"])

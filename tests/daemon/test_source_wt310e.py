@@ -111,6 +111,7 @@ class TestReadings:
         assert {f for f in r["flags"] if f} == {Flag.SATURATED}
         assert all(c == 0 for c, f in zip(r["code"], r["flags"], strict=True) if f)
         assert 10 < sum(f == 0 for f in r["flags"]) < len(r["flags"]) - 10
+        assert o.source.health()["overloads"] == r["flags"].count(Flag.SATURATED)
 
     def test_updates_that_went_by_unread_leave_a_flagged_reading(self):
         bench = Bench()
@@ -132,6 +133,42 @@ class TestReadings:
         r = o.readings(made, "wall")
         assert [f for f in r["flags"] if f] == [Flag.IO_ERROR]
         assert not r["flags"][-1]
+
+    def test_health_counts_what_went_wrong(self):
+        bench = Bench()
+        source = bench.source()
+        nothing = {"garbled_answers": 0, "missed_updates": 0, "overloads": 0}
+        assert source.health() == nothing
+        o = Opened(source, bench.clock, *source.open())
+        made = o.run(100)
+        assert source.health() == nothing
+        # Good answers lie between those that make no sense: however many there are in all, the meter is not lost.
+        for count in range(1, 8):
+            bench.links[0].garbles = True
+            made += o.run(200)
+            assert source.health() == {**nothing, "garbled_answers": count}
+        bench.clock.t_ns += 1100 * MS
+        made += o.run(300)
+        r = o.readings(made, "wall")
+        updates = round((r["t_ns"][-1] - r["t_ns"][0]) / (250 * MS)) + 1
+        missed = updates - r["flags"].count(0) - r["flags"].count(Flag.IO_ERROR)
+        assert missed == 3
+        assert source.health() == {"garbled_answers": 7, "missed_updates": missed, "overloads": 0}
+
+    def test_nonsense_in_turn_is_counted_and_then_the_meter_is_lost(self):
+        bench = Bench()
+        o = bench.opened()
+        o.run(100)
+
+        def garble():
+            # One spoilt piece in each answer, of which there is one every 50 polls.
+            while True:
+                bench.links[0].garbles = True
+                o.run(50)
+
+        with pytest.raises(SensorError, match="make no sense"):
+            garble()
+        assert o.source.health()["garbled_answers"] == 5
 
     def test_somebody_who_stops_the_integration_is_noticed(self):
         bench = Bench()

@@ -78,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             given.link.symlink_to(pty.port)
         except OSError as error:
             parser.error(f"{given.link} cannot be made: {error.strerror}")
-    print(f"simulated WT310E on {given.link or pty.port} at {given.baud} baud; Ctrl-C ends it", flush=True)
     try:
+        # Whoever reads this may end it at once.
+        print(f"simulated WT310E on {given.link or pty.port} at {given.baud} baud; Ctrl-C ends it", flush=True)
         while True:
             pty.step(wait_ms=POLL_MS)
     except KeyboardInterrupt:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import ClassVar
 
+from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.model import (
     Accuracy,
@@ -19,8 +21,10 @@ from powerd_core.model import (
     QuantityConversion,
     Stream,
 )
+from powerd_daemon.calibration import calibrated
+from powerd_daemon.calibration_file import load_calibration
 from powerd_daemon.ina.chips import CONFIG
-from powerd_daemon.ina.sensor import line
+from powerd_daemon.ina.sensor import Bank, Sensor, line
 from powerd_daemon.serial.link import NodeLink
 from powerd_daemon.serial.node_marker import MarkerRows
 from powerd_daemon.serial.node_scans import ScanRows
@@ -66,8 +70,9 @@ class NodeSource(Source):
     def __init__(self, options: NodeOptions, start: Start, open_port: OpenPort = SerialPort) -> None:
         super().__init__(options, start)
         self._open_port = open_port
-        self._bank = bank_of(options.sensors)
+        self.bank: Bank = bank_of(options.sensors)
         check_rate(options)
+        self._calibrations = load_calibration(Path(options.calibration)) if options.calibration else CalibrationFile()
         self._limit_ns = round(options.clock_limit_us * 1000)
         self._period_us = round(1e6 / options.rate_hz)
         self._port: Port | None = None
@@ -85,6 +90,11 @@ class NodeSource(Source):
     def period_ns(self) -> int:
         return POLL_NS
 
+    @property
+    def serial(self) -> str:
+        """The serial number of the node's processor; empty before it was opened."""
+        return "" if self._found is None else self._found.uid
+
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o, clock = self.options, self.start.clock
         self._port = self._open_port(o.port, o.baud)
@@ -98,7 +108,7 @@ class NodeSource(Source):
         self._synchronise(link)
         streams = self._describe(link, found)
         builders = [self.start.builder(s) for s in streams]
-        self._rows = ScanRows(builders[0], self._bank.settings, self._period_us)
+        self._rows = ScanRows(builders[0], self.bank.settings, self._period_us)
         self._marker = MarkerRows(builders[1]) if o.marker else None
         link.ask(Kind.START, Answer)
         self._damaged = link.deframer.damaged
@@ -213,19 +223,26 @@ class NodeSource(Source):
         return link.time.board_ns(link.time.latest_ns)[1]
 
     def _wanted(self) -> list[WantedSensor]:
-        pairs = zip(self.options.sensors, self._bank.settings, strict=True)
+        pairs = zip(self.options.sensors, self.bank.settings, strict=True)
         return [WantedSensor(s.controller, s.address, dict(settings.words)[CONFIG]) for s, settings in pairs]
 
     def _describe(self, link: NodeLink, found: NodeDescription) -> tuple[Stream, ...]:
         o = self.options
         period_ns = self._period_us * 1000
-        lines = []
-        for sensor, settings in zip(o.sensors, self._bank.settings, strict=True):
-            made = line(sensor, settings, device=o.device, provenance=Provenance.MEASURED, period_ns=period_ns)
+        lines: list[Line] = []
+        sensors: list[Sensor] = []
+        records: dict[str, object] = {}
+        for sensor, settings in zip(o.sensors, self.bank.settings, strict=True):
+            known, used = calibrated([sensor], self._calibrations, bus=sensor.controller, serial=found.uid)
+            sensors += known
+            records |= used
+            made = line(known[0], settings, device=o.device, provenance=Provenance.MEASURED, period_ns=period_ns)
+            # What an origin says last is how the line was calibrated: a later calibration replaces it.
+            limits, _, calibration = made.accuracy.origin.rpartition("; ")
             accuracy = replace(
                 made.accuracy,
                 centre_ns=made.accuracy.centre_ns + self._limit_ns + SLOT_NS,
-                origin=f"{made.accuracy.origin}; node clock +-{o.clock_limit_us:g} us guaranteed",
+                origin=f"{limits}; node clock +-{o.clock_limit_us:g} us guaranteed; {calibration}",
             )
             note = f"{made.description[:-1]}, controller {sensor.controller} of the node)"
             lines.append(replace(made, accuracy=accuracy, description=note))
@@ -241,7 +258,12 @@ class NodeSource(Source):
         silent = [made.name for i, made in enumerate(lines) if not found.answering >> i & 1]
         first, name = self.start.first_stream, self.start.name
         columns = (Column("shunt", "h"), Column("bus", "H"))
-        detail = node | {"configs": [f"{w.config:#06x}" for w in self._wanted()], "silent_at_start": silent}
+        detail = node | {
+            "configs": [f"{w.config:#06x}" for w in self._wanted()],
+            "silent_at_start": silent,
+            "calibration": records,
+            "sensors": [asdict(s) for s in sensors],
+        }
         streams = [Stream(first, name, columns, tuple(lines), period_ns, detail)]
         if o.marker:
             marker = Line(

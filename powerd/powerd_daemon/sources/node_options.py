@@ -41,6 +41,9 @@ class NodeOptions:
         default=1000.0,
         metadata={"help": "readings whose time is not guaranteed to this are a gap; part of each line's accuracy"},
     )
+    calibration: str = field(
+        default="", metadata={"help": "calibration file that `powerd calibrate` wrote; changes metadata, never codes"}
+    )
 
     def __post_init__(self) -> None:
         if not self.port:
