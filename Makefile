@@ -4,11 +4,14 @@
 #   make test    the whole test suite
 #   make check   lint, types and import rules
 #   make bench   every figure that the README quotes
+#   make soak    the whole fault matrix under load, MINUTES=10
+#   make fuzz    every place where bytes come in, under atheris, MINUTES=10
 #
 # PYTHON chooses the interpreter, VENV where the environment is made.
 
 PYTHON ?= python3
 VENV ?= .venv
+MINUTES ?= 10
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # MicroPython as a WebAssembly build, for the firmware's tests: pinned, and only where there is Node.
@@ -18,7 +21,7 @@ MICROPYTHON_DIR := $(VENV)/micropython
 MICROPYTHON_READY := $(MICROPYTHON_DIR)/.ready-$(MICROPYTHON_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench format clean
+.PHONY: help demo test check bench soak fuzz format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -57,6 +60,15 @@ check: $(READY)
 bench: $(READY)
 	@missed=0; for script in benchmarks/bench_*.py; do \
 		echo "== $$script"; $(BIN)/python $$script || missed=1; done; exit $$missed
+
+soak: $(READY)
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES)
+
+# An environment of its own: atheris has wheels for few versions of Python, and nothing else needs it.
+fuzz:
+	@test -x build/fuzz-venv/bin/python || $(PYTHON) -m venv build/fuzz-venv
+	@build/fuzz-venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[board,client,fuzz]'
+	build/fuzz-venv/bin/python benchmarks/fuzz/run.py --minutes $(MINUTES)
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

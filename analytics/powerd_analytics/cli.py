@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
+from powerd_analytics import cli_files
 from powerd_core.errors import PowerdError, RunFileError
+from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from powerd_analytics.run import Run
@@ -39,6 +41,9 @@ app = App(
     help_format="plaintext",
     help_on_error=False,
 )
+
+app.command(cli_files.verify)
+app.command(cli_files.recover)
 
 Device = Annotated[str | None, Parameter(help="Only this device; all of them without it.")]
 Calibration = Annotated[
@@ -117,8 +122,7 @@ def plot(
     from powerd_analytics.progress import LateProgress
 
     out = output or run.with_suffix(".png")
-    if out.suffix.lower() not in (".png", ".pdf", ".svg"):
-        raise RunFileError(f"{out}: a picture is written as .png, .pdf or .svg")
+    _check_picture(out)
     _refuse_existing(out, overwrite)
     with LateProgress(_stderr()) as progress:
         opened = _open(run, calibration, progress)
@@ -139,7 +143,55 @@ def info(
 
     with LateProgress(_stderr()) as progress:
         lines = list(describe_run(_open(run, calibration, progress), device, progress=progress))
-    print("\n".join(lines))
+    # Names, causes and messages in a run file are whatever its maker wrote.
+    print("\n".join(map(printable, lines)))
+
+
+@app.command
+def clock(
+    run: Annotated[Path, Parameter(help="A run file.")],
+    *,
+    out: Annotated[Path | None, Parameter(alias="-o", help="Draw them as well (.png, .pdf, .svg).")] = None,
+    marker: Annotated[str | None, Parameter(help="A line of edges that --phase moves: check the clock by it.")] = None,
+    phase: Annotated[str | None, Parameter(help="With --marker: the phase whose begins and ends move the pin.")] = None,
+    json: Annotated[bool, Parameter(negative="", help="Print for programs.")] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Say how the boards' clocks went against the host's, and how sure their times are.
+
+    For example: joules clock run.h5 --out clock.png
+    """
+    from dataclasses import asdict
+    from json import dumps
+
+    from powerd_analytics import clock as clocks
+    from powerd_analytics.clock_marker import compare_marker, describe_marker
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.run import read_run
+    from powerd_core.errors import ConfigError
+
+    if (marker is None) != (phase is None):
+        raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
+    if out is not None:
+        _check_picture(out)
+        _refuse_existing(out, overwrite)
+    with LateProgress(_stderr()) as progress:
+        opened = read_run(run, progress=progress)
+        traces = clocks.read_traces(opened)
+        reports, others = [clocks.report(t) for t in traces], clocks.other_clocks(opened)
+        checked = compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
+        if out is not None:
+            from powerd_analytics.clock_plot import plot_clocks
+
+            _write(out, lambda partial: plot_clocks(opened, traces, partial), overwrite)
+    if json:
+        document = clocks.to_document(reports, others)
+        print(dumps(document | ({"marker": asdict(checked)} if checked else {}), indent=1))
+        return
+    lines = [*clocks.describe(opened, reports, others), *(describe_marker(checked) if checked else ())]
+    print("\n".join(map(printable, lines)))
+    if out is not None:
+        print(out)
 
 
 @app.command
@@ -148,6 +200,9 @@ def record(
     url: Annotated[str | None, Parameter(help="A running powerd, such as tcp://board:7560; else a local one.")] = None,
     out: Annotated[Path, Parameter(alias="-o", help="Run file to write.")] = Path("run.h5"),
     overwrite: Overwrite = False,
+    keys: Annotated[
+        Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")
+    ] = None,
     quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
 ) -> int:
     """Record any command; its phases too, where it marks them. Exits with the command's status.
@@ -159,7 +214,12 @@ def record(
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
-    return record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet)
+    return record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys)
+
+
+def _check_picture(path: Path) -> None:
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RunFileError(f"{path}: a picture is written as .png, .pdf or .svg")
 
 
 def _open(path: Path, calibration: Path | None, progress: Callable[[float, str], None]) -> Run:
@@ -224,5 +284,5 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _fail(message: str) -> None:
-    sys.stderr.write(f"joules: {' '.join(message.split())}\n")
+    sys.stderr.write(f"joules: {printable(' '.join(message.split()))}\n")
     raise SystemExit(2)

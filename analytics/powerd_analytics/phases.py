@@ -11,6 +11,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_client.fileshape import check_times, read_objects
+
 OPERATIONS = "operations_per_sample"
 """The attribute that describes the model's work; it does not tell one group of phases from another."""
 
@@ -64,11 +66,16 @@ class Phases:
 
 
 def read_phases(group: h5py.Group) -> Phases:
-    """The phases of a run file. Raises KeyError or ValueError when they contradict themselves."""
+    """The phases of a run file. Raises KeyError, TypeError or ValueError when they contradict themselves."""
     begin, end = group["begin_ns"][:].astype(np.int64), group["end_ns"][:].astype(np.int64)
     kind, parent = group["kind"][:].astype(np.int64), group["parent"][:].astype(np.int64)
-    kinds = [json.loads(k) for k in group["kinds"][:]]
+    kinds = read_objects(group["kinds"])
+    for entry in kinds:
+        if not isinstance(entry.get("name"), str) or not isinstance(entry.get("attributes") or {}, dict):
+            raise TypeError("a kind of phase without a name or attributes")
     m = len(begin)
+    for edges in (begin, end):
+        check_times(edges, "a phase")
     if np.any(end < begin):
         raise ValueError("a phase ends before it begins")
     if np.any((kind < 0) | (kind >= len(kinds))):
@@ -97,8 +104,9 @@ def _classify(
         for outer, k in pairs:
             around = classes[outer] if outer >= 0 else PhaseClass((), {}, "")
             attributes = {**around.attributes, **(kinds[k].get("attributes") or {})}
-            attributes = {n: tuple(v) if isinstance(v, list) else v for n, v in attributes.items()}
-            made = PhaseClass((*around.path, kinds[k]["name"]), attributes, kinds[k].get("timing", "host"))
+            attributes = {n: _hashable(v) for n, v in attributes.items()}
+            timing = str(kinds[k].get("timing", "host"))
+            made = PhaseClass((*around.path, kinds[k]["name"]), attributes, timing)
             key = (made.path, tuple((n, str(v)) for n, v in made.group), made.timing)
             if key not in index:
                 index[key] = len(classes)
@@ -109,3 +117,10 @@ def _classify(
         inside[level] = True
         level = np.flatnonzero(inside[parent] & (parent >= 0))
     return depth, label, tuple(classes)
+
+
+def _hashable(value: Any) -> Any:
+    """An attribute as something that sets groups apart; what is nested counts by its text."""
+    if isinstance(value, list) and not any(isinstance(v, list | dict) for v in value):
+        return tuple(value)
+    return json.dumps(value) if isinstance(value, list | dict) else value

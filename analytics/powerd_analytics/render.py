@@ -12,9 +12,11 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from powerd_analytics.reasons import digits
 from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
+from powerd_core.text import printable
 
 Row = PhaseRow | TotalRow | RunRow
 
@@ -69,11 +71,11 @@ def to_markdown(table: PhaseTable) -> str:
     out = []
     for view in _views(table):
         out.append(f"**{view.title}**\n")
-        out.append("| " + " | ".join(view.header) + " |")
+        out.append("| " + " | ".join(map(printable, view.header)) + " |")
         out.append("|" + "|".join(" --- " if h in _TEXT else " ---: " for h in view.header) + "|")
-        out += ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in view.lines]
+        out += ["| " + " | ".join(printable(cell).replace("|", "\\|") for cell in line) + " |" for line in view.lines]
         out.append("")
-        out += [f"{i}. {note}" for i, note in enumerate(view.notes, 1)]
+        out += [f"{i}. {printable(note)}" for i, note in enumerate(view.notes, 1)]
         out += [""] if view.notes else []
     return "\n".join(out) or "No phases and no devices in this run.\n"
 
@@ -85,12 +87,12 @@ def print_table(table: PhaseTable, console: Console) -> None:
     for view in _views(table):
         shown = Table(title=view.title, title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD)
         for name in view.header:
-            shown.add_column(name, justify="left" if name in _TEXT else "right", overflow="fold")
+            shown.add_column(_shown(name), justify="left" if name in _TEXT else "right", overflow="fold")
         for line in view.lines:
-            shown.add_row(*(_escape(cell) for cell in line))
+            shown.add_row(*map(_shown, line))
         console.print(shown)
         for i, note in enumerate(view.notes, 1):
-            console.print(f" {i}  {note}", markup=False, highlight=False)
+            console.print(f" {i}  {printable(note)}", markup=False, highlight=False)
         console.print()
 
 
@@ -106,8 +108,9 @@ class _View:
 _TEXT = frozenset({"model", "phase", "device", "note"})
 
 
-def _escape(text: str) -> str:
-    return text.replace("[", "\\[")
+def _shown(text: str) -> Text:
+    # Not a string: rich would take brackets in it for its own, and passes control characters on.
+    return Text(printable(text))
 
 
 def _views(table: PhaseTable) -> list[_View]:

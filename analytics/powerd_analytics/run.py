@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,9 @@ from numpy.typing import NDArray
 
 from powerd_analytics.names import pick
 from powerd_analytics.phases import Phases, read_phases
-from powerd_client.runfile import open_run
+from powerd_client.fileshape import check_times, read_json, read_objects, read_texts, texts_of
+from powerd_client.runfile import open_run, reading
+from powerd_core.description import MAX_PERIOD_NS, check_conversion
 from powerd_core.document import from_document
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.model import Accuracy, Conversion, Provenance, QuantityConversion, quantity_of
@@ -142,10 +143,12 @@ class Run:
     def readings(self, line: str) -> Readings:
         """All readings of a line, read from the file now. Raises `RunFileError`, `AnalysisError`."""
         name = self.line(line).name
-        with open_run(self.path) as file:
+        with open_run(self.path) as file, reading(self.path):
             group = file["lines"][name]
             columns = {k: v[:] for k, v in group.items() if k not in ("t_board_ns", "t_ns", "flags")}
-            return Readings(group["t_board_ns"][:], group["t_ns"][:], group["flags"][:], columns)
+            t_board_ns, t_ns = (group[k][:].astype(np.int64) for k in ("t_board_ns", "t_ns"))
+            check_times(t_ns, f"a reading of line {name!r}")
+            return Readings(t_board_ns, t_ns, group["flags"][:].astype(np.uint16), columns)
 
     def compared(self, device: str) -> tuple[str, ...]:
         """Lines that measure the device by other means: compared with it, never added to it."""
@@ -166,13 +169,9 @@ def read_run(path: str | Path, *, progress: Callable[[float, str], None] = lambd
     Raises `RunFileError` for a file that is missing, no run, cut off or of another version.
     """
     path = Path(path)
-    with open_run(path, progress=lambda share: progress(share, "building the run file from its journal")) as file:
-        try:
-            return _read(path, file)
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise RunFileError(f"{path} is damaged or incomplete: {error}") from error
-        except OSError as error:
-            raise RunFileError(f"{path} cannot be read: {error}") from error
+    building = "building the run file from its journal"
+    with open_run(path, progress=lambda share: progress(share, building)) as file, reading(path):
+        return _read(path, file)
 
 
 def _text(value: Any) -> str:
@@ -183,8 +182,11 @@ def _read(path: Path, file: h5py.File) -> Run:
     attributes = {k: (_text(v) if isinstance(v, bytes | str) else v) for k, v in file.attrs.items()}
     for needed in ("t_start_ns", "t_stop_ns"):
         attributes[needed] = int(attributes[needed])
+        check_times(np.array([attributes[needed]]), needed)
+    if attributes["t_stop_ns"] < attributes["t_start_ns"]:
+        raise ValueError("the run stops before it starts")
     devices = {
-        name: RunDevice(name, tuple(_text(n) for n in g.attrs["feeds"]), _text(g.attrs.get("description", "")))
+        name: RunDevice(name, tuple(texts_of(g.attrs["feeds"])), _text(g.attrs.get("description", "")))
         for name, g in file["devices"].items()
     }
     lines = {name: _line(path, name, g) for name, g in file["lines"].items()}
@@ -205,18 +207,22 @@ def _read(path: Path, file: h5py.File) -> Run:
         gaps=_gaps(file["gaps"]) if "gaps" in file else (),
         processes=_json_rows(file, "processes"),
         messages=_json_rows(file, "messages"),
-        environment=json.loads(attributes.get("environment") or "{}"),
-        command=tuple(json.loads(attributes.get("command") or "[]")),
+        environment=dict(read_json(attributes.get("environment") or "{}")),
+        command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
     )
 
 
 def _line(path: Path, name: str, group: h5py.Group) -> RunLine:
     a = group.attrs
     try:
-        conversion: Conversion = from_document(Conversion, json.loads(a["conversion"]), "conversion")  # type: ignore[arg-type]
-        accuracy = from_document(Accuracy, json.loads(a["accuracy"]), "accuracy")
+        conversion: Conversion = from_document(Conversion, read_json(a["conversion"]), "conversion")  # type: ignore[arg-type]
+        accuracy = from_document(Accuracy, read_json(a["accuracy"]), "accuracy")
+        check_conversion(conversion, accuracy, list(group), f"line {name!r}")
     except WireError as error:
         raise RunFileError(f"{path}: line {name!r}: {error}") from error
+    period_ns = int(a["period_ns"])
+    if not 0 < period_ns < MAX_PERIOD_NS:
+        raise ValueError(f"line {name!r} has a reading every {period_ns} ns")
     return RunLine(
         name=name,
         device=_text(a["device"]),
@@ -225,10 +231,10 @@ def _line(path: Path, name: str, group: h5py.Group) -> RunLine:
         provenance=Provenance(_text(a["provenance"])),
         quantity=quantity_of(conversion),
         description=_text(a.get("description", "")),
-        period_ns=int(a["period_ns"]),
+        period_ns=period_ns,
         conversion=conversion,
         accuracy=accuracy,
-        detail=json.loads(a.get("detail") or "{}"),
+        detail=dict(read_json(a.get("detail") or "{}")),
         clock=_text(a.get("clock", "")),
         count=len(group["t_ns"]),
     )
@@ -236,14 +242,17 @@ def _line(path: Path, name: str, group: h5py.Group) -> RunLine:
 
 def _clock(group: h5py.Group) -> RunClock:
     offsets, t_board = group["map"][:].reshape(-1, 3), group["map_t_board_ns"][:]
-    pieces = group["map_piece"][:]
+    pieces, drift_ppm = group["map_piece"][:], float(group.attrs.get("drift_ppm", 100.0))
+    if not np.isfinite(offsets).all() or not 0 <= drift_ppm < 1e6:
+        raise ValueError(f"the mapping of clock {group.name!r} holds numbers that are none")
+    check_times(t_board, "a clock exchange")
     t_host = t_board + offsets[:, 0]
     order = np.argsort(t_host, kind="stable")
     # The estimate need not lie in the middle of its bound: the farther end counts.
     half = np.maximum(offsets[:, 2] - offsets[:, 0], offsets[:, 0] - offsets[:, 1])
     return RunClock(
         board=_text(group.attrs.get("board", "")),
-        drift_ppm=float(group.attrs.get("drift_ppm", 100.0)),
+        drift_ppm=drift_ppm,
         t_ns=t_host[order],
         half_width_ns=half[order],
         steps=max(0, len(np.unique(pieces)) - 1),
@@ -251,12 +260,15 @@ def _clock(group: h5py.Group) -> RunClock:
 
 
 def _gaps(group: h5py.Group) -> tuple[RunGap, ...]:
-    columns = [group[name][:] for name in ("stream", "lines", "begin_ns", "end_ns", "lost", "cause")]
+    texts = [read_texts(group[name]) for name in ("stream", "lines", "cause")]
+    numbers = [group[name][:].astype(np.int64) for name in ("begin_ns", "end_ns", "lost")]
+    for column in numbers[:2]:
+        check_times(column, "a gap")
     return tuple(
-        RunGap(_text(s), tuple(json.loads(names)), int(b), int(e), int(lost), _text(cause))
-        for s, names, b, e, lost, cause in zip(*columns, strict=True)
+        RunGap(s, tuple(str(n) for n in read_json(names)), b, e, lost, cause)
+        for s, names, cause, b, e, lost in zip(*texts, *(n.tolist() for n in numbers), strict=True)
     )
 
 
 def _json_rows(file: h5py.File, name: str) -> tuple[Mapping[str, Any], ...]:
-    return tuple(json.loads(row) for row in file[name][:]) if name in file else ()
+    return tuple(read_objects(file[name])) if name in file else ()

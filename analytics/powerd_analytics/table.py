@@ -150,6 +150,7 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns) -> RunRow:
     missing, clip = float(whole.missing_s[0]), clipped(part, begin, end)
     if missing > 1e-3 * float(whole.duration_s[0]):
         notes.append(without_readings(missing, float(np.nan_to_num(whole.off_by_j[0])), clip))
+    notes += _causes(run, part)
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [note for note in (f"{clip}: {AT_LEAST}" if clip else "", *_counted(run, part)) if note]
@@ -168,6 +169,16 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns) -> RunRow:
         is_lower_bound=bool(clip),
         note="; ".join(notes),
     )
+
+
+def _causes(run: Run, part: Part) -> list[str]:
+    """Why readings of a part are missing: one text for each cause, with how often and for how long."""
+    names = {s.line.name for s in part.signals}
+    found: dict[str, list[float]] = {}
+    for gap in run.gaps:
+        if names.intersection(gap.lines):
+            found.setdefault(gap.cause, []).append((gap.end_ns - gap.begin_ns) * 1e-9)
+    return [f"missing {seconds(sum(s))} in {len(s)} gaps: {cause}" for cause, s in found.items()]
 
 
 def _mean_w(run: Run, part: Part) -> float | None:

@@ -6,117 +6,30 @@ Memory stays bounded by the number of frames (not readings). The file appears un
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 
-from powerd_client import journal as journals
+from powerd_client.contents import Contents, joined, read_contents
+from powerd_client.datasets import write_documents
+from powerd_client.frames import StreamFrames
 from powerd_client.phases import Phases, kind_key, pair_marks
-from powerd_client.streams import StreamFrames, clock_name, write_stream
+from powerd_client.streams import Account, Part, clock_name, write_stream
+from powerd_client.tables import seal, write_clock, write_devices, write_gaps, write_head, write_phases
 from powerd_core.clock import ClockPiece, map_clock
-from powerd_core.document import read_description, to_document
-from powerd_core.errors import ClockError, RunFileError, WireError
-from powerd_core.framereader import Garbage
-from powerd_core.marks import RECORD, Marks
-from powerd_core.model import CLOCK_NAME, Block, ClockExchange, Description, Gap
-from powerd_core.wire import Event, Message
+from powerd_core.errors import ClockError, RunFileError
+from powerd_core.marks import Marks
+from powerd_core.model import CLOCK_NAME
+from powerd_core.wire import HEADER_BYTES
 
-FORMAT = "powerd-run"
-FORMAT_VERSION = 1
+LIBVER = ("v110", "v110")
+"""The first version of HDF5's format in which everything but strings of variable length carries a checksum."""
 
 Progress = Callable[[float], None]
-
-
-@dataclass(slots=True)
-class Contents:
-    """Everything in a journal but the readings, which stay in the file and are known by their place."""
-
-    run: dict[str, Any] = field(default_factory=dict)
-    t_start_ns: int = 0
-    t_stop_ns: int = 0
-    complete: bool = False
-    stopped: bool = False
-    reception: dict[str, Any] = field(default_factory=dict)
-    descriptions: dict[int, Description] = field(default_factory=dict)
-    """By epoch, in the order in which they were first seen."""
-    exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
-    streams: dict[tuple[int, int], StreamFrames] = field(default_factory=dict)
-    """By epoch and stream number."""
-    names: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
-    marks: dict[int, dict[int, bytes]] = field(default_factory=dict)
-    """By process: raw records by the index of the first of them."""
-    messages: list[dict[str, Any]] = field(default_factory=list)
-
-    def note(self, level: str, text: str, t_ns: int = 0) -> None:
-        self.messages.append({"t_ns": t_ns, "level": level, "text": text})
-
-
-def read_contents(journal: Path) -> Contents:
-    """What a journal directory holds, marks that the recorder had not copied included. Raises `RunFileError`."""
-    contents = Contents()
-    file = journal / "journal.bin"
-    if not file.exists():
-        raise RunFileError(f"{journal} holds no journal.bin: it is not a recording, or it ended before it began")
-    journals.check_version(file)
-    for event, at, size in journals.read_events(file):
-        _take(contents, event, at, size)
-    names, marks = journals.MarkTail(journal, consume=False).read(final=True)
-    for document in names:
-        _take(contents, Message("phase-names", document), 0, 0)
-    for piece in marks:
-        _take(contents, piece, 0, 0)
-    if not contents.run:
-        raise RunFileError(f"{file} does not say which run it is: it is no journal, or its beginning is lost")
-    return contents
-
-
-def _take(contents: Contents, event: Event | Garbage, at: int, size: int) -> None:
-    match event:
-        case Block() | Gap():
-            frames = contents.streams.setdefault((event.epoch, event.stream), StreamFrames())
-            frames.add(event, at, size)
-        case ClockExchange():
-            contents.exchanges.setdefault(event.epoch, []).append(event)
-        case Marks():
-            contents.marks.setdefault(event.process, {})[event.first] = event.records
-        case Garbage():
-            cut_off = event.reason == "cut off"
-            text = f"{event.count} bytes of the journal at {at} could not be read ({event.reason})"
-            contents.note("info" if cut_off else "error", text)
-        case Message():
-            _take_message(contents, event)
-
-
-def _take_message(contents: Contents, event: Message) -> None:
-    body: dict[str, Any] = dict(event.body)
-    match event.subject:
-        case "run":
-            contents.run = body
-        case "start":
-            contents.t_start_ns = int(body["t_start_ns"])
-        case "stop":
-            contents.t_stop_ns, contents.complete, contents.stopped = (
-                int(body["t_stop_ns"]),
-                bool(body["complete"]),
-                True,
-            )
-            contents.reception = body.get("reception", {})
-        case "description":
-            try:
-                contents.descriptions.setdefault(event.epoch, read_description(body))
-            except WireError as error:
-                contents.note("error", f"a description in the journal is damaged: {error}")
-        case "phase-names":
-            contents.names.setdefault(int(body["process"]), []).append(body)
-        case "note":
-            contents.messages.append(body)
 
 
 def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
@@ -125,23 +38,35 @@ def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Pr
     The caller owns the journal's lock. Raises `RunFileError` (disk full, file in the way, damaged journal) with the
     journal left as it was.
     """
-    contents = read_contents(journal)
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    contents = read_contents(journal, progress=lambda share: progress(0.3 * share))
     try:
-        with h5py.File(partial, "x", libver=("earliest", "v110")) as file:
-            _write(file, contents, journal / "journal.bin", progress)
-            file.flush()
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        _move(partial, out, overwrite)
+        with whole_file(out, overwrite=overwrite) as file:
+            write_run(file, contents, journal / "journal.bin", lambda share: progress(0.3 + 0.7 * share))
     except (OSError, RuntimeError) as error:
-        partial.unlink(missing_ok=True)
         if isinstance(error, RunFileError):
             raise
         raise RunFileError(
             f"{out} could not be written ({error}): nothing is lost, `joules info {out}` tries again from {journal}"
         ) from error
     shutil.rmtree(journal, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def whole_file(out: Path, *, overwrite: bool) -> Iterator[h5py.File]:
+    """An HDF5 file under another name, which becomes ``out`` when it is written and on the disk, else nothing.
+
+    Raises `RunFileError` for a file in the way, `OSError` and `RuntimeError` as h5py does.
+    """
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    try:
+        with h5py.File(partial, "x", libver=LIBVER) as file:
+            yield file
+            file.flush()
+        with partial.open("rb") as written:
+            os.fsync(written.fileno())
+        _move(partial, out, overwrite)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _move(partial: Path, out: Path, overwrite: bool) -> None:
@@ -158,77 +83,90 @@ def _move(partial: Path, out: Path, overwrite: bool) -> None:
         if out.exists():
             raise
         partial.replace(out)
-        return
-    partial.unlink()
 
 
-def _write(file: h5py.File, contents: Contents, journal_file: Path, progress: Progress) -> None:
+def write_run(file: h5py.File, contents: Contents, journal_file: Path, progress: Progress) -> Account:
+    """Write everything that a journal holds. What is small goes first: a file that is cut off later still has it."""
     clocks = _write_clocks(file, contents)
-    total = sum(f.size for f in contents.streams.values()) or 1
-    done = 0
-    gaps: list[dict[str, Any]] = []
-    last_ns = 0
-    groups: dict[str, list[tuple[int, int]]] = {}
-    for epoch, description in contents.descriptions.items():
-        for stream in description.streams:
-            groups.setdefault(stream.source + "/" + str(stream.number), []).append((epoch, stream.number))
-    lines = file.create_group("lines")
-    for keys in groups.values():
-        parts = [
-            (contents.descriptions[key[0]], contents.streams.get(key, StreamFrames()), clocks.get(key[0], ()), key)
-            for key in keys
-        ]
-        end = write_stream(lines, parts, journal_file, gaps, contents.note, contents.t_stop_ns)
-        last_ns = max(last_ns, end)
-        done += sum(part[1].size for part in parts)
-        progress(done / total)
+    groups = [[_part(contents, key, clocks) for key in keys] for keys in _streams(contents)]
     phases, kinds, processes = _phases(contents)
-    last_ns = max([last_ns, *phases.end_ns])
+    reached = [part.reach_ns for parts in groups for part in parts]
+    last_ns = max([0, *(reach[1] for reach in reached if reach), *phases.end_ns])
+    start_ns = contents.t_start_ns or min([last_ns, *phases.begin_ns])
+    stop_ns = contents.t_stop_ns or max(last_ns, start_ns)
     if not contents.stopped:
         contents.note("warning", "the recorder ended before the run did: this file was built from its journal", last_ns)
-    _write_devices(file, contents)
-    _write_phases(file, phases, kinds)
-    _write_table(file.create_group("gaps"), gaps)
-    _write_strings(file, "processes", processes)
-    _write_strings(file, "messages", sorted(contents.messages, key=lambda m: m["t_ns"]))
-    run = contents.run
-    start_ns = contents.t_start_ns or min([last_ns, *phases.begin_ns])
-    file.attrs.update(
+    write_head(
+        file,
         {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
-            "run_id": run["run_id"],
-            "created_utc": run["created_utc"],
-            "powerd_version": run["powerd_version"],
+            **contents.run,
             "host_clock": CLOCK_NAME,
             "t_start_ns": start_ns,
-            "t_stop_ns": contents.t_stop_ns or max(last_ns, start_ns),
+            "t_stop_ns": stop_ns,
             "complete": int(contents.complete),
             "rebuilt": int(not contents.stopped),
-            "command": json.dumps(run["command"]),
-            "environment": json.dumps(run["environment"]),
-            "reception": json.dumps(contents.reception),
-        }
+            "reception": contents.reception,
+        },
     )
+    write_devices(file, list(contents.descriptions.values()))
+    write_phases(file, phases, kinds)
+    write_documents(file, "processes", processes)
+    file.flush()
+    account = Account(contents.note, start_ns, stop_ns)
+    if not contents.stopped:
+        account.ends = "the recorder ended before the run did"
+    total, done = sum(f.size for f in contents.streams.values()) or 1, 0
+    lines = file.create_group("lines")
+    for parts in groups:
+        write_stream(lines, parts, journal_file, account)
+        done += sum(part.frames.size for part in parts)
+        progress(done / total)
+    _note_undescribed(contents)
+    write_gaps(file, account.gaps)
+    write_documents(file, "parts", account.parts)
+    write_documents(file, "messages", sorted(contents.messages, key=lambda m: m["t_ns"]))
+    seal(file)
+    return account
+
+
+def _streams(contents: Contents) -> list[list[tuple[int, int]]]:
+    """Which streams of which epochs are one: those of a source that have lines in common, each epoch at most once."""
+    found: list[tuple[str, set[str], list[tuple[int, int]]]] = []
+    for epoch, description in contents.descriptions.items():
+        for stream in description.streams:
+            names = {line.name for line in stream.lines}
+            for source, known, keys in found:
+                if source == stream.source and known & names and epoch not in {e for e, _ in keys}:
+                    known.update(names)
+                    keys.append((epoch, stream.number))
+                    break
+            else:
+                found.append((stream.source, names, [(epoch, stream.number)]))
+    return [keys for _, _, keys in found]
+
+
+def _part(contents: Contents, key: tuple[int, int], clocks: dict[int, tuple[ClockPiece, ...]]) -> Part:
+    epoch, number = key
+    description = contents.descriptions[epoch]
+    stream = next(s for s in description.streams if s.number == number)
+    frames = contents.streams.get(key, StreamFrames())
+    frames.keep_fitting(stream, HEADER_BYTES)
+    return Part(description, stream, frames, clocks.get(epoch, ()))
 
 
 def _write_clocks(file: h5py.File, contents: Contents) -> dict[int, tuple[ClockPiece, ...]]:
     group, found = file.create_group("clocks"), {}
     for epoch, description in contents.descriptions.items():
-        exchanges = sorted(contents.exchanges.get(epoch, []), key=lambda e: e.t_board_ns)
+        exchanges = sorted(contents.exchanges.get(epoch, []), key=lambda e: e.t1_host_ns)
         try:
             pieces = found[epoch] = map_clock(exchanges)
         except ClockError as error:
             contents.note("error", f"readings of {description.board!r} have no place in time: {error}")
             continue
-        clock = group.create_group(clock_name(description))
-        clock.attrs.update({"board": description.board, "epoch": str(epoch), "drift_ppm": pieces[0].drift_ppm})
-        rows = [[e.t1_host_ns, e.t2_board_ns, e.t3_board_ns, e.t4_host_ns] for e in exchanges]
-        _numbers(clock, "exchanges", np.array(rows, np.int64), "ns")
-        bounds = [np.column_stack([p.offset_ns, p.low_ns, p.high_ns]) for p in pieces]
-        _numbers(clock, "map", np.concatenate(bounds), "ns")
-        _numbers(clock, "map_t_board_ns", np.concatenate([np.array(p.t_board_ns, np.int64) for p in pieces]), "ns")
-        _numbers(clock, "map_piece", np.repeat(np.arange(len(pieces)), [len(p.t_board_ns) for p in pieces]), "1")
+        for before in pieces[:-1]:
+            t_ns = before.t_board_ns[-1] + round(before.offset_ns[-1])
+            contents.note("warning", f"the clock of {description.board!r} stepped against the host's", t_ns)
+        write_clock(group, clock_name(description), description.board, epoch, exchanges, pieces)
     return found
 
 
@@ -248,7 +186,7 @@ def _phases(contents: Contents) -> tuple[Phases, list[dict[str, Any]], list[dict
         processes.append(process)
         pair_marks(
             phases,
-            Marks(token, 0, _join(contents.marks.get(token, {}))),
+            Marks(token, 0, joined(contents.marks.get(token, {}))),
             process=len(processes) - 1,
             kinds=own,
             names=names,
@@ -260,60 +198,16 @@ def _phases(contents: Contents) -> tuple[Phases, list[dict[str, Any]], list[dict
     return phases, [entry for _, entry in kinds.values()], processes
 
 
-def _join(pieces: dict[int, bytes]) -> bytes:
-    """The records of one process in order; what the journal and a segment both hold is taken once."""
-    found, behind = [], 0
-    for first in sorted(pieces):
-        records = pieces[first]
-        skip = max(0, behind - first)
-        found.append(records[skip * RECORD.size :])
-        behind = max(behind, first + len(records) // RECORD.size)
-    return b"".join(found)
-
-
-def _numbers(group: h5py.Group, name: str, values: Any, units: str) -> None:
-    array = np.asarray(values)
-    options: dict[str, Any] = {}
-    if array.size:
-        options = {"compression": "gzip", "compression_opts": 1, "shuffle": True, "fletcher32": True, "chunks": True}
-    group.create_dataset(name, data=array, **options).attrs["units"] = units
-
-
-def _write_phases(file: h5py.File, phases: Phases, kinds: list[dict[str, Any]]) -> None:
-    group = file.create_group("phases")
-    for name, dtype, units in (
-        ("begin_ns", np.int64, "ns"),
-        ("end_ns", np.int64, "ns"),
-        ("kind", np.int32, "1"),
-        ("parent", np.int64, "1"),
-        ("process", np.int32, "1"),
-        ("cut", np.uint8, "1"),
-    ):
-        _numbers(group, name, np.array(getattr(phases, name), dtype), units)
-    _write_strings(group, "kinds", kinds)
-
-
-def _write_devices(file: h5py.File, contents: Contents) -> None:
-    group = file.create_group("devices")
-    for description in contents.descriptions.values():
-        for device in description.devices:
-            if device.name not in group:
-                entry = group.create_group(device.name)
-                entry.attrs.update({"feeds": list(device.feeds), "description": device.description})
-
-
-def _write_table(group: h5py.Group, gaps: list[dict[str, Any]]) -> None:
-    gaps.sort(key=lambda g: g["begin_ns"])
-    for name in ("begin_ns", "end_ns", "lost"):
-        _numbers(group, name, np.array([g[name] for g in gaps], np.int64), "1" if name == "lost" else "ns")
-    text = h5py.string_dtype()
-    group.create_dataset("stream", data=[g["stream"] for g in gaps], dtype=text)
-    group.create_dataset("cause", data=[g["cause"] for g in gaps], dtype=text)
-    _write_strings(group, "lines", [g["lines"] for g in gaps])
-
-
-def _write_strings(group: h5py.Group, name: str, documents: list[Any]) -> None:
-    group.create_dataset(name, data=[json.dumps(to_document(d)) for d in documents], dtype=h5py.string_dtype())
+def _note_undescribed(contents: Contents) -> None:
+    """Readings of epochs and streams that no description in the journal speaks of."""
+    known = {(epoch, s.number) for epoch, d in contents.descriptions.items() for s in d.streams}
+    for (epoch, number), frames in contents.streams.items():
+        if (epoch, number) not in known and frames.places:
+            scans = sum(place.scans for place in frames.places.values())
+            text = (
+                f"{len(frames.places)} blocks ({scans} scans) of stream {number} in epoch {epoch:016x} are left out: "
+            )
+            contents.note("error", text + "their description is lost")
 
 
 def remove_partials(out: Path) -> None:

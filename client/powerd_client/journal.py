@@ -2,7 +2,8 @@
 
     RUN.h5.journal/
         journal.bin          wire frames: the run's own message, descriptions, blocks, gaps, clock exchanges, marks
-        lock                 locked by the recorder as long as it lives
+        lock                 locked by the recorder as long as any of its processes lives
+        reserve              space that the last words of a run need when the disk is full
         marks-<token>.names  the phase kinds of one process, a JSON object a line
         marks-<token>-N.bin  its mark segments that the recorder has not yet copied
         *.log                what the recorder and a local powerd said
@@ -12,13 +13,16 @@ Whoever holds the lock owns the directory. The kernel drops it when a process di
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from powerd_core.document import check_json
 from powerd_core.errors import RunFileError, VersionError, WireError
 from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.marks import RECORD, Marks, written
@@ -28,6 +32,9 @@ _TAIL_RECORDS = 4096
 
 RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
+
+KEYS_ENVIRONMENT = "POWERD_KEYS"
+"""Environment variable that names the directory of keys."""
 
 
 def journal_path(run: Path) -> Path:
@@ -89,23 +96,36 @@ def lock(journal: Path) -> int:
 
 
 class JournalWriter:
-    """Appends frames to ``journal.bin``: each `write` is whole in the file when it returns, or not at all."""
+    """Appends frames to ``journal.bin``: each `write` is whole in the file when it returns, or not at all.
 
-    def __init__(self, journal: Path) -> None:
+    What lies behind ``size`` (the torn last frame of a recorder that was killed) is cut off first.
+    """
+
+    def __init__(self, journal: Path, size: int | None = None) -> None:
         self._descriptor = os.open(journal / "journal.bin", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.size = os.fstat(self._descriptor).st_size
+        self._torn = size is not None and size < self.size
+        self.size = self.size if size is None else min(size, self.size)
 
     def write(self, frames: list[bytes]) -> None:
         """Append whole frames. Raises `OSError` (full disk) with the file as it was before; then call again."""
         data = memoryview(b"".join(frames))
         done = 0
+        self._mend()
         try:
             while done < len(data):
                 done += os.write(self._descriptor, data[done:])
         except OSError:
-            os.ftruncate(self._descriptor, self.size)
+            self._torn = True
+            with contextlib.suppress(OSError):  # of a file system that went read-only: tried again before more is added
+                self._mend()
             raise
         self.size += len(data)
+
+    def _mend(self) -> None:
+        if self._torn:
+            os.ftruncate(self._descriptor, self.size)
+            self._torn = False
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -144,17 +164,42 @@ def check_version(path: Path) -> None:
         pass  # cut off or damaged: the reader reports it
 
 
+@dataclass(slots=True)
+class Copied:
+    """What of the marks a journal already holds."""
+
+    marks: dict[int, list[list[int]]] = field(default_factory=dict)
+    """By process: begin and end of stretches of record indices, in the order in which they were written."""
+    documents: dict[int, int] = field(default_factory=dict)
+    """By process: how many lines of its names."""
+
+    def add(self, piece: Marks) -> None:
+        stretches = self.marks.setdefault(piece.process, [])
+        end = piece.first + len(piece)
+        for stretch in reversed(stretches):
+            if stretch[1] == piece.first:
+                stretch[1] = end
+                return
+        stretches.append([piece.first, end])
+
+    def records(self, process: int, base: int, count: int) -> int:
+        """How many records of the segment that begins at index ``base`` were copied: they are its first ones."""
+        ends = [end for begin, end in self.marks.get(process, []) if begin < base + count and end > base]
+        return min(max(ends, default=base) - base, count)
+
+
 class MarkTail:
     """Follows the marks of every process under a journal directory.
 
     `read` gives what is new since the last call: descriptions of processes and kinds as dicts, and raw marks. With
     ``consume`` a segment that is full and has been read is deleted by the next call, when what was read has surely been
-    written.
+    written. What was ``copied`` before is not given again.
     """
 
-    def __init__(self, journal: Path, *, consume: bool) -> None:
+    def __init__(self, journal: Path, *, consume: bool, copied: Copied | None = None) -> None:
         self._journal = journal
         self._consume = consume
+        self._copied = copied or Copied()
         self._done: dict[Path, int] = {}
         self._spent: list[Path] = []
 
@@ -181,8 +226,8 @@ class MarkTail:
         size, found = RECORD.size, []
         with path.open("rb") as file:
             records = os.fstat(file.fileno()).st_size // size
-            at = self._done.get(path, 0)
             base = int(number) * records
+            at = self._done[path] if path in self._done else self._copied.records(int(token, 16), base, records)
             while at < records:
                 file.seek(at * size)
                 data = file.read(_TAIL_RECORDS * size)
@@ -209,8 +254,15 @@ class MarkTail:
         found = []
         for text in whole.splitlines():
             try:
-                document = json.loads(text)
-            except ValueError:
+                # An attribute that is no finite number stays one that can be written: as the text it was.
+                document = json.loads(text, parse_constant=str)
+                check_json(document)
+            except (ValueError, RecursionError):
                 continue  # a torn line of a process that was killed while writing it
-            found.append({**document, "process": process})
+            if not isinstance(document, dict):
+                continue
+            if self._copied.documents.get(process, 0):
+                self._copied.documents[process] -= 1
+            else:
+                found.append({**document, "process": process})
         return found

@@ -13,7 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from powerd_client.attempts import Attempts
 from powerd_core.errors import PeerError
+
+_FAREWELL_S = 1.0
+"""So long a powerd may take to end when the process that started it is gone."""
 
 
 def best_source(pid: int | None) -> dict[str, object]:
@@ -37,54 +41,86 @@ def best_source(pid: int | None) -> dict[str, object]:
 
 
 class LocalDaemon:
-    """A powerd process on a private ipc endpoint, which ends when it is stopped or when this process is gone."""
+    """A powerd process on a private ipc endpoint, which ends when it is stopped or the process that started it is gone.
+
+    Call `tend` now and then: a daemon that died is started again at the same address.
+    """
 
     def __init__(self, source: dict[str, object], log: Path) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="powerd-"))
         self.url = f"ipc://{self._directory}/powerd"
         self._log = log
-        config = self._directory / "powerd.toml"
+        self._attempts = Attempts()
+        self._start_s: float | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         # A JSON string, number or boolean is also a TOML value.
         options = "\n".join(f"{key} = {json.dumps(value)}" for key, value in source.items())
-        config.write_text(f'[server]\nlisten = "{self.url}"\nboard = "local"\n\n[[source]]\n{options}\n')
-        with log.open("ab") as out:
+        (self._directory / "powerd.toml").write_text(
+            f'[server]\nlisten = "{self.url}"\nboard = "local"\n\n[[source]]\n{options}\n'
+        )
+
+    def start(self) -> None:
+        """Raises `OSError` when no process can be started."""
+        self._start_s = None
+        command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--config", str(self._directory / "powerd.toml")]
+        with self._log.open("ab") as out:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-P",
-                    "-m",
-                    "powerd_daemon",
-                    "run",
-                    "--config",
-                    config,
-                    "--parent-pid",
-                    str(os.getpid()),
-                ],
+                [*command, "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
             )
 
+    def adopt(self) -> None:
+        """In another process than the one that started it and is gone: the daemon ends too, `tend` starts a new one."""
+        self._process = None
+        self._start_s = time.monotonic() + _FAREWELL_S
+
     def check(self) -> None:
         """Raises `PeerError` with the daemon's last words when it has ended."""
-        status = self._process.poll()
+        status = self._process.poll() if self._process else None
         if status is not None:
+            raise PeerError(f"the local powerd ended with status {status}: {self._last_words()}")
+
+    def tend(self) -> str | None:
+        """Start again what died, with pauses that grow. What the user should be told, if anything."""
+        now_s = time.monotonic()
+        if self._process is not None and (status := self._process.poll()) is not None:
+            self._process = None
+            pause = self._attempts.pause(now_s)
+            ended = f"the local powerd ended with status {status} ({self._last_words()})"
+            if pause is None:
+                return f"{ended}, again and again: it is not started any more, and nothing more is measured"
+            self._start_s = now_s + pause
+            return f"{ended}: it is started again; what it had not sent is lost"
+        if self._start_s is not None and now_s >= self._start_s:
+            try:
+                self.start()
+            except OSError as error:
+                return f"the local powerd cannot be started again: {error}"
+        return None
+
+    def _last_words(self) -> str:
+        try:
             lines = self._log.read_text(errors="replace").strip().splitlines()
-            raise PeerError(f"the local powerd ended with status {status}: {lines[-1] if lines else 'it said nothing'}")
+        except OSError:
+            lines = []
+        return lines[-1] if lines else "it said nothing"
 
     @property
-    def pid(self) -> int:
-        return self._process.pid
+    def pid(self) -> int | None:
+        """None while none runs."""
+        return self._process.pid if self._process else None
 
     def stop(self) -> None:
         """End it, by force after two seconds, and remove what it left."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-            deadline = time.monotonic() + 2
-            while self._process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            if self._process.poll() is None:
-                self._process.kill()
-                self._process.wait()
+        process, self._process, self._start_s = self._process, None, None
+        if process is not None and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(2)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)

@@ -7,6 +7,7 @@ into its journal and deletes those that are full.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -37,26 +38,46 @@ class _Segment:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Blocks are reserved now: a full disk is an error here, not a SIGBUS in the middle of a training step.
-            os.posix_fallocate(descriptor, 0, records * _SIZE)
+            _reserve(descriptor, records * _SIZE)
             self.memory = mmap.mmap(
                 descriptor, records * _SIZE, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
             )
+            partial.rename(path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                partial.unlink(missing_ok=True)
+            raise
         finally:
             os.close(descriptor)
-        partial.rename(path)
         self.take: Callable[[], int] = count().__next__
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give the file its blocks. Raises `OSError`."""
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
+            raise
+        # A file system (or C library) that cannot: zeros that are really written have blocks too.
+        if os.pwrite(descriptor, bytes(size), 0) < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        os.fsync(descriptor)
 
 
 class MarkWriter:
     """Writes one process's marks under ``directory``. Never raises once it is made.
 
     What goes wrong is kept in ``failure`` (first cause only); marks are dropped from then on and counted in
-    ``dropped``.
+    ``dropped``. They do not begin again when the disk has room: a phase whose end was dropped would swallow those
+    behind it.
     """
 
     def __init__(self, directory: Path, *, segment_records: int = SEGMENT_RECORDS) -> None:
         self.token = secrets.randbits(63)
         self.failure: str | None = None
+        self.told = False
+        """Whether the user has been told of the failure."""
         self.dropped = 0
         self._records = segment_records
         self._base = directory / f"marks-{self.token:016x}"
@@ -127,7 +148,11 @@ class MarkWriter:
 
     def _fail(self, error: OSError) -> None:
         self._segment = None
-        self.failure = self.failure or f"phases could not be written any more: {error}"
+        if self.failure is None:
+            self.failure = f"phases could not be written any more: {error.strerror}"
+            with contextlib.suppress(Exception):  # whatever stands in for stderr
+                print(f"powerd: {self.failure}; the training goes on, its readings too", file=sys.stderr, flush=True)
+                self.told = True
 
     def disable(self, reason: str) -> None:
         """Drop all marks from now on."""

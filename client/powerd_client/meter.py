@@ -60,6 +60,7 @@ class Meter:
     ``out``          the run file; it must not exist unless ``overwrite``
     ``synchronize``  called before every mark, such as ``torch.cuda.synchronize``: for work that runs asynchronously
     ``required``     with False, a powerd that is not there is a warning, and the training goes on unrecorded
+    ``keys``         directory of keys, for boards that want them (default: $POWERD_KEYS, else ~/.config/powerd)
 
     Under ``joules record`` the run already exists: then only marks are added to it, and these arguments do not count.
 
@@ -75,6 +76,7 @@ class Meter:
         overwrite: bool = False,
         synchronize: Callable[[], object] | None = None,
         required: bool = True,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self.out = Path(out)
         self._writer: MarkWriter | None = None
@@ -86,20 +88,20 @@ class Meter:
         self._mark: Callable[[int], None] = _ignore
         urls = [url] if isinstance(url, str) else list(url or ())
         try:
-            self._open(urls, overwrite)
+            self._open(urls, overwrite, keys)
         except PowerdError as error:
             if required or isinstance(error, ConfigError | RunFileError):
                 raise
             warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
 
-    def _open(self, urls: list[str], overwrite: bool) -> None:
+    def _open(self, urls: list[str], overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
         joined = os.environ.get(RUN_ENVIRONMENT)
         if joined:
             directory = Path(joined)
             self.out = directory.with_name(directory.name.removesuffix(".journal"))
         else:
-            self._recording = Recording(self.out, urls, overwrite=overwrite, trainer_pid=self._pid)
+            self._recording = Recording(self.out, urls, overwrite=overwrite, trainer_pid=self._pid, keys=keys)
             directory = self._recording.journal
         try:
             self._writer = MarkWriter(directory)
@@ -145,8 +147,8 @@ class Meter:
         writer.close()
         if recording is not None:
             dropped = f" ({writer.dropped} marks)" if writer.dropped else ""
-            recording.finish(stop_ns, f"{writer.failure}{dropped}" if writer.failure else None)
-        elif writer.failure:
+            recording.finish(stop_ns, f"{writer.failure}{dropped}" if writer.failure else None, told=writer.told)
+        elif writer.failure and not writer.told:
             print(f"powerd: {writer.failure}", file=sys.stderr)
 
     def __enter__(self) -> Meter:

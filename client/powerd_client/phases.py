@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from powerd_client.fileshape import FARTHEST_NS
 from powerd_core.marks import Mark
 
 
@@ -49,6 +50,7 @@ def pair_marks(
     open inside it; what is open at the end is cut at ``last_ns`` (default: the process's last mark).
     """
     stacks: dict[int, list[int]] = {}
+    reached: dict[int, int] = {}
     seen: set[str] = set()
     latest = 0
 
@@ -80,11 +82,19 @@ def pair_marks(
         del stack[depth:]
 
     for mark in marks:
+        if abs(mark.t_host_ns) > FARTHEST_NS:
+            report(0, "marks at times that cannot be")
+            continue
         latest = max(latest, mark.t_host_ns)
         if mark.kind not in kinds:
             report(mark.t_host_ns, f"marks of phase kind {mark.kind}, whose name was lost")
             continue
         stack = stacks.setdefault(mark.thread, [])
+        if stack and mark.t_host_ns < reached[mark.thread]:
+            # Whatever damaged it: a phase that ends before it begins, or begins before the one around it, is none.
+            report(mark.t_host_ns, "a thread's marks go back in time")
+            mark = replace(mark, t_host_ns=reached[mark.thread])  # noqa: PLW2901
+        reached[mark.thread] = mark.t_host_ns
         if mark.is_begin:
             open_phase(mark, stack)
         else:

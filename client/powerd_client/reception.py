@@ -36,13 +36,16 @@ class Reception:
                 return min(exp((step + 1) * _STEP), self._oldest_ns) * 1e-6
         return 0.0
 
-    def summary(self, refused: int) -> dict[str, float]:
-        """What goes into the run file as ``reception``; ``refused`` frames were damaged or out of turn."""
+    def summary(self, *, refused: int, replayed: int) -> dict[str, float]:
+        """What goes into the run file as ``reception``: ``refused`` frames were damaged or out of turn, ``replayed``
+        ones came late, out of the daemon's ring.
+        """
         elapsed = time.monotonic() - self._begun
         return {
             "frames": self.frames,
             "bytes": self.bytes,
             "refused": refused,
+            "replayed": replayed,
             "age_p50_ms": round(self._age_ms(0.50), 3),
             "age_p99_ms": round(self._age_ms(0.99), 3),
             "age_max_ms": round(self._oldest_ns * 1e-6, 3),

@@ -15,13 +15,15 @@ from powerd_client.recording import Recording
 from powerd_core.errors import ConfigError
 
 
-def record_command(command: Sequence[str], *, url: str | None, out: Path, overwrite: bool, quiet: bool) -> int:
+def record_command(
+    command: Sequence[str], *, url: str | None, out: Path, overwrite: bool, quiet: bool, keys: Path | None = None
+) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
 
     Ctrl-C goes to the command; the recording ends when it ends. Raises `ConfigError` for a command that cannot be
     started, and what `Recording` raises.
     """
-    recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command))
+    recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command), keys=keys)
     environment = {**os.environ, RUN_ENVIRONMENT: str(recording.journal)}
     # A handler, unlike SIG_IGN, is not inherited by the command.
     previous = signal.signal(signal.SIGINT, lambda *_: None)

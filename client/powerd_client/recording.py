@@ -10,6 +10,7 @@ import platform
 import secrets
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -18,11 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client import journal as journals
-from powerd_client.runfile import rebuild
 from powerd_core.errors import PeerError, PeerTimeout, PowerdError
+from powerd_core.text import printable
 
 _START_TIMEOUT_S = 30.0
 _QUIET_S = 2.0
+_WAITS_S = 5.0
+"""After so long without a word from the recorder at the end, the user is told why nothing happens."""
+_GIVE_UP_S = 60.0
 
 
 def environment() -> dict[str, str]:
@@ -48,6 +52,7 @@ class Recording:
         source: dict[str, object] | None = None,
         trainer_pid: int | None = None,
         command: list[str] | None = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
         machine.
@@ -57,7 +62,11 @@ class Recording:
         self.out = out.absolute()
         self.overwrite = overwrite
         self.warnings: list[str] = []
+        """What is yet to be told when the run closes."""
+        self.pid = 0
+        """Process id of the recorder's worker, as far as it was heard of; see `listen`."""
         self.journal = journals.prepare(self.out, overwrite=overwrite)
+        told = _own_stderr()
         try:
             stderr = (self.journal / "recorder.log").open("ab")
             with stderr:
@@ -66,6 +75,8 @@ class Recording:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=stderr,
+                    env=os.environ | ({journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}),
+                    pass_fds=() if told is None else (told,),
                     start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
                 )
             self._heard = b""
@@ -74,6 +85,8 @@ class Recording:
                     "out": str(self.out),
                     "journal": str(self.journal),
                     "urls": urls,
+                    "parent_pid": os.getpid(),
+                    "stderr": told,
                     "trainer_pid": trainer_pid,
                     "overwrite": overwrite,
                     "source": source,
@@ -90,10 +103,13 @@ class Recording:
         except BaseException:
             self.abandon()
             raise
+        finally:
+            if told is not None:
+                os.close(told)
 
     @property
-    def pid(self) -> int:
-        """The recorder's process id."""
+    def guardian_pid(self) -> int:
+        """Process id of the recorder's guardian."""
         return self._process.pid
 
     def _tell(self, document: dict[str, Any]) -> None:
@@ -113,17 +129,24 @@ class Recording:
         *lines, self._heard = (self._heard + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def listen(self, timeout_s: float = 0.0) -> list[dict[str, Any]] | None:
+        """As `_hear`, with warnings and process ids taken out of it."""
+        messages = self._hear(timeout_s)
+        for message in messages or []:
+            self.pid = message.get("pid", self.pid)
+            if "warning" in message and not message.get("told"):
+                self.warnings.append(message["warning"])
+        return messages
+
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         while time.monotonic() < deadline:
-            messages = self._hear(deadline - time.monotonic())
+            messages = self.listen(deadline - time.monotonic())
             if messages is None:
                 raise PeerError(f"the recorder ended before it began: {self._last_words()}")
             for message in messages:
                 if "error" in message:
                     raise PeerError(message["error"])
-                if "warning" in message:
-                    self.warnings.append(message["warning"])
                 if "ready" in message:
                     return
         raise PeerTimeout(f"the recorder was not ready within {_START_TIMEOUT_S:g} s: {self._last_words()}")
@@ -149,6 +172,8 @@ class Recording:
             except subprocess.TimeoutExpired:
                 stop()
         self._process.wait()
+        with contextlib.suppress(OSError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # a worker that has lost its guardian
 
     def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
@@ -158,46 +183,87 @@ class Recording:
                 except OSError:
                     continue
 
-    def finish(self, stop_ns: int, failure: str | None = None) -> None:
+    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> None:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
-        each.
+        each. ``failure`` is noted in the run, and printed unless it was ``told``.
 
-        With the recorder dead, the run file is built here from its journal.
+        With the recorder dead, the run file is built here from its journal. A recorder that does not answer for a
+        minute is left alone with the journal.
         """
-        ended = False
-        try:
-            if failure:
-                self._tell({"note": failure})
-            self._tell({"stop_ns": stop_ns})
-        except OSError:
-            pass  # it died: _hear will say so
-        started, shown = time.monotonic(), False
-        while not ended:
-            messages = self._hear(0.2)
-            if messages is None:
-                break
-            for message in messages:
-                shown = self._show(message, started) or shown
-                ended = ended or bool({"done", "error"} & message.keys())
-        if shown:
-            print(file=sys.stderr)
-        self._process.wait()
+        last_words = [{"note": failure}] if failure else []
+        self._tell_all([*last_words, {"stop_ns": stop_ns}])
+        if failure and not told:
+            self.warnings.append(failure)
+        ended = self._await_end([*last_words, {"stop_ns": stop_ns}])
+        if ended is None:
+            self.warnings.append(
+                f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
+                f"{self.journal}; when that process has ended: joules recover {self.out}"
+            )
+        else:
+            self._process.wait()
         self._close_pipes()
-        if not ended:
-            self.warnings.append(f"the recorder died (status {self._process.returncode}); what it had is in {self.out}")
-            try:
-                rebuild(self.out, overwrite=self.overwrite)
-            except (PowerdError, OSError) as error:
-                self.warnings[-1] = f"the recorder died, and {error}"
-        for text in [*self.warnings, *([failure] if failure else [])]:
-            print(f"powerd: {text}", file=sys.stderr)
+        if ended is False:
+            self._build()
+        for text in dict.fromkeys(self.warnings):
+            print(f"powerd: {printable(text)}", file=sys.stderr)
+
+    def _tell_all(self, documents: list[dict[str, Any]]) -> None:
+        with contextlib.suppress(OSError):  # it died: to listen will tell
+            for document in documents:
+                self._tell(document)
+
+    def _await_end(self, last_words: list[dict[str, Any]]) -> bool | None:
+        """Whether the recorder ended in order; None when it neither ends nor says anything."""
+        started = heard = time.monotonic()
+        shown = waiting = False
+        try:
+            while True:
+                messages = self.listen(0.2)
+                now = time.monotonic()
+                if messages is None:
+                    return False
+                for message in messages:
+                    heard = now
+                    shown = self._show(message, started) or shown
+                    if "restarted" in message:
+                        self._tell_all(last_words)  # its predecessor may have taken them with it
+                    if "error" in message:
+                        self.warnings.append(message["error"])
+                    if {"done", "error"} & message.keys():
+                        return True
+                if now - heard > _GIVE_UP_S:
+                    return None
+                if now - heard > _WAITS_S and not waiting:
+                    waiting = True
+                    text = f"waiting for the recorder (process {self.pid}), which does not answer"
+                    print(f"powerd: {text}, for {_GIVE_UP_S:g} s", file=sys.stderr, flush=True)
+        finally:
+            if shown:
+                print(file=sys.stderr)
+
+    def _build(self) -> None:
+        """The recorder's work, from what it left."""
+        from powerd_client.runfile import rebuild
+
+        status = self._process.returncode
+        self.warnings.append(f"the recorder died (status {status}); what it had is in {self.out}")
+        try:
+            rebuild(self.out, overwrite=self.overwrite)
+        except (PowerdError, OSError) as error:
+            self.warnings[-1] = f"the recorder died, and {error}"
 
     def _show(self, message: dict[str, Any], started: float) -> bool:
         """Progress, from the third second on and only where somebody looks. Returns whether something was printed."""
-        for key in ("warning", "error"):
-            if key in message:
-                self.warnings.append(message[key])
         if "progress" in message and time.monotonic() - started > _QUIET_S and sys.stderr.isatty():
             print(f"\rpowerd: writing {self.out.name}: {message['progress']:4.0%}", end="", file=sys.stderr, flush=True)
             return True
         return False
+
+
+def _own_stderr() -> int | None:
+    """A duplicate of this process's standard error, if it has one."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return None

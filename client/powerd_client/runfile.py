@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client.build import FORMAT, FORMAT_VERSION, Progress, build_run, remove_partials
-from powerd_core.errors import RunFileError
+from powerd_client.build import Progress, build_run, remove_partials
+from powerd_client.fileshape import problems
+from powerd_client.heaps import endless_heaps
+from powerd_client.tables import FORMAT, FORMAT_VERSION
+from powerd_core.errors import PowerdError, RunFileError
+
+SAVE = "`joules recover {}` saves what is left"
 
 
 def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share: None) -> h5py.File:
@@ -25,16 +33,33 @@ def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share:
         raise RunFileError(f"{run} is a directory: give the name of a run file")
     if not run.exists():
         raise RunFileError(f"there is no run file {run}")
-    try:
-        file = h5py.File(run, "r")
-    except OSError as error:
-        raise RunFileError(f"{run} is no run file, or was cut off: {_reason(error)}") from error
-    try:
-        _check(run, file)
-    except BaseException:
-        file.close()
-        raise
+    with reading(run):
+        if endless_heaps(run):
+            raise ValueError("a heap of texts in it has no end")
+        try:
+            file = h5py.File(run, "r")
+        except OSError as error:
+            raise RunFileError(f"{run} is no run file, or was cut off: {_reason(error)}") from error
+        try:
+            _check(run, file)
+        except BaseException:
+            file.close()
+            raise
     return file
+
+
+@contextlib.contextmanager
+def reading(run: str | os.PathLike[str]) -> Iterator[None]:
+    """Whatever h5py, JSON or arithmetic make of a damaged file inside becomes a `RunFileError` of one line."""
+    try:
+        yield
+    except PowerdError:
+        raise
+    except MemoryError as error:
+        raise RunFileError(f"{run} does not fit into the memory of this machine") from error
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        raise RunFileError(f"{run} is damaged or incomplete ({text}): {SAVE.format(run)}") from error
 
 
 def _reason(error: OSError) -> str:
@@ -46,20 +71,27 @@ def _reason(error: OSError) -> str:
     ):
         if known in text:
             return said
-    return text
+    return " ".join(text.split())
 
 
 def _check(run: Path, file: h5py.File) -> None:
-    if file.attrs.get("format") != FORMAT:
+    if _attribute(file, "format") != FORMAT:
         raise RunFileError(f"{run} is an HDF5 file, but no powerd run")
-    version = file.attrs.get("format_version")
+    version = _attribute(file, "format_version")
     if version != FORMAT_VERSION:
         raise RunFileError(
             f"{run} has version {version} of the run file's format, this powerd reads version {FORMAT_VERSION}: "
             "open it with the release that wrote it"
         )
-    if missing := [name for name in ("lines", "devices", "phases", "clocks", "gaps", "messages") if name not in file]:
-        raise RunFileError(f"{run} is damaged: it has no {missing[0]!r}")
+    if (problem := next(problems(file), None)) is not None:
+        raise RunFileError(f"{run} is damaged: {problem}")
+
+
+def _attribute(file: h5py.File, name: str) -> Any:
+    """An attribute of the root that is one value, else None."""
+    if name not in file.attrs or h5py.h5a.open(file.id, name.encode()).shape != ():
+        return None
+    return file.attrs[name]
 
 
 def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:

@@ -7,7 +7,7 @@ stay as they are, so a run taken before can be computed again with the calibrati
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from typing import Literal
 
 from powerd_core.errors import ConfigError
@@ -118,6 +118,16 @@ class SensorCalibration:
             raise ValueError("option 'zero': its reference is not 0")
         if self.load is not None and not (self.load.reference > 0 and self._load_a > 0):
             raise ValueError("option 'load': a gain needs a reference and a mean current above 0")
+        if not self._is_finite:
+            raise ValueError("options 'zero' and 'load': no finite offset and positive gain follow from these figures")
+
+    @property
+    def _is_finite(self) -> bool:
+        try:
+            figures = (self.offset_a, self.gain, self.u_offset_a or 0.0, self.u_gain or 0.0)
+        except (ZeroDivisionError, OverflowError):
+            return False
+        return all(isfinite(f) for f in figures) and self.gain > 0
 
     @property
     def key(self) -> tuple[object, ...]:

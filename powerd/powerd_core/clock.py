@@ -1,31 +1,35 @@
 """Two clocks: what a run's exchanges say about host time minus board time, and how sure that is.
 
-Two things come out, kept apart. The *bound* is guaranteed: the true offset at an exchange lies within half its
-delay, two clocks drift apart by at most ``drift_ppm``, so the intersection of all these intervals holds the truth
-whatever the network did. The *estimate* is better than its bound says: a robust line through the exchanges with the
-lowest delay in a sliding window, kept inside the bound. An empty intersection is a clock that stepped, and begins a
-new piece; no mapping crosses one.
+Two things come out, kept apart. The *bound* is guaranteed (`powerd_core.clock_bound`): the intersection of what all
+exchanges of a piece guarantee, widened by ``drift_ppm``, holds the truth whatever the network did. The *estimate* is
+better than its bound says (`powerd_core.clock_line`), is made from exchanges on both sides of each moment, and is kept
+inside the bound. A clock that stepped begins a new piece; between two pieces there is no mapping.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, replace
+from math import ceil, inf, nextafter
 
+from powerd_core.clock_bound import Intervals, intersect, interval_of, split_at_steps
+from powerd_core.clock_line import estimate
 from powerd_core.errors import ClockError
 from powerd_core.model import ClockExchange
 
 DRIFT_PPM = 100.0
 """Two free-running quartz clocks differ by less: +-50 ppm each over temperature and age."""
+_LONG_AGO_NS = -(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
 class ClockPiece:
     """Host minus board time between two steps of a clock, at increasing board times (all four of one length).
 
-    Between knots the estimate is linear; the bound is the knots' interval widened by ``drift_ppm``.
+    Between knots the estimate is linear, outside it follows ``rates``; the bound is the knots' interval widened by
+    ``drift_ppm``. Where a step precedes the first knot, the piece says nothing on times before it, and likewise behind
+    the last.
     """
 
     t_board_ns: tuple[int, ...]
@@ -33,124 +37,107 @@ class ClockPiece:
     low_ns: tuple[float, ...]
     high_ns: tuple[float, ...]
     drift_ppm: float = DRIFT_PPM
+    rates: tuple[float, float] = (0.0, 0.0)
+    """Change of the offset, ns per ns of board time, before the first knot and after the last."""
+    begin_ns: int | None = None
+    """The earliest board time that this clock may have shown when a step precedes the piece; None without a step."""
+    end_ns: int | None = None
+    """The latest such time when a step follows."""
+
+    def holds(self, t_board_ns: int) -> bool:
+        """Whether the piece maps that board time: whether no step can lie between its exchanges and that moment."""
+        return (self.begin_ns is None or t_board_ns >= self.t_board_ns[0]) and (
+            self.end_ns is None or t_board_ns <= self.t_board_ns[-1]
+        )
+
+    def may_hold(self, t_board_ns: int) -> bool:
+        """Whether this clock can have shown that time at all, on its side of the steps."""
+        return (self.begin_ns is None or t_board_ns >= self.begin_ns) and (
+            self.end_ns is None or t_board_ns <= self.end_ns
+        )
 
     def at(self, t_board_ns: int) -> tuple[float, float, float]:
-        """Estimate, lower and upper bound of the offset at a board time, inside or outside the knots."""
+        """Estimate, lower and upper bound of the offset at a board time, inside or outside the knots.
+
+        Raises `ClockError` for a time that may lie beyond a step.
+        """
+        if not self.holds(t_board_ns):
+            raise ClockError("the clock stepped near that time: no offset is known there")
         after = bisect_right(self.t_board_ns, t_board_ns)
         near = [i for i in (after - 1, after) if 0 <= i < len(self.t_board_ns)]
         spread = [abs(t_board_ns - self.t_board_ns[i]) * self.drift_ppm * 1e-6 for i in near]
         low = max(self.low_ns[i] - s for i, s in zip(near, spread, strict=True))
         high = min(self.high_ns[i] + s for i, s in zip(near, spread, strict=True))
+        t0, o0 = self.t_board_ns[near[0]], self.offset_ns[near[0]]
         if len(near) == 2:
-            (t0, t1), (o0, o1) = ([series[i] for i in near] for series in (self.t_board_ns, self.offset_ns))
+            t1, o1 = self.t_board_ns[near[1]], self.offset_ns[near[1]]
             offset = o0 + (o1 - o0) * (t_board_ns - t0) / (t1 - t0)
         else:
-            offset = self.offset_ns[near[0]]
+            offset = o0 + self.rates[0 if after == 0 else 1] * (t_board_ns - t0)
         return min(max(offset, low), high), low, high
 
 
-def map_clock(
-    exchanges: Sequence[ClockExchange],
-    *,
-    drift_ppm: float = DRIFT_PPM,
-    window_ns: int = 8_000_000_000,
-    keep: float = 0.12,
-) -> tuple[ClockPiece, ...]:
-    """The mapping from a board's clock to the host's over a whole run, from all its exchanges.
+def piece_at(pieces: Sequence[ClockPiece], t_board_ns: int) -> ClockPiece | None:
+    """The piece that maps a board time; None where a step may be on either side or two clocks showed it."""
+    found = [piece for piece in pieces if piece.may_hold(t_board_ns)]
+    return found[0] if len(found) == 1 and found[0].holds(t_board_ns) else None
 
-    Exchanges of several epochs or with a negative delay are refused with `ClockError`; so is an empty list.
+
+def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PPM) -> tuple[ClockPiece, ...]:
+    """The mapping from a board's clock to the host's over a whole run, from all its exchanges in any order.
+
+    Pieces come in the order of host times. An exchange that took the client less time than the board had a clock
+    step in its middle. Raises `ClockError` for exchanges of several epochs, and when none is left.
     """
     if not exchanges:
         raise ClockError("no clock exchange with the board succeeded: its times cannot be mapped")
     if len({e.epoch for e in exchanges}) > 1:
         raise ClockError("exchanges of different epochs do not share a clock")
-    if any(e.delay_ns < 0 for e in exchanges):
-        raise ClockError("an exchange took less time at the client than at the board: not one clock each")
-    ordered = sorted(exchanges, key=lambda e: e.t_board_ns)
-    # Two exchanges may end at one board time only in simulations; knots must increase strictly.
-    unique = [e for i, e in enumerate(ordered) if i == 0 or e.t_board_ns > ordered[i - 1].t_board_ns]
-    return tuple(_fit(piece, drift_ppm, window_ns, keep) for piece in _split_at_steps(unique, drift_ppm * 1e-6))
-
-
-def _split_at_steps(ordered: Sequence[ClockExchange], drift: float) -> list[list[ClockExchange]]:
-    pieces: list[list[ClockExchange]] = []
-    low = high = 0.0
+    # The host's clock never goes back within a run; a board's may.
+    ordered = sorted(exchanges, key=lambda e: e.t1_host_ns)
+    drift = drift_ppm * 1e-6
+    # Offsets are counted from one of them: a float of nanoseconds since boot would lose whole nanoseconds.
+    base_ns = ordered[0].t1_host_ns - ordered[0].t2_board_ns
+    intervals, torn = Intervals(), []
     for e in ordered:
-        e_low, e_high = e.offset_ns - e.delay_ns / 2, e.offset_ns + e.delay_ns / 2
-        if pieces:
-            spread = drift * (e.t_board_ns - pieces[-1][-1].t_board_ns)
-            low, high = max(low - spread, e_low), min(high + spread, e_high)
-            if low <= high:
-                pieces[-1].append(e)
-                continue
-        pieces.append([e])
-        low, high = e_low, e_high
-    return pieces
+        if e.delay_ns < 0:
+            torn.append(len(intervals))
+        else:
+            intervals.add(*interval_of(e, base_ns, drift))
+    if not intervals:
+        raise ClockError("every exchange took less time at the client than at the board: not one clock each")
+    parts = [intervals.part(*numbers) for numbers in split_at_steps(intervals, drift, torn)]
+    pieces = [_piece(part, base_ns, drift_ppm) for part in parts]
+    if 0 in torn:
+        pieces[0] = replace(pieces[0], begin_ns=_LONG_AGO_NS)
+    if len(intervals) in torn:
+        pieces[-1] = replace(pieces[-1], end_ns=-_LONG_AGO_NS)
+    for k in range(1, len(pieces)):
+        pieces[k - 1], pieces[k] = _part(pieces[k - 1], pieces[k])
+    return tuple(pieces)
 
 
-def _fit(piece: Sequence[ClockExchange], drift_ppm: float, window_ns: int, keep: float) -> ClockPiece:
-    times = [e.t_board_ns for e in piece]
-    lows, highs = _intersect(piece, drift_ppm * 1e-6)
-    centres, slopes, offsets = _lines(piece, window_ns, keep, drift_ppm * 1e-6)
-    estimates = []
-    for t, low, high in zip(times, lows, highs, strict=True):
-        after = bisect_right(centres, t)
-        near = [i for i in (after - 1, after) if 0 <= i < len(centres)]
-        values = [offsets[i] + slopes[i] * (t - centres[i]) for i in near]
-        value = values[0]
-        if len(near) == 2:
-            share = (t - centres[near[0]]) / (centres[near[1]] - centres[near[0]])
-            value = values[0] * (1 - share) + values[1] * share
-        estimates.append(min(max(value, low), high))
-    return ClockPiece(tuple(times), tuple(estimates), tuple(lows), tuple(highs), drift_ppm)
+def _piece(intervals: Intervals, base_ns: int, drift_ppm: float) -> ClockPiece:
+    lows, highs = intersect(intervals, drift_ppm * 1e-6)
+    offsets, before, after = estimate(intervals)
+    # The sums are rounded: outwards, so that the bound stays a guarantee.
+    return ClockPiece(
+        tuple(intervals.t_ns),
+        tuple(base_ns + min(max(o, low), high) for o, low, high in zip(offsets, lows, highs, strict=True)),
+        tuple(nextafter(base_ns + low, -inf) for low in lows),
+        tuple(nextafter(base_ns + high, inf) for high in highs),
+        drift_ppm,
+        (before, after),
+    )
 
 
-def _intersect(piece: Sequence[ClockExchange], drift: float) -> tuple[list[float], list[float]]:
-    """Bounds at every exchange from all exchanges: one pass forward, one back."""
-    lows = [e.offset_ns - e.delay_ns / 2 for e in piece]
-    highs = [e.offset_ns + e.delay_ns / 2 for e in piece]
-    n = len(piece)
-    for order in (range(1, n), range(n - 2, -1, -1)):
-        for i in order:
-            j = i - order.step
-            spread = drift * abs(piece[i].t_board_ns - piece[j].t_board_ns)
-            lows[i] = max(lows[i], lows[j] - spread)
-            highs[i] = min(highs[i], highs[j] + spread)
-    return lows, highs
-
-
-def _lines(
-    piece: Sequence[ClockExchange], window_ns: int, keep: float, drift: float
-) -> tuple[list[float], list[float], list[float]]:
-    """Centre, slope and offset of a robust line in each of the half-overlapping windows."""
-    centres: list[float] = []
-    slopes: list[float] = []
-    offsets: list[float] = []
-    first, last = piece[0].t_board_ns, piece[-1].t_board_ns
-    start = first
-    begin = end = 0
-    while True:
-        stop = start + window_ns
-        while begin < len(piece) and piece[begin].t_board_ns < start:
-            begin += 1
-        while end < len(piece) and piece[end].t_board_ns <= stop:
-            end += 1
-        inside = sorted(piece[begin:end], key=lambda e: e.delay_ns)
-        if inside:
-            best = inside[: max(3, round(keep * len(inside)))]
-            centre = median(e.t_board_ns for e in best)
-            # Theil-Sen, over pairs far enough apart for their slope to mean something.
-            pairs = [
-                (b.offset_ns - a.offset_ns) / (b.t_board_ns - a.t_board_ns)
-                for i, a in enumerate(best)
-                for b in best[i + 1 :]
-                if abs(b.t_board_ns - a.t_board_ns) > window_ns // 4
-            ]
-            slope = min(max(median(pairs), -drift), drift) if len(pairs) >= 3 else 0.0
-            if not centres or centre > centres[-1]:
-                centres.append(centre)
-                slopes.append(slope)
-                offsets.append(median(e.offset_ns - slope * (e.t_board_ns - centre) for e in best))
-        if stop >= last:
-            return centres, slopes, offsets
-        start += window_ns // 2
+def _part(before: ClockPiece, after: ClockPiece) -> tuple[ClockPiece, ClockPiece]:
+    """Two pieces with a step between them, told how far into the time between them either clock may have gone."""
+    last, first = before.t_board_ns[-1], after.t_board_ns[0]
+    if first > last:
+        # A board's clock never goes back while it runs (CLOCK_MONOTONIC_RAW): no time was shown twice.
+        return replace(before, end_ns=first - 1), replace(after, begin_ns=last + 1)
+    # It did: this is another clock, and how long each of the two was read is known by the host alone.
+    host_ns = ceil(first + after.high_ns[0] - last - before.low_ns[-1])
+    reach_ns = ceil(max(0, host_ns) * (1 + 2e-6 * before.drift_ppm)) + 1
+    return replace(before, end_ns=last + reach_ns), replace(after, begin_ns=first - reach_ns)

@@ -7,19 +7,25 @@ import typing
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
+from math import isfinite
 from typing import Any, TypeVar
 
+from powerd_core.description import check_description
 from powerd_core.errors import WireError
 from powerd_core.model import (
-    CODE_BYTES,
     CounterConversion,
     Description,
     QuantityConversion,
     ScaledConversion,
     ShuntConversion,
 )
+from powerd_core.text import printable
 
 T = TypeVar("T")
+
+MAX_DEPTH = 32
+"""Of objects and lists within each other; none of ours has ten."""
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 
 _CONVERSIONS: dict[str, type] = {
     "shunt": ShuntConversion,
@@ -46,6 +52,19 @@ def to_document(value: Any) -> Any:
     return value
 
 
+def check_json(document: Any) -> None:
+    """Raises `WireError` for JSON that can be read and not written: deeper than recursion reaches, or not finite."""
+    waiting = [(document, 0)]
+    while waiting:
+        value, depth = waiting.pop()
+        if isinstance(value, dict | list):
+            if depth >= MAX_DEPTH:
+                raise WireError(f"JSON of more than {MAX_DEPTH} levels")
+            waiting += [(inner, depth + 1) for inner in (value.values() if isinstance(value, dict) else value)]
+        elif isinstance(value, float) and not isfinite(value):
+            raise WireError("JSON with a number that is not finite")
+
+
 def from_document(cls: type[T], document: Any, where: str = "") -> T:
     """An instance of the dataclass ``cls`` from what `to_document` made.
 
@@ -65,8 +84,8 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
         return value
     if origin is types.UnionType:
         name = value.get("kind") if isinstance(value, dict) else None
-        if name not in _CONVERSIONS:
-            raise WireError(f"{where}: unknown conversion {name!r}")
+        if not isinstance(name, str) or name not in _CONVERSIONS:
+            raise WireError(f"{where}: unknown conversion {_shown(name)}")
         return _convert(_CONVERSIONS[name], {k: v for k, v in value.items() if k != "kind"}, where)
     if origin is tuple:
         if not isinstance(value, list):
@@ -81,13 +100,20 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if isinstance(kind, type) and issubclass(kind, Enum):
         try:
             return kind(value)
-        except ValueError as error:
-            raise WireError(f"{where}: {error}") from error
+        except ValueError:
+            raise WireError(f"{where}: {_shown(value)} is no {kind.__name__.lower()}") from None
+    if not isinstance(value, bool) and isinstance(value, int) and not _LEAST <= value <= _MOST:
+        raise WireError(f"{where}: a number of more than 64 bits")
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise WireError(f"{where}: expected {kind.__name__}, found {value!r}")
+        raise WireError(f"{where}: expected {kind.__name__}, found {_shown(value)}")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value in an error: never more than a person reads, whatever was sent."""
+    return printable(repr(value), limit=80)
 
 
 def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
@@ -95,7 +121,7 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
         raise WireError(f"{where}: expected an object")
     hints = typing.get_type_hints(cls)
     if unknown := sorted(value.keys() - hints.keys()):
-        raise WireError(f"{where}: unknown key {unknown[0]!r}")
+        raise WireError(f"{where}: unknown key {_shown(unknown[0])}")
     made = {}
     for f in fields(cls):
         if f.name in value:
@@ -108,21 +134,5 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
 def read_description(document: Any) -> Description:
     """A checked `Description` from a *describe* answer. Raises `WireError`."""
     description = from_document(Description, document)
-    numbers = [s.number for s in description.streams]
-    if len(set(numbers)) != len(numbers):
-        raise WireError("Description: two streams share a number")
-    lines = [line.name for s in description.streams for line in s.lines]
-    if len(set(lines)) != len(lines):
-        raise WireError("Description: two lines share a name")
-    besides = {
-        line.name for s in description.streams for line in s.lines if isinstance(line.conversion, QuantityConversion)
-    }
-    for stream in description.streams:
-        if bad := [c.typecode for c in stream.columns if c.typecode not in CODE_BYTES]:
-            raise WireError(f"Description: stream {stream.source!r} has a column of unknown type {bad[0]!r}")
-    for device in description.devices:
-        if missing := set(device.feeds) - set(lines):
-            raise WireError(f"Description: device {device.name!r} is fed by unknown line {sorted(missing)[0]!r}")
-        if beside := set(device.feeds) & besides:
-            raise WireError(f"Description: device {device.name!r} is fed by {sorted(beside)[0]!r}, which is no power")
+    check_description(description)
     return description

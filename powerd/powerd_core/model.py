@@ -217,6 +217,10 @@ class Description:
     """Where the stream socket listens; host ``*`` stands for the address that was asked."""
     streams: tuple[Stream, ...]
     devices: tuple[Device, ...]
+    clock_endpoint: str = ""
+    """Where clocks are compared; host as above. Journals of older releases do not say."""
+    access: str = ""
+    """Who may read: ``keys``, ``anyone``, ``this-machine`` or ``socket-file``. Older releases do not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from struct import Struct
+from struct import error as StructError
 from typing import NamedTuple
 from zlib import crc32
 
+from powerd_core.document import check_json
 from powerd_core.errors import VersionError, WireError
 from powerd_core.marks import RECORD, Marks
 from powerd_core.model import Block, ClockExchange, Gap
@@ -35,6 +37,9 @@ BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT = 1, 2, 3, 4, 5, 6
 
 CURRENT = 2**64 - 1
 """As `Want.sequence`: start with the newest block that the daemon holds."""
+
+MAX_SEQUENCE = 1 << 62
+"""A block or gap that reaches beyond is garbage: below, numbers and sums of them fit wherever they are kept."""
 
 _WHOLE = Struct("<4sBBHQQqqIIHHI")
 """The header with its CRC."""
@@ -83,7 +88,12 @@ def _frame(
 ) -> bytes:
     if len(payload) > MAX_PAYLOAD:
         raise WireError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
-    head = HEADER.pack(MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0)
+    try:
+        head = HEADER.pack(
+            MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0
+        )
+    except StructError as error:
+        raise WireError(f"a number that a frame of kind {kind} has no room for: {error}") from error
     return b"".join((head, CRC.pack(crc32(payload, crc32(head))), payload))
 
 
@@ -127,7 +137,11 @@ def encode(event: Event) -> bytes:
                 sequence=event.sequence,
             )
         case Message():
-            body = json.dumps({"subject": event.subject, "body": event.body}, separators=(",", ":"), allow_nan=False)
+            document = {"subject": event.subject, "body": event.body}
+            try:
+                body = json.dumps(document, separators=(",", ":"), allow_nan=False)
+            except (ValueError, RecursionError) as error:
+                raise WireError(f"a message that cannot be sent: {error}") from error
             return _frame(MESSAGE, body.encode(), epoch=event.epoch)
 
 
@@ -201,6 +215,8 @@ def decode(frame: bytes) -> Event:
     Raises `VersionError` for another version, `WireError` for anything that is not exactly one good frame.
     """
     (kind, stream, epoch, seq, t_first, t_last, count, layout, _, _), payload = _opened(frame)
+    if kind in (BLOCK, GAP) and seq + count > MAX_SEQUENCE:
+        raise WireError(f"no stream gets to the number {seq + count}")
     if kind == BLOCK:
         return Block(stream, epoch, seq, t_first, t_last, count, layout, payload)
     try:
@@ -219,8 +235,9 @@ def _decode_rest(
             raise WireError(f"frame of kind {kind} with a payload of {len(payload)} bytes")
 
     if kind == GAP:
-        need(len(payload) >= _GAP.size)
+        need(len(payload) >= _GAP.size and count > 0)
         (lost,) = _GAP.unpack_from(payload)
+        need(lost >= -1)
         return Gap(stream, epoch, seq, t_first, t_last, count, lost, payload[_GAP.size :].decode())
     if kind == CLOCK:
         need(len(payload) == _CLOCK.size)
@@ -234,6 +251,7 @@ def _decode_rest(
         return Want(stream, epoch, seq, window, bool(reset))
     if kind == MESSAGE:
         document = json.loads(payload)
+        check_json(document)
         subject, body = document["subject"], document["body"]
         need(isinstance(subject, str) and isinstance(body, dict))
         return Message(subject, body, epoch)

@@ -8,12 +8,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from powerd_daemon.arguments_remote import add_configure, add_directory, add_keys
 from powerd_daemon.endpoints import DEFAULT_LISTEN
 from powerd_daemon.release import release
 from powerd_daemon.scan import WHAT_IS_READ
 from powerd_daemon.suggest import did_you_mean
 
-COMMANDS = ("run", "sources", "describe", "stats", "config-check", "plan", "scan", "check", "calibrate")
+COMMANDS = (
+    "run",
+    "sources",
+    "describe",
+    "stats",
+    "config-check",
+    "plan",
+    "scan",
+    "check",
+    "calibrate",
+    "keys",
+    "configure",
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -55,6 +68,9 @@ def _parser() -> Parser:
     run.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
     run.add_argument("--listen", metavar="URL", help=f"tcp://HOST:PORT or ipc:///PATH (default {DEFAULT_LISTEN})")
     run.add_argument("--ring-mib", type=float, metavar="N", help="memory for each stream's latest readings")
+    run.add_argument("--spool", type=Path, metavar="DIR", help="keep readings on disk too, so that they outlive powerd")
+    add_directory(run)
+    run.add_argument("--insecure", action="store_true", help="let anyone who reaches the addresses read, without keys")
     run.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
     run.add_argument("--rate-hz", type=float, metavar="HZ", help="with --sim: scans a second")
     run.add_argument("--waveform", metavar="NAME", help="with --sim: the load's waveform")
@@ -66,9 +82,12 @@ def _parser() -> Parser:
         asking = commands.add_parser(name, help=what, allow_abbrev=False)
         asking.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
         asking.add_argument("--json", action="store_true", help="as JSON, for programs")
+        add_directory(asking)
     check = commands.add_parser("config-check", help="check a configuration file", allow_abbrev=False)
     check.add_argument("file", type=Path, metavar="FILE")
     _add_bench(commands)
+    add_keys(commands)
+    add_configure(commands)
     return parser
 
 
@@ -103,7 +122,11 @@ def _add_bench(commands: Any) -> None:
         description="Reads the lines of a configuration at a known load and stores what follows in a calibration file.",
         allow_abbrev=False,
     )
-    calibrate.add_argument("file", type=Path, metavar="FILE", help="the configuration that names the lines")
+    calibrate.add_argument("file", type=Path, nargs="?", metavar="FILE", help="the configuration that names the lines")
+    calibrate.add_argument(
+        "--url", metavar="URL", help="instead: lines of the powerd that runs there, from the readings that it sends"
+    )
+    add_directory(calibrate)
     load = calibrate.add_mutually_exclusive_group(required=True)
     load.add_argument("--zero", action="store_true", help="no load: nothing flows through the shunts")
     load.add_argument("--reference-a", type=float, metavar="A", help="the true current of one line")
@@ -120,7 +143,7 @@ def _add_bench(commands: Any) -> None:
     calibrate.add_argument("--temperature-c", type=float, required=True, metavar="C", help="temperature at the shunts")
     calibrate.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to read (default 10)")
     calibrate.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the calibration file, made or extended"
+        "--out", type=Path, metavar="FILE", help="the calibration file, made or extended; with --url the board's own"
     )
 
 
@@ -145,6 +168,14 @@ def _check_run(parser: Parser, arguments: argparse.Namespace) -> None:
 
 
 def _check_calibrate(parser: Parser, arguments: argparse.Namespace) -> None:
+    if (arguments.file is None) == (arguments.url is None):
+        parser.error("calibrate: give either the configuration's FILE or --url URL")
+    if (arguments.out is None) == (arguments.url is None):
+        parser.error(
+            "calibrate: give --out FILE"
+            if arguments.out is None
+            else "calibrate: --out goes with FILE; with --url the board's configuration names the calibration file"
+        )
     if arguments.zero:
         if arguments.reference_u is not None:
             parser.error("calibrate: --reference-u goes with --reference-a or --reference-w")

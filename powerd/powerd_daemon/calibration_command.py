@@ -11,6 +11,7 @@ from powerd_core.errors import ConfigError
 from powerd_daemon import printing
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import load_calibration, save_calibration
+from powerd_daemon.calibration_remote import calibrate_remote
 from powerd_daemon.calibration_take import Readings, Reference, calibrate, read_lines
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import Config, SourceConfig, load_config, make_source
@@ -26,12 +27,14 @@ from powerd_daemon.sources.rails import RailsSource
 def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -> int:
     """All or nothing: a line whose readings will not do leaves the file as it was. Raises `PowerdError`."""
     clock = clock or SystemClock()
-    config = load_config(arguments.file)
     reference = Reference(0.0)
     if arguments.reference_a is not None:
         reference = Reference(arguments.reference_a, "A", arguments.reference_u)
     elif arguments.reference_w is not None:
         reference = Reference(arguments.reference_w, "W", arguments.reference_u)
+    if arguments.url is not None:
+        return calibrate_remote(arguments, reference)
+    config = load_config(arguments.file)
     file = load_calibration(arguments.out) if arguments.out.exists() else CalibrationFile()
     made: list[tuple[SensorCalibration, Readings]] = []
     wanted = list(arguments.line)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
+from powerd_core.toml_text import parse_toml
 from powerd_daemon.calibration import calibrated
 from powerd_daemon.ina.sensor import Sensor
 from powerd_daemon.options import build_options
@@ -25,7 +26,7 @@ _HEAD = """\
 def load_calibration(path: Path) -> CalibrationFile:
     """What is in a calibration file. Raises `ConfigError`."""
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        document = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such calibration file: make it with `powerd calibrate`") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -49,12 +49,27 @@ class Reference:
     """Relative standard uncertainty."""
 
 
+@dataclass(frozen=True, slots=True)
+class Means:
+    """What is left of a line's readings in a calibration."""
+
+    line: str
+    count: int
+    mean_a: float
+    spread_a: float
+    bus_v: float
+
+    @staticmethod
+    def of(line: str, readings: Readings) -> Means:
+        """The means of at least two readings."""
+        currents = readings.current_a
+        return Means(line, len(currents), fmean(currents), stdev(currents), fmean(readings.bus_v))
+
+
 def read_lines(source: Source, clock: Clock, seconds: float, lines: Sequence[str]) -> dict[str, Readings]:
     """Poll a source for some seconds. Raises `ConfigError` for a line that it does not have or that has no shunt."""
     try:
-        streams, _ = source.open()
-        places = {line: _place(streams, line) for line in lines}
-        found = {line: Readings([], []) for line in lines}
+        collector = Collector(source.open()[0], lines)
         due_ns = clock.now_ns()
         polls = max(1, round(seconds * 1e9 / source.period_ns))
         for k in range(polls):
@@ -64,10 +79,29 @@ def read_lines(source: Source, clock: Clock, seconds: float, lines: Sequence[str
             if k % 50 == 49 or k == polls - 1:
                 for block in source.take() if k < polls - 1 else source.finish():
                     if isinstance(block, Block):
-                        _collect(block, streams, places, found)
+                        collector.add(block)
     finally:
         source.close()
-    return found
+    return collector.found
+
+
+class Collector:
+    """Takes the readings of some lines out of blocks. Raises `ConfigError` for a line that does not exist or has no
+    shunt.
+    """
+
+    def __init__(self, streams: Sequence[Stream], lines: Sequence[str]) -> None:
+        self.found = {line: Readings([], []) for line in lines}
+        self._streams = streams
+        self._places = {line: _place(streams, line) for line in lines}
+
+    @property
+    def numbers(self) -> set[int]:
+        """The streams that the lines belong to."""
+        return {stream.number for stream, _, _ in self._places.values()}
+
+    def add(self, block: Block) -> None:
+        _collect(block, self._streams, self._places, self.found)
 
 
 def judge(line: str, readings: Readings, step_a: float) -> None:
@@ -112,19 +146,49 @@ def calibrate(
     period_ns: int,
 ) -> SensorCalibration:
     """The sensor's record with a new zero or a new loaded point. Raises `SensorError` for readings that will not do."""
-    uncalibrated = accuracy(replace(sensor, calibration=Calibration()), settings, period_ns=period_ns)
-    step_a = uncalibrated.step_w / sensor.nominal_v
-    judge(line, readings, step_a)
+    judge(line, readings, _step_a(sensor, settings, period_ns))
+    means = Means.of(line, readings)
+    return make_record(
+        before,
+        sensor,
+        settings,
+        means,
+        reference,
+        board=board,
+        bus=bus,
+        serial=serial,
+        wall_ns=wall_ns,
+        temperature_c=temperature_c,
+        period_ns=period_ns,
+    )
+
+
+def make_record(
+    before: SensorCalibration | None,
+    sensor: Sensor,
+    settings: Settings,
+    means: Means,
+    reference: Reference,
+    *,
+    board: str,
+    bus: int,
+    serial: str = "",
+    wall_ns: int,
+    temperature_c: float,
+    period_ns: int,
+) -> SensorCalibration:
+    """The same from means of readings that have been judged. Raises `SensorError` for what no sensor can have."""
+    line = means.line
     point = Point(
         taken=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(wall_ns // 1_000_000_000)),
         temperature_c=temperature_c,
         reference=reference.value,
         quantity=reference.quantity,
         u_reference=reference.u,
-        count=len(readings.current_a),
-        mean_a=fmean(readings.current_a),
-        spread_a=stdev(readings.current_a),
-        bus_v=fmean(readings.bus_v),
+        count=means.count,
+        mean_a=means.mean_a,
+        spread_a=means.spread_a,
+        bus_v=means.bus_v,
     )
     kind, limits = settings.type, settings.grade(sensor.grade)
     bus_rounding = kind.bus_lsb_v * 2 ** kind.adc[settings.bus_adc].bits_lost / 2 / sensor.nominal_v
@@ -132,7 +196,7 @@ def calibrate(
         line=line,
         chip=kind.name,
         shunt_ohm=sensor.shunt_ohm,
-        step_a=step_a,
+        step_a=_step_a(sensor, settings, period_ns),
         u_bus=hypot(limits.bus_gain, bus_rounding, limits.bus_offset_v / sensor.nominal_v) / sqrt(3),
         u_bus_step=bus_rounding / sqrt(3),
         board="" if serial else board,
@@ -162,6 +226,11 @@ def calibrate(
             "check the reference, shunt_ohm, and that the load is on this line"
         )
     return made
+
+
+def _step_a(sensor: Sensor, settings: Settings, period_ns: int) -> float:
+    uncalibrated = accuracy(replace(sensor, calibration=Calibration()), settings, period_ns=period_ns)
+    return uncalibrated.step_w / sensor.nominal_v
 
 
 def _place(streams: Sequence[Stream], line: str) -> tuple[Stream, int, ShuntConversion]:

@@ -14,14 +14,17 @@ from dataclasses import replace
 from powerd_core.document import read_description
 from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.model import Description
+from powerd_core.text import printable
 from powerd_daemon import printing
 from powerd_daemon.arguments import parse
 from powerd_daemon.asking import ask
 from powerd_daemon.calibration_command import calibrate_lines
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import Config, ServerConfig, load_config, source_config
-from powerd_daemon.daemon import Daemon
+from powerd_daemon.configure_command import configure
+from powerd_daemon.control import Control
 from powerd_daemon.doctor_command import check
+from powerd_daemon.keys_command import keys
 from powerd_daemon.log import Log
 from powerd_daemon.options import describe_options
 from powerd_daemon.plan_command import plan
@@ -29,6 +32,7 @@ from powerd_daemon.plan_config import refuse
 from powerd_daemon.registry import find_source, kinds
 from powerd_daemon.scan_command import scan
 from powerd_daemon.sdnotify import Notifier
+from powerd_daemon.serving import serve_until
 from powerd_daemon.watch import ProcessWatch
 
 
@@ -39,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _COMMANDS[arguments.command](arguments)
         sys.stdout.flush()
     except PowerdError as error:
-        print(f"powerd: {error}", file=sys.stderr)
+        print(f"powerd: {printable(str(error), limit=2000)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -67,15 +71,11 @@ def _run(arguments: argparse.Namespace) -> int:
         return stopping or (watch is not None and watch.is_gone())
 
     try:
-        config = run_config(arguments)
-        daemon = Daemon(config, Log(sys.stderr, clock, quiet=arguments.quiet))
-        try:
-            if daemon.start(is_over):
-                manager.ready(f"serving on {daemon.listen}")
-                daemon.serve(is_over)
-        finally:
-            manager.stopping()
-            daemon.close()
+        log = Log(sys.stderr, clock, quiet=arguments.quiet)
+        config, control = run_config(arguments), None
+        if arguments.config is not None:
+            control = Control(arguments.config, lambda made: with_options(made, arguments), clock, log)
+        serve_until(is_over, config, control, clock, log, manager)
     finally:
         if watch is not None:
             watch.close()
@@ -95,6 +95,11 @@ def run_config(arguments: argparse.Namespace) -> Config:
         server = ServerConfig()
         server = server.listening_on(server.listen, "--listen")
         config = Config(server, (source_config("sim", "sim", options, "--sim"),))
+    return with_options(config, arguments)
+
+
+def with_options(config: Config, arguments: argparse.Namespace) -> Config:
+    """A configuration with what the options of `powerd run` say instead. Raises `ConfigError`."""
     server = config.server
     if arguments.listen is not None:
         server = server.listening_on(arguments.listen, "--listen")
@@ -103,6 +108,12 @@ def run_config(arguments: argparse.Namespace) -> Config:
             server = replace(server, ring_mib=arguments.ring_mib)
         except ValueError as error:
             raise ConfigError(f"--ring-mib: {error}") from error
+    if arguments.spool is not None:
+        server = replace(server, spool=arguments.spool)
+    try:
+        server = replace(server, keys=arguments.keys or server.keys, insecure=arguments.insecure or server.insecure)
+    except ValueError as error:
+        raise ConfigError(f"--keys and --insecure: {error}") from error
     return replace(config, server=server)
 
 
@@ -119,14 +130,14 @@ def _sources(_: argparse.Namespace) -> int:
 
 
 def _describe(arguments: argparse.Namespace) -> int:
-    answer = ask(arguments.url, "describe")
+    answer = ask(arguments.url, "describe", keys=arguments.keys)
     description: Description = read_description(answer.body)
     print(json.dumps(answer.body, indent=2) if arguments.json else printing.description(description))
     return 0
 
 
 def _stats(arguments: argparse.Namespace) -> int:
-    answer = ask(arguments.url, "stats")
+    answer = ask(arguments.url, "stats", keys=arguments.keys)
     print(json.dumps(answer.body, indent=2) if arguments.json else printing.tree(answer.body))
     return 0
 
@@ -148,6 +159,8 @@ _COMMANDS = {
     "scan": scan,
     "check": check,
     "calibrate": calibrate_lines,
+    "keys": keys,
+    "configure": configure,
 }
 
 if __name__ == "__main__":

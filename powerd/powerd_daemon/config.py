@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powerd_core.errors import ConfigError
+from powerd_core.toml_text import parse_toml
 from powerd_daemon.clock import SystemClock
-from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, data_endpoint
+from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, neighbour_endpoint
 from powerd_daemon.options import build_options
 from powerd_daemon.places import line_of
 from powerd_daemon.registry import find_source
@@ -31,18 +32,37 @@ class ServerConfig:
     """Where clients ask: tcp://HOST:PORT (port * takes a free one) or ipc:///PATH."""
     data: str = ""
     """Where the readings are sent. Empty for the port after listen's, or its path with '.data'."""
+    clock: str = ""
+    """Where clocks are compared. Empty for the second port after listen's, or its path with '.clock'."""
     board: str = field(default_factory=socket.gethostname)
     """Name of this machine in every recording."""
     ring_mib: float = 64.0
     """Memory for each stream's latest readings, from which a client that was away catches up."""
     block_ms: float = 20.0
     """How often readings are sent on."""
+    spool: Path | None = None
+    """Directory in which readings are kept too, so that they outlive powerd."""
+    spool_mib: float = 1024.0
+    """Size at which the spool's oldest readings are deleted."""
+    spool_sync_s: float = 1.0
+    """How much a power cut may take."""
+    keys: str = ""
+    """Directory of keys. Given, they guard every tcp address; otherwise those beyond this machine, with the default
+    directory."""
+    insecure: bool = False
+    """Let anyone who reaches the addresses read, without keys."""
 
     def __post_init__(self) -> None:
         if not 0 < self.ring_mib <= 1 << 20:
             raise ValueError(f"option 'ring_mib': {self.ring_mib} MiB is not a size")
         if not 1 <= self.block_ms <= 1000:
             raise ValueError(f"option 'block_ms': {self.block_ms} is not between 1 and 1000")
+        if not 1 <= self.spool_mib <= 1 << 30:
+            raise ValueError(f"option 'spool_mib': {self.spool_mib} MiB is not a size of at least 1")
+        if not 0.05 <= self.spool_sync_s <= 3600:
+            raise ValueError(f"option 'spool_sync_s': {self.spool_sync_s} is not between 0.05 and 3600")
+        if self.keys and self.insecure:
+            raise ValueError("option 'insecure': it cannot go together with 'keys'")
         if not self.board:
             raise ValueError("option 'board': a board needs a name")
 
@@ -51,16 +71,23 @@ class ServerConfig:
         return int(self.ring_mib * (1 << 20))
 
     @property
+    def spool_bytes(self) -> int:
+        return int(self.spool_mib * (1 << 20))
+
+    @property
     def block_ns(self) -> int:
         return int(self.block_ms * 1e6)
 
-    def listening_on(self, listen: str, where: str, data: str = "") -> ServerConfig:
-        """The same with other endpoints, checked; without ``data``, the default beside ``listen``."""
+    def listening_on(self, listen: str, where: str, data: str = "", clock: str = "") -> ServerConfig:
+        """The same with other endpoints, checked; those not given are the defaults beside ``listen``."""
         listen = check_endpoint(listen, where)
-        data = check_endpoint(data, where) if data else data_endpoint(listen, where)
-        if data == listen and not listen.endswith(":*"):
-            raise ConfigError(f"{where}: 'listen' and 'data' are both {listen}: the data needs an endpoint of its own")
-        return replace(self, listen=listen, data=data)
+        data = check_endpoint(data, where) if data else neighbour_endpoint(listen, 1, "data", where)
+        clock = check_endpoint(clock, where) if clock else neighbour_endpoint(listen, 2, "clock", where)
+        used = {"listen": listen, "data": data, "clock": clock}
+        for name, other in (("listen", "data"), ("listen", "clock"), ("data", "clock")):
+            if used[name] == used[other] and not used[name].endswith(":*"):
+                raise ConfigError(f"{where}: {name!r} and {other!r} are both {used[name]}: each needs its own endpoint")
+        return replace(self, listen=listen, data=data, clock=clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +158,7 @@ def load_config(path: Path) -> Config:
 def parse_config(text: str, origin: str) -> Config:
     """The configuration in a TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
     try:
-        document = tomllib.loads(text)
+        document = parse_toml(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{origin}: not valid TOML: {error}") from error
     try:
@@ -151,7 +178,7 @@ def _checked(document: Mapping[str, object], origin: str) -> Config:
         raise ConfigError(f"{origin}: 'server' is a table: write [server]")
     where = f"{origin}: [server]"
     made = build_options(ServerConfig, server, where)
-    made = made.listening_on(made.listen, where, made.data)
+    made = made.listening_on(made.listen, where, made.data, made.clock)
     sources = [_source(t, i, origin) for i, t in enumerate(_tables(document, "source", origin), 1)]
     if not sources:
         raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
@@ -186,6 +213,8 @@ def make_source(config: SourceConfig, cls: type[Source], start: Start) -> Source
         return cls(options, start)
     except ConfigError as error:
         raise ConfigError(f"{config.where}: {error}") from error
+    except OverflowError as error:
+        raise ConfigError(f"{config.where}: a number is too large: {error}") from error
 
 
 def _tables(document: Mapping[str, object], name: str, origin: str) -> list[dict[str, object]]:

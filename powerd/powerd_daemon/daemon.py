@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import zmq
 
-from powerd_core.document import to_document
+from powerd_core.document import read_description, to_document
+from powerd_core.errors import ConfigError, WireError
 from powerd_core.model import CLOCK_NAME, Description, QuantityConversion
 from powerd_core.wire import Message, encode
-from powerd_daemon import reports
+from powerd_daemon import reports, sizing
+from powerd_daemon.access import Role, Subject
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import Config
+from powerd_daemon.control import Control
 from powerd_daemon.devices import check_lines, merge_devices
 from powerd_daemon.endpoints import public_endpoint
 from powerd_daemon.log import Log
 from powerd_daemon.release import release
+from powerd_daemon.security import ANYONE, Guard
 from powerd_daemon.server import Server
-from powerd_daemon.sockets import bind_router, bound_endpoint
-from powerd_daemon.sockets import release as release_socket
+from powerd_daemon.sockets import bind_sockets, bound_endpoint
+from powerd_daemon.spool import open_spool
 from powerd_daemon.store import Store
 from powerd_daemon.supervisor import Supervisor
 
 IDLE_MS = 50
 """The longest sleep: so soon a dead sampler, a signal or the end of a parent process is noticed."""
+READING_MS = 2
+"""The longest sleep while a client waits for what is being read from the spool."""
 STATUS_NS = 2_000_000_000
 FAREWELL_NS = 300_000_000
 
@@ -35,7 +41,7 @@ class Daemon:
     All in one thread. ``stopping`` is asked at least every 50 ms.
     """
 
-    def __init__(self, config: Config, log: Log, clock: Clock | None = None) -> None:
+    def __init__(self, config: Config, log: Log, clock: Clock | None = None, control: Control | None = None) -> None:
         self.description: Description | None = None
         self._config = config
         self._log = log
@@ -44,24 +50,35 @@ class Daemon:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         # Above 0, for a client's 0 means any; below 2**63, for tables of signed integers hold it.
         self.epoch = secrets.randbelow(2**63 - 1) + 1
-        self._store = Store(self.epoch, config.server.ring_bytes)
+        server = config.server
         try:
-            self._control = bind_router(self._context, config.server.listen, mandatory=False)
-            try:
-                self._data = bind_router(self._context, config.server.data, mandatory=True)
-            except BaseException:
-                release_socket(self._control)
-                raise
+            self._guard = Guard(self._context, server, log)
+            self._sockets = bind_sockets(self._context, server.listen, server.data, server.clock, self._guard.keys)
         except BaseException:
+            self._context.destroy(linger=0)
+            raise
+        self._guard.watch(self._sockets)
+        try:
+            self._spool = open_spool(server, self.epoch, self._clock, log)
+        except BaseException:
+            self._guard.unwatch()
+            self._sockets.release()
+            self._guard.close()
             self._context.term()
             raise
-        self.listen = bound_endpoint(self._control)
-        self.data = bound_endpoint(self._data)
+        self._store = Store(self.epoch, server.ring_bytes, self._spool)
+        self.listen = bound_endpoint(self._sockets.control)
+        self.data = bound_endpoint(self._sockets.data)
+        self.clock = bound_endpoint(self._sockets.clock)
         self._supervisor = Supervisor(config, self._store, self._context, self._clock, log)
-        subjects = {"describe": self._describe, "stats": self._stats}
-        self._server = Server(self._control, self._data, self._store, self._clock, log, subjects)
+        subjects = {"describe": Subject(Role.READ, self._describe), "stats": Subject(Role.READ, self._stats)}
+        subjects["epochs"] = Subject(Role.READ, self._epochs)
+        if control is not None:
+            subjects |= control.subjects(self.epoch)
+        self._server = Server(self._sockets, self._store, self._clock, log, subjects, self._guard.access)
         self._answer = b""
         self._poller = zmq.Poller()
+        self._guard.register(self._poller)
 
     @property
     def uptime_s(self) -> float:
@@ -77,6 +94,7 @@ class Daemon:
             if stopping():
                 return False
             self._poller.poll(IDLE_MS)
+            self._mind_guard()
             self._supervisor.receive()
             self._supervisor.mind()
             self._supervisor.check_start()
@@ -89,13 +107,35 @@ class Daemon:
             self._log.note(f"powerd: {note}")
         server = self._config.server
         self.description = Description(
-            server.board, release(), self.epoch, CLOCK_NAME, public_endpoint(self.data), streams, devices
+            server.board,
+            release(),
+            self.epoch,
+            CLOCK_NAME,
+            public_endpoint(self.data),
+            streams,
+            devices,
+            public_endpoint(self.clock),
+            self._guard.readers,
         )
-        self._answer = encode(Message("description", to_document(self.description), self.epoch))
+        body = to_document(self.description)
+        try:
+            read_description(body)
+        except WireError as error:
+            raise ConfigError(f"no client could use what is measured here: {error}") from error
+        self._answer = encode(Message("description", body, self.epoch))
         for line in reports.ready_lines(self.description, self.listen, self.data, server.ring_bytes, server.block_ns):
             self._log.note(line)
-        self._poller.register(self._control, zmq.POLLIN)
-        self._poller.register(self._data, zmq.POLLIN)
+        for line in sizing.advice(streams, server):
+            self._log.note(f"powerd: {line}")
+        if line := sizing.large_rings(len(streams), server.ring_bytes, sizing.available_bytes()):
+            self._log.complain(line)
+        if self._spool is not None:
+            self._spool.begin(self._answer)
+            self._log.note(reports.spool_line(server, streams))
+        if self._guard.readers == ANYONE:
+            self._log.complain("anyone who reaches these addresses can read along: it runs without keys, as told to")
+        for router in (self._sockets.clock, self._sockets.control, self._sockets.data):
+            self._poller.register(router, zmq.POLLIN)
         return True
 
     def serve(self, stopping: Callable[[], bool]) -> None:
@@ -112,34 +152,54 @@ class Daemon:
         self._cycle(0)
         while not self._server.is_drained() and self._clock.now_ns() < give_up_ns:
             self._cycle(5)
+        if self._spool is not None:
+            self._spool.finish()
         for line in reports.summary_lines(self._store, self._supervisor, self._server, self.uptime_s):
             self._log.note(line)
 
     def close(self) -> None:
         """Release everything, samplers included. Safe after any error."""
         self._supervisor.close()
-        release_socket(self._control, FAREWELL_NS // 1_000_000)
-        release_socket(self._data, FAREWELL_NS // 1_000_000)
+        if self._spool is not None:
+            self._spool.close()
+        self._guard.unwatch()
+        self._sockets.release(FAREWELL_NS // 1_000_000)
+        self._guard.close()
         self._context.term()
 
     def _cycle(self, patience_ms: int) -> bool:
         self._poller.poll(patience_ms)
+        self._mind_guard()
         self._server.answer()
         more = self._supervisor.receive()
         more |= self._server.cycle()
         self._supervisor.mind()
+        if self._spool is not None:
+            self._spool.collect()
         return more
+
+    def _mind_guard(self) -> None:
+        if self._guard.mind():
+            self._server.drop_denied()
+        self._server.handshakes_failed = self._guard.handshakes_failed
+        self._server.flood.mind(lambda: self._guard.connections, self._clock.now_ns())
 
     def _patience_ms(self) -> int:
         retry_ns = self._server.retry_ns()
+        if self._spool is not None and self._spool.is_reading:
+            return READING_MS
         if retry_ns is None:
             return IDLE_MS
         return min(max((retry_ns - self._clock.now_ns()) // 1_000_000, 1), IDLE_MS)
 
-    def _describe(self) -> bytes:
+    def _describe(self, request: Mapping[str, object]) -> bytes:
         return self._answer
 
-    def _stats(self) -> bytes:
+    def _epochs(self, request: Mapping[str, object]) -> bytes:
+        body = {"ready": True, "epochs": []} if self._spool is None else self._spool.archive.answer(request)
+        return encode(Message("epochs", body, self.epoch))
+
+    def _stats(self, request: Mapping[str, object]) -> bytes:
         assert self.description is not None
         body = reports.stats(
             self.description, self._store, self._supervisor, self._server, self.uptime_s, self._clock.now_ns()

@@ -1,4 +1,4 @@
-"""Where powerd listens: checked ``tcp://`` and ``ipc://`` addresses, and the data socket's next to the control's."""
+"""Where powerd listens: checked ``tcp://`` and ``ipc://`` addresses, and the other sockets' next to the control's."""
 
 from __future__ import annotations
 
@@ -34,16 +34,18 @@ def check_endpoint(url: str, where: str) -> str:
     return url
 
 
-def data_endpoint(listen: str, where: str) -> str:
-    """The default of the data socket beside a checked control socket: the next port, or another file."""
+def neighbour_endpoint(listen: str, step: int, name: str, where: str) -> str:
+    """The default of another socket beside a checked control socket: ``step`` ports on, or the path with its name."""
     if listen.startswith("ipc://"):
-        return check_endpoint(listen + ".data", where)
+        return check_endpoint(f"{listen}.{name}", where)
     host, _, port = listen.rpartition(":")
     if port == "*":
         return listen
-    if int(port) == 65535:
-        raise ConfigError(f"{where}: there is no port after {port} for the data: give 'data' its own endpoint")
-    return f"{host}:{int(port) + 1}"
+    if int(port) + step > 65535:
+        raise ConfigError(
+            f"{where}: there is no port {int(port) + step} for '{name}': give '{name}' an endpoint of its own"
+        )
+    return f"{host}:{int(port) + step}"
 
 
 def public_endpoint(bound: str) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TextIO
 
+from powerd_core.text import printable
 from powerd_daemon.clock import Clock
 
 BURST = 10
 BURST_NS = 10_000_000_000
+MAX_LINE = 1000
+"""What others say is repeated in complaints, and nobody reads more of it."""
 
 
 class Log:
@@ -42,7 +45,7 @@ class Log:
                 self._swallowed = 0
         if self._said < BURST:
             self._said += 1
-            self._write(f"powerd: {line}")
+            self._write(printable(f"powerd: {line}", limit=MAX_LINE))
         else:
             self._swallowed += 1
 
@@ -55,7 +58,8 @@ class Log:
         if self._status:
             self._put("\r\x1b[K")
             self._status = False
-        self._put(line + "\n")
+        # Names and errors in it may come from anybody.
+        self._put(printable(line) + "\n")
 
     def _put(self, text: str) -> None:
         # Measuring goes on when nobody reads what is said about it.

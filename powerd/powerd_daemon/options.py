@@ -61,6 +61,8 @@ def build_options(cls: type[T], given: Mapping[str, object], where: str) -> T:
         return cls(**made)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+    except OverflowError as error:
+        raise ConfigError(f"{where}: a number is too large: {error}") from error
 
 
 def describe_options(cls: type) -> tuple[OptionInfo, ...]:

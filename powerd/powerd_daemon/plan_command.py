@@ -29,7 +29,7 @@ def plan(arguments: argparse.Namespace) -> int:
         where, problem = problems[0]
         more = f" (and {len(problems) - 1} more, see above)" if len(problems) > 1 else ""
         text = arguments.file.read_text(encoding="utf-8")
-        raise ConfigError(placed(text, f"{where}: {problem}", arguments.file) + more)
+        raise ConfigError(placed(text, f"{where}: {problem}", str(arguments.file)) + more)
     load_config(arguments.file)
     if not plans:
         print(f"{arguments.file}: no source reads a bus of sensors (kinds ina and sim): nothing to plan")

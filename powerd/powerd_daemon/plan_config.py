@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_core.errors import ConfigError
+from powerd_core.toml_text import parse_toml
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.config import SamplerConfig
@@ -29,10 +30,18 @@ def plan_file(path: Path) -> list[BusPlan]:
     """The plan of every bus in a configuration file. Raises `ConfigError`."""
     try:
         text = path.read_text(encoding="utf-8")
-        document = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such configuration file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
+    return plan_text(text, str(path))
+
+
+def plan_text(text: str, path: str) -> list[BusPlan]:
+    """The same for a text; ``path`` names it in errors."""
+    try:
+        document = parse_toml(text)
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
     tables = document.get("source", [])
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
@@ -44,9 +53,9 @@ def plan_file(path: Path) -> list[BusPlan]:
     return [plan_bus(bus) for bus in buses]
 
 
-def placed(text: str, message: str, path: Path) -> str:
+def placed(text: str, message: str, path: str) -> str:
     """The message with the line of the file that it is about, where it names one."""
-    line = line_of(text, message.removeprefix(str(path)))
+    line = line_of(text, message.removeprefix(path))
     return f"{message} (line {line})" if line else message
 
 
@@ -56,12 +65,21 @@ def refuse(path: Path) -> None:
     What is wrong with it otherwise is left to `load_config`, which tells it better.
     """
     try:
-        plans = plan_file(path)
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return
+    refuse_text(text, str(path))
+
+
+def refuse_text(text: str, path: str) -> None:
+    """The same for a text; ``path`` names it in errors."""
+    try:
+        plans = plan_text(text, path)
     except ConfigError:
         return
     for plan in plans:
         for problem in plan.problems:
-            said = placed(path.read_text(encoding="utf-8"), f"{plan.bus.where}: {problem}", path)
+            said = placed(text, f"{plan.bus.where}: {problem}", path)
             raise ConfigError(f"{said}; the arithmetic: powerd plan {path}")
 
 

@@ -9,12 +9,19 @@ from pathlib import Path
 
 from powerd_core.calibration import SensorCalibration
 from powerd_core.model import Description
+from powerd_core.text import printable
 from powerd_daemon.config import Config
 from powerd_daemon.doctor import Finding
 from powerd_daemon.options import OptionInfo
 from powerd_daemon.scan import Answer
 
 WIDTH = 100
+_READERS = {
+    "anyone": "anyone who reaches it can read it: it runs without keys",
+    "keys": "read by those whose keys it knows",
+    "this-machine": "read by anyone on its own machine",
+    "socket-file": "read by those who may use its socket's file",
+}
 _WHAT = {"power_w": "power", "energy_j": "energy counter"}
 
 
@@ -32,6 +39,8 @@ def source(kind: str, summary: str, options: Sequence[OptionInfo]) -> str:
 def description(found: Description) -> str:
     """What a powerd measures, line by line."""
     said = [f"{found.board}: powerd {found.version}, data on {found.data_endpoint}"]
+    if found.access in _READERS:
+        said.append(_READERS[found.access])
     for stream in found.streams:
         said.append(f"stream {stream.number} {stream.source}, {1e9 / stream.period_ns:.6g} Hz")
         for line in stream.lines:
@@ -78,7 +87,7 @@ def findings(found: Sequence[Finding]) -> str:
     return "\n".join(said)
 
 
-def calibrations(file: Path, found: Sequence[SensorCalibration], *, at_zero: bool) -> str:
+def calibrations(file: Path, found: Sequence[SensorCalibration], *, at_zero: bool, is_used: bool = False) -> str:
     """What `powerd calibrate` read and what follows from it."""
     said = [f"{'line':<22} {'readings':>8} {'mean mA':>10} {'spread mA':>10}   offset mA  u mA      gain      u"]
     for c in found:
@@ -87,10 +96,11 @@ def calibrations(file: Path, found: Sequence[SensorCalibration], *, at_zero: boo
         u_offset = "-" if c.u_offset_a is None else f"{c.u_offset_a * 1000:.3f}"
         u_gain = "-" if c.u_gain is None else f"{c.u_gain:.3%}"
         said.append(
-            f"{c.line:<22} {point.count:>8} {point.mean_a * 1000:10.3f} {point.spread_a * 1000:10.3f}  "
+            f"{printable(c.line):<22} {point.count:>8} {point.mean_a * 1000:10.3f} {point.spread_a * 1000:10.3f}  "
             f"{c.offset_a * 1000:10.3f} {u_offset:>6} {c.gain:10.6f} {u_gain:>7}"
         )
-    said.append(f'written to {file}; load it in the [[source]] with: calibration = "{file.absolute()}"')
+    how = "in use from now on" if is_used else f'load it in the [[source]] with: calibration = "{file.absolute()}"'
+    said.append(f"written to {file}; {how}")
     return "\n".join(said)
 
 
@@ -100,12 +110,12 @@ def tree(value: object, indent: str = "") -> str:
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, inner in pairs:
         if isinstance(inner, dict | list):
-            said.append(f"{indent}{name}:" if inner else f"{indent}{name}: none")
+            said.append(f"{indent}{printable(str(name))}:" if inner else f"{indent}{printable(str(name))}: none")
             if inner:
                 said.append(tree(inner, indent + "    "))
         else:
             shown = f"{inner:.6g}" if isinstance(inner, float) else "-" if inner in (None, "") else str(inner)
-            said.append(f"{indent}{name}: {shown}")
+            said.append(printable(f"{indent}{name}: {shown}"))
     return "\n".join(said)
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from powerd_core.model import Description, Stream
-from powerd_core.wire import HEADER_BYTES
+from powerd_daemon.config import ServerConfig
 from powerd_daemon.feeds import Subscriber
-from powerd_daemon.ring import FRAME_OVERHEAD_BYTES
 from powerd_daemon.server import Server
+from powerd_daemon.sizing import ring_seconds, spool_seconds
 from powerd_daemon.store import Intake, Store
 from powerd_daemon.supervisor import Sampler, Supervisor
 
@@ -26,11 +28,10 @@ def ready_lines(description: Description, listen: str, data: str, ring_bytes: in
     return said
 
 
-def ring_seconds(stream: Stream, ring_bytes: int, block_ns: int) -> float:
-    """For how long a ring holds a stream at its nominal rate."""
-    frame_ns = max(block_ns, stream.period_ns)
-    frame_bytes = HEADER_BYTES + FRAME_OVERHEAD_BYTES + stream.scan_bytes * frame_ns / stream.period_ns
-    return ring_bytes / frame_bytes * frame_ns / 1e9
+def spool_line(server: ServerConfig, streams: Sequence[Stream]) -> str:
+    """Where readings are kept on disk, and for how long."""
+    held = duration(spool_seconds(streams, server.spool_bytes, server.block_ns))
+    return f"  spool {server.spool}: {server.spool_mib:.6g} MiB last {held}, safe after {server.spool_sync_s:g} s"
 
 
 def stats(
@@ -46,9 +47,15 @@ def stats(
         "clients": [_client(s, now_ns) for s in server.subscribers.values()],
         "served_clients": server.served_clients,
         "sent_frames": server.sent_frames,
+        "replayed_frames": server.replayed_frames,
+        "spool": None if store.spool is None else store.spool.stats(),
+        "denied": server.denied,
+        "cut_off": server.flood.cut_off,
+        "handshakes_failed": server.handshakes_failed,
         "garbage": {
             "control": server.garbage.control,
             "data": server.garbage.data,
+            "clock": server.garbage.clock,
             "samplers": supervisor.garbage,
         },
     }
@@ -96,6 +103,7 @@ def _stream(intake: Intake, sampler: Sampler) -> dict[str, object]:
         "holes": intake.holes,
         "ring_bytes": ring.size_bytes,
         "ring_frames": len(ring),
+        "held_s": ring.held_ns / 1e9,
         "oldest": ring.oldest,
         "newest": ring.next - 1,
         "sampler": {
@@ -114,10 +122,14 @@ def _client(subscriber: Subscriber, now_ns: int) -> dict[str, object]:
         "address": subscriber.address,
         "frames": subscriber.frames,
         "bytes": subscriber.bytes,
+        "replayed": subscriber.replayed,
         "evicted": subscriber.evicted,
         "blocked": subscriber.retry_ns is not None,
         "idle_s": (now_ns - subscriber.active_ns) / 1e9,
-        "streams": {str(number): {"next": f.next, "limit": f.limit} for number, f in subscriber.feeds.items()},
+        "streams": [
+            {"epoch": epoch, "number": number, "next": f.next, "limit": f.limit}
+            for (epoch, number), f in subscriber.feeds.items()
+        ],
     }
 
 

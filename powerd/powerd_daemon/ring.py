@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
+from typing import Protocol
 
 from powerd_core.model import UNKNOWN_TIME_NS, Gap
 from powerd_core.wire import BLOCK, Header, decode, encode, read_header
@@ -15,6 +16,32 @@ MAX_SPAN = 2**32 - 1
 """A gap's span has 32 bits; a wider hole is told in several gaps."""
 
 EVICTED = "no longer in powerd's ring"
+
+
+class Frames(Protocol):
+    """One stream of one epoch, found by sequence number: a ring, or what a spool holds."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def oldest(self) -> int:
+        """The first number that is held."""
+        ...
+
+    @property
+    def next(self) -> int:
+        """The number after the last one."""
+        ...
+
+    @property
+    def current(self) -> int:
+        """Where a client begins that wants only what is new."""
+        ...
+
+    def find(self, sequence: int) -> tuple[bytes, int] | None:
+        """The frame that covers ``sequence`` and begins there, and the number after it; None when it is yet to come."""
+        ...
 
 
 class Ring:
@@ -34,6 +61,7 @@ class Ring:
         """Sequence number of the newest block ever appended."""
         self._frames: dict[int, tuple[bytes, int]] = {}
         self._wide: deque[int] = deque()
+        self._t_last_ns = 0
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -44,6 +72,7 @@ class Ring:
             raise ValueError(f"frame {header.sequence}..{header.following} appended where {self.next} is next")
         self._frames[header.sequence] = frame, header.following
         self.next = header.following
+        self._t_last_ns = header.t_last_ns
         self.size_bytes += len(frame) + FRAME_OVERHEAD_BYTES
         if header.kind == BLOCK:
             self.newest_block = header.sequence
@@ -55,6 +84,14 @@ class Ring:
                 self._wide.popleft()
             self.oldest = following
             self.size_bytes -= len(gone) + FRAME_OVERHEAD_BYTES
+
+    @property
+    def held_ns(self) -> int:
+        """Time from the first reading held to the last."""
+        if not self._frames:
+            return 0
+        t_first_ns, _ = _times_ns(self._frames[self.oldest][0])
+        return self._t_last_ns - t_first_ns
 
     @property
     def current(self) -> int:
@@ -76,8 +113,7 @@ class Ring:
     def _evicted(self, sequence: int) -> tuple[bytes, int]:
         span = min(self.oldest - sequence, MAX_SPAN)
         # The oldest frame may be a gap that itself begins at an unknown time: then the hole reaches to its end.
-        held = read_header(self._frames[self.oldest][0])
-        t_held = held.t_last_ns if held.t_first_ns == UNKNOWN_TIME_NS else held.t_first_ns
+        t_held, _ = _times_ns(self._frames[self.oldest][0])
         return encode(
             Gap(self.stream, self.epoch, sequence, UNKNOWN_TIME_NS, t_held, span, -1, EVICTED)
         ), sequence + span
@@ -89,3 +125,9 @@ class Ring:
         assert isinstance(gap, Gap)
         part = replace(gap, sequence=sequence, span=following - sequence, t_first_ns=UNKNOWN_TIME_NS, lost=-1)
         return encode(part), following
+
+
+def _times_ns(frame: bytes) -> tuple[int, int]:
+    """When a frame begins and ends; one that begins at an unknown time, where it ends."""
+    held = read_header(frame)
+    return held.t_last_ns if held.t_first_ns == UNKNOWN_TIME_NS else held.t_first_ns, held.t_last_ns

@@ -1,13 +1,13 @@
-"""The server: answers questions and clock exchanges on one socket, hands out the rings' frames on the other.
+"""The server: clock exchanges on one socket, questions on the second, the readings' frames on the third.
 
-It never waits for a client. Questions go first in every cycle, so that a clock exchange is quick whatever is sent in
-bulk; bulk is sent in slices.
+It never waits for a client. Clock exchanges go first in every cycle and between the frames sent in bulk, then
+questions; bulk is sent in slices.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import zmq
@@ -15,13 +15,19 @@ import zmq
 from powerd_core.errors import VersionError, WireError
 from powerd_core.model import ClockExchange
 from powerd_core.wire import Event, Message, Want, decode, encode
+from powerd_daemon.access import Access, Role, Subject
 from powerd_daemon.clock import Clock
 from powerd_daemon.feeds import Subscriber
+from powerd_daemon.flood import FloodGate
 from powerd_daemon.log import Log
+from powerd_daemon.security_zap import sender
+from powerd_daemon.sockets import Sockets
 from powerd_daemon.store import Store
 
 SLICE_REQUESTS = 100
 SLICE_BYTES = 1 << 20
+EXCHANGE_BYTES = 64 << 10
+"""So much is sent in bulk before the clock socket is looked at again."""
 MAX_CLIENTS = 64
 IDLE_NS = 30_000_000_000
 """A client that neither asked nor took anything for so long is forgotten; its next `Want` says where it is."""
@@ -33,32 +39,44 @@ class Garbage:
 
     control: int = 0
     data: int = 0
+    clock: int = 0
 
 
 class Server:
-    """Serves ``store``. ``subjects`` answers control messages by subject: body of the request to the answer's frame."""
+    """Serves ``store`` to those whom ``access`` admits. ``subjects`` answers control messages."""
 
     def __init__(
         self,
-        control: zmq.Socket[bytes],
-        data: zmq.Socket[bytes],
+        sockets: Sockets,
         store: Store,
         clock: Clock,
         log: Log,
-        subjects: Mapping[str, Callable[[], bytes]],
+        subjects: Mapping[str, Subject],
+        access: Access,
     ) -> None:
-        self.control = control
-        self.data = data
+        self.control = sockets.control
+        self.data = sockets.data
+        self.clock = sockets.clock
         self.subscribers: dict[bytes, Subscriber] = {}
         self.garbage = Garbage()
+        self.flood = FloodGate(log)
+        self.denied = 0
+        """Requests of clients that may not make them."""
+        self.handshakes_failed = 0
+        """Connections that were refused before a first request, as far as whoever watches the sockets has said."""
         self.served_clients = 0
         self.sent_frames = 0
+        self.replayed_frames = 0
+        """Frames of these that were not live; see `powerd_daemon.feeds`."""
         self._store = store
         self._clock = clock
         self._log = log
         self._subjects = subjects
+        self._access = access
         self._turn = 0
         self._check_ns = clock.now_ns() + IDLE_NS
+        self._badges: dict[bytes, zmq.Frame] = {}
+        """What tells each subscriber's role, for the time until it asks again."""
 
     def cycle(self) -> bool:
         """Answer, take requests, send one slice. True when there is more to send right now."""
@@ -72,33 +90,71 @@ class Server:
         """When to try again at a client that did not take a frame."""
         return min((s.retry_ns for s in self.subscribers.values() if s.retry_ns is not None), default=None)
 
+    def drop_denied(self) -> None:
+        """Send nothing more to clients that may no longer read: to be called when roles have changed."""
+        for identity, first in list(self._badges.items()):
+            if self._access.role(first) < Role.READ:
+                del self._badges[identity]
+                if self.subscribers.pop(identity, None) is not None:
+                    self._log.complain(f"the client at {sender(first)} may read no longer")
+
     def answer(self) -> None:
-        """Answer what waits on the control socket."""
+        """Answer what waits on the clock and control sockets."""
+        self.exchange_clocks()
         for _ in range(SLICE_REQUESTS):
             try:
-                identity, *parts = self.control.recv_multipart(zmq.NOBLOCK)
+                first, *parts = self.control.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            t2_ns = self._clock.now_ns()
-            event, answer = self._decode(parts, "control")
+            event, answer = self._decode(first, parts, "control")
             if event is None:
                 self.garbage.control += 1
-            elif isinstance(event, ClockExchange):
-                times = replace(event, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns())
-                answer = encode(times)
             elif isinstance(event, Message):
-                answer = self._answer_message(event)
+                answer = self._answer_message(event, first)
             else:
                 self.garbage.control += 1
                 answer = self._error(f"the control socket does not take a {type(event).__name__}")
             if answer is not None:
-                self._reply(self.control, identity, answer)
+                self._reply(self.control, first.bytes, answer)
 
-    def _answer_message(self, message: Message) -> bytes:
-        if message.subject not in self._subjects:
+    def exchange_clocks(self) -> None:
+        """Answer what waits on the clock socket."""
+        for _ in range(SLICE_REQUESTS):
+            try:
+                first, *parts = self.clock.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            t2_ns = self._clock.now_ns()
+            event, answer = self._decode(first, parts, "clock")
+            if event is None:
+                self.garbage.clock += 1
+            elif self._access.role(first) < Role.READ:
+                self.denied += 1
+            elif isinstance(event, ClockExchange):
+                times = replace(event, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns())
+                answer = encode(times)
+            else:
+                self.garbage.clock += 1
+                answer = self._error(f"the clock socket does not take a {type(event).__name__}")
+            if answer is not None:
+                self._reply(self.clock, first.bytes, answer)
+
+    def _answer_message(self, message: Message, first: zmq.Frame) -> bytes | None:
+        role = self._access.role(first)
+        if role < Role.READ:
+            self.denied += 1
+            return None
+        subject = self._subjects.get(message.subject)
+        if subject is None:
             known = ", ".join(sorted(self._subjects))
             return self._error(f"unknown subject {message.subject[:100]!r}: this powerd answers {known}")
-        return self._subjects[message.subject]()
+        if role < subject.needs:
+            self.denied += 1
+            self._log.complain(f"the client at {sender(first)} may only read and asked to {message.subject}")
+            return self._error(f"to {message.subject} needs the role 'control', which this client does not have")
+        if subject.needs >= Role.CONTROL:
+            self._log.note(f"powerd: {message.subject}, asked for by the client at {sender(first)}")
+        return subject.answer(message.body)
 
     def _take_wants(self) -> None:
         for _ in range(SLICE_REQUESTS):
@@ -106,7 +162,7 @@ class Server:
                 first, *parts = self.data.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            event, answer = self._decode([part.bytes for part in parts], "data")
+            event, answer = self._decode(first, parts, "data")
             if event is None:
                 self.garbage.data += 1
             elif isinstance(event, Want):
@@ -118,7 +174,11 @@ class Server:
                 self._reply(self.data, first.bytes, answer)
 
     def _take_want(self, first: zmq.Frame, want: Want) -> bytes | None:
-        ring = self._store.ring(want.stream)
+        if self._access.role(first) < Role.READ:
+            self.denied += 1
+            self.subscribers.pop(first.bytes, None)
+            return None
+        ring = self._store.ring(want.stream, want.epoch)
         if ring is None:
             return self._error(f"there is no stream {want.stream} here: ask for the description again")
         now_ns = self._clock.now_ns()
@@ -130,6 +190,7 @@ class Server:
             self.served_clients += 1
             subscriber = Subscriber(first.bytes, _address(first), self.served_clients, now_ns)
             self.subscribers[first.bytes] = subscriber
+        self._badges[first.bytes] = first
         subscriber.active_ns = now_ns
         subscriber.want(want, ring)
         return None
@@ -143,7 +204,7 @@ class Server:
         self._turn += 1
         begin = self._turn % len(waiting)
         rounds = [self._send_to(s, now_ns) for s in waiting[begin:] + waiting[:begin]]
-        budget = SLICE_BYTES
+        budget, exchange_at = SLICE_BYTES, SLICE_BYTES - EXCHANGE_BYTES
         while rounds:
             left = []
             for sending in rounds:
@@ -151,6 +212,9 @@ class Server:
                 budget -= size
                 if size:
                     left.append(sending)
+                if budget < exchange_at:
+                    exchange_at = budget - EXCHANGE_BYTES
+                    self.exchange_clocks()
             rounds = left
             if budget <= 0:
                 return bool(rounds)
@@ -158,8 +222,8 @@ class Server:
 
     def _send_to(self, subscriber: Subscriber, now_ns: int) -> Iterator[int]:
         """Send what a client is due, one frame a step, and yield its size; ends when it has all or takes no more."""
-        for number, feed in subscriber.feeds.items():
-            ring = self._store.ring(number)
+        for (epoch, number), feed in list(subscriber.feeds.items()):
+            ring = self._store.ring(number, epoch)
             while ring is not None and (found := feed.upcoming(ring)) is not None:
                 frame, following = found
                 evicted = max(min(following, ring.oldest) - feed.next, 0)
@@ -174,6 +238,7 @@ class Server:
                     self.subscribers.pop(subscriber.identity, None)
                     return
                 subscriber.evicted += evicted
+                self.replayed_frames += feed.next < feed.live
                 subscriber.took(feed, following, len(frame), now_ns)
                 self.sent_frames += 1
                 yield len(frame)
@@ -181,9 +246,9 @@ class Server:
     def is_drained(self) -> bool:
         """Whether every client has been sent all there is, or all it asked for."""
         return all(
-            feed.next >= feed.limit or (ring := self._store.ring(number)) is None or feed.next >= ring.next
+            feed.next >= feed.limit or (ring := self._store.ring(number, epoch)) is None or feed.next >= ring.next
             for subscriber in self.subscribers.values()
-            for number, feed in subscriber.feeds.items()
+            for (epoch, number), feed in subscriber.feeds.items()
         )
 
     def _forget_idle(self) -> None:
@@ -194,12 +259,14 @@ class Server:
         for identity, subscriber in list(self.subscribers.items()):
             if now_ns - subscriber.active_ns > IDLE_NS:
                 del self.subscribers[identity]
+        self._badges = {identity: first for identity, first in self._badges.items() if identity in self.subscribers}
 
-    def _decode(self, parts: list[bytes], where: str) -> tuple[Event | None, bytes | None]:
+    def _decode(self, first: zmq.Frame, parts: Sequence[zmq.Frame], where: str) -> tuple[Event | None, bytes | None]:
         """The event of a single-part request; for another version the answer that says so, for garbage neither."""
+        self.flood.arrived(first, parts)
         try:
             # A request has one part; several are as good as none.
-            return decode(parts[0] if len(parts) == 1 else b""), None
+            return decode(parts[0].bytes if len(parts) == 1 else b""), None
         except VersionError as error:
             self._log.complain(f"a client on the {where} socket speaks another version of the wire format")
             return None, self._error(str(error))

@@ -1,4 +1,4 @@
-"""The server's two ROUTER sockets: bound, bounded, and with errors a user can act on."""
+"""The server's ROUTER sockets: bound, bounded, and with errors a user can act on."""
 
 from __future__ import annotations
 
@@ -7,21 +7,61 @@ import os
 import socket
 import stat
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import zmq
 
 from powerd_core.errors import ConfigError
+from powerd_core.keys import KeyPair
 
 HEARTBEAT_MS = 200
 HEARTBEAT_TIMEOUT_MS = 600
 SEND_HWM = 64
 """Frames that wait for one client in the server before it counts as slow; the kernel's buffers come on top."""
 MAX_REQUEST_BYTES = 64 << 10
-"""libzmq hangs up on who sends more: no request is nearly as long."""
+"""libzmq hangs up on who sends more: the longest request is a configuration."""
+HANDSHAKE_MS = 10_000
+"""libzmq hangs up on who has not finished a handshake by then."""
+ZAP_DOMAIN = b"powerd"
 
 
-def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, mandatory: bool) -> zmq.Socket[bytes]:
+@dataclass(frozen=True, slots=True)
+class Sockets:
+    """Where clients ask, where readings go out, and where clocks are compared."""
+
+    control: zmq.Socket[bytes]
+    data: zmq.Socket[bytes]
+    clock: zmq.Socket[bytes]
+
+    def release(self, linger_ms: int = 0) -> None:
+        """Close all three, see `release`."""
+        for router in (self.control, self.data, self.clock):
+            release(router, linger_ms)
+
+
+def bind_sockets(
+    context: zmq.Context[zmq.Socket[bytes]], control: str, data: str, clock: str, keys: KeyPair | None = None
+) -> Sockets:
+    """All three or none; with ``keys`` encrypted, for clients that the context's ZAP handler admits.
+
+    Raises `ConfigError` naming the endpoint and the remedy.
+    """
+    made: list[zmq.Socket[bytes]] = []
+    try:
+        # Only the data socket must know that a client cannot take a frame: an answer nobody takes is just dropped.
+        for endpoint, mandatory in ((control, False), (data, True), (clock, False)):
+            made.append(bind_router(context, endpoint, mandatory=mandatory, keys=keys))
+    except BaseException:
+        for router in made:
+            release(router)
+        raise
+    return Sockets(*made)
+
+
+def bind_router(
+    context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, mandatory: bool, keys: KeyPair | None = None
+) -> zmq.Socket[bytes]:
     """A ROUTER at ``endpoint``. Raises `ConfigError` naming the endpoint and the remedy."""
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, int(mandatory))
@@ -31,6 +71,13 @@ def bind_router(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, manda
     router.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
     router.set(zmq.LINGER, 0)
     router.set(zmq.IPV6, int("[" in endpoint))
+    router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+    if keys is not None:
+        router.set(zmq.CURVE_SERVER, 1)
+        router.set(zmq.CURVE_SECRETKEY, keys.secret.encode())
+        # Without a domain of its own, and without insisting on a handler, libzmq would admit every key.
+        router.set(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
+        router.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
     try:
         if endpoint.startswith("ipc://"):
             _make_way(Path(endpoint.removeprefix("ipc://")), endpoint)

@@ -6,8 +6,9 @@ from struct import Struct
 
 from powerd_core.errors import WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Gap, Stream
-from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, Header, encode, read_header
-from powerd_daemon.ring import MAX_SPAN, Ring
+from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_SEQUENCE, Header, decode, encode, read_header
+from powerd_daemon.ring import MAX_SPAN, Frames, Ring
+from powerd_daemon.spool import Spool
 
 _LOST = Struct("<q")
 
@@ -20,6 +21,7 @@ class Intake:
     def __init__(self, stream: Stream, epoch: int, ring_bytes: int) -> None:
         self.stream = stream
         self.ring = Ring(stream.number, epoch, ring_bytes)
+        self._layout, self._scan_bytes = stream.layout, stream.scan_bytes
         self.t_last_ns = UNKNOWN_TIME_NS
         """Time of the last reading (or end of the last gap) that came in."""
         self.frames = self.scans = self.gaps = self.lost_scans = self.duplicates = self.holes = 0
@@ -33,8 +35,14 @@ class Intake:
             raise WireError(f"a frame of epoch {header.epoch}")
         if header.kind not in (BLOCK, GAP) or header.extent < 1:
             raise WireError(f"a frame of kind {header.kind} with count {header.extent}")
-        if header.kind == BLOCK and header.layout != self.stream.layout:
-            raise WireError(f"a block of layout {header.layout:#06x} in a stream of {self.stream.layout:#06x}")
+        if header.kind == BLOCK and header.layout != self._layout:
+            raise WireError(f"a block of layout {header.layout:#06x} in a stream of {self._layout:#06x}")
+        if header.kind == BLOCK and len(frame) != HEADER_BYTES + header.extent * self._scan_bytes:
+            raise WireError(f"a block of {header.extent} scans with {len(frame)} bytes")
+        if header.kind == GAP:
+            decode(frame)  # rare, and read again when a part of it is asked for
+        if header.sequence + header.extent > MAX_SEQUENCE:
+            raise WireError(f"no stream gets to the number {header.sequence + header.extent}")
         if header.sequence < self.ring.next:
             self.duplicates += 1
             return
@@ -65,16 +73,24 @@ class Intake:
 
 
 class Store:
-    """All streams of one powerd by number."""
+    """All streams of one powerd by number; with a ``spool``, also what that holds of them and of earlier epochs."""
 
-    def __init__(self, epoch: int, ring_bytes: int) -> None:
+    def __init__(self, epoch: int, ring_bytes: int, spool: Spool | None = None) -> None:
         self.epoch = epoch
         self.ring_bytes = ring_bytes
+        self.spool = spool
         self.intakes: dict[int, Intake] = {}
+        self._held: dict[int, Frames] = {}
 
     def add(self, stream: Stream) -> None:
-        self.intakes[stream.number] = Intake(stream, self.epoch, self.ring_bytes)
+        intake = Intake(stream, self.epoch, self.ring_bytes)
+        self.intakes[stream.number] = intake
+        self._held[stream.number] = intake.ring if self.spool is None else self.spool.reach(intake.ring)
 
-    def ring(self, number: int) -> Ring | None:
-        intake = self.intakes.get(number)
-        return intake.ring if intake else None
+    def ring(self, number: int, epoch: int = 0) -> Frames | None:
+        """What is held of a stream. Of an epoch that is not kept (or 0), that of this powerd's own."""
+        if epoch not in (0, self.epoch) and self.spool is not None:
+            shelf = self.spool.archive.shelf(number, epoch)
+            if shelf is not None:
+                return shelf
+        return self._held.get(number)

@@ -14,7 +14,7 @@ import zmq
 from powerd_core.document import from_document
 from powerd_core.errors import SensorError, WireError
 from powerd_core.model import Device, Stream
-from powerd_core.wire import BLOCK, GAP, Message, decode, read_header
+from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_PAYLOAD, Message, decode, read_header
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import STREAMS_PER_SOURCE, Config, SourceConfig
 from powerd_daemon.log import Log
@@ -29,6 +29,8 @@ RESTART_MIN_NS = 100_000_000
 RESTART_MAX_NS = 10_000_000_000
 SILENT_NS = 30_000_000_000
 """A sampler sends its statistics every second: one that is silent for so long hangs in its sensor's driver."""
+LATE_MS = 200
+"""So long a sampler's last words are waited for before it is killed for its silence."""
 STABLE_NS = 30_000_000_000
 """A sampler that ran for so long has earned a quick restart."""
 SLICE_FRAMES = 64
@@ -142,7 +144,7 @@ class Supervisor:
                     s.failure = f"its sampler ended with status {s.process.returncode} before it opened the sensor"
                 if not s.failure:
                     s.restarts += 1
-                    self._start(s)
+                    self._start_again(s, now_ns)
 
     def stop(self) -> None:
         """End all samplers, taking what they still send; kill those that do not end in time."""
@@ -187,6 +189,7 @@ class Supervisor:
         endpoint = f"ipc://{self._directory / f'{s.index}.{s.restarts}'}"
         s.pull = self._context.socket(zmq.PULL)
         s.pull.set(zmq.LINGER, 0)
+        s.pull.set(zmq.MAXMSGSIZE, MAX_PAYLOAD + HEADER_BYTES)
         s.pull.bind(endpoint)
         assert self._poller is not None
         self._poller.register(s.pull, zmq.POLLIN)
@@ -211,6 +214,15 @@ class Supervisor:
         s.has_spoken = False
         s.restart_ns = None
 
+    def _start_again(self, s: Sampler, now_ns: int) -> None:
+        try:
+            self._start(s)
+        except (OSError, zmq.ZMQError) as error:
+            # Out of processes or file descriptors, which strangers that connect can bring about: that may pass.
+            s.restart_ns = now_ns + s.pause_ns
+            s.pause_ns = min(s.pause_ns * 2, RESTART_MAX_NS)
+            self._log.complain(f"the sampler of source {s.config.name!r} cannot be started now: {error}")
+
     def _ended(self, s: Sampler, status: int, now_ns: int) -> None:
         if now_ns - s.started_ns > STABLE_NS:
             s.pause_ns = RESTART_MIN_NS
@@ -223,6 +235,9 @@ class Supervisor:
 
     def _kill_silent(self, s: Sampler, now_ns: int) -> None:
         """End a process that hangs; `mind` then finds it ended and starts the next one."""
+        # If powerd itself was stopped for so long, what was sent meanwhile is only now on its way into the socket.
+        if s.pull is not None:
+            s.pull.poll(LATE_MS)
         while self._receive(s):
             pass
         if s.heard_ns >= now_ns or s.process is None:
@@ -296,7 +311,7 @@ class Supervisor:
 
     def _close_pull(self, s: Sampler) -> None:
         if s.pull is not None:
-            if self._poller is not None:
+            if self._poller is not None and s.pull in self._poller:
                 self._poller.unregister(s.pull)
             s.pull.close()
             s.pull = None

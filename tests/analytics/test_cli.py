@@ -134,7 +134,7 @@ def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
     assert code == 7
     assert seen == {
         "command": ["python", "train.py", "--out", "x", "-v"], "url": None, "out": out, "overwrite": False,
-        "quiet": True,
+        "quiet": True, "keys": None,
     }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from make_run import MS, LineSpec, make_run
 
 from powerd_analytics.run import read_run
 from powerd_analytics.signal import load_signal
-from powerd_core.errors import AnalysisError
+from powerd_core.errors import AnalysisError, RunFileError
 
 T = np.arange(0, 10 * MS, 2 * MS, dtype=np.int64)
 
@@ -84,7 +84,7 @@ def test_time_that_folds_back_at_a_clock_step_is_left_out(tmp_path):
 
 
 def test_a_missing_column_and_an_unknown_line_are_said(tmp_path):
-    with pytest.raises(AnalysisError, match="no column 'power_mw'"):
+    with pytest.raises(RunFileError, match="column 'power_mw' that is not there"):
         signal_of(tmp_path, codes={"other": np.ones(5, int)})
     with pytest.raises(AnalysisError, match="did you mean 'a1'"):
         load_signal(read_run(make_run(tmp_path / "q.h5", [LineSpec("a1", lambda t: t * 0.0)])), "a2")

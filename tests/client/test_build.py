@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client import build, journal, open_run
+from powerd_client.frames import StreamFrames
+from powerd_client.hosttime import to_host_ns
 from powerd_client.markwriter import MarkWriter
-from powerd_client.streams import StreamFrames, to_host_ns
 from powerd_core.clock import ClockPiece
 from powerd_core.document import to_document
 from powerd_core.errors import RunFileError
@@ -181,9 +182,9 @@ def test_gaps_keep_their_cause_and_find_their_place():
     last = 1000 * PERIOD_NS + 10_000
     first = 8000 * PERIOD_NS
     assert list(held.holes()) == [
-        (last, first, -1, "no longer in powerd's ring"),
-        (5_000_000_000, first, 17, "bus hung"),
-        (last, first, -1, "1 blocks were not received"),
+        (last, first, -1, "no longer in powerd's ring", 4),
+        (5_000_000_000, first, 17, "bus hung", 1),
+        (last, first, -1, "1 blocks were not received", 1),
     ]
 
 
@@ -199,6 +200,53 @@ def test_a_powerd_that_was_started_anew_leaves_a_gap_between_its_lives(out):
         assert line.attrs["clock_first"].tolist() == [0, 10]
         assert file["gaps/cause"].asstr()[0] == "powerd was started anew"
         assert file["gaps/end_ns"][0] == OFFSET_NS + later
+
+
+def second_board(epoch, lines, name="other board"):
+    stream = replace(STREAM, lines=tuple(replace(line, name=n) for line, n in zip(STREAM.lines, lines, strict=True)))
+    described = replace(make_description(stream, epoch), board=name)
+    pieces = [encode(Message("description", to_document(described), epoch))]
+    for k in range(4):
+        pieces.append(encode(make_block(stream, epoch, k, k * 10 * PERIOD_NS, [2000] * 10)))
+        pieces.append(encode(exchange(k * 10 * PERIOD_NS, epoch)))
+    return pieces
+
+
+def test_two_boards_with_sources_of_one_name_are_two_boards(out):
+    pieces = head() + frames(4, 10) + second_board(6, ["wall", "cpu0"]) + stop(40 * PERIOD_NS)
+    make_journal(out, pieces)
+    with open_run(out) as file:
+        assert {name: len(line["t_ns"]) for name, line in file["lines"].items()} == dict.fromkeys(
+            ["gpu0.rail_0", "gpu0.rail_1", "wall", "cpu0"], 40
+        )
+        assert len(file["gaps/cause"]) == 0
+
+
+def test_two_boards_that_call_their_lines_alike_do_not_mix(out):
+    pieces = head() + frames(4, 10) + second_board(6, ["gpu0.rail_0", "gpu0.rail_1"]) + stop(40 * PERIOD_NS)
+    make_journal(out, pieces)
+    with open_run(out) as file:
+        assert len(file["lines"]) == 4
+        assert np.all(file["lines/gpu0.rail_0/power_mw"][:] < 2000)
+        assert np.all(file["lines/gpu0.rail_0@0000000000000006/power_mw"][:] == 2000)
+        assert any("gpu0.rail_0 is there twice at a time" in text for text in texts(file))
+
+
+def test_blocks_that_do_not_fit_their_stream_are_missing_and_said(out):
+    pieces = head() + frames(4, 5)
+    pieces[5] = encode(make_block(make_stream(3), EPOCH, 1, 5 * PERIOD_NS, [1] * 5))
+    make_journal(out, pieces + stop(20 * PERIOD_NS))
+    with open_run(out) as file:
+        assert len(file["lines/gpu0.rail_0/t_ns"]) == 15
+        assert file["gaps/cause"].asstr()[:].tolist() == ["1 blocks did not fit their stream"]
+
+
+def test_a_recorder_that_was_started_anew_does_not_move_the_beginning(out):
+    again = [encode(Message("run", {**RUN, "run_id": "cd"})), encode(Message("start", {"t_start_ns": OFFSET_NS + 50}))]
+    make_journal(out, head() + frames(4, 5) + again + stop(20 * PERIOD_NS))
+    with open_run(out) as file:
+        assert file.attrs["run_id"] == "ab"
+        assert file.attrs["t_start_ns"] == OFFSET_NS
 
 
 def test_a_powerd_that_vanished_leaves_a_gap_to_the_end(out):

@@ -7,7 +7,8 @@ import zmq
 
 from powerd_client.link import BoardLink
 from powerd_core import wire
-from powerd_core.errors import ConfigError, PeerTimeout, VersionError
+from powerd_core.document import to_document
+from powerd_core.errors import ConfigError, PeerTimeout, VersionError, WireError
 from powerd_core.model import Block, Gap
 from support.fake_daemon import FakeDaemon
 
@@ -123,21 +124,160 @@ def test_more_than_a_window_flows(link, daemon):
     assert numbers(receive(link, 1500)) == list(range(1, 1501))
 
 
-def test_a_restarted_powerd_is_described_anew_and_read_from_its_oldest(context):
-    first = FakeDaemon(context, epoch=5)
+def restarted(context, first, **options):
+    """Another powerd at the address of ``first``, which is gone."""
+    first.close()
+    return FakeDaemon(context, control_port=first.port, **options)
+
+
+def hurry(link):
+    """As after a silence that lasted long enough."""
+    for state in link.streams.values():
+        state.heard_ns = state.asked_ns = 1
+    link._described_ns = 0
+
+
+def settle(link, timeout_s=10.0):
+    """All events and notes until nothing of an earlier epoch is open."""
+    found, notes, deadline = [], [], time.monotonic() + timeout_s
+    while link.description.epoch == 5 or link.earlier.open:
+        assert time.monotonic() < deadline, link.earlier.open
+        found += receive(link, 0)
+        link.ask()
+        link.data.poll(10)
+        found += [event for event, _ in link.receive()]
+        while link.control.poll(0):
+            link.receive_control()
+        notes += link.take_notes()
+    return found, notes
+
+
+@pytest.fixture
+def begun(context):
+    """A link and its daemon of epoch 5, of which blocks 0 and 1 were received and 2 to 4 were not."""
+    first = FakeDaemon(context)
     link = BoardLink(context, first.url)
     first.add_block([1])
     link.describe()
     receive(link, 1)
-    first.close()
-    second = FakeDaemon(context, epoch=6, control_port=first.port)
+    first.add_block([1])
+    receive(link, 1)
+    while link.exchange(500) is None:
+        pass
+    first._stop.set()
+    first._thread.join()
+    for _ in range(3):
+        first.add_block([1])
+    yield first, link
+    link.close()
+
+
+def test_a_restarted_powerd_is_described_anew_and_read_from_its_oldest(context, begun):
+    first, link = begun
+    second = restarted(context, first, epoch=6)
     for _ in range(3):
         second.add_block([2])
-    link.streams[0].heard_ns = link.streams[0].asked_ns = 1  # a silence that lasted long enough
+    hurry(link)
     events = receive(link, 3)
     assert [(e.epoch, e.sequence) for e in events] == [(6, 0), (6, 1), (6, 2)]
-    link.close()
     second.close()
+
+
+@pytest.mark.parametrize("spool", [None, []], ids=["older powerd", "no spool"])
+def test_what_a_restarted_powerd_has_lost_becomes_a_gap_with_its_cause(context, begun, spool):
+    first, link = begun
+    second = restarted(context, first, epoch=6, spool=spool)
+    hurry(link)
+    _, notes = settle(link)
+    (gap,) = [n for n in notes if isinstance(n, Gap)]
+    last = wire.decode(first.ring[1])
+    assert (gap.epoch, gap.sequence, gap.cause) == (5, 2, "powerd ended; its ring is lost")
+    assert gap.t_first_ns == last.t_last_ns
+    assert last.t_last_ns < gap.t_last_ns <= second.now_ns()
+    states = [(n.epoch, n.body["state"]) for n in notes if isinstance(n, wire.Message) and n.subject == "epoch"]
+    assert states == [(5, "live"), (6, "live"), (5, "settled")]
+    second.close()
+
+
+def test_another_board_at_the_address_is_read_from_its_newest(context, begun):
+    first, link = begun
+    second = restarted(context, first, epoch=6, board="another", spool=[])
+    for _ in range(3):
+        second.add_block([2])
+    hurry(link)
+    events, notes = settle(link)
+    assert [n.cause for n in notes if isinstance(n, Gap)] == ["another board answers at the address"]
+    second.add_block([2])
+    assert min(numbers(events + receive(link, 1))) >= 2
+    second.close()
+
+
+def test_the_rest_of_an_epoch_comes_from_the_spool_and_so_does_one_that_nobody_saw(context, begun):
+    first, link = begun
+    unseen = FakeDaemon(context, epoch=9)
+    for _ in range(4):
+        unseen.add_block([3])
+    unseen.close()
+    before = FakeDaemon(context, epoch=3)
+    before.add_block([0])
+    before.close()
+    second = restarted(context, first, epoch=6, spool=[before, first, unseen])
+    second.spool_ready = False
+    second.add_block([2])
+    hurry(link)
+    events = receive(link, 1)  # what is new does not wait for what is old
+    assert [(e.epoch, e.sequence) for e in events] == [(6, 0)]
+    second.spool_ready = True
+    events, notes = settle(link)
+    found = {epoch: [e.sequence for e in events if e.epoch == epoch] for epoch in (3, 5, 6, 9)}
+    assert found == {3: [], 5: [2, 3, 4], 6: [], 9: [0, 1, 2, 3]}
+    assert not [n for n in notes if isinstance(n, Gap)]
+    assert [n.body["board"] for n in notes if n.epoch == 9 and n.subject == "description"] == ["fake board"]
+    second.close()
+
+
+def test_a_run_that_ends_before_the_spool_was_read_says_so(context, begun):
+    first, link = begun
+    second = restarted(context, first, epoch=6, spool=[first])
+    second.spool_ready = False
+    hurry(link)
+    while link.description.epoch == 5:
+        receive(link, 0)
+        link.ask()
+        while link.control.poll(10):
+            link.receive_control()
+    link.earlier.give_up()
+    (gap,) = [n for n in link.take_notes() if isinstance(n, Gap)]
+    assert (gap.epoch, gap.sequence) == (5, 2)
+    assert "before the run ended" in gap.cause
+    assert not link.earlier.open
+    second.close()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"ready": True, "epochs": [{"epoch": 1}]},
+        {"ready": True, "epochs": 5},
+        {"ready": True, "epochs": [{"epoch": 5, "streams": [{"number": 0, "oldest": 9, "next": 2}]}]},
+    ],
+)
+def test_a_list_of_epochs_that_is_none_is_refused(begun, body):
+    _, link = begun
+    link.earlier._is_waiting = True
+    for entry in body.get("epochs", []) if isinstance(body.get("epochs"), list) else []:
+        entry["description"] = to_document(link.description)
+    with pytest.raises(WireError):
+        link.earlier.take_answer(body, 6)
+
+
+def test_a_list_of_epochs_that_nobody_asked_for_changes_nothing(begun):
+    _, link = begun
+    notes = len(link.earlier.notes)
+    with pytest.raises(WireError, match="nobody asked"):
+        link.earlier.take_answer({"ready": True, "epochs": []}, 6)
+    assert len(link.earlier.notes) == notes
 
 
 @pytest.mark.parametrize("garbage", [b"", b"x" * 10, b"pwrd" + bytes(200), wire.encode(wire.Message("hello"))])

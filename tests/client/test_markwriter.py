@@ -1,5 +1,6 @@
 """Marks into mapped files, read back as the recorder reads them."""
 
+import errno
 import os
 import threading
 from itertools import pairwise
@@ -155,4 +156,34 @@ def test_attributes_that_json_does_not_know_are_refused_at_once(tmp_path):
     writer = MarkWriter(tmp_path)
     with pytest.raises(TypeError):
         writer.kind("p", {"x": object()}, "host")
+    writer.close()
+
+
+def test_a_full_disk_is_told_at_once_and_leaves_nothing_half_made(tmp_path, monkeypatch, capfd):
+    writer = MarkWriter(tmp_path, segment_records=2)
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    for _ in range(9):
+        writer.mark(0)
+    told = "phases could not be written any more: No space left on device; the training goes on, its readings too"
+    assert capfd.readouterr().err == f"powerd: {told}\n"
+    assert writer.told
+    assert writer.dropped == 7
+    assert not list(tmp_path.glob("*.new"))
+    writer.close()
+
+
+def test_a_file_system_that_cannot_reserve_is_written_to_instead(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    writer = MarkWriter(tmp_path)
+    (segment,) = tmp_path.glob("marks-*.bin")
+    assert segment.stat().st_blocks * 512 >= segment.stat().st_size
+    writer.mark(0)
+    assert len(all_marks(MarkTail(tmp_path, consume=False))[1]) == 1
     writer.close()

@@ -93,24 +93,6 @@ def test_lost_frames_are_fetched_again(daemon, tmp_path):
         assert np.all(np.diff(file["lines/gpu0.rail_0/t_board_ns"][:]) == PERIOD_NS)
 
 
-def test_the_recorders_death_is_reported_and_the_run_is_built(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    with meter.phase("forward"):
-        time.sleep(0.3)
-    os.kill(meter._recording.pid, signal.SIGKILL)
-    time.sleep(0.05)
-    with meter.phase("backward"):
-        pass
-    meter.close()
-    assert "the recorder died (status -9)" in capfd.readouterr().err
-    with open_run(out) as file:
-        kinds = [json.loads(k)["name"] for k in file["phases/kinds"].asstr()]
-        assert kinds == ["forward", "backward"]
-        assert len(file["lines/gpu0.rail_0/t_ns"]) > 200
-        assert file.attrs["rebuilt"] == 1
-
-
 TRAINER = """
 import sys, time
 from powerd_client import Meter

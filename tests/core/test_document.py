@@ -27,9 +27,10 @@ LINES = (
     Line("gpu0.c", "gpu0", CounterConversion("mj", 1e-3, 2.5, 32), Provenance.MODELLED),
     Line("gpu0.t", "gpu0", QuantityConversion("deg", "temperature_c", 0.5), Provenance.MEASURED),
 )
+COLUMNS = (Column("shunt", "h"), Column("bus", "H"), Column("mw", "I"), Column("mj", "Q"), Column("deg", "h"))
 DESCRIPTION = Description(
     "board", "0.1", 2**62, "CLOCK_MONOTONIC_RAW", "tcp://*:7361",
-    (Stream(0, "rails", (Column("shunt", "h"), Column("bus", "H")), LINES, 2_000_000, {"seed": 1}),),
+    (Stream(0, "rails", COLUMNS, LINES, 2_000_000, {"seed": 1}),),
     (Device("gpu0", ("gpu0.a", "gpu0.b")),),
 )  # fmt: skip
 
@@ -69,6 +70,22 @@ def change(path: list, value: object):
         (change(["epoch"], True), "Description.epoch: expected int"),
         (change(["board"], None), "missing key 'board'"),
         (change(["colour"], "red"), "unknown key 'colour'"),
+        (change(["epoch"], 1 << 70), "Description.epoch: a number of more than 64 bits"),
+        (change(["epoch"], -1), "-1 is no epoch"),
+        (change(["board"], "x\x1b[2J"), r"control characters: x\\x1b\[2J"),
+        (change(["board"], "x" * 20_000), "too long"),
+        (change(["streams", 0, "number"], 1 << 16), "more than 16 bits"),
+        (change(["streams", 0, "period_ns"], 0), "period of 0 ns"),
+        (change(["streams", 0, "lines"], []), "has no lines"),
+        (change(["streams", 0, "columns", 0, "name"], "t_ns"), "columns share a name"),
+        (change(["streams", 0, "columns", 2, "name"], "kw"), "a column 'mw' that is not there"),
+        (change(["streams", 0, "lines", 1, "name"], "../x"), "'../x' is no name"),
+        (change(["devices", 0, "name"], "."), "'.' is no name"),
+        (change(["streams", 0, "lines", 0, "conversion", "shunt_ohm"], 0), "cannot be"),
+        (change(["streams", 0, "lines", 0, "conversion", "shunt_ohm"], 10**400), "more than 64 bits"),
+        (change(["streams", 0, "lines", 0, "conversion", "kind"], ["shunt"]), r"unknown conversion \['shunt'\]"),
+        (change(["streams", 0, "lines", 2, "conversion", "bits"], 65), "cannot be"),
+        (change(["streams", 0, "lines", 0, "accuracy", "u_gain"], -0.1), "cannot be"),
         (change(["streams"], {}), "expected a list"),
         (change(["streams", 0, "columns", 0, "typecode"], "z"), "unknown type 'z'"),
         (change(["streams", 0, "detail"], []), "expected an object"),
@@ -76,6 +93,7 @@ def change(path: list, value: object):
         (change(["streams", 0, "lines", 0, "provenance"], "guessed"), "provenance: 'guessed'"),
         (change(["streams", 0, "lines", 0, "conversion"], {"kind": "magic"}), "unknown conversion 'magic'"),
         (change(["streams", 0, "lines", 0], "x"), r"streams\[0\].lines\[0\]: expected an object"),
+        (change(["devices", 0, "feeds"], ["gpu0.a", "gpu0.a"]), "fed by a line twice"),
         (change(["devices", 0, "feeds"], ["gpu9"]), "unknown line 'gpu9'"),
         (change(["devices", 0, "feeds"], ["gpu0.a", "gpu0.t"]), "'gpu0.t', which is no power"),
     ],
@@ -98,7 +116,7 @@ def test_the_layout_tells_streams_apart():
     stream = DESCRIPTION.streams[0]
     other = from_document(Stream, {**to_document(stream), "columns": to_document(stream.columns)[:1]})
     assert stream.layout != other.layout
-    assert stream.scan_bytes == 8 + 4 * (6 + 4)
+    assert stream.scan_bytes == 8 + 4 * (6 + 2 + 2 + 4 + 8 + 2)
 
 
 @pytest.mark.parametrize(

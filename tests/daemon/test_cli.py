@@ -23,7 +23,8 @@ from powerd_daemon import asking
 from powerd_daemon.arguments import parse
 from powerd_daemon.cli import main, run_config
 from powerd_daemon.log import Log
-from powerd_daemon.reports import duration, ring_seconds
+from powerd_daemon.reports import duration
+from powerd_daemon.sizing import ring_seconds
 from powerd_daemon.watch import ProcessWatch
 
 CALIBRATE = ["calibrate", "x", "--temperature-c", "20", "--out", "y"]
@@ -82,10 +83,16 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["config-check"], "powerd config-check: the following arguments are required: FILE"),
         (["plan", "x", "--load", "5"], "powerd plan: argument --load: '5' is not NAME=WATTS"),
         (["scan", "two"], "powerd scan: argument BUS: invalid int value: 'two'"),
-        (["calibrate", "x"], "powerd calibrate: the following arguments are required: --temperature-c, --out"),
+        (["calibrate", "x"], "powerd calibrate: the following arguments are required: --temperature-c"),
         ([*CALIBRATE, "--reference-a", "5"], "powerd: calibrate: a reference is of one line: give one --line NAME"),
         ([*CALIBRATE, "--reference-a", "5", "--line", "a"], "powerd: calibrate: give --reference-u"),
         ([*CALIBRATE, "--zero", "--reference-u", "0.1"], "powerd: calibrate: --reference-u goes with --reference-a"),
+        ([*CALIBRATE, "--zero", "--url", "ipc:///x"], "powerd: calibrate: give either the configuration's FILE or "),
+        ([*CALIBRATE[:-2], "--zero"], "powerd: calibrate: give --out FILE"),
+        (["keys"], "powerd keys: the following arguments are required: ACTION"),
+        (["keys", "allow", "a"], "powerd keys allow: the following arguments are required: KEY"),
+        (["keys", "allow", "a", "k", "--role", "root"], "powerd keys allow: argument --role: invalid choice: 'root'"),
+        (["configure"], "powerd configure: the following arguments are required: URL"),
     ],
 )
 def test_bad_command_lines(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from steady_source import SteadySource, steady_stream
 from powerd_core import ConfigError, Device
 from powerd_daemon.config import DeviceConfig, ServerConfig, load_config, parse_config
 from powerd_daemon.devices import check_lines, merge_devices
-from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, data_endpoint, public_endpoint
+from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, neighbour_endpoint, public_endpoint
 from powerd_daemon.registry import find_source, kinds
 
 GOOD = '[[source]]\nkind = "steady_source:SteadySource"\n'
@@ -33,7 +33,9 @@ def test_everything(tmp_path: Path) -> None:
         "ring_mib = 0.5\nblock_ms = 5",
         '[[device]]\nname = "node"\nfeeds = ["a"]\ndescription = "all"',
     )
-    assert config.server == ServerConfig(f"ipc://{tmp_path}/s", f"ipc://{tmp_path}/s.data", "bench", 0.5, 5)
+    assert config.server == ServerConfig(
+        f"ipc://{tmp_path}/s", f"ipc://{tmp_path}/s.data", f"ipc://{tmp_path}/s.clock", "bench", 0.5, 5
+    )
     assert config.sources[0].options == {"lines": ["a", "b"], "rate_hz": 50}
     assert config.devices == (DeviceConfig("node", "test.toml: [[device]] 1 (node)", ("a",), "all"),)
 
@@ -53,15 +55,15 @@ def test_the_example_is_good() -> None:
         ('[source]\nkind = "sim"', "f: 'source' is a list of tables: write [[source]]"),
         (
             "[server]\nport = 1\n" + GOOD,
-            "f: [server]: unknown option 'port' (there are: block_ms, board, data, listen, ",
+            "f: [server]: unknown option 'port' (there are: block_ms, board, clock, data, insecure, keys, listen, ",
         ),
         ("[server]\nlistn = 1\n" + GOOD, "f: [server]: unknown option 'listn': did you mean 'listen'?"),
         ("[server]\nlisten = 7360\n" + GOOD, "f: [server]: option 'listen': expected a string, found 7360"),
         ('[server]\nlisten = "localhost:7360"\n' + GOOD, "f: [server]: cannot use 'localhost:7360': write tcp://"),
         ('[server]\nlisten = "tcp://127.0.0.1:70000"\n' + GOOD, "port 70000 of 'tcp://127.0.0.1:70000' is not between"),
-        ('[server]\nlisten = "tcp://127.0.0.1:65535"\n' + GOOD, "there is no port after 65535"),
+        ('[server]\nlisten = "tcp://127.0.0.1:65535"\n' + GOOD, "there is no port 65536"),
         ('[server]\nlisten = "ipc:///tmp/' + "x" * 200 + '"\n' + GOOD, "at most 107: choose a shorter one"),
-        ('[server]\ndata = "tcp://127.0.0.1:7360"\n' + GOOD, "the data needs an endpoint of its own"),
+        ('[server]\ndata = "tcp://127.0.0.1:7360"\n' + GOOD, "each needs its own endpoint"),
         ("[server]\nring_mib = 0\n" + GOOD, "f: [server]: option 'ring_mib': 0.0 MiB is not a size"),
         ("[server]\nblock_ms = 0.1\n" + GOOD, "f: [server]: option 'block_ms': 0.1 is not between 1 and 1000"),
         ('[server]\nboard = ""\n' + GOOD, "f: [server]: option 'board': a board needs a name"),
@@ -119,9 +121,9 @@ def test_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert check_endpoint("ipc://here", "w") == f"ipc://{tmp_path}/here"
     assert check_endpoint("tcp://[::1]:5", "w") == "tcp://[::1]:5"
-    assert data_endpoint("tcp://*:*", "w") == "tcp://*:*"
-    assert data_endpoint("tcp://[::1]:5", "w") == "tcp://[::1]:6"
-    assert data_endpoint("ipc:///a", "w") == "ipc:///a.data"
+    assert neighbour_endpoint("tcp://*:*", 1, "data", "w") == "tcp://*:*"
+    assert neighbour_endpoint("tcp://[::1]:5", 1, "data", "w") == "tcp://[::1]:6"
+    assert neighbour_endpoint("ipc:///a", 1, "data", "w") == "ipc:///a.data"
     assert public_endpoint("tcp://[::1]:6") == "tcp://*:6"
     assert public_endpoint("ipc:///a") == "ipc:///a"
 

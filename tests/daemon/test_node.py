@@ -245,10 +245,30 @@ class TestMarker:
         assert r["edge"][-1] == 200
         assert case.source.health()["lost_edges"] == case.source.health()["node"]["lost_edges"] == lost
 
-    def test_without_a_marker_there_is_one_stream(self, clock):
+    def test_without_a_marker_there_is_no_stream_for_it(self, clock):
         case = Case(clock, marker="")
-        assert len(case.o.streams) == 1
-        assert all(e.stream == 0 for e in case.o.run(200))
+        assert [len(s.lines) for s in case.o.streams] == [8, 1]
+        assert {e.stream for e in case.o.run(200)} == {0, 1}
+
+
+class TestClockBound:
+    @pytest.mark.parametrize("marker", ["marker", ""])
+    def test_it_is_told_after_each_echo(self, clock, marker):
+        case = Case(clock, marker=marker)
+        made = case.o.run(600)
+        r = case.o.readings(made, "gpu0.clock_bound")
+        # Four times a second for three seconds.
+        assert 10 <= len(r["t_ns"]) <= 13
+        assert all(200 * MS < b - a < 300 * MS for a, b in pairwise(r["t_ns"]))
+        link = case.source._link
+        assert r["bound_ns"][-1] == link.time.board_ns(link.time.latest_ns)[1]
+        assert all(0 < bound < 2 * MS for bound in r["bound_ns"])
+
+    def test_a_node_that_answers_no_echo_has_no_new_bound(self, clock):
+        case = Case(clock)
+        case.o.run(100)
+        case.source._link.exchange = lambda wait_ns: None
+        assert not [e for e in case.o.run(200) if e.stream == 2]
 
 
 class TestNodesThatFail:

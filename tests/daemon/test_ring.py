@@ -96,6 +96,16 @@ def test_current_is_the_newest_block_held() -> None:
     assert store.ring.current == 7
 
 
+def test_time_held() -> None:
+    store = intake(3 * FRAME_BYTES)
+    assert store.ring.held_ns == 0
+    for n in range(10):
+        put(store, block(STREAM, n))
+    assert store.ring.held_ns == 2_002_000_000
+    put(store, Gap(0, 7, 10, UNKNOWN_TIME_NS, 12_000_000_000, 1, -1, "restarted"))
+    assert (store.ring.oldest, store.ring.held_ns) == (8, 4_000_000_000)
+
+
 def test_append_out_of_order_is_refused() -> None:
     ring = Ring(0, 7, 1 << 20)
     frame = encode(block(STREAM, 1))

@@ -29,7 +29,7 @@ def filled(count: int, ring_bytes: int = 1 << 20) -> Intake:
 
 def sent(subscriber: Subscriber, store: Intake) -> list[int]:
     """Send all that is due; the sequence numbers of it."""
-    feed, numbers = subscriber.feeds[0], []
+    feed, numbers = subscriber.feeds[7, 0], []
     while (found := feed.upcoming(store.ring)) is not None:
         event = decode(found[0])
         assert isinstance(event, Block | Gap)
@@ -57,6 +57,25 @@ def test_only_a_reset_goes_back() -> None:
     assert sent(subscriber, store) == []
     subscriber.want(Want(0, 0, 1, 50, reset=True), store.ring)
     assert sent(subscriber, store) == [1, 2, 3, 4]
+
+
+def test_what_was_there_before_it_was_asked_for_is_replayed() -> None:
+    store, subscriber = filled(5), client()
+    subscriber.want(Want(0, 0, 2, 50), store.ring)
+    sent(subscriber, store)
+    assert (subscriber.frames, subscriber.replayed) == (3, 3)
+    for n in range(5, 8):
+        frame = encode(block(STREAM, n))
+        store.accept(frame, read_header(frame))
+    subscriber.want(Want(0, 0, 5, 50), store.ring)
+    sent(subscriber, store)
+    assert (subscriber.frames, subscriber.replayed) == (6, 3), "late is not again"
+    subscriber.want(Want(0, 0, 6, 50, reset=True), store.ring)
+    sent(subscriber, store)
+    assert (subscriber.frames, subscriber.replayed) == (8, 5)
+    subscriber.want(Want(0, 0, CURRENT, 50, reset=True), store.ring)
+    sent(subscriber, store)
+    assert (subscriber.frames, subscriber.replayed) == (9, 5), "who wants what is new begins with the newest block"
 
 
 def test_current_begins_at_the_newest_block() -> None:
@@ -111,9 +130,9 @@ def test_no_silent_hole(ring_bytes: int, steps: list[tuple[object, ...]]) -> Non
     for step in steps:
         match step:
             case ("want", int(begin), int(window), bool(reset), int(epoch)):
-                known = 0 in subscriber.feeds
+                known = (7, 0) in subscriber.feeds
                 subscriber.want(Want(0, epoch, begin, window, reset), store.ring)
-                feed = subscriber.feeds[0]
+                feed = subscriber.feeds[7, 0]
                 if reset or not known:
                     at = store.ring.current if begin == CURRENT else begin
                     expected = at if epoch in (0, 7) else store.ring.oldest
@@ -129,7 +148,7 @@ def test_no_silent_hole(ring_bytes: int, steps: list[tuple[object, ...]]) -> Non
                 frame = encode(event)
                 store.accept(frame, read_header(frame))
             case ("send", int(n)):
-                feed = subscriber.feeds.get(0)
+                feed = subscriber.feeds.get((7, 0))
                 for _ in range(n if feed else 0):
                     found = feed.upcoming(store.ring)
                     if found is None:

@@ -13,14 +13,25 @@ from steady_source import steady_stream
 
 from powerd_core import Block, ClockExchange, ConfigError, Gap, Message, Want, decode, encode
 from powerd_core.wire import CURRENT, read_header
+from powerd_daemon.access import Role, Subject
 from powerd_daemon.log import Log
 from powerd_daemon.ring import EVICTED
-from powerd_daemon.server import IDLE_NS, MAX_CLIENTS, Server
-from powerd_daemon.sockets import SEND_HWM, bind_router, bound_endpoint, release
+from powerd_daemon.server import IDLE_NS, MAX_CLIENTS, Garbage, Server
+from powerd_daemon.sockets import SEND_HWM, bind_router, bind_sockets, bound_endpoint, release
 from powerd_daemon.store import Store
 
 EPOCH = 7
 STREAM = steady_stream()
+
+
+class Badge:
+    """Everybody's role, which a test changes."""
+
+    def __init__(self, granted: Role) -> None:
+        self.granted = granted
+
+    def role(self, first: zmq.Frame) -> Role:
+        return self.granted
 
 
 class Bench:
@@ -30,19 +41,22 @@ class Bench:
         self.clock = FakeClock()
         self.said = io.StringIO()
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.control = bind_router(self.context, f"ipc://{directory}/c", mandatory=False)
-        self.data = bind_router(self.context, f"ipc://{directory}/d", mandatory=True)
+        self.sockets = bind_sockets(self.context, *(f"ipc://{directory}/{name}" for name in "cdt"))
         self.store = Store(EPOCH, ring_bytes)
         self.store.add(STREAM)
-        subjects = {"describe": lambda: encode(Message("description", {"board": "b"}, EPOCH))}
-        self.server = Server(self.control, self.data, self.store, self.clock, Log(self.said, self.clock), subjects)
+        answers = {"describe": Role.READ, "configure": Role.CONTROL}
+        subjects = {
+            n: Subject(r, lambda body: encode(Message("description", {"board": "b"}, EPOCH)))
+            for n, r in answers.items()
+        }
+        self.access = Badge(Role.READ)
+        self.server = Server(self.sockets, self.store, self.clock, Log(self.said, self.clock), subjects, self.access)
         self.clients: list[Client] = []
 
     def close(self) -> None:
         for client in self.clients:
             client.close()
-        release(self.control)
-        release(self.data)
+        self.sockets.release()
         self.context.term()
 
     def turn(self) -> None:
@@ -51,8 +65,7 @@ class Bench:
             pass
 
     def client(self, socket: str = "data") -> Client:
-        router = self.data if socket == "data" else self.control
-        self.clients.append(Client(bound_endpoint(router), self.turn))
+        self.clients.append(Client(bound_endpoint(getattr(self.sockets, socket)), self.turn))
         return self.clients[-1]
 
     def fill(self, count: int, scans: int = 3) -> None:
@@ -127,7 +140,7 @@ def test_a_client_that_is_gone_is_forgotten(bench: Bench) -> None:
     client.socket.close()
     for _ in range(1000):
         bench.fill(1)
-        bench.data.poll(5)
+        bench.sockets.data.poll(5)
         bench.turn()
         if not bench.server.subscribers:
             break
@@ -176,14 +189,14 @@ def test_a_client_that_never_reads_slows_nobody_and_grows_nothing(bench: Bench) 
     by_speed = sorted(bench.server.subscribers.values(), key=lambda s: s.frames)
     assert by_speed[1].frames == 800
     # Its own high-water mark of 1000 and the kernel's buffers take some; the server's queue no more than its own mark.
-    assert by_speed[0].feeds[0].next < 800
+    assert by_speed[0].feeds[EPOCH, 0].next < 800
     assert by_speed[0].retry_ns is not None
     assert bench.server.retry_ns() is not None
     assert SEND_HWM < 100
 
 
 def test_clock_exchange(bench: Bench) -> None:
-    client = bench.client("control")
+    client = bench.client("clock")
     answer = client.ask(ClockExchange(0, 123))
     assert isinstance(answer, ClockExchange)
     assert (answer.epoch, answer.t1_host_ns, answer.t4_host_ns) == (EPOCH, 123, 0)
@@ -194,7 +207,9 @@ def test_unknown_subjects_and_streams_are_answered(bench: Bench) -> None:
     control, data = bench.client("control"), bench.client()
     assert control.ask(Message("describe")).body == {"board": "b"}
     answer = control.ask(Message("destroy"))
-    assert answer == Message("error", {"message": "unknown subject 'destroy': this powerd answers describe"}, EPOCH)
+    assert answer == Message(
+        "error", {"message": "unknown subject 'destroy': this powerd answers configure, describe"}, EPOCH
+    )
     answer = data.ask(Want(9, 0, 0, 1))
     assert answer.subject == "error"
     assert "there is no stream 9 here" in answer.body["message"]
@@ -232,7 +247,26 @@ def test_another_wire_version_is_told_so(bench: Bench, socket: str) -> None:
 def test_frames_on_the_wrong_socket(bench: Bench) -> None:
     assert bench.client().ask(Message("describe")).subject == "error"
     assert bench.client("control").ask(Want(0, 0, 0, 1)).subject == "error"
-    assert (bench.server.garbage.control, bench.server.garbage.data) == (1, 1)
+    assert bench.client("control").ask(ClockExchange(0, 1)).subject == "error"
+    assert bench.client("clock").ask(Want(0, 0, 0, 1)).subject == "error"
+    assert bench.server.garbage == Garbage(control=2, data=1, clock=1)
+
+
+def test_what_a_client_may_do_is_asked_for_every_request(bench: Bench) -> None:
+    bench.fill(5)
+    control, data, clock = (bench.client(name) for name in ("control", "data", "clock"))
+    answer = control.ask(Message("configure"))
+    assert "needs the role 'control'" in answer.body["message"]
+    bench.access.granted = Role.CONTROL
+    assert control.ask(Message("configure")).subject == "description"
+    data.send(Want(0, 0, 0, 2))
+    assert bench.numbers(data, 2) == [0, 1]
+    bench.access.granted = Role.NONE
+    for client, request in ((control, Message("describe")), (clock, ClockExchange(0, 1)), (data, Want(0, 0, 2, 9))):
+        client.send(request)
+        assert client.receive(QUIET_S) is None
+    assert bench.server.denied == 4
+    assert not bench.server.subscribers, "nor is anything sent that was asked for before"
 
 
 def test_complaints_are_bounded(bench: Bench) -> None:

@@ -52,7 +52,7 @@ def test_describe_stats_and_readings(tmp_path: Path) -> None:
         assert stream["newest"] >= 4
         assert stream["ring_bytes"] > 0
         assert stats["clients"][0]["frames"] >= 5
-        assert stats["garbage"] == {"control": 0, "data": 0, "samplers": 0}
+        assert stats["garbage"] == {"control": 0, "data": 0, "clock": 0, "samplers": 0}
         assert stats["uptime_s"] > 0
     said = powerd.said.getvalue()
     assert f"listens on ipc://{tmp_path}/s (data on ipc://{tmp_path}/s.data)" in said

@@ -213,7 +213,12 @@ class TestEnergy:
         nvml.refuse = {"nvmlDeviceGetTotalEnergyConsumption": UNKNOWN}
         made += o.run(100)
         assert o.readings(made, "gpu0.nvml_energy")["flags"] == [0, Flag.IO_ERROR]
-        assert o.source.health()["refused"] == {"gpu0.nvml_samples": 0, "gpu0.nvml": 0, "gpu0.nvml_energy": 1}
+        assert o.source.health()["refused"] == {
+            "gpu0.nvml_samples": 0,
+            "gpu0.nvml": 0,
+            "gpu0.nvml_energy": 1,
+            "gpu0.clock_bound": 0,
+        }
 
 
 class TestScopes:

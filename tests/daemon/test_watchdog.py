@@ -2,6 +2,7 @@
 
 import io
 import subprocess
+import threading
 
 import pytest
 import zmq
@@ -116,6 +117,16 @@ def test_what_waits_to_be_received_counts_as_talking(bench):
     bench.processes[0].send("statistics", {"polls": 1})
     assert bench.poller.poll(5000)
     bench.after(SILENT_S + 5)
+    assert bench.processes[0].killed == 0
+
+
+def test_what_is_still_on_its_way_counts_as_talking(bench):
+    """As after a daemon that was itself suspended, whose sockets have not woken up yet."""
+    bench.hear("streams", STREAMS)
+    late = threading.Timer(0.02, bench.processes[0].send, ["statistics", {"polls": 1}])
+    late.start()
+    bench.after(SILENT_S + 5)
+    late.join()
     assert bench.processes[0].killed == 0
 
 

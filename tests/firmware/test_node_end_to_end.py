@@ -81,6 +81,7 @@ def test_readings_garbage_marker_and_replugging(link, tmp_path):
         assert [line.name for s in streams for line in s.lines] == [
             *(f"gpu0.rail{i}" for i in range(SENSORS)),
             "gpu0.marker",
+            "gpu0.clock_bound",
         ]
         with powerd.data() as client:
             seen = client.frames(0, 0, lambda found: sum(b.count for b in found if isinstance(b, Block)) > 50)

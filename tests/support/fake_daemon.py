@@ -1,10 +1,13 @@
-"""A powerd at the wire: two sockets in a thread, a ring in a list, and the faults that a test asks for."""
+"""A powerd at the wire: two sockets (control and clock are one) in a thread, a ring in a list, and the faults that a
+test asks for.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
 from array import array
+from dataclasses import replace
 
 import zmq
 
@@ -46,18 +49,27 @@ def make_block(stream: Stream, epoch: int, sequence: int, t_first_ns: int, power
     return Block(stream.number, epoch, sequence, t[0], t[-1] + dt[-1], n, stream.layout, payload)
 
 
-def make_description(stream: Stream, epoch: int, endpoint: str = "tcp://*:1") -> Description:
+def make_description(
+    stream: Stream, epoch: int, endpoint: str = "tcp://*:1", clock_endpoint: str = "tcp://*:2"
+) -> Description:
     device = Device("gpu0", tuple(line.name for line in stream.lines))
-    return Description("fake board", "0", epoch, "CLOCK_MONOTONIC_RAW", endpoint, (stream,), (device,))
+    return Description("fake board", "0", epoch, "CLOCK_MONOTONIC_RAW", endpoint, (stream,), (device,), clock_endpoint)
 
 
 class FakeDaemon:
     """Serves `ring` (list of frames, index = sequence number). ``drop`` numbers are swallowed the first time they are
-    due.
+    due. ``spool`` is None for a powerd that knows no ``epochs``, else earlier daemons whose rings it holds.
     """
 
     def __init__(
-        self, context: zmq.Context, *, epoch: int = 5, offset_ns: int = 0, control_port: int | None = None
+        self,
+        context: zmq.Context,
+        *,
+        epoch: int = 5,
+        offset_ns: int = 0,
+        control_port: int | None = None,
+        board: str = "fake board",
+        spool: list[FakeDaemon] | None = None,
     ) -> None:
         self.stream = make_stream()
         self.epoch = epoch
@@ -67,6 +79,8 @@ class FakeDaemon:
         self.drop: set[int] = set()
         self.wants: list[wire.Want] = []
         self.version = wire.VERSION
+        self.spool = spool
+        self.spool_ready = True
         self._control = context.socket(zmq.ROUTER)
         self._data = context.socket(zmq.ROUTER)
         self._data.router_mandatory = 1
@@ -78,9 +92,10 @@ class FakeDaemon:
         data_port = self._data.bind_to_random_port("tcp://127.0.0.1")
         self.port = port
         self.url = f"tcp://127.0.0.1:{port}"
-        self.description = make_description(self.stream, epoch, f"tcp://*:{data_port}")
-        self._next: dict[bytes, int] = {}
-        self._limit: dict[bytes, int] = {}
+        described = make_description(self.stream, epoch, f"tcp://*:{data_port}", f"tcp://*:{port}")
+        self.description = replace(described, board=board)
+        self._next: dict[tuple[bytes, int], int] = {}
+        self._limit: dict[tuple[bytes, int], int] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve)
         self._thread.start()
@@ -127,44 +142,63 @@ class FakeDaemon:
         event = wire.decode(frame)
         if isinstance(event, ClockExchange):
             reply: wire.Event = ClockExchange(self.epoch, event.t1_host_ns, t2, self.now_ns())
+        elif event.subject == "epochs":
+            reply = self._epochs()
         else:
             reply = wire.Message("description", to_document(self.description), self.epoch)
         answer = bytearray(wire.encode(reply))
         answer[4] = self.version
         self._control.send_multipart([peer, bytes(answer)])
 
+    def _epochs(self) -> wire.Message:
+        if self.spool is None:
+            return wire.Message("error", {"message": "unknown subject 'epochs': this powerd answers describe"})
+        held = [
+            {
+                "epoch": old.epoch,
+                "description": to_document(old.description),
+                "streams": [{"number": 0, "oldest": old.oldest, "next": len(old.ring)}],
+            }
+            for old in self.spool
+        ]
+        return wire.Message("epochs", {"ready": self.spool_ready, "epochs": held}, self.epoch)
+
+    def _life(self, epoch: int) -> FakeDaemon:
+        return next((old for old in self.spool or [] if old.epoch == epoch), self)
+
     def _take_want(self) -> None:
         peer, frame = self._data.recv_multipart()
         want = wire.decode(frame)
         assert isinstance(want, wire.Want)
         self.wants.append(want)
-        first = max(0, len(self.ring) - 1) if want.sequence == wire.CURRENT else want.sequence
-        if want.epoch != self.epoch:
-            first = self.oldest
-        if want.reset or peer not in self._next:
-            self._next[peer] = first
-        self._limit[peer] = first + want.window
+        life = self._life(want.epoch)
+        key = peer, life.epoch
+        first = max(0, len(life.ring) - 1) if want.sequence == wire.CURRENT else want.sequence
+        if want.epoch != life.epoch:
+            first = life.oldest
+        if want.reset or key not in self._next:
+            self._next[key] = first
+        self._limit[key] = first + want.window
 
     def _send_due(self) -> None:
-        for peer, number in list(self._next.items()):
-            while number < min(self._limit[peer], len(self.ring)):
-                if number < self.oldest:
-                    gap = Gap(
-                        0, self.epoch, number, -(2**63), 0, self.oldest - number, -1, "no longer in powerd's ring"
-                    )
-                    frame, number = wire.encode(gap), self.oldest
+        for (peer, epoch), number in list(self._next.items()):
+            key, life = (peer, epoch), self._life(epoch)
+            while number < min(self._limit[key], len(life.ring)):
+                if number < life.oldest:
+                    gap = Gap(0, epoch, number, -(2**63), 0, life.oldest - number, -1, "no longer in powerd's ring")
+                    frame, number = wire.encode(gap), life.oldest
                 else:
-                    frame, number = self.ring[number], number + 1
+                    frame, number = life.ring[number], number + 1
                 if number - 1 in self.drop:
                     self.drop.discard(number - 1)
                     continue
                 try:
                     self._data.send_multipart([peer, frame], zmq.NOBLOCK)
                 except zmq.ZMQError:
-                    self._next.pop(peer)
+                    self._next.pop(key)
                     break
             else:
-                self._next[peer] = number
+                self._next[key] = number
 
     def close(self) -> None:
         self._stop.set()

@@ -103,12 +103,16 @@ class LineReader:
     What came between two looks came at the middle of them; within one piece, bytes are `Link.byte_ns` apart.
     """
 
-    MAX_LINE = 4096
+    MAX_LINE = 1024
+    """No meter's line is so long: of what is, the rate or the device is wrong, and neither memory nor a user's pattern,
+    which may take its time by the square of a line's length, is for garbage."""
 
     def __init__(self, byte_ns: int) -> None:
         self._byte_ns = byte_ns
         self._held = b""
         self._begun_ns = 0
+        self._overrun = False
+        """The line that is under way is too long; its beginning was given out."""
 
     @property
     def begun_ns(self) -> int | None:
@@ -125,12 +129,15 @@ class LineReader:
         held_before = len(self._held)
         text, at = self._held + data, 0
         while (end := text.find(b"\n", at)) >= 0:
-            found.append((self._begun_ns, text[at:end].removesuffix(b"\r")))
+            if not self._overrun:
+                found.append((self._begun_ns, text[at : min(end, at + self.MAX_LINE)].removesuffix(b"\r")))
+            self._overrun = False
             at = end + 1
             self._begun_ns = first_ns + (at - held_before) * self._byte_ns
         self._held = text[at:]
-        if len(self._held) > self.MAX_LINE:
-            # No meter's line is so long: the rate or the device is wrong, and memory is not for garbage.
-            found.append((self._begun_ns, self._held))
+        if len(self._held) > self.MAX_LINE and not self._overrun:
+            found.append((self._begun_ns, self._held[: self.MAX_LINE]))
+            self._overrun = True
+        if self._overrun:
             self._held = b""
         return found

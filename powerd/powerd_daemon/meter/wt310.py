@@ -77,7 +77,7 @@ def parse_value(text: str) -> tuple[int, Flag]:
     # Binary formats know 9.9E+37 for "over range" and 9.91E+37 for "no data"; ASCII says INF and NAN.
     if value.is_nan() or value == Decimal("9.91E+37"):
         return 0, Flag.MISSING
-    if value.is_infinite() or abs(value) >= Decimal("1E+12"):
+    if value.is_infinite() or value.copy_abs() >= Decimal("1E+12"):
         return 0, Flag.SATURATED
     return int((value * CODES_PER_UNIT).to_integral_value()), Flag(0)
 

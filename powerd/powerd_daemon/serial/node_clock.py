@@ -15,11 +15,6 @@ from powerd_daemon.serial.protocol import TICK_NS
 
 KEPT = 64
 """Exchanges that count: the last 16 s at four a second."""
-WINDOW_NS = 16_000_000_000
-KEEP = 0.5
-"""One line through the better half of them: it ends at the last, where a line through few would swing."""
-LEVER_NS = 2_000_000_000
-"""Knots nearer than this say nothing on the clocks' rates."""
 
 
 class Unwrapper:
@@ -43,14 +38,13 @@ class Unwrapper:
 class NodeTime:
     """Maps node times to board times by the exchanges so far.
 
-    Beyond the last exchange the estimate goes on along the line through the recent ones, inside the guaranteed bound,
-    which there grows with the drift limit.
+    Beyond the last exchange the estimate goes on at the rate of the recent ones, inside the guaranteed bound, which
+    there grows with the drift limit.
     """
 
     def __init__(self) -> None:
         self._exchanges: deque[ClockExchange] = deque(maxlen=KEPT)
         self._piece: ClockPiece | None = None
-        self._slope = 0.0
 
     def __len__(self) -> int:
         return len(self._exchanges)
@@ -70,23 +64,15 @@ class NodeTime:
         if exchange.delay_ns < 0:
             raise ClockError("the node's echo took less time than the node says it had it: its clock is broken")
         self._exchanges.append(exchange)
-        pieces = map_clock(tuple(self._exchanges), window_ns=WINDOW_NS, keep=KEEP)
+        pieces = map_clock(tuple(self._exchanges))
         if len(pieces) > 1:
             raise ClockError("the node's clock stepped against the board's")
-        self._piece = piece = pieces[0]
-        self._slope = 0.0
-        times = piece.t_board_ns
-        if times[-1] - times[0] >= LEVER_NS:
-            slope = (piece.offset_ns[-1] - piece.offset_ns[0]) / (times[-1] - times[0])
-            self._slope = min(max(slope, -piece.drift_ppm * 1e-6), piece.drift_ppm * 1e-6)
+        self._piece = pieces[0]
 
     def board_ns(self, node_ns: int) -> tuple[int, int]:
         """The best estimate of a node time on the board's clock, and the half-width of its guaranteed bound."""
         if self._piece is None:
             raise ClockError("there is no exchange with the node yet")
         offset, low, high = self._piece.at(node_ns)
-        beyond_ns = node_ns - self._piece.t_board_ns[-1]
-        if beyond_ns > 0:
-            offset = min(max(self._piece.offset_ns[-1] + self._slope * beyond_ns, low), high)
         # From the estimate to the farther end: the estimate need not stand in the middle.
         return node_ns + round(offset), round(max(high - offset, offset - low))

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar
 
+from powerd_core.blocks import BlockBuilder
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.model import (
@@ -48,6 +49,7 @@ POLL_NS = 5_000_000
 ECHO_NS = 250_000_000
 ECHO_WAIT_NS = 4_000_000
 FIRST_ECHOES = 24
+MAX_BOUND_NS = (1 << 32) - 1
 STATUS_NS = 500_000_000
 """How often the node sends its status."""
 SILENCE_NS = 1_500_000_000
@@ -58,7 +60,8 @@ OpenPort = Callable[[str, int], Port]
 
 
 class NodeSource(Source):
-    """One stream with a line for each sensor, and one with the line ``<device>.<marker>``.
+    """One stream with a line for each sensor, one with the line ``<device>.<marker>``, and one with the line
+    ``<device>.clock_bound``: how well the node's clock is known.
 
     A node that falls silent, was reset or unplugged is a `SensorError`: it is then opened again, behind a gap.
     Tests give ``open_port`` a port of their own.
@@ -79,9 +82,10 @@ class NodeSource(Source):
         self._link: NodeLink | None = None
         self._rows: ScanRows | None = None
         self._marker: MarkerRows | None = None
+        self._bounds: BlockBuilder | None = None
         self._boot = 0
         self._damaged = 0
-        self._echo_ns = self._heard_ns = 0
+        self._echo_ns = self._heard_ns = self._told_ns = 0
         self._found: NodeDescription | None = None
         self.status: Status | None = None
         """The node's last word on itself."""
@@ -110,6 +114,7 @@ class NodeSource(Source):
         builders = [self.start.builder(s) for s in streams]
         self._rows = ScanRows(builders[0], self.bank.settings, self._period_us)
         self._marker = MarkerRows(builders[1]) if o.marker else None
+        self._bounds, self._told_ns = builders[-1], link.time.latest_ns
         link.ask(Kind.START, Answer)
         self._damaged = link.deframer.damaged
         self._heard_ns = clock.now_ns()
@@ -125,6 +130,7 @@ class NodeSource(Source):
         if self.start.clock.now_ns() >= self._echo_ns:
             self._echo_ns = self.start.clock.now_ns() + ECHO_NS
             link.exchange(ECHO_WAIT_NS)
+            self._tell_bound(link)
         for arrival_ns, event in link.events():
             self._handle(link, arrival_ns, event)
         silence_ns = self.start.clock.now_ns() - self._heard_ns
@@ -133,7 +139,9 @@ class NodeSource(Source):
 
     def take(self) -> list[Block | Gap]:
         made = self._rows.take() if self._rows else []
-        return made + (self._marker.take() if self._marker else [])
+        made += self._marker.take() if self._marker else []
+        bounds = self._bounds.take() if self._bounds else None
+        return [*made, bounds] if bounds else made
 
     def health(self) -> dict[str, object]:
         link, rows, found = self._link, self._rows, self._found
@@ -162,6 +170,14 @@ class NodeSource(Source):
         with suppress(PowerdError):
             NodeLink(port, self.start.clock, self.options.port).tell(Kind.STOP)
         port.close()
+
+    def _tell_bound(self, link: NodeLink) -> None:
+        node_ns = link.time.latest_ns
+        if self._bounds is None or node_ns <= self._told_ns:
+            return  # the echo was lost, or is late
+        self._told_ns = node_ns
+        t_ns, half_ns = link.time.board_ns(node_ns)
+        self._bounds.append(t_ns, (0,), (0,), ((min(half_ns, MAX_BOUND_NS),),))
 
     def _handle(self, link: NodeLink, arrival_ns: int, event: Event) -> None:
         if not isinstance(event, Scan | Edge | Status):
@@ -280,4 +296,16 @@ class NodeSource(Source):
             bits = {"bits": {marker.name: {"high": 1}}}
             columns = (Column("level", "B"), Column("edge", "H"))
             streams.append(Stream(first + 1, name, columns, (marker,), STATUS_NS, node | bits))
+        streams.append(self._describe_clock(first + len(streams), node))
         return tuple(streams)
+
+    def _describe_clock(self, number: int, detail: dict[str, object]) -> Stream:
+        bound = Line(
+            f"{self.options.device}.clock_bound",
+            self.options.device,
+            QuantityConversion("bound_ns", "clock_bound_s", 1e-9),
+            Provenance.MEASURED,
+            Accuracy(origin="guaranteed while the clocks drift apart by less than 100 ppm"),
+            "half-width of what is guaranteed of the node's clock against the board's, after each echo",
+        )
+        return Stream(number, self.start.name, (Column("bound_ns", "I"),), (bound,), ECHO_NS, detail)

@@ -10,6 +10,7 @@ from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Block, Device, Gap, Stream
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.nvml_api import Nvml, NvmlRefused
+from powerd_daemon.sources.nvml_clock import SampleClock
 from powerd_daemon.sources.nvml_instant import InstantPower
 from powerd_daemon.sources.nvml_quantity import EnergyCounter, Gpu, Quantity
 from powerd_daemon.sources.nvml_samples import SampleBuffer
@@ -55,7 +56,8 @@ class NvmlOptions:
 
 class NvmlSource(Source):
     """Lines ``gpuN.nvml``, ``gpuN.nvml_samples`` and ``gpuN.nvml_energy``, a stream each; with them the power of the
-    memory and of the module where there is such a thing, and a stream of temperatures, clocks and their limits.
+    memory and of the module where there is such a thing, a stream of temperatures, clocks and their limits, and one of
+    how well the samples' times are known.
 
     The device ``gpuN`` is fed by the samples where the GPU has them, else by the instant power, else by the counter.
     Tests give ``pynvml`` a module of their own.
@@ -163,6 +165,7 @@ class NvmlSource(Source):
             raise SensorError(f"GPU {index} ({detail['name']}) tells neither its power nor its energy: leave it out")
         name = str(detail["name"] or "NVIDIA GPU")
         without = f"; not supported: {', '.join(lacking)}" if lacking else ""
+        found += [SampleClock(buffer) for buffer in found if isinstance(buffer, SampleBuffer)]
         # Few GPUs have these: what is missing of them is noted, not announced.
         add(MemoryPower, o.scope_ms)
         add(ModulePower, o.scope_ms)

@@ -6,22 +6,22 @@ from powerd_core.model import Accuracy, Column, Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.nvml_api import ARCH_HOPPER, NOT_SUPPORTED, Nvml, NvmlRefused
 from powerd_daemon.sources.nvml_quantity import FITTED, GAIN_ORIGIN, U_GAIN, UNKNOWN, Gpu, Quantity
+from powerd_daemon.sources.nvml_stamps import SAME_NS, StampClock, tie_clocks
 
 
 class SampleBuffer(Quantity):
     """The driver's buffer of some 120 samples about 20 ms apart, with timestamps of the wall clock.
 
-    The wall clock is tied to the board's anew at every poll. Asked again, the driver gives the same sample with a
-    timestamp that moved by up to 0.3 ms, so samples closer than `APART_US` are the same one; equal values are not.
-    A read that fails loses nothing, for the buffer goes back two seconds; only `SILENCE_NS` without a sample are
-    flagged, at the beginning of the silence.
+    Samples are known again by their time on the board's clock, which no setting of the wall clock moves: closer than
+    `SAME_NS` they are the same one, for the driver moves the stamps a little; equal values are not. A read that fails
+    or is left out loses nothing, for the buffer goes back two seconds; only `SILENCE_NS` without a sample are flagged,
+    at the beginning of the silence.
     """
 
     suffix = "nvml_samples"
     column = Column("power_mw", "I")
-    APART_US = 3_000
     SILENCE_NS = 500_000_000
-    STEP_NS = 50_000_000
+    DAY_NS = 86_400_000_000_000
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
@@ -29,9 +29,13 @@ class SampleBuffer(Quantity):
         found = nvml.samples(gpu.handle, 0)
         if not found:
             raise NvmlRefused(NOT_SUPPORTED, "the driver's sample buffer is empty")
-        self._seen_us = max(t_us for t_us, _ in found)
+        self.stamps = StampClock(clock)
+        self._widest_ns = 0
+        self._seen_ns = found[-1][0] * 1000 - self.stamps.ahead_ns
         self._heard_ns = clock.now_ns()
-        self._wall_ahead_ns = tie_clocks(clock)
+        if abs(self._heard_ns - self._seen_ns) > self.DAY_NS:
+            # Some drivers are said to count from the start of the machine.
+            raise NvmlRefused(NOT_SUPPORTED, "the driver's samples are stamped by another clock than the wall clock")
 
     @property
     def period_ns(self) -> int:
@@ -57,35 +61,41 @@ class SampleBuffer(Quantity):
         return Accuracy(U_GAIN, 0.0, 1e-3, window_ns, centre_ns, 0, f"{GAIN_ORIGIN}; {origin}")
 
     def poll(self) -> None:
-        wall_ahead_ns = tie_clocks(self.clock)
-        now_ns = self.clock.now_ns()
-        stepped_ns = wall_ahead_ns - self._wall_ahead_ns
-        self._wall_ahead_ns = wall_ahead_ns
-        if abs(stepped_ns) > self.STEP_NS:
-            # Somebody set the wall clock; without this, a step back would silence the line until time caught up.
-            self._seen_us += stepped_ns // 1000
+        before = tie_clocks(self.clock)
+        self.stamps.follow(before)
+        begin_ns = self.clock.now_ns()
+        # About a step, what is new may have stamps before those already seen, and what was seen stamps after it.
+        newer_us = (self._seen_ns + self.stamps.ahead_ns) // 1000 if self.stamps.is_settled else 0
         flag = Flag.MISSING
         try:
-            found = self.nvml.samples(self.gpu.handle, self._seen_us)
+            found = self.nvml.samples(self.gpu.handle, newer_us)
         except NvmlRefused:
             self.refused += 1
             found, flag = [], Flag.IO_ERROR
-        for t_us, value in sorted(found):
-            if t_us < self._seen_us + self.APART_US:
-                continue
-            self._seen_us, self._heard_ns = t_us, now_ns
-            self.append(t_us * 1000 - wall_ahead_ns - self._age_ns, value)
+        now_ns = self.clock.now_ns()
+        if tie_clocks(self.clock).stepped_since(before):
+            found = []  # from before or after the step: the next read tells
+        if found:
+            self.stamps.look(found[-1][0], begin_ns, now_ns)
+        for t_us, value in _since_step_back(found):
+            t_ns = t_us * 1000 - self.stamps.ahead_ns
+            if self._seen_ns + SAME_NS <= t_ns <= now_ns:
+                self._seen_ns, self._heard_ns = t_ns, now_ns
+                self._widest_ns = max(self._widest_ns, self.stamps.half_ns)
+                self.append(t_ns - self._age_ns, value)
         if now_ns - self._heard_ns >= self.SILENCE_NS:
             self._heard_ns = now_ns
             self.append(max(self._last_ns + 1, now_ns - self._age_ns - self.SILENCE_NS), 0, flag)
 
+    def take_bound_ns(self) -> int:
+        """How far the times of the samples since the last call may be off by their stamps, at most."""
+        bound_ns, self._widest_ns = self._widest_ns or self.stamps.half_ns, 0
+        return bound_ns
 
-def tie_clocks(clock: Clock, attempts: int = 3) -> int:
-    """Wall clock minus board clock, from the tightest of a few readings of both."""
-    best: tuple[int, int] | None = None
-    for _ in range(attempts):
-        before_ns, wall_ns, after_ns = clock.now_ns(), clock.wall_ns(), clock.now_ns()
-        tie = after_ns - before_ns, wall_ns - (before_ns + after_ns) // 2
-        best = tie if best is None else min(best, tie)
-    assert best is not None
-    return best[1]
+
+def _since_step_back(found: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The samples, oldest first, after the last that has a stamp later than the next one's."""
+    for i in range(len(found) - 1, 0, -1):
+        if found[i - 1][0] * 1000 > found[i][0] * 1000 + SAME_NS:
+            return found[i:]
+    return found

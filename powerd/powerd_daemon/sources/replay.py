@@ -80,7 +80,11 @@ class ReplaySource(Source):
     def poll(self) -> None:
         now_ns = self.start.clock.now_ns()
         while self._next is not None and self._span_ns(*self._next)[1] <= now_ns:
-            made = self._rebase(*self._next)
+            try:
+                made = self._rebase(*self._next)
+            except OverflowError as error:
+                at = f"at speed {self.options.speed:g}"
+                raise SensorError(f"journal {self._path} has times that no reading can have {at}") from error
             self._sequences[made.stream] += 1
             self._out.append(made)
             self._next = next(self._events, None)
@@ -95,12 +99,15 @@ class ReplaySource(Source):
     def _schedule(self, contents: Contents, start_ns: int) -> Iterator[tuple[Block | Gap, int]]:
         """Each block and gap, with the board time at which this round of the journal begins."""
         longest_ns = max(s.period_ns for s in contents.streams)
-        round_ns = max(1, round((contents.end_ns - contents.begin_ns + longest_ns) / self.options.speed))
+        # No shorter than the distance of polls: a journal of a moment, at a great speed, would never let a poll end.
+        round_ns = max(self.period_ns, round((contents.end_ns - contents.begin_ns + longest_ns) / self.options.speed))
         while True:
+            is_empty = True
             for event in read_events(self._path):
-                if isinstance(event, Block | Gap) and (event.epoch, event.stream) in contents.index:
+                if isinstance(event, Block | Gap) and contents.fits(event):
+                    is_empty = False
                     yield event, start_ns
-            if not self.options.loop:
+            if is_empty or not self.options.loop:
                 return
             start_ns += round_ns
 
@@ -117,6 +124,7 @@ class ReplaySource(Source):
         contents = self._recorded
         stream = self._streams[contents.index[event.epoch, event.stream]]
         first_ns, last_ns = self._span_ns(event, round_start_ns)
+        array("q", (first_ns, last_ns))  # raises OverflowError
         moved = replace(
             event,
             stream=stream.number,

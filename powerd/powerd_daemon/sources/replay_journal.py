@@ -54,6 +54,14 @@ class Contents:
     end_ns: int
     """First and last reading on that time line."""
 
+    def fits(self, event: Block | Gap) -> bool:
+        """Whether an event is of a stream that was described, and a block laid out as that says."""
+        position = self.index.get((event.epoch, event.stream))
+        if position is None or isinstance(event, Gap):
+            return position is not None
+        stream = self.streams[position]
+        return event.layout == stream.layout and len(event.payload) == event.count * stream.scan_bytes > 0
+
     def times_ns(self, event: Block | Gap) -> tuple[int, int]:
         """First and last time of a block or gap on the common time line."""
         shift_ns = self.shifts_ns[event.epoch]

@@ -37,6 +37,9 @@ class FakeNvml:
         self.calls: list[str] = []
         self.running = 0
         self.jitter_us: Callable[[], int] = lambda: 0
+        # How far the stamp of the sample at a time is ahead of it: by the wall clock as it is now, unless told.
+        self.stamp_ahead_ns: Callable[[int], int] = lambda t_ns: self.clock.wall_ns() - self.clock.t_ns
+        self.in_read: Callable[[], None] = lambda: None
         self.silent_from_ns = 1 << 62
         self._random = Random(1)
         # Two seconds of samples before the clock's first moment, and plenty after it.
@@ -127,12 +130,13 @@ class FakeNvml:
 
     def _nvmlDeviceGetSamples(self, handle: int, kind: int, newer_than_us: int) -> tuple[int, list[SimpleNamespace]]:
         assert kind == 0
+        self.in_read()
         now = min(self.clock.t_ns, self.silent_from_ns)
         held = [t for t in self._samples if now - 2_400 * MS < t <= now]
         found = [
             SimpleNamespace(timeStamp=t_us, sampleValue=SimpleNamespace(uiVal=round(self.power_w(t) * 1000)))
             for t in held
-            if (t_us := (t + self.clock.wall_offset_ns) // 1000 + self.jitter_us()) > newer_than_us
+            if (t_us := (t + self.stamp_ahead_ns(t)) // 1000 + self.jitter_us()) > newer_than_us
         ]
         if not found:
             raise NVMLError(6)

@@ -1,0 +1,304 @@
+"""A new run file out of a damaged one: every chunk that is whole, and a word on each that is not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from powerd_client import recover_rows, verify_tables
+from powerd_client.datasets import DIGEST, digest, own_name, write_documents
+from powerd_client.fileshape import FARTHEST_NS, read_json, texts_of
+from powerd_client.findings import LEVELS
+from powerd_client.phases import Phases
+from powerd_client.recover_lines import Clocks, LineRecovery, recover_line
+from powerd_client.recover_rows import BROKEN, members, open_damaged
+from powerd_client.tables import (
+    FORMAT,
+    GAP_NUMBERS,
+    GAP_TEXTS,
+    PHASE_COLUMNS,
+    read_pieces,
+    seal,
+    write_clock,
+    write_device,
+    write_gaps,
+    write_head,
+    write_phases,
+)
+from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.errors import PowerdError, RunFileError
+from powerd_core.model import CLOCK_NAME, ClockExchange
+
+_HEAD: dict[str, Any] = {
+    "run_id": "unknown",
+    "created_utc": "",
+    "powerd_version": "",
+    "host_clock": CLOCK_NAME,
+    "t_start_ns": 0,
+    "t_stop_ns": 0,
+    "complete": 0,
+    "rebuilt": 0,
+    "command": "[]",
+    "environment": "{}",
+    "reception": "{}",
+}
+_MAP = ("map", "map_t_board_ns", "map_piece")
+_PIECES = ("piece_rates", "piece_limits_ns")
+
+
+class FileRecovery:
+    """Copies what is left of one damaged run file into a new one; ``lost`` says what was not."""
+
+    def __init__(self, path: Path, out: h5py.File, progress: Callable[[float, str], None]) -> None:
+        self.lost: list[str] = []
+        self._path, self._out, self._progress = path, out, progress
+        self._gaps: list[dict[str, Any]] = []
+        self._copied: recover_rows.Copies = {}
+
+    def run(self) -> None:
+        """Do it. Raises `RunFileError` when the file cannot even be opened, or is no run."""
+        with open_damaged(self._path) as (source, missing):
+            if missing:
+                self.lost.append(f"the last {missing} bytes of the file, which was cut off")
+            root = members(source, self.lost)
+            self._recover(source, root)
+
+    def _recover(self, source: h5py.File, root: dict[str, Any]) -> None:
+        self._copied = recover_rows.copies(root)
+        named = recover_rows.attributes(source, ("format",), self._copied).get("format")
+        if named != FORMAT and "lines" not in root:
+            raise RunFileError(f"{self._path} is an HDF5 file, but no powerd run")
+        head = self._head(source)
+        clocks = self._clocks(root.get("clocks"))
+        phases, kinds = self._phases(root)
+        limits = (head["t_start_ns"], head["t_stop_ns"])
+        lines = self._lines(root.get("lines"), clocks, limits)
+        self._devices(root.get("devices"), {line.name for line in lines})
+        write_phases(self._out, phases, kinds)
+        whole = self._read_gaps(root.get("gaps"))
+        if whole:
+            self._parts(root, lines)
+        write_gaps(self._out, self._gaps)
+        if "parts" in self._out and not _agrees(self._out):
+            del self._out["parts"]
+            self.lost.append("the count of what was received, which does not fit what is left")
+        messages = self._texts(root, "messages")
+        reach = self._reach()
+        head["t_start_ns"] = head["t_start_ns"] or min([reach[0], *phases.begin_ns])
+        head["t_stop_ns"] = max(head["t_start_ns"], head["t_stop_ns"] or max([reach[1], *phases.end_ns]))
+        if self.lost:
+            head["complete"] = 0
+        said = f"recovered from the damaged file {self._path.name}"
+        messages += [{"t_ns": head["t_stop_ns"], "level": "warning", "text": f"lost: {text}"} for text in self.lost]
+        messages.append({"t_ns": head["t_stop_ns"], "level": "warning", "text": said})
+        write_documents(self._out, "messages", sorted(messages, key=lambda m: m["t_ns"]))
+        write_head(self._out, head)
+        seal(self._out)
+
+    def _head(self, source: h5py.File) -> dict[str, Any]:
+        found = recover_rows.attributes(source, (*_HEAD, DIGEST), self._copied)
+        with suppress(*BROKEN):
+            if not self._copied and DIGEST in found and found[DIGEST] != digest(source):
+                self.lost.append("certainty about the attributes: at least one is not what it was")
+        head = {}
+        for name, usual in _HEAD.items():
+            try:
+                value = type(usual)(found[name])
+                if isinstance(usual, str) and usual[:1] in ("[", "{"):
+                    value = json.dumps(type(read_json(usual))(read_json(value)))
+                elif isinstance(usual, int) and abs(value) > FARTHEST_NS:
+                    raise ValueError("no such time")
+                head[name] = value
+            except BROKEN:
+                self.lost.append(f"attribute {name!r} of the run")
+                head[name] = usual
+        return head | {"complete": int(head["complete"] == 1), "rebuilt": int(head["rebuilt"] == 1)}
+
+    def _clocks(self, group: h5py.Group | None) -> Clocks:
+        out, found = self._out.create_group("clocks"), Clocks()
+        for name, clock in members(group, self.lost).items():
+            try:
+                found[name] = self._clock(out, name, clock)
+            except (*BROKEN, PowerdError) as error:
+                self.lost.append(f"clock {name!r}: its readings cannot be given times anew ({error})")
+        return found
+
+    def _clock(self, out: h5py.Group, name: str, clock: h5py.Group) -> tuple[Any, bool]:
+        head: dict[str, Any] = {"board": "", "epoch": "0", "drift_ppm": 100.0} | recover_rows.attributes(
+            clock, ("board", "epoch", "drift_ppm"), self._copied
+        )
+        inside = members(clock, self.lost)
+        rows, good, claimed = recover_rows.table(inside, ("exchanges",))
+        kept = rows["exchanges"][good].tolist() if rows else []
+        exchanges = [ClockExchange(int(str(head["epoch"])), *row) for row in kept]
+        if len(exchanges) < claimed:
+            self.lost.append(f"{claimed - len(exchanges)} of {claimed} exchanges with clock {name!r}")
+        pieces: tuple[ClockPiece, ...] = ()
+        if all(_is_whole(inside, names) for names in (_MAP, _PIECES)):
+            with suppress(*BROKEN):
+                pieces = read_pieces(clock, float(head["drift_ppm"]))
+        is_new = not pieces
+        if is_new:
+            self.lost.append(f"the mapping of clock {name!r}, which was made anew from {len(exchanges)} exchanges")
+            pieces = map_clock(exchanges)
+        write_clock(out, name, str(head["board"]), int(str(head["epoch"])), exchanges, pieces)
+        return pieces, is_new
+
+    def _lines(self, group: h5py.Group | None, clocks: Clocks, limits: tuple[int, int]) -> list[LineRecovery]:
+        out, found = self._out.create_group("lines"), []
+        inside = members(group, self.lost)
+        for number, (name, line) in enumerate(inside.items()):
+            self._progress(number / len(inside), f"recovering {name}")
+            if not isinstance(line, h5py.Group):
+                continue
+            made = recover_line(line, out, clocks, limits, self._copied, self.lost)
+            if made is None:
+                continue
+            found.append(made)
+            self._gaps += made.gaps
+            for count, what in (
+                (made.dropped, "are gone"),
+                (made.flagged, "have lost a column: they are flagged, and no values"),
+                (made.retimed, "have been given times anew"),
+            ):
+                if count:
+                    self.lost.append(f"line {name!r}: {count} readings {what}")
+        return found
+
+    def _devices(self, group: h5py.Group | None, lines: set[str]) -> None:
+        out = self._out.create_group("devices")
+        for name, device in members(group, self.lost).items():
+            try:
+                head = recover_rows.attributes(device, ("feeds", "description"), self._copied)
+                feeds, description = texts_of(head["feeds"]), str(head.get("description", ""))
+            except BROKEN as error:
+                self.lost.append(f"device {name!r} ({error})")
+                continue
+            gone = [feed for feed in feeds if feed not in lines]
+            if gone:
+                # Under its own name the sum of what is left would pass for the device's power.
+                self.lost.append(f"device {name!r} is without {', '.join(gone)}, and named so")
+                name = f"{name} without {', '.join(gone)}"[:200]  # noqa: PLW2901
+            if own_name(name) not in out:
+                write_device(out, name, [feed for feed in feeds if feed in lines], description)
+
+    def _phases(self, root: dict[str, Any]) -> tuple[Phases, list[dict[str, Any]]]:
+        group = members(root.get("phases"), self.lost)
+        kinds = self._texts(group, "kinds", {"name": "phase whose name is lost", "attributes": {}, "timing": "host"})
+        for kind in kinds:
+            if not isinstance(kind.get("name"), str) or not isinstance(kind.get("attributes"), dict):
+                kind.update({"name": "phase whose name is lost", "attributes": {}, "timing": "host"})
+        processes = self._texts(root, "processes", {})
+        names = tuple(name for name, _, _ in PHASE_COLUMNS)
+        rows, good, claimed = recover_rows.table(group, names)
+        phases = Phases()
+        if rows:
+            columns = {name: values.astype(np.int64) for name, values in rows.items()}
+            sound = (columns["begin_ns"] <= columns["end_ns"]) & (columns["kind"] >= 0) & (columns["process"] >= 0)
+            sound &= (np.abs(columns["begin_ns"]) < FARTHEST_NS) & (np.abs(columns["end_ns"]) < FARTHEST_NS)
+            sound &= (columns["kind"] < len(kinds)) & (columns["process"] < len(processes))
+            _keep(phases, columns, good & sound)
+        if len(phases.begin_ns) < claimed:
+            self.lost.append(f"{claimed - len(phases.begin_ns)} of {claimed} phases")
+        write_documents(self._out, "processes", processes)
+        return phases, kinds
+
+    def _texts(self, group: dict[str, Any], name: str, instead: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+        """A table of objects; ``instead`` stands for each that is lost, which is left out without it."""
+        found, claimed = recover_rows.objects(group.get(name))
+        if instead is None:
+            found = {row: d for row, d in found.items() if _is_message(d)}
+        if len(found) < claimed:
+            self.lost.append(f"{claimed - len(found)} of {claimed} {name}")
+        if name not in group:
+            self.lost.append(f"the table of {name}")
+        if instead is None:
+            return list(found.values())
+        return [found.get(row, dict(instead)) for row in range(claimed)]
+
+    def _read_gaps(self, group: h5py.Group | None) -> bool:
+        """Take over the gaps. False when some are lost, or never counted numbers."""
+        inside = members(group, self.lost)
+        old = ("begin_ns", "end_ns", "lost")
+        numbers = tuple(name for name, _ in GAP_NUMBERS if name in inside or name in old)
+        texts = (*(name for name in GAP_TEXTS if name in inside or name != "clock"), "lines")
+        rows, good, claimed = recover_rows.table(inside, (*numbers, *texts))
+        kept = 0
+        for row in np.flatnonzero(good).tolist():
+            with suppress(ValueError, TypeError):
+                gap: dict[str, Any] = {name: int(rows[name][row]) for name in numbers}
+                gap |= {name: recover_rows.text_of(rows[name][row]) for name in texts}
+                gap["lines"] = [str(n) for n in read_json(gap["lines"]) if str(n) in self._out["lines"]]
+                if abs(gap["begin_ns"]) < FARTHEST_NS and gap["begin_ns"] <= gap["end_ns"] < FARTHEST_NS:
+                    self._gaps.append({"numbers": 0, "clock": "", **gap})
+                    kept += 1
+        if kept < claimed or not inside:
+            self.lost.append(f"{claimed - kept} of {claimed} gaps: what they told is not told any more")
+        return kept == claimed and len(numbers) == len(GAP_NUMBERS)
+
+    def _parts(self, root: dict[str, Any], lines: list[LineRecovery]) -> None:
+        """The numbers of blocks go on, with the readings that the damage took from each line."""
+        found, claimed = recover_rows.objects(root.get("parts"))
+        if not found or len(found) < claimed:
+            self.lost.append("the count of what was received")
+            return
+        taken = {line.name: line.by_clock for line in lines}
+        for part in found.values():
+            names = [str(name) for name in part.get("lines", [])]
+            clock = str(part.get("clock"))
+            part["damaged"] = {n: taken[n][clock] for n in names if clock in taken.get(n, {})}
+        write_documents(self._out, "parts", list(found.values()))
+
+    def _reach(self) -> tuple[int, int]:
+        edges = [(int(t[0]), int(t[-1])) for line in self._out["lines"].values() if len(t := line["t_ns"])]
+        return (min(e[0] for e in edges), max(e[1] for e in edges)) if edges else (0, 0)
+
+
+def _agrees(file: h5py.File) -> bool:
+    """Whether what was received and lost is what is in the lines and gaps."""
+    try:
+        return next(verify_tables.counts(file), None) is None
+    except BROKEN:
+        return False
+
+
+def _is_whole(group: dict[str, Any], names: tuple[str, ...]) -> bool:
+    _, good, claimed = recover_rows.table(group, names)
+    return claimed > 0 and int(good.sum()) == claimed
+
+
+def _is_message(document: dict[str, Any]) -> bool:
+    t_ns = document.get("t_ns")
+    return (
+        isinstance(t_ns, int)
+        and abs(t_ns) < FARTHEST_NS
+        and document.get("level") in LEVELS
+        and isinstance(document.get("text"), str)
+    )
+
+
+def _keep(phases: Phases, columns: dict[str, Any], kept: Any) -> None:
+    """Take over phases; one whose parent is gone moves up to the nearest one left that it lies in."""
+    parent, begin, end = (columns[name].tolist() for name in ("parent", "begin_ns", "end_ns"))
+    process = columns["process"].tolist()
+    place: dict[int, int] = {}
+    for row in np.flatnonzero(kept).tolist():
+        above = parent[row]
+        while 0 <= above < row and above not in place:
+            row_above = above
+            above = parent[above] if parent[above] < row_above else -1
+        fits = (
+            above in place and process[above] == process[row] and begin[above] <= begin[row] <= end[row] <= end[above]
+        )
+        place[row] = len(place)
+        phases.parent.append(place[above] if fits else -1)
+        for name in ("begin_ns", "end_ns", "kind", "process"):
+            getattr(phases, name).append(int(columns[name][row]))
+        phases.cut.append(int(columns["cut"][row] != 0))
+    phases.sort()

@@ -1,0 +1,211 @@
+"""`joules clock`: figures, picture and marker check, of runs built from simulated exchanges."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from clock_simulation import IDLE, MS, Quartz, S, Step, simulate
+from make_run import LineSpec, PhaseSpec, make_run
+
+from powerd_analytics import clock, read_run
+from powerd_analytics.cli import main
+from powerd_analytics.clock_marker import compare_marker
+from powerd_client import build, journal
+from powerd_core.document import to_document
+from powerd_core.errors import AnalysisError
+from powerd_core.wire import Message, encode
+from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
+
+RUN = {"run_id": "ab", "created_utc": "2026-01-01T00:00:00+00:00", "powerd_version": "0", "command": ["x"],
+       "environment": {}}  # fmt: skip
+STREAM = make_stream()
+
+
+def built(path, sim):
+    """A run file made as a recorder's is, with a reading every millisecond around the middle."""
+    pieces = [encode(Message("run", RUN)), encode(Message("start", {"t_start_ns": 0}))]
+    pieces.append(encode(Message("description", to_document(make_description(STREAM, 1)), 1)))
+    pieces += [encode(e) for e in sim.exchanges]
+    middle = sim.length_ns // 2
+    for k in range(40):
+        first = sim.clocks.read(middle + (k - 20) * 20 * PERIOD_NS)
+        pieces.append(encode(make_block(STREAM, 1, k, first, [1000] * 20)))
+    pieces.append(encode(Message("stop", {"t_stop_ns": sim.length_ns, "complete": True})))
+    directory = journal.prepare(path)
+    (directory / "journal.bin").write_bytes(b"".join(pieces))
+    build.build_run(directory, path)
+    return path
+
+
+@pytest.fixture
+def steady(tmp_path):
+    return built(tmp_path / "steady.h5", simulate(1, IDLE, Quartz(drift_ppm=40, swing_ppm=0, walk_ppm=0)))
+
+
+@pytest.fixture
+def stepped(tmp_path):
+    return built(tmp_path / "stepped.h5", simulate(1, IDLE, length_ns=20 * S, steps=(Step(10 * S, by_ns=25 * MS),)))
+
+
+def test_the_figures_are_those_of_the_simulation(steady):
+    (trace,) = clock.read_traces(read_run(steady))
+    r = clock.report(trace)
+    assert r.skew_ppm == pytest.approx(40, abs=0.1)
+    assert r.duration_s == pytest.approx(60, abs=0.3)
+    assert r.exchanges > 600
+    assert r.not_used == 0
+    assert (r.board, r.epoch, r.steps) == ("fake board", "1", ())
+    assert 115e-6 < r.delay_min_s < r.delay_median_s < r.delay_p99_s < 300e-6
+    assert 50e-6 < r.bound_median_s < r.bound_max_s < 100e-6
+    assert r.offset_end_s - r.offset_begin_s == pytest.approx(60 * 40e-6, abs=3e-5)
+
+
+def test_a_step_is_told_and_readings_around_it_are_no_values(stepped):
+    run = read_run(stepped)
+    (trace,) = clock.read_traces(run)
+    r = clock.report(trace)
+    (step,) = r.steps
+    assert step.by_s == pytest.approx(-0.025, abs=1e-4)
+    assert step.begin_ns < 10 * S < step.end_ns < step.begin_ns + 0.3 * S
+    readings = run.readings("gpu0.rail_0")
+    lost = readings.flags == 32
+    assert lost.any()
+    assert not lost.all()
+    # Whatever is given out as a value is outside the time in which nobody knows the clock.
+    inside = (readings.t_ns > step.begin_ns) & (readings.t_ns < step.end_ns)
+    assert lost[inside].all()
+    assert not lost[~inside].any()
+    assert (np.diff(readings.t_ns[~lost]) > 0).all()
+    (gap,) = [g for g in run.gaps if "stepped" in g.cause]
+    assert gap.lost == lost.sum()
+    assert "the clock of 'fake board' stepped" in str(run.messages)
+
+
+def test_the_command_prints_for_people_and_for_programs(steady, stepped, capsys):
+    main_ok(["clock", str(steady)])
+    said = capsys.readouterr().out
+    for words in ("clock of fake board, epoch 1", "skew 40.0", "guaranteed bound: ±", "delay: 1"):
+        assert words in said
+    assert "step of" not in said
+    main_ok(["clock", str(stepped)])
+    assert "step of -0.02" in capsys.readouterr().out
+    main_ok(["clock", str(stepped), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["clocks"][0]["steps"][0]["by_s"] == pytest.approx(-0.025, abs=1e-4)
+
+
+def main_ok(arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+
+
+def test_the_picture_has_all_four_rows(stepped, tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    from powerd_analytics.clock_plot import draw_clocks
+
+    out = tmp_path / "clock.png"
+    main_ok(["clock", str(stepped), "--out", str(out)])
+    assert out.stat().st_size > 1000
+    run = read_run(stepped)
+    figure = draw_clocks(run, clock.read_traces(run))
+    assert [a.get_ylabel() for a in figure.axes] == [
+        "offset less its line (µs)", "skew (ppm)", "delay (µs)", "guaranteed bound (± µs)",
+    ]  # fmt: skip
+    # The pieces on the two sides of the step are not joined.
+    assert len(figure.axes[0].lines) == 2
+    assert np.abs(np.concatenate([line.get_ydata() for line in figure.axes[0].lines])).max() < 100
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--marker", "gpu0.rail_0"], "--marker LINE and --phase NAME go together"),
+        (["--marker", "gpu0.rail_0", "--phase", "x"], "a marker is a line of bits"),
+        (["--out", "x.txt"], "a picture is written as .png"),
+    ],
+)
+def test_bad_input_is_one_line(steady, arguments, said, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["clock", str(steady), *arguments])
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert said in line
+
+
+def test_clocks_behind_a_board_are_told(tmp_path):
+    t = np.arange(5, dtype=np.int64) * 100 * MS
+    bound = LineSpec(
+        "node.clock_bound", device="node", t_ns=t, codes={"ns": np.array([100, 200, 300, 400, 9]) * 1000},
+        conversion={"kind": "quantity", "column": "ns", "quantity": "clock_bound_s", "per_code": 1e-9},
+        flags=np.array([0, 0, 0, 0, 8], np.uint16), description="of a node",
+    )  # fmt: skip
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 0.0 * t + 5), bound], devices={"gpu0": ["gpu0.a"]})
+    with h5py.File(path, "a") as file:
+        file["lines/gpu0.a"].attrs["detail"] = json.dumps(
+            {"port": "/dev/ttyACM0", "clock_half_ns": 150_000, "clock_limit_ns": 2_000_000}
+        )
+    found = {o.name: o for o in clock.other_clocks(read_run(path))}
+    assert found["node.clock_bound"].bound_median_s == pytest.approx(250e-6)
+    assert found["node.clock_bound"].bound_max_s == pytest.approx(400e-6)
+    assert found["sim at /dev/ttyACM0"].bound_median_s == pytest.approx(150e-6)
+
+
+class TestMarker:
+    BOUND_NS = 60_000.0
+    PHASES = tuple(PhaseSpec("forward", k * 50 * MS, k * 50 * MS + 20 * MS) for k in range(1, 20))
+
+    def run(self, tmp_path, off_ns, phases=PHASES, without=(), repeats=True):
+        """A pin that follows the phases, ``off_ns`` late, with statuses between as a node sends them."""
+        edges = sorted((t, level) for p in phases for t, level in ((p.begin_ns, 1), (p.end_ns, 0)))
+        rows, count = [(0, 0, 0)], 0
+        for i, (t, level) in enumerate(edges):
+            count += 1
+            if i in without:
+                continue
+            rows.append((t + off_ns, level, count))
+            if repeats and i % 3 == 0:
+                rows.append((t + off_ns + 5 * MS, level, count))
+        t, level, edge = (np.array(column) for column in zip(*rows, strict=True))
+        line = LineSpec(
+            "node.marker", device="node", t_ns=t.astype(np.int64),
+            codes={"level": level.astype(np.uint8), "edge": edge.astype(np.uint16)},
+            conversion={"kind": "quantity", "column": "level", "quantity": "marker_bits", "per_code": 1.0},
+            accuracy={"centre_ns": 10_000},
+        )  # fmt: skip
+        power = LineSpec("gpu0.a", lambda t: 0.0 * t + 5)
+        path = make_run(tmp_path / "r.h5", [power, line], phases, devices={"gpu0": ["gpu0.a"]}, bound_ns=self.BOUND_NS)
+        return read_run(path)
+
+    def test_edges_are_paired_with_marks(self, tmp_path):
+        r = compare_marker(self.run(tmp_path, 40_000), "node.marker", "forward")
+        assert (r.marks, r.edges, r.pairs) == (38, 38, 38)
+        assert r.median_s == pytest.approx(40e-6)
+        assert r.p99_s == pytest.approx(40e-6)
+        assert r.bound_median_s == pytest.approx(70e-6)
+        assert r.holds
+
+    def test_a_difference_beyond_the_bound_is_told(self, tmp_path, capsys):
+        run = self.run(tmp_path, -90_000)
+        r = compare_marker(run, "node.marker", "forward")
+        assert r.median_s == pytest.approx(-90e-6)
+        assert r.outside == 38
+        main_ok(["clock", str(run.path), "--marker", "node.marker", "--phase", "forward"])
+        assert "NOT held by 38 of 38" in capsys.readouterr().out
+
+    def test_lost_edges_do_not_pair_with_others(self, tmp_path):
+        run = self.run(tmp_path, 1_000, without=(4, 5, 11))
+        r = compare_marker(run, "node.marker", "forward")
+        # With an edge, the change of level behind it is lost too: its own time is not known to be an edge's.
+        assert r.pairs <= 35
+        assert r.p99_s == pytest.approx(1e-6)
+        assert r.holds
+
+    def test_what_cannot_be_compared_is_said(self, tmp_path):
+        run = self.run(tmp_path, 0)
+        with pytest.raises(AnalysisError, match="did you mean 'forward'"):
+            compare_marker(run, "node.marker", "forwards")
+        far = self.run(tmp_path, 200 * MS, phases=self.PHASES[:1])
+        with pytest.raises(AnalysisError, match="is it this phase that moves the pin"):
+            compare_marker(far, "node.marker", "forward")

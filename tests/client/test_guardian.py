@@ -1,0 +1,344 @@
+"""The recorder's guardian and workers, killed and stopped in every order: nothing that powerd has may be missing."""
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zmq
+
+from powerd_client import Meter, open_run, recording
+from powerd_client.journal import is_locked, journal_path
+from powerd_core import wire
+from support.fake_daemon import PERIOD_NS, FakeDaemon
+
+AGAIN = "and is started again; powerd holds the readings meanwhile"
+
+
+@pytest.fixture
+def daemon():
+    """A powerd that adds a block of 20 readings every 20 ms and forgets none."""
+    context = zmq.Context()
+    made = FakeDaemon(context, offset_ns=-7_000_000_000)
+    stop = threading.Event()
+
+    def produce():
+        t = made.now_ns()
+        while not stop.wait(max(0.0, (t - made.now_ns()) * 1e-9)):
+            made.add_block([1500] * 20, t - 20 * PERIOD_NS)
+            t += 20 * PERIOD_NS
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    yield made
+    stop.set()
+    thread.join()
+    made.close()
+    context.destroy(linger=0)
+
+
+def wait_for(condition, timeout_s=20):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def go_on(daemon, blocks=10):
+    """Let some readings be taken."""
+    until = len(daemon.ring) + blocks
+    wait_for(lambda: len(daemon.ring) >= until)
+
+
+def workers(guardian):
+    """The guardian's children."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/{guardian}/task/{guardian}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def new_worker(meter, old):
+    """The process that took the place of ``old``, once it has gone on."""
+
+    def found():
+        meter._recording.listen()
+        pid = meter._recording.pid
+        return pid if pid != old and pid in workers(meter._recording.guardian_pid) else None
+
+    return wait_for(found)
+
+
+def kill(pid, number=signal.SIGKILL):
+    os.kill(pid, number)
+    if number == signal.SIGKILL:
+        wait_for(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+
+
+def check_whole(out, daemon):
+    """The run file holds exactly what the daemon took between the run's beginning and its end."""
+    taken = [t for frame in daemon.ring for t in block_times(frame)]
+    with open_run(out) as file:
+        for line in file["lines"].values():
+            found = line["t_board_ns"][:]
+            found = found - found[0] % PERIOD_NS + taken[0] % PERIOD_NS  # lines are read 10 us after each other
+            begin = taken.index(found[0])
+            assert found.tolist() == taken[begin : begin + len(found)]
+            t_host = line["t_ns"][:]
+            assert t_host[0] <= file.attrs["t_start_ns"]
+            assert t_host[-1] >= file.attrs["t_stop_ns"] - 20 * PERIOD_NS or not file.attrs["complete"]
+        # Only a file that was built without its recorder may lack its end.
+        assert np.all(file["gaps/begin_ns"][:] >= t_host[-1])
+        assert len(file["gaps/lost"]) <= file.attrs["rebuilt"]
+        return dict(file.attrs), [json.loads(m)["text"] for m in file["messages"].asstr()]
+
+
+def block_times(frame):
+    block = wire.decode(frame)
+    return np.frombuffer(block.payload, "<i8", block.count).tolist()
+
+
+@pytest.mark.parametrize("moment", ["start", "middle"])
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_path, capfd, moment):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    if moment == "middle":
+        go_on(daemon)
+    with meter.phase("before"):
+        old = meter._recording.pid
+        kill(old)
+    new_worker(meter, old)
+    with meter.phase("after"):
+        go_on(daemon)
+    meter.close()
+    assert capfd.readouterr().err == f"powerd: the recorder died (SIGKILL) {AGAIN}\n"
+    attributes, texts = check_whole(out, daemon)
+    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
+    assert texts == ["the recorder died (SIGKILL) and was started again"]
+    with open_run(out) as file:
+        assert [json.loads(k)["name"] for k in file["phases/kinds"].asstr()] == ["before", "after"]
+        assert file["phases/cut"][:].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("deaths", [1, 3])
+def test_a_worker_that_is_killed_at_the_end_is_told_the_end_again(daemon, tmp_path, deaths):
+    """The command to stop is in the pipe, or was taken by a worker that could not obey any more."""
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    guardian = meter._recording.guardian_pid
+    go_on(daemon)
+    closing = threading.Thread(target=meter.close)
+    closing.start()
+    killed = set()
+    while len(killed) < deaths and closing.is_alive():
+        for pid in set(workers(guardian)) - killed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+    closing.join(20)
+    assert not closing.is_alive()
+    attributes, _ = check_whole(out, daemon)
+    assert attributes["complete"] == 1
+    assert not journal_path(out).exists()
+
+
+@pytest.mark.parametrize("taken", ["all", "half"])
+def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp_path, taken):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    recording = meter._recording
+    go_on(daemon)
+    kill(recording.pid, signal.SIGSTOP)
+    closing = threading.Thread(target=meter.close)
+    closing.start()
+    # As a worker does that reads the command and dies before it could obey.
+    pipe = os.open(f"/proc/{recording.guardian_pid}/fd/0", os.O_RDONLY)
+    assert os.read(pipe, 65536 if taken == "all" else 10).startswith(b'{"stop_ns"')
+    os.close(pipe)
+    kill(recording.pid)
+    closing.join(20)
+    assert not closing.is_alive()
+    attributes, _ = check_whole(out, daemon)
+    assert attributes["complete"] == 1
+
+
+def test_without_its_guardian_the_worker_goes_on(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    kill(meter._recording.guardian_pid)
+    assert is_locked(journal_path(out))
+    go_on(daemon)
+    meter.close()
+    assert capfd.readouterr().err == ""
+    attributes, _ = check_whole(out, daemon)
+    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
+
+
+def test_without_guardian_and_worker_the_trainer_builds_the_file(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    with meter.phase("before"):
+        go_on(daemon)
+    worker = meter._recording.pid
+    kill(meter._recording.guardian_pid)
+    kill(worker)
+    wait_for(lambda: not is_locked(journal_path(out)))
+    with meter.phase("after"):
+        pass
+    meter.close()
+    assert "the recorder died (status -9)" in capfd.readouterr().err
+    attributes, _ = check_whole(out, daemon)
+    assert attributes["rebuilt"] == 1
+    with open_run(out) as file:
+        assert file["phases/cut"][:].tolist() == [0, 0]
+
+
+def test_a_worker_that_was_stopped_misses_nothing(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    kill(meter._recording.pid, signal.SIGSTOP)
+    go_on(daemon, 100)
+    kill(meter._recording.pid, signal.SIGCONT)
+    go_on(daemon)
+    meter.close()
+    assert capfd.readouterr().err == ""
+    check_whole(out, daemon)
+
+
+def test_the_close_waits_for_a_stopped_worker_and_says_so(daemon, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(recording, "_WAITS_S", 0.3)
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    pid = meter._recording.pid
+    kill(pid, signal.SIGSTOP)
+    closing = threading.Thread(target=meter.close)
+    closing.start()
+    said = ""
+
+    def is_said():
+        nonlocal said
+        said += capfd.readouterr().err
+        return said.endswith("\n")
+
+    wait_for(is_said)
+    assert said == f"powerd: waiting for the recorder (process {pid}), which does not answer, for 60 s\n"
+    kill(pid, signal.SIGCONT)
+    closing.join(20)
+    check_whole(out, daemon)
+
+
+def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr(recording, "_WAITS_S", 0.1)
+    monkeypatch.setattr(recording, "_GIVE_UP_S", 0.5)
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    process, pid = meter._recording._process, meter._recording.pid
+    kill(pid, signal.SIGSTOP)
+    meter.close()
+    err = capfd.readouterr().err
+    assert f"has not answered for 0.5 s: the run stays in {journal_path(out)}" in err
+    assert f"joules recover {out}" in err
+    assert not out.exists()
+    kill(pid, signal.SIGCONT)  # the recorder has its commands, and does what is left to do
+    process.wait(20)
+    attributes, _ = check_whole(out, daemon)
+    assert attributes["complete"] == 1
+
+
+def test_workers_that_die_again_and_again_are_given_up(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    guardian = meter._recording.guardian_pid
+    go_on(daemon)
+    # What every new worker inherits is too little to begin with.
+    resource.prlimit(guardian, resource.RLIMIT_AS, (32 << 20, 32 << 20))
+    kill(meter._recording.pid)
+    meter._recording._process.wait(20)
+    with meter.phase("after"):
+        pass
+    meter.close()
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 3
+    assert told[0] == f"powerd: the recorder died (SIGKILL) {AGAIN}"
+    assert "again and again within 60 s and is given up: the training goes on" in told[1]
+    assert "what it had is in" in told[2]
+    attributes, _ = check_whole(out, daemon)
+    assert attributes["rebuilt"] == 1
+
+
+def test_a_worker_out_of_memory_is_replaced(daemon, tmp_path, capfd):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    old = meter._recording.pid
+    used = int(Path(f"/proc/{old}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(old, resource.RLIMIT_AS, (used, used))
+    # More than fits: the worker has to fetch all that gathers while it is stopped.
+    kill(old, signal.SIGSTOP)
+    for _ in range(3000):
+        meter.begin("x", text=len(daemon.ring))
+    for _ in range(200_000):
+        meter.begin("y")
+    kill(old, signal.SIGCONT)
+    new_worker(meter, old)
+    go_on(daemon)
+    meter.close()
+    assert "is started again" in capfd.readouterr().err
+    check_whole(out, daemon)
+
+
+FORKING_TRAINER = """
+import os, sys, time
+from powerd_client import Meter
+meter = Meter(sys.argv[1], sys.argv[2])
+meter.begin("forward")
+child = os.fork()
+if child == 0:
+    time.sleep(600)
+print(child, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_trainer_is_noticed_though_its_children_hold_the_pipe(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    command = [sys.executable, "-c", FORKING_TRAINER, daemon.url, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+        child = int(trainer.stdout.readline())
+        try:
+            trainer.kill()
+            trainer.wait()
+            wait_for(lambda: out.exists() and not journal_path(out).exists())
+        finally:
+            os.kill(child, signal.SIGKILL)
+    attributes, texts = check_whole(out, daemon)
+    assert attributes["complete"] == 0
+    assert texts == ["the training process ended without closing the run"]
+
+
+@pytest.mark.parametrize("target", ["guardian", "worker"])
+def test_sigterm_ends_the_recording_in_order(daemon, tmp_path, target):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    go_on(daemon)
+    os.kill(meter._recording.guardian_pid if target == "guardian" else meter._recording.pid, signal.SIGTERM)
+    wait_for(lambda: out.exists() and not journal_path(out).exists())
+    meter.close()
+    attributes, texts = check_whole(out, daemon)
+    assert (attributes["rebuilt"], texts) == (0, [])
+
+
+def test_the_guardian_is_small(daemon, tmp_path):
+    """It must survive what a worker does not: nothing heavy is loaded in it."""
+    meter = Meter(daemon.url, tmp_path / "run.h5")
+    maps = Path(f"/proc/{meter._recording.guardian_pid}/maps").read_text()
+    assert not [name for name in ("zmq", "numpy", "h5py") if f"/{name}/" in maps]
+    meter.close()

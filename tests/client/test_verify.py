@@ -1,0 +1,187 @@
+"""What `verify` finds in run files that are good, and in those of which one thing is not."""
+
+import h5py
+import numpy as np
+import pytest
+
+from powerd_client.datasets import DIGEST, write_strings
+from powerd_client.tables import seal
+from powerd_client.verify import verify_file
+from powerd_core.errors import RunFileError
+from powerd_core.model import Gap
+from powerd_core.wire import encode
+from support.fake_daemon import PERIOD_NS
+from support.small_run import EPOCH, description, frames, head, make_run_file, stop
+
+CHECKS = {
+    "structure", "checksums", "metadata", "attributes", "run", "phases", "devices", "clocks", "gaps", "counts", "times",
+    "mapping", "flags", "holes",
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run_file(tmp_path / "run.h5")
+
+
+def wrong(path):
+    return {f.check: f.text for f in verify_file(path) if f.state == "wrong"}
+
+
+def test_a_good_file_is_good_in_every_respect(run):
+    findings = list(verify_file(run))
+    assert {f.check for f in findings} == CHECKS
+    assert [f for f in findings if f.state != "ok"] == []
+    said = {f.check: f.text for f in findings}
+    assert said["counts"] == "30 numbers given = 30 received + 0 declared lost"
+    assert said["times"] == "the times of 2400 readings increase"
+
+
+def test_every_dataset_is_in_chunks_with_checksums(run):
+    with h5py.File(run) as file:
+        bare = []
+        file.visititems(lambda name, item: bare.append(name) if getattr(item, "fletcher32", True) is not True else None)
+        assert bare == []
+
+
+def test_what_is_lost_is_declared_and_the_numbers_agree(tmp_path):
+    made = frames()
+    del made[20:26]  # three blocks and their exchanges
+    made[10] = encode(Gap(0, EPOCH, 5, 5 * 40 * PERIOD_NS, 6 * 40 * PERIOD_NS, 1, 40, "bus hung"))
+    later = frames(10, 40, epoch=6, start_ns=3 * 10**9)
+    pieces = [*head(), description(), *made, description(6), *later[:8], *later[10:], *stop(4 * 10**9)]
+    path = make_run_file(tmp_path / "gaps.h5", pieces)
+    assert wrong(path) == {}
+    said = {f.check: f.text for f in verify_file(path)}
+    assert said["counts"] == "40 numbers given = 35 received + 5 declared lost"
+    with h5py.File(path) as file:
+        causes = file["gaps/cause"].asstr()[:].tolist()
+        assert causes == [
+            "bus hung", "3 blocks were not received", "powerd was started anew", "1 blocks were not received",
+            "powerd sent nothing more",
+        ]  # fmt: skip
+        assert file["gaps/numbers"][:].tolist() == [1, 3, 0, 1, 0]
+
+
+def change(path, where, row, value):
+    """A value changed by a program that knows about HDF5, so that checksums are right again."""
+    with h5py.File(path, "r+") as file:
+        file[where][row] = value
+        file.attrs.pop(DIGEST)
+        del file["attributes"]
+        seal(file)
+
+
+@pytest.mark.parametrize(
+    ("where", "row", "value", "check", "text"),
+    [
+        ("phases/end_ns", 3, 5, "phases", "phase 3 ends before it begins"),
+        ("phases/end_ns", 3, 2 * 10**12, "phases", "phase 3 is not inside the phase around it"),
+        ("phases/kind", 2, 7, "phases", "phase 2 is of a kind that is not listed"),
+        ("phases/process", 2, 1, "phases", "phase 2 is of a process that is not listed"),
+        ("phases/parent", 2, 5, "phases", "phase 2 is listed before the phase around it"),
+        ("lines/gpu0.rail_0/flags", 7, 64, "flags", "reading 7 of 'gpu0.rail_0' has a flag that nobody knows"),
+        ("lines/gpu0.rail_0/t_ns", 7, 10**12, "times", "reading 7 of 'gpu0.rail_0' is not later than the one before"),
+        ("lines/gpu0.rail_0/t_ns", 7, 10**12 + 7_000_099, "mapping", "reading 7 of 'gpu0.rail_0' is not where its cl"),
+        ("lines/gpu0.rail_0/t_board_ns", 7, 0, "times", "the board's times of 'gpu0.rail_0' go back 1 times"),
+        ("clocks/fake board-0000000000000005/map", (2, 1), 2e12, "clocks", "point 2 lies outside its guaranteed bound"),
+        ("clocks/fake board-0000000000000005/exchanges", (4, 3), 0, "clocks", "exchange 4 ends before it begins"),
+    ],
+)  # fmt: skip
+def test_one_wrong_value_is_found_and_said(run, where, row, value, check, text):
+    change(run, where, row, value)
+    assert text in wrong(run)[check]
+
+
+def test_a_reading_inside_a_gap_and_a_number_that_nobody_declared_are_found(tmp_path):
+    made = frames()
+    del made[20:22]
+    path = make_run_file(tmp_path / "r.h5", [*head(), description(), *made, *stop(1200 * PERIOD_NS)])
+    change(path, "gaps/end_ns", 0, 10**12 + 500 * PERIOD_NS)
+    change(path, "gaps/numbers", 0, 0)
+    found = wrong(path)
+    assert "lies inside a gap, and " in found["holes"]
+    assert "gaps declare 0 numbers lost, 1 are" in found["counts"]
+
+
+def test_rows_cut_out_of_a_line_do_not_agree_with_what_was_received(run):
+    with h5py.File(run, "r+") as file:
+        for column in file["lines/gpu0.rail_0"].values():
+            column.resize((1100,))
+    assert "has 1100 readings on 'fake board-0000000000000005', 1200 were received" in wrong(run)["counts"]
+
+
+def test_a_byte_in_a_chunk_is_found(run):
+    with h5py.File(run) as file:
+        at = file["lines/gpu0.rail_1/t_ns"].id.get_chunk_info(0).byte_offset
+    data = bytearray(run.read_bytes())
+    data[at + 20] ^= 1
+    run.write_bytes(data)
+    found = wrong(run)
+    assert "/lines/gpu0.rail_1/t_ns, rows 0 to 1199" in found["checksums"]
+    assert found["readings"].startswith("cannot be read")
+
+
+def test_a_changed_attribute_and_a_changed_text_are_found(run):
+    data = run.read_bytes()
+    assert b'"w_per_code": 0.001' in data
+    run.write_bytes(data.replace(b'"w_per_code": 0.001', b'"w_per_code": 0.002', 1))
+    assert set(wrong(run)) == {"metadata"}
+
+
+def test_what_an_older_release_did_not_store_is_neither_right_nor_wrong(run):
+    with h5py.File(run, "r+") as file:
+        del file["parts"], file.attrs[DIGEST], file["gaps/numbers"]
+        clock = next(iter(file["clocks"].values()))
+        del clock["piece_rates"]
+        values = file["phases/cut"][:]
+        del file["phases/cut"]
+        file["phases/cut"] = values
+        file["phases/cut"].attrs["units"] = "1"
+    states = {f.check: f.state for f in verify_file(run)}
+    assert {check for check, state in states.items() if state == "unknown"} == {
+        "checksums", "metadata", "counts", "mapping",
+    }  # fmt: skip
+    assert "wrong" not in states.values()
+
+
+def test_a_run_that_is_not_complete_must_say_why(run):
+    with h5py.File(run, "r+") as file:
+        file.attrs["complete"] = 0
+    assert wrong(run)["run"] == "the run is not complete, and no message says why"
+
+
+def test_only_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(RunFileError, match="there is no run file"):
+        list(verify_file(tmp_path / "absent.h5"))
+    (tmp_path / "text.h5").write_text("hello")
+    (finding,) = verify_file(tmp_path / "text.h5")
+    assert finding.state == "wrong"
+    assert "it is not HDF5" in finding.text
+
+
+def test_texts_of_very_different_length_are_not_stored_in_fixed_width(tmp_path):
+    texts = ["x"] * 1000 + ["y" * 100_000]
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        write_strings(file, "wide", texts)
+        write_strings(file, "even", texts[:1000])
+        write_strings(file, "none", [])
+        assert file["wide"].dtype.kind == "O"
+        assert file["even"].dtype == "S1"
+        assert [file[name].asstr()[:].tolist() for name in ("wide", "even", "none")] == [texts, texts[:1000], []]
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800"])
+def test_texts_that_hdf5_cannot_hold_are_held_all_the_same(tmp_path, text):
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        write_strings(file, "t", [text])
+        assert len(file["t"].asstr()[0]) >= 1
+
+
+def test_times_increase_over_pieces_of_the_reading(run, monkeypatch):
+    monkeypatch.setattr("powerd_client.verify_readings._ROWS", 100)
+    assert wrong(run) == {}
+    with h5py.File(run) as file:
+        t = int(file["lines/gpu0.rail_0/t_ns"][99])
+    change(run, "lines/gpu0.rail_0/t_ns", 100, np.int64(t))
+    assert "reading 100 of 'gpu0.rail_0' is not later" in wrong(run)["times"]

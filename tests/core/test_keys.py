@@ -1,0 +1,160 @@
+"""Key files as texts: read strictly, and no message repeats what may be a secret."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_core.errors import ConfigError
+from powerd_core.keys import (
+    AllowedClient,
+    Credentials,
+    KeyPair,
+    board_address,
+    explain_refusal,
+    find_credentials,
+    keys_directory,
+    parse_boards,
+    parse_clients,
+    parse_pair,
+)
+
+A, B, C = "a" * 40, "B" * 40, ".-:+=^!/*?" * 4
+SECRET = "S3cr3t" * 6 + "abcd"
+
+
+def test_pair() -> None:
+    pair = parse_pair(f'public = "{A}"\nsecret = "{SECRET}"', "f")
+    assert pair == KeyPair(A, SECRET)
+    assert SECRET not in repr(pair) + str(pair) + repr(Credentials(pair, B))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'public = "{A}"\nsecret = "{SECRET}x"',
+        f'public = "{A}"\nsecret = {SECRET}',
+        f'public = "{A}"\nsecret = "{SECRET}',
+        f'public = "{A}"\nsecret = ["{SECRET}"]',
+        f'public = "{A}"\n"{SECRET}" = 1\n',
+        f'public = "{SECRET}x"\nsecret = "{A}"',
+        f"{SECRET}\n{SECRET}",
+        f'secret = "{SECRET}"',
+        f'secret = "{SECRET}"\nsecret = "{SECRET}"',
+        "",
+    ],
+)
+def test_a_bad_pair_is_told_without_its_secret(text: str) -> None:
+    with pytest.raises(ConfigError, match="^f: ") as caught:
+        parse_pair(text, "f")
+    assert SECRET not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+
+
+def test_clients_and_boards() -> None:
+    text = f'[clients.lab]\npublic = "{A}"\nrole = "read"\n[clients."a.b"]\npublic = "{C}"\nrole = "control"'
+    assert parse_clients(text, "f") == {
+        "lab": AllowedClient("lab", A, "read"),
+        "a.b": AllowedClient("a.b", C, "control"),
+    }
+    assert parse_clients("", "f") == {}
+    assert parse_boards(f'"Board:07360" = "{A}"\n"[FE80::1]:7360" = "{B}"', "f") == {
+        "board:7360": A,
+        "[fe80::1]:7360": B,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'[clients.lab]\npublic = "{A}"\nrole = "root"', r"f: \[clients.lab\]: role: write one of 'read', 'control'"),
+        ('[clients.lab]\npublic = "short"\nrole = "read"', r"f: \[clients.lab\]: public: not a key"),
+        (f'[clients.lab]\npublic = "{A}"', r"\[clients.lab\]: role"),
+        (f'[clients.lab]\npublic = "{A}"\nrole = "read"\nadmin = 1', r"\[clients.lab\]: 1 unknown entries"),
+        (f'[clients."-x"]\npublic = "{A}"\nrole = "read"', "does not begin with '-'"),
+        (f'[clients."a b"]\npublic = "{A}"\nrole = "read"', "a name has 1 to 64"),
+        (
+            f'[clients.a]\npublic = "{A}"\nrole = "read"\n[clients.b]\npublic = "{A}"\nrole = "control"',
+            r"f: \[clients.b\]: 'a' has the same key: remove one",
+        ),
+        ("clients = 1", r"write \[clients.NAME\]"),
+        ("[clients]\nlab = 1", "is a table with"),
+        ("[client.a]\n", "1 unknown entries: there may be clients"),
+        ("[clients", r"f: not valid TOML \(at "),
+    ],
+)
+def test_bad_clients(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_clients(text, "f")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f'board = "{A}"', "f: 'board' is no HOST:PORT"),
+        (f'"b:1" = "{A}"\n"B:01" = "{A}"', "f: 'B:01' is there twice"),
+        ('"b:1" = "x"', "f: 'b:1': not a key"),
+        ('"b:1" = 1', "f: 'b:1': not a key"),
+    ],
+)
+def test_bad_boards(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_boards(text, "f")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_keys_or_our_error(text: str) -> None:
+    for parse in (parse_pair, parse_clients, parse_boards):
+        try:
+            parse(text, "f")
+        except ConfigError:
+            continue
+
+
+@given(st.text(max_size=60))
+def test_an_address_is_its_own_address(text: str) -> None:
+    address = board_address(text)
+    assert address is None or board_address(f"tcp://{address}") == board_address(address) == address
+
+
+@pytest.mark.parametrize("text", ["board", "ipc:///x:1", "b:0", "b:70000", "::1:7360", ":1", "b:*", "b:٣", "a b:1", ""])
+def test_no_addresses(text: str) -> None:
+    assert board_address(text) is None
+
+
+def test_credentials_are_found_by_address() -> None:
+    files = {"boards.toml": f'"board:7360" = "{B}"', "client.toml": f'public = "{A}"\nsecret = "{SECRET}"'}
+
+    def read(name: str, is_secret: bool) -> str | None:
+        assert is_secret == (name == "client.toml")
+        return files.get(name)
+
+    assert find_credentials("tcp://Board:7360", "d", read) == Credentials(KeyPair(A, SECRET), B)
+    assert find_credentials("tcp://board:7361", "d", read) is None
+    assert find_credentials("ipc:///board:7360", "d", read) is None
+    del files["client.toml"]
+    with pytest.raises(ConfigError, match="none of this client's own: make it with `powerd keys client`"):
+        find_credentials("tcp://board:7360", "d", read)
+    files.clear()
+    assert find_credentials("tcp://board:7360", "d", read) is None
+
+
+def test_where_keys_are() -> None:
+    assert keys_directory({}, "/home/u") == "/home/u/.config/powerd"
+    assert keys_directory({"XDG_CONFIG_HOME": "/x"}, "/home/u") == "/x/powerd"
+    assert keys_directory({"XDG_CONFIG_HOME": "/x", "POWERD_KEYS": "/k"}, "/home/u") == "/k"
+
+
+def test_refusals_say_what_to_do() -> None:
+    own = Credentials(KeyPair(C, SECRET), B)
+    said = [
+        explain_refusal("tcp://b:7360", None, is_denied=False),
+        explain_refusal("tcp://b:7360", own, is_denied=True),
+        explain_refusal("tcp://b:7360", own, is_denied=False),
+    ]
+    assert "powerd keys trust b:7360 KEY" in said[0]
+    assert f"powerd keys allow NAME '{C}'" in said[1]
+    assert "powerd keys trust --replace b:7360 KEY" in said[2]
+    assert SECRET not in "".join(said)

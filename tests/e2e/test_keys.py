@@ -1,0 +1,130 @@
+"""docs/security.md, typed in: a board and a training host with a key directory each, real processes between them."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from powerd_client.meter import Meter
+from powerd_core.errors import PeerError
+
+DOCS = Path(__file__).parents[2] / "docs" / "security.md"
+PATIENCE_S = 30.0
+
+
+class Place:
+    """A machine, as far as keys go: a home of its own."""
+
+    def __init__(self, home: Path, port: int) -> None:
+        home.mkdir()
+        self.home = home
+        self.port = port
+        self.environment = {k: v for k, v in os.environ.items() if k not in ("POWERD_KEYS", "XDG_CONFIG_HOME")}
+        self.environment["HOME"] = str(home)
+
+    def words(self, line: str) -> list[str]:
+        """A line of the walk-through as a shell would see it, with this machine for the board."""
+        here = line.replace("tcp://*:7360", f"tcp://127.0.0.1:{self.port}").replace(
+            "board:7360", f"127.0.0.1:{self.port}"
+        )
+        name, *rest = shlex.split(here)
+        module = {"powerd": "powerd_daemon", "joules": "powerd_analytics"}[name]
+        return [sys.executable, "-P", "-m", module, *rest]
+
+    def run(self, line: str, status: int = 0) -> str:
+        done = subprocess.run(
+            self.words(line),
+            env=self.environment,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout if status == 0 else done.stderr
+
+
+@contextmanager
+def serving(place: Place, line: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(place.words(line), env=place.environment, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        assert "listens on" in process.stderr.readline()
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+
+
+def free_ports() -> int:
+    """A port with two free ones after it."""
+    for _ in range(100):
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port: int = first.getsockname()[1]
+            try:
+                with socket.create_server(("127.0.0.1", port + 1)), socket.create_server(("127.0.0.1", port + 2)):
+                    return port
+            except OSError:
+                continue
+    raise AssertionError("there are no three free ports in a row")
+
+
+def walk_through() -> list[str]:
+    section = DOCS.read_text().partition("## Keys, step by step")[2].partition("### Where keys are")[0]
+    return re.findall(r"^    (\S.*)$", section, re.MULTILINE)
+
+
+def printed(output: str, line: str) -> str:
+    """The command that one side printed for the other, which the walk-through shows with a placeholder."""
+    command = next(row.strip() for row in output.splitlines() if row.startswith("    powerd keys "))
+    assert command.split()[:3] == line.split()[:3]
+    return command
+
+
+@pytest.mark.timeout(120)
+def test_the_walk_through_works_as_it_stands(tmp_path: Path) -> None:
+    port = free_ports()
+    board, host = Place(tmp_path / "board", port), Place(tmp_path / "host", port)
+    server, trust, client, allow, run, describe, record = walk_through()
+    host.run(printed(board.run(server), trust))
+    board.run(printed(host.run(client), allow))
+    # Loopback stands for the network here, so that keys must be asked for by name.
+    run += f" --keys {board.home}/.config/powerd"
+    with serving(board, run):
+        assert "read by those whose keys it knows" in host.run(describe)
+        (host.home / "train.py").write_text("import time\ntime.sleep(0.3)\n")
+        host.run(record.replace("python train.py", f"{sys.executable} train.py"))
+        assert (host.home / "run.h5").stat().st_size > 0
+        assert "handshakes_failed: 0" in host.run(describe.replace("describe", "stats"))
+        # The board reaches itself with its own keys, and one without keys may nothing.
+        assert "served_clients" in board.run(describe.replace("describe", "stats"))
+        stranger = Place(tmp_path / "stranger", port)
+        assert "there is no key for it here" in stranger.run(describe, status=2)
+        board.run("powerd keys revoke lab")
+        assert "refuses this client's key: on the board run `powerd keys allow NAME '" in host.run(describe, status=2)
+        assert "refuses this client's key" in host.run(record.replace("run.h5", "two.h5"), status=2)
+        with pytest.raises(PeerError, match="refuses this client's key"):
+            Meter(f"tcp://127.0.0.1:{port}", host.home / "three.h5", keys=host.home / ".config" / "powerd")
+    assert not list(host.home.glob("t*.h5*"))
+
+
+def test_beyond_loopback_without_keys_it_does_not_start(tmp_path: Path) -> None:
+    board = Place(tmp_path / "board", free_ports())
+    began = time.monotonic()
+    error = board.run("powerd run --sim --listen tcp://0.0.0.0:1", status=2)
+    assert error.count("\n") == 1
+    assert f"there are no keys in {board.home}/.config/powerd: make them with `powerd keys server`" in error
+    assert "or let anyone read with --insecure" in error
+    assert time.monotonic() - began < PATIENCE_S

@@ -1,0 +1,144 @@
+"""One cell of the matrix, run with real processes: what came of it, and what of that should not be."""
+
+from __future__ import annotations
+
+import re
+import time
+import traceback
+from dataclasses import dataclass, field, replace
+
+from faults import acts_around  # noqa: F401  (fills the table of acts)
+from faults.account import Account, take_account
+from faults.acts import ACTS
+from faults.kinds import Cell
+from faults.scale import FULL, QUICK, Scale
+from faults.stage import Stage, hold, staged
+from powerd_client.hostclock import now_ns
+
+BRIEF_S = 0.3
+LONGEST_STEP_S = 1.5
+"""A step of the training takes 10 ms; on a busy machine it may wait for its turn, but never for the recorder."""
+CUT_S = 0.2
+STRUCK_TRAINER = ("kill", "restart")
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one run of one cell."""
+
+    cell: Cell
+    moment: str
+    account: Account = field(default_factory=Account)
+    fault_s: float = 0.0
+    t_fault_ns: int = 0
+    """When the fault began, on the host's clock."""
+    steps: int = 0
+    longest_step_s: float = 0.0
+    clients_missing: int = 0
+    clients_frames: int = 0
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name}-{self.moment}"
+
+
+def run_cell(cell: Cell, moment: str, scale: Scale = QUICK) -> Outcome:
+    """Record a training, strike, and look at what is there. Never raises for what the run did wrong."""
+    if cell.full_length_s and scale.length_s == FULL.length_s:
+        scale = replace(scale, length_s=cell.full_length_s)
+    outcome = Outcome(cell, moment)
+    stage = Stage(scale, **dict(cell.stage))  # type: ignore[arg-type]
+    try:
+        with staged(stage):
+            _play(stage, outcome, scale)
+            _look(stage, outcome)
+    except Exception as error:
+        # One cell that breaks must not end a suite of hours.
+        outcome.problems.append(f"{type(error).__name__}: {error} ({traceback.format_exc().splitlines()[-2].strip()})")
+    outcome.problems += stage.problems
+    return outcome
+
+
+def _play(stage: Stage, outcome: Outcome, scale: Scale) -> None:
+    cell, moment = outcome.cell, outcome.moment
+    trainer = stage.train()
+    if moment != "start":
+        stage.await_steps(scale.before_steps)
+    began, outcome.t_fault_ns = time.monotonic(), now_ns()
+    with ACTS[cell.victim, cell.kind](stage):
+        if moment == "end" and stage.trainer is not None:
+            stage.trainer.tell("finish")
+        hold(BRIEF_S if cell.is_brief else scale.length_s)
+    outcome.fault_s = time.monotonic() - began
+    is_struck = cell.victim == "trainer" and cell.kind in STRUCK_TRAINER
+    if moment != "end" and not is_struck:
+        stage.await_flow()
+        stage.await_steps(scale.after_steps)
+    status = stage.finish_training() if not is_struck else trainer.ended()
+    if is_struck:
+        stage.await_file()
+    elif status:
+        outcome.problems.append(f"the training ended with status {status}: {trainer.said[-500:]}")
+    if stage.disk.exists():
+        stage.disk.unlink()
+
+
+def _look(stage: Stage, outcome: Outcome) -> None:
+    cell, problems = outcome.cell, outcome.problems
+    if stage.has_journal():
+        made = stage.joules("recover", stage.out)
+        if made.returncode:
+            problems.append(f"joules recover: {made.stderr.strip()}")
+    account = outcome.account = take_account(stage.out)
+    problems += account.problems
+    bound_s = _bound_s(outcome)
+    if account.lost_s > bound_s:
+        problems.append(f"{account.lost_s:.2f} s are lost, at most {bound_s:.2f} s may be")
+    if account.lost != account.declared:
+        problems.append(f"{account.lost} readings are lost, {account.declared} declared lost")
+    _check_training(stage, outcome)
+    checked = stage.joules("verify", stage.out)
+    if checked.returncode:
+        problems.append(f"joules verify: {(checked.stderr or checked.stdout).strip()[-600:]}")
+    further = stage.further_clients()
+    outcome.clients_frames, outcome.clients_missing = sum(further["frames"]), sum(further["missing"])
+    # A client beside the recorder must not notice what happens to it or to its way.
+    if outcome.clients_missing and cell.victim in ("recorder", "trainer", "network", "disk"):
+        problems.append(f"other clients miss {outcome.clients_missing} numbers")
+    if stage.scale.clients and not outcome.clients_frames:
+        problems.append("other clients received nothing")
+    said = stage.said()
+    if "Traceback" in said:
+        problems.append(f"a traceback: {said[said.index('Traceback') :][-1500:]}")
+    text = "\n".join([*account.said, said])
+    is_silent = cell.is_silent_at_end and outcome.moment == "end" and not account.lost
+    if cell.says and not is_silent and not re.search(cell.says, text):
+        problems.append(f"nobody said anything like {cell.says!r}: {text[-1500:]}")
+
+
+def _bound_s(outcome: Outcome) -> float:
+    rest_s = max(outcome.account.t_stop_ns - outcome.t_fault_ns, 0) / 1e9
+    return outcome.cell.bound(outcome.moment).seconds(outcome.fault_s, rest_s)
+
+
+def _check_training(stage: Stage, outcome: Outcome) -> None:
+    cell, problems, account = outcome.cell, outcome.problems, outcome.account
+    assert stage.trainer is not None
+    closing = stage.trainer.told("closing")
+    if not closing:
+        outcome.steps = stage.steps
+        if cell.victim != "trainer":
+            problems.append("the training did not come to its end")
+        elif account.steps < stage.steps:
+            problems.append(f"{stage.steps} steps were made, {account.steps} are in the file")
+        return
+    outcome.steps, outcome.longest_step_s = int(closing[-1]["steps"]), float(closing[-1]["longest_s"])
+    cut_s = (int(closing[-1]["t_ns"]) - account.t_stop_ns) / 1e9
+    if cut_s > _bound_s(outcome) + CUT_S:
+        problems.append(f"the file ends {cut_s:.2f} s before the training did")
+    if cell.victim != "trainer" and outcome.longest_step_s > LONGEST_STEP_S:
+        problems.append(f"a step of the training took {outcome.longest_step_s:.2f} s")
+    keeps_marks = (cell.victim, cell.kind) not in {("trainer", "full"), ("trainer", "garbage")}
+    if keeps_marks and account.steps != outcome.steps:
+        problems.append(f"{outcome.steps} steps were made, {account.steps} are in the file")

@@ -1,0 +1,86 @@
+"""A source whose readings are numbered: `tests/faults` knows by them which scans a run file should hold.
+
+Scan n belongs to the moment n * period of the board's clock, whoever reads it: what is missing between two readings is
+the difference of their numbers, across restarts too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from powerd_core.blocks import BlockBuilder
+from powerd_core.model import Block, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
+from powerd_daemon.sources.base import Source
+
+POLL_NS = 5_000_000
+SLEPT_NS = 500_000_000
+"""A chip that has not been read for so long has forgotten what it measured meanwhile."""
+NUMBER_BITS = 32
+
+
+@dataclass(frozen=True)
+class NumberedOptions:
+    """Options of the numbered source."""
+
+    lines: int = 4
+    """how many lines read the same number"""
+    rate_hz: float = 500.0
+
+
+class NumberedSource(Source):
+    """Every line of scan n reads the code n (its lowest 32 bits)."""
+
+    Options = NumberedOptions
+    options: NumberedOptions
+
+    @property
+    def period_ns(self) -> int:
+        return POLL_NS
+
+    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        self._scan_ns = round(1e9 / self.options.rate_hz)
+        names = tuple(f"dev.l{i}" for i in range(self.options.lines))
+        conversion = ScaledConversion("number", 1e-6)
+        lines = tuple(Line(name, "dev", conversion, Provenance.SIMULATED) for name in names)
+        number = self.start.first_stream
+        stream = Stream(number, self.start.name, (Column("number", "I"),), lines, self._scan_ns)
+        self._builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(number, 0))
+        self._next: int | None = None
+        self._made: list[Block | Gap] = []
+        return (stream,), (Device("dev", names),)
+
+    def poll(self) -> None:
+        reached = self.start.clock.now_ns() // self._scan_ns
+        if self._next is None:
+            # Later than every gap that tells of what was before.
+            self._next = reached + 1
+            return
+        if (reached - self._next) * self._scan_ns > SLEPT_NS:
+            self._forget(self._next, reached)
+            self._next = reached
+        n = self.options.lines
+        while self._next <= reached:
+            self._builder.append(self._next * self._scan_ns, [0] * n, [0] * n, [[self._next % (1 << NUMBER_BITS)] * n])
+            self._next += 1
+
+    def _forget(self, first: int, behind: int) -> None:
+        self._made += self.take()
+        builder = self._builder
+        t_last_ns = (first - 1) * self._scan_ns
+        gap = Gap(
+            builder.stream.number,
+            builder.epoch,
+            builder.sequence,
+            t_last_ns,
+            behind * self._scan_ns,
+            1,
+            behind - first,
+            "the sensor was not read in time",
+        )
+        builder.sequence += 1
+        self._made.append(gap)
+
+    def take(self) -> list[Block | Gap]:
+        made, self._made = self._made, []
+        block = self._builder.take()
+        return [*made, block] if block is not None else made

@@ -1,0 +1,84 @@
+"""The simulated graphics card with a bus whose faults a test steers through a file while it runs."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+from powerd_daemon.ina.bus import RegisterBus
+from powerd_daemon.ina.chips import INA226
+from powerd_daemon.sim.bus import SimBus
+from powerd_daemon.sim.chip import SimChip
+from powerd_daemon.sources.sim import SimOptions, SimSource
+
+HOLD_NS = 40_000_000
+"""For so long after its last word a fault goes on by itself."""
+
+
+class Steered:
+    """Does to a simulated bus what the word in ``script`` says, for as long as it says so.
+
+    ``dead`` a chip is gone, ``stuck`` the bus is held low, ``brown-out`` all chips are reset once, ``latency`` every
+    transfer begins late, ``wrong-device`` another chip answers, ``nack`` transfers are not acknowledged.
+    """
+
+    def __init__(self, script: Path) -> None:
+        self._script = script
+        self._word = ""
+        self._away: dict[int, SimChip] = {}
+
+    def before(self, bus: SimBus, t_ns: int) -> None:
+        try:
+            word = self._script.read_text().strip()
+        except OSError:
+            word = ""
+        if word != self._word:
+            self._end(bus, t_ns)
+            self._word = word
+            self._begin(bus)
+        if word == "stuck":
+            bus.stuck_until_ns = t_ns + HOLD_NS
+        elif word == "latency":
+            bus.delay_ns = 8_000_000
+        elif word == "nack":
+            bus.fail(min(bus.chips), 1, errno.EREMOTEIO)
+
+    def _begin(self, bus: SimBus) -> None:
+        if self._word == "brown-out":
+            for address in bus.chips:
+                bus.brown_out(address)
+        elif self._word in ("dead", "wrong-device"):
+            address = min(bus.chips)
+            self._away[address] = bus.chips.pop(address)
+            if self._word == "wrong-device":
+                bus.chips[address] = SimChip(INA226, [], t_ns=0)
+
+    def _end(self, bus: SimBus, t_ns: int) -> None:
+        for address, chip in self._away.items():
+            chip.reset(t_ns)
+            bus.chips[address] = chip
+        self._away.clear()
+        bus.stuck_until_ns = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SteeredOptions(SimOptions):
+    """Those of `sim`, and where the faults are written."""
+
+    script: Path = field(default=Path("faults"), metadata={"help": "file that names the fault of the moment"})
+
+
+class SteeredSim(SimSource):
+    """A `sim` that obeys a file."""
+
+    Options: ClassVar[type[SimOptions]] = SteeredOptions
+
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        bus, detail = super().connect()
+        assert isinstance(self.options, SteeredOptions)
+        assert self.bus is not None
+        self.bus.trouble = Steered(self.options.script)
+        return bus, detail

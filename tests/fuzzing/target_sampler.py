@@ -1,0 +1,76 @@
+"""The samplers' private socket: whatever a sampler sends, the rings stay whole and hold only what clients can read."""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import cache
+
+import zmq
+
+from fuzzing.frames import EPOCH, STREAMS, any_frame, likely_block, likely_gap, message
+from fuzzing.picker import Picker, spoiled
+from powerd_core import wire
+from powerd_core.document import to_document
+from powerd_core.errors import WireError
+from powerd_core.wire import decode
+from powerd_daemon.config import Config, ServerConfig, SourceConfig
+from powerd_daemon.log import Log
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.store import Store
+from powerd_daemon.supervisor import Sampler, Supervisor
+
+_RING_BYTES = 4096
+
+
+@cache
+def _supervisor() -> tuple[Supervisor, io.StringIO]:
+    clock, said = VirtualClock(), io.StringIO()
+    config = Config(ServerConfig(), (SourceConfig("sim", "sim", {}, "x"),))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
+    made = Supervisor(config, Store(EPOCH, _RING_BYTES), context, clock, Log(said, clock))
+    os.rmdir(made._directory)
+    return made, said
+
+
+def one(data: bytes) -> None:
+    picker = Picker(data)
+    supervisor, said = _supervisor()
+    said.seek(0)
+    said.truncate()
+    store = supervisor._store = Store(EPOCH, _RING_BYTES)
+    sampler = Sampler(supervisor.samplers[0].config, 0)
+    streams = {"streams": to_document(STREAMS), "devices": []}
+    supervisor._take(sampler, message("streams", streams))
+    for _ in range(picker.below(24)):
+        try:
+            supervisor._take(sampler, _frame(picker, store))
+        except WireError:
+            continue
+    for number, intake in store.intakes.items():
+        ring = intake.ring
+        assert ring.size_bytes <= _RING_BYTES or len(ring) == 1
+        at = max(ring.oldest - 2, 0)
+        for _ in range(len(ring) + 4):
+            if (found := ring.find(at)) is None:
+                break
+            event = decode(found[0])
+            assert (event.stream, event.epoch, event.sequence) == (number, EPOCH, at)
+            at = found[1]
+    assert len(said.getvalue()) < 20_000
+    assert all(line.isprintable() for line in said.getvalue().splitlines())
+
+
+def _frame(picker: Picker, store: Store) -> bytes:
+    how = picker.below(5)
+    if how == 0:
+        return any_frame(picker)
+    if how == 1:
+        subject = picker.one_of(("streams", "statistics", "notice", "failed", "x"))
+        body = {"streams": to_document(STREAMS), "devices": [], "message": picker.text(), "final": picker.flip()}
+        return message(subject, spoiled(body, picker) if picker.flip() else {"message": picker.value()})
+    stream = picker.one_of(STREAMS)
+    sequence = store.intakes[stream.number].ring.next + (picker.below(4) if picker.rarely() else 0)
+    if sequence >= wire.CURRENT:
+        return any_frame(picker)
+    return likely_gap(picker, stream, sequence) if how == 2 else likely_block(picker, stream, sequence)

@@ -1,0 +1,183 @@
+"""What fuzzing and reading for it turned up outside the targets, each as a test of its own."""
+
+from __future__ import annotations
+
+import errno
+import io
+import subprocess
+import time
+import tomllib
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fuzzing.frames import description_document, sealed
+from powerd_client.job import Job
+from powerd_client.journal import MarkTail
+from powerd_client.logbook import Logbook
+from powerd_client.markwriter import MarkWriter
+from powerd_core.document import read_description
+from powerd_core.errors import WireError
+from powerd_core.text import printable
+from powerd_core.toml_text import parse_toml
+from powerd_core.wire import MESSAGE, Message, decode, encode
+from powerd_daemon import printing, supervisor
+from powerd_daemon.config import Config, ServerConfig, SourceConfig
+from powerd_daemon.log import BURST, MAX_LINE, Log
+from powerd_daemon.meter.link import LineReader
+from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.store import Store
+from powerd_daemon.supervisor import Supervisor
+
+
+class TestText:
+    @given(st.text(max_size=80))
+    def test_nothing_that_a_terminal_obeys_is_left_and_nothing_readable_is_touched(self, text):
+        shown = printable(text)
+        assert all(c.isprintable() or c in "\u00a0\u202f" for c in shown)
+        if text.isprintable():
+            assert shown == text
+
+    def test_escape_sequences_and_hidden_characters_are_spelled_out(self):
+        assert printable("a\x1b[2Jb\n\u202e\ud800") == "a\\x1b[2Jb\\n\\u202e\\ud800"
+        assert printable("x" * 50, limit=10) == "x" * 10 + "…"
+
+    def test_a_log_stays_one_line_a_complaint_however_many_and_long_they_are(self):
+        said = io.StringIO()
+        log = Log(said, VirtualClock())
+        for i in range(10_000):
+            log.complain(f"{i}\n\x1b]0;title\x07" + "x" * 5000)
+        lines = said.getvalue().splitlines()
+        assert len(lines) == BURST
+        assert all(line.isprintable() and len(line) < 2 * MAX_LINE for line in lines)
+
+    def test_statistics_of_a_strange_powerd_cannot_move_the_cursor(self):
+        shown = printing.tree({"a\x1b[1A": {"b": "\x1b[2J", "c": ["\r\n"]}, "d\x07": []})
+        assert all(line.isprintable() for line in shown.split("\n"))
+
+
+class TestNumbers:
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a = " + "[" * 5000,
+            "a = " + "9" * 5000,
+            "a = inf",
+            "a = [nan]",
+            'a = "\\u0000"',
+            "[b]\na = 9223372036854775808",
+        ],
+    )
+    def test_toml_that_python_chokes_on_is_refused_as_toml(self, text):
+        with pytest.raises(tomllib.TOMLDecodeError):
+            parse_toml(text)
+
+    def test_a_message_that_json_cannot_say_is_our_error(self):
+        with pytest.raises(WireError, match="cannot be sent"):
+            encode(Message("x", {"a": float("inf")}))
+
+    @pytest.mark.parametrize("body", ['{"a": 1e999}', '{"a": NaN}', '{"a": ' + "[" * 40 + "]" * 40 + "}"])
+    def test_a_message_that_could_not_be_written_again_is_garbage(self, body):
+        text = f'{{"subject":"x","body":{body}}}'.encode()
+        with pytest.raises(WireError, match="unusable|levels|finite"):
+            decode(sealed(MESSAGE, text))
+
+    @pytest.mark.parametrize(
+        ("value", "text"), [(float("nan"), "NaN"), (float("inf"), "Infinity"), (-float("inf"), "-Infinity")]
+    )
+    def test_an_attribute_that_is_no_number_does_not_end_the_recording(self, tmp_path, value, text):
+        writer = MarkWriter(tmp_path)
+        writer.kind("forward", {"loss": value, "batch": 4}, "host")
+        writer.close()
+        names, _ = MarkTail(tmp_path, consume=False).read()
+        (kind,) = [n for n in names if "kind" in n]
+        found = decode(encode(Message("phase-names", kind)))
+        assert isinstance(found, Message)
+        assert found.body["attributes"] == {
+            "loss": {"nan": "NaN", "inf": "Infinity"}.get(str(value), "-Infinity"),
+            "batch": 4,
+        }
+
+
+class TestLineReader:
+    @given(st.lists(st.binary(max_size=3000) | st.sampled_from([b"\n", b"1 W\n", b"x" * 2000]), max_size=20))
+    def test_no_line_and_no_memory_beyond_the_limit_however_it_is_cut(self, pieces):
+        reader = LineReader(1000)
+        lines = [line for i, p in enumerate(pieces) for _, line in reader.feed(p, i * 10, i * 10 + 10)]
+        assert all(len(line) <= LineReader.MAX_LINE for line in lines)
+        whole = [line for _, line in LineReader(1000).feed(b"".join(pieces), 0, 10)]
+        ended = b"".join(pieces).count(b"\n")
+        assert len([*lines]) >= ended
+        assert lines[:ended] == whole[:ended]
+
+    def test_what_follows_a_line_that_is_too_long_is_not_taken_for_a_line(self):
+        reader = LineReader(0)
+        found = [line for p in (b"x" * 3000, b"y" * 3000, b"12 W\n", b"13 W\n") for _, line in reader.feed(p, 0, 0)]
+        assert found == [b"x" * LineReader.MAX_LINE, b"13 W"]
+
+
+class TestSupervisor:
+    def test_a_sampler_that_cannot_be_started_now_is_started_later(self, monkeypatch, tmp_path):
+        said, clock = io.StringIO(), VirtualClock()
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        config = Config(ServerConfig(), (SourceConfig("sim", "sim", {}, "here"),))
+        made = Supervisor(config, Store(7, 1 << 20), context, clock, Log(said, clock))
+        started = []
+
+        def spawn(spec):
+            started.append(spec)
+            if len(started) in (2, 3):
+                raise OSError(errno.EMFILE, "Too many open files")
+            return subprocess.Popen(["true"])
+
+        monkeypatch.setattr(supervisor, "spawn", spawn)
+        try:
+            made.start(zmq.Poller())
+            sampler = made.samplers[0]
+            sampler.streams = ()
+            end = time.monotonic() + 20
+            while len(started) < 4 and time.monotonic() < end:
+                made.mind()
+                clock.t_ns += 100_000_000
+            assert len(started) >= 4
+            assert "cannot be started now" in said.getvalue()
+        finally:
+            made.close()
+            context.term()
+
+
+def test_an_error_never_repeats_more_of_a_message_than_a_person_reads():
+    document = description_document()
+    document["board"] = ["\x1b[2J" * 100_000]
+    with pytest.raises(WireError) as caught:
+        read_description(document)
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+
+
+def test_names_of_phases_that_make_no_sense_are_passed_over(tmp_path: Path):
+    damaged = b'{"kind": 0}\n[1]\n"x"\n' + b"[" * 5000 + b'\n{"kind": 1, "x": 1e999}\n{'
+    (tmp_path / "marks-0000000000000001.names").write_bytes(damaged)
+    names, marks = MarkTail(tmp_path, consume=False).read()
+    assert [n["kind"] for n in names] == [0]
+    assert marks == []
+
+
+def test_a_powerd_that_never_runs_out_of_errors_fills_neither_journal_nor_terminal(tmp_path: Path):
+    said: list[str] = []
+    voice = SimpleNamespace(warn=said.append)
+    job = Job(tmp_path / "run.h5", tmp_path, [], 1, None, {})
+    log = Logbook(job, voice, None)
+    try:
+        for i in range(5000):
+            log.warn(f"{i}\x1b[2J" + "x" * 10_000)
+        log.flush()
+    finally:
+        log.close()
+    assert len(said) == 1000
+    assert all(text.isprintable() and len(text) < 600 for text in said)
+    assert (tmp_path / "journal.bin").stat().st_size < 2 << 20
