@@ -49,7 +49,7 @@ $(MICROPYTHON_READY): | $(READY)
 	fi
 
 test: $(READY) $(MICROPYTHON_READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -61,6 +61,9 @@ def tables(
     output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
     device: Device = None,
     calibration: Calibration = None,
+    above_idle: Annotated[
+        bool, Parameter(negative="", help="Show the energy above idle beside the whole; the run needs a baseline.")
+    ] = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Print joules, seconds and watts of every kind of phase, with totals by group.
@@ -80,7 +83,13 @@ def tables(
 
     _refuse_existing(output, overwrite)
     with LateProgress(_stderr()) as progress:
-        table = phase_table(_open(run, calibration, progress), device, progress=progress)
+        opened = _open(run, calibration, progress)
+        if above_idle:
+            from powerd_analytics.baseline import table_above_idle
+
+            table = table_above_idle(opened, device, progress=progress)
+        else:
+            table = phase_table(opened, device, progress=progress)
     if format == "table" and output is None:
         render.print_table(table, Console(width=None if sys.stdout.isatty() else 200))
         return
@@ -204,17 +213,122 @@ def record(
         Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")
     ] = None,
     quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
+    baseline: Annotated[float | None, Parameter(help="Measure idle power so many seconds before and after.")] = None,
+    tag_wandb: Annotated[
+        str | None, Parameter(help="Write the totals to this W&B run afterwards: ENTITY/PROJECT/RUN.")
+    ] = None,
+    tag_mlflow: Annotated[str | None, Parameter(help="The same for an MLflow run, by its id.")] = None,
+    tag_tensorboard: Annotated[Path | None, Parameter(help="The same for a TensorBoard log directory.")] = None,
 ) -> int:
     """Record any command; its phases too, where it marks them. Exits with the command's status.
 
     For example: joules record --out run.h5 -- python train.py
     """
+    from powerd_analytics.tags import Targets, tag_afterwards
     from powerd_client.record import record_command
     from powerd_core.errors import ConfigError
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
-    return record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys)
+    targets = Targets(tag_wandb, tag_mlflow, tag_tensorboard)
+    targets.check()  # before the training, not after it
+    options = {} if baseline is None else {"baseline_s": baseline}
+    status = record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, **options)
+    tag_afterwards(out, targets)
+    return status
+
+
+@app.command
+def tag(
+    run: Annotated[Path, Parameter(help="A run file.")],
+    *,
+    wandb: Annotated[str | None, Parameter(help="A W&B run: ENTITY/PROJECT/RUN.")] = None,
+    mlflow: Annotated[str | None, Parameter(help="An MLflow run, by its id.")] = None,
+    tensorboard: Annotated[Path | None, Parameter(help="A TensorBoard log directory.")] = None,
+    device: Device = None,
+) -> None:
+    """Write a run's joules, seconds, watts and EDP to the experiment trackers that followed the training.
+
+    For example: joules tag run.h5 --wandb me/cifar/3x4mpl3
+    """
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.tags import Targets, totals, write_tags
+    from powerd_core.errors import ConfigError
+
+    targets = Targets(wandb, mlflow, tensorboard)
+    if not targets:
+        raise ConfigError("nothing to tag: give --wandb ENTITY/PROJECT/RUN, --mlflow RUN_ID or --tensorboard DIR")
+    targets.check()
+    with LateProgress(_stderr()) as progress:
+        values = totals(_open(run, None, progress), device, progress=progress)
+    write_tags(values, targets)
+    print(f"{len(values)} values written to {targets}")
+
+
+@app.command
+def trace(
+    run: Annotated[Path, Parameter(help="A run file.")],
+    *,
+    output: Annotated[Path, Parameter(alias="-o", help="Trace to write (.json or .json.gz).")],
+    profile: Annotated[
+        Path | None, Parameter(help="A trace of torch.profiler (export_chrome_trace), .json or .json.gz.")
+    ] = None,
+    device: Device = None,
+    max_points: Annotated[int, Parameter(help="At most so many points a counter; peaks and dips are kept.")] = 100_000,
+    whole_run: Annotated[
+        bool, Parameter(negative="", help="All of the run, not only what lies beside the profile.")
+    ] = False,
+    overwrite: Overwrite = False,
+) -> None:
+    """Put power and phases into a torch.profiler trace, on its timeline, or into a trace of their own.
+
+    For example:
+
+      joules trace run.h5 --profile trace.json -o both.json.gz
+
+      joules trace run.h5 -o power.json
+    """
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.run import read_run
+    from powerd_analytics.trace import TraceOptions, write_trace
+    from powerd_core.errors import ConfigError
+
+    if not output.name.endswith((".json", ".json.gz")):
+        raise ConfigError(f"{output}: a trace is written as .json or .json.gz")
+    if max_points < 2:
+        raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
+    _refuse_existing(output, overwrite)
+    with LateProgress(_stderr()) as progress:
+        opened = read_run(run, progress=progress)
+        written = []
+
+        def make(partial: Path) -> None:
+            options = TraceOptions(device, max_points, whole_run=whole_run)
+            written.append(write_trace(opened, partial, profile, options, progress=progress))
+
+        _write(output, make, overwrite)
+    said = f"{written[0].counters} counters, {written[0].phases} phases"
+    print(f"{output}: {said}{', ' + written[0].alignment if profile else ''}")
+
+
+@app.command
+def top(
+    *url: Annotated[str, Parameter(help="Powerds to listen to; those of this machine without it.")],
+    run: Annotated[Path | None, Parameter(help="The run file that is being recorded; else the one found here.")] = None,
+    once: Annotated[bool, Parameter(negative="", help="Print one line after a second, and end.")] = False,
+    json: Annotated[bool, Parameter(negative="", help="Print a JSON object a second.")] = False,
+) -> None:
+    """Show watts, joules, the current phase and losses while a run goes on. Keys: q, p, s, d.
+
+    For example:
+
+      joules top
+
+      joules top tcp://board:7360 --run run.h5
+    """
+    from powerd_analytics.top import top as show
+
+    show(url, run, once=once, as_json=json)
 
 
 def _check_picture(path: Path) -> None:

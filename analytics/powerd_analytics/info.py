@@ -11,6 +11,7 @@ from powerd_analytics.devices import Progress, line_energies, no_progress
 from powerd_analytics.reasons import seconds, sensor
 from powerd_analytics.run import Run
 from powerd_analytics.signal import Signal, load_signal
+from powerd_client.wallclock import read_anchor
 
 
 def describe_run(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Iterator[str]:
@@ -46,7 +47,12 @@ def describe_run(run: Run, device: str | None = None, *, progress: Progress = no
     for gap in run.gaps:
         lost = f"{gap.lost} scans" if gap.lost >= 0 else "an unknown number of scans"
         yield f"gap in {gap.stream}: {lost} in {seconds((gap.end_ns - gap.begin_ns) * 1e-9)}: {gap.cause}"
+    anchors = [anchor for message in run.messages if (anchor := read_anchor(message)) is not None]
+    if anchors:
+        yield f"wall clock: {len(anchors)} anchors, for `joules trace`"
     for message in run.messages:
+        if read_anchor(message) is not None:
+            continue
         yield f"{message.get('level', 'info')}: {message.get('text', '')}"
 
 

@@ -33,6 +33,11 @@ class PhaseClass:
         return self.path[-1]
 
     @property
+    def overlaps(self) -> bool:
+        """Runs beside other phases, as DDP's communication beside backward; never a part of their sums."""
+        return self.attributes.get("overlaps") is True
+
+    @property
     def group(self) -> Group:
         """The attributes that set groups apart, such as model and batch size, sorted by name."""
         return tuple(sorted((k, v) for k, v in self.attributes.items() if k != OPERATIONS))

@@ -79,6 +79,7 @@ def phase_colours(run: Run) -> dict[str, str]:
     p = run.phases
     innermost = np.ones(len(p), bool)
     innermost[p.parent[p.parent >= 0]] = False
+    innermost &= ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
     grouped = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
     shown = innermost & grouped if np.any(innermost & grouped) else innermost
     labels, first = np.unique(p.label[shown], return_index=True)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from powerd_analytics.above_idle import ABOVE_IDLE_HEADER, above_idle_cells, above_idle_lines
 from powerd_analytics.reasons import digits
 from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
 from powerd_core.text import printable
@@ -36,7 +37,8 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     extra: dict[str, None] = {}
     for row in rows:
         extra |= dict.fromkeys(f"attribute_{k}" for k in _group(row) if k not in ("model", "batch_size"))
-    return [_record(row, (*CSV_COLUMNS, *extra)) for row in rows]
+    found = [_record(row, (*CSV_COLUMNS, *extra)) for row in rows]
+    return [cells | above_idle_cells(row, table.idle) for row, cells in zip(rows, found, strict=True)]
 
 
 def _group(row: Row) -> Mapping[str, Any]:
@@ -146,6 +148,9 @@ def _views(table: PhaseTable) -> list[_View]:
             for r in table.runs
         ]  # fmt: skip
         views.append(_view("Run: phases + rest + residual = whole", header, lines))
+    if table.idle:
+        lines = [(cells, [note]) for cells, note in above_idle_lines(table, names)]
+        views.append(_view("Above idle, beside the whole", [*names, *ABOVE_IDLE_HEADER, "note"], lines))
     return views
 
 

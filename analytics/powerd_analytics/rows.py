@@ -91,9 +91,28 @@ class RunRow:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleRow:
+    """Idle power of one device by lines of one provenance, from the run's phases called ``baseline``."""
+
+    device: str
+    provenance: str
+    idle_w: float
+    """Mean of what was measured before and after, each once."""
+    u_w: float
+    """Standard uncertainty, with what idle drifted between the two."""
+    before_w: float | None
+    after_w: float | None
+    seconds: float
+    """All its baselines together."""
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseTable:
     """Everything that `joules tables` prints."""
 
     phases: tuple[PhaseRow, ...]
     totals: tuple[TotalRow, ...]
     runs: tuple[RunRow, ...]
+    idle: tuple[IdleRow, ...] = ()
+    """Where energies above idle are asked for: idle power of each part."""

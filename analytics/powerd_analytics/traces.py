@@ -112,7 +112,7 @@ def _shade(
     in_window = (p.end_ns > window[0]) & (p.begin_ns < window[1])
     has_inner = np.zeros(len(p), bool)
     has_inner[p.parent[p.parent >= 0]] = True
-    shown = in_window & ~has_inner
+    shown = in_window & ~has_inner & ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
     if shown.sum() > 400 or (not is_zoom and shown.sum() > 60):
         outer = np.flatnonzero(in_window & (p.depth == 0))
         if len(outer) <= 40:

@@ -14,7 +14,7 @@ from typing import Any
 
 import h5py
 
-from powerd_client.contents import Contents, joined, read_contents
+from powerd_client.contents import Contents, read_contents
 from powerd_client.datasets import write_documents
 from powerd_client.frames import StreamFrames
 from powerd_client.phases import Phases, kind_key, pair_marks
@@ -22,7 +22,6 @@ from powerd_client.streams import Account, Part, clock_name, write_stream
 from powerd_client.tables import seal, write_clock, write_devices, write_gaps, write_head, write_phases
 from powerd_core.clock import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError
-from powerd_core.marks import Marks
 from powerd_core.model import CLOCK_NAME
 from powerd_core.wire import HEADER_BYTES
 
@@ -167,6 +166,11 @@ def _write_clocks(file: h5py.File, contents: Contents) -> dict[int, tuple[ClockP
             t_ns = before.t_board_ns[-1] + round(before.offset_ns[-1])
             contents.note("warning", f"the clock of {description.board!r} stepped against the host's", t_ns)
         write_clock(group, clock_name(description), description.board, epoch, exchanges, pieces)
+    contents.devices.map_all(contents.exchanges)
+    for epoch, pieces in contents.devices.pieces.items():
+        device = contents.devices.clocks[epoch]
+        name = f"{device['name']} {device['index']}".replace("/", "_")
+        write_clock(group, f"{name}-{epoch:016x}", name, epoch, contents.exchanges[epoch], pieces)
     return found
 
 
@@ -175,23 +179,37 @@ def _phases(contents: Contents) -> tuple[Phases, list[dict[str, Any]], list[dict
     for token in sorted({*contents.names, *contents.marks}):
         own: dict[int, int] = {}
         names: dict[int, str] = {}
+        cuts: dict[int, int] = {}
+        timings: dict[int, str] = {}
+        notes: dict[tuple[int, str], str] = {}
+        """By what tells them apart: the journal and the names' file may both hold one."""
         process: dict[str, Any] = {}
         for document in contents.names.get(token, []):
-            if "kind" in document:
+            if "note" in document:
+                notes[document["t_ns"], document["note"]] = document["level"]
+            elif "cuts" in document:
+                cuts[document["kind"]] = document["cuts"]
+            elif "kind" in document:
                 entry = {key: document[key] for key in ("name", "attributes", "timing")}
                 own[document["kind"]] = kinds.setdefault(kind_key(entry), (len(kinds), entry))[0]
-                names[document["kind"]] = entry["name"]
+                names[document["kind"]], timings[document["kind"]] = entry["name"], entry["timing"]
             elif not process:
                 process = {key: document[key] for key in ("pid", "command") if key in document}
+        for (t_ns, text), level in notes.items():
+            contents.note(level, text, t_ns)
         processes.append(process)
         pair_marks(
             phases,
-            Marks(token, 0, joined(contents.marks.get(token, {}))),
+            contents.devices.marks(token, contents.marks.get(token, {}), timings),
             process=len(processes) - 1,
             kinds=own,
             names=names,
             last_ns=contents.t_stop_ns if contents.complete else None,
+            cuts=cuts,
         )
+    if contents.devices.unresolved:
+        text = f"{contents.devices.unresolved} edges of phases timed by a device have the host's time only"
+        contents.note("warning", text)
     phases.sort()
     for t_ns, text in phases.problems:
         contents.note("warning", text, t_ns)

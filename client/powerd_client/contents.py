@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client import journal as journals
+from powerd_client.devicetimes import DeviceTimes
 from powerd_client.fileshape import FARTHEST_NS
 from powerd_client.frames import StreamFrames
 from powerd_core.document import read_description
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.framereader import Garbage
-from powerd_core.marks import RECORD, Marks
+from powerd_core.marks import Edges, Marks
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
 from powerd_core.wire import Event, Message
 
@@ -44,6 +45,7 @@ class Contents:
     names: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
     marks: dict[int, dict[int, bytes]] = field(default_factory=dict)
     """By process: raw records by the index of the first of them."""
+    devices: DeviceTimes = field(default_factory=DeviceTimes)
     messages: list[dict[str, Any]] = field(default_factory=list)
     size: int = 0
     damaged: int = 0
@@ -100,6 +102,8 @@ def _take_marks(contents: Contents, journal: Path) -> None:
         _take(contents, Message("phase-names", document), 0, 0)
     for piece in marks:
         _take(contents, piece, 0, 0)
+    for event, _ in journals.FrameTail(journal, consume=False).read():
+        _take(contents, event, 0, 0)
 
 
 def _take(contents: Contents, event: Event | Garbage, at: int, size: int) -> None:
@@ -118,6 +122,8 @@ def _take(contents: Contents, event: Event | Garbage, at: int, size: int) -> Non
                 contents.note("error", f"a clock exchange at {at} in the journal has times that cannot be")
         case Marks():
             _take_records(contents.marks.setdefault(event.process, {}), event)
+        case Edges():
+            contents.devices.add_edges(event)
         case Garbage():
             contents.damaged += event.count
             cut_off = event.reason == "cut off"
@@ -176,6 +182,8 @@ def _take_message(contents: Contents, event: Message) -> None:
             else:
                 text = f"a description of epoch {description.epoch} in the journal has a frame of {event.epoch}"
                 contents.note("error", text)
+        case "device-clock":
+            contents.devices.add_clock(event.epoch, body)
         case "phase-names":
             contents.names.setdefault(int(body["process"]), []).append(_named(body))
         case "note":
@@ -184,12 +192,17 @@ def _take_message(contents: Contents, event: Message) -> None:
 
 
 def _named(body: dict[str, Any]) -> dict[str, Any]:
-    """The description of a process or of a kind of phase, if it is one."""
-    if "kind" not in body:
-        return body
-    expected = {"kind": int, "name": str, "attributes": dict, "timing": str}
+    """The description of a process or of a kind of phase, a mark that cuts one, or a note, if it is one."""
+    expected: dict[str, type] = {}
+    if "note" in body:
+        time_ns(body["t_ns"])
+        expected = {"note": str, "level": str}
+    elif "cuts" in body:
+        expected = {"kind": int, "cuts": int}
+    elif "kind" in body:
+        expected = {"kind": int, "name": str, "attributes": dict, "timing": str}
     if not all(isinstance(body[key], kind) for key, kind in expected.items()):
-        raise ValueError("a kind of phase without a name, attributes or timing")
+        raise ValueError(f"one of {', '.join(expected)} of the wrong type")
     return body
 
 
@@ -198,14 +211,3 @@ def time_ns(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or abs(value) > FARTHEST_NS:
         raise ValueError(f"{str(value)[:40]!r} is no time")
     return value
-
-
-def joined(pieces: dict[int, bytes]) -> bytes:
-    """The records of one process in order; what the journal and a segment both hold is taken once."""
-    found, behind = [], 0
-    for first in sorted(pieces):
-        records = pieces[first]
-        skip = max(0, behind - first)
-        found.append(records[skip * RECORD.size :])
-        behind = max(behind, first + len(records) // RECORD.size)
-    return b"".join(found)

@@ -20,6 +20,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from powerd_core.document import check_json
@@ -265,4 +266,38 @@ class MarkTail:
                 self._copied.documents[process] -= 1
             else:
                 found.append({**document, "process": process})
+        return found
+
+
+class FrameTail:
+    """Follows the frames that processes leave beside their marks (`powerd_client.framefile`).
+
+    With ``consume`` a piece that is complete and has been read is deleted by the next call. A recorder that was started
+    anew reads again what is still there: each of these frames says the same however often it is said.
+    """
+
+    def __init__(self, journal: Path, *, consume: bool) -> None:
+        self._journal = journal
+        self._consume = consume
+        self._readers: dict[Path, tuple[FrameReader, int]] = {}
+        self._spent: list[Path] = []
+
+    def read(self) -> list[tuple[Event | Garbage, bytes]]:
+        """New frames, each with its bytes (none for garbage)."""
+        for path in self._spent:
+            path.unlink(missing_ok=True)
+            self._readers.pop(path, None)
+        self._spent.clear()
+        found: list[tuple[Event | Garbage, bytes]] = []
+        paths = sorted(self._journal.glob("frames-*.bin"))
+        for path, following in zip_longest(paths, paths[1:]):
+            reader, at = self._readers.get(path) or (FrameReader(), 0)
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+            found += reader.feed(data)
+            self._readers[path] = reader, at + len(data)
+            is_complete = following is not None and following.name.rpartition("-")[0] == path.name.rpartition("-")[0]
+            if self._consume and is_complete:
+                self._spent.append(path)
         return found

@@ -5,9 +5,11 @@ from __future__ import annotations
 from powerd_client.backlog import Backlog
 from powerd_client.hostclock import now_ns
 from powerd_client.job import Job, Voice
-from powerd_client.journal import MarkTail
+from powerd_client.journal import FrameTail, MarkTail
 from powerd_client.resume import Past
+from powerd_client.wallclock import WallAnchors, anchor_note, take_anchor
 from powerd_core.errors import RunFileError
+from powerd_core.framereader import Garbage
 from powerd_core.text import printable
 from powerd_core.wire import Event, Message
 
@@ -26,8 +28,10 @@ class Logbook:
         self._voice = voice
         self._backlog = Backlog(job.journal, past.size if past else None)
         self._tail = MarkTail(job.journal, consume=True, copied=past.copied if past else None)
+        self._frames = FrameTail(job.journal, consume=True)
         self._noted = set(past.notes) if past else set()
         self._tail_ns = 0
+        self._wall = WallAnchors()
 
     @property
     def is_full(self) -> bool:
@@ -65,11 +69,16 @@ class Logbook:
         if (now < self._tail_ns and not final) or self.is_failing:
             return
         self._tail_ns = now + _TAIL_NS
+        if (anchor := self._wall.note(now)) is not None:
+            self.add(Message("note", anchor))
         names, marks = self._tail.read()
         for document in names:
             self.add(Message("phase-names", document))
         for piece in marks:
             self.add(piece)
+        for event, frame in self._frames.read():
+            if not isinstance(event, Garbage):
+                self.add(event, frame)
 
     def flush(self) -> None:
         """Write what can be written."""
@@ -84,6 +93,7 @@ class Logbook:
     def end(self, stop: Message) -> None:
         """Write the end of the run, and gaps for what finds no room. Raises `RunFileError` when not even they do."""
         self.tail_marks(final=True)
+        self.add(Message("note", anchor_note(take_anchor())))
         self.add(stop)
         self._backlog.flush(now_ns())
         error = self._backlog.failure

@@ -31,9 +31,10 @@ _pack_into = RECORD.pack_into
 class _Segment:
     """One mapped file. ``take()`` gives each caller the next free index, atomically among threads."""
 
-    __slots__ = ("memory", "take")
+    __slots__ = ("first", "memory", "take")
 
-    def __init__(self, path: Path, records: int) -> None:
+    def __init__(self, path: Path, records: int, first: int = 0) -> None:
+        self.first = first
         partial = path.with_suffix(".new")
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -101,50 +102,72 @@ class MarkWriter:
         Raises `TypeError` for attributes that JSON does not know.
         """
         key = (name, json.dumps([attributes, timing], sort_keys=True))
+        return self._numbered(key, {"name": name, "attributes": dict(attributes), "timing": timing})
+
+    def cut(self, kind: int) -> int:
+        """The code that ends the innermost open phase of a kind as one that was cut off, and does nothing where none is
+        open."""
+        return self._numbered(("", str(kind)), {"cuts": kind})
+
+    def _numbered(self, key: tuple[str, str], document: dict[str, object]) -> int:
         with self._lock:
             number = self._kinds.get(key)
             if number is None:
                 number = len(self._kinds)
                 try:
-                    self._describe({"kind": number, "name": name, "attributes": dict(attributes), "timing": timing})
+                    if self._segment is not None:  # else closed, or forked: nothing will use it
+                        self._describe({"kind": number, **document})
                 except OSError as error:
                     self._fail(error)
                 self._kinds[key] = number
             return number
 
-    def mark(self, code: int) -> None:
-        """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it."""
+    def note(self, text: str, level: str = "warning") -> None:
+        """Put a message into the run. It needs no recorder that hears it now."""
+        if self._segment is None:
+            return  # closed, or the copy of a forked child
+        with contextlib.suppress(OSError):
+            self._describe({"note": text, "level": level, "t_ns": now_ns()})
+
+    def mark(self, code: int, thread: int | None = None) -> None:
+        """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it.
+
+        ``thread`` is the one to whose phases it belongs, where that is not the one that runs.
+        """
         segment = self._segment
         if segment is None:
             self.dropped += 1
             return
         index = segment.take()
         if index < self._records:
-            _pack_into(segment.memory, index * _SIZE, code, get_ident() & 0xFFFFFFFF, now_ns())
+            thread = get_ident() if thread is None else thread
+            _pack_into(segment.memory, index * _SIZE, code, thread & 0xFFFFFFFF, now_ns())
         else:
-            self._roll(segment, code, now_ns())
+            self._roll(segment, code, now_ns(), thread)
 
-    def mark_at(self, code: int, t_host_ns: int) -> None:
-        """As `mark`, with a time that was read before."""
+    def mark_at(self, code: int, t_host_ns: int, thread: int | None = None) -> int:
+        """As `mark`, with a time that was read before. Returns the mark's number in this process, -1 when dropped."""
         segment = self._segment
         if segment is None:
             self.dropped += 1
-            return
+            return -1
         index = segment.take()
         if index < self._records:
-            _pack_into(segment.memory, index * _SIZE, code, get_ident() & 0xFFFFFFFF, t_host_ns)
-        else:
-            self._roll(segment, code, t_host_ns)
+            thread = get_ident() if thread is None else thread
+            _pack_into(segment.memory, index * _SIZE, code, thread & 0xFFFFFFFF, t_host_ns)
+            return segment.first + index
+        return self._roll(segment, code, t_host_ns, thread)
 
-    def _roll(self, full: _Segment, code: int, t_host_ns: int) -> None:
+    def _roll(self, full: _Segment, code: int, t_host_ns: int, thread: int | None) -> int:
         with self._lock:
             if self._segment is full:
                 try:
-                    self._segment = _Segment(self._path(self._number + 1), self._records)
+                    number = self._number + 1
+                    self._segment = _Segment(self._path(number), self._records, number * self._records)
                     self._number += 1
                 except OSError as error:
                     self._fail(error)
-        self.mark_at(code, t_host_ns)
+        return self.mark_at(code, t_host_ns, thread)
 
     def _fail(self, error: OSError) -> None:
         self._segment = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 from powerd_client.fileshape import FARTHEST_NS
@@ -42,12 +43,14 @@ def pair_marks(
     kinds: Mapping[int, int],
     names: Mapping[int, str],
     last_ns: int | None = None,
+    cuts: Mapping[int, int] = MappingProxyType({}),
 ) -> None:
     """Add the phases of one process to ``phases``.
 
     ``kinds`` maps the process's own kind numbers to those of the run, ``names`` to names for messages. Phases nest
     within each thread. An end that fits no open phase is reported and dropped; ending an outer phase cuts those still
-    open inside it; what is open at the end is cut at ``last_ns`` (default: the process's last mark).
+    open inside it; what is open at the end is cut at ``last_ns`` (default: the process's last mark). ``cuts`` maps
+    numbers that stand for no phase to the kind that such a mark cuts: its innermost open phase, and all inside.
     """
     stacks: dict[int, list[int]] = {}
     reached: dict[int, int] = {}
@@ -81,12 +84,19 @@ def pair_marks(
         phases.cut[stack[depth]] = 0
         del stack[depth:]
 
+    def cut_phase(mark: Mark, stack: list[int]) -> None:
+        kind = kinds.get(cuts[mark.kind])
+        depth = next((i for i in range(len(stack) - 1, -1, -1) if phases.kind[stack[i]] == kind), len(stack))
+        for index in stack[depth:]:
+            phases.end_ns[index] = mark.t_host_ns
+        del stack[depth:]
+
     for mark in marks:
         if abs(mark.t_host_ns) > FARTHEST_NS:
             report(0, "marks at times that cannot be")
             continue
         latest = max(latest, mark.t_host_ns)
-        if mark.kind not in kinds:
+        if mark.kind not in kinds and mark.kind not in cuts:
             report(mark.t_host_ns, f"marks of phase kind {mark.kind}, whose name was lost")
             continue
         stack = stacks.setdefault(mark.thread, [])
@@ -95,7 +105,9 @@ def pair_marks(
             report(mark.t_host_ns, "a thread's marks go back in time")
             mark = replace(mark, t_host_ns=reached[mark.thread])  # noqa: PLW2901
         reached[mark.thread] = mark.t_host_ns
-        if mark.is_begin:
+        if mark.kind in cuts:
+            cut_phase(mark, stack)
+        elif mark.is_begin:
             open_phase(mark, stack)
         else:
             close_phase(mark, stack)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from powerd_client.baseline import check_seconds, mark_baseline
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT
 from powerd_client.recording import Recording
@@ -16,27 +17,49 @@ from powerd_core.errors import ConfigError
 
 
 def record_command(
-    command: Sequence[str], *, url: str | None, out: Path, overwrite: bool, quiet: bool, keys: Path | None = None
+    command: Sequence[str],
+    *,
+    url: str | None,
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    keys: Path | None = None,
+    baseline_s: float | None = None,
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
 
-    Ctrl-C goes to the command; the recording ends when it ends. Raises `ConfigError` for a command that cannot be
+    Ctrl-C goes to the command; the recording ends when it ends. With ``baseline_s`` idle power is measured before and
+    after it. Raises `ConfigError` for a command that cannot be
     started, and what `Recording` raises.
     """
+    if baseline_s is not None:
+        check_seconds(baseline_s)
     recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command), keys=keys)
     environment = {**os.environ, RUN_ENVIRONMENT: str(recording.journal)}
     # A handler, unlike SIG_IGN, is not inherited by the command.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
+        _wait(recording, baseline_s)
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         recording.abandon()
         raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
     else:
         status = process.wait()
+        _wait(recording, baseline_s)
     finally:
         signal.signal(signal.SIGINT, previous)
     recording.finish(now_ns())
     if not quiet:
         print(f"powerd: {out} is recorded; see it with: joules tables {out}", file=sys.stderr)
     return status if status >= 0 else 128 - status
+
+
+def _wait(recording: Recording, baseline_s: float | None) -> None:
+    """Measure idle power. A recording whose journal takes no marks goes on without."""
+    if baseline_s is None:
+        return
+    try:
+        mark_baseline(recording.journal, baseline_s)
+    except OSError as error:
+        print(f"powerd: no baseline was measured: {error.strerror}", file=sys.stderr)

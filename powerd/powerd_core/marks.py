@@ -4,16 +4,20 @@ A record is ``int32 code, uint32 thread, int64 t_ns``. A phase kind with number 
 ``k`` and ends with code ``~k`` (-1 - k). A zeroed record has not been written yet: time is stored
 last, and no clock reads 0.
 
+Where a phase is timed on a device, the device's own time of an edge comes later and apart: ``uint64 number, int64
+t_ns`` says when the device passed the process's mark of that number.
+
 The recorder reads a segment while it grows. `written` therefore stops at the first record without a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
 RECORD = Struct("<iIq")
+EDGE = Struct("<Qq")
 SEGMENT_RECORDS = 65536
 """Records in one segment file (1 MiB): small enough to be consumed soon, large enough to be rare."""
 
@@ -42,6 +46,26 @@ class Marks:
     def __iter__(self) -> Iterator[Mark]:
         for code, thread, t_ns in RECORD.iter_unpack(self.records):
             yield Mark(code if code >= 0 else ~code, code >= 0, thread, t_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """When a device passed marks of one process, by the device's clock ``clock`` (its epoch among the run's clocks)."""
+
+    process: int
+    clock: int
+    records: bytes
+
+    @classmethod
+    def of(cls, process: int, clock: int, edges: Sequence[tuple[int, int]]) -> Edges:
+        """From pairs of a mark's number and the device's time in ns."""
+        return cls(process, clock, b"".join(EDGE.pack(*edge) for edge in edges))
+
+    def __len__(self) -> int:
+        return len(self.records) // EDGE.size
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return EDGE.iter_unpack(self.records)
 
 
 def written(segment: bytes | memoryview, start: int = 0) -> int:

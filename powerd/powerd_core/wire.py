@@ -22,7 +22,7 @@ from zlib import crc32
 
 from powerd_core.document import check_json
 from powerd_core.errors import VersionError, WireError
-from powerd_core.marks import RECORD, Marks
+from powerd_core.marks import EDGE, RECORD, Edges, Marks
 from powerd_core.model import Block, ClockExchange, Gap
 
 VERSION = 1
@@ -33,7 +33,7 @@ HEADER_BYTES = HEADER.size + CRC.size
 MAX_PAYLOAD = 16 << 20
 """A frame that claims more is garbage, so that a hostile length never becomes an allocation."""
 
-BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT = 1, 2, 3, 4, 5, 6
+BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT, EDGES = 1, 2, 3, 4, 5, 6, 7
 
 CURRENT = 2**64 - 1
 """As `Want.sequence`: start with the newest block that the daemon holds."""
@@ -71,7 +71,7 @@ class Message:
     epoch: int = 0
 
 
-Event = Block | Gap | ClockExchange | Marks | Message | Want
+Event = Block | Gap | ClockExchange | Marks | Edges | Message | Want
 
 
 def _frame(
@@ -128,6 +128,8 @@ def encode(event: Event) -> bytes:
             return _frame(CLOCK, _CLOCK.pack(*times), epoch=event.epoch)
         case Marks():
             return _frame(MARKS, bytes(event.records), epoch=event.process, sequence=event.first, count=len(event))
+        case Edges():
+            return _frame(EDGES, event.records, epoch=event.process, sequence=event.clock, count=len(event))
         case Want():
             return _frame(
                 WANT,
@@ -245,6 +247,9 @@ def _decode_rest(
     if kind == MARKS:
         need(len(payload) == count * RECORD.size)
         return Marks(epoch, seq, payload)
+    if kind == EDGES:
+        need(len(payload) == count * EDGE.size)
+        return Edges(epoch, seq, payload)
     if kind == WANT:
         need(len(payload) == _WANT.size)
         window, reset = _WANT.unpack(payload)

@@ -139,6 +139,33 @@ def test_a_forked_child_leaves_its_parents_marks_alone(tmp_path):
     writer.close()
 
 
+def test_a_mark_for_another_thread(tmp_path):
+    writer = MarkWriter(tmp_path, segment_records=3)
+    kind = writer.kind("p", {}, "host")
+    for number in range(4):
+        writer.mark(kind, 2 * number + 1)
+    assert [m.thread for m in all_marks(MarkTail(tmp_path, consume=False))[1]] == [1, 3, 5, 7]
+    writer.close()
+
+
+def test_notes_and_cuts_are_lines_among_the_names(tmp_path):
+    writer = MarkWriter(tmp_path)
+    kind = writer.kind("p", {}, "host")
+    assert writer.cut(kind) == writer.cut(kind) != kind
+    writer.note("something", "info")
+    writer.close()
+    other = (tmp_path / "other").open("wb")  # it may get the number that the closed file had
+    number = writer.cut(17)
+    writer.note("too late")
+    other.close()
+    assert (tmp_path / "other").read_bytes() == b""
+    names, _ = all_marks(MarkTail(tmp_path, consume=False))
+    assert [(n.get("cuts"), n.get("note"), n.get("level")) for n in names[2:]] == [
+        (kind, None, None), (None, "something", "info")
+    ]  # fmt: skip
+    assert number not in (kind, writer.cut(kind))
+
+
 def test_a_torn_line_of_names_is_left_out(tmp_path):
     (tmp_path / "marks-00000000000000ff.names").write_bytes(b'{"pid": 1}\n{"kind": 0, "na\xff\n{"kind"')
     names, _ = MarkTail(tmp_path, consume=False).read()

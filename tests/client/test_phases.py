@@ -9,9 +9,9 @@ from powerd_core.marks import Mark
 NAMES = {0: "training", 1: "forward", 2: "backward"}
 
 
-def pair(marks, last_ns=None):
+def pair(marks, last_ns=None, cuts=None):
     phases = Phases()
-    pair_marks(phases, marks, process=0, kinds={k: k for k in NAMES}, names=NAMES, last_ns=last_ns)
+    pair_marks(phases, marks, process=0, kinds={k: k for k in NAMES}, names=NAMES, last_ns=last_ns, cuts=cuts or {})
     phases.sort()
     return phases
 
@@ -54,6 +54,18 @@ def test_an_inner_phase_left_open_is_cut_where_the_outer_one_ends():
     phases = pair([b(0, 1), b(1, 2), e(0, 7)])
     assert rows(phases) == [(0, 1, 7, -1, 0), (1, 2, 7, 0, 1)]
     assert "not ended before it" in phases.problems[0][1]
+
+
+def test_a_mark_that_cuts_ends_its_kind_and_what_is_inside_without_a_word():
+    phases = pair([b(0, 1), b(1, 2), b(2, 3), b(9, 5), b(1, 6), e(1, 7), e(0, 8)], cuts={9: 1})
+    assert rows(phases) == [(0, 1, 8, -1, 0), (1, 2, 5, 0, 1), (2, 3, 5, 1, 1), (1, 6, 7, 0, 0)]
+    assert phases.problems == []
+
+
+def test_a_mark_that_cuts_what_is_not_open_does_nothing():
+    phases = pair([b(9, 1), b(0, 2), b(9, 3), e(0, 4)], cuts={9: 1})
+    assert rows(phases) == [(0, 2, 4, -1, 0)]
+    assert phases.problems == []
 
 
 def test_threads_nest_by_themselves():

@@ -1,0 +1,303 @@
+import fcntl
+import json
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+
+import numpy as np
+import pytest
+import zmq
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from powerd_analytics import cli
+from powerd_analytics.top_feed import Watch
+from powerd_analytics.top_lines import LiveBoard
+from powerd_analytics.top_run import RunPhases, powerds_here, runs_here
+from powerd_analytics.top_view import Screen, document, one_line
+from powerd_client.markwriter import MarkWriter
+from powerd_core.errors import RunFileError
+from powerd_core.model import (
+    UNKNOWN_TIME_NS,
+    Column,
+    CounterConversion,
+    Description,
+    Device,
+    Gap,
+    Line,
+    Provenance,
+    Stream,
+)
+from support.fake_daemon import PERIOD_NS, FakeDaemon, make_block, make_description, make_stream
+
+EPOCH = 5
+DEADLINE_S = 20
+
+
+@pytest.fixture
+def daemon():
+    context = zmq.Context()
+    made = FakeDaemon(context)
+    yield made
+    made.close()
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def journal(tmp_path):
+    """The directory of a run that is being recorded, as far as its reader looks."""
+    path = tmp_path / "run.h5.journal"
+    path.mkdir()
+    (path / "journal.bin").touch()
+    (path / "lock").touch()
+    return path
+
+
+def board_of(stream):
+    return LiveBoard(make_description(stream, EPOCH))
+
+
+@given(st.lists(st.lists(st.integers(0, 300_000), min_size=1, max_size=8), min_size=1, max_size=8))
+def test_joules_do_not_depend_on_how_readings_are_cut_into_blocks(pieces):
+    stream = make_stream()
+    board, at = board_of(stream), 10**9
+    for number, powers in enumerate(pieces):
+        board.take(make_block(stream, EPOCH, number, at, powers))
+        at += len(powers) * PERIOD_NS
+    watts = np.array([p for piece in pieces for p in piece]) * 1e-3
+    expected = float(np.sum((watts[1:] + watts[:-1]) / 2)) * PERIOD_NS * 1e-9
+    for line in board.lines.values():
+        assert line.energy_j == pytest.approx(expected, abs=1e-9)
+        assert line.readings == len(watts)
+        assert line.covered_s == pytest.approx((len(watts) - 1) * PERIOD_NS * 1e-9)
+
+
+def test_a_gap_is_counted_and_not_bridged():
+    stream = make_stream()
+    board = board_of(stream)
+    board.take(make_block(stream, EPOCH, 0, 10**9, [1000] * 11))
+    board.take(Gap(0, EPOCH, 1, 10**9, 5 * 10**9, 1, 4000, "sensor lost"))
+    board.take(make_block(stream, EPOCH, 2, 5 * 10**9, [1000] * 11))
+    board.take(Gap(0, EPOCH, 3, UNKNOWN_TIME_NS, 6 * 10**9, 1, -1, "no longer in powerd's ring"))
+    board.take(Gap(0, EPOCH + 1, 3, 0, 0, 1, 7, "of another life"))
+    assert board.lines["gpu0.rail_0"].energy_j == pytest.approx(0.02)
+    assert (board.gaps, board.unknown_gaps, board.lost_scans) == (2, 1, 4000)
+
+
+def test_flagged_readings_are_no_values():
+    stream = make_stream(lines=1)
+    board = board_of(stream)
+    block = make_block(stream, EPOCH, 0, 10**9, [1000, 999_999, 1000])
+    payload = bytearray(block.payload)
+    payload[3 * 8 + 3 * 4 + 2] = 8  # the second reading's flags: the transfer failed
+    board.take(type(block)(0, EPOCH, 0, block.t_first_ns, block.t_last_ns, 3, block.layout, bytes(payload)))
+    line = board.lines["gpu0.rail_0"]
+    assert (line.bad, line.readings) == (1, 3)
+    assert line.energy_j == pytest.approx(1.0 * 2 * PERIOD_NS * 1e-9)
+
+
+def test_a_counter_misses_nothing_in_a_gap_and_wraps():
+    line = Line("gpu0.e", "gpu0", CounterConversion("power_mw", 0.5, 0.0, 32), Provenance.MEASURED)
+    stream = Stream(0, "fake", (Column("power_mw", "I"),), (line,), PERIOD_NS)
+    board = LiveBoard(Description("b", "0", EPOCH, "", "tcp://*:1", (stream,), (Device("gpu0", ("gpu0.e",)),)))
+    board.take(make_block(stream, EPOCH, 0, 10**9, [2**32 - 10, 2**32 - 4]))
+    board.take(Gap(0, EPOCH, 1, 10**9, 2 * 10**9, 1, 9, "lost"))
+    board.take(make_block(stream, EPOCH, 2, 2 * 10**9, [6, 10]))
+    assert board.lines["gpu0.e"].energy_j == pytest.approx(20 * 0.5)
+
+
+def listen(watch, done):
+    deadline = time.monotonic() + DEADLINE_S
+    while not done():
+        assert time.monotonic() < deadline
+        watch.step(0.01)
+
+
+def test_it_listens_as_any_reader_does(daemon):
+    daemon.add_block([50_000] * 10)
+    watch = Watch([daemon.url], None)
+    try:
+        listen(watch, lambda: any(line.readings for line in watch.lines()))
+        for number in range(1, 4):
+            daemon.add_block([50_000] * 10, daemon.now_ns() + number * 10 * PERIOD_NS)
+        listen(watch, lambda: all(line.readings >= 40 for line in watch.lines()) and watch.feeds[0].clock_bound_s)
+        (device,) = watch.devices()
+        assert device.power_w == pytest.approx(100)
+        assert device.energy_j == pytest.approx(sum(line.energy_j for line in watch.lines()))
+        found = json.loads(json.dumps(document(watch)))
+        assert found["powerds"][0]["lines"][0]["provenance"] == "simulated"
+        assert found["powerds"][0]["clock_bound_s"] < 1
+        assert re.search(r"gpu0 100\.00? W", one_line(watch))
+        assert "nothing lost" in one_line(watch)
+    finally:
+        watch.close()
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 120])
+@pytest.mark.parametrize("height", [6, 40])
+def test_it_fits_any_terminal(daemon, width, height, journal):
+    daemon.add_block([50_000] * 10)
+    watch = Watch([daemon.url], RunPhases(journal.with_name("run.h5")))
+    try:
+        listen(watch, lambda: any(line.readings for line in watch.lines()))
+        console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        with console.capture() as capture:
+            console.print(Screen(watch, sort="watts", devices_only=False, paused=True))
+        console.file.close()
+        rows = capture.get().splitlines()
+        assert max(map(len, rows)) <= width
+        assert "gpu0" in capture.get()
+        assert (width < 50) == ("provenance" not in capture.get())
+        if height == 6:
+            assert "1 more lines" in capture.get()
+    finally:
+        watch.close()
+
+
+def test_the_current_phase_is_read_from_the_marks(journal):
+    writer = MarkWriter(journal, segment_records=4)
+    outer, inner = (writer.kind(name, {}, "host") for name in ("training", "forward"))
+    watched = RunPhases(journal.with_name("run.h5"))
+    writer.mark(outer)
+    writer.mark(inner)
+    watched.update()
+    assert [p.path for p in watched.current()] == [("training", "forward")]
+    for _ in range(6):
+        writer.mark(~inner)
+        watched.update()
+        assert [p.path for p in watched.current()] == [("training",)]
+        writer.mark(inner)
+        watched.update()
+    assert [(p.path, p.ended) for p in watched.current()] == [(("training", "forward"), 6)]
+    for old in sorted(journal.glob("marks-*.bin"))[:3]:
+        old.unlink()  # as the recorder does
+    writer.mark(~inner)
+    writer.mark(~outer)
+    watched.update()
+    assert [(p.path, p.ended) for p in watched.current()] == [((), 8)]
+    late = RunPhases(journal.with_name("run.h5"))
+    late.update()
+    assert late.current()[0].path == ()
+    writer.close()
+    for path in journal.iterdir():
+        path.unlink()
+    journal.rmdir()
+    watched.update()
+    assert watched.is_over
+    with pytest.raises(RunFileError, match="is not being recorded here"):
+        RunPhases(journal.with_name("run.h5"))
+
+
+def test_runs_of_this_machine_are_found(journal):
+    with (journal / "journal.bin").open("ab"):
+        assert journal.with_name("run.h5") in runs_here()
+    assert journal.with_name("run.h5") not in runs_here()
+    assert all("://" in url for url in powerds_here())
+
+
+def test_nobody_there(tmp_path, capsys):
+    for arguments, said in (
+        (["top", "tcp://127.0.0.1:9", "--once"], "no powerd answers at tcp://127.0.0.1:9"),
+        (["top", "nonsense"], "no address of a powerd"),
+        (["top", "--run", str(tmp_path / "x.h5")], "is not being recorded here"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            cli.main(arguments)
+        err = capsys.readouterr().err
+        assert (stopped.value.code, err.count("\n")) == (2, 1)
+        assert said in err
+
+
+class Terminal:
+    """`joules top` on a pseudo-terminal of a given size."""
+
+    def __init__(self, *arguments, columns=100, rows=30):
+        self.master, slave = pty.openpty()
+        self.size(columns, rows)
+        self.before = termios.tcgetattr(slave)
+        command = [sys.executable, "-P", "-m", "powerd_analytics", "top", *arguments]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
+        )
+        self.slave = slave
+        self.seen = ""
+
+    def size(self, columns, rows):
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def await_text(self, pattern):
+        """Read on until what came since the last call matches."""
+        deadline, got = time.monotonic() + DEADLINE_S, ""
+        while not re.search(pattern, got):
+            assert time.monotonic() < deadline, got[-2000:]
+            if select.select([self.master], [], [], 0.1)[0]:
+                got += os.read(self.master, 65536).decode(errors="replace")
+        return got
+
+    def press(self, key):
+        os.write(self.master, key.encode())
+
+    def end(self):
+        deadline = time.monotonic() + DEADLINE_S
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if select.select([self.master], [], [], 0.05)[0]:
+                os.read(self.master, 65536)
+        self.process.kill()
+        _, err = self.process.communicate()
+        after = termios.tcgetattr(self.slave)
+        os.close(self.master)
+        os.close(self.slave)
+        assert after == self.before, "the terminal is not as it was"
+        return self.process.returncode, err.decode()
+
+
+def test_keys_on_a_terminal(daemon, journal):
+    writer = MarkWriter(journal)
+    writer.mark(writer.kind("forward", {}, "host"))
+    daemon.add_block([50_000] * 10)
+    terminal = Terminal(daemon.url, "--run", str(journal.with_name("run.h5")))
+    terminal.await_text(r"(?s)nothing lost.*forward.*gpu0\.rail_1.*\[name\]")
+    terminal.press("s")
+    terminal.await_text(r"\[watts\]")
+    terminal.press("p")
+    terminal.await_text(r"\[watts, paused\]")
+    terminal.press("p")
+    terminal.await_text(r"\[watts\]")
+    terminal.press("d")
+    assert "rail_1" not in terminal.await_text(r"\[watts\]")
+    terminal.size(40, 12)
+    os.kill(terminal.process.pid, signal.SIGWINCH)
+    terminal.await_text(r"gpu0")
+    terminal.press("q")
+    assert terminal.end() == (0, "")
+    writer.close()
+
+
+def test_ctrl_c_gives_the_terminal_back(daemon):
+    daemon.add_block([50_000] * 10)
+    terminal = Terminal(daemon.url)
+    terminal.await_text("gpu0")
+    os.kill(terminal.process.pid, signal.SIGINT)
+    code, err = terminal.end()
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_without_a_terminal_it_prints_lines(daemon):
+    daemon.add_block([50_000] * 10)
+    command = [sys.executable, "-P", "-m", "powerd_analytics", "top", daemon.url]
+    done = subprocess.run([*command, "--once", "--json"], capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout)["powerds"][0]["board"] == "fake board"
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
+        assert "gpu0" in process.stdout.readline()
+        assert "gpu0" in process.stdout.readline()
+        process.stdout.close()  # as `head` does
+        assert process.wait(DEADLINE_S) == 141

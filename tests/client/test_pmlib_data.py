@@ -1,0 +1,253 @@
+"""Sets of readings: their energy, their rows and their Paraver trace, against sums that are made another way."""
+
+import csv
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_analytics.energy import counter_energy_j, energy_j
+from powerd_client.pmlib.data import CounterData, CounterSet
+from powerd_client.pmlib.lines import Lines
+from powerd_client.pmlib.paraver import LINE_TYPE, SET_TYPE, SUM_TYPE, UNITS, write_paraver
+from powerd_client.pmlib.printing import print_data, write_text
+from powerd_client.pmlib.readings import convert
+from powerd_core.errors import ConfigError
+from powerd_core.model import (
+    Accuracy,
+    CounterConversion,
+    Flag,
+    Line,
+    Provenance,
+    QuantityConversion,
+    ScaledConversion,
+    ShuntConversion,
+)
+
+MS = 1_000_000
+POWER = Line("gpu0.rail", "gpu0", ScaledConversion("power_mw", 1e-3), Provenance.SIMULATED)
+COUNTER = Line("gpu0.nvml", "gpu0", CounterConversion("energy_mj", 1e-3, 0.5, bits=32), Provenance.SIMULATED)
+
+
+def readings(line, t_ns, codes, flags=None, column=None):
+    t_ns = np.array(t_ns, np.int64)
+    flags = np.zeros(len(t_ns), np.uint16) if flags is None else np.array(flags, np.uint16)
+    column = column or line.conversion.column
+    return convert(line, MS, t_ns, flags, {column: np.array(codes, np.int64)})
+
+
+def power(t_ns, milliwatts, flags=None):
+    return readings(POWER, t_ns, milliwatts, flags)
+
+
+def data_of(*sets, is_aggregate=False, frequency=0.0):
+    names = {i: f"gpu0.rail_{i}" for i in sets[0].readings}
+    return CounterData("gpu0", names, is_aggregate, frequency, tuple(sets))
+
+
+TIMES = st.lists(st.integers(1, 40 * MS), min_size=3, max_size=30).map(np.cumsum)
+EDGES = st.lists(st.integers(-10 * MS, 500 * MS), min_size=2, max_size=2, unique=True).map(sorted)
+
+
+@given(TIMES, EDGES, st.data())
+def test_energy_is_that_of_the_tables(t, edges, data):
+    codes = data.draw(st.lists(st.integers(-(10**6), 10**6), min_size=len(t), max_size=len(t)))
+    expected = energy_j(t, np.array(codes) * 1e-3, *edges)
+    assert power(t, codes).joules(*edges) == pytest.approx(expected, abs=1e-9)
+
+
+@given(TIMES, EDGES, st.integers(0, 2**32 - 1), st.data())
+def test_a_counter_that_wraps_has_the_energy_of_the_tables(t, edges, first, data):
+    steps = data.draw(st.lists(st.integers(0, 10**6), min_size=len(t) - 1, max_size=len(t) - 1))
+    counts = np.concatenate([[0], np.cumsum(steps)])
+    joules = counts * 1e-3 + 0.5 * (t - t[0]) * 1e-9
+    made = readings(COUNTER, t, (counts + first) % 2**32)
+    assert made.joules(*edges) == pytest.approx(counter_energy_j(t, joules, *edges), abs=1e-6)
+
+
+def test_a_counter_of_64_bits_that_falls_was_set_back():
+    line = Line("nvml", "gpu0", CounterConversion("energy_mj", 1e-3), Provenance.MEASURED)
+    made = readings(line, [0, MS, 2 * MS, 3 * MS], [5000, 6000, 10, 1010])
+    assert made.joules(0, 3 * MS) == pytest.approx(2.0)
+    assert made.missing_s(0, 3 * MS) == pytest.approx(1e-3)
+
+
+def test_a_counter_read_more_often_than_it_moves_counts_where_it_moved():
+    accuracy = Accuracy(update_ns=4 * MS)
+    line = Line("nvml", "gpu0", CounterConversion("energy_mj", 1e-3), Provenance.MEASURED, accuracy)
+    codes = [1000 * (i // 4) for i in range(17)]
+    made = readings(line, np.arange(17) * MS, codes)
+    assert made.t_ns.tolist() == [0, 4 * MS, 8 * MS, 12 * MS, 16 * MS]
+    assert made.joules(2 * MS, 6 * MS) == pytest.approx(1.0)
+
+
+def test_power_of_a_shunt_keeps_its_sign():
+    conversion = ShuntConversion(0.05, 10e-6, 4e-3, bus_shift=3, offset_a=0.1, gain=2.0)
+    line = Line("rail", "gpu0", conversion, Provenance.MEASURED)
+    codes = {"shunt": np.array([-2500, 500], np.int16), "bus": np.array([3000 << 3, 3000 << 3], np.uint16)}
+    made = convert(line, MS, np.array([0, MS]), np.zeros(2, np.uint16), codes)
+    assert made.watts.tolist() == pytest.approx([12 * (-0.5 + 0.1) * 2, 12 * (0.1 + 0.1) * 2])
+
+
+def test_what_is_no_power_is_refused():
+    line = Line("gpu0.temperature", "gpu0", QuantityConversion("code", "temperature_c"), Provenance.MEASURED)
+    with pytest.raises(ConfigError, match=r"'gpu0\.temperature' measures no power"):
+        readings(line, [0, MS], [1, 2], column="code")
+
+
+def test_bad_readings_are_left_out_and_their_time_is_missing():
+    codes = np.full(20, 2000)
+    codes[8:12] = 65535
+    flags = np.zeros(20, int)
+    flags[8:11], flags[11] = Flag.IO_ERROR, Flag.SATURATED
+    made = power(np.arange(20) * MS, codes, flags)
+    assert made.joules(0, 19 * MS) == pytest.approx(2.0 * 19e-3)
+    assert made.missing_s(0, 19 * MS) == pytest.approx(4e-3)
+    assert made.missing_s(-MS, 0) == pytest.approx(1e-3)
+    assert made.clipped.tolist() == [11 * MS]
+    known = ~np.isnan(made.watts_at(np.array([-1, 0, 7 * MS, 9 * MS, 12 * MS, 19 * MS, 20 * MS])))
+    assert known.tolist() == [False, True, True, False, True, True, False]
+
+
+def parsed(path):
+    """Header, events by type as lists of (time, value), and states, read as Paraver does: integers and nothing else."""
+    head, *lines = path.read_text().splitlines()
+    events, states = {}, []
+    before = 0
+    for line in lines:
+        kind, cpu, *numbers = [int(n) for n in line.split(":")]
+        assert (cpu, numbers[:3]) == (1, [1, 1, 1])
+        if kind == 1:
+            states.append(tuple(numbers[3:]))
+            continue
+        assert kind == 2
+        time, *pairs = numbers[3:]
+        assert time >= before
+        before = time
+        for number, value in zip(pairs[::2], pairs[1::2], strict=True):
+            events.setdefault(number, []).append((time, value))
+    return head, events, states
+
+
+def joules_in(events, unit):
+    """Values times durations."""
+    step = Fraction(UNITS[unit][0], 10**9)
+    return float(sum(Fraction(v, 1000) * (b - a) * step for (a, v), (b, _) in itertools.pairwise(events)))
+
+
+def seconds_in(events, unit):
+    return (events[-1][0] - events[0][0]) * UNITS[unit][0] * 1e-9
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(TIMES, st.integers(0, 3 * MS), st.integers(0, 90 * MS)), min_size=1, max_size=3),
+    st.sampled_from(["ns", "us", "ms"]),
+    st.booleans(),
+    st.sampled_from([0.0, 10.0, 333.0]),
+    st.data(),
+)
+def test_values_times_durations_of_a_trace_are_the_energy(tmp_path_factory, drawn, unit, aggregate, frequency, data):
+    path = tmp_path_factory.mktemp("trace") / "out.prv"
+    sets, begin = [], 7_000_000_123
+    for number, (t, early, length) in enumerate(drawn):
+        lines = {
+            i: power(
+                begin - early + t + 7 * i, data.draw(st.lists(st.integers(0, 10**6), min_size=len(t), max_size=len(t)))
+            )
+            for i in (1, 4)
+        }
+        end = begin + 1 + min(length, int(t[-1]))
+        sets.append(CounterSet(number, begin, end, lines))
+        begin = end + data.draw(st.integers(0, 5 * MS))
+    counted = data_of(*sets, is_aggregate=aggregate, frequency=frequency)
+    write_paraver(path, counted, None, -1, unit)
+    head, events, states = parsed(path)
+    assert head.endswith(f"_{unit}:1(1):1:1(1:1)")
+    assert int(head.rpartition(f"_{unit}")[0].rpartition("):")[2]) == events[SUM_TYPE][-1][0]
+    assert len(states) == len(sets)
+    wanted = {SUM_TYPE: counted.energy_j()}
+    if not aggregate:
+        wanted |= {LINE_TYPE + i: counted.energy_j(Lines([i])) for i in (1, 4)}
+    assert events.keys() == {SET_TYPE, *wanted}
+    for kind, joules in wanted.items():
+        rounding = 0.5e-3 * seconds_in(events[kind], unit)
+        assert joules_in(events[kind], unit) == pytest.approx(joules, abs=rounding + 1e-9)
+
+
+def test_the_files_beside_a_trace_name_what_is_in_it(tmp_path):
+    t = np.arange(12) * MS
+    part = CounterSet(0, MS, 10 * MS, {0: power(t, [1000] * 12), 3: power(t, [500] * 12)})
+    write_paraver(tmp_path / "out.prv", data_of(part), Lines([3]), 0)
+    assert list(parsed(tmp_path / "out.prv")[1]) == [SET_TYPE, SUM_TYPE, LINE_TYPE + 3]
+    labels = (tmp_path / "out.pcf").read_text()
+    assert f"0    {LINE_TYPE + 3}    gpu0.rail_3, power (mW)" in labels
+    assert f"{LINE_TYPE}    " not in labels
+    assert "UNITS               NANOSEC" in labels
+    assert "LEVEL THREAD SIZE 1\ngpu0\n" in (tmp_path / "out.row").read_text()
+
+
+def test_a_trace_that_cannot_be_written(tmp_path):
+    part = CounterSet(0, 0, MS, {0: power([0, MS], [1, 1])})
+    with pytest.raises(ConfigError, match="unit 's': Paraver knows ns, us, ms"):
+        write_paraver(tmp_path / "out.prv", data_of(part), None, 0, "s")
+    with pytest.raises(ConfigError, match=r"ends in \.prv"):
+        write_paraver(tmp_path / "out.txt", data_of(part), None, 0)
+    with pytest.raises(ConfigError, match="cannot write.*No such file"):
+        write_paraver(tmp_path / "no" / "out.prv", data_of(part), None, 0)
+
+
+def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
+    t = np.arange(0, 101) * MS
+    ramp = [1000 + 10 * i for i in range(101)]
+    lines = {0: power(t, ramp), 2: power(t[::5] + 300, [2000] * 21)}
+    sets = CounterSet(0, 10_500_000, 30_250_000, lines), CounterSet(1, 50 * MS, 60 * MS, lines)
+    write_text(tmp_path / "out.csv", data_of(*sets), None, -1, ";")
+    with (tmp_path / "out.csv").open(newline="") as file:
+        found = list(csv.DictReader(file, delimiter=";"))
+    assert list(found[0]) == ["Set_id", "Time", "Line 0", "Line 2", "Sum"]
+    first = [row for row in found if row["Set_id"] == "0"]
+    times = np.array([float(row["Time"]) for row in first])
+    assert times == pytest.approx([0, *np.arange(11, 31) * 1e-3 - 0.0105, 0.01975])
+    # Both powers are linear between the rows, so that the trapezia of the rows are the exact energy.
+    assert np.trapezoid([float(row["Sum"]) for row in first], times) == pytest.approx(
+        sets[0].energy_j([0, 2]), abs=1e-7
+    )
+    assert float(found[len(first)]["Time"]) == pytest.approx(0.0395)
+    assert float(found[-1]["Sum"]) == pytest.approx(1.6 + 2.0)
+
+
+def test_rows_of_an_aggregate_one_set_and_a_frequency(capsys):
+    t = np.arange(0, 101) * MS
+    lines = {0: power(t, [1000] * 101), 1: power(t, [500] * 101)}
+    sets = CounterSet(0, 10 * MS, 20 * MS, lines), CounterSet(1, 30 * MS, 60 * MS, lines)
+    counted = data_of(*sets, is_aggregate=True, frequency=100.0)
+    print_data(counted, Lines([1]), 1)
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head == "Set_id\tTime\tValue_aggregate"
+    assert [row.split("\t") for row in rows] == [["1", f"{s:.9f}", "1.500000"] for s in (0.02, 0.03, 0.04, 0.05)]
+
+
+def test_a_power_that_nobody_knows_is_an_empty_cell(tmp_path):
+    t = np.arange(20) * MS
+    flags = [Flag.IO_ERROR if 8 <= i < 12 else 0 for i in range(20)]
+    part = CounterSet(0, 5 * MS, 15 * MS, {0: power(t, [1000] * 20), 1: power(t, [2000] * 20, flags)})
+    write_text(tmp_path / "out.csv", data_of(part), None, 0, ";")
+    rows = [line.split(";") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
+    unknown = [row[1] for row in rows if row[3] == ""]
+    assert unknown == ["0.003000000", "0.004000000", "0.005000000", "0.006000000"]
+    assert all((row[3] == "") == (row[4] == "") for row in rows)
+    assert all(row[2] == "1.000000" for row in rows)
+
+
+def test_sets_and_lines_that_are_not_there():
+    t = np.arange(12) * MS
+    counted = data_of(CounterSet(0, MS, 10 * MS, {0: power(t, [1000] * 12), 3: power(t, [500] * 12)}))
+    assert counted.energy_j(Lines([3, 9])) == pytest.approx(4.5e-3)
+    with pytest.raises(ConfigError, match="there is no set 1: the counter has sets 0 to 0, -1 is all"):
+        counted.energy_j(set_number=1)
+    with pytest.raises(ConfigError, match="measures lines 0,3 of gpu0, none of 1-2"):
+        counted.energy_j(Lines([1, 2]))

@@ -1,0 +1,157 @@
+"""Reading a journal while it grows: any pieces, torn appends, restarts of powerd, steps of its clock."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from powerd_client.pmlib.journalreader import HostClock, JournalReader
+from powerd_core import wire
+from powerd_core.clock import map_clock, piece_at
+from powerd_core.document import to_document
+from powerd_core.errors import RunFileError
+from powerd_core.model import ClockExchange, Gap
+from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
+
+STREAM = make_stream()
+NAMES = [line.name for line in STREAM.lines]
+S = 1_000_000_000
+AHEAD_NS = 7 * S
+"""Host minus board."""
+
+
+def described(epoch=5):
+    return wire.Message("description", to_document(make_description(STREAM, epoch)), epoch)
+
+
+def exchange(t_board_ns, epoch=5, ahead_ns=AHEAD_NS):
+    return ClockExchange(epoch, t_board_ns + ahead_ns - 40_000, t_board_ns, t_board_ns, t_board_ns + ahead_ns + 40_000)
+
+
+def block(sequence, t_board_ns, epoch=5, milliwatts=2000):
+    return make_block(STREAM, epoch, sequence, t_board_ns, [milliwatts] * 20)
+
+
+def events(count=10):
+    """A second of readings in blocks of 20 ms from board time 1 s on."""
+    found = [described(), exchange(S)]
+    for i in range(count):
+        found += [block(i, S + i * 20 * PERIOD_NS), exchange(S + (i + 1) * 20 * PERIOD_NS)]
+    return found
+
+
+def frames(parts):
+    return b"".join(wire.encode(event) for event in parts)
+
+
+def reader_of(tmp_path, parts):
+    (tmp_path / "journal.bin").write_bytes(frames(parts))
+    reader = JournalReader(tmp_path)
+    reader.update()
+    return reader
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 12_000), max_size=5))
+def test_any_pieces_give_the_same_readings(tmp_path_factory, cuts):
+    path = tmp_path_factory.mktemp("journal")
+    data = frames(events())
+    reader = None
+    edges = sorted({0, len(data), *(min(c, len(data)) for c in cuts)})
+    for low, high in itertools.pairwise(edges):
+        with (path / "journal.bin").open("ab") as file:
+            file.write(data[low:high])
+        reader = reader or JournalReader(path)
+        reader.update()
+    found = reader.readings(NAMES, 0, 100 * S)
+    for j, name in enumerate(NAMES):
+        t = S + AHEAD_NS + PERIOD_NS * np.arange(200) + 10_000 * j
+        assert np.abs(found[name].t_ns - t).max() < 100
+        assert found[name].watts == pytest.approx(np.full(200, 2.0))
+
+
+def test_a_stretch_has_a_block_on_either_side(tmp_path):
+    reader = reader_of(tmp_path, events())
+    begin = S + AHEAD_NS + 85 * PERIOD_NS
+    t = reader.readings(NAMES, begin, begin + 10 * PERIOD_NS)[NAMES[0]].t_ns
+    assert (round((t[0] - AHEAD_NS - S) / PERIOD_NS), len(t)) == (60, 60)
+    # Between two blocks there is none, but those on either side say what the power was.
+    begin = S + AHEAD_NS + 79 * PERIOD_NS + 200_000
+    assert len(reader.readings(NAMES, begin, begin + 100_000)[NAMES[0]].t_ns) == 40
+
+
+def test_how_far_readings_reach(tmp_path):
+    reader = reader_of(tmp_path, [*events(), Gap(0, 5, 10, S, S + 500 * PERIOD_NS, 1, 300, "lost")])
+    assert reader.reaches(NAMES, S + AHEAD_NS + 499 * PERIOD_NS)
+    assert not reader.reaches(NAMES, S + AHEAD_NS + 501 * PERIOD_NS)
+    assert not reader.reaches([*NAMES, "another"], 0)
+    assert not reader_of(tmp_path, [described(), block(0, S)]).reaches(NAMES, 0)
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_an_append_that_was_taken_back(tmp_path, is_noticed):
+    parts = events()
+    path = tmp_path / "journal.bin"
+    whole, rest = frames(parts[:8]), frames(parts[8:])
+    path.write_bytes(whole + rest[:100])
+    reader = JournalReader(tmp_path)
+    reader.update()
+    path.write_bytes(whole)  # as after a full disk
+    if is_noticed:
+        reader.update()
+    # Another frame comes first when there is room again.
+    path.write_bytes(whole + frames([exchange(S + 5)]) + rest)
+    reader.update()
+    assert len(reader.readings(NAMES, 0, 100 * S)[NAMES[0]].t_ns) == 200
+
+
+def test_damage_in_the_middle_costs_what_it_hit(tmp_path):
+    parts = events()
+    data = bytearray(frames(parts))
+    data[len(frames(parts[:8])) + 70] ^= 1
+    (tmp_path / "journal.bin").write_bytes(data)
+    reader = JournalReader(tmp_path)
+    reader.update()
+    found = reader.readings(NAMES, 0, 100 * S)[NAMES[0]]
+    assert len(found.t_ns) == 180
+    assert found.missing_s(S + AHEAD_NS, S + AHEAD_NS + 199 * PERIOD_NS) == pytest.approx(0.02, abs=1e-6)
+
+
+def test_a_powerd_that_was_started_anew(tmp_path):
+    ahead = AHEAD_NS + 2 * S
+    anew = [described(6), exchange(100, 6, ahead), block(0, 1000, 6, 3000), exchange(40 * PERIOD_NS, 6, ahead)]
+    of_nobody = block(0, 50 * S, epoch=99)  # a life that was never described
+    found = reader_of(tmp_path, [*events(), *anew, of_nobody]).readings(NAMES, 0, 100 * S)[NAMES[0]]
+    assert found.watts == pytest.approx([2.0] * 200 + [3.0] * 20)
+    between_ns = 1000 + ahead - (S + AHEAD_NS + 199 * PERIOD_NS)
+    missing_s = found.missing_s(int(found.t_ns[0]), int(found.t_ns[-1]))
+    assert missing_s == pytest.approx((between_ns - PERIOD_NS) * 1e-9, rel=1e-4)
+
+
+@given(st.lists(st.integers(-5 * S, 20 * S), min_size=1, max_size=40), st.booleans())
+def test_times_are_mapped_as_the_clock_says(times, steps):
+    exchanges = [exchange(i * S // 10, ahead_ns=AHEAD_NS + 20 * i + (S if steps and i > 50 else 0)) for i in range(100)]
+    pieces = map_clock(exchanges)
+    assert len(pieces) == 1 + steps
+    t = np.array(times, np.int64)
+    found, known = HostClock(pieces).to_host(t)
+    for board_ns, host_ns, is_known in zip(times, found.tolist(), known.tolist(), strict=True):
+        piece = piece_at(pieces, board_ns)
+        assert is_known == (piece is not None)
+        if piece is not None:
+            assert abs(host_ns - board_ns - piece.at(board_ns)[0]) <= 1
+
+
+def test_a_journal_that_is_gone(tmp_path):
+    with pytest.raises(RunFileError, match=r"cannot read .*journal\.bin: No such file"):
+        JournalReader(tmp_path).update()
+
+
+def test_a_line_without_readings(tmp_path):
+    found = reader_of(tmp_path, [described(), exchange(S)]).readings(NAMES, 0, S)[NAMES[0]]
+    assert len(found.t_ns) == 0
+    assert found.joules(0, S) == 0
+    assert found.missing_s(0, S) == 1
+    assert np.isnan(found.watts_at(np.array([5]))).all()

@@ -1,0 +1,151 @@
+"""The callbacks against the documented order of events, where the trainers are not installed: minimal stand-ins.
+
+`test_watch_callbacks` runs the real ones where they are.
+"""
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+
+from support.tape import TapedMeter
+
+X = torch.randn(4, 3)
+
+
+@pytest.fixture
+def meter():
+    with TapedMeter() as meter:
+        yield meter
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Makes a module with one class that callbacks derive from."""
+
+    def make(name, base, callback):
+        *packages, _ = name.split(".")
+        for depth in range(1, len(packages) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(packages[:depth]), types.ModuleType(".".join(packages[:depth])))
+        module = types.ModuleType(name)
+        setattr(module, base, type(base, (), {}))
+        monkeypatch.setitem(sys.modules, name, module)
+        if packages:
+            setattr(sys.modules[".".join(packages)], name.rpartition(".")[2], module)
+        monkeypatch.setitem(sys.modules, callback, None)  # so that what is imported now is forgotten again
+        del sys.modules[callback]
+
+    return make
+
+
+class Profiler:
+    def start(self, action_name):
+        pass
+
+    def stop(self, action_name):
+        pass
+
+
+@pytest.fixture
+def lightning(stand_in, meter):
+    stand_in("lightning.pytorch", "Callback", "powerd_client.callbacks.lightning")
+    from powerd_client.callbacks.lightning import PowerdCallback
+
+    model = nn.Linear(3, 2)
+    model.automatic_optimization = True
+    trainer = types.SimpleNamespace(
+        profiler=Profiler(),
+        optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
+        strategy=types.SimpleNamespace(model=model),
+    )
+    return PowerdCallback(meter), trainer, model
+
+
+def fetch(trainer, batches):
+    trainer.profiler.start("[_TrainingEpochLoop].train_dataloader_next")
+    try:
+        return next(batches, None) or next(iter(()))
+    finally:
+        trainer.profiler.stop("[_TrainingEpochLoop].train_dataloader_next")
+
+
+def test_lightnings_order_of_events(lightning, meter):
+    callback, trainer, model = lightning
+    (optimizer,) = trainer.optimizers
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    batches = iter([1, 2])
+    for batch, index in ((fetch(trainer, batches), i) for i in range(2)):
+        callback.on_train_batch_start(trainer, model, batch, index)
+
+        def closure():
+            loss = model(X).sum()
+            callback.on_before_zero_grad(trainer, model, optimizer)
+            optimizer.zero_grad()
+            callback.on_before_backward(trainer, model, loss)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        callback.on_train_batch_end(trainer, model, None, batch, index)
+    with pytest.raises(StopIteration):
+        fetch(trainer, batches)
+    callback.on_validation_batch_start(trainer, model, 1, 0)
+    callback.on_validation_batch_end(trainer, model, None, 1, 0)
+    callback.on_train_end(trainer, model)
+    callback.teardown(trainer, model, "fit")
+    step = "data forward backward update"
+    assert meter.tree() == f"{step} {step} data! evaluation"
+    assert meter.tape.notes == []
+    assert trainer.profiler.start.__func__ is Profiler.start
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_an_exception_under_lightning_cuts_what_is_open(lightning, meter):
+    callback, trainer, model = lightning
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    callback.on_train_batch_start(trainer, model, 1, 0)
+    callback.on_exception(trainer, model, ValueError())
+    callback.teardown(trainer, model, "fit")
+    assert meter.tree() == "forward!"
+
+
+@pytest.fixture
+def transformers(stand_in, meter):
+    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    from powerd_client.callbacks.transformers import PowerdCallback
+
+    return PowerdCallback(meter, batch_size=4)
+
+
+class Loader:
+    """As Accelerate's: says that it is of another class."""
+
+    @property
+    def __class__(self):
+        return list
+
+    def __iter__(self):
+        return iter([1, 2, 3])
+
+    def __len__(self):
+        return 3
+
+
+def test_trainers_order_of_events(transformers, meter):
+    callback, model, loader = transformers, nn.Linear(3, 2), Loader()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    callback.on_train_begin(None, None, None, model=model, optimizer=optimizer, train_dataloader=loader)
+    for _ in loader:
+        callback.on_step_begin(None, None, None)
+        model(X).sum().backward()
+        optimizer.step()
+        callback.on_step_end(None, None, None)
+    callback.on_train_end(None, None, None)
+    assert meter.tree() == " ".join(["data:4 iteration:4[forward:4 backward update:4]"] * 3)
+    assert type(loader) is Loader
+    assert list(loader) == [1, 2, 3]
+    assert not model._forward_hooks
