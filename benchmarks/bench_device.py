@@ -90,8 +90,8 @@ def ms_per_step(step: Step, count: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--milliseconds", type=float, default=500.0, help="of each half of a pair")
+    parser.add_argument("--pairs", type=int, default=25)
+    parser.add_argument("--milliseconds", type=float, default=400.0, help="of each half of a pair")
     args = parser.parse_args()
     if not torch.cuda.is_available():
         print("device-timed phases: no CUDA here, nothing was measured")

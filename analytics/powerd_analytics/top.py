@@ -20,6 +20,7 @@ from powerd_analytics.top_feed import Watch
 from powerd_analytics.top_run import DEFAULT_URL, RunPhases, powerds_here, runs_here
 from powerd_analytics.top_view import SORTS, Screen, document, one_line
 from powerd_core.errors import ConfigError, PowerdError
+from powerd_core.text import printable
 
 _LOOK_S = 0.25
 _LINE_S = 1.0
@@ -65,7 +66,7 @@ def _print_lines(watch: Watch, *, once: bool, as_json: bool) -> None:
         if time.monotonic() < due_s:
             continue
         due_s += _LINE_S
-        print(json.dumps(document(watch)) if as_json else one_line(watch), flush=True)
+        print(json.dumps(document(watch)) if as_json else printable(one_line(watch)), flush=True)
         if once:
             return
 

@@ -11,6 +11,7 @@ from rich.text import Text
 from powerd_analytics.reasons import digits, seconds
 from powerd_analytics.top_feed import Watch
 from powerd_analytics.top_lines import LiveLine
+from powerd_core.text import printable
 
 Sort = Literal["name", "watts", "joules"]
 SORTS: tuple[Sort, ...] = ("name", "watts", "joules")
@@ -26,7 +27,7 @@ class Screen:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.height
-        parts: list[Any] = [Text(line, no_wrap=True, overflow="ellipsis") for line in self._head()]
+        parts: list[Any] = [Text(printable(line), no_wrap=True, overflow="ellipsis") for line in self._head()]
         rows = [] if self._devices_only else _sorted(self._watch.lines(), self._sort)
         devices = _device_table(self._watch, width)
         # What does not fit is said, never cut off silently.
@@ -86,7 +87,7 @@ def _device_table(watch: Watch, width: int) -> Table:
     if width >= _NARROW:
         table.add_column("provenance", no_wrap=True)
     for d in watch.devices():
-        row = [Text(d.device), Text(digits(d.power_w)), Text(digits(d.energy_j))]
+        row = [Text(printable(d.device)), Text(digits(d.power_w)), Text(digits(d.energy_j))]
         table.add_row(*row, *([Text(f"{d.provenance}, {d.lines} lines")] if width >= _NARROW else []))
     return table
 
@@ -106,7 +107,7 @@ def _line_table(lines: list[LiveLine], width: int) -> Table:
         row = [line.line.name, digits(value), "–" if line.value is not None else digits(line.energy_j)]
         row += [digits(line.rate_hz)] if width >= _NARROW else []
         row += [str(line.bad), _about(line)] if width >= _MIDDLE else []
-        table.add_row(*map(Text, row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
 
 

@@ -36,6 +36,7 @@ from powerd_core.model import (
     Provenance,
     Stream,
 )
+from powerd_core.wire import encode
 from support.fake_daemon import PERIOD_NS, FakeDaemon, make_block, make_description, make_stream
 
 EPOCH = 5
@@ -301,3 +302,20 @@ def test_without_a_terminal_it_prints_lines(daemon):
         assert "gpu0" in process.stdout.readline()
         process.stdout.close()  # as `head` does
         assert process.wait(DEADLINE_S) == 141
+
+
+def test_a_boards_words_cannot_control_the_terminal(daemon):
+    block = daemon.add_block([50_000] * 10)
+    t_ns = block.t_last_ns
+    daemon.ring.append(encode(Gap(0, EPOCH, 1, t_ns, t_ns + 1, 1, 5, "gone\x1b[2J\x07")))
+    watch = Watch([daemon.url], None)
+    try:
+        listen(watch, lambda: any(feed.board.gaps for feed in watch.feeds))
+        console = Console(width=160, file=open(os.devnull, "w"))  # noqa: SIM115
+        with console.capture() as capture:
+            console.print(Screen(watch, sort="watts", devices_only=False, paused=False))
+        console.file.close()
+        assert "\\x1b[2J\\x07" in capture.get()
+        assert "\x07" not in capture.get()
+    finally:
+        watch.close()
