@@ -117,6 +117,16 @@ class Boards:
                 return False
         return True
 
+    def silent(self, stop_ns: int) -> list[str]:
+        """What to say of each board that sent nothing of the run's end."""
+        found = []
+        for link in self._links:
+            lasts = [s.t_last_board_ns + link.offset_ns for s in self._fast(link) if link.offset_ns is not None]
+            late_s = (stop_ns - min(lasts)) * 1e-9 if lasts else 0.0
+            if late_s > 0:
+                found.append(f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?")
+        return found
+
     def give_up(self, log: Logbook) -> None:
         """The run ends: what has not come of earlier epochs is a gap."""
         for link in self._links:

@@ -17,6 +17,7 @@ import h5py
 from powerd_client.contents import Contents, read_contents
 from powerd_client.datasets import write_documents
 from powerd_client.frames import StreamFrames
+from powerd_client.gpus import each_once
 from powerd_client.phases import Phases, kind_key, pair_marks
 from powerd_client.streams import Account, Part, clock_name, write_stream
 from powerd_client.tables import seal, write_clock, write_devices, write_gaps, write_head, write_phases
@@ -29,6 +30,9 @@ LIBVER = ("v110", "v110")
 """The first version of HDF5's format in which everything but strings of variable length carries a checksum."""
 
 Progress = Callable[[float], None]
+
+PROCESS_KEYS = ("pid", "command", "rank", "local_rank", "world_size")
+"""What the run file says of a process, beside its devices."""
 
 
 def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
@@ -184,19 +188,31 @@ def _phases(contents: Contents) -> tuple[Phases, list[dict[str, Any]], list[dict
         notes: dict[tuple[int, str], str] = {}
         """By what tells them apart: the journal and the names' file may both hold one."""
         process: dict[str, Any] = {}
+        devices: list[dict[str, Any]] = contents.devices.devices_of(token)
+        closed = False
         for document in contents.names.get(token, []):
             if "note" in document:
                 notes[document["t_ns"], document["note"]] = document["level"]
+            elif "closed" in document:
+                closed = True
+            elif "devices" in document:
+                devices += [d for d in document["devices"] if isinstance(d, dict)]
             elif "cuts" in document:
                 cuts[document["kind"]] = document["cuts"]
+                timings[document["kind"]] = timings.get(document["cuts"], "")
             elif "kind" in document:
                 entry = {key: document[key] for key in ("name", "attributes", "timing")}
                 own[document["kind"]] = kinds.setdefault(kind_key(entry), (len(kinds), entry))[0]
                 names[document["kind"]], timings[document["kind"]] = entry["name"], entry["timing"]
             elif not process:
-                process = {key: document[key] for key in ("pid", "command") if key in document}
+                process = {key: document[key] for key in PROCESS_KEYS if key in document}
         for (t_ns, text), level in notes.items():
             contents.note(level, text, t_ns)
+        if known := each_once(devices):
+            process["devices"] = known
+        if "rank" in process and not closed:
+            text = f"rank {process['rank']} (process {process.get('pid')}) ended without closing its Meter"
+            contents.note("warning", text, contents.t_stop_ns)
         processes.append(process)
         pair_marks(
             phases,

@@ -197,6 +197,10 @@ def _named(body: dict[str, Any]) -> dict[str, Any]:
     if "note" in body:
         time_ns(body["t_ns"])
         expected = {"note": str, "level": str}
+    elif "closed" in body:
+        time_ns(body["closed"])
+    elif "devices" in body:
+        expected = {"devices": list}
     elif "cuts" in body:
         expected = {"kind": int, "cuts": int}
     elif "kind" in body:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from powerd_client.framefile import FrameFile
+from powerd_client.gpus import pci_of
 from powerd_client.hostclock import now_ns
 from powerd_client.markwriter import MarkWriter
 from powerd_core.marks import Edges
@@ -30,6 +31,13 @@ ANCHOR_NS: Final = 100_000_000
 FIRST_ANCHORS: Final = 20
 FIRST_ANCHOR_NS: Final = 5_000_000
 HARVEST_S: Final = 0.05
+ANCHOR_WAIT_NS: Final = 50_000
+"""An anchor takes 10 us. One that takes longer waits behind work of other streams (up to 16 ms were seen beside DDP's
+communication): it is dropped."""
+NEXT_ANCHOR_NS: Final = 20_000_000
+"""The next try after one that was dropped."""
+LAST_ANCHOR_NS: Final = 1_000_000_000
+"""At the end nothing is held up by waiting."""
 EVENT_NS: Final = 500
 """Resolution of an event's time stamp (CUDA runtime API, cudaEventElapsedTime: about 0.5 us)."""
 MAX_PENDING: Final = 200_000
@@ -51,6 +59,8 @@ class _Clock:
     """Anchors to resolve: event, host time before and after."""
     count: int = 0
     due_ns: int = 0
+    pool: list[Any] = field(default_factory=list)
+    """Events to use again; an event belongs to the device that it was recorded on first."""
     epoch: int = field(default_factory=lambda: secrets.randbelow(2**63 - 1) + 1)
     """Names this clock in the run, as a powerd's epoch names a board's."""
 
@@ -76,7 +86,6 @@ class DeviceTimer:
         self._event = torch.cuda.Event
         self._streams: dict[tuple[int, int], Any] = {}
         self._clocks: dict[int, _Clock] = {}
-        self._pool: list[Any] = []
         self._pending: deque[tuple[int, _Clock, Any]] = deque()
         self._working = True
         self._stop = threading.Event()
@@ -107,13 +116,14 @@ class DeviceTimer:
         if clock is None:
             clock = self._begin_clock(device)
         try:
-            event = self._pool.pop()
+            event = clock.pool.pop()
         except IndexError:
             event = self._event(enable_timing=True)
         self._record(event, stream)
-        self._pending.append((number, clock, event))
         if now_ns() >= clock.due_ns:
+            # Before the event can be resolved: milliseconds in float32, counted from an anchor of long ago, are coarse.
             self._anchor(clock)
+        self._pending.append((number, clock, event))
         if len(self._pending) > MAX_PENDING:
             raise RuntimeError(f"{MAX_PENDING} marks wait for the GPU")
 
@@ -126,19 +136,23 @@ class DeviceTimer:
             "index": device,
             "name": found.name,
             "uuid": str(getattr(found, "uuid", "")),
+            "pci": pci_of(found),
         }
         self._file.write(Message("device-clock", body, clock.epoch))
         return clock
 
-    def _anchor(self, clock: _Clock) -> None:
-        """About 8 us: the stream is idle, so nothing that trains is waited for.
+    def _anchor(self, clock: _Clock, wait_ns: int = ANCHOR_WAIT_NS) -> None:
+        """About 10 us: the stream is idle, so nothing that trains is waited for.
 
         Taken by the thread that marks. In a thread of its own, the wait for the interpreter's lock would be in it.
         """
         event = self._event(enable_timing=True)
         before = now_ns()
         self._record(event, clock.stream)
-        event.synchronize()
+        while not event.query():
+            if now_ns() - before > wait_ns:
+                clock.due_ns = now_ns() + NEXT_ANCHOR_NS
+                return
         after = now_ns()
         clock.taken.append((event, before, after))
         clock.count += 1
@@ -167,7 +181,7 @@ class DeviceTimer:
                 pending.popleft()
                 t_ns = clock.latest_ns + round(clock.latest.elapsed_time(event) * 1e6)
                 resolved.setdefault(clock.epoch, []).append((number, t_ns))
-                self._pool.append(event)
+                clock.pool.append(event)
             for epoch, edges in resolved.items():
                 self._file.write(Edges.of(self._writer.token, epoch, edges))
 
@@ -187,7 +201,7 @@ class DeviceTimer:
         if self._working:
             try:
                 for clock in self._clocks.values():
-                    self._anchor(clock)
+                    self._anchor(clock, LAST_ANCHOR_NS)
                 for _, _, event in list(self._pending)[-len(self._streams) :]:
                     event.synchronize()
                 self._resolve()

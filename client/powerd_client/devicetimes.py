@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from math import ceil
 from typing import Any
 
+from powerd_client.device import EVENT_NS
 from powerd_core.clock import ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError
 from powerd_core.marks import RECORD, Edges, Mark, Marks
@@ -32,7 +34,12 @@ class DeviceTimes:
         """Raises KeyError or ValueError for what describes no clock."""
         if int(body["clock"]) != epoch:
             raise ValueError("its frame has another epoch")
-        self.clocks.setdefault(epoch, {"name": str(body["name"]), "index": int(body["index"])})
+        self.clocks.setdefault(epoch, _clock_of(body))
+
+    def devices_of(self, process: int) -> list[dict[str, Any]]:
+        """The devices that a process timed its phases on: ``index``, ``uuid`` and ``pci``."""
+        own = [c for c in self.clocks.values() if c["process"] == process]
+        return [{key: clock[key] for key in ("index", "uuid", "pci")} for clock in own]
 
     def add_edges(self, event: Edges) -> None:
         known = self.edges.setdefault(event.process, {})
@@ -62,11 +69,14 @@ class DeviceTimes:
                 if timings.get(mark.kind) != DEVICE:
                     yield mark
                     continue
-                t_ns = self._host_ns(edges.get(number))
-                self.unresolved += t_ns is None
-                yield mark if t_ns is None else replace(mark, t_host_ns=t_ns)
+                edge = self._host_ns(edges.get(number))
+                self.unresolved += edge is None
+                t_ns, bound_ns = edge or (mark.t_host_ns, -1)
+                yield replace(mark, t_host_ns=t_ns, bound_ns=bound_ns)
 
-    def _host_ns(self, edge: tuple[int, int] | None) -> int | None:
+    def _host_ns(self, edge: tuple[int, int] | None) -> tuple[int, int] | None:
+        """An edge's host time and how far it may be from that: what the anchors guarantee, and the event's own
+        resolution."""
         if edge is None:
             return None
         epoch, t_ns = edge
@@ -74,4 +84,18 @@ class DeviceTimes:
             piece = piece_at(self.pieces.get(epoch, ()), t_ns)
         except ClockError:
             return None
-        return None if piece is None else t_ns + round(piece.at(t_ns)[0])
+        if piece is None:
+            return None
+        offset, low, high = piece.at(t_ns)
+        # One more nanosecond: both the event's time and the offset were rounded to whole ones.
+        return t_ns + round(offset), ceil(max(high - offset, offset - low)) + EVENT_NS + 1
+
+
+def _clock_of(body: Mapping[str, Any]) -> dict[str, Any]:
+    process = body.get("process")
+    return {
+        "name": str(body["name"]),
+        "index": int(body["index"]),
+        "process": process if isinstance(process, int) else None,
+        **{key: str(body.get(key, "")) for key in ("uuid", "pci")},
+    }

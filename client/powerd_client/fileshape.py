@@ -53,9 +53,13 @@ _TABLES = {
     "clock": {"map": ("f", 3), "map_t_board_ns": ("i", 0), "map_piece": ("i", 0)},
     "line": dict.fromkeys(TIMES, ("i", 0)),
 }
-_LATER = {"numbers": ("i", 0), "clock": ("S", 0)}
-"""Columns of /gaps that files of earlier releases do not have."""
-_TEXTS = ("messages", "processes", "parts", "attributes")
+_LATER = {
+    "gaps": {"numbers": ("i", 0), "clock": ("S", 0)},
+    "phases": {"begin_bound_ns": ("i", 0), "end_bound_ns": ("i", 0)},
+}
+"""Columns that files of earlier releases do not have."""
+TEXTS = ("messages", "processes", "parts", "attributes")
+"""Tables of texts at the root."""
 
 
 def problems(file: h5py.File) -> Iterator[str]:
@@ -67,10 +71,10 @@ def problems(file: h5py.File) -> Iterator[str]:
     for name in GROUPS:
         if name not in file:
             yield f"it has no {name!r}"
-        elif isinstance(file[name], h5py.Dataset) != (name in _TEXTS):
+        elif isinstance(file[name], h5py.Dataset) != (name in TEXTS):
             yield f"{name!r} is not what it should be"
             return
-    for name in _TEXTS:
+    for name in TEXTS:
         if name in file and (not isinstance(file[name], h5py.Dataset) or not _is(file[name], "S", 0)):
             yield f"{name!r} is no table of texts"
     yield from _tables(file)
@@ -152,11 +156,11 @@ def _storage(item: h5py.Dataset, path: str) -> Iterator[str]:
 
 
 def _tables(file: h5py.File) -> Iterator[str]:
-    yield from _table(file["phases"], "/phases", _TABLES["phases"])
+    for name in ("phases", "gaps"):
+        later = {column: kind for column, kind in _LATER[name].items() if column in file[name]}
+        yield from _table(file[name], f"/{name}", _TABLES[name] | later)
     if "kinds" not in file["phases"] or not _is(file["phases/kinds"], "S", 0):
         yield "/phases has no table of kinds"
-    gaps = file["gaps"]
-    yield from _table(gaps, "/gaps", _TABLES["gaps"] | {n: kind for n, kind in _LATER.items() if n in gaps})
     for name, clock in file["clocks"].items():
         yield from _clock(clock, f"/clocks/{name}")
     for name, line in file["lines"].items():

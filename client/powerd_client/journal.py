@@ -3,6 +3,7 @@
     RUN.h5.journal/
         journal.bin          wire frames: the run's own message, descriptions, blocks, gaps, clock exchanges, marks
         lock                 locked by the recorder as long as any of its processes lives
+        job.json             which launch of several ranks it belongs to (`powerd_client.together`)
         reserve              space that the last words of a run need when the disk is full
         marks-<token>.names  the phase kinds of one process, a JSON object a line
         marks-<token>-N.bin  its mark segments that the recorder has not yet copied

@@ -7,6 +7,7 @@ number out of turn, a silence or a reconnection only make the link ask again.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class BoardLink:
         *,
         client: str = "powerd_client",
         memory: LinkMemory | None = None,
+        keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self.url = url
         self.client = client
@@ -64,7 +66,7 @@ class BoardLink:
         self._refused = 0
         self.replayed = 0
         """Frames that came late: asked for again, or held back by a cut."""
-        self._credentials = credentials_for(url)
+        self._credentials = credentials_for(url, keys)
         self._watches: dict[zmq.Socket[bytes], RefusalWatch] = {}
         self._heard_ns: dict[zmq.Socket[bytes], int] = {}
         """When something came last on a socket, or it was connected."""

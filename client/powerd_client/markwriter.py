@@ -15,10 +15,11 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from threading import get_ident
+from types import MappingProxyType
 from typing import Final
 
 from powerd_client.hostclock import now_ns
@@ -74,19 +75,28 @@ class MarkWriter:
     behind it.
     """
 
-    def __init__(self, directory: Path, *, segment_records: int = SEGMENT_RECORDS) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_records: int = SEGMENT_RECORDS,
+        about: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """``about`` is what else the run should say of this process, such as its rank. Raises `OSError`."""
         self.token = secrets.randbits(63)
+        self._pid, self._is_rank = os.getpid(), "rank" in about
         self.failure: str | None = None
         self.told = False
         """Whether the user has been told of the failure."""
         self.dropped = 0
+        self._is_closed = self._was_late = False
         self._records = segment_records
         self._base = directory / f"marks-{self.token:016x}"
         self._lock = threading.Lock()
         self._number = 0
         self._kinds: dict[tuple[str, str], int] = {}
         self._names = os.open(f"{self._base}.names", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._describe({"process": self.token, "pid": os.getpid(), "command": sys.argv})
+        self._describe({"process": self.token, "pid": self._pid, "command": sys.argv, **about})
         self._segment: _Segment | None = _Segment(self._path(0), segment_records)
         _watch_forks(self)
 
@@ -95,6 +105,11 @@ class MarkWriter:
 
     def _describe(self, document: Mapping[str, object]) -> None:
         os.write(self._names, json.dumps(document).encode() + b"\n")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether marks are written at all: not after `close` or a failure, and not in a forked child."""
+        return self._segment is not None
 
     def kind(self, name: str, attributes: Mapping[str, object], timing: str) -> int:
         """The number of a phase kind; it is written down before any mark can use it.
@@ -129,6 +144,12 @@ class MarkWriter:
         with contextlib.suppress(OSError):
             self._describe({"note": text, "level": level, "t_ns": now_ns()})
 
+    def identify(self, devices: Sequence[Mapping[str, object]]) -> None:
+        """Say on which devices this process works."""
+        if self._segment is not None:
+            with contextlib.suppress(OSError):
+                self._describe({"devices": list(devices)})
+
     def mark(self, code: int, thread: int | None = None) -> None:
         """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it.
 
@@ -136,7 +157,7 @@ class MarkWriter:
         """
         segment = self._segment
         if segment is None:
-            self.dropped += 1
+            self._drop(code)
             return
         index = segment.take()
         if index < self._records:
@@ -149,7 +170,7 @@ class MarkWriter:
         """As `mark`, with a time that was read before. Returns the mark's number in this process, -1 when dropped."""
         segment = self._segment
         if segment is None:
-            self.dropped += 1
+            self._drop(code)
             return -1
         index = segment.take()
         if index < self._records:
@@ -169,6 +190,15 @@ class MarkWriter:
                     self._fail(error)
         return self.mark_at(code, t_host_ns, thread)
 
+    def _drop(self, code: int) -> None:
+        self.dropped += 1
+        if self._is_closed and code >= 0 and not self._was_late:
+            # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
+            self._was_late = True
+            with contextlib.suppress(Exception):
+                text = "a phase was begun after the Meter was closed: such phases are in no run"
+                print(f"powerd: {text}", file=sys.stderr, flush=True)
+
     def _fail(self, error: OSError) -> None:
         self._segment = None
         if self.failure is None:
@@ -183,8 +213,12 @@ class MarkWriter:
         self.failure = self.failure or reason
 
     def close(self) -> None:
-        """No more marks. The files stay for the recorder."""
+        """No more marks. The files stay for the recorder; those of a rank say that nothing is cut off."""
         self._segment = None
+        self._is_closed = os.getpid() == self._pid
+        with contextlib.suppress(OSError):
+            if self._is_rank and os.getpid() == self._pid:
+                self._describe({"closed": now_ns()})
         with contextlib.suppress(OSError):
             os.close(self._names)
 
@@ -202,4 +236,5 @@ def _watch_forks(writer: MarkWriter) -> None:
 def _disable_all() -> None:
     for writer in list(_writers):
         writer.disable("this process was forked from the one that is recorded")
+        writer._lock = threading.Lock()  # a thread that is not in this process may have held it
     _writers.clear()

@@ -8,21 +8,26 @@ import os
 import sys
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
+from powerd_client.accelerator import HOST, Synchronized, choose_timing
 from powerd_client.baseline import BASELINE, check_seconds
 from powerd_client.device import DeviceTimer
-from powerd_client.devicetimes import DEVICE
 from powerd_client.framefile import FrameFile
+from powerd_client.gpus import devices_here
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT
 from powerd_client.markwriter import MarkWriter
+from powerd_client.ranks import rank_here
 from powerd_client.recording import Recording
+from powerd_client.together import Together
 from powerd_client.watchdata import Loader
-from powerd_core.errors import ConfigError, PowerdError, RunFileError
+from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
+from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -72,10 +77,14 @@ class Meter:
                      its best source (the NVIDIA driver's readings, else a model from CPU time), and stops it at the end
     ``out``          the run file; it must not exist unless ``overwrite``
     ``device``       how phases are timed: ``cuda`` by events on the GPU's own timeline, without waiting for it,
-                     ``host`` by the host's clock, ``auto`` by events where torch was imported and has a GPU
+                     ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),
+                     ``host`` by the host's clock; ``auto`` is the first of these that an imported torch can do
     ``synchronize``  called before every mark, such as ``torch.cuda.synchronize``: for work that runs asynchronously
     ``required``     with False, a powerd that is not there is a warning, and the training goes on unrecorded
     ``keys``         directory of keys, for boards that want them (default: $POWERD_KEYS, else ~/.config/powerd)
+
+    Where a launcher such as torchrun has said which rank this process is, local rank 0 records and the others add their
+    marks to its run (docs/ranks.md): make one Meter in every rank, with the same arguments.
 
     Under ``joules record`` the run already exists: then only marks are added to it, and these arguments do not count.
 
@@ -89,7 +98,7 @@ class Meter:
         out: str | os.PathLike[str] = "run.h5",
         *,
         overwrite: bool = False,
-        device: Literal["auto", "cuda", "host"] = "auto",
+        device: Literal["auto", "cuda", "accelerator", "host"] = "auto",
         synchronize: Callable[[], object] | None = None,
         required: bool = True,
         keys: str | os.PathLike[str] | None = None,
@@ -98,12 +107,13 @@ class Meter:
         self._writer: MarkWriter | None = None
         self._recording: Recording | None = None
         self._kinds: dict[object, Phase] = {}
-        self._timing = "host" if synchronize is None else "host-synchronised"
-        self._torch = None if synchronize is not None else _cuda(device)
+        self._choice = choice = choose_timing(device, synchronize)
+        self._timing = choice.name
         self._timer: DeviceTimer | None = None
         self._pid = os.getpid()
-        self._synchronize = synchronize
         self._mark: Callable[..., None] = _ignore
+        self._together: Together | None = None
+        self._devices: list[dict[str, object]] = []
         self._watches: list[Watch] = []
         self._marker: Marker | None = None
         urls = [url] if isinstance(url, str) else list(url or ())
@@ -117,28 +127,61 @@ class Meter:
 
     def _open(self, urls: list[str], overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
         joined = os.environ.get(RUN_ENVIRONMENT)
-        if joined:
+        rank = rank_here()
+        if rank is not None and not joined:
+            self._together = together = Together(self.out, rank)
+            self.out, directory = together.out, together.journal
+            if together.is_first:
+                # A model of CPU time that follows one rank would know nothing of the others.
+                pid = None if rank.local_world_size > 1 else self._pid
+                self._recording = Recording(
+                    self.out, urls, overwrite=overwrite, trainer_pid=pid, keys=keys, together=together
+                )
+            else:
+                together.join(overwrite=overwrite)
+        elif joined:
             directory = Path(joined)
             self.out = directory.with_name(directory.name.removesuffix(".journal"))
         else:
+            self._end_earlier(overwrite=overwrite)
             self._recording = Recording(self.out, urls, overwrite=overwrite, trainer_pid=self._pid, keys=keys)
             directory = self._recording.journal
+            _recording.add(self)
         try:
-            self._writer = MarkWriter(directory)
+            self._writer = MarkWriter(directory, about=rank.about if rank is not None else {})
         except OSError as error:
             if self._recording is not None:
                 self._recording.abandon()
-            raise RunFileError(f"marks cannot be written under {directory}: {error.strerror}") from error
+            has_gone = self._together is not None and self._recording is None
+            kind = PeerError if has_gone else RunFileError  # a recording that rank 0 has ended meanwhile
+            raise kind(f"marks cannot be written under {directory}: {error.strerror}") from error
         self._mark = self._writer.mark
-        if self._synchronize is not None:
-            self._mark = _Synchronized(self._synchronize, self._writer)
-        elif self._torch is not None:
+        self._begin_timing(self._writer, directory)
+
+    def _end_earlier(self, *, overwrite: bool) -> None:
+        """A notebook's cell that is run again makes a Meter while its first one still records."""
+        for meter in [m for m in _recording if m.out.absolute() == self.out.absolute() and m._pid == self._pid]:
+            if not overwrite:
+                raise RunFileError(f"{self.out} is being recorded by a Meter of this process: close() that first")
+            meter.close()
+            print(f"powerd: the Meter that still recorded {printable(str(self.out))} was closed", file=sys.stderr)
+
+    def _begin_timing(self, writer: MarkWriter, directory: Path) -> None:
+        choice = self._choice
+        if choice.synchronize is not None:
+            self._mark = Synchronized(choice.synchronize, writer)
+        elif choice.torch is not None:
             try:
-                self._timer = DeviceTimer(self._writer, FrameFile(directory, self._writer.token), self._torch)
+                self._timer = DeviceTimer(writer, FrameFile(directory, writer.token), choice.torch)
             except OSError as error:
-                self._writer.note(f"phases are timed by the host: {error}", "warning")
+                self._timing = HOST
+                writer.note(f"phases are timed by the host: {error}", "warning")
             else:
-                self._mark, self._timing = self._timer.mark, DEVICE
+                self._mark = self._timer.mark
+        if choice.said:
+            writer.note(choice.said, "info")
+            if not choice.was_asked_for and (self._together is None or self._together.is_first):
+                print(f"powerd: {choice.said}; Meter(device='host') would not wait", file=sys.stderr)
 
     def phase(self, name: str, **attributes: Attribute) -> Phase:
         """A phase called ``name``, for ``with`` or as a decorator.
@@ -153,7 +196,18 @@ class Meter:
         return phase
 
     def _number(self, name: str, attributes: Mapping[str, Attribute]) -> int:
-        return 0 if self._writer is None else self._writer.kind(name, attributes, self._timing)
+        if self._writer is None:
+            return 0
+        if not self._devices:
+            self._identify(self._writer)
+        return self._writer.kind(name, attributes, self._timing)
+
+    def _identify(self, writer: MarkWriter) -> None:
+        """Say on which GPU this process works now, where that is news."""
+        devices = devices_here()
+        if devices and devices != self._devices:
+            self._devices = devices
+            writer.identify(devices)
 
     def begin(self, name: str, **attributes: Attribute) -> None:
         """Begin a phase that `end` will end."""
@@ -180,7 +234,7 @@ class Meter:
         ``layers``         mark every layer too, in forward and backward
         ``loader``         mark the waits for its batches as ``data``: iterate over the returned watch's ``loader``
         ``communication``  mark what DDP reduces while backward goes on (by a communication hook)
-        ``attributes``     of all these phases but ``backward``, which knows no model
+        ``attributes``     of all these phases; of ``backward``, which knows no model, only if all watches have the same
 
         A model that this meter watches already is watched anew, not twice. Raises `ConfigError` for arguments of the
         wrong type; after that, nothing.
@@ -230,10 +284,19 @@ class Meter:
             self._watches.pop().remove()
         self._marker = None
         self._writer = self._recording = None
+        _recording.discard(self)
         if self._timer is not None:
             self._timer.close()
             if self._timer.failure:
                 writer.note(self._timer.failure, "warning")
+        self._identify(writer)
+        try:
+            for text in self._together.await_others() if self._together is not None else ():
+                writer.note(text)
+        finally:  # an impatient Ctrl-C ends the waiting, not the run
+            self._finish(writer, recording)
+
+    def _finish(self, writer: MarkWriter, recording: Recording | None) -> None:
         stop_ns = now_ns()
         writer.close()
         if recording is not None:
@@ -252,34 +315,8 @@ class Meter:
         return False
 
 
-def _cuda(device: str) -> Any:
-    """The torch module where CUDA times the phases, else None. Raises `ConfigError`."""
-    if device not in ("auto", "cuda", "host"):
-        raise ConfigError(f"device={device!r}: phases are timed by 'cuda', 'host' or 'auto'")
-    # A script that trains on a GPU has imported torch; importing it here would cost seconds and tell nothing.
-    torch = sys.modules.get("torch")
-    if device == "host":
-        return None
-    if torch is not None and torch.cuda.is_available():
-        return torch
-    if device == "cuda":
-        raise ConfigError("device='cuda': torch has no GPU here, or was not imported before the Meter was made")
-    return None
-
-
-class _Synchronized:
-    """Waits for the device before each mark, and keeps a failure of that from the training."""
-
-    def __init__(self, synchronize: Callable[[], Any], writer: MarkWriter) -> None:
-        self._synchronize = synchronize
-        self._writer = writer
-
-    def __call__(self, code: int, thread: int | None = None) -> None:
-        try:
-            self._synchronize()
-        except Exception as error:  # noqa: BLE001  (the training's next call will raise it too)
-            self._writer.disable(f"synchronize() failed: {error}")
-        self._writer.mark(code, thread)
+_recording: weakref.WeakSet[Meter] = weakref.WeakSet()
+"""Those that record by themselves, and are not closed."""
 
 
 def _ignore(code: int, thread: int | None = None) -> None:

@@ -22,6 +22,8 @@ class Phases:
     parent: list[int] = field(default_factory=list)
     process: list[int] = field(default_factory=list)
     cut: list[int] = field(default_factory=list)
+    begin_bound_ns: list[int] = field(default_factory=list)
+    end_bound_ns: list[int] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
     """Time and text of everything that did not fit, at most one text a kind of problem and phase."""
 
@@ -29,7 +31,7 @@ class Phases:
         """Order by beginning (of those that begin together, the longer first)."""
         order = sorted(range(len(self.begin_ns)), key=lambda i: (self.begin_ns[i], -self.end_ns[i], i))
         place = {old: new for new, old in enumerate(order)}
-        for name in ("begin_ns", "end_ns", "kind", "process", "cut"):
+        for name in ("begin_ns", "end_ns", "kind", "process", "cut", "begin_bound_ns", "end_bound_ns"):
             values = getattr(self, name)
             setattr(self, name, [values[i] for i in order])
         self.parent = [place[self.parent[i]] if self.parent[i] >= 0 else -1 for i in order]
@@ -49,7 +51,8 @@ def pair_marks(
 
     ``kinds`` maps the process's own kind numbers to those of the run, ``names`` to names for messages. Phases nest
     within each thread. An end that fits no open phase is reported and dropped; ending an outer phase cuts those still
-    open inside it; what is open at the end is cut at ``last_ns`` (default: the process's last mark). ``cuts`` maps
+    open inside it; what is open at the end is cut at ``last_ns``, and reported (default: at the process's last mark,
+    which needs no report: then the process ended before the run). ``cuts`` maps
     numbers that stand for no phase to the kind that such a mark cuts: its innermost open phase, and all inside.
     """
     stacks: dict[int, list[int]] = {}
@@ -69,7 +72,12 @@ def pair_marks(
         phases.parent.append(stack[-1] if stack else -1)
         phases.process.append(process)
         phases.cut.append(1)
+        phases.begin_bound_ns.append(mark.bound_ns)
+        phases.end_bound_ns.append(mark.bound_ns)
         stack.append(len(phases.begin_ns) - 1)
+
+    def end_phase(index: int, mark: Mark) -> None:
+        phases.end_ns[index], phases.end_bound_ns[index] = mark.t_host_ns, mark.bound_ns
 
     def close_phase(mark: Mark, stack: list[int]) -> None:
         kind = kinds[mark.kind]
@@ -78,9 +86,9 @@ def pair_marks(
             report(mark.t_host_ns, f"phase {names[mark.kind]!r} was ended without being begun in its thread")
             return
         for index in stack[depth + 1 :]:
-            phases.end_ns[index] = mark.t_host_ns
+            end_phase(index, mark)
             report(mark.t_host_ns, f"a phase inside {names[mark.kind]!r} was not ended before it")
-        phases.end_ns[stack[depth]] = mark.t_host_ns
+        end_phase(stack[depth], mark)
         phases.cut[stack[depth]] = 0
         del stack[depth:]
 
@@ -88,7 +96,7 @@ def pair_marks(
         kind = kinds.get(cuts[mark.kind])
         depth = next((i for i in range(len(stack) - 1, -1, -1) if phases.kind[stack[i]] == kind), len(stack))
         for index in stack[depth:]:
-            phases.end_ns[index] = mark.t_host_ns
+            end_phase(index, mark)
         del stack[depth:]
 
     for mark in marks:
@@ -103,7 +111,8 @@ def pair_marks(
         if stack and mark.t_host_ns < reached[mark.thread]:
             # Whatever damaged it: a phase that ends before it begins, or begins before the one around it, is none.
             report(mark.t_host_ns, "a thread's marks go back in time")
-            mark = replace(mark, t_host_ns=reached[mark.thread])  # noqa: PLW2901
+            late_ns = reached[mark.thread] - mark.t_host_ns if mark.bound_ns > 0 else 0
+            mark = replace(mark, t_host_ns=reached[mark.thread], bound_ns=mark.bound_ns + late_ns)  # noqa: PLW2901
         reached[mark.thread] = mark.t_host_ns
         if mark.kind in cuts:
             cut_phase(mark, stack)
@@ -112,9 +121,14 @@ def pair_marks(
         else:
             close_phase(mark, stack)
     end = max(latest, last_ns or 0)
+    by_kind = {kinds[number]: name for number, name in names.items() if number in kinds}
     for stack in stacks.values():
         for index in stack:
+            if last_ns is not None:
+                report(end, f"phase {by_kind[phases.kind[index]]!r} was not ended: it is cut at the end of the run")
             phases.end_ns[index] = end
+            if phases.begin_bound_ns[index]:  # timed by a device, which never said when it came to the end
+                phases.end_bound_ns[index] = -1
 
 
 def kind_key(document: Mapping[str, Any]) -> str:

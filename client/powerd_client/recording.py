@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client import journal as journals
+from powerd_client.together import Together
 from powerd_core.errors import PeerError, PeerTimeout, PowerdError
 from powerd_core.text import printable
 
@@ -53,9 +54,10 @@ class Recording:
         trainer_pid: int | None = None,
         command: list[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
+        together: Together | None = None,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
-        machine.
+        machine. Other ranks join it by ``together``.
 
         Raises `RunFileError` when the run file is in the way, `PeerError` when there is no powerd to listen to.
         """
@@ -68,6 +70,8 @@ class Recording:
         self.journal = journals.prepare(self.out, overwrite=overwrite)
         told = _own_stderr()
         try:
+            if together is not None:
+                together.announce(ready=False)
             stderr = (self.journal / "recorder.log").open("ab")
             with stderr:
                 self._process = subprocess.Popen(
@@ -100,6 +104,8 @@ class Recording:
                 }
             )
             self._await_ready()
+            if together is not None:
+                together.announce(ready=True)
         except BaseException:
             self.abandon()
             raise

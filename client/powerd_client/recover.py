@@ -50,6 +50,8 @@ def recover(
     target = Path(out) if out is not None else run.with_name(f"{run.stem}.recovered{run.suffix or '.h5'}")
     if target.absolute() == run.absolute() or (target.exists() and target.samefile(source)):
         raise RunFileError(f"{target} is the run that is to be recovered: write to another file with -o")
+    if target.is_dir():
+        raise RunFileError(f"{target} is a directory: give the name of a file with -o")
     if target.exists() and not overwrite:
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
     lost: list[str] = []

@@ -10,15 +10,18 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import NDArray
 
 from powerd_client import recover_rows, verify_tables
 from powerd_client.datasets import DIGEST, digest, own_name, write_documents
-from powerd_client.fileshape import FARTHEST_NS, read_json, texts_of
+from powerd_client.devicetimes import DEVICE
+from powerd_client.fileshape import FARTHEST_NS, GROUPS, TEXTS, read_json, texts_of
 from powerd_client.findings import LEVELS
 from powerd_client.phases import Phases
 from powerd_client.recover_lines import Clocks, LineRecovery, recover_line
 from powerd_client.recover_rows import BROKEN, members, open_damaged
 from powerd_client.tables import (
+    BOUND_COLUMNS,
     FORMAT,
     GAP_NUMBERS,
     GAP_TEXTS,
@@ -94,12 +97,21 @@ class FileRecovery:
         head["t_stop_ns"] = max(head["t_start_ns"], head["t_stop_ns"] or max([reach[1], *phases.end_ns]))
         if self.lost:
             head["complete"] = 0
+        self._say_left_out(root)
         said = f"recovered from the damaged file {self._path.name}"
         messages += [{"t_ns": head["t_stop_ns"], "level": "warning", "text": f"lost: {text}"} for text in self.lost]
         messages.append({"t_ns": head["t_stop_ns"], "level": "warning", "text": said})
         write_documents(self._out, "messages", sorted(messages, key=lambda m: m["t_ns"]))
         write_head(self._out, head)
         seal(self._out)
+
+    def _say_left_out(self, root: dict[str, Any]) -> None:
+        """What is not taken over even when it is whole. Made of runs, it makes none incomplete."""
+        for name in root:
+            if name == "tables":
+                self.lost.append("/tables, which are not taken over: `joules tables --into` makes them again")
+            elif name not in (*GROUPS, *TEXTS):
+                self.lost.append(f"/{name}, which is no part of a run that this release knows")
 
     def _head(self, source: h5py.File) -> dict[str, Any]:
         found = recover_rows.attributes(source, (*_HEAD, DIGEST), self._copied)
@@ -175,8 +187,9 @@ class FileRecovery:
         out = self._out.create_group("devices")
         for name, device in members(group, self.lost).items():
             try:
-                head = recover_rows.attributes(device, ("feeds", "description"), self._copied)
+                head = recover_rows.attributes(device, ("feeds", "description", "uuid", "pci"), self._copied)
                 feeds, description = texts_of(head["feeds"]), str(head.get("description", ""))
+                uuid, pci = str(head.get("uuid", "")), str(head.get("pci", ""))
             except BROKEN as error:
                 self.lost.append(f"device {name!r} ({error})")
                 continue
@@ -186,7 +199,7 @@ class FileRecovery:
                 self.lost.append(f"device {name!r} is without {', '.join(gone)}, and named so")
                 name = f"{name} without {', '.join(gone)}"[:200]  # noqa: PLW2901
             if own_name(name) not in out:
-                write_device(out, name, [feed for feed in feeds if feed in lines], description)
+                write_device(out, name, [feed for feed in feeds if feed in lines], description, uuid, pci)
 
     def _phases(self, root: dict[str, Any]) -> tuple[Phases, list[dict[str, Any]]]:
         group = members(root.get("phases"), self.lost)
@@ -198,16 +211,37 @@ class FileRecovery:
         names = tuple(name for name, _, _ in PHASE_COLUMNS)
         rows, good, claimed = recover_rows.table(group, names)
         phases = Phases()
-        if rows:
+        # Cast to a time, what is no number would be any number.
+        if rows and all(_is_whole_numbers(values) for values in rows.values()):
             columns = {name: values.astype(np.int64) for name, values in rows.items()}
             sound = (columns["begin_ns"] <= columns["end_ns"]) & (columns["kind"] >= 0) & (columns["process"] >= 0)
-            sound &= (np.abs(columns["begin_ns"]) < FARTHEST_NS) & (np.abs(columns["end_ns"]) < FARTHEST_NS)
+            sound &= (columns["begin_ns"] > -FARTHEST_NS) & (columns["end_ns"] < FARTHEST_NS)
             sound &= (columns["kind"] < len(kinds)) & (columns["process"] < len(processes))
+            columns |= self._bounds(group, columns["kind"], kinds)
             _keep(phases, columns, good & sound)
         if len(phases.begin_ns) < claimed:
             self.lost.append(f"{claimed - len(phases.begin_ns)} of {claimed} phases")
         write_documents(self._out, "processes", processes)
         return phases, kinds
+
+    def _bounds(
+        self, group: dict[str, Any], kind: NDArray[np.int64], kinds: list[dict[str, Any]]
+    ) -> dict[str, NDArray[np.int64]]:
+        """How far the edges can be from their times. A bound that is lost is none, but for what the host timed."""
+        timed = np.array([entry.get("timing") == DEVICE for entry in kinds] + [False])
+        found = {}
+        for name in BOUND_COLUMNS:
+            known = np.where(timed[np.clip(kind, -1, len(kinds))], -1, 0)
+            rows, good, claimed = recover_rows.table(group, (name,))
+            if rows and not _is_whole_numbers(rows[name]):
+                good = np.zeros(0, bool)
+            elif rows:
+                good = good[: len(kind)] & (rows[name][: len(kind)] >= -1)
+                known[: len(good)][good] = rows[name][: len(good)][good]
+            if (lost := claimed - int(good.sum())) > 0:
+                self.lost.append(f"{lost} of {claimed} {name} of phases")
+            found[name] = known
+        return found
 
     def _texts(self, group: dict[str, Any], name: str, instead: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """A table of objects; ``instead`` stands for each that is lost, which is left out without it."""
@@ -273,6 +307,10 @@ def _is_whole(group: dict[str, Any], names: tuple[str, ...]) -> bool:
     return claimed > 0 and int(good.sum()) == claimed
 
 
+def _is_whole_numbers(values: NDArray[Any]) -> bool:
+    return values.dtype.kind in "iu" and values.ndim == 1
+
+
 def _is_message(document: dict[str, Any]) -> bool:
     t_ns = document.get("t_ns")
     return (
@@ -298,7 +336,7 @@ def _keep(phases: Phases, columns: dict[str, Any], kept: Any) -> None:
         )
         place[row] = len(place)
         phases.parent.append(place[above] if fits else -1)
-        for name in ("begin_ns", "end_ns", "kind", "process"):
+        for name in ("begin_ns", "end_ns", "kind", "process", *BOUND_COLUMNS):
             getattr(phases, name).append(int(columns[name][row]))
         phases.cut.append(int(columns["cut"][row] != 0))
     phases.sort()

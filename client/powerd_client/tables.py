@@ -37,6 +37,8 @@ PHASE_COLUMNS = (
     ("process", np.int32, "1"),
     ("cut", np.uint8, "1"),
 )
+BOUND_COLUMNS = ("begin_bound_ns", "end_bound_ns")
+"""How far the edges of phases can be from their times; files of earlier releases lack them."""
 GAP_NUMBERS = (("begin_ns", "ns"), ("end_ns", "ns"), ("lost", "1"), ("numbers", "1"))
 GAP_TEXTS = ("stream", "cause", "clock")
 _NO_LIMIT = np.iinfo(np.int64)
@@ -101,6 +103,8 @@ def write_phases(file: h5py.File, phases: Phases, kinds: Sequence[dict[str, Any]
     group = file.create_group("phases")
     for name, dtype, units in PHASE_COLUMNS:
         write_numbers(group, name, np.array(getattr(phases, name), dtype), units)
+    for name in BOUND_COLUMNS:
+        write_numbers(group, name, np.array(getattr(phases, name), np.int64), "ns")
     write_documents(group, "kinds", kinds)
 
 
@@ -110,15 +114,21 @@ def write_devices(file: h5py.File, descriptions: Sequence[Description]) -> None:
     for description in descriptions:
         for device in description.devices:
             if own_name(device.name) not in group:
-                write_device(group, device.name, [own_name(name) for name in device.feeds], device.description)
+                feeds = [own_name(name) for name in device.feeds]
+                write_device(group, device.name, feeds, device.description, device.uuid, device.pci)
 
 
-def write_device(group: h5py.Group, name: str, feeds: Sequence[str], description: str) -> None:
-    """One device and the lines that feed it."""
+def write_device(
+    group: h5py.Group, name: str, feeds: Sequence[str], description: str, uuid: str = "", pci: str = ""
+) -> None:
+    """One device, the lines that feed it, and which GPU it is where that is known."""
     entry = group.create_group(own_name(name))
     # Said in full: of an empty list nothing would tell that its elements are texts.
     entry.attrs["feeds"] = np.array(feeds, h5py.string_dtype())
     entry.attrs["description"] = clean(description)
+    for key, value in (("uuid", uuid), ("pci", pci)):
+        if value:
+            entry.attrs[key] = clean(value)
 
 
 def write_gaps(file: h5py.File, gaps: Sequence[dict[str, Any]]) -> None:

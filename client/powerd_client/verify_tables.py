@@ -18,7 +18,7 @@ from powerd_client.fileshape import (
     texts_of,
 )
 from powerd_client.findings import LEVELS, Check, NotStored
-from powerd_client.tables import GAP_NUMBERS, MOST_DRIFT_PPM, PHASE_COLUMNS
+from powerd_client.tables import BOUND_COLUMNS, GAP_NUMBERS, MOST_DRIFT_PPM, PHASE_COLUMNS
 from powerd_core.description import MAX_PERIOD_NS, check_conversion
 from powerd_core.document import from_document
 from powerd_core.errors import WireError
@@ -30,6 +30,7 @@ _EPOCH_DIGITS = 16
 def attributes(file: h5py.File) -> Check:
     """Units of every column; what the lines say of themselves."""
     units = {f"/phases/{name}": unit for name, _, unit in PHASE_COLUMNS}
+    units |= {f"/phases/{name}": "ns" for name in BOUND_COLUMNS if name in file["phases"]}
     units |= {f"/gaps/{name}": unit for name, unit in GAP_NUMBERS if name in file["gaps"]}
     for name, clock in file["clocks"].items():
         units |= {
@@ -113,6 +114,7 @@ def phases(file: h5py.File) -> Check:
         ((process < 0) | (process >= len(processes)), "is of a process that is not listed"),
         ((parent < -1) | (parent >= index), "is listed before the phase around it"),
         ((cut < 0) | (cut > 1), "is neither cut nor not"),
+        *((group[n][:].astype(np.int64) < -1, f"has a {n} below -1") for n in BOUND_COLUMNS if n in group),
     ):
         yield from _rows("phase", bad, what)
     yield from _rows("phase", np.isin(index, inner[outside]), "is not inside the phase around it")

@@ -19,7 +19,9 @@ DENSE_NS = 1_000_000_000
 SPARSE_NS = 10_000_000_000
 _DENSE_COUNT = 60
 _TRIES = 5
-_TEXT = re.compile(r"wall clock: (\d+) ns since 1970 ± (\d+) ns")
+_TEXT = re.compile(r"wall clock: (\d{1,19}) ns since 1970 ± (\d{1,19}) ns")
+_MOST_NS = 1 << 62
+"""Beyond it no difference of two times fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +54,11 @@ def anchor_note(anchor: WallAnchor) -> dict[str, Any]:
 def read_anchor(message: Mapping[str, Any]) -> WallAnchor | None:
     """The anchor that a run's message is, None for any other."""
     found = _TEXT.fullmatch(str(message.get("text", "")))
-    if found is None or not isinstance(message.get("t_ns"), int):
+    t_ns = message.get("t_ns")
+    if found is None or not isinstance(t_ns, int):
         return None
-    return WallAnchor(message["t_ns"], int(found[1]), int(found[2]))
+    anchor = WallAnchor(t_ns, int(found[1]), int(found[2]))
+    return anchor if max(abs(t_ns), anchor.t_unix_ns, anchor.half_ns) < _MOST_NS else None
 
 
 class WallAnchors:

@@ -97,6 +97,7 @@ def watch(
     meter._watches.append(made)
     watchpatches.use(marker)
     made.add(lambda: watchpatches.release(marker))
+    made.add(marker.join(attributes))
     if layers:  # first, so that the hooks of the model itself lie around those of a model that is one layer
         _watch_layers(made, marker, model, attributes)
     if passes:

@@ -40,6 +40,14 @@ class Kind(NamedTuple):
     cut: int
 
 
+class BackwardKinds(NamedTuple):
+    """What belongs to a backward pass, by the phases' names."""
+
+    backward: Kind
+    gradient: Kind
+    recompute: Kind
+
+
 class Mark(Protocol):
     """`MarkWriter.mark`, or what stands in for it where phases are timed on a device."""
 
@@ -57,14 +65,41 @@ class Marker:
         self._tracks = -1
         self._running: list[int] = []
         """Threads that called a backward pass that still runs."""
+        self._opened: dict[int, Kind] = {}
+        """What each of them has begun: watches come and go, and what ends is what began."""
         self._layer: Kind | None = None
-        self._recomputing = False
-        self._backward = self.kind("backward")
-        self._gradient = self.kind("gradient")
-        self._recompute = self.kind("recompute")
+        self._recomputing: Kind | None = None
+        self._of_watches: dict[object, dict[str, Attribute]] = {}
+        self._passes: BackwardKinds | None = None
+        """Of the watches as they are; made when the next pass asks for it."""
         self.updating: Updates | None = None
         """The optimizer whose ``update`` is open."""
         self.forwards = self.backwards = 0
+
+    def join(self, attributes: Mapping[str, Attribute]) -> Callable[[], None]:
+        """A watch with these attributes begins; returns what ends it.
+
+        Which model a backward pass belongs to, no hook says. It has the attributes that all watches have, if they have
+        the same ones, and none if they differ.
+        """
+        key = object()
+        self._of_watches[key] = dict(attributes)
+        self._passes = None
+
+        def leave() -> None:
+            del self._of_watches[key]
+            self._passes = None
+
+        return leave
+
+    def passes(self) -> BackwardKinds:
+        """The kinds of a backward pass that begins now."""
+        found = self._passes
+        if found is None:
+            first, *others = list(self._of_watches.values()) or [{}]
+            shared = first if all(other == first for other in others) else {}
+            found = self._passes = BackwardKinds(*(self.kind(name, shared) for name in BackwardKinds._fields))
+        return found
 
     def kind(self, name: str, attributes: Mapping[str, Attribute] | None = None) -> Kind:
         """The marks of a phase kind, the same for the same name and attributes."""
@@ -112,36 +147,39 @@ class Marker:
             self.updating.leave()
         self._running.append(thread)
         self.backwards += 1
-        self.mark(self._backward.begin if accumulates else self._gradient.begin)
+        kind = self._opened[thread] = self.passes().backward if accumulates else self.passes().gradient
+        self.mark(kind.begin)
         return True
 
-    def end_backward(self, *, accumulates: bool, failed: bool) -> None:
+    def end_backward(self, *, failed: bool) -> None:
         """End what `begin_backward` began, and the layer that is open in it."""
-        kind = self._backward if accumulates else self._gradient
+        thread = get_ident()
+        kind = self._opened.pop(thread)
         if self._layer is not None:
             self.mark(self._layer.cut if failed else self._layer.end)
             self._layer = None
         self.mark(kind.cut if failed else kind.end)
-        self._running.remove(get_ident())
+        self._running.remove(thread)
 
     def begin_recompute(self) -> bool:
         """Begin ``recompute`` if a forward pass here is one that a checkpoint does over in backward."""
-        if graph_task() == -1 or self._recomputing:
+        if graph_task() == -1 or self._recomputing is not None:
             return False
-        self._recomputing = True
+        kind = self._recomputing = self.passes().recompute
         thread = self.place()
         if self._layer is not None:
             self.at(self._layer.end, thread)
-        self.at(self._recompute.begin, thread)
+        self.at(kind.begin, thread)
         return True
 
     def end_recompute(self) -> None:
         """End it, and go on with the layer whose backward asked for it."""
-        thread = self.place()
-        self.at(self._recompute.end, thread)
+        thread, kind = self.place(), self._recomputing
+        if kind is not None:
+            self.at(kind.end, thread)
         if self._layer is not None:
             self.at(self._layer.begin, thread)
-        self._recomputing = False
+        self._recomputing = None
 
     def begin_layer(self, kind: Kind) -> None:
         """The gradient has reached a layer: the one before it is done."""

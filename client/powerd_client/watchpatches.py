@@ -102,7 +102,7 @@ def _marked_pass(original: _Any, *, accumulates: bool) -> _Any:
             failed = False
         finally:
             for marker in begun:
-                marker.end_backward(accumulates=accumulates, failed=failed)
+                marker.end_backward(failed=failed)
         return result
 
     return marked

@@ -123,6 +123,8 @@ class Worker:
                     return
 
     def _end(self, stop_ns: int) -> None:
+        for text in self._boards.silent(stop_ns):
+            self._log.warn(text)
         self._boards.give_up(self._log)
         body = {"t_stop_ns": stop_ns, "complete": self.orders.is_complete, "reception": self._boards.summary()}
         self._log.end(Message("stop", body))

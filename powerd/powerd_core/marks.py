@@ -30,6 +30,9 @@ class Mark:
     is_begin: bool
     thread: int
     t_host_ns: int
+    bound_ns: int = 0
+    """The moment is within this of ``t_host_ns``; 0 where the host read its clock at the edge itself, -1 where a device
+    was to time the edge and only the host's time is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -177,6 +177,10 @@ class Device:
     name: str
     feeds: tuple[str, ...]
     description: str = ""
+    uuid: str = ""
+    pci: str = ""
+    """Which GPU it is, by its UUID or PCI address, where a source or the configuration says so: processes are mapped to
+    devices by them. Older releases do not say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from powerd_core.errors import ConfigError
+from powerd_core.identity import pci_key, uuid_key
 from powerd_core.toml_text import parse_toml
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, neighbour_endpoint
@@ -124,6 +125,8 @@ class DeviceConfig:
     where: str
     feeds: tuple[str, ...] | None = None
     description: str | None = None
+    uuid: str | None = None
+    pci: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,14 @@ class _DeviceTable:
     name: str
     feeds: tuple[str, ...] | None = None
     description: str | None = None
+    uuid: str | None = None
+    pci: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.uuid is not None and not uuid_key(self.uuid):
+            raise ValueError(f"option 'uuid': {self.uuid!r} is no UUID of a GPU: nvidia-smi -L lists them")
+        if self.pci is not None and not pci_key(self.pci):
+            raise ValueError(f"option 'pci': {self.pci!r} is no PCI address such as 0000:3b:00.0")
 
 
 def load_config(path: Path) -> Config:
@@ -246,7 +257,7 @@ def _device(table: dict[str, object], number: int, origin: str) -> DeviceConfig:
     for line in made.feeds or ():
         if made.feeds and made.feeds.count(line) > 1:
             raise ConfigError(f"{where}: line {line!r} feeds it twice: each line counts once")
-    return DeviceConfig(made.name, where, made.feeds, made.description)
+    return DeviceConfig(made.name, where, made.feeds, made.description, made.uuid, made.pci)
 
 
 def _refuse_twins(what: str, configs: Sequence[SourceConfig | DeviceConfig]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from powerd_core.errors import ConfigError
+from powerd_core.identity import pci_key, uuid_key
 from powerd_core.model import Device, Stream
 from powerd_daemon.config import DeviceConfig, SourceConfig
 from powerd_daemon.suggest import did_you_mean
@@ -58,9 +59,24 @@ def merge_devices(
             raise ConfigError(f"{config.where}: no source proposes this device: say which lines are its 'feeds'")
         _check_feeds(feeds, lines, beside, config.where)
         devices[config.name] = Device(
-            config.name, feeds, before.description if config.description is None else config.description
+            config.name,
+            feeds,
+            before.description if config.description is None else config.description,
+            before.uuid if config.uuid is None else config.uuid,
+            before.pci if config.pci is None else config.pci,
         )
+    _refuse_one_gpu_twice(configured)
     return tuple(devices.values()), tuple(notes)
+
+
+def _refuse_one_gpu_twice(configured: Sequence[DeviceConfig]) -> None:
+    """Two devices of the file with one GPU's name would each be given what its processes use."""
+    seen: dict[tuple[str, str], DeviceConfig] = {}
+    for config in configured:
+        for option, key in (("uuid", uuid_key(config.uuid)), ("pci", pci_key(config.pci))):
+            before = seen.setdefault((option, key), config) if key else config
+            if before is not config:
+                raise ConfigError(f"{config.where}: {option!r} is also that of {before.name!r}: a GPU is one device")
 
 
 def _check_feeds(feeds: Sequence[str], lines: Sequence[str], beside: Collection[str], where: str) -> None:

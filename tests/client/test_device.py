@@ -21,7 +21,7 @@ from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.marks import Edges
 from powerd_core.model import ClockExchange
 from powerd_core.wire import Event, Message
-from support.fake_torch import FakeTorch
+from support.fake_torch import FakeStream, FakeTorch, host_ns
 
 
 class Bench:
@@ -90,6 +90,24 @@ def test_marking_waits_for_nothing(bench: Bench) -> None:
     assert sorted(bench.edges()) == list(range(10))
 
 
+def test_an_anchor_that_would_wait_is_dropped(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Busy(FakeStream):
+        def __init__(self, device: int = 0) -> None:
+            super().__init__(device)
+            self.busy_until_ns = host_ns() + 30_000_000  # other streams' work in the same queue
+
+    monkeypatch.setattr(bench.torch.cuda, "Stream", Busy)
+    kind = bench.writer.kind("forward", {}, "device")
+    begin = host_ns()
+    bench.timer.mark(kind)
+    bench.timer.mark(~kind)
+    waited_ns = host_ns() - begin
+    bench.timer.close()
+    (exchange,) = [e for e in bench.events() if isinstance(e, ClockExchange)]
+    assert exchange.t1_host_ns > begin + waited_ns  # the last one's, when nothing is held up any more
+    assert len(bench.edges()) == 2
+
+
 def test_a_failing_event_leaves_the_marks(bench: Bench) -> None:
     bench.timer.mark(0)
     bench.torch.fail = RuntimeError("an illegal memory access was encountered")
@@ -147,7 +165,7 @@ def test_a_device_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     with pytest.raises(ConfigError, match="torch has no GPU here"):
         Meter("tcp://127.0.0.1:1", tmp_path / "run.h5", device="cuda")
-    with pytest.raises(ConfigError, match="'cuda', 'host' or 'auto'"):
+    with pytest.raises(ConfigError, match="'cuda', 'accelerator', 'host' or 'auto'"):
         Meter("tcp://127.0.0.1:1", tmp_path / "run.h5", device="tpu")  # type: ignore[arg-type]
 
 

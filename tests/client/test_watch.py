@@ -109,6 +109,40 @@ def test_two_models_of_one_training_have_attributes(meter):
     assert meter.tree() == "forward:generator forward:critic backward update:generator"
 
 
+def test_backward_has_the_attributes_that_all_watches_have(meter):
+    model, other, third = network(), network(), network()
+    optimizer = sgd(model)
+    meter.watch(model, optimizer, model="x", layers=True)
+    step(model, optimizer)
+    assert meter.tree(drop=("layer:0:x", "layer:1:x", "layer:2:x")) == "forward:x backward:x update:x"
+    meter.tape.marks.clear()
+    with meter.watch(other, model="x"):
+        other(X).sum().backward()
+        with meter.watch(third, model="y"):
+            other(X).sum().backward()
+        other(X).sum().backward()
+    assert meter.tree() == "forward:x backward:x forward:x backward forward:x backward:x"
+
+
+def test_gradient_and_recomputation_have_them_too(meter):
+    model = network()
+    meter.watch(model, model="x")
+    x = X.clone().requires_grad_()
+    loss = checkpoint(model, x, use_reentrant=False).sum()
+    torch.autograd.grad(loss, x)
+    assert meter.tree() == "forward:x gradient:x[recompute:x]"
+
+
+def test_a_watch_that_comes_during_backward_changes_nothing_of_it(meter):
+    model, other = network(), network()
+    meter.watch(model, model="x")
+    loss = model(X).sum()
+    loss.register_hook(lambda _: meter.watch(other, model="y") and None)
+    loss.backward()
+    other(X).sum().backward()
+    assert meter.tree() == "forward:x backward:x forward:y backward"
+
+
 def test_autograd_grad_is_a_phase_of_its_own(meter):
     model = network()
     meter.watch(model)
@@ -349,7 +383,7 @@ def test_watched_again_it_is_marked_once_with_what_was_given_last(meter):
     second = meter.watch(model, optimizer, model="b")
     step(model, optimizer)
     assert (first.is_active, second.is_active) == (False, True)
-    assert meter.tree() == "forward:b backward update:b"
+    assert meter.tree() == "forward:b backward:b update:b"
 
 
 def test_removed_it_leaves_nothing_behind(meter):
@@ -467,7 +501,7 @@ def test_marks_of_the_engines_own_threads_belong_to_the_thread_that_called_backw
     thread = threading.Thread(target=engine)
     thread.start()
     thread.join()
-    marker.end_backward(accumulates=True, failed=False)
+    marker.end_backward(failed=False)
     assert meter.tree() == "backward[layer:a recompute[layer:a] layer:a]"
     assert len({mark.thread for mark in meter.tape.marks}) == 1
 

@@ -145,7 +145,7 @@ def test_trainers_order_of_events(transformers, meter):
         optimizer.step()
         callback.on_step_end(None, None, None)
     callback.on_train_end(None, None, None)
-    assert meter.tree() == " ".join(["data:4 iteration:4[forward:4 backward update:4]"] * 3)
+    assert meter.tree() == " ".join(["data:4 iteration:4[forward:4 backward:4 update:4]"] * 3)
     assert type(loader) is Loader
     assert list(loader) == [1, 2, 3]
     assert not model._forward_hooks

@@ -14,6 +14,7 @@ from powerd_daemon.devices import check_lines, merge_devices
 from powerd_daemon.endpoints import DEFAULT_LISTEN, check_endpoint, neighbour_endpoint, public_endpoint
 from powerd_daemon.registry import find_source, kinds
 
+DEVICE = "\n[[device]]\nname = 'gpu0'\n"
 GOOD = '[[source]]\nkind = "steady_source:SteadySource"\n'
 EXAMPLE = Path(__file__).parents[2] / "examples" / "powerd.toml"
 
@@ -174,6 +175,32 @@ def test_the_configuration_overrides_and_extends() -> None:
     assert found == (Device("gpu0", ("n",), "rails"), Device("node", ("a",), "everything"))
     assert notes == ()
     assert merged({"one": [rails]}, DeviceConfig("gpu0", "w", None, "card"))[0] == (Device("gpu0", ("a", "b"), "card"),)
+
+
+def test_which_gpu_a_device_is() -> None:
+    uuid, pci = "GPU-aaaaaaaa-1111-2222-3333-aaaaaaaaaaaa", "0000:3b:00.0"
+    rails, nvml = Device("gpu0", ("a", "b")), Device("gpu1", ("n",), "H200", "GPU-0", "00:1.0")
+    found, _ = merged(
+        {"one": [rails, nvml]}, *parse_config(f"{GOOD}{DEVICE}uuid = '{uuid}'\npci = '{pci}'", "f").devices
+    )
+    assert found == (Device("gpu0", ("a", "b"), "", uuid, pci), nvml)
+
+
+@pytest.mark.parametrize(
+    ("option", "text"),
+    [
+        ("uuid = 'GPU-3'", "option 'uuid': 'GPU-3' is no UUID of a GPU"),
+        ("pci = '3b'", "option 'pci': '3b' is no PCI address such as"),
+        ("uuid = 3", "option 'uuid'"),
+        (
+            "pci = '3b:00.0'\n[[device]]\nname = 'gpu1'\nfeeds = ['b']\npci = '0000:3B:00.0'",
+            "'pci' is also that of 'gpu0'",
+        ),
+    ],
+)
+def test_what_names_no_gpu_or_one_twice(option: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=rf"f: \[\[device\]\].*{text}"):
+        merged({"one": [Device("gpu0", ("a",))]}, *parse_config(f"{GOOD}{DEVICE}{option}", "f").devices)
 
 
 def test_bad_devices() -> None:

@@ -47,6 +47,7 @@ class TestWhatThereIs:
             ("gpu0", ("gpu0.nvml_samples",)),
             ("gpu1", ("gpu1.nvml_samples",)),
         ]
+        assert [(d.uuid, d.pci) for d in o.devices] == [(f"GPU-{i}", "00000000:01:00.0") for i in (0, 1)]
         assert {line.provenance for s in o.streams for line in s.lines} == {Provenance.MEASURED}
         assert o.streams[0].detail == {
             "name": "NVIDIA Fake",

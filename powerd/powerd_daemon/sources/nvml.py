@@ -171,7 +171,13 @@ class NvmlSource(Source):
         add(ModulePower, o.scope_ms)
         add(SideChannels, o.side_ms)
         detail["not_supported"] = lacking
-        return found, Device(gpu.name, (found[0].name,), f"{name}{without}")
+        return found, Device(
+            gpu.name,
+            (found[0].name,),
+            f"{name}{without}",
+            uuid=str(detail["uuid"] or ""),
+            pci=str(detail["pci_bus_id"] or ""),
+        )
 
     def _must(self, function: str, *arguments: Any) -> Any:
         try:

@@ -1,0 +1,325 @@
+"""Ranks as their launcher names them, and how those of one machine meet in one recording."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerd_client import Meter, build, open_run, together
+from powerd_client.journal import journal_path, prepare
+from powerd_client.markwriter import MarkWriter
+from powerd_client.ranks import rank_here
+from powerd_client.together import APPEAR_S, CLOSE_S, JOIN_S, Clock, Together
+from powerd_core.document import to_document
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
+from powerd_core.wire import Message, encode
+from support import small_run
+
+FOUR = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
+
+
+def rank(number, ranks=2, **more):
+    names = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    return rank_here({**{k: str(v) for k, v in names.items()}, "POWERD_JOB": "this", **more})
+
+
+class TestEnvironment:
+    def test_what_torchrun_sets(self):
+        found = rank_here(FOUR)
+        assert found.about == {"rank": 5, "local_rank": 1, "world_size": 8}
+        assert found.file_of(Path("a/run.h5")) == Path("a/run.node1.h5")
+
+    def test_the_first_machine_keeps_the_name_and_a_restart_does_not_meet_the_file_before(self):
+        assert rank(0).file_of(Path("run.h5")) == Path("run.h5")
+        assert rank(0, TORCHELASTIC_RESTART_COUNT="2").file_of(Path("run.h5")) == Path("run.restart2.h5")
+
+    @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"])
+    def test_without_all_of_them_a_process_is_alone(self, name):
+        assert rank_here({k: v for k, v in FOUR.items() if k != name}) is None
+        assert rank_here({**FOUR, name: ""}) is None
+
+    def test_a_negative_local_rank_says_that_a_process_is_alone(self):
+        assert rank_here({**FOUR, "LOCAL_RANK": "-1"}) is None
+
+    @pytest.mark.parametrize(
+        ("name", "value", "text"),
+        [
+            ("RANK", "two", "RANK=two in the environment is no number"),
+            ("LOCAL_RANK", "\x1b[2J", r"LOCAL_RANK=\\x1b\[2J in the environment is no number"),
+            ("RANK", "8", "RANK=8 with WORLD_SIZE=8: ranks are counted from 0"),
+            ("LOCAL_WORLD_SIZE", "1", "LOCAL_RANK=1 with LOCAL_WORLD_SIZE=1"),
+        ],
+    )
+    def test_values_that_cannot_be(self, name, value, text):
+        with pytest.raises(ConfigError, match=text):
+            rank_here({**FOUR, name: value})
+
+    def test_launches_differ(self):
+        def launch(**more):
+            return rank_here({**FOUR, **more}).launch
+
+        torchrun = {"TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "29500"}
+        once = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_a/none_x/attempt_0/{}/error.json"}
+        again = {"TORCHELASTIC_ERROR_FILE": "/tmp/torchelastic_b/none_y/attempt_0/{}/error.json"}
+
+        def under_torchrun(files, local):
+            return launch(**torchrun, LOCAL_RANK=str(local), **{k: v.format(local) for k, v in files.items()})
+
+        assert under_torchrun(once, 0) == under_torchrun(once, 1)
+        assert under_torchrun(once, 0) != under_torchrun(again, 0)
+        assert launch(MASTER_PORT="1") == launch(MASTER_PORT="1", LOCAL_RANK="2")
+        assert launch(MASTER_PORT="1") != launch(MASTER_PORT="2")
+        assert launch(SLURM_JOB_ID="7", SLURM_STEP_ID="0") != launch(SLURM_JOB_ID="7", SLURM_STEP_ID="1")
+        assert launch(POWERD_JOB="mine", MASTER_PORT="1") == "mine"
+
+
+class Later:
+    """A clock that something happens on, when it gets there."""
+
+    def __init__(self, **events):
+        self.now_s = 0.0
+        self.events = sorted((float(k.strip("at_").replace("_", ".")), do) for k, do in events.items())
+        self.clock = Clock(lambda: self.now_s, self.sleep)
+
+    def sleep(self, seconds):
+        self.now_s += max(seconds, 0.1)
+        while self.events and self.events[0][0] <= self.now_s:
+            self.events.pop(0)[1]()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_opened(monkeypatch):
+    monkeypatch.setattr(together, "_opened", {})
+
+
+def meet(out, number, later=None, **more):
+    together._opened.clear()  # each stands for a process of its own
+    return Together(out, rank(number, **more), (later or Later()).clock)
+
+
+class TestJoining:
+    def test_it_waits_until_readings_flow(self, tmp_path, capfd):
+        first = meet(tmp_path / "run.h5", 0)
+        later = Later(at_1=lambda: prepare(first.out), at_2=lambda: first.announce(ready=False),
+                      at_5=lambda: first.announce(ready=True))  # fmt: skip
+        second = meet(tmp_path / "run.h5", 1, later)
+        assert second.join(overwrite=False) == journal_path(tmp_path / "run.h5")
+        assert later.now_s >= 5
+        assert capfd.readouterr().err == (
+            "powerd: rank 1 waits for local rank 0 to begin the recording of run.h5, at most 60 s\n"
+        )
+
+    def test_a_journal_of_an_earlier_job_is_not_joined(self, tmp_path):
+        earlier = meet(tmp_path / "run.h5", 0, POWERD_JOB="earlier")
+        prepare(earlier.out)
+        earlier.announce(ready=True)
+        later = Later()
+        with pytest.raises(PeerTimeout, match="rank 1 waited 60 s for local rank 0 .* make the Meter in every rank"):
+            meet(tmp_path / "run.h5", 1, later).join(overwrite=False)
+        assert later.now_s > JOIN_S
+
+    def test_it_is_replaced_meanwhile(self, tmp_path):
+        earlier = meet(tmp_path / "run.h5", 0, POWERD_JOB="earlier")
+        prepare(earlier.out)
+        earlier.announce(ready=True)
+
+        def replaced():
+            prepare(earlier.out, overwrite=True)
+            meet(tmp_path / "run.h5", 0).announce(ready=True)
+
+        assert meet(tmp_path / "run.h5", 1, Later(at_2=replaced)).join(overwrite=True)
+
+    def test_the_next_recording_of_a_file_is_another_one(self, tmp_path):
+        first = meet(tmp_path / "run.h5", 0)
+        prepare(first.out)
+        first.announce(ready=True)
+        meet(tmp_path / "run.h5", 1).join(overwrite=True)
+        second_time = Together(tmp_path / "run.h5", rank(1), Later().clock)
+        with pytest.raises(PeerTimeout):
+            second_time.join(overwrite=True)
+
+    def test_local_rank_0_that_gives_up_is_not_waited_for(self, tmp_path):
+        first = meet(tmp_path / "run.h5", 0)
+        later = Later(at_1=lambda: (prepare(first.out), first.announce(ready=False)),
+                      at_3=lambda: [p.unlink() for p in first.journal.iterdir()])  # fmt: skip
+        with pytest.raises(PeerError, match="rank 1: local rank 0 could not begin"):
+            meet(tmp_path / "run.h5", 1, later).join(overwrite=False)
+        assert later.now_s < 5
+
+    def test_a_file_in_the_way(self, tmp_path):
+        (tmp_path / "run.h5").touch()
+        with pytest.raises(RunFileError, match=r"rank 1: .*run\.h5 exists: choose another name"):
+            meet(tmp_path / "run.h5", 1).join(overwrite=False)
+
+    @pytest.mark.parametrize("text", ["", "[]", "3", '{"job": 3}', "{"])
+    def test_a_damaged_job_file_is_no_job(self, tmp_path, text):
+        journal = prepare(tmp_path / "run.h5")
+        (journal / "job.json").write_text(text)
+        with pytest.raises(PeerTimeout):
+            meet(tmp_path / "run.h5", 1).join(overwrite=False)
+
+
+class TestTheEnd:
+    def first(self, tmp_path, later=None, ranks=2):
+        found = Together(tmp_path / "run.h5", rank(0, ranks), (later or Later()).clock)
+        prepare(found.out)
+        return found
+
+    def test_it_waits_for_marks_that_are_open(self, tmp_path, capfd):
+        journal = self.first(tmp_path).journal
+        other = MarkWriter(journal, about=rank(1).about)
+        later = Later(at_10=other.close)
+        together._opened.clear()
+        first = Together(tmp_path / "run.h5", rank(0), later.clock)
+        assert first.await_others() == []
+        assert 10 <= later.now_s < 11
+        said = capfd.readouterr().err
+        assert said == f"powerd: waiting for rank 1 (process {os.getpid()}) to close its Meter, at most 60 s\n"
+
+    def test_but_not_for_ever(self, tmp_path):
+        later = Later()
+        first = self.first(tmp_path, later)
+        other = MarkWriter(first.journal, about=rank(1).about)
+        (note,) = first.await_others()
+        assert note.startswith(f"rank 1 (process {os.getpid()}) had not closed its Meter 60 s after local rank 0")
+        assert later.now_s < CLOSE_S + 1
+        other.close()
+
+    def test_nor_for_a_rank_that_is_dead(self, tmp_path):
+        first = self.first(tmp_path)
+        MarkWriter(first.journal, about=rank(1).about).close()
+        (names,) = first.journal.glob("*.names")
+        done = subprocess.Popen(["true"])
+        done.wait()
+        line = names.read_text().splitlines()[0].replace(str(os.getpid()), str(done.pid))
+        names.write_text(line + "\n")
+        assert first.await_others() == []
+
+    def test_a_rank_that_makes_no_meter_is_waited_for_only_in_the_beginning(self, tmp_path):
+        later = Later()
+        first = self.first(tmp_path, later, ranks=3)
+        MarkWriter(first.journal, about=rank(1, 3).about).close()
+        MarkWriter(first.journal).close()  # a counter of pmlib's: no rank
+        assert first.await_others() == ["local rank 2 made no Meter: its phases are not in this run"]
+        assert APPEAR_S <= later.now_s < APPEAR_S + 1
+        before_s = later.now_s
+        first.await_others()
+        assert later.now_s == before_s
+
+    def test_others_wait_for_nobody(self, tmp_path):
+        assert Together(tmp_path / "run.h5", rank(1)).await_others() == []
+        assert Together(tmp_path / "alone.h5", rank(0, 1)).await_others() == []
+
+
+def built(tmp_path, *closed, clock=None):
+    """A run file of ranks of which only some closed their marks."""
+    out = tmp_path / "run.h5"
+    pieces = small_run.whole()
+    journal = small_run.make_journal(out, pieces, marks=False)
+    for number, is_closed in enumerate(closed):
+        writer = MarkWriter(journal, about=rank(number, len(closed)).about)
+        writer.identify([{"index": 0, "uuid": f"GPU-{number:08d}-0000-0000-0000-000000000000", "pci": ""}])
+        if clock:
+            body = {"process": writer.token, "clock": 90 + number, "index": 0, "name": "H200", **clock}
+            with (journal / "journal.bin").open("ab") as file:
+                file.write(encode(Message("device-clock", body, 90 + number)))
+        if is_closed:
+            writer.close()
+        else:
+            os.close(writer._names)
+            writer._segment = None
+    build.build_run(journal, out)
+    with open_run(out) as file:
+        texts = [json.loads(m)["text"] for m in file["messages"].asstr()]
+        return [json.loads(p) for p in file["processes"].asstr()], [t for t in texts if "rank" in t]
+
+
+def test_the_run_file_says_who_its_processes_were_and_who_died(tmp_path):
+    processes, texts = built(tmp_path, True, False)
+    shown = {p["rank"]: (p["local_rank"], p["world_size"], p["devices"]) for p in processes}
+    assert shown[1] == (1, 2, [{"index": 0, "uuid": "GPU-00000001-0000-0000-0000-000000000000", "pci": ""}])
+    assert sorted(shown) == [0, 1]
+    assert texts == [f"rank 1 (process {os.getpid()}) ended without closing its Meter"]
+
+
+def test_what_the_device_clock_says_of_the_gpu_is_joined_with_it(tmp_path):
+    uuid = "00000000-0000-0000-0000-000000000000"  # as PyTorch spells it
+    ((process,), _) = built(tmp_path, True, clock={"uuid": uuid, "pci": "0000:3b:00.0"})
+    assert process["devices"] == [{"index": 0, "uuid": f"GPU-{uuid}", "pci": "0000:3b:00.0"}]
+
+
+def test_the_run_file_says_which_gpu_a_device_is(tmp_path):
+    described = small_run.make_description(small_run.STREAM, small_run.EPOCH)
+    device = replace(described.devices[0], uuid="GPU-1", pci="0000:3b:00.0")
+    message = Message("description", to_document(replace(described, devices=(device,))), small_run.EPOCH)
+    pieces = [*small_run.head(), encode(message), *small_run.frames(), *small_run.stop(10**9)]
+    with open_run(small_run.make_run_file(tmp_path / "run.h5", pieces)) as file:
+        found = file[f"devices/{device.name}"].attrs
+        assert (found["uuid"], found["pci"]) == ("GPU-1", "0000:3b:00.0")
+    with open_run(small_run.make_run_file(tmp_path / "other.h5")) as file:
+        assert sorted(file[f"devices/{device.name}"].attrs) == ["description", "feeds"]
+
+
+def test_a_training_that_need_not_be_recorded_goes_on_alone(tmp_path, monkeypatch):
+    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("POWERD_RUN", raising=False)
+    monkeypatch.setattr(together, "JOIN_S", 0.1)
+    with pytest.warns(UserWarning, match=r"this training is not recorded: rank 1 waited 0\.1 s"):
+        meter = Meter(out=tmp_path / "run.h5", required=False)
+    with meter, meter.phase("forward"):
+        pass
+    with pytest.raises(PeerTimeout):
+        Meter(out=tmp_path / "run.h5")
+    journal = prepare(tmp_path / "gone.h5")
+    monkeypatch.setattr(Together, "join", lambda self, overwrite: journal.rmdir())
+    with pytest.warns(UserWarning, match="not recorded: marks cannot be written"):
+        Meter(out=tmp_path / "gone.h5", required=False).close()
+    assert list(tmp_path.iterdir()) == []
+
+
+RANKS = """
+import os, signal, sys, time
+from powerd_client import Meter
+out, do = sys.argv[1:]
+pids = []
+for rank in range(3):
+    pid = os.fork()
+    if pid == 0:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+        with Meter(out=out) as meter:
+            with meter.phase("iteration"):
+                time.sleep(0.1)
+                if rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(0.1 * rank)
+        os._exit(0)
+    pids.append(pid)
+print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+"""
+
+
+def test_a_rank_that_is_killed_leaves_the_others_whole(tmp_path):
+    """Real processes, recorder and all: rank 2 closes after local rank 0, and is not cut."""
+    hidden = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "POWERD_RUN")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    begin_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", RANKS, tmp_path / "run.h5", ""],
+        capture_output=True, text=True, env=environment, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{[0, -signal.SIGKILL, 0]}\n", done.stderr
+    assert time.monotonic() - begin_s < APPEAR_S
+    with open_run(tmp_path / "run.h5") as file:
+        ranks = [json.loads(p)["rank"] for p in file["processes"].asstr()]
+        cut = {ranks[p]: bool(c) for p, c in zip(file["phases/process"][:], file["phases/cut"][:], strict=True)}
+        texts = [json.loads(m)["text"] for m in file["messages"].asstr()]
+        assert file.attrs["complete"] == 1
+    assert cut == {0: False, 1: True, 2: False}
+    assert [t for t in texts if "without closing" in t and t.startswith("rank 1 ")]

@@ -1,0 +1,134 @@
+"""Ranks of a DDP training: real processes over gloo, a real recorder, and every joule counted once."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from powerd_analytics.info import describe_run
+from powerd_analytics.ranks import ranks_of
+from powerd_analytics.render import to_markdown
+from powerd_analytics.run import read_run
+from powerd_analytics.table import phase_table
+
+PROGRAM = Path(__file__).parent / "ddp_training.py"
+JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]
+
+
+# Without torch, whose import torchrun's ranks cannot share.
+RANK = """
+import os, sys, time
+from powerd_client import Meter
+with Meter(out="elsewhere.h5") as meter, meter.phase("training", batch_size=16):
+    for _ in range(4):
+        with meter.phase("iteration"):
+            for name in ("forward", "backward", "update"):
+                with meter.phase(name):
+                    time.sleep(0.02)
+sys.stdout.write(f"rank {os.environ['RANK']} has trained\\n")
+"""
+
+
+def call(*command, cwd, sizes):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    unset = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "POWERD_RUN", "GROUP_RANK")
+    environment = {k: v for k, v in os.environ.items() if k not in unset}
+    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    environment |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr + done.stdout
+    trained = sorted(f"rank {rank} has trained" for size in sizes for rank in range(size))
+    assert sorted(done.stdout.splitlines()) == trained
+    return done
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(tmp_path_factory):
+    path = tmp_path_factory.mktemp("torchrun")
+    (path / "train.py").write_text(RANK)
+    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    call(*JOULES, "record", "--out", "run.h5", "--", *torchrun, "train.py", cwd=path, sizes=[2])
+    return read_run(path / "run.h5"), 2
+
+
+@pytest.fixture(scope="module")
+def joined(tmp_path_factory):
+    """Without `joules record`, under DDP: local rank 0 records, the others join. By number of ranks."""
+    path = tmp_path_factory.mktemp("joined")
+    done = call(sys.executable, "-P", PROGRAM, "run{}.h5", "2", "4", cwd=path, sizes=[2, 4])
+    assert "powerd:" not in done.stderr
+    assert not list(path.glob("*.journal"))
+    return {size: read_run(path / f"run{size}.h5") for size in (2, 4)}
+
+
+@pytest.fixture(params=["torchrun", 2, 4])
+def run(request):
+    """A run and how many ranks it has."""
+    if request.param == "torchrun":
+        return request.getfixturevalue("under_torchrun")
+    return request.getfixturevalue("joined")[request.param], request.param
+
+
+def test_every_rank_is_a_process_of_the_run(run):
+    run, ranks = run
+    found, devices = ranks_of(run).ranks, tuple(run.devices)
+    assert [(r.rank, r.local_rank, r.devices) for r in found] == [(i, i, devices) for i in range(ranks)]
+    assert {p["world_size"] for p in run.processes} == {ranks}
+    assert len({p["pid"] for p in run.processes}) == ranks
+    assert run.is_complete
+    assert not [m for m in run.messages if m["level"] in ("warning", "error")]
+    assert not run.phases.cut.any()
+
+
+def test_phases_and_rest_are_the_iteration_on_every_rank(run):
+    run, ranks = run
+    p, tracks = run.phases, ranks_of(run).tracks(run)
+    names = np.array([c.name for c in p.classes])[p.label]
+    for rank in range(ranks):
+        iterations = np.flatnonzero((tracks == rank) & (names == "iteration"))
+        assert len(iterations) == 4
+        for i in iterations:
+            inner = np.flatnonzero(p.parent == i)
+            assert list(names[inner]) == ["forward", "backward", "update"]
+            assert (tracks[inner] == rank).all()
+            begins, ends = p.begin_ns[inner], p.end_ns[inner]
+            rest = np.append(begins, p.end_ns[i]) - np.insert(ends, 0, p.begin_ns[i])
+            assert (rest >= 0).all()
+            assert (ends - begins).sum() + rest.sum() == p.end_ns[i] - p.begin_ns[i]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_communication_is_beside_them(joined, ranks):
+    run = joined[ranks]
+    tracks = ranks_of(run).tracks(run)
+    beside = np.array([c.overlaps for c in run.phases.classes])[run.phases.label]
+    assert set(tracks[beside]) == set(range(ranks))
+    assert (run.phases.parent[beside] == -1).all()
+
+
+def test_joules_of_the_ranks_are_those_of_the_devices(run):
+    run, ranks = run
+    table = phase_table(run)
+    assert [row.rank for row in table.ranks] == list(range(ranks)) * len(run.devices)
+    for whole in table.runs:
+        own = [row for row in table.ranks if row.device == whole.device]
+        assert sum(row.energy_j for row in own) == pytest.approx(whole.energy_j, rel=1e-9)
+        for row in own:
+            assert row.phases_j + row.rest_j + row.residual_j == pytest.approx(row.energy_j, rel=1e-9)
+            assert abs(row.residual_j) < whole.u95_j
+    assert [job.energy_j for job in table.jobs] == pytest.approx([job.devices_j for job in table.jobs], rel=1e-9)
+
+
+def test_commands_show_ranks(under_torchrun):
+    run, _ = under_torchrun
+    info = list(describe_run(run))
+    assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
+    text = to_markdown(phase_table(run))
+    assert "**Job: all ranks = devices**" in text
+    assert "each of 2 ranks has 1/2 of the device's power" in text
