@@ -77,7 +77,7 @@ def calibrate(seed: int, directory: Path) -> str:
     Returns the calibration file. The simulated board is read in virtual time.
     """
     out, clock = directory / "calibration.toml", VirtualClock()
-    given = {"reference_a": None, "reference_u": 0.001, "temperature_c": 23.0, "seconds": 1.0, "out": out}
+    given = {"reference_a": None, "reference_u": 0.001, "temperature_c": 23.0, "seconds": 1.0, "out": out, "url": None}
     with redirect_stdout(StringIO()):
         for watts, lines in ((0.0, [""]), (250.0, list(SHARES))):
             config = directory / "constant.toml"

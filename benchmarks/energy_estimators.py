@@ -15,7 +15,7 @@ import numpy as np
 from powerd_analytics.edges import phase_line_energies
 from powerd_analytics.run import RunLine
 from powerd_analytics.signal import Signal
-from powerd_core.model import Accuracy, Provenance, ScaledConversion
+from powerd_core.model import Accuracy, Provenance, ScaledConversion, ShuntConversion
 
 MS = 1_000_000
 
@@ -112,7 +112,8 @@ def sensor(
         "power_w",
         "",
         int(period_ms * MS),
-        ScaledConversion("c", 1.0),
+        # A chip that converts freely, or a sensor that always has the same delay.
+        ShuntConversion(1.0, 1.0, 1.0) if window_ms <= period_ms else ScaledConversion("c", 1.0),
         Accuracy(),
         {},
         "",

@@ -75,5 +75,6 @@ def _idle_of(row: Row, idle: Sequence[IdleRow]) -> IdleRow | None:
 
 def _whole(row: Row) -> tuple[float | None, float | None]:
     if isinstance(row, PhaseRow):
-        return row.j_per_batch, row.s_per_batch
+        # Of a device that ranks share, each has its part of the idle power too.
+        return row.j_per_batch, None if row.s_per_batch is None else row.s_per_batch / row.ranks
     return row.energy_j, row.time_s

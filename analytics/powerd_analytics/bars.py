@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from powerd_analytics.picture_style import shown
 from powerd_analytics.reasons import digits
 from powerd_analytics.rows import PhaseRow, PhaseTable
 
@@ -49,12 +50,12 @@ def draw_bars(axes: Sequence[Axes], table: PhaseTable, colours: Mapping[str, str
     several = len({p[:2] for p in places}) > 1
     outer = {(r.device, r.provenance, tuple(r.group.items())): r.path.split("/")[0] for r in rows}
     labels = [group_text(dict(p[2]), outer[p]) + (f"\n{p[0]}" if several else "") for p in places]
-    ax.set_xticks(range(len(places)), labels, fontsize=8)
+    ax.set_xticks(range(len(places)), [shown(t) for t in labels], fontsize=8)
     ax.set_xlim(-0.6, len(places) - 0.4)
     ax.set_ylim(0, highest * 1.18)
     ax.set_ylabel("energy per phase (J)")
     devices = ", ".join(dict.fromkeys(f"{d} ({p})" for d, p, _ in places))
-    ax.set_title(f"Joules per phase and batch, {devices}; error bars: 95 % interval")
+    ax.set_title(f"Joules per phase and batch, {shown(devices, 120)}; error bars: 95 % interval")
     _legend(ax, names, colours, rows)
 
 
@@ -79,7 +80,7 @@ def _bar(ax: Axes, x: float, width: float, row: PhaseRow, colour: str, highest: 
 def _legend(ax: Axes, names: Sequence[str], colours: Mapping[str, str], rows: Sequence[PhaseRow]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=colours.get(n, "#777777"), alpha=0.85, label=n) for n in names]
+    handles = [Patch(facecolor=colours.get(n, "#777777"), alpha=0.85, label=shown(n)) for n in names]
     for provenance in sorted({r.provenance for r in rows}):
         hatch = HATCHES[provenance] * 2
         handles.append(Patch(facecolor="#bbbbbb", hatch=hatch, edgecolor="white", label=provenance))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.geometry import geometry_of
 from powerd_analytics.signal import Signal
 
 Ints = NDArray[np.int64]
@@ -24,27 +25,19 @@ class Cells:
         else:
             self.left = self.right = t
             self.watts = signal.value
-            self.half_ns, self.window_ns = 0.0, min(signal.window_ns, signal.spacing_ns)
+            self.half_ns, self.window_ns = 0.0, signal.window_ns
         self.spacing_ns = signal.spacing_ns
         centres = (self.left + self.right) // 2
+        self.geometry = geometry_of(
+            signal.spacing_ns, self.window_ns, 0.0 if signal.is_counter else signal.centre_ns,
+            is_counter=signal.is_counter,
+        )  # fmt: skip
         d, h = np.diff(self.watts), np.diff(centres).astype(np.float64)
-        # A step inside a phase that falls between two looks (h apart, each w long) moves the integral by a
-        # sawtooth of +-(h - w)/2 times the step; the moment of the look is itself unsure by +-c.
-        q = self.window_ns / max(self.spacing_ns, 1.0)
-        spread = (np.clip(h - self.window_ns, 0, None) ** 2 / 12 + signal.centre_ns**2 / 3) / (1 - min(q, 1) / 3)
-        if signal.is_counter:
-            spread = np.zeros(len(h))  # a counter misses nothing between two of its readings
-        lag2 = (self.watts[2:] - self.watts[:-2]) ** 2
-        noise = np.zeros(0) if signal.is_counter else -d[:-1] * d[1:] * h[:-1] * h[1:]
+        # A cell that came late leaves more room for what nobody saw: its movement counts by the square of its time.
+        late2 = (h[1:] ** 2 + h[:-1] ** 2) / (2 * max(signal.spacing_ns, 1.0) ** 2)
         self.square = prefix_sums(d**2)
-        self.square2 = prefix_sums(lag2)
-        self.product = prefix_sums(-d[:-1] * d[1:])
-        self.inside = prefix_sums(d**2 * spread)
-        self.noise = prefix_sums(noise) if len(noise) else np.zeros(len(self.product))
-        # White noise moves the integral by sigma^2 h^2 a reading; ``inside`` has already counted a part of that.
-        h2 = max(self.spacing_ns, 1.0) ** 2
-        counted = (max(self.spacing_ns - self.window_ns, 0.0) ** 2 / 12 + signal.centre_ns**2 / 3) / (1 - min(q, 1) / 3)
-        self.noise_share = max(0.0, 1 - 2 * counted / h2) if not signal.is_counter else 0.0
+        self.square2 = prefix_sums((self.watts[2:] - self.watts[:-2]) ** 2)
+        self.second = prefix_sums(np.diff(d) ** 2 / 2 * late2)
 
     def __len__(self) -> int:
         return len(self.watts)

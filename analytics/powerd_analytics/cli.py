@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 from rich.console import Console
 
-from powerd_analytics import cli_files
+from powerd_analytics import (
+    cli_compare,
+    cli_files,
+    cli_index,
+    cli_operations,
+    cli_pick,
+    cli_plot,
+    cli_report,
+    cli_tables,
+    cli_totals,
+    cli_uncertainty,
+)
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from powerd_analytics.run import Run
-
-Format = Literal["table", "csv", "json", "markdown"]
 
 
 def _version() -> str:
@@ -42,8 +50,19 @@ app = App(
     help_on_error=False,
 )
 
+app.command(cli_tables.tables)
+app.command(cli_compare.compare)
 app.command(cli_files.verify)
 app.command(cli_files.recover)
+app.command(cli_totals.totals)
+app.command(cli_operations.operations)
+app.command(cli_operations.layers)
+app.command(cli_pick.pick)
+app.command(cli_uncertainty.uncertainty)
+app.command(cli_plot.plot)
+app.command(cli_report.report)
+app.command(cli_index.index)
+app.command(cli_index.query)
 
 Device = Annotated[str | None, Parameter(help="Only this device; all of them without it.")]
 Calibration = Annotated[
@@ -51,92 +70,6 @@ Calibration = Annotated[
     Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
 ]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
-
-
-@app.command
-def tables(
-    run: Annotated[Path, Parameter(help="A run file.")],
-    *,
-    format: Annotated[Format, Parameter(help="How to print it.")] = "table",
-    output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
-    device: Device = None,
-    calibration: Calibration = None,
-    above_idle: Annotated[
-        bool, Parameter(negative="", help="Show the energy above idle beside the whole; the run needs a baseline.")
-    ] = False,
-    overwrite: Overwrite = False,
-) -> None:
-    """Print joules, seconds and watts of every kind of phase, with totals by group.
-
-    For example:
-
-      joules tables run.h5
-
-      joules tables run.h5 --format csv --output table.csv
-
-      joules tables run.h5 --calibration calibration.toml
-    """
-    from powerd_analytics import render
-    from powerd_analytics.progress import LateProgress
-    from powerd_analytics.rows import PhaseTable
-    from powerd_analytics.table import phase_table
-
-    _refuse_existing(output, overwrite)
-    with LateProgress(_stderr()) as progress:
-        opened = _open(run, calibration, progress)
-        if above_idle:
-            from powerd_analytics.baseline import table_above_idle
-
-            table = table_above_idle(opened, device, progress=progress)
-        else:
-            table = phase_table(opened, device, progress=progress)
-    if format == "table" and output is None:
-        render.print_table(table, Console(width=None if sys.stdout.isatty() else 200))
-        return
-    if format == "table":
-        with tempfile.TemporaryFile("w+", encoding="utf-8") as text:
-            render.print_table(table, Console(file=text, width=200))
-            text.seek(0)
-            made = text.read()
-    else:
-        makers: dict[str, Callable[[PhaseTable], str]] = {
-            "csv": render.to_csv,
-            "json": render.to_json,
-            "markdown": render.to_markdown,
-        }
-        made = makers[format](table)
-    if output is None:
-        sys.stdout.write(made)
-        sys.stdout.flush()
-    else:
-        _write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
-
-
-@app.command
-def plot(
-    run: Annotated[Path, Parameter(help="A run file.")],
-    *,
-    output: Annotated[
-        Path | None, Parameter(alias="-o", help="Picture to write (.png, .pdf, .svg); RUN.png without it.")
-    ] = None,
-    device: Device = None,
-    calibration: Calibration = None,
-    overwrite: Overwrite = False,
-) -> None:
-    """Draw power over time with the phases, and joules per phase by batch size.
-
-    For example: joules plot run.h5 -o power.png
-    """
-    from powerd_analytics.plots import plot_run
-    from powerd_analytics.progress import LateProgress
-
-    out = output or run.with_suffix(".png")
-    _check_picture(out)
-    _refuse_existing(out, overwrite)
-    with LateProgress(_stderr()) as progress:
-        opened = _open(run, calibration, progress)
-        _write(out, lambda partial: plot_run(opened, partial, device, progress=progress), overwrite)
-    print(out)
 
 
 @app.command
@@ -166,7 +99,7 @@ def clock(
     json: Annotated[bool, Parameter(negative="", help="Print for programs.")] = False,
     overwrite: Overwrite = False,
 ) -> None:
-    """Say how the boards' clocks went against the host's, and how sure their times are.
+    """Say how the boards' clocks and the wall clock went against the host's, and how sure their times are.
 
     For example: joules clock run.h5 --out clock.png
     """
@@ -175,6 +108,7 @@ def clock(
 
     from powerd_analytics import clock as clocks
     from powerd_analytics.clock_marker import compare_marker, describe_marker
+    from powerd_analytics.clock_wall import describe_wall, wall_drifts
     from powerd_analytics.progress import LateProgress
     from powerd_analytics.run import read_run
     from powerd_core.errors import ConfigError
@@ -188,16 +122,18 @@ def clock(
         opened = read_run(run, progress=progress)
         traces = clocks.read_traces(opened)
         reports, others = [clocks.report(t) for t in traces], clocks.other_clocks(opened)
+        walls = wall_drifts(opened)
         checked = compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
         if out is not None:
             from powerd_analytics.clock_plot import plot_clocks
 
             _write(out, lambda partial: plot_clocks(opened, traces, partial), overwrite)
     if json:
-        document = clocks.to_document(reports, others)
+        document = clocks.to_document(reports, others) | {"wall_clock": [asdict(w) for w in walls]}
         print(dumps(document | ({"marker": asdict(checked)} if checked else {}), indent=1))
         return
-    lines = [*clocks.describe(opened, reports, others), *(describe_marker(checked) if checked else ())]
+    lines = [*clocks.describe(opened, reports, others), *describe_wall(walls)]
+    lines += describe_marker(checked) if checked else ()
     print("\n".join(map(printable, lines)))
     if out is not None:
         print(out)
@@ -206,7 +142,7 @@ def clock(
 @app.command
 def record(
     *command: Annotated[str, Parameter(help="The command to record, after --.", allow_leading_hyphen=True)],
-    url: Annotated[str | None, Parameter(help="A running powerd, such as tcp://board:7560; else a local one.")] = None,
+    url: Annotated[str | None, Parameter(help="A running powerd, such as tcp://board:7360; else a local one.")] = None,
     out: Annotated[Path, Parameter(alias="-o", help="Run file to write.")] = Path("run.h5"),
     overwrite: Overwrite = False,
     keys: Annotated[
@@ -315,6 +251,9 @@ def trace(
 def top(
     *url: Annotated[str, Parameter(help="Powerds to listen to; those of this machine without it.")],
     run: Annotated[Path | None, Parameter(help="The run file that is being recorded; else the one found here.")] = None,
+    keys: Annotated[
+        Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")
+    ] = None,
     once: Annotated[bool, Parameter(negative="", help="Print one line after a second, and end.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print a JSON object a second.")] = False,
 ) -> None:
@@ -328,7 +267,7 @@ def top(
     """
     from powerd_analytics.top import top as show
 
-    show(url, run, once=once, as_json=json)
+    show(url, run, keys=keys, once=once, as_json=json)
 
 
 def _check_picture(path: Path) -> None:

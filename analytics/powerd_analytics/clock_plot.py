@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clock import ClockTrace
-from powerd_analytics.plots import PALETTE
+from powerd_analytics.picture_style import PALETTE
 from powerd_analytics.run import Run
 from powerd_analytics.traces import envelope
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy import Integral
 from powerd_analytics.leftover import Side, left_over_j
 from powerd_analytics.stretched import Look, Stretched
+from powerd_core.model import ShuntConversion
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -34,6 +35,8 @@ class Correction:
     """[n] the part of it that comes from the slope."""
     weight: Values
     """[classes] the share of it that is applied."""
+    excess2: Values
+    """[classes] mean square (W^2) of how much more power moves across the edge than it does elsewhere."""
     late_u_j: Values
     """[classes] standard uncertainty of what is left over at the edge: assigned to what begins there, or to nobody."""
 
@@ -58,7 +61,8 @@ def _correct(
     found: Stretched, integral: Integral, look: Look, weight: float | None, use_slope: bool, use_late: bool
 ) -> Correction:
     cells, label, t_ns = found.cells, found.s.label, found.signal.t_ns
-    share = _weight(found, look) if weight is None else np.full(found.classes, weight)
+    own, excess2 = _weight(found, look)
+    share = own if weight is None else np.full(found.classes, weight)
     slope = found.slope(look.inside, look.deeper, found.clean >= 3) if use_slope else np.zeros(found.classes)
     # Power is never held beyond the first and last reading: what lies there is missing, not guessed.
     edge_ns = np.clip(look.edge_ns, t_ns[0], t_ns[-1])
@@ -75,18 +79,20 @@ def _correct(
     late = _left_over(found, integral, look, slope)
     if use_late and look.is_begin:
         full_j = full_j + np.where(found.resolvable, late.assigned[label], 0.0)
-    return Correction(look, dist_ns, full_j, bend_j, share, late.u_j)
+    return Correction(look, dist_ns, full_j, bend_j, share, excess2, late.u_j)
 
 
-def _weight(found: Stretched, look: Look) -> Values:
-    """By class: how clearly power moves more across its edges than over such a time inside its phases."""
+def _weight(found: Stretched, look: Look) -> tuple[Values, Values]:
+    """By class: how clearly power moves more across its edges than over such a time inside its phases, from 0 to 1, and
+    the mean square of what it moves more."""
     jump, lag_ns, there = found.jump(look)
     k = found.s.label
     steps = np.maximum(lag_ns / found.cells.spacing_ns, 1.0)
     usual = found.move1[k] + (found.move2[k] - found.move1[k]) * (steps - 1)
-    across = found.sum(jump**2, there)
-    ratio = np.maximum(across, 1e-300) / np.maximum(found.sum(np.maximum(usual, 0), there), 1e-300)
-    return np.clip((ratio - 1) / (CLEAR_RATIO - 1), 0, 1)
+    across, elsewhere = found.sum(jump**2, there), found.sum(np.maximum(usual, 0), there)
+    ratio = np.maximum(across, 1e-300) / np.maximum(elsewhere, 1e-300)
+    excess2 = np.maximum(across - elsewhere, 0) / np.maximum(found.count(there), 1)
+    return np.clip((ratio - 1) / (CLEAR_RATIO - 1), 0, 1), excess2
 
 
 def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) -> _LeftOver:
@@ -100,15 +106,17 @@ def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) 
     jump, _, there = found.jump(look)
     known = look.known & there
     outside, farther = np.clip(look.outside, 0, n - 1), np.clip(look.farther, 0, n - 1)
-    is_in = (look.farther >= 0) & (look.farther < n)
-    beyond = Side(outside, found.slope(outside, farther, known & is_in)[label])
+    beyond = Side(outside, found.slope(outside, farther, known & look.is_farther_known)[label])
     within = Side(look.inside, slope[label])
     low, high = (beyond, within) if look.is_begin else (within, beyond)
     left_j = left_over_j(found.signal, found.cells, integral, look.edge_ns, low, high)
     count = found.count(known)
     mean, variance = found.mean(left_j, known)
-    # An offset of the clocks moves joules across a step just so: only what is more than that is assigned.
-    bound_s = found.bound_ns * 1e-9
+    # An offset of the clocks moves joules across a step just so, and so does a delay that a sensor always has: only
+    # what is more than that is assigned. A chip's conversions and its scans go past each other, which averages out.
+    signal = found.signal
+    is_delay = not signal.is_counter and not isinstance(signal.line.conversion, ShuntConversion)
+    bound_s = (found.bound_ns + (signal.centre_ns if is_delay else 0.0)) * 1e-9
     variance = variance + found.sum((jump * bound_s) ** 2, known) / np.maximum(count, 1) / 3
     share = np.sqrt(np.clip(1 - 4 * variance / np.maximum(mean**2, 1e-300), 0, 1))
     mean = np.where(count >= NEED_LATE, mean, found.mean(left_j, there)[0])

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.edges import PhaseEnergies, phase_line_energies
+from powerd_analytics.budget import Budget, line_parts
+from powerd_analytics.coverage import factor
+from powerd_analytics.pieces import energies_of
 from powerd_analytics.run import Run
 from powerd_analytics.signal import Signal, load_signal
+from powerd_analytics.slices import IN_MEMORY, SLICE, SlicedSignal, load_sliced
 from powerd_analytics.stretches import JOIN_SHARE
-from powerd_analytics.uncertainty import random_j, systematic_j
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
@@ -52,6 +54,8 @@ class PhaseColumns:
     u_inner_j: Values
     """Random too, but cancelling between back-to-back phases of one kind: of single phases, not of their mean."""
     u_systematic_j: Values
+    rectangle_j: Values
+    """The one rectangle that the limits within ``u_systematic_j`` amount to (`powerd_analytics.coverage`)."""
     resolvable: NDArray[np.bool_]
     missing_s: Values
     """The most that one of the lines misses."""
@@ -61,56 +65,83 @@ class PhaseColumns:
     @property
     def u95_j(self) -> Values:
         """Expanded uncertainty of each single phase."""
-        total: Values = 2 * np.sqrt(self.u_random_j**2 + self.u_inner_j**2 + self.u_systematic_j**2)
-        return total
+        u: Values = np.sqrt(self.u_random_j**2 + self.u_inner_j**2 + self.u_systematic_j**2)
+        return factor(u, self.rectangle_j) * u
 
 
-def load_parts(run: Run, device: str | None = None, progress: Progress = no_progress) -> tuple[Part, ...]:
-    """The parts of one device or of all, with their readings in memory."""
+def load_parts(
+    run: Run,
+    device: str | None = None,
+    progress: Progress = no_progress,
+    *,
+    in_memory: float = np.inf,
+    slice_size: int = SLICE,
+) -> tuple[Part, ...]:
+    """The parts of one device or of all, with their readings in memory.
+
+    Where the lines have more than ``in_memory`` readings together, these stay in the file: then only energies can be
+    asked for (`interval_energies`), which read them in slices of ``slice_size``.
+    """
     devices = [run.device(device)] if device is not None else list(run.devices.values())
     total, done, parts = sum(len(d.feeds) for d in devices), 0, []
+    is_large = sum(run.lines[name].count for d in devices for name in d.feeds) > in_memory
     for d in devices:
         signals: dict[str, list[Signal]] = {}
         for name in d.feeds:
             progress(done / max(total, 1), f"reading {name}")
-            signals.setdefault(run.lines[name].provenance.value, []).append(load_signal(run, name))
+            signal = load_sliced(run, name, slice_size, progress) if is_large else load_signal(run, name)
+            signals.setdefault(run.lines[name].provenance.value, []).append(signal)
             done += 1
         parts += [Part(d.name, provenance, tuple(found)) for provenance, found in signals.items()]
     return tuple(parts)
 
 
-def interval_energies(part: Part, begin_ns: Ints, end_ns: Ints, label: Ints, process: Ints) -> PhaseColumns:
-    """Energies of intervals [m] that fall into classes ``label``."""
+def interval_energies(
+    part: Part,
+    begin_ns: Ints,
+    end_ns: Ints,
+    label: Ints,
+    process: Ints,
+    edge_bound_ns: Values | None = None,
+    budget: Budget | None = None,
+) -> PhaseColumns:
+    """Energies of intervals [m] that fall into classes ``label``.
+
+    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. The parts of the uncertainty are added up
+    in ``budget``, for those who ask for them.
+    """
     m = len(begin_ns)
     duration = (end_ns - begin_ns).astype(np.float64) * 1e-9
     sums = {name: np.zeros(m) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
-    random, inner, systematic, missing = np.zeros(m), np.zeros(m), np.zeros(m), np.zeros(m)
+    missing, budget = np.zeros(m), Budget(m) if budget is None else budget
     resolvable = np.full(m, bool(part.signals))
     for signal in part.signals:
-        found: PhaseEnergies = phase_line_energies(signal, begin_ns, end_ns, label, process)
-        for name in sums:
-            sums[name] += getattr(found, name)
-        random += random_j(signal, found) ** 2
-        inner += found.u_inner_j**2
-        systematic += systematic_j(signal, found, duration) ** 2
-        missing = np.maximum(missing, found.missing_s)
-        resolvable &= found.resolvable
+        for which, found in energies_of(signal, begin_ns, end_ns, label, process):
+            for name, column in sums.items():
+                column[which] += getattr(found, name)
+            bound = None if edge_bound_ns is None else edge_bound_ns[which]
+            budget.add(which, signal, line_parts(signal, found, duration[which], bound))
+            missing[which] = np.maximum(missing[which], found.missing_s)
+            resolvable[which] &= found.resolvable
+    budget.add_missing(sums["off_by_j"])
     return PhaseColumns(
         **sums,
-        u_random_j=np.sqrt(random),
-        u_inner_j=np.sqrt(inner),
-        # Lines that are scanned together miss the same moments: what that does to them adds up, one to one.
-        u_systematic_j=np.hypot(np.sqrt(systematic), sums["off_by_j"] / np.sqrt(3)),
+        u_random_j=budget.u_random_j,
+        u_inner_j=budget.u_inner_j,
+        u_systematic_j=budget.u_systematic_j,
+        rectangle_j=budget.rectangle_j,
         resolvable=resolvable,
         missing_s=missing,
         duration_s=duration,
     )
 
 
-def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
+def part_phase_energies(run: Run, part: Part, budget: Budget | None = None) -> PhaseColumns:
     """Energies of all phases of a run, in the order of `Run.phases`."""
     p = run.phases
-    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process)
+    bound = np.maximum(p.begin_bound_ns, p.end_bound_ns)
+    edge_bound = np.maximum(bound, 0).astype(np.float64) if np.any(bound > 0) else None
+    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, edge_bound, budget)
 
 
 def phase_energies(run: Run, device: str, provenance: str | None = None) -> PhaseColumns:
@@ -119,7 +150,7 @@ def phase_energies(run: Run, device: str, provenance: str | None = None) -> Phas
     ``provenance`` must say which part is meant when the device is fed by lines of different provenance, which are
     never added: else `AnalysisError`.
     """
-    parts = load_parts(run, device)
+    parts = load_parts(run, device, in_memory=IN_MEMORY)
     chosen = [p for p in parts if provenance in (None, p.provenance)]
     if len(chosen) != 1:
         there = ", ".join(p.provenance for p in parts) or "no lines"
@@ -129,4 +160,14 @@ def phase_energies(run: Run, device: str, provenance: str | None = None) -> Phas
 
 def line_energies(signals: Sequence[Signal], begin_ns: int, end_ns: int) -> Values:
     """Plain integral of each signal over one interval, for comparisons between lines."""
-    return np.array([float(s.integral().between(begin_ns, end_ns)) for s in signals])
+    if begin_ns >= end_ns:
+        return np.zeros(len(signals))
+    return np.array([_linear_j(s, begin_ns, end_ns) for s in signals])
+
+
+def _linear_j(signal: Signal, begin_ns: int, end_ns: int) -> float:
+    if not isinstance(signal, SlicedSignal):
+        return float(signal.integral().between(begin_ns, end_ns))
+    none = np.zeros(1, np.int64)
+    parts = energies_of(signal, np.array([begin_ns]), np.array([end_ns]), none, none)
+    return float(sum(found.linear_j.sum() for _, found in parts))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from powerd_analytics.sweep import swept_j
 from powerd_core.errors import AnalysisError
 
 Times = NDArray[np.int64]
@@ -77,9 +78,12 @@ def energy_j(t_ns: ArrayLike, power_w: ArrayLike, begin_ns: ArrayLike, end_ns: A
     """Joules between each ``begin_ns`` and ``end_ns`` [m]: exact for power that is linear between readings.
 
     ``t_ns`` int64 [n] must increase; times before the first and after the last reading count nothing.
+    One pass, whatever the number of phases, and no second array of the readings' length is made.
     Raises `AnalysisError` for lengths that differ, times that do not increase and values that are not finite.
     """
-    return Integral.of_power(t_ns, power_w).between(begin_ns, end_ns)
+    t, power = np.asarray(t_ns), np.asarray(power_w)
+    _check_shapes(t, power, "power_w")
+    return swept_j(t.astype(np.int64, copy=False), power, begin_ns, end_ns)
 
 
 def counter_energy_j(t_ns: ArrayLike, counter_j: ArrayLike, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
@@ -108,12 +112,16 @@ def _cumulated(steps: Values, n: int) -> Values:
     return prefix
 
 
-def _checked(t_ns: ArrayLike, values: ArrayLike, name: str) -> tuple[Times, Values]:
-    t, v = np.asarray(t_ns), np.asarray(values, dtype=np.float64)
+def _check_shapes(t: NDArray[np.generic], v: NDArray[np.generic], name: str) -> None:
     if t.ndim != 1 or t.shape != v.shape:
         raise AnalysisError(f"t_ns has shape {t.shape}, {name} {v.shape}: one value for each time is needed")
     if len(t) and not np.issubdtype(t.dtype, np.integer):
         raise AnalysisError("t_ns must be integer nanoseconds")
+
+
+def _checked(t_ns: ArrayLike, values: ArrayLike, name: str) -> tuple[Times, Values]:
+    t, v = np.asarray(t_ns), np.asarray(values, dtype=np.float64)
+    _check_shapes(t, v, name)
     t = t.astype(np.int64, copy=False)
     if len(t) > 1 and int(np.diff(t).min()) <= 0:
         raise AnalysisError("t_ns must increase from reading to reading")

@@ -8,6 +8,7 @@ import numpy as np
 
 from powerd_analytics.beside import describe_beside
 from powerd_analytics.devices import Progress, line_energies, no_progress
+from powerd_analytics.ranks import describe_ranks
 from powerd_analytics.reasons import seconds, sensor
 from powerd_analytics.run import Run
 from powerd_analytics.signal import Signal, load_signal
@@ -26,6 +27,7 @@ def describe_run(run: Run, device: str | None = None, *, progress: Progress = no
     for key, value in run.environment.items():
         yield f"  {key}: {value}"
     yield f"  phases: {_phases(run)}"
+    yield from (f"  {line}" for line in describe_ranks(run))
     for i, name in enumerate(names):
         found = run.device(name)
         yield f"device {found.name}{': ' + found.description if found.description else ''}"
@@ -60,20 +62,28 @@ def _device(run: Run, signals: list[Signal], feeds: set[str]) -> Iterator[str]:
     if not signals:
         yield "  no line feeds it"
         return
+    silent = [s.line.name for s in signals if len(s) < 2]
     # Lines are compared over the time that all of them cover.
-    begin = max((int(s.t_ns[0]) for s in signals if len(s)), default=run.begin_ns)
-    end = min((int(s.t_ns[-1]) for s in signals if len(s)), default=run.end_ns)
+    begin = max((int(s.t_ns[0]) for s in signals if len(s) > 1), default=run.begin_ns)
+    end = min((int(s.t_ns[-1]) for s in signals if len(s) > 1), default=run.end_ns)
     joules = line_energies(signals, begin, max(begin, end))
     total = float(sum(j for s, j in zip(signals, joules, strict=True) if s.line.name in feeds))
     for s, j in zip(signals, joules, strict=True):
-        power = j / ((end - begin) * 1e-9) if end > begin else 0.0
-        text = f"  {s.line.name} ({s.line.provenance.value}, {s.line.source}): {j:.6g} J, {power:.4g} W"
-        text += f", {len(s)} good readings, {s.bad} bad; {sensor(s)}" if len(s) else ", no good reading"
-        if s.line.name not in feeds:
+        text = f"  {s.line.name} ({s.line.provenance.value}, {s.line.source}): "
+        if s.line.name in silent:
+            yield text + f"no energy, {len(s)} good readings, {s.bad} bad"
+            continue
+        text += f"{j:.6g} J, {j / ((end - begin) * 1e-9):.4g} W" if end > begin else "no time that all lines cover"
+        text += f", {len(s)} good readings, {s.bad} bad; {sensor(s)}"
+        if s.line.name not in feeds and end > begin:
             text += f"; compared, not added: {j / total:.4f} of the sum of the feeds" if total > 0 else "; compared"
         yield text
     provenances = {s.line.provenance.value for s in signals if s.line.name in feeds}
-    if len(provenances) == 1:
+    unknown = [name for name in silent if name in feeds]
+    if unknown or end <= begin:
+        why = f"no readings of {', '.join(unknown)}" if unknown else "no time that all lines cover"
+        yield f"  sum of the feeds: not known, {why}"
+    elif len(provenances) == 1:
         yield f"  sum of the feeds: {total:.6g} J over {seconds(max(0, end - begin) * 1e-9)} ({provenances.pop()})"
 
 

@@ -1,29 +1,218 @@
-"""Figures of merit from energy and time: plain functions, each with its source."""
+"""Figures of merit from energy and time: plain functions, each with its source.
+
+Every function takes plain numbers, numpy arrays or `Quantity` values, and gives the same; a `Quantity` carries its
+uncertainty through, with correlations (a joule that stands twice, a gain that two values share). Where energy and time
+both come in, energy is the one to be a `Quantity` when only one is. Division by a zero raises `ZeroDivisionError`, as
+for plain numbers (numpy warns instead); settings out of range raise `AnalysisError`.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import TypeVar
 
-def edp_js(energy_j: float, time_s: float) -> float:
-    """Energy-delay product (Horowitz, Indermaur, Gonzalez, "Low-power digital design", 1994): E * t."""
-    return energy_j * time_s
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from powerd_analytics.quantity import Quantity
+from powerd_core.errors import AnalysisError
+
+Values = NDArray[np.float64]
+N = TypeVar("N", float, Quantity, Values)
+
+EDS_K = (2.0, 1.5)
+"""Krzywaniak et al. weigh with these: k = 2 holds energy and time equal, less favours time."""
+J_PER_KWH = 3.6e6
 
 
-def eds(energy_j: float, time_s: float, reference_energy_j: float, reference_time_s: float, k: float = 2.0) -> float:
-    """Energy-delay sum of Krzywaniak, Czarnul and Proficz: a*E + b*t, 1 at the reference; k weighs energy against time.
-
-    a = (k - 1) / (k * E_ref), b = 1 / (k * t_ref).
-    """
-    return (k - 1) / k * energy_j / reference_energy_j + time_s / (k * reference_time_s)
+def energy_j(power_w: N, time_s: N | float) -> N:
+    """Energy from mean power: P * t."""
+    return power_w * time_s
 
 
-def mean_power_w(energy_j: float, time_s: float) -> float:
+def mean_power_w(energy_j: N, time_s: N | float) -> N:
     """Energy over time."""
     return energy_j / time_s
 
 
-def gflops_per_w_paper(operations_per_sample: float, batch_size: float, passes: int, j_per_batch: float) -> float:
+def edp_js(energy_j: N, time_s: N | float) -> N:
+    """Energy-delay product (Horowitz, Indermaur, Gonzalez, "Low-power digital design", 1994): E * t."""
+    return energy_j * time_s
+
+
+def ed2p_js2(energy_j: N, time_s: N | float) -> N:
+    """Energy-delay-squared product, E * t^2: does not change with the supply voltage, to first order (Martin, Nyström
+    and Pénzes, "ET2: a metric for time and energy efficiency of computation", 2002)."""
+    return energy_j * time_s * time_s
+
+
+def eds(
+    energy_j: N, time_s: N | float, reference_energy_j: N | float, reference_time_s: N | float, k: float = 2.0
+) -> N:
+    """Energy-delay sum of Krzywaniak, Czarnul and Proficz: a*E + b*t, 1 at the reference; k weighs energy against time.
+
+    a = (k - 1) / (k * E_ref), b = 1 / (k * t_ref). k >= 1; at 1 only time counts.
+    """
+    if not (math.isfinite(k) and k >= 1):
+        raise AnalysisError(f"k of an EDS is {k}: it must be 1 or more")
+    return energy_j / reference_energy_j * ((k - 1) / k) + time_s / reference_time_s * (1 / k)
+
+
+def energy_saving_pct(energy_j: N, reference_energy_j: N | float) -> N:
+    """Per cent of the reference's energy that is saved; negative when more is used."""
+    return 100.0 - energy_j / reference_energy_j * 100.0
+
+
+def performance_loss_pct(time_s: N, reference_time_s: N | float) -> N:
+    """Per cent of the reference's time that it takes longer; negative when it is faster."""
+    return time_s / reference_time_s * 100.0 - 100.0
+
+
+def saving_minus_loss_pct(
+    energy_j: N, time_s: N | float, reference_energy_j: N | float, reference_time_s: N | float
+) -> N:
+    """Energy saving minus performance loss, in points of per cent of the reference."""
+    return 200.0 - energy_j / reference_energy_j * 100.0 - time_s / reference_time_s * 100.0
+
+
+def zeus_cost_j(energy_j: N, time_s: N | float, max_power_w: float, eta: float = 0.5) -> N:
+    """Cost of You, Chung and Chowdhury ("Zeus", NSDI'23): eta*E + (1 - eta)*P_max*t, in joules.
+
+    ``max_power_w`` is the GPU's highest power limit; eta 1 counts energy alone, 0 time alone.
+    """
+    if not 0 <= eta <= 1:
+        raise AnalysisError(f"eta of a Zeus cost is {eta}: it must lie between 0 and 1")
+    if not (math.isfinite(max_power_w) and max_power_w > 0):
+        raise AnalysisError(f"maximum power of a Zeus cost is {max_power_w} W: it must be above 0")
+    return energy_j * eta + time_s * ((1 - eta) * max_power_w)
+
+
+def gflops_per_w(operations: float, energy_j: N) -> N:
+    """10^9 operations a joule, which is GFLOPS/W, for operations that were executed with that energy."""
+    return operations / energy_j / 1e9
+
+
+def gflops_per_w_paper(operations_per_sample: float, batch_size: float, passes: int, j_per_batch: N) -> N:
     """GFLOPS/W by the convention of Castro et al.: each pass (forward, backward) counts the operations once.
 
-    ``j_per_batch`` is what all these passes together took for one batch.
+    ``j_per_batch`` is what all these passes together took for one batch, on all GPUs.
     """
-    return passes * operations_per_sample * batch_size / j_per_batch / 1e9
+    return gflops_per_w(passes * operations_per_sample * batch_size, j_per_batch)
+
+
+def samples_per_joule(samples: float, energy_j: N) -> N:
+    """Samples (images) over the joules that they took."""
+    return samples / energy_j
+
+
+def samples_per_s(samples: float, time_s: N) -> N:
+    """Samples (images) over the seconds that they took: images/s."""
+    return samples / time_s
+
+
+def iterations_of(epochs: float, dataset_size: int, batch_size: int, *, drop_last: bool = False) -> int:
+    """Batches of ``epochs`` passes over the data; the last of each pass may be smaller, or is dropped.
+
+    Raises `AnalysisError` for sizes below 1.
+    """
+    if batch_size < 1 or dataset_size < 1 or not (math.isfinite(epochs) and epochs >= 0):
+        raise AnalysisError(
+            f"{epochs} epochs of {dataset_size} samples in batches of {batch_size}: need at least 1 each"
+        )
+    each = dataset_size // batch_size if drop_last else -(-dataset_size // batch_size)
+    return round(epochs * each)
+
+
+def of_training(per_batch: N, iterations: N | float) -> N:
+    """Joules or seconds of a whole training from those of a batch: ``iterations`` batches of one kind.
+
+    Errors of the mean of a batch are those of every batch: they grow with the iterations.
+    """
+    return per_batch * iterations
+
+
+def co2_g(energy_j: N, g_per_kwh: float) -> N:
+    """Grams of CO2 equivalent at a stated intensity of the grid. Multiply by a site's PUE beforehand, if it counts."""
+    return energy_j * (_factor(g_per_kwh, "g/kWh") / J_PER_KWH)
+
+
+def money(energy_j: N, price_per_kwh: float) -> N:
+    """What the energy costs, in the currency of a stated price."""
+    return energy_j * (_factor(price_per_kwh, "a price of a kWh") / J_PER_KWH)
+
+
+def best(values: Sequence[float] | Sequence[Quantity] | Values) -> int:
+    """Index of the lowest value, the first of several. Raises `AnalysisError` for none, and for what is no number."""
+    return int(np.argmin(_checked([_number(value) for value in values], "value")))
+
+
+def as_good_as_best(values: Sequence[Quantity]) -> list[int]:
+    """Indices of all whose difference from the lowest is within its expanded uncertainty, the lowest among them.
+
+    Errors that they share cancel in the difference.
+    """
+    lowest = values[best(values)]
+    return [i for i, value in enumerate(values) if (value - lowest).value <= (value - lowest).u95]
+
+
+def best_by_metric(
+    energy_j: Sequence[float] | Values,
+    time_s: Sequence[float] | Values,
+    reference: int,
+    *,
+    max_power_w: float | None = None,
+    eta: float = 0.5,
+) -> dict[str, int]:
+    """Row with the lowest of each metric among configurations [n]: energy, time, EDP, ED2P, EDS for each of `EDS_K`,
+    and Zeus cost where ``max_power_w`` is given."""
+    e, t = _checked(energy_j, "energy"), _checked(time_s, "time")
+    _same_length(e, t)
+    found: dict[str, Values] = {"energy_j": e, "time_s": t, "edp_js": edp_js(e, t), "ed2p_js2": ed2p_js2(e, t)}
+    found |= {f"eds(k={k:g})": eds(e, t, float(e[reference]), float(t[reference]), k) for k in EDS_K}
+    if max_power_w is not None:
+        found["cost_j"] = zeus_cost_j(e, t, max_power_w, eta)
+    return {name: best(values) for name, values in found.items()}
+
+
+def pareto_front(time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.intp]:
+    """Indices of the configurations [n] that no other beats in time without costing more energy, fastest first.
+
+    One that is as good in one and worse in the other is beaten; equal ones are all in the front, in their order.
+    O(n log n). Raises `AnalysisError` for NaN, infinities and arrays of other lengths.
+    """
+    t, e = _checked(time_s, "time"), _checked(energy_j, "energy")
+    _same_length(e, t)
+    order = np.lexsort((e, t))
+    t, e = t[order], e[order]
+    is_first = np.concatenate([[True], t[1:] != t[:-1]])
+    group = np.cumsum(is_first) - 1
+    lowest = e[is_first]
+    before = np.concatenate([[np.inf], np.minimum.accumulate(lowest)[:-1]])
+    front: NDArray[np.intp] = order[(e == lowest[group]) & (lowest < before)[group]]
+    return front
+
+
+def _number(value: float | Quantity) -> float:
+    return value.value if isinstance(value, Quantity) else value
+
+
+def _checked(values: ArrayLike, what: str) -> Values:
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim != 1 or not len(array):
+        raise AnalysisError(f"{what}: needs a list of at least one number")
+    if not np.isfinite(array).all():
+        row = int(np.flatnonzero(~np.isfinite(array))[0])
+        raise AnalysisError(f"{what} of configuration {row} is {array[row]}: leave out what was not measured")
+    return array
+
+
+def _same_length(energy_j: Values, time_s: Values) -> None:
+    if len(energy_j) != len(time_s):
+        raise AnalysisError(f"{len(energy_j)} energies and {len(time_s)} times: each configuration needs both")
+
+
+def _factor(value: float, what: str) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise AnalysisError(f"{what} is {value}: it must be a finite number, 0 or more")
+    return value

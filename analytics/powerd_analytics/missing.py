@@ -23,8 +23,7 @@ def missing_in(signal: Signal, integral: Integral, begin: Ints, end: Ints) -> tu
     i_e, share_e = locate(t, end)
     inside = (prefix[i_e] + share_e * lost[i_e] - prefix[i_b] - share_b * lost[i_b]) * 1e-9
     outside = length - integral.covered_s(begin, end)
-    _, watts = signal.power()
-    low, high = float(watts.min()), float(watts.max())
+    low, high = signal.shown_w()
     # Between readings the estimate stays in the observed range; outside them nothing was counted at all.
     off_by: Values = inside * (high - low) + outside * max(abs(high), abs(low))
     return inside + outside, off_by

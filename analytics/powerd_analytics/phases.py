@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_client.fileshape import check_times, read_objects
+from powerd_client.fileshape import FARTHEST_NS, check_times, read_objects
+from powerd_client.tables import BOUND_COLUMNS
 
 OPERATIONS = "operations_per_sample"
 """The attribute that describes the model's work; it does not tell one group of phases from another."""
@@ -56,6 +57,10 @@ class Phases:
     process: NDArray[np.int64]
     cut: NDArray[np.bool_]
     classes: tuple[PhaseClass, ...]
+    begin_bound_ns: NDArray[np.int64]
+    """How far the edge can be from its time: 0 for one that the host timed, -1 where a device was to time it and only
+    the host's time is known; zeros for files that do not say."""
+    end_bound_ns: NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -67,7 +72,17 @@ class Phases:
     @staticmethod
     def empty() -> Phases:
         none = np.zeros(0, np.int64)
-        return Phases(none, none, none, none, none, none, np.zeros(0, np.bool_), ())
+        return Phases(none, none, none, none, none, none, np.zeros(0, np.bool_), (), none, none)
+
+
+def kept(phases: Phases, which: NDArray[np.bool_]) -> Phases:
+    """The phases ``which`` [m] alone; one whose parent is not among them is outermost."""
+    place = np.cumsum(which) - 1
+    inside = (phases.parent >= 0) & which[phases.parent]
+    parent = np.where(inside, place[phases.parent], -1)
+    columns = {name: getattr(phases, name) for name in Phases.__dataclass_fields__ if name != "classes"}
+    columns |= {"parent": parent}
+    return Phases(**{name: values[which] for name, values in columns.items()}, classes=phases.classes)
 
 
 def read_phases(group: h5py.Group) -> Phases:
@@ -88,9 +103,16 @@ def read_phases(group: h5py.Group) -> Phases:
     if np.any((parent < -1) | (parent >= np.arange(m))):
         raise ValueError("a phase is listed before the phase around it")
     depth, label, classes = _classify(kind, parent, kinds)
-    return Phases(
-        begin, end, label, parent, depth, group["process"][:].astype(np.int64), group["cut"][:].astype(bool), classes
-    )
+    process, cut = group["process"][:].astype(np.int64), group["cut"][:].astype(bool)
+    bounds = [_bound(group, name, m) for name in BOUND_COLUMNS]
+    return Phases(begin, end, label, parent, depth, process, cut, classes, *bounds)
+
+
+def _bound(group: h5py.Group, name: str, m: int) -> NDArray[np.int64]:
+    bound: NDArray[np.int64] = group[name][:].astype(np.int64) if name in group else np.zeros(m, np.int64)
+    if np.any(bound < -1) or np.any(bound > FARTHEST_NS):
+        raise ValueError(f"a phase with a {name} that cannot be")
+    return bound
 
 
 def _classify(
@@ -116,12 +138,22 @@ def _classify(
             if key not in index:
                 index[key] = len(classes)
                 classes.append(made)
+            else:
+                classes[index[key]] = _with_operations(classes[index[key]], made)
             numbers.append(index[key])
         label[level] = np.array(numbers, np.int64)[which.ravel()]
         inside = np.zeros(len(kind) + 1, bool)
         inside[level] = True
         level = np.flatnonzero(inside[parent] & (parent >= 0))
     return depth, label, tuple(classes)
+
+
+def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:
+    """``known``, with both counts of operations where the two differ: two models under one name have no count."""
+    both = tuple(c.attributes[OPERATIONS] for c in (known, other) if c.attributes.get(OPERATIONS) is not None)
+    if len(both) < 2 or both[0] == both[1] or isinstance(both[0], tuple):
+        return known
+    return replace(known, attributes={**known.attributes, OPERATIONS: both})
 
 
 def _hashable(value: Any) -> Any:

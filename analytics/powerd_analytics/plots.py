@@ -10,6 +10,7 @@ import numpy as np
 
 from powerd_analytics.bars import draw_bars
 from powerd_analytics.devices import Part, Progress, load_parts, no_progress
+from powerd_analytics.picture_style import PALETTE, shown
 from powerd_analytics.rows import PhaseTable
 from powerd_analytics.run import Run
 from powerd_analytics.signal import Signal, load_signal
@@ -19,19 +20,27 @@ from powerd_analytics.traces import draw_legend, draw_trace
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's eight colours, told apart by people with any colour vision."""
-
 
 def plot_run(
-    run: Run, out: Path, device: str | None = None, *, dpi: int = 130, progress: Progress = no_progress
+    run: Run,
+    out: Path,
+    device: str | None = None,
+    *,
+    with_bars: bool = True,
+    dpi: int = 130,
+    progress: Progress = no_progress,
 ) -> None:
-    """Write a picture of a run to ``out``; the ending says the format (png, pdf, svg)."""
+    """Write a picture of a run to ``out``; the ending says the format (png, pdf, svg).
+
+    Without bars, it is power over time alone, and no energy is computed.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
     parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
-    table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+    table = PhaseTable((), (), ())
+    if with_bars:
+        table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
     compared = {p.device: [load_signal(run, name) for name in run.compared(p.device)] for p in parts}
     progress(0.8, "drawing")
     style: dict[Any, Any] = {
@@ -61,12 +70,12 @@ def draw(run: Run, table: PhaseTable, parts: Sequence[Part], compared: Mapping[s
         others = compared.get(part.device, ())
         draw_trace(whole, run, part, others, (run.begin_ns, run.end_ns), colours, is_zoom=False)
         draw_trace(near, run, part, others, zoom, colours, is_zoom=True)
-        whole.set_title(f"{part.device}: power of each line ({part.provenance})")
+        whole.set_title(f"{shown(part.device)}: power of each line ({part.provenance})")
         near.set_title(f"the same, {_span_text(zoom)} from {_at(run, zoom[0])}")
         draw_legend(near, colours)
     if with_bars:
         draw_bars([figure.add_subplot(grid[rows, :])], table, colours)
-    figure.suptitle(_title(run), fontsize=11, x=0.01, ha="left")
+    figure.suptitle(shown(_title(run), 150), fontsize=11, x=0.01, ha="left")
     return figure
 
 
@@ -81,8 +90,8 @@ def phase_colours(run: Run) -> dict[str, str]:
     innermost[p.parent[p.parent >= 0]] = False
     innermost &= ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
     grouped = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
-    shown = innermost & grouped if np.any(innermost & grouped) else innermost
-    labels, first = np.unique(p.label[shown], return_index=True)
+    drawn = innermost & grouped if np.any(innermost & grouped) else innermost
+    labels, first = np.unique(p.label[drawn], return_index=True)
     names = dict.fromkeys(p.classes[i].name for i in labels[np.argsort(first)])
     return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
 

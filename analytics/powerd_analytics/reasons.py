@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import floor, log10
 
 import numpy as np
@@ -11,7 +12,9 @@ from powerd_analytics.devices import Part, PhaseColumns
 from powerd_analytics.signal import Signal
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
-"""What follows for a row with a number from a note of `clipped`."""
+"""What follows for a row with a number from readings at full scale."""
+NO_BOUND = "energy and power are no lower bounds, and have no interval"
+"""The same from readings at negative full scale."""
 MOSTLY = 0.5
 """A phase of which more than this share has no readings gives no number."""
 
@@ -65,13 +68,39 @@ def sensor(signal: Signal) -> str:
     return f"sensor averages {seconds(window * 1e-9)}{around} and reads every {every}"
 
 
-def without_readings(missing_s: float, off_by_j: float, clip: str, what: str = "") -> str:
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Lines that stood at full scale within an interval, by the side; False for none."""
+
+    high: tuple[str, ...]
+    low: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.high or self.low)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether what was read is the least that it can have been."""
+        return bool(self.high) and not self.low
+
+    def __str__(self) -> str:
+        said = ((self.high, "stood at full scale"), (self.low, "clipped at negative full scale"))
+        return " and ".join(f"{', '.join(names)} {what}" for names, what in said if names)
+
+    def note(self, *, has_number: bool) -> str:
+        """What a row says of it."""
+        if not self or not has_number:
+            return str(self)
+        return f"{self}: {AT_LEAST if self.is_lower_bound else NO_BOUND}"
+
+
+def without_readings(missing_s: float, off_by_j: float, clip: Clip, what: str = "") -> str:
     """A note on missing readings. Those at full scale (``clip``) leave no limit of how far off an energy is."""
     said = f"{seconds(missing_s)} without readings"
     return said if clip else f"{said}, {what}off by up to {off_by_j:.3g} J"
 
 
-def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: str) -> str:
+def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: Clip) -> str:
     """What a reader must know of a row that has a number; ``clip`` is what `clipped` says of it."""
     ended = of_kind & ~cut
     notes = []
@@ -88,15 +117,17 @@ def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[n
     return "; ".join(notes)
 
 
-def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> str:
-    """A note where a line stood at full scale within these intervals; else empty.
+def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Clip:
+    """Which lines stood at full scale within these intervals.
 
-    How far above it the power went is in no reading, so no uncertainty can contain it: an energy is a lower bound then.
+    How far beyond it the power went is in no reading, so no uncertainty can contain it: an energy is a lower bound
+    then. Where it went beyond negative full scale (a shunt whose current went backwards) it is none.
     """
-    names = []
+    names: dict[str, list[str]] = {"clipped_ns": [], "clipped_low_ns": []}
     for signal in part.signals:
-        at, guard_ns = np.sort(signal.clipped_ns), round(signal.guard_ns)
-        # A reading tells of the time around its own that it averages over.
-        if np.any(np.searchsorted(at, end_ns + guard_ns, "right") > np.searchsorted(at, begin_ns - guard_ns)):
-            names.append(signal.line.name)
-    return f"{', '.join(names)} stood at full scale" if names else ""
+        for side, found in names.items():
+            at, guard_ns = np.sort(getattr(signal, side)), round(signal.guard_ns)
+            # A reading tells of the time around its own that it averages over.
+            if np.any(np.searchsorted(at, end_ns + guard_ns, "right") > np.searchsorted(at, begin_ns - guard_ns)):
+                found.append(signal.line.name)
+    return Clip(*map(tuple, names.values()))

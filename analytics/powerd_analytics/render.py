@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.above_idle import ABOVE_IDLE_HEADER, above_idle_cells, above_idle_lines
+from powerd_analytics.ranktable import JOB_HEADER, RANK_HEADER, job_lines, rank_lines, rank_records
 from powerd_analytics.reasons import digits
 from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
 from powerd_core.text import printable
@@ -25,7 +26,7 @@ CSV_COLUMNS = (
     "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations", "s_per_batch",
     "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j",
     "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j", "missing_s", "off_by_j",
-    "is_lower_bound", "note",
+    "is_lower_bound", "method", "note",
 )  # fmt: skip
 """Columns of every CSV and JSON row, in this order; further attributes of the phases follow as ``attribute_NAME``.
 ``table`` is ``phase``, ``total`` or ``run``. A cell without a value is empty (CSV) or null (JSON)."""
@@ -38,7 +39,10 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     for row in rows:
         extra |= dict.fromkeys(f"attribute_{k}" for k in _group(row) if k not in ("model", "batch_size"))
     found = [_record(row, (*CSV_COLUMNS, *extra)) for row in rows]
-    return [cells | above_idle_cells(row, table.idle) for row, cells in zip(rows, found, strict=True)]
+    found = [cells | above_idle_cells(row, table.idle) for row, cells in zip(rows, found, strict=True)]
+    found += rank_records(table)
+    names = dict.fromkeys(name for cells in found for name in cells)
+    return [dict.fromkeys(names) | cells for cells in found]
 
 
 def _group(row: Row) -> Mapping[str, Any]:
@@ -143,11 +147,15 @@ def _views(table: PhaseTable) -> list[_View]:
     if table.runs:
         header = ["device", "s", "J", "± U95", "W", "phases J", "rest J", "residual J", "residual %", "note"]
         lines = [
-            ([_device(r), digits(r.time_s), _least(r, r.energy_j), digits(r.u95_j, 2), _least(r, r.power_w),
+            ([_device(r), digits(r.time_s), _least(r, r.energy_j) if r.energy_j is not None else "n.r.",
+              digits(r.u95_j, 2), _least(r, r.power_w),
              _least(r, r.phases_j), _least(r, r.rest_j), digits(r.residual_j, 2), _percent(r)], [r.note])
             for r in table.runs
         ]  # fmt: skip
         views.append(_view("Run: phases + rest + residual = whole", header, lines))
+    if table.ranks:
+        views.append(_view("Ranks", [*RANK_HEADER, "note"], rank_lines(table.ranks)))
+        views.append(_view("Job: all ranks = devices", [*JOB_HEADER, "note"], job_lines(table.jobs)))
     if table.idle:
         lines = [(cells, [note]) for cells, note in above_idle_lines(table, names)]
         views.append(_view("Above idle, beside the whole", [*names, *ABOVE_IDLE_HEADER, "note"], lines))

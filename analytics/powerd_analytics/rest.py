@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.devices import Part, PhaseColumns, interval_energies
 
 Ints = NDArray[np.int64]
+
+AT_A_TIME = 1 << 20
+"""Gaps whose energies are in memory together."""
 
 
 def merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
@@ -27,7 +32,17 @@ def overlapping(begin: Ints, end: Ints) -> bool:
     return bool(np.any(begin[order][1:] < end[order][:-1]))
 
 
-def rest_energy_j(part: Part, outer: tuple[Ints, Ints], cover: tuple[Ints, Ints], columns: PhaseColumns) -> float:
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What intervals [m] were given at their edges, beside the plain integral."""
+
+    begin_j: NDArray[np.float64]
+    end_j: NDArray[np.float64]
+
+
+def rest_energy_j(
+    part: Part, outer: tuple[Ints, Ints], cover: tuple[Ints, Ints], columns: PhaseColumns | Given
+) -> float:
     """Joules inside the disjoint intervals ``outer`` and outside the disjoint intervals ``cover``.
 
     ``columns`` are the energies of ``cover``. A gap that the sensors resolve is estimated like a phase. One that they
@@ -37,17 +52,22 @@ def rest_energy_j(part: Part, outer: tuple[Ints, Ints], cover: tuple[Ints, Ints]
     starts = np.concatenate([outer[0], cover[1]])
     ends = np.concatenate([cover[0], outer[1]])
     # With equal times, the end of what encloses comes last and its beginning first.
-    from_start = np.lexsort((np.r_[np.zeros(n_outer), np.ones(n_cover)], starts))
-    from_end = np.lexsort((np.r_[np.zeros(n_cover), np.ones(n_outer)], ends))
+    from_start = np.lexsort((np.repeat(np.array([0, 1], np.int8), [n_outer, n_cover]), starts))
+    from_end = np.lexsort((np.repeat(np.array([0, 1], np.int8), [n_cover, n_outer]), ends))
     begin, end = starts[from_start], ends[from_end]
-    end = np.maximum(begin, end)
-    none = np.zeros(len(begin), np.int64)
-    gaps = interval_energies(part, begin, end, none, none)
+    del starts, ends  # with millions of phases every column counts
+    np.maximum(begin, end, out=end)
     given = np.zeros(len(begin))
     after, before = from_start >= n_outer, from_end < n_cover
     given[after] += columns.end_j[from_start[after] - n_outer]
     given[before] += columns.begin_j[from_end[before]]
+    del from_start, from_end, after, before
     # Edges that two phases share without a gap took nothing from the gap.
     given[end - begin <= part.gap_ns] = 0.0
-    rest = np.where(gaps.resolvable, np.nan_to_num(gaps.energy_j), gaps.linear_j - given)
-    return float(rest.sum())
+    rest = 0.0
+    for i in range(0, len(begin), AT_A_TIME):
+        some = slice(i, i + AT_A_TIME)
+        none = np.zeros(len(begin[some]), np.int64)
+        gaps = interval_energies(part, begin[some], end[some], none, none)
+        rest += float(np.where(gaps.resolvable, np.nan_to_num(gaps.energy_j), gaps.linear_j - given[some]).sum())
+    return rest

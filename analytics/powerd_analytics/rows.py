@@ -2,6 +2,7 @@
 
 Where ``is_lower_bound``, a line stood at full scale: joules, watts and what is proportional to them are the least that
 they can be, figures per joule the most, and there is no ``u95_j``. The other uncertainties are those of the bound.
+Where a line clipped at negative full scale they are no bound, and there is no uncertainty at all.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+INTEGRAL, FOLDED = "integral", "folded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,10 @@ class PhaseRow:
     """The most that missing readings can have moved the mean; part of ``u_systematic_j``. Clipped ones apart."""
     is_lower_bound: bool
     note: str
+    ranks: int = 1
+    """Ranks that share the device: joules and watts are then the mean of one rank's share."""
+    method: str = INTEGRAL
+    """How ``j_per_batch`` came about: `INTEGRAL` of the readings of each phase, or `FOLDED` over all of them."""
 
     @property
     def is_resolvable(self) -> bool:
@@ -78,7 +85,8 @@ class RunRow:
     device: str
     provenance: str
     time_s: float
-    energy_j: float
+    energy_j: float | None
+    """None when a line that feeds the device has no readings in the run."""
     u95_j: float | None
     power_w: float | None
     phases_j: float | None
@@ -108,6 +116,44 @@ class IdleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RankRow:
+    """What one rank took of one device over the whole recording: 1/``ranks`` of its power at every moment."""
+
+    rank: int
+    device: str
+    provenance: str
+    ranks: int
+    """How many ranks share the device."""
+    busy_s: float
+    """In its outermost phases, each second once."""
+    energy_j: float | None
+    """None where the device has none."""
+    phases_j: float | None
+    """In its outermost phases; those that run beside others are left out."""
+    rest_j: float | None
+    residual_j: float | None
+    """``energy_j`` less phases and rest."""
+    is_lower_bound: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """All ranks together against the devices they used."""
+
+    devices: tuple[str, ...]
+    provenance: str
+    ranks: int
+    energy_j: float | None
+    """Sum over the ranks; None where one of the devices has no readings."""
+    devices_j: float | None
+    """Sum over the devices, each once."""
+    residual_j: float | None
+    is_lower_bound: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseTable:
     """Everything that `joules tables` prints."""
 
@@ -116,3 +162,6 @@ class PhaseTable:
     runs: tuple[RunRow, ...]
     idle: tuple[IdleRow, ...] = ()
     """Where energies above idle are asked for: idle power of each part."""
+    ranks: tuple[RankRow, ...] = ()
+    jobs: tuple[JobRow, ...] = ()
+    """Both only where there is more than one rank."""

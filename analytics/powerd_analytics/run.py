@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.names import pick
 from powerd_analytics.phases import Phases, read_phases
-from powerd_client.fileshape import check_times, read_json, read_objects, read_texts, texts_of
+from powerd_client.fileshape import TIMES, check_times, read_json, read_objects, read_texts, texts_of
 from powerd_client.runfile import open_run, reading
 from powerd_core.description import MAX_PERIOD_NS, check_conversion
 from powerd_core.document import from_document
@@ -54,6 +55,9 @@ class RunDevice:
     name: str
     feeds: tuple[str, ...]
     description: str = ""
+    uuid: str = ""
+    pci: str = ""
+    """Which GPU it is, where its board says so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +68,29 @@ class Readings:
     t_ns: NDArray[np.int64]
     flags: NDArray[np.uint16]
     codes: Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class LineReader:
+    """Ranges of one line's readings, from a file that somebody keeps open."""
+
+    name: str
+    group: h5py.Group
+
+    def readings(self, first: int, last: int) -> Readings:
+        """Readings ``first`` to ``last - 1``. Raises ValueError for times that no clock shows."""
+        t_board_ns, t_ns = (self.group[k][first:last].astype(np.int64, copy=False) for k in ("t_board_ns", "t_ns"))
+        check_times(t_ns, f"a reading of line {self.name!r}")
+        columns = {k: v[first:last] for k, v in self.group.items() if k not in TIMES}
+        return Readings(t_board_ns, t_ns, self.group["flags"][first:last].astype(np.uint16, copy=False), columns)
+
+    def values(self, columns: Iterable[str], first: int, last: int) -> Readings:
+        """The same with these columns only, and without the board's times, which no energy needs."""
+        t_ns = self.group["t_ns"][first:last].astype(np.int64, copy=False)
+        check_times(t_ns, f"a reading of line {self.name!r}")
+        codes = {k: self.group[k][first:last] for k in columns if k in self.group}
+        flags = self.group["flags"][first:last].astype(np.uint16, copy=False)
+        return Readings(np.zeros(0, np.int64), t_ns, flags, codes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +169,15 @@ class Run:
 
     def readings(self, line: str) -> Readings:
         """All readings of a line, read from the file now. Raises `RunFileError`, `AnalysisError`."""
+        with self.reader(line) as read:
+            return read.readings(0, self.line(line).count)
+
+    @contextmanager
+    def reader(self, line: str) -> Iterator[LineReader]:
+        """The readings of a line by range, from a file that stays open meanwhile. Raises as `readings` does."""
         name = self.line(line).name
         with open_run(self.path) as file, reading(self.path):
-            group = file["lines"][name]
-            columns = {k: v[:] for k, v in group.items() if k not in ("t_board_ns", "t_ns", "flags")}
-            t_board_ns, t_ns = (group[k][:].astype(np.int64) for k in ("t_board_ns", "t_ns"))
-            check_times(t_ns, f"a reading of line {name!r}")
-            return Readings(t_board_ns, t_ns, group["flags"][:].astype(np.uint16), columns)
+            yield LineReader(name, file["lines"][name])
 
     def compared(self, device: str) -> tuple[str, ...]:
         """Lines that measure the device by other means: compared with it, never added to it."""
@@ -178,15 +207,29 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
+def _whole(value: Any, name: str) -> int:
+    """An attribute that is one whole number. Raises ValueError for several, and for what is none."""
+    if np.ndim(value):
+        raise ValueError(f"attribute {name!r} is no single number")
+    return int(value)
+
+
 def _read(path: Path, file: h5py.File) -> Run:
     attributes = {k: (_text(v) if isinstance(v, bytes | str) else v) for k, v in file.attrs.items()}
     for needed in ("t_start_ns", "t_stop_ns"):
-        attributes[needed] = int(attributes[needed])
+        attributes[needed] = _whole(attributes[needed], needed)
         check_times(np.array([attributes[needed]]), needed)
+    for name in ("complete", "rebuilt"):
+        if name in attributes:
+            attributes[name] = _whole(attributes[name], name)
     if attributes["t_stop_ns"] < attributes["t_start_ns"]:
         raise ValueError("the run stops before it starts")
     devices = {
-        name: RunDevice(name, tuple(texts_of(g.attrs["feeds"])), _text(g.attrs.get("description", "")))
+        name: RunDevice(
+            name,
+            tuple(texts_of(g.attrs["feeds"])),
+            *(_text(g.attrs.get(key, "")) for key in ("description", "uuid", "pci")),
+        )
         for name, g in file["devices"].items()
     }
     lines = {name: _line(path, name, g) for name, g in file["lines"].items()}

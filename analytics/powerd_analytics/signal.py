@@ -42,6 +42,10 @@ class Signal:
     clock: RunClock | None
     clipped_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Times of readings at full scale: left out too, but known to be at least that much."""
+    clipped_low_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The same at negative full scale: known to be at most that."""
+    range_w: tuple[float, float] | None = None
+    """Least and greatest power of the whole line, where these readings are a part of it."""
 
     def __len__(self) -> int:
         return len(self.t_ns)
@@ -69,6 +73,17 @@ class Signal:
         dt = np.diff(self.t_ns)
         return self.t_ns[:-1] + dt // 2, np.diff(self.value) / (dt * 1e-9)
 
+    def shown_w(self) -> tuple[float, float]:
+        """Least and greatest power that the line showed in the run. The signal has two readings or more."""
+        if self.range_w is not None:
+            return self.range_w
+        _, watts = self.power()
+        return float(watts.min()), float(watts.max())
+
+    def set_back_ns(self) -> int:
+        """Time in which a counter was set back: what it counted there is unknown."""
+        return int(np.diff(self.t_ns)[self.broken].sum())
+
     def missing_ns(self) -> NDArray[np.float64]:
         """[n-1] how much of each interval between good readings has lost its readings."""
         dt = np.diff(self.t_ns).astype(np.float64)
@@ -84,16 +99,12 @@ def load_signal(run: Run, line: str) -> Signal:
 
 def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None) -> Signal:
     """Convert readings by the line's conversion; flags decide what is a value."""
-    good = (readings.flags & np.uint16(int(BAD))) == 0
-    t_all = readings.t_ns
-    if len(t_all) > 1:
-        # After a clock step the mapping may fold back: time goes on where it passes what was there.
-        latest = np.maximum.accumulate(np.where(good, t_all, np.iinfo(np.int64).min))
-        good[1:] &= t_all[1:] > latest[:-1]
+    t_all, good = readings.t_ns, good_readings(readings)
     if isinstance(line.conversion, CounterConversion):
         return _counter_signal(line, line.conversion, readings, good, clock)
     t, value = t_all[good], _power_w(line, readings, good)
     a = line.accuracy
+    clipped, clipped_low = clipped_times(line, readings)
     spacing = _spacing(t, line.period_ns)
     # A value that is renewed more rarely than it is read may be older than its timestamp by that much.
     stale = a.update_ns if a.update_ns > 1.2 * spacing else 0
@@ -109,8 +120,30 @@ def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None
         centre_ns=float(a.centre_ns + stale),
         bad=len(t_all) - len(t),
         clock=clock,
-        clipped_ns=t_all[(readings.flags & np.uint16(int(Flag.SATURATED))) != 0],
+        clipped_ns=clipped,
+        clipped_low_ns=clipped_low,
     )
+
+
+def clipped_times(line: RunLine, readings: Readings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Times of readings at full scale and of those at negative full scale: the truth is farther from 0 than they."""
+    clipped = (readings.flags & np.uint16(int(Flag.SATURATED))) != 0
+    t = readings.t_ns[clipped]
+    if not len(t) or isinstance(line.conversion, CounterConversion):
+        return t, t[:0]
+    is_low = _power_w(line, readings, clipped) < 0
+    return t[~is_low], t[is_low]
+
+
+def good_readings(readings: Readings) -> NDArray[np.bool_]:
+    """[n] which readings are values: not flagged, and later than all values before them."""
+    good: NDArray[np.bool_] = (readings.flags & np.uint16(int(BAD))) == 0
+    t_all = readings.t_ns
+    if len(t_all) > 1:
+        # After a clock step the mapping may fold back: time goes on where it passes what was there.
+        latest = np.maximum.accumulate(np.where(good, t_all, np.iinfo(np.int64).min))
+        good[1:] &= t_all[1:] > latest[:-1]
+    return good
 
 
 def _power_w(line: RunLine, readings: Readings, good: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -35,6 +35,8 @@ class Look:
     farther: Ints
     known: Mask
     """Whether the cell outside tells what power stood at the edge: no other phase began or ended in between."""
+    is_farther_known: Mask
+    """The same for the one beyond it; else the two tell no slope."""
 
 
 class Stretched:
@@ -62,12 +64,13 @@ class Stretched:
         bounds = np.concatenate([[np.iinfo(np.int64).min // 2], edges, [np.iinfo(np.int64).max // 2]])
         earlier = bounds[np.searchsorted(edges, s.begin_ns - near, "left")]
         later = bounds[np.searchsorted(edges, s.end_ns + near, "right") + 1]
-        known_b = cells.left[np.clip(before, 0, n - 1)] >= earlier + guard_b
-        known_e = cells.right[np.clip(after, 0, n - 1)] <= later - guard_e
+        low, high = earlier + guard_b, later - guard_e
+        known_b, far_b = ((at >= 0) & (cells.left[np.clip(at, 0, n - 1)] >= low) for at in (before, before - 1))
+        known_e, far_e = ((at < n) & (cells.right[np.clip(at, 0, n - 1)] <= high) for at in (after, after + 1))
         deeper_b, deeper_e = np.minimum(self.first + 1, n - 1), np.maximum(self.last - 1, 0)
         self.looks = (
-            Look(True, s.begin_ns, self.first, deeper_b, before, before - 1, known_b),
-            Look(False, s.end_ns, self.last, deeper_e, after, after + 1, known_e),
+            Look(True, s.begin_ns, self.first, deeper_b, before, before - 1, known_b, far_b),
+            Look(False, s.end_ns, self.last, deeper_e, after, after + 1, known_e, far_e),
         )
         self._pool()
 
@@ -81,16 +84,33 @@ class Stretched:
         self.move2 = np.where(
             triples > 0, self.sum(span(c.square2, first, last - 1)) / np.maximum(triples, 1), 2 * self.move1
         )
-        # Noise turns back at the next reading, steps and ramps do not: it is what successive differences share.
-        # A ramp's steady movement is taken out first, or it would hide the noise.
-        steady = ((c.watts[last] - c.watts[first]) / np.maximum(count, 1)) ** 2 * np.maximum(count - 1, 0)
-        back = span(c.product, first, last - 1) + steady
-        self.sigma2 = np.clip(self.sum(back) / np.maximum(triples, 1), 0, self.move1 / 2)
-        noise = np.clip(span(c.noise, first, last - 1) + steady * c.spacing_ns**2, 0, None)
-        own = span(c.inside, first, last) + c.noise_share * noise
-        self.own_j2 = own * 1e-18
+        # What the power does between readings, from two figures by class: noise turns back at the next reading and
+        # shows most in second differences, smooth movement goes on and shows least, steps lie between. A ramp's steady
+        # movement is taken out first, or it would hide the noise.
+        g, kappa = c.geometry, (self.signal.centre_ns / c.spacing_ns) ** 2
+        second = span(c.second, first, last - 1)
+        whole = (c.watts[last] - c.watts[first]) ** 2 - span(c.square, first, last)
+        steady = np.where(count > 1, whole / np.maximum(count - 1, 1), 0.0)
+        bent, moved = self.sum(second) / np.maximum(triples, 1), self.move1
+        if self.signal.is_counter:
+            # Moments unsure by +-c shake the counter's differences: that is known, and no noise of the power.
+            shaken = self.sum(c.watts[first] ** 2) / np.maximum(self.count(), 1) * kappa / 3
+            bent, moved = np.maximum(bent - 10 * shaken, 0), np.maximum(moved - 6 * shaken, 0)
+        ramp = np.maximum(self.sum(steady) / pairs, 0.0)
+        noise = (bent * g.square - (moved - ramp) * g.second) / (3 * g.square - 2 * g.second)
+        self.sigma2 = np.where(triples > 0, np.clip(noise, 0, moved / 2), 0.0)
+        moved, turned = moved - 2 * self.sigma2, bent - 3 * self.sigma2
+        # For readings, it turns smooth movement into noise of c^2 / h^2 of its square.
+        kappa = 0.0 if self.signal.is_counter else kappa
+        steps = (turned - kappa * moved) / max(g.second - kappa * g.square, 1e-3)
+        known = (triples > 0) & (g.second > 1.5 * kappa * g.square)
+        self.step2 = np.clip(np.where(known, steps, np.inf), 0, np.maximum(moved, 0) / g.square)
+        self.smooth2 = np.maximum(moved - g.square * self.step2, 0.0)
+        self.wild2 = np.maximum(self.smooth2 - ramp, 0.0)
+        self.own_share = np.where(
+            count > 1, second / np.maximum(count - 1, 1) / np.maximum(bent, 1e-300)[self.s.label], 1.0
+        )
         self.length_ns = (self.s.end_ns - self.s.begin_ns).astype(np.float64)
-        self.own_rate = self.sum(self.own_j2) / np.maximum(self.sum(self.length_ns), 1.0)
 
     def sum(self, values: Values, where: Mask | None = None) -> Values:
         """Sums by class [classes] over the stretches that are resolvable (and ``where``)."""

@@ -11,7 +11,9 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 JOIN_SHARE = 0.05
-"""Phases of one kind closer together than this share of the resolution are one stretch."""
+"""Phases of one kind closer together than this share of the resolution are one stretch,"""
+SMALL_SHARE = 0.1
+"""where that is also no more than this share of the earlier one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ def join_stretches(begin: Ints, end: Ints, label: Ints, process: Ints, gap_ns: f
     order = np.lexsort((begin, process, label))
     b, e, c, p = begin[order], end[order], label[order], process[order]
     joined = np.zeros(m, bool)
-    joined[1:] = (c[1:] == c[:-1]) & (p[1:] == p[:-1]) & (np.abs(b[1:] - e[:-1]) <= gap_ns)
+    # What lies between must be little for the phases too, or short phases would swallow others between them.
+    near = np.minimum(gap_ns, SMALL_SHARE * (e[:-1] - b[:-1]))
+    joined[1:] = (c[1:] == c[:-1]) & (p[1:] == p[:-1]) & (np.abs(b[1:] - e[:-1]) <= near)
     starts = np.flatnonzero(~joined)
     number = np.empty(m, np.int64)
     number[order] = np.cumsum(~joined) - 1

@@ -14,6 +14,7 @@ from powerd_analytics.rows import PhaseTable
 from powerd_analytics.run import Run, read_run
 from powerd_analytics.table import phase_table
 from powerd_core.errors import AnalysisError, ConfigError, PowerdError
+from powerd_core.text import printable
 
 PREFIX = "powerd"
 
@@ -64,10 +65,10 @@ def flat(table: PhaseTable) -> dict[str, float]:
         for name, value in values.items():
             bound = "_at_least" if is_lower_bound and name not in ("time_s", "s_per_batch") else ""
             if value is not None:
-                found["/".join([PREFIX, *path, name + bound])] = float(value)
+                found[printable("/".join([PREFIX, *path, name + bound]))] = float(value)
 
     for r in table.runs:
-        edp = r.energy_j * r.time_s
+        edp = r.energy_j * r.time_s if r.energy_j is not None else None
         add(
             [f"{r.device}.{r.provenance}"],
             r.is_lower_bound,
@@ -139,9 +140,9 @@ def tag_afterwards(path: Path, targets: Targets) -> None:
         values = totals(read_run(path))
         write_tags(values, targets)
     except PowerdError as error:
-        sys.stderr.write(f"joules: {error}; try again with `joules tag {path}`\n")
+        sys.stderr.write(f"joules: {printable(str(error))}; try again with `joules tag {printable(str(path))}`\n")
     else:
-        sys.stderr.write(f"joules: {len(values)} values written to {targets}\n")
+        sys.stderr.write(f"joules: {len(values)} values written to {printable(str(targets))}\n")
 
 
 def _is_installed(package: str) -> bool:

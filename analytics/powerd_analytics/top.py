@@ -26,12 +26,20 @@ _LOOK_S = 0.25
 _LINE_S = 1.0
 
 
-def top(urls: Sequence[str], run: Path | None = None, *, once: bool = False, as_json: bool = False) -> None:
-    """Show until ``q`` is pressed; without a terminal print a line a second until the reader has gone.
+def top(
+    urls: Sequence[str],
+    run: Path | None = None,
+    *,
+    keys: Path | None = None,
+    once: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Show until ``q`` is pressed; without a terminal print a line a second until the reader has gone. ``keys`` is the
+    directory of keys.
 
     Raises `PowerdError` when no powerd answers, or there is no such run.
     """
-    watch = _open(list(urls), run)
+    watch = _open(list(urls), run, keys)
     try:
         if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             _print_lines(watch, once=once, as_json=as_json)
@@ -41,7 +49,7 @@ def top(urls: Sequence[str], run: Path | None = None, *, once: bool = False, as_
         watch.close()
 
 
-def _open(urls: list[str], path: Path | None) -> Watch:
+def _open(urls: list[str], path: Path | None, keys: Path | None) -> Watch:
     runs = runs_here()
     run = None if path is None else RunPhases(path)
     for found in runs if run is None else ():
@@ -49,12 +57,12 @@ def _open(urls: list[str], path: Path | None) -> Watch:
             run = RunPhases(found)
             break
     if urls:
-        return Watch(urls, run)
+        return Watch(urls, run, keys)
     for url in powerds_here(runs.get(run.run, ()) if run is not None else ()):
         with contextlib.suppress(PowerdError):  # of somebody else, or just ending
-            return Watch([url], run)
+            return Watch([url], run, keys)
     try:
-        return Watch([DEFAULT_URL], run)
+        return Watch([DEFAULT_URL], run, keys)
     except PowerdError as error:
         raise ConfigError(f"no powerd answers on this machine: name one, as in `joules top {DEFAULT_URL}`") from error
 

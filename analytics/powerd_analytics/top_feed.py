@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import zmq
@@ -26,10 +27,10 @@ _QUIET_S = 3.0
 class Feed:
     """One powerd. What goes wrong once it has answered is shown, not raised: it may come back."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], url: str, keys: Path | None = None) -> None:
         """Raises `PowerdError` when nobody answers."""
         self.url = url
-        self.link = BoardLink(context, url, client="joules top")
+        self.link = BoardLink(context, url, client="joules top", keys=keys)
         try:
             self.board = LiveBoard(self.link.describe())
         except PowerdError:
@@ -102,21 +103,22 @@ class DeviceFigures:
     provenance: str
     power_w: float | None
     """None as long as one of its lines has said nothing."""
-    energy_j: float
+    energy_j: float | None
+    """None as long as one of the lines has told nothing."""
     lines: int
 
 
 class Watch:
     """All feeds, and the run if there is one."""
 
-    def __init__(self, urls: Sequence[str], run: RunPhases | None) -> None:
-        """Raises `PowerdError` when one of the powerds does not answer."""
+    def __init__(self, urls: Sequence[str], run: RunPhases | None, keys: Path | None = None) -> None:
+        """``keys`` is the directory of keys. Raises `PowerdError` when one of the powerds does not answer."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.feeds: list[Feed] = []
         self.run = run
         self._begin_s = time.monotonic()
         try:
-            self.feeds = [Feed(self._context, url) for url in urls]
+            self.feeds = [Feed(self._context, url, keys) for url in urls]
         except PowerdError:
             self.close()
             raise
@@ -162,7 +164,8 @@ class Watch:
                 for provenance, lines in parts.items():
                     watts = [line.power_w for line in lines]
                     total = None if None in watts else sum(w for w in watts if w is not None)
-                    joules = sum(line.energy_j for line in lines)
+                    known = [line.known_j for line in lines]
+                    joules = None if None in known else sum(j for j in known if j is not None)
                     found.append(DeviceFigures(device.name, provenance, total, joules, len(lines)))
         return found
 

@@ -80,6 +80,11 @@ class LiveLine:
             self.recent.popleft()
 
     @property
+    def known_j(self) -> float | None:
+        """``energy_j``, None as long as no two readings have told anything."""
+        return self.energy_j if self.covered_s > 0 else None
+
+    @property
     def power_w(self) -> float | None:
         """Mean of the last second."""
         seconds = sum(s for _, _, s, _ in self.recent)

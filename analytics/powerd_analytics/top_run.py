@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.baseline import BASELINE
+from powerd_client.runfile import open_run
 from powerd_core.errors import RunFileError
 from powerd_core.marks import RECORD, written
 
@@ -120,7 +121,9 @@ class RunPhases:
         self.run = run.absolute()
         self.journal = journal_of(self.run)
         if not (self.journal / "journal.bin").exists():
-            state = "has ended: joules tables shows it" if run.exists() else "is not being recorded here"
+            if run.exists():
+                open_run(run).close()  # raises for what is no run file
+            state = "has ended: `joules tables` shows it" if run.exists() else "is not being recorded here"
             raise RunFileError(f"{run} {state}")
         self._begin_s = _began_s(self.journal)
         self._processes: dict[str, _Process] = {}

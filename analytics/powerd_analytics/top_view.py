@@ -104,7 +104,7 @@ def _line_table(lines: list[LiveLine], width: int) -> Table:
         table.add_column("", no_wrap=True)
     for line in lines:
         value = line.power_w if line.value is None else line.value
-        row = [line.line.name, digits(value), "–" if line.value is not None else digits(line.energy_j)]
+        row = [line.line.name, digits(value), "–" if line.value is not None else digits(line.known_j)]
         row += [digits(line.rate_hz)] if width >= _NARROW else []
         row += [str(line.bad), _about(line)] if width >= _MIDDLE else []
         table.add_row(*(Text(printable(cell)) for cell in row))
@@ -164,7 +164,7 @@ def document(watch: Watch) -> dict[str, Any]:
                         "quantity": line.line.quantity,
                         "provenance": line.line.provenance.value,
                         "power_w": line.power_w if line.value is None else None,
-                        "energy_j": line.energy_j if line.value is None else None,
+                        "energy_j": line.known_j if line.value is None else None,
                         "value": line.value,
                         "covered_s": line.covered_s,
                         "rate_hz": line.rate_hz,

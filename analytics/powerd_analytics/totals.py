@@ -11,17 +11,21 @@ from numpy.typing import NDArray
 from powerd_analytics.devices import Part, PhaseColumns, interval_energies
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
 from powerd_analytics.phases import OPERATIONS, PhaseClass
-from powerd_analytics.reasons import AT_LEAST, clipped, not_resolvable, without_readings
-from powerd_analytics.rest import merged, overlapping, rest_energy_j
-from powerd_analytics.rows import PhaseRow, TotalRow
+from powerd_analytics.ranks import NOBODY
+from powerd_analytics.reasons import clipped, not_resolvable, without_readings
+from powerd_analytics.rest import Given, merged, overlapping, rest_energy_j
+from powerd_analytics.rows import INTEGRAL, PhaseRow, TotalRow
 from powerd_analytics.run import Run
-from powerd_analytics.uncertainty import Estimate, sum_of
+from powerd_analytics.uncertainty import MEAN_COLUMNS, Estimate, sum_of
 
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
 
 Bases = dict[str, float]
 """GFLOPS/W by the phases whose joules it divides by."""
+
+Sharing = tuple[NDArray[np.int64], int]
+"""Rank of each phase [m], and how many ranks share the device."""
 
 
 def number(attributes: Mapping[str, object], name: str) -> float | None:
@@ -49,7 +53,12 @@ def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def group_total(
-    run: Run, part: Part, columns: PhaseColumns, labels: Sequence[int], rows: Mapping[int, PhaseRow]
+    run: Run,
+    part: Part,
+    columns: PhaseColumns,
+    labels: Sequence[int],
+    rows: Mapping[int, PhaseRow],
+    sharing: Sharing | None = None,
 ) -> tuple[TotalRow, Bases]:
     """Totals of the classes ``labels`` of one group; ``rows`` are their rows of the table, by class."""
     p = run.phases
@@ -66,14 +75,18 @@ def group_total(
         notes.append(without_readings(missing_s, float(found.off_by_j.sum()), clip))
     total: Estimate | None = None
     if found.resolvable.all() and missing_s <= 0.5 * time_s:
-        total = sum_of(found.energy_j, found.u_random_j, found.u_systematic_j)
+        total = sum_of(*(getattr(found, name) for name in MEAN_COLUMNS))
     else:
         notes = [not_resolvable(part, found, np.ones(len(begin), bool))]
-    is_lower_bound = bool(clip) and total is not None
-    notes += [f"{clip}: {AT_LEAST}" if is_lower_bound else clip] if clip else []
+    is_lower_bound = clip.is_lower_bound and total is not None
+    notes += [clip.note(has_number=total is not None)] if clip else []
     rest = residual = None
     if total is not None:
-        rest, residual, note = _balance(part, columns, run, classes, rows, outer, (begin, end), total.energy_j)
+        tracks, ranks = sharing or (np.zeros(len(p), np.int64), 1)
+        rest, residual, note = _balance(
+            part, columns, run, classes, rows, outer, (begin, end), total.energy_j, (tracks, ranks)
+        )
+        notes += [f"n counts the iterations of all {ranks} ranks; joules are the device's, once"] if ranks > 1 else []
         notes += [note] if note else []
     attributes = next(iter(classes.values())).attributes
     batch, iterations = number(attributes, "batch_size"), iterations_of(run, labels)
@@ -84,9 +97,9 @@ def group_total(
         iterations=iterations,
         time_s=time_s,
         energy_j=total.energy_j if total else None,
-        u95_j=total.u95_j if total and not is_lower_bound else None,
-        u_statistical_j=total.u_statistical_j if total else None,
-        u_systematic_j=total.u_systematic_j if total else None,
+        u95_j=total.u95_j if total and not clip else None,
+        u_statistical_j=total.u_statistical_j if total and not clip.low else None,
+        u_systematic_j=total.u_systematic_j if total and not clip.low else None,
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and time_s > 0 else None,
@@ -110,23 +123,46 @@ def _balance(
     outer: NDArray[np.bool_],
     outer_edges: tuple[NDArray[np.int64], NDArray[np.int64]],
     total_j: float,
+    sharing: Sharing,
 ) -> tuple[float | None, float | None, str]:
-    """Rest and residual of a group against its innermost resolvable phases, and a note where there are none."""
+    """Rest and residual of a group against its innermost resolvable phases, and a note where there are none.
+
+    Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
+    a rank without phases in the group all of it is rest.
+    """
     p = run.phases
-    good = {i: c for i, c in classes.items() if i in rows and rows[i].is_resolvable}
+    good = {i: c for i, c in classes.items() if i in rows and _is_integral(rows[i])}
     inner = [
         i
         for i, c in good.items()
         if not any(len(d.path) > len(c.path) and d.path[: len(c.path)] == c.path for d in good.values())
     ]
-    cover = np.isin(p.label, inner) & columns.resolvable & ~outer
-    if not cover.any():
+    cover = np.isin(p.label, inner) & columns.resolvable
+    if not (cover & ~outer).any():
         return None, None, ""
-    begin, end = p.begin_ns[cover], p.end_ns[cover]
-    if overlapping(begin, end):
-        return None, None, "phases overlap (several processes or threads): no rest"
-    rest = rest_energy_j(part, outer_edges, (begin, end), select(columns, cover))
-    return rest, total_j - float(columns.energy_j[cover].sum()) - rest, ""
+    tracks, ranks = sharing
+    # An outermost phase without phases inside is a phase like those inside others, and no rest. What runs beside the
+    # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
+    beside = np.isin(p.label, [i for i, c in classes.items() if c.overlaps])
+    if np.any(tracks[cover] != NOBODY):
+        beside |= tracks == NOBODY
+    cover &= ~(outer & beside)
+    with_phases = np.unique(tracks[cover])
+    ranks = max(ranks, len(with_phases))
+    rest, phases = (ranks - len(with_phases)) * total_j, 0.0
+    for track in with_phases:
+        own = cover & (tracks == track)
+        begin, end = p.begin_ns[own], p.end_ns[own]
+        if overlapping(begin, end):
+            return None, None, "phases overlap (several processes or threads): no rest"
+        given = Given(columns.begin_j[own], columns.end_j[own])
+        rest += rest_energy_j(part, outer_edges, (begin, end), given)
+        phases += float(columns.energy_j[own].sum())
+    return rest / ranks, total_j - (phases + rest) / ranks, ""
+
+
+def _is_integral(row: PhaseRow) -> bool:
+    return row.is_resolvable and row.method == INTEGRAL
 
 
 def select(columns: PhaseColumns, which: NDArray[np.bool_]) -> PhaseColumns:
@@ -140,7 +176,8 @@ def _bases(classes: Mapping[int, PhaseClass], rows: Mapping[int, PhaseRow], batc
     if not (operations and batch and passes):
         return {}
     found: Bases = {}
-    joules = [rows[i].j_per_batch if i in rows else None for i in passes.values()]
+    # A folded figure is by far less sure than that of the iterations around it.
+    joules = [rows[i].j_per_batch if i in rows and _is_integral(rows[i]) else None for i in passes.values()]
     if all(j is not None and j > 0 for j in joules):
         both = sum(j for j in joules if j is not None)
         found[FORWARD_BACKWARD] = gflops_per_w_paper(operations, batch, len(passes), both)

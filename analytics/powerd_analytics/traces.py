@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.bars import group_text
 from powerd_analytics.devices import Part
+from powerd_analytics.picture_style import shown
 from powerd_analytics.run import Run
 from powerd_analytics.signal import Signal
 
@@ -75,7 +76,7 @@ def _draw_line(
         return 0.0
     t, watts = signal.power()
     at, low, high = envelope(t, watts, *window)
-    return _draw_envelope(axes, (at - origin) * scale, low, high, color, lw, ls, label or signal.line.name)
+    return _draw_envelope(axes, (at - origin) * scale, low, high, color, lw, ls, shown(label or signal.line.name))
 
 
 def _draw_sum(axes: Axes, part: Part, window: tuple[int, int], origin: int, scale: float) -> float:
@@ -89,7 +90,7 @@ def _draw_sum(axes: Axes, part: Part, window: tuple[int, int], origin: int, scal
         t, watts = s.power()
         total += np.interp((moments - moments[0]).astype(float), (t - moments[0]).astype(float), watts)
     at, low, high = envelope(moments, total, *window)
-    label = f"{part.device}, sum of lines"
+    label = shown(f"{part.device}, sum of lines")
     return _draw_envelope(axes, (at - origin) * scale, low, high, "black", 1.3, "-", label)
 
 
@@ -112,8 +113,8 @@ def _shade(
     in_window = (p.end_ns > window[0]) & (p.begin_ns < window[1])
     has_inner = np.zeros(len(p), bool)
     has_inner[p.parent[p.parent >= 0]] = True
-    shown = in_window & ~has_inner & ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
-    if shown.sum() > 400 or (not is_zoom and shown.sum() > 60):
+    drawn = in_window & ~has_inner & ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
+    if drawn.sum() > 400 or (not is_zoom and drawn.sum() > 60):
         outer = np.flatnonzero(in_window & (p.depth == 0))
         if len(outer) <= 40:
             for n, i in enumerate(outer):
@@ -124,14 +125,14 @@ def _shade(
                 kind = p.classes[p.label[i]]
                 text = group_text(dict(kind.group)) if kind.group else kind.name
                 box = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8}
-                axes.annotate(text, ((begin + end) / 2, 0.98), xycoords=("data", "axes fraction"), ha="center",
+                axes.annotate(shown(text), ((begin + end) / 2, 0.98), xycoords=("data", "axes fraction"), ha="center",
                               va="top", fontsize=7.5, color="#333333",
                               bbox=box)  # fmt: skip
         return
     from matplotlib.collections import PolyCollection
 
     for name, colour in colours.items():
-        of_name = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & shown
+        of_name = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & drawn
         b, e = (p.begin_ns[of_name] - origin) * scale, (p.end_ns[of_name] - origin) * scale
         corners = np.stack([np.stack([b, b, e, e], 1), np.tile([0.0, 1.0, 1.0, 0.0], (len(b), 1))], 2)
         shade = PolyCollection(list(corners), facecolor=colour, alpha=0.28, lw=0, transform=axes.get_xaxis_transform())
@@ -144,7 +145,7 @@ def draw_legend(axes: Axes, colours: Mapping[str, str]) -> None:
 
     lines, labels = axes.get_legend_handles_labels()
     order = sorted(range(len(labels)), key=lambda i: "sum of lines" not in labels[i])
-    patches = [Patch(facecolor=c, alpha=0.4, label=name) for name, c in list(colours.items())[:10]]
+    patches = [Patch(facecolor=c, alpha=0.4, label=shown(name)) for name, c in list(colours.items())[:10]]
     handles = [*(lines[i] for i in order), *patches]
     names = [*(labels[i] for i in order), *(str(p.get_label()) for p in patches)]
     if handles:

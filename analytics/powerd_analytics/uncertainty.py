@@ -2,7 +2,7 @@
 
 Statistical: what differs from one phase to the next and averages out. Systematic: gain and zero of the sensor, its
 quantisation, what the edges leave open, the clocks, missing readings; it is shared by all phases of a kind, so that
-repeating does not shrink it. Different lines are different chips: their systematic parts are independent.
+repeating does not shrink it. `powerd_analytics.budget` has the parts by name.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.edges import PhaseEnergies
-from powerd_analytics.signal import Signal
-from powerd_core.model import CounterConversion
+from powerd_analytics.coverage import factor, student
 
 COVERAGE_FACTOR = 2.0
-"""k of the expanded uncertainty: about 95 % for a normal distribution (GUM 6.2)."""
+"""k of an expanded uncertainty whose parts are not known one by one: about 95 % if they are many (GUM 6.2)."""
 
 Values = NDArray[np.float64]
+
+MEAN_COLUMNS = ("energy_j", "u_random_j", "u_systematic_j", "rectangle_j")
+"""Of `powerd_analytics.devices.PhaseColumns`: what `mean_of` and `sum_of` take, in their order."""
+MOST_LAGS, NEED_REPEATS = 256, 16
+"""Lags up to which repeats are compared with each other, and how many of them that takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,10 @@ class Estimate:
     energy_j: float
     u_statistical_j: float
     u_systematic_j: float
+    rectangle_j: float = 0.0
+    """The one rectangle that the limits within ``u_systematic_j`` amount to; 0 when it is all normal."""
+    degrees: float = float("inf")
+    """Degrees of freedom of ``u_statistical_j``."""
 
     @property
     def u_j(self) -> float:
@@ -37,50 +44,71 @@ class Estimate:
 
     @property
     def u95_j(self) -> float:
-        """Expanded uncertainty: the energy lies within ± this with about 95 % confidence."""
-        return COVERAGE_FACTOR * self.u_j
+        """Expanded uncertainty: the energy lies within ± this in 95 % of cases.
+
+        From the shapes of the parts, and with Student's factor for the effective degrees of freedom (GUM G.4).
+        """
+        u = self.u_j
+        if not u > 0:
+            return u
+        share = (self.u_statistical_j / u) ** 4
+        effective = self.degrees / share if share > 0 else float("inf")
+        return float(factor(u, self.rectangle_j)) * student(effective) * u
 
     def scaled(self, factor: float) -> Estimate:
         """The same with everything multiplied by a factor that is known exactly."""
-        return Estimate(self.energy_j * factor, self.u_statistical_j * factor, self.u_systematic_j * factor)
+        return Estimate(
+            self.energy_j * factor, self.u_statistical_j * factor, self.u_systematic_j * factor,
+            self.rectangle_j * factor, self.degrees,
+        )  # fmt: skip
 
 
-def systematic_j(signal: Signal, found: PhaseEnergies, duration_s: Values) -> Values:
-    """Systematic standard uncertainty of each phase's energy [m] from one line, missing readings apart."""
-    a = signal.line.accuracy
-    parts = (
-        a.u_gain * found.energy_j,
-        a.u_offset_w * duration_s,
-        # A steady power is rounded the same way in every reading: the error does not average out.
-        a.step_w / np.sqrt(12) * duration_s,
-        found.u_edge_j,
-        found.u_clock_j,
-    )
-    total: Values = np.sqrt(np.sum(np.square(parts), axis=0))
-    return total
+def mean_of(
+    energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values | None = None
+) -> Estimate:
+    """Mean energy of repeats [n >= 1] in the order of time.
 
-
-def random_j(signal: Signal, found: PhaseEnergies) -> Values:
-    """Random standard uncertainty of each phase's energy [m] from one line."""
-    conversion = signal.line.conversion
-    # The difference of two readings of a counter, each rounded down to a code.
-    code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
-    total: Values = np.hypot(found.u_random_j, code)
-    return total
-
-
-def mean_of(energy_j: Values, u_random_j: Values, u_systematic_j: Values) -> Estimate:
-    """Mean energy of repeats [n >= 1].
-
-    The spread of the repeats is their statistical uncertainty; where it is smaller than what single phases are known
-    to be unsure of (few repeats, or errors that repeat), that counts.
+    It stands for the energy that a phase of the kind takes: the spread of the repeats is their statistical
+    uncertainty. Where it is smaller than what single phases are known to be unsure of (few repeats, or errors that
+    repeat), that counts.
     """
     n = len(energy_j)
     of_singles = float(np.sqrt(np.sum(u_random_j**2)) / n)
-    of_spread = float(np.std(energy_j, ddof=1) / np.sqrt(n)) if n > 1 else 0.0
-    return Estimate(float(np.mean(energy_j)), max(of_singles, of_spread), float(np.mean(u_systematic_j)))
+    of_spread, degrees = _of_spread(energy_j)
+    rectangle = float(np.mean(rectangle_j)) if rectangle_j is not None else 0.0
+    return Estimate(
+        float(np.mean(energy_j)),
+        max(of_singles, of_spread),
+        float(np.mean(u_systematic_j)),
+        rectangle,
+        degrees if of_spread > of_singles else float("inf"),
+    )
 
 
-def sum_of(energy_j: Values, u_random_j: Values, u_systematic_j: Values) -> Estimate:
+def _of_spread(energy_j: Values) -> tuple[float, float]:
+    """Standard uncertainty of the mean of repeats from how they differ, and its degrees of freedom.
+
+    Repeats that go up and down together count for fewer: by 1 + 2 sum rho_k over the lags k up to the first whose
+    correlation does not stand out (Sokal's integrated autocorrelation time).
+    """
+    n = len(energy_j)
+    if n < 2:
+        return 0.0, float("inf")
+    away = energy_j - np.mean(energy_j)
+    square = float(np.dot(away, away))
+    together = 1.0
+    if n >= NEED_REPEATS and square > 0:
+        for lag in range(1, min(n // 4, MOST_LAGS)):
+            rho = float(np.dot(away[lag:], away[:-lag])) / square
+            if rho < 1 / np.sqrt(n):
+                break
+            together += 2 * rho
+    return float(np.sqrt(square / (n - 1) / n * together)), max(n / together - 1, 1.0)
+
+
+def sum_of(energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values | None = None) -> Estimate:
     """Sum of energies: random parts in quadrature, shared ones one to one."""
-    return Estimate(float(np.sum(energy_j)), float(np.sqrt(np.sum(u_random_j**2))), float(np.sum(u_systematic_j)))
+    rectangle = float(np.sum(rectangle_j)) if rectangle_j is not None else 0.0
+    return Estimate(
+        float(np.sum(energy_j)), float(np.sqrt(np.sum(u_random_j**2))), float(np.sum(u_systematic_j)), rectangle
+    )

@@ -236,3 +236,37 @@ def test_no_phases_and_no_readings():
     assert not found.resolvable[0]
     assert np.isnan(found.energy_j[0])
     assert found.missing_s[0] == pytest.approx(1e-3)
+
+
+def test_a_reading_of_another_phase_is_no_slope():
+    """Windows longer than their distance leave short neighbours one clean reading: what lies beyond is not theirs."""
+    begin, end, label = rounds(60, [50, 100, 50], 3)
+    wave = in_steps(begin, end, label, [80.0, 250.0, 150.0])
+    signal = sample(wave, end[-1] + 100 * MS, period=20 * MS, window=29 * MS)
+    found = energies(signal, begin, end, label)
+    exact = wave.joules(end) - wave.joules(begin)
+    middle = (label == 1) & found.resolvable
+    assert middle.sum() >= 50
+    assert found.energy_j[middle].mean() == pytest.approx(exact[middle].mean(), rel=0.002)
+
+
+def test_short_phases_do_not_join_over_others_between_them():
+    """5 % of a slow sensor's resolution can be more than all that lies between two phases of a kind."""
+    begin = np.arange(20, dtype=np.int64) * 8 * MS
+    joined = join_stretches(begin, begin + 4 * MS, np.zeros(20, np.int64), np.zeros(20, np.int64), 5.0 * MS)
+    assert len(joined.begin_ns) == 20
+    near = join_stretches(begin, begin + 8 * MS - MS // 10, np.zeros(20, np.int64), np.zeros(20, np.int64), 5.0 * MS)
+    assert len(near.begin_ns) == 1
+
+
+@pytest.mark.parametrize("noise_w", [0.0, 3.0])
+def test_noise_steps_and_ramps_are_told_apart(noise_w):
+    """A steady power with noise is unsure by it, a ramp is not: 200 single phases against their exact joules."""
+    begin, end, label = rounds(200, [60], 4)
+    begin, end, label = begin[::2], end[::2], label[::2]
+    wave = Steps(np.r_[0, begin, end[-1]], np.r_[np.full(len(begin) + 1, 120.0), 120.0])
+    signal = sample(wave, end[-1] + 100 * MS, noise=noise_w)
+    found = energies(signal, begin, end, label)
+    error = found.energy_j - (wave.joules(end) - wave.joules(begin))
+    assert np.std(error) == pytest.approx(np.sqrt(np.mean(found.u_random_j**2)), rel=0.25, abs=1e-6)
+    assert noise_w or found.u_random_j.max() < 1e-6

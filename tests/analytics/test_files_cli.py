@@ -91,6 +91,22 @@ def test_recovering_says_what_is_kept_and_what_is_lost(run, tmp_path, capsys):
     assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
 
 
+def test_tables_in_a_run_file_are_not_taken_over_and_this_is_said(run, tmp_path, capsys):
+    assert joules(capsys, "tables", run, "--into", run)[0] == 0
+    code, out, err = joules(capsys, "recover", run, "-o", tmp_path / "saved.h5")
+    assert (code, err) == (0, "")
+    assert "  lost: /tables, which are not taken over: `joules tables --into` makes them again\n" in out
+    assert "nothing is lost" not in out
+    with h5py.File(tmp_path / "saved.h5") as file:
+        assert "tables" not in file
+        assert file.attrs["complete"] == 1
+    assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
+    with h5py.File(run, "r+") as file:
+        del file["tables"]
+        file["other"] = [1]
+    assert "lost: /other, which is no part of a run" in joules(capsys, "recover", run, "-o", tmp_path / "b.h5")[1]
+
+
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     directory = make_journal(tmp_path / "run.h5", whole())
     code, out, _ = joules(capsys, "recover", directory, "-o", tmp_path / "saved.h5")

@@ -154,6 +154,33 @@ def test_datasets_that_make_no_sense_do_no_harm(tmp_path, good, data):
     read_everything(run)
 
 
+@pytest.mark.parametrize("name", ["complete", "rebuilt", "t_start_ns"])
+@pytest.mark.parametrize("value", [[1, 2, 3], [1], np.zeros((2, 2)), "x", h5py.Empty("f")])
+def test_a_flag_or_time_of_the_run_that_is_no_single_number_is_refused(run, name, value):
+    with h5py.File(run, "r+") as file:
+        del file.attrs[name]
+        file.attrs[name] = value
+    with pytest.raises(RunFileError, match="damaged"):
+        read_run(run)
+
+
+@pytest.mark.parametrize("name", ["begin_ns", "end_ns", "kind", "begin_bound_ns"])
+def test_phases_whose_numbers_are_none_are_not_cast_into_others(run, tmp_path, name):
+    with h5py.File(run, "r+") as file:
+        count = len(file["phases/begin_ns"])
+        del file[f"phases/{name}"]
+        file[f"phases/{name}"] = np.full(count, np.nan)
+    report = recover(run, tmp_path / "saved.h5")
+    with h5py.File(report.out) as file:
+        kept = file["phases/begin_ns"][:]
+    if name == "begin_bound_ns":
+        assert len(kept) == count
+        assert f"{count} of {count} begin_bound_ns of phases" in report.lost
+    else:
+        assert len(kept) == 0
+        assert f"{count} of {count} phases" in report.lost
+
+
 def virtual(file, elsewhere):
     layout = h5py.VirtualLayout((1200,), "i8")
     layout[:] = h5py.VirtualSource(elsewhere, f"{LINE}/t_ns", (1200,))

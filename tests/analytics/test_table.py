@@ -51,14 +51,15 @@ def test_what_the_sensor_cannot_resolve_says_so_and_why(whole):
     row = next(r for r in whole[2].phases if r.phase == "update")
     assert row.j_per_batch is None
     assert row.power_w is None
-    assert row.note == "not resolvable: phases too short, sensor reads every 2 ms"
+    why = "folding needs 50 of them, there are 40"
+    assert row.note == f"not resolvable: phases too short, sensor reads every 2 ms; {why}"
 
 
 def test_systematic_parts_do_not_shrink_and_are_independent_between_lines(whole):
     row = next(r for r in whole[2].phases if r.phase == "forward")
     expected = 0.01 * row.j_per_batch * np.hypot(0.75, 0.25)
     assert row.u_systematic_j == pytest.approx(expected, rel=0.05)
-    assert row.u95_j == pytest.approx(2 * np.hypot(row.u_systematic_j, row.u_statistical_j))
+    assert 1.64 <= row.u95_j / np.hypot(row.u_systematic_j, row.u_statistical_j) <= 1.97
 
 
 def test_totals_and_figures_of_merit(whole):
@@ -212,7 +213,7 @@ def test_the_runs_total_names_what_a_meter_counted_itself(tmp_path):
     run = read_run(make_run(tmp_path / "r.h5", lines, (), {"node": ["wall"]}, end_ns=10 * S))
     (row,) = phase_table(run).runs
     assert row.energy_j == pytest.approx(1000)
-    assert row.note.startswith("wall_energy itself counted 1010 J ± 2")
+    assert row.note.startswith("wall_energy itself counted 1010 J ± 17")
     short = dataclasses.replace(lines[1], t_ns=t[:12], codes={"uwh": codes["uwh"][:12]})
     run = read_run(make_run(tmp_path / "s.h5", [lines[0], short], (), {"node": ["wall"]}, end_ns=10 * S))
     (row,) = phase_table(run).runs

@@ -19,8 +19,32 @@ def test_equal_repeats_are_as_unsure_as_single_ones_say():
     assert mean_of(np.array([10.0]), np.array([0.3]), np.zeros(1)).u_statistical_j == pytest.approx(0.3)
 
 
-def test_parts_combine_in_quadrature_with_k_2():
-    assert Estimate(1.0, 0.3, 0.4).u95_j == pytest.approx(1.0)
+def test_half_widths_follow_the_shapes_of_the_parts():
+    assert Estimate(1.0, 0.3, 0.4).u_j == pytest.approx(0.5)
+    assert Estimate(1.0, 0.3, 0.4).u95_j == pytest.approx(1.96 * 0.5, rel=1e-3)
+    # A limit alone is left by nobody: 95 % of a rectangle.
+    assert Estimate(1.0, 0.0, 0.4, 0.4).u95_j == pytest.approx(0.95 * np.sqrt(3) * 0.4, rel=1e-3)
+    assert Estimate(1.0, 0.0, 0.0).u95_j == 0
+    assert Estimate(2.0, 0.3, 0.4, 0.4, 4.0).scaled(3.0).u95_j == pytest.approx(
+        3 * Estimate(2.0, 0.3, 0.4, 0.4, 4.0).u95_j
+    )
+
+
+def test_few_repeats_widen_the_interval_of_their_scatter_only():
+    scattered = mean_of(np.array([1.0, 2.0, 3.0]), np.zeros(3), np.zeros(3))
+    assert scattered.u95_j == pytest.approx(4.303 * scattered.u_j, rel=1e-3)
+    known = mean_of(np.array([1.0, 1.0, 1.0]), np.full(3, 0.1), np.zeros(3))
+    assert known.u95_j == pytest.approx(1.96 * known.u_j, rel=1e-3)
+
+
+def test_repeats_that_hang_together_count_for_fewer():
+    """Blocks of ten equal ones are a tenth as many repeats."""
+    rng = np.random.default_rng(3)
+    blocks = np.repeat(rng.normal(10, 1, 60), 10)
+    alone = rng.permutation(blocks)
+    together, apart = (mean_of(e, np.zeros(600), np.zeros(600)) for e in (blocks, alone))
+    assert together.u_statistical_j == pytest.approx(np.std(blocks) / np.sqrt(60), rel=0.3)
+    assert apart.u_statistical_j == pytest.approx(np.std(blocks) / np.sqrt(600), rel=0.2)
 
 
 def test_sums_add_shared_parts_one_to_one():

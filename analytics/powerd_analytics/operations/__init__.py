@@ -1,0 +1,30 @@
+"""Operations of models by two conventions, counted on torch's ``meta`` device: shapes without memory."""
+
+from powerd_analytics.operations.count import count_operations
+from powerd_analytics.operations.counts import (
+    BYTES_PER_VALUE,
+    CONVENTION,
+    CONVENTIONS,
+    EXECUTED,
+    PAPER,
+    ExecutedCount,
+    LayerCount,
+    OperationCount,
+    Work,
+)
+from powerd_analytics.operations.document import read_count, to_document
+
+__all__ = [
+    "BYTES_PER_VALUE",
+    "CONVENTION",
+    "CONVENTIONS",
+    "EXECUTED",
+    "PAPER",
+    "ExecutedCount",
+    "LayerCount",
+    "OperationCount",
+    "Work",
+    "count_operations",
+    "read_count",
+    "to_document",
+]

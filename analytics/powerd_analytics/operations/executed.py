@@ -1,0 +1,159 @@
+"""What torch runs in forward and backward, kernel by kernel, told apart by module."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from powerd_analytics.operations.counts import ExecutedCount, Work
+from powerd_analytics.operations.kernels import PRODUCTS, Effort, effort_of
+from powerd_analytics.operations.shapes import SHAPES
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Counts every kernel dispatched inside it on the account of the module that it runs for.
+
+    Forward: the innermost module that is being called. Backward: autograd numbers its nodes as forward makes them, and
+    the numbers at which modules were entered and left are noted; the node that runs thus leads to its module.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self.current_pass = FORWARD
+        self.unknown: dict[tuple[str, str], int] = {}
+        self._stack = [""]
+        self._since: list[int] = [0]
+        self._names: list[str] = [""]
+        self._tally: dict[tuple[str, str], list[int]] = {}
+        self._efforts: dict[Any, Effort] = {}
+        self.kernels: dict[str, dict[str, None]] = {}
+        """Counted kernels that ran for a module, by the module's name."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else the first kernel imports torch's compiler, only to be kept out of it: 0.5 s and 60 MB.
+        return False
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Hook a module, so that what runs in it counts for ``name``."""
+
+        is_leaf = next(module.children(), None) is None
+
+        def enter(_module: nn.Module, _args: Any) -> None:
+            if is_leaf:  # has a row even where no kernel runs
+                self._tally.setdefault((name, FORWARD), [0, 0, 0])
+            self._stack.append(name)
+            self._mark()
+
+        def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
+            self._stack.pop()
+            self._mark()
+
+        module.register_forward_pre_hook(enter, prepend=True)
+        module.register_forward_hook(leave, always_call=True)
+
+    def _mark(self) -> None:
+        number = torch._C._autograd._get_sequence_nr()
+        if self._since[-1] == number:
+            self._names[-1] = self._stack[-1]
+        else:
+            self._since.append(number)
+            self._names.append(self._stack[-1])
+
+    def _place(self) -> str:
+        # In backward a module is on the stack where a checkpoint computes it again.
+        if self.current_pass == BACKWARD and len(self._stack) == 1:
+            node = torch._C._current_autograd_node()
+            number = node._sequence_nr() if node is not None else 0
+            # What adds gradients to parameters has the highest of all numbers, and no module.
+            if node is not None and number < 2**63:
+                return self._names[bisect_right(self._since, number) - 1]
+            return ""
+        return self._stack[-1]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        # Whatever asks a tensor for its shape in here would pass torch.device("meta") again: a third of the time.
+        with torch._C.DisableTorchFunction():
+            shape = SHAPES.get(func)
+            out = shape(args) if shape is not None and not kwargs else None
+            if out is None:
+                out = _run(func, args, kwargs or {})
+            effort = self._efforts.get(func)
+            if effort is None:
+                effort = self._efforts[func] = effort_of(func)
+            if effort is not Effort.NOTHING:
+                self._count(func, effort, args, out)
+        return out
+
+    def _count(self, func: Any, effort: Effort, args: Sequence[Any], out: Any) -> None:
+        place = self._place()
+        tally = self._tally.setdefault((place, self.current_pass), [0, 0, 0])
+        read, widest_in = _sizes(args)
+        written, widest_out = _sizes((out,))
+        tally[2] += read + written
+        if effort is Effort.MOVE:
+            return
+        self.kernels.setdefault(place, {}).setdefault(func.overloadpacket.__name__)
+        if effort is Effort.PRODUCT:
+            tally[0] += PRODUCTS[func.overloadpacket](args, out)
+            tally[1] += _bias_values(func, args, out)
+        elif effort is Effort.ELEMENTWISE:
+            tally[1] += max(widest_in, widest_out)
+        else:
+            key = place, str(func)
+            self.unknown[key] = self.unknown.get(key, 0) + 1
+
+    def counts(self, modules: Mapping[str, nn.Module], label: Callable[[str], str]) -> tuple[ExecutedCount, ...]:
+        """What ran, by module in the order in which they first ran; ``label`` words a module's name."""
+        names = list(dict.fromkeys([n for n, _ in self._tally]))
+        found = []
+        for name in names:
+            work = {p: Work(*self._tally.get((name, p), (0, 0, 0))) for p in (FORWARD, BACKWARD)}
+            found.append(ExecutedCount(label(name), type(modules[name]).__name__, work[FORWARD], work[BACKWARD]))
+        return tuple(found)
+
+
+def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except (RuntimeError, NotImplementedError):
+        if not any(isinstance(a, Tensor) and not a.is_meta for a in args):
+            raise
+        # A tensor that the model keeps as a plain attribute was left where it is: its shape serves as well.
+        moved = tree_map_only(Tensor, lambda t: t if t.is_meta else torch.empty_like(t, device="meta"), args)
+        return func(*moved, **kwargs)
+
+
+def _sizes(values: Any) -> tuple[int, int]:
+    """Bytes of all tensors, and the values of the largest."""
+    total = widest = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            n = value.numel()
+            total += n * value.element_size()
+            widest = max(widest, n)
+        elif isinstance(value, tuple | list):
+            inner, n = _sizes(value)
+            total += inner
+            widest = max(widest, n)
+    return total, widest
+
+
+def _bias_values(func: Any, args: Sequence[Any], out: Any) -> int:
+    """Additions for a bias inside a product's kernel: one an output value, and one for its gradient."""
+    name = func.overloadpacket.__name__
+    if name == "convolution_backward" and args[10][2]:
+        return int(args[0].numel())
+    if (name == "convolution" and args[2] is not None) or name in ("addmm", "baddbmm", "addbmm", "addmv", "addr"):
+        return int(out.numel())
+    return 0

@@ -1,0 +1,83 @@
+"""Curves over the power cap: energy, time, EDP and EDS relative to a reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import hypot
+from typing import TYPE_CHECKING
+
+from powerd_analytics.metrics import edp_js, eds
+from powerd_analytics.picture_style import PALETTE, finish, panels, shown
+from powerd_analytics.pictures.configurations import Configuration, label, reference_of, wholes
+from powerd_core.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_PANEL = ("model", "batch", "gpus", "device", "provenance", "per")
+CURVES = ("energy", "time", "EDP", "EDS")
+
+
+def draw_caps(found: Sequence[Configuration], name: str, reference: str | None = None, k: float = 2.0) -> Figure:
+    """A panel for each model, batch size and device; 1 is ``reference`` (COLUMN=VALUE), else the highest cap.
+
+    Raises `AnalysisError` where no configuration has a power cap, or the reference is not exactly one in a panel.
+    """
+    kept = [c for c in wholes(found, "caps") if c.power_cap_w is not None]
+    groups: dict[tuple[object, ...], list[Configuration]] = {}
+    for c in kept:
+        groups.setdefault(tuple(getattr(c, n) for n in _PANEL), []).append(c)
+    groups = {key: same for key, same in groups.items() if len({c.power_cap_w for c in same}) > 1}
+    if not groups:
+        raise AnalysisError(
+            "no power caps to compare: no model and device has two configurations with different power_cap_w"
+        )
+    shown_all = [c for same in groups.values() for c in same]
+    figure, axes = panels(len(groups), (4.6, 3.4))
+    for (ax,), same in zip(axes, groups.values(), strict=True):
+        _panel(ax, sorted(same, key=lambda c: c.power_cap_w or 0.0), reference, k)
+        ax.set_title(shown(label(same[0], shown_all, ("power_cap_w",)) or same[0].model or same[0].device))
+    axes[0][0].legend(fontsize=7.5, framealpha=0.85)
+    said = f"relative to {reference or 'the highest cap'}; EDS with k = {k:g}; error bars: 95 % interval; ringed: least"
+    return finish(figure, f"{name}: over the power cap", (c.provenance for c in shown_all), said)
+
+
+def _panel(ax: Axes, same: Sequence[Configuration], condition: str | None, k: float) -> None:
+    ref = reference_of(same, condition, same[-1])
+    e0, t0 = ref.energy_j or 0.0, ref.time_s or 0.0
+    if not (e0 > 0 and t0 > 0):
+        raise AnalysisError("the reference has an energy or a time of 0: nothing compares with it")
+    caps = [float(c.power_cap_w or 0.0) for c in same]
+    for i, curve in enumerate(CURVES):
+        values = [_relative(c, curve, e0, t0, k) for c in same]
+        errors = [_error(c, ref, curve, v, k) for c, v in zip(same, values, strict=True)]
+        ax.errorbar(caps, values, yerr=errors, color=PALETTE[i], marker="osD^"[i], ms=4, lw=1.2, capsize=2,
+                    label=f"{curve} (k = {k:g})" if curve == "EDS" else curve)  # fmt: skip
+        least = min(range(len(values)), key=values.__getitem__)
+        ax.plot(caps[least], values[least], marker="o", ms=10, mfc="none", mec=PALETTE[i], ls="none")
+    ax.axhline(1.0, color="#999999", lw=0.8, ls=":")
+    ax.set_xlabel("power cap (W)")
+    ax.set_ylabel("relative to the reference (1)")
+
+
+def _relative(c: Configuration, curve: str, e0: float, t0: float, k: float) -> float:
+    e, t = c.energy_j or 0.0, c.time_s or 0.0
+    if curve == "EDS":
+        return eds(e, t, e0, t0, k)
+    return {"energy": e / e0, "time": t / t0, "EDP": edp_js(e, t) / edp_js(e0, t0)}[curve]
+
+
+def _error(c: Configuration, ref: Configuration, curve: str, value: float, k: float) -> float:
+    """Half-width; of the ratio, errors of both taken as independent, none for the reference itself."""
+    if c is ref:
+        return 0.0
+    relative = []
+    for u95, own in (("u95_j", "energy_j"), ("u95_s", "time_s")):
+        parts = [(getattr(x, u95) or 0.0) / (getattr(x, own) or 1.0) for x in (c, ref)]
+        relative.append(hypot(*parts))
+    of_e, of_t = relative
+    if curve == "EDS":
+        e, t = (c.energy_j or 0.0) / (ref.energy_j or 1.0), (c.time_s or 0.0) / (ref.time_s or 1.0)
+        return hypot(of_e * e * (k - 1) / k, of_t * t / k)
+    return value * {"energy": of_e, "time": of_t, "EDP": hypot(of_e, of_t)}[curve]

@@ -1,0 +1,159 @@
+"""Energy of layers as a list of bars, largest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from powerd_analytics.bars import HATCHES, group_text
+from powerd_analytics.layer_rows import BOTH, LayerEnergy
+from powerd_analytics.picture_style import colours, finish, panels, shown
+from powerd_analytics.reasons import digits
+from powerd_analytics.tablefile import TableFile
+from powerd_core.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_LAYERS = 40
+"""In one list; the rest are one bar."""
+MOST_PANELS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One layer of one configuration. ``parts`` are (pass, joules) of what is known; their sum is ``energy_j``."""
+
+    panel: str
+    name: str
+    kind: str
+    provenance: str
+    parts: tuple[tuple[str, float], ...]
+    u95_j: float | None
+    is_lower_bound: bool = False
+
+    @property
+    def energy_j(self) -> float:
+        return sum(j for _, j in self.parts)
+
+
+def layers_of_rows(rows: Sequence[LayerEnergy]) -> list[Layer]:
+    """The layers of `joules layers`."""
+    cells = [
+        (
+            " ".join([group_text(r.group, "").replace("\n", ", "), r.device]).strip(), r.layer, r.kind, r.provenance,
+            r.passes, r.j_per_batch, r.u95_j, r.is_lower_bound,
+        )
+        for r in rows if r.level == "layer"
+    ]  # fmt: skip
+    return _joined(cells)
+
+
+def layers_of_table(table: TableFile) -> list[Layer]:
+    """The same from a table as `joules layers --format csv` writes it; needs the columns layer and j_per_batch."""
+    names, joules = (
+        table.texts("layer") if "level" not in table.columns else table.cells["layer"],
+        table.numbers("j_per_batch", signed=True),
+    )
+    u95 = table.numbers("u95_j") if "u95_j" in table.columns else [None] * len(table)
+
+    def text(column: str, row: int) -> str:
+        return table.cells[column][row] if column in table.columns else ""
+
+    cells = []
+    for i in range(len(table)):
+        if text("level", i) in ("", "layer"):
+            batch = text("batch_size", i)
+            panel = ", ".join(t for t in (text("model", i), f"batch {batch}" if batch else "", text("device", i)) if t)
+            bound = text("is_lower_bound", i).lower() == "true"
+            cells.append(
+                (panel, names[i], text("kind", i), text("provenance", i), text("pass", i), joules[i], u95[i], bound)
+            )
+    return _joined(cells)
+
+
+_Cell = tuple[str, str, str, str, str, float | None, float | None, bool]
+
+
+def _joined(cells: Sequence[_Cell]) -> list[Layer]:
+    """Passes of a layer together. Raises `AnalysisError` where no layer has joules."""
+    groups: dict[tuple[str, str, str], list[_Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell[0], cell[1], cell[3]), []).append(cell)
+    found = []
+    for (panel, name, provenance), same in groups.items():
+        singles = [(c[4], c[5]) for c in same if c[4] != BOTH and c[5] is not None]
+        both = next((c for c in same if c[4] == BOTH), None)
+        if not singles and both is not None and both[5] is not None:
+            singles = [(BOTH, both[5])]
+        u = [c[6] for c in same if c[4] != BOTH and c[5] is not None]
+        # Without a figure for both, what the passes' errors share is not known: they may add up.
+        u95 = both[6] if both is not None else None if None in u else sum(v for v in u if v is not None)
+        parts = tuple((p, float(j)) for p, j in singles if j is not None)
+        if parts:
+            found.append(Layer(panel, name, same[0][2], provenance, parts, u95, any(c[7] for c in same)))
+    if not found:
+        raise AnalysisError("no layer has joules: phases of layers are marked with meter.watch(model, layers=True)")
+    return found
+
+
+def by_panel(layers: Sequence[Layer]) -> list[list[Layer]]:
+    """The layers of each configuration, largest first; the first `MOST_PANELS` configurations."""
+    panels_: dict[tuple[str, str], list[Layer]] = {}
+    for layer in layers:
+        panels_.setdefault((layer.panel, layer.provenance), []).append(layer)
+    return [sorted(same, key=lambda x: -x.energy_j) for same in list(panels_.values())[:MOST_PANELS]]
+
+
+def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
+    """A list for each configuration: a bar a layer, its passes one behind the other, ± 95 % at its end."""
+    lists = by_panel(layers)
+    rows = max(min(len(same), MOST_LAYERS + 1) for same in lists)
+    figure, axes = panels(len(lists), (6.4, 1.2 + 0.22 * rows), most_columns=2)
+    chosen = colours(p for same in lists for x in same for p, _ in x.parts)
+    for (ax,), same in zip(axes, lists, strict=True):
+        _list(ax, same, chosen)
+    said = "bars: 95 % interval of the layer; ≥: lower bound"
+    return finish(figure, f"{name}: energy of layers", (x.provenance for x in layers), said)
+
+
+def _list(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
+    from matplotlib.patches import Patch
+
+    named, rest = same[:MOST_LAYERS], same[MOST_LAYERS:]
+    for y, layer in enumerate(named):
+        left = 0.0
+        for part, j in layer.parts:
+            ax.barh(
+                y,
+                j,
+                left=left,
+                color=chosen[part],
+                height=0.78,
+                hatch=HATCHES.get(layer.provenance, ""),
+                edgecolor="white",
+                lw=0,
+            )
+            left += j
+        if layer.u95_j is not None:
+            ax.errorbar(left, y, xerr=layer.u95_j, color="black", capsize=2.5, lw=1, ls="none")
+        said = ("≥ " if layer.is_lower_bound else "") + digits(left, 3)
+        ax.annotate(
+            said, (left + (layer.u95_j or 0.0), y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7
+        )
+    labels = [shown(x.name, 34) for x in named]
+    if rest:
+        ax.barh(len(named), sum(x.energy_j for x in rest), color="#999999", height=0.78)
+        labels.append(f"{len(rest)} more layers")
+    ax.set_yticks(range(len(labels)), labels, fontsize=7.5)
+    ax.set_ylim(len(labels) - 0.4, -0.6)
+    ax.set_xlim(0, 1.14 * max(x.energy_j + (x.u95_j or 0.0) for x in same))
+    ax.set_xlabel("energy a batch (J)")
+    ax.set_title(shown(same[0].panel, 70))
+    ax.legend(
+        handles=[Patch(facecolor=c, label=shown(p or "all")) for p, c in chosen.items()],
+        fontsize=7.5,
+        loc="lower right",
+    )

@@ -1,0 +1,230 @@
+"""What a page says first, in plain words: which phase takes most, which configuration is best, what is not known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import hypot
+
+from powerd_analytics.campaign import attributes_of
+from powerd_analytics.figures import figure_of, number_of
+from powerd_analytics.innermost import group_of, innermost
+from powerd_analytics.reasons import digits, seconds
+from powerd_analytics.recordcolumns import Cell, Record
+from powerd_analytics.repeats import averaged
+
+_MOST_LINES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """One sentence that matters most, and further ones."""
+
+    main: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    record: Record
+    value: float
+    u95: float | None
+
+
+def findings(records: Sequence[Record]) -> Findings:
+    """Sentences on the records of one or many runs (`powerd_analytics.fieldtables.prepared`)."""
+    found = averaged(r for r in records if r["kind"] != "run")
+    largest = _largest_phases(found)
+    best = _best_configurations(found)
+    lines = [*largest, *best, *_recordings(records), *_unknown(found)]
+    main = lines.pop(0) if lines else "No phase of these runs has an energy that the sensors could resolve."
+    return Findings(main, tuple(lines))
+
+
+def configuration(record: Record, among: Sequence[Record]) -> str:
+    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence."""
+    shown = {
+        "model": "",
+        "batch_size": "batch ",
+        "gpus": "GPUs ",
+        "device": "",
+        "device_name": "",
+        "power_cap_w": "cap ",
+    }
+    parts = []
+    for name, word in shown.items():
+        value = record[name]
+        if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
+            number = f"{value:g}" if isinstance(value, float) else str(value)
+            parts.append(word + number + (" W" if name == "power_cap_w" else ""))
+    others = attributes_of(record)
+    parts += [f"{k} {v}" for k, v in others.items() if len({str(attributes_of(r).get(k)) for r in among}) > 1]
+    return ", ".join(parts) or str(record["run"])
+
+
+def _largest_phases(records: Sequence[Record]) -> list[str]:
+    """For each device, the phase with most joules in each configuration; one sentence where it is always the same."""
+    groups: dict[tuple[Cell, ...], list[Record]] = {}
+    for r in innermost(records):
+        if _joules(r) is not None:
+            groups.setdefault(group_of(r), []).append(r)
+    devices: dict[tuple[Cell, Cell], list[list[Record]]] = {}
+    for same in groups.values():
+        # What belongs to no configuration (a warm-up, an evaluation) is alone in its group.
+        if len(same) > 1:
+            devices.setdefault((same[0]["device"], same[0]["provenance"]), []).append(same)
+    lines = []
+    for (device, provenance), found in sorted(devices.items(), key=_weight):
+        ranked = [sorted(same, key=lambda r: -(_joules(r) or 0.0)) for same in found]
+        names = {str(same[0]["phase"]) for same in ranked}
+        where = f"on {device} ({provenance})"
+        if len(names) == 1 and len(ranked) > 1:
+            shares = [100 * (_joules(s[0]) or 0.0) / sum(_joules(r) or 0.0 for r in s) for s in ranked]
+            span = (
+                f"{min(shares):.0f} to {max(shares):.0f}"
+                if round(max(shares)) > round(min(shares))
+                else f"{shares[0]:.0f}"
+            )
+            sure = sum(_is_more(s[0], s[1]) for s in ranked)
+            number = "all" if sure == len(ranked) else str(sure) if sure else "none"
+            lines.append(
+                f"{names.pop()} takes most of the joules {where} in all {len(ranked)} configurations: {span} % of "
+                f"what its phases take; in {number} of them it differs from the next phase by more than the 95 % "
+                "interval."
+            )
+            continue
+        lines += [_largest(same, where, [s[0] for s in ranked]) for same in ranked[:_MOST_LINES]]
+    return lines
+
+
+def _weight(item: tuple[tuple[Cell, Cell], list[list[Record]]]) -> tuple[int, float]:
+    """Measured joules before others, then where there are more of them."""
+    (_, provenance), found = item
+    return _order(provenance), -sum(_joules(r) or 0.0 for same in found for r in same)
+
+
+def _order(provenance: Cell) -> int:
+    kinds = ("measured", "simulated", "modelled")
+    return kinds.index(str(provenance)) if provenance in kinds else len(kinds)
+
+
+def _largest(ranked: Sequence[Record], where: str, among: Sequence[Record]) -> str:
+    first, second = ranked[0], ranked[1]
+    share = 100 * (_joules(first) or 0.0) / sum(_joules(r) or 0.0 for r in ranked)
+    of = f" ({configuration(first, among)})" if len(among) > 1 else ""
+    sure = "a difference that is" if _is_more(first, second) else "which is not"
+    return (
+        f"{first['phase']} takes most of the joules {where}{of}: {_figure(first)} J a batch, {share:.0f} % of what "
+        f"its phases take; next is {second['phase']} with {_figure(second)} J, {sure} distinguishable at 95 %."
+    )
+
+
+def _joules(record: Record) -> float | None:
+    """All phases of the kind together."""
+    j, n = number_of(record, "j_per_batch"), number_of(record, "iterations")
+    return None if j is None or n is None else j * n
+
+
+def _is_more(first: Record, second: Record) -> bool:
+    a, b = _joules(first), _joules(second)
+    u = [number_of(r, "u95_j") for r in (first, second)]
+    n = [number_of(r, "iterations") or 0.0 for r in (first, second)]
+    if a is None or b is None or u[0] is None or u[1] is None:
+        return False
+    return a - b > hypot(u[0] * n[0], u[1] * n[1])
+
+
+def _figure(record: Record) -> str:
+    value, u = number_of(record, "j_per_batch"), number_of(record, "u95_j")
+    least = "at least " if record["is_lower_bound"] is True else ""
+    return least + digits(value) + (f" ± {digits(u, 2)}" if u is not None else "")
+
+
+def _best_configurations(records: Sequence[Record]) -> list[str]:
+    """Least energy and least energy-delay product a sample, among totals of one model by joules of one kind."""
+    groups: dict[tuple[Cell, ...], list[Record]] = {}
+    for r in records:
+        if r["kind"] == "total":
+            groups.setdefault((r["model"], r["provenance"]), []).append(r)
+    lines = []
+    several = len({model for model, _ in groups if model is not None}) > 1
+    for (model, provenance), same in sorted(groups.items(), key=lambda g: _order(g[0][1])):
+        rated = [r for r in same if number_of(r, "samples_per_s") and number_of(r, "power_w") is not None]
+        # GPUs that are also there added up are no configurations of their own.
+        summed = {(r["path"], d) for r in rated for d in str(r["device"]).split("+") if "+" in str(r["device"])}
+        rated = [r for r in rated if (r["path"], r["device"]) not in summed and r["is_lower_bound"] is not True]
+        if len(rated) < 2:
+            continue
+        of = f"{model}: " if model is not None and several else ""
+        energies = [_per_sample(r, 0) for r in rated]
+        products = [_per_sample(r, 1) for r in rated]
+        lines.append(
+            f"{of}Least energy a sample: {_best(energies, rated, 'J')} ({provenance}, {len(rated)} configurations)."
+        )
+        lines.append(f"{of}Least energy-delay product a sample: {_best(products, rated, 'J s')} ({provenance}).")
+    return lines
+
+
+def _per_sample(record: Record, delays: int) -> _Best:
+    """Joules a sample times (seconds a sample) ** ``delays``."""
+    rate, power = number_of(record, "samples_per_s") or 1.0, figure_of(record, "power_w")
+    assert power is not None
+    factor = (1 / rate) ** (1 + delays)
+    return _Best(record, power.value * factor, None if power.u95 is None else power.u95 * factor)
+
+
+def _best(values: Sequence[_Best], among: Sequence[Record], unit: str) -> str:
+    ranked = sorted(values, key=lambda v: v.value)
+    first = ranked[0]
+    close = [
+        v for v in ranked[1:] if first.u95 is None or v.u95 is None or v.value - first.value <= hypot(first.u95, v.u95)
+    ]
+    said = f"{configuration(first.record, among)}, {digits(first.value)}"
+    said += f" ± {digits(first.u95, 2)} {unit}" if first.u95 is not None else f" {unit}"
+    if close:
+        names = "; ".join(configuration(v.record, among) for v in close[:3])
+        more = f" and {len(close) - 3} more" if len(close) > 3 else ""
+        return f"{said}, not distinguishable from {names}{more}"
+    rise = 100 * (ranked[1].value / first.value - 1) if first.value else 0.0
+    return (
+        f"{said}, distinguishable from all others; next is {configuration(ranked[1].record, among)}, {rise:.3g} % more"
+    )
+
+
+def _recordings(records: Sequence[Record]) -> list[str]:
+    runs = [r for r in records if r["kind"] == "run"]
+    lines = []
+    for r in runs[:_MOST_LINES]:
+        if r["energy_j"] is None:
+            lines.append(f"{r['run']}: {r['device']} has no energy: {r['note'] or 'too few readings'}.")
+            continue
+        u, least = number_of(r, "u95_j"), "at least " if r["is_lower_bound"] is True else ""
+        interval = f" ± {digits(u, 2)}" if u is not None else ""
+        lines.append(
+            f"{r['run']}: {r['device']} took {least}{digits(number_of(r, 'energy_j'))}{interval} J in "
+            f"{seconds(number_of(r, 'time_s') or 0.0)}, {digits(number_of(r, 'power_w'))} W on average "
+            f"({r['provenance']})."
+        )
+    if len(runs) > _MOST_LINES:
+        lines.append(f"{len(runs) - _MOST_LINES} more recordings are in the table.")
+    return lines
+
+
+def _unknown(records: Sequence[Record]) -> list[str]:
+    lines = []
+    phases = [r for r in records if r["kind"] == "phase"]
+    none = [r for r in phases if r["j_per_batch"] is None]
+    if none:
+        names = ", ".join(dict.fromkeys(f"{r['phase']} on {r['device']}" for r in none[:_MOST_LINES]))
+        reason = str(none[0]["note"] or "").removeprefix("not resolvable: ").split("; ")[0]
+        lines.append(f"Not resolvable: {len(none)} of {len(phases)} kinds of phases ({names}): {reason}.")
+    elif phases:
+        lines.append(f"All {len(phases)} kinds of phases are resolvable.")
+    bounds = sum(r["is_lower_bound"] is True for r in records)
+    if bounds:
+        lines.append(f"{bounds} energies are lower bounds: a line stood at full scale.")
+    missing = [r for r in records if r["kind"] == "total" and (number_of(r, "missing_s") or 0.0) > 0]
+    if missing:
+        worst = max(missing, key=lambda r: number_of(r, "missing_s") or 0.0)
+        lines.append(f"Readings are missing: up to {seconds(number_of(worst, 'missing_s') or 0.0)} in {worst['run']}.")
+    return lines

@@ -1,0 +1,240 @@
+"""The report as one HTML file: everything in it comes from the run files, and everything it needs is in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from powerd_analytics.campaign import check_campaign, check_run, part_of, run_files
+from powerd_analytics.devices import Part, Progress, load_parts, no_progress
+from powerd_analytics.fieldtables import field_tables, prepared
+from powerd_analytics.innermost import innermost, of_configurations
+from powerd_analytics.recalibration import recalibrate
+from powerd_analytics.recordcolumns import Record
+from powerd_analytics.records import records_of
+from powerd_analytics.repeats import averaged
+from powerd_analytics.report import provenance, quality
+from powerd_analytics.report.figures import phase_bars
+from powerd_analytics.report.findings import findings
+from powerd_analytics.report.recordings import recordings_sheet
+from powerd_analytics.report.sheets import shown_sheet
+from powerd_analytics.report.tracebox import Blocks, run_document
+from powerd_analytics.report.traces import Trace, TracePhases, phases_of, trace_of
+from powerd_analytics.run import Run, read_run
+from powerd_analytics.shares import BudgetRow, budget_rows
+from powerd_analytics.sheet import Sheet
+from powerd_analytics.signal import Signal
+from powerd_analytics.slices import IN_MEMORY, load_bounded
+from powerd_analytics.table import table_of
+from powerd_analytics.trainings import Length
+from powerd_core.errors import ConfigError
+from powerd_core.text import printable
+
+SCRIPTS = ("unpack.js", "trace.js", "around.js", "report.js")
+LEAST_POINTS = 10_000
+PHASE_COLOURS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ReportOptions:
+    """What a report shows. ``max_points`` is for all traces together, ``max_traces`` how many runs have one."""
+
+    device: str | None = None
+    calibration: Path | None = None
+    max_points: int = 5_000_000
+    max_traces: int = 24
+    title: str | None = None
+    length: Length = field(default_factory=Length)
+
+    def __post_init__(self) -> None:
+        if self.max_points < LEAST_POINTS:
+            raise ConfigError(f"--max-points {self.max_points}: a report has at least {LEAST_POINTS}")
+
+
+@dataclass(frozen=True, slots=True)
+class _RunPart:
+    """What the page needs of one run, its readings left behind."""
+
+    run: Run
+    records: list[Record]
+    budget: list[BudgetRow]
+    lines: list[tuple[Run, Signal, str]]
+    traces: list[Trace]
+    phases: TracePhases | None
+    checksum: str
+
+
+def write_report(
+    paths: Sequence[Path], out: Path, options: ReportOptions | None = None, *, progress: Progress = no_progress
+) -> None:
+    """Write the report of run files (and directories of them) to ``out``.
+
+    Raises `RunFileError` and `AnalysisError` for runs that no table can be made of, naming the file.
+    """
+    options = options or ReportOptions()
+    found = run_files(paths)
+    parts = []
+    for i, path in enumerate(found):
+        most = options.max_points // min(len(found), options.max_traces) if i < options.max_traces else 0
+        parts.append(_read(path, options, most, part_of(progress, i, len(found) + 1, path.name)))
+    check_campaign([r for p in parts for r in p.records])
+    progress(len(found) / (len(found) + 1), "writing the page")
+    out.write_text(render(parts, options), encoding="utf-8")
+
+
+def _read(path: Path, options: ReportOptions, most_points: int, progress: Progress) -> _RunPart:
+    run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
+    if options.calibration is not None:
+        run, _ = recalibrate(run, options.calibration)
+    loaded = load_parts(run, options.device, lambda s, text: progress(0.1 + 0.2 * s, text), in_memory=IN_MEMORY)
+    table = table_of(run, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
+    records = records_of(run, table)
+    check_run(path, records)
+    budget = budget_rows(run, options.device, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
+    compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in loaded}
+    lines = [(run, s, "feeds it") for p in loaded for s in p.signals]
+    lines += [(run, s, "compared") for found in compared.values() for s in found]
+    traces = [
+        trace_of(run, part, _once(loaded, part, compared), most_points // len(loaded)) for part in loaded if most_points
+    ]
+    progress(0.9, f"checksum of {path.name}")
+    phases = phases_of(run) if most_points and len(run.phases) else None
+    return _RunPart(run, records, budget, lines, traces, phases, provenance.sha256(path))
+
+
+def _once(parts: Sequence[Part], part: Part, compared: dict[str, list[Signal]]) -> list[Signal]:
+    """Lines to compare with stand at a device's first part only."""
+    first = next(p for p in parts if p.device == part.device)
+    return compared[part.device] if part is first else []
+
+
+def render(parts: Sequence[_RunPart], options: ReportOptions) -> str:
+    """The page's text."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    here = files("powerd_analytics.report")
+    style = here.joinpath("report.css").read_text(encoding="utf-8")
+    script = "\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
+    runs = [p.run for p in parts]
+    records = prepared([r for p in parts for r in p.records], options.length)
+    colours = _colours(records)
+    blocks = Blocks()
+    boxes, documents = _boxes(parts, colours, blocks)
+    said = findings(records)
+    said_again = provenance.commands(runs, options.device, options.calibration, options.length)
+    kinds = sorted({str(r["provenance"]) for r in records})
+    figures = [(Markup(f.svg), f.caption) for f in phase_bars(of_configurations(innermost(averaged(records))), colours)]
+    return environment.from_string(here.joinpath("template.html").read_text(encoding="utf-8")).render(
+        title=printable(options.title or _title(runs)),
+        subtitle=printable(_subtitle(runs)),
+        provenances=kinds,
+        findings={"main": printable(said.main), "lines": [printable(line) for line in said.lines]},
+        table_note=_table_note(kinds),
+        figures=[{"svg": svg, "caption": caption} for svg, caption in figures],
+        tables=[shown_sheet(s) for s in _tables(records)],
+        traces_note=_traces_note(parts, options),
+        runs=boxes,
+        budget=[
+            shown_sheet(quality.budget_sheet(p.run, p.budget), f"budget-{i}") for i, p in enumerate(parts) if p.budget
+        ],
+        quality=[shown_sheet(s) for s in _quality(parts) if s.rows],
+        quality_notes=_quality_notes(runs),
+        environment=[shown_sheet(quality.environment_sheet(runs))],
+        citation=printable(provenance.citation(runs)),
+        files=[shown_sheet(provenance.files_sheet(runs, [p.checksum for p in parts]))],
+        commands=[printable(line) for line in said_again],
+        made_by=f"Made with {provenance.version_text()}.",
+        blocks=blocks.made,
+        traces_json=Markup(_json(documents)),
+        style=Markup(style),
+        style_hash=_hash(style),
+        script=Markup(script),
+        script_hash=_hash(script),
+    )
+
+
+def _boxes(
+    parts: Sequence[_RunPart], colours: dict[str, int], blocks: Blocks
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What the template shows of each run's traces, and what the script needs of them."""
+    boxes, documents = [], []
+    for i, p in enumerate(parts):
+        made, document = run_document(f"{i}", p.run, p.traces, p.phases, colours, blocks)
+        names = dict.fromkeys(p.phases.names if p.phases else ())
+        legend = [{"name": printable(n), "colour": colours.get(n, PHASE_COLOURS - 2)} for n in names]
+        boxes.append({"traces": [asdict(box) for box in made], "legend": legend[:24]})
+        documents.append(document)
+    return boxes, documents
+
+
+def _tables(records: Sequence[Record]) -> list[Sheet]:
+    return [s for s in field_tables(records) if s.name != "records"] + [recordings_sheet(records)]
+
+
+def _quality(parts: Sequence[_RunPart]) -> list[Sheet]:
+    runs = [p.run for p in parts]
+    lines = quality.lines_sheet([line for p in parts for line in p.lines])
+    return [lines, quality.clocks_sheet(runs), quality.gaps_sheet(runs), quality.messages_sheet(runs)]
+
+
+def _quality_notes(runs: Sequence[Run]) -> list[str]:
+    notes = [f"{printable(r.path.name)} is incomplete: the training process vanished or a part was cut off."
+             for r in runs if not r.is_complete]  # fmt: skip
+    notes += [f"{printable(r.path.name)} was rebuilt from the journal of a recorder that died."
+              for r in runs if r.attributes.get("rebuilt")]  # fmt: skip
+    if not any(r.gaps for r in runs):
+        notes.append("No gap was recorded: nothing was lost between the boards and the run files.")
+    return notes
+
+
+def _traces_note(parts: Sequence[_RunPart], options: ReportOptions) -> str:
+    left = len(parts) - min(len(parts), options.max_traces)
+    return (
+        f"Traces of the first {options.max_traces} runs; {left} more have none here (joules plot draws them)."
+        if left
+        else ""
+    )
+
+
+def _table_note(kinds: Sequence[str]) -> str:
+    other = [k for k in kinds if k != "measured"]
+    return f"Power here is {' and '.join(kinds)}: {' and '.join(other)} joules are no measurement." if other else ""
+
+
+def _colours(records: Sequence[Record]) -> dict[str, int]:
+    """Innermost phases first, so that they have colours of their own; the last two of eight are for what is around."""
+    inner = list(dict.fromkeys(str(r["phase"]) for r in innermost(records)))
+    found = {name: i % (PHASE_COLOURS - 2) for i, name in enumerate(inner)}
+    for r in records:
+        if r["kind"] == "phase":
+            found.setdefault(str(r["phase"]), PHASE_COLOURS - 2 + (len(str(r["phase_path"]).split("/")) % 2))
+    return found
+
+
+def _title(runs: Sequence[Run]) -> str:
+    return f"Energy of {runs[0].path.name}" if len(runs) == 1 else f"Energy of {len(runs)} runs"
+
+
+def _subtitle(runs: Sequence[Run]) -> str:
+    days = sorted(str(r.attributes.get("created_utc", ""))[:19].replace("T", " ") for r in runs)
+    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
+    hosts = sorted({str(r.environment.get("host", "")) for r in runs} - {""})
+    return f"Recorded {when} UTC" + (f" on {', '.join(hosts[:4])}." if hosts else ".")
+
+
+def _json(document: Any) -> str:
+    """JSON that no HTML parser takes for the end of its element."""
+    text = json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -1,0 +1,179 @@
+"""What the page's traces are drawn from: readings, or least and greatest where there are too many; phases; gaps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.bars import group_text
+from powerd_analytics.devices import Part
+from powerd_analytics.report.packing import Packed, PackedValues, pack, pack_values
+from powerd_analytics.run import Run
+from powerd_analytics.signal import LATE_FACTOR, Signal
+from powerd_analytics.slices import FAR_NS, SlicedSignal, parts_between
+
+UNIT_NS = 1000
+"""Times in the page are whole microseconds since the run began."""
+MOST_PHASES = 400_000
+"""Phases of one run in a page; of more, the innermost are left out."""
+MOST_GAPS = 2000
+FARTHEST_NS = 1 << 55
+"""A year: what is farther from the run's begin than this is no part of it."""
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLine:
+    """One curve. ``block`` is how many readings each point stands for; its least and greatest power are kept."""
+
+    name: str
+    role: str
+    """``sum``, ``feed`` or ``compared``."""
+    readings: int
+    block: int
+    gap_us: float
+    """Points farther apart than this are not joined."""
+    time: Packed
+    watts: PackedValues
+    """One column, or least and greatest."""
+
+    @property
+    def size(self) -> int:
+        """Characters in the page."""
+        return len(self.time.text) + sum(len(c.text) for c in self.watts.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class TracePhases:
+    """Phases by row of the picture: processes one below the other, each with its depths."""
+
+    names: tuple[str, ...]
+    details: tuple[str, ...]
+    """Group of each class, such as the model and the batch size."""
+    columns: tuple[Packed, ...]
+    """Begin, duration (both microseconds), class, row."""
+    rows: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The picture of one device: curves, phases, stretches without readings [us]."""
+
+    device: str
+    provenance: str
+    length_us: int
+    lines: tuple[TraceLine, ...]
+    gaps: tuple[tuple[int, int], ...]
+    has_sum: bool
+
+
+def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int) -> Trace:
+    """The trace of one device with at most about ``most_points`` points in all curves together."""
+    signals = [s for s in (*part.signals, *compared) if len(s) > 1]
+    whole = [s for s in part.signals if len(s) > 1]
+    has_sum = len(whole) > 1 and not any(isinstance(s, SlicedSignal) for s in whole)
+    each = max(most_points // max(len(signals) + has_sum, 1), 1000)
+    lines = []
+    if has_sum:
+        t, watts = _sum(whole)
+        gap = LATE_FACTOR * max(s.spacing_ns for s in whole)
+        lines.append(_line(run, f"{part.device}, sum of lines", "sum", iter([(t, watts)]), len(t), gap, each))
+    for s in signals:
+        role = "feed" if s in whole else "compared"
+        found = _powers(s)
+        n = s.line.count if isinstance(s, SlicedSignal) else len(s.power()[0])
+        lines.append(_line(run, s.line.name, role, found, n, LATE_FACTOR * s.spacing_ns, each))
+    gaps = _gaps(run, whole)
+    return Trace(part.device, part.provenance, _us(run, run.end_ns), tuple(lines), gaps, has_sum)
+
+
+def phases_of(run: Run, most: int = MOST_PHASES) -> TracePhases:
+    """The phases of a run, outermost first where not all fit."""
+    p = run.phases
+    kept = np.arange(len(p))
+    if len(p) > most:
+        deepest = np.searchsorted(np.cumsum(np.bincount(p.depth)), most, "right")
+        kept = np.flatnonzero(p.depth < max(int(deepest), 1))[:most]
+    overlaps = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
+    lanes = p.process.astype(np.int64) * 1000 + np.where(overlaps, 999, p.depth)
+    used = np.unique(lanes[kept]) if len(kept) else np.zeros(0, np.int64)
+    begin, end = _within(run, p.begin_ns[kept]), _within(run, p.end_ns[kept])
+    rows = np.searchsorted(used, lanes[kept])
+    order = np.lexsort((begin, rows))
+    columns = tuple(pack(c[order]) for c in (begin, end - begin, p.label[kept], rows))
+    details = tuple(group_text(dict(c.group), "").replace("\n", ", ") for c in p.classes)
+    names = tuple(c.name for c in p.classes)
+    return TracePhases(names, details, columns, len(used), len(p) - len(kept))
+
+
+def _us(run: Run, t_ns: int) -> int:
+    return (t_ns - run.begin_ns) // UNIT_NS
+
+
+def _within(run: Run, t_ns: Ints) -> Ints:
+    """Microseconds since the run began; times that are wildly wrong are brought to where a page can hold them."""
+    found: Ints = np.clip(t_ns, run.begin_ns - FARTHEST_NS, run.begin_ns + FARTHEST_NS) - run.begin_ns
+    return found // UNIT_NS
+
+
+def _powers(signal: Signal) -> Iterator[tuple[Ints, Values]]:
+    """Moments and watts, slice by slice, each reading once."""
+    last = -FAR_NS
+    for piece in parts_between(signal, -FAR_NS, FAR_NS):
+        if len(piece) < 2:
+            continue
+        t, watts = piece.power()
+        new = int(np.searchsorted(t, last, "right"))
+        good = np.isfinite(watts[new:])
+        if good.any():
+            yield t[new:][good], watts[new:][good]
+            last = int(t[-1])
+
+
+def _sum(signals: Sequence[Signal]) -> tuple[Ints, Values]:
+    """The device's power: all lines interpolated at the readings of the one that is read most often."""
+    powers = [s.power() for s in signals]
+    moments = max((t for t, _ in powers), key=len)
+    total = np.zeros(len(moments))
+    for t, watts in powers:
+        total += np.interp((moments - moments[0]).astype(float), (t - moments[0]).astype(float), watts)
+    return moments, total
+
+
+def _line(
+    run: Run, name: str, role: str, powers: Iterator[tuple[Ints, Values]], n: int, gap_ns: float, most: int
+) -> TraceLine:
+    block = 1 if n <= most else int(np.ceil(2 * n / most))
+    times, lows, highs = [], [], []
+    for t, watts in powers:
+        starts = np.arange(0, len(t), block)
+        times.append(_within(run, t[starts]))
+        lows.append(watts if block == 1 else np.minimum.reduceat(watts, starts))
+        highs.append(watts if block == 1 else np.maximum.reduceat(watts, starts))
+    time = np.concatenate(times) if times else np.zeros(0, np.int64)
+    low, high = (np.concatenate(x) if x else np.zeros(0) for x in (lows, highs))
+    watts_columns = (low,) if block == 1 else (low, high)
+    # What a block spans is known only to the next one's begin.
+    gap_us = gap_ns / UNIT_NS * (1 if block == 1 else block + 1)
+    return TraceLine(name, role, n, block, gap_us, pack(time), pack_values(*watts_columns))
+
+
+def _gaps(run: Run, signals: Sequence[Signal]) -> tuple[tuple[int, int], ...]:
+    """Stretches that miss readings of any line; of very many, the longest."""
+    found: set[tuple[int, int]] = set()
+    for s in signals:
+        for piece in parts_between(s, -FAR_NS, FAR_NS):
+            if len(piece) > 1:
+                at = np.flatnonzero(piece.missing_ns() > 0)
+                found |= {
+                    (_us(run, int(b)), _us(run, int(e)))
+                    for b, e in zip(piece.t_ns[at], piece.t_ns[at + 1], strict=True)
+                }
+    longest = sorted(found, key=lambda g: g[0] - g[1])[:MOST_GAPS]
+    return tuple(sorted(longest))

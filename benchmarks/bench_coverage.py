@@ -1,0 +1,244 @@
+"""How often do the true joules lie inside the 95 % interval? 93 to 97 % of simulated runs, for phases of 2 ms to 10 s.
+
+    python benchmarks/bench_coverage.py [--runs 400] [--seed 0] [--sensor NAME ...] [--lengths MS ...]
+
+Every run draws its own errors: gain, zero, shunt, conversion clock, offset of the board's clock within its bound, the
+moment of sampling, noise. *Single*: share of single phases whose own joules lie in their interval. *Mean*: share of
+runs in which the joules that a phase of the kind takes (the mean over all runs) lie in the interval of the run's mean
+over its phases; *of these*: the same for the joules of just these phases. With the 95 % interval of the share itself,
+from the runs, which are independent (phases of a run are not).
+
+A cell is judged where the model's parts are drawn as they are stated. Reported apart, with the reason:
+- power that moves faster than five reading distances: a pair of steps between readings looks like noise of the sensor
+  and is counted as such (cautious), and a periodic one may leave no trace at all (known limit);
+- means of phases that power knows nothing of: such repeats are no independent draws from one kind, and what they have
+  in common lasts as long as the run (square, sine, wander, steps at random);
+- single phases above 97 % only for what edges leave open, a model's bound that the waveform does not use.
+Phases that the sensor does not resolve have no interval and are counted apart. Exit status 1 when any other share
+misses 93-97 % by more than its own interval.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+from common import machine, progress
+from coverage_runs import KINDS, LENGTHS, WAVEFORMS, Sensor, part_of, plan_of, waveform
+
+from powerd_analytics.budget import Budget
+from powerd_analytics.coverage import factor
+from powerd_analytics.devices import PhaseColumns, interval_energies
+from powerd_analytics.uncertainty import MEAN_COLUMNS, mean_of
+
+LENGTHS_MS = (2, 5, 10, 20, 50, 200, 1000, 10_000)
+LOW, HIGH = 0.93, 0.97
+RESOLVED = 0.9
+READINGS = 2_000_000
+"""Of one line that are in memory at a time."""
+SHEET = {"gain_limits": (0.01, 0.01, 0.01), "offset_limit_w": 0.24, "step_w": 0.06}
+SENSORS = (
+    Sensor("INA219, data sheet", **SHEET),
+    Sensor("INA219, calibrated", u_gain=0.001, offset_limit_w=0.02, step_w=0.06, noise_w=0.5),
+    Sensor("8 rails, data sheet", shares=(0.1, 0.25, 0.25, 0.2, 0.05, 0.05, 0.05, 0.05), **SHEET),
+    Sensor("counter, 500/s", window_ms=0.0, shared_centre_ms=0.0, own_centre_ms=0.1, counter=True,
+           gain_limits=(0.005,), is_shunt=False),
+    Sensor("NVML, 50/s", 20.0, 29.0, 0.5, 0.5, 0.3, gain_limits=(0.05,), step_w=1e-3, is_shunt=False),
+    Sensor("wall meter, 10/s", 100.0, 100.0, 1.0, 1.0, 1.0, gain_limits=(0.0015,), offset_limit_w=0.3, is_shunt=False),
+)  # fmt: skip
+SLOW = {"steps+noise": 1.0, "square": 18.5, "random steps": 8.0, "rare steps": 60.0, "sine": 23.7, "wander": 100.0}
+"""Milliseconds in which power that knows nothing of the phases moves."""
+SLOWER = 5
+"""Reading distances that this must exceed to be judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of hits with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_missed(self) -> bool:
+        return self.high < LOW or self.low > HIGH
+
+    def __str__(self) -> str:
+        return f"{self.value:6.1%} ({self.low:5.1%}-{self.high:6.1%})"
+
+
+def share_of(by_run: np.ndarray) -> Share:
+    """From shares [runs]: Wilson's interval for as many independent trials as the scatter between runs amounts to."""
+    n, p = len(by_run), float(np.mean(by_run))
+    variance = float(np.var(by_run, ddof=1)) / n if n > 1 else 0.25
+    trials = max(p * (1 - p) / variance, n) if variance > 0 else n
+    z2 = 1.96**2
+    middle, half = p + z2 / (2 * trials), 1.96 * np.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
+    return Share(p, float((middle - half) / (1 + z2 / trials)), float((middle + half) / (1 + z2 / trials)))
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Of one sensor, phase length and waveform."""
+
+    resolvable: float
+    single: Share | None
+    bare: Share | None
+    """The same without the shared part of the edges."""
+    mean: Share | None
+    bare_mean: Share | None
+    these: Share | None
+    """The mean against the phases' own joules: their real differences are in the interval too, so it is wide."""
+
+
+def repeats_of(length_ms: float) -> int:
+    return 30 if length_ms <= 200 else 10
+
+
+def measure(sensor: Sensor, kind: str, length_ms: float, runs: int, seed: int) -> Cell:
+    """Simulate one cell in batches, and count."""
+    number = list(WAVEFORMS).index(kind)
+    batch = max(1, min(runs, round(READINGS * sensor.period_ms / (length_ms * LENGTHS.sum() * repeats_of(length_ms)))))
+    singles, bare, means, exacts, resolvable = [], [], [], [], []
+    for i, first in enumerate(range(0, runs, batch)):
+        rng = np.random.default_rng([seed, number, round(length_ms), i])
+        plan = plan_of(rng, min(batch, runs - first), repeats_of(length_ms), length_ms)
+        wave = waveform(kind, rng, plan)
+        part = part_of(wave, rng, plan, sensor)
+        label = plan.run * KINDS + plan.kind
+        budget = Budget(len(label), details=True)
+        found = interval_energies(part, plan.begin, plan.end, label, plan.run, None, budget)
+        exact = (wave.energy(plan.end) - wave.energy(plan.begin)) * 1e-9
+        enough = (np.bincount(label, found.resolvable) >= RESOLVED * np.bincount(label))[label]
+        good = enough & found.resolvable
+        resolvable.append(float(good.mean()))
+        inside = np.abs(found.energy_j - exact) <= found.u95_j
+        singles.append(_shares(inside[good], plan.run[good]))
+        bare.append(_shares((np.abs(found.energy_j - exact) <= _without_edges(found, budget))[good], plan.run[good]))
+        exacts.append([exact[plan.kind == k].mean() for k in range(KINDS)])
+        means += _means(found, budget, exact, good, label)
+    if not means:
+        return Cell(float(np.mean(resolvable)), None, None, None, None, None)
+    expected = np.mean(exacts, axis=0)
+    run, k, value, u95, u95_bare, own = (np.array(column) for column in zip(*means, strict=True))
+    hits = np.abs(value - expected[k.astype(int)]) <= u95
+    bare_hits = np.abs(value - expected[k.astype(int)]) <= u95_bare
+    by_run = [share_of(_by_run(h, run)) for h in (hits, bare_hits, np.abs(value - own) <= u95)]
+    return Cell(float(np.mean(resolvable)), *(share_of(np.concatenate(x)) for x in (singles, bare)), *by_run)
+
+
+def _without_edges(found: PhaseColumns, budget: Budget) -> np.ndarray:
+    """Half-widths of single phases, did the shared part of the edges not count."""
+    edges = budget.parts["edges"]
+    u = np.sqrt(np.maximum(found.u_random_j**2 + found.u_inner_j**2 + found.u_systematic_j**2 - edges**2, 0))
+    return factor(u, np.minimum(found.rectangle_j, u)) * u
+
+
+def _shares(hits: np.ndarray, run: np.ndarray) -> np.ndarray:
+    """Of each run that has any."""
+    count = np.bincount(run)
+    return np.bincount(run, hits)[count > 0] / count[count > 0]
+
+
+def _means(
+    found: PhaseColumns, budget: Budget, exact: np.ndarray, good: np.ndarray, label: np.ndarray
+) -> list[tuple[float, ...]]:
+    """For each run and kind: run, kind, mean, its U95, that without the bound of the edges, the phases' own mean."""
+    at = np.flatnonzero(good)
+    at = at[np.argsort(label[at], kind="stable")]
+    columns = [getattr(found, name) for name in MEAN_COLUMNS]
+    systematic = np.sqrt(np.maximum(found.u_systematic_j**2 - budget.parts["edges"] ** 2, 0))
+    bare = [
+        systematic if name == "u_systematic_j" else column for name, column in zip(MEAN_COLUMNS, columns, strict=True)
+    ]
+    made = []
+    for of_kind in np.split(at, np.flatnonzero(np.diff(label[at])) + 1) if len(at) else []:
+        e, without = (mean_of(*(column[of_kind] for column in c)) for c in (columns, bare))
+        i = int(label[of_kind[0]])
+        made.append((i // KINDS, i % KINDS, e.energy_j, e.u95_j, without.u95_j, float(exact[of_kind].mean())))
+    return made
+
+
+def _by_run(hits: np.ndarray, run: np.ndarray) -> np.ndarray:
+    """Shares by run; batches number their runs anew."""
+    edges = np.flatnonzero(np.diff(run) < 0) + 1
+    pairs = zip(np.split(hits.astype(float), edges), np.split(run.astype(int), edges), strict=True)
+    return np.concatenate([_shares(h, r) for h, r in pairs])
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What came of the judged shares."""
+
+    judged: int = 0
+    inside: int = 0
+    below: int = 0
+    above: int = 0
+    cautious: int = 0
+    worst_low: float = 1.0
+    worst_high: float = 0.0
+
+    def add(self, share: Share, bare: Share | None = None) -> str:
+        """Count one share; the text to print behind it. ``bare`` is the same without the bound of the edges."""
+        self.judged += 1
+        self.inside += LOW <= share.value <= HIGH
+        self.worst_low, self.worst_high = min(self.worst_low, share.value), max(self.worst_high, share.value)
+        if share.high < LOW:
+            self.below += 1
+            return f"<-- below by {LOW - share.value:.1%}"
+        if share.low <= HIGH:
+            return ""
+        if bare is not None and bare.low <= HIGH:
+            self.cautious += 1
+            return f"cautious: edges are a bound ({bare.value:.1%} without)"
+        self.above += 1
+        return f"<-- above by {share.value - HIGH:.1%}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=400, help="simulated runs for each cell")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sensor", nargs="+", default=[s.name for s in SENSORS], help="part of the names of sensors")
+    parser.add_argument("--lengths", type=float, nargs="+", default=LENGTHS_MS, help="phase lengths in ms")
+    args = parser.parse_args()
+    print(f"Coverage of 95 % intervals over {args.runs} simulated runs a cell, seed {args.seed} ({machine()})")
+    singles, means, apart = Verdict(), Verdict(), {"single": [], "mean": []}
+    for sensor in [s for s in SENSORS if any(name in s.name for name in args.sensor)]:
+        print(f"\n{sensor.name}")
+        print(f"  {'phase':>8} {'waveform':13} resolved  {'single phases':23} {'mean of the kind':23} of these")
+        for length_ms in args.lengths:
+            for kind in WAVEFORMS:
+                progress(f"{sensor.name}, {length_ms:g} ms, {kind}")
+                cell = measure(sensor, kind, length_ms, args.runs, args.seed)
+                where = f"  {length_ms:6g} ms {kind:13} {cell.resolvable:8.0%}"
+                if cell.single is None or cell.mean is None or cell.these is None:
+                    print(f"{where}  not resolvable, whatever the waveform")
+                    break
+                if SLOW.get(kind, np.inf) <= SLOWER * sensor.period_ms:
+                    apart["single"].append(cell.single.value)
+                    notes = ["apart: faster than the sensor"]
+                else:
+                    notes = [singles.add(cell.single, cell.bare)]
+                if kind in SLOW:
+                    apart["mean"].append(cell.mean.value)
+                else:
+                    notes.append(means.add(cell.mean, cell.bare_mean).replace("<--", "<-- mean"))
+                text = "; ".join(n for n in notes if n)
+                print(f"{where}  {cell.single} {cell.mean} {cell.these.value:6.1%}  {text}", flush=True)
+    for name, v in (("single phases", singles), ("means", means)):
+        if v.judged:
+            print(f"\n{name}: {v.judged} cells judged, {v.inside} in 93-97 %, {v.worst_low:.1%} to {v.worst_high:.1%};")
+            print(f"  beyond by more than their interval: {v.below} below, {v.above} above", end="")
+            print(f", {v.cautious} above for the bound of the edges" if v.cautious else "")
+    for name, values in apart.items():
+        if values:
+            print(f"apart, {name}: {len(values)} cells, {min(values):.1%} to {max(values):.1%}")
+    return int(singles.below + singles.above + means.below + means.above > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

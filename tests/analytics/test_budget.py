@@ -1,0 +1,146 @@
+"""Parts of the uncertainty by name, in a run file whose sensors' limits are known, and how `joules` shows them."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from make_run import MS, LineSpec, PhaseSpec, S, make_run
+
+from powerd_analytics.budget import KINDS, Budget
+from powerd_analytics.cli import app
+from powerd_analytics.devices import load_parts, part_phase_energies
+from powerd_analytics.run import read_run
+from powerd_analytics.shares import budget_rows
+from powerd_analytics.table import phase_table
+
+ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.5, "step_w": 0.2, "window_ns": MS}
+
+
+def steady(t):
+    return np.full(len(t), 100.0)
+
+
+def stepped(t):
+    """100 W, and 220 W in every phase of 50 ms of 100; within it, it climbs by 20 W."""
+    into = (t - 100 * MS) % (100 * MS)
+    return np.where((into < 50 * MS) & (t >= 100 * MS) & (t < 900 * MS), 220.0 + 20.0 * into / (50 * MS), 100.0)
+
+
+def phases(n=8):
+    return [PhaseSpec("forward", (100 + 100 * i) * MS, (150 + 100 * i) * MS) for i in range(n)]
+
+
+def run_of(path, lines, **kw):
+    return read_run(make_run(path / "r.h5", lines, phases(), {"gpu0": [s.name for s in lines]}, end_ns=S, **kw))
+
+
+def test_gain_offset_and_quantisation_are_what_the_accuracy_says(tmp_path):
+    run = run_of(tmp_path, [LineSpec("a", steady, accuracy=ACCURACY)])
+    (row,) = budget_rows(run, phase="forward")
+    parts = {p.part: p for p in row.parts}
+    assert row.energy_j == pytest.approx(5.0)
+    assert parts["gain"].u_j == pytest.approx(0.05)
+    assert parts["offset"].u_j == pytest.approx(0.025)
+    assert parts["quantisation"].u_j == pytest.approx(0.01 / np.sqrt(12))
+    assert parts["gain"].distribution == "rectangular"
+    assert parts["gain"].shared_by_phases
+    assert not parts["gain"].shared_by_lines
+    assert sum(p.share for p in row.parts) == pytest.approx(1)
+    assert [p.share for p in row.parts] == sorted((p.share for p in row.parts), reverse=True)
+    assert row.words.startswith("mostly gain")
+
+
+def test_parts_are_those_of_the_table(tmp_path):
+    run = run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)], bound_ns=20_000.0)
+    rows, table = budget_rows(run), phase_table(run)
+    for row, told in zip(rows, [*table.phases, *table.totals, *table.runs], strict=True):
+        assert row.u95_j == told.u95_j
+        assert 1.64 * row.u_j <= row.u95_j <= 2.4 * row.u_j
+        if row.table != "run":
+            assert row.u_j == pytest.approx(np.hypot(told.u_statistical_j, told.u_systematic_j))
+
+
+def test_averaging_shrinks_what_differs_and_nothing_that_is_shared(tmp_path):
+    run = run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)], bound_ns=20_000.0)
+    few = replace(run, phases=_first(run, 2))
+    one, all_of_them = (
+        {p.part: p.u_j for p in budget_rows(r, phase="forward")[0].parts} for r in (few, run)
+    )  # fmt: skip
+    for name in ("gain", "offset", "quantisation", "clock"):
+        assert all_of_them[name] == pytest.approx(one[name], rel=0.05)
+    budget = Budget(len(run.phases), details=True)
+    (part,) = load_parts(run)
+    part_phase_energies(run, part, budget)
+    for name, u in budget.parts.items():
+        if KINDS[name].of_repeats:
+            assert u == pytest.approx(u[0], rel=0.02)
+
+
+def test_lines_share_the_clock_and_what_is_missing_but_not_the_gain(tmp_path):
+    lines = [LineSpec(n, lambda t: stepped(t) / 4, accuracy=ACCURACY) for n in "abcd"]
+    four = run_of(tmp_path, lines, bound_ns=20_000.0)
+    (tmp_path / "one").mkdir()
+    one = run_of(tmp_path / "one", lines[:1], bound_ns=20_000.0)
+    of_four, of_one = ({p.part: p.u_j for p in budget_rows(r, phase="forward")[0].parts} for r in (four, one))
+    assert of_four["clock"] == pytest.approx(4 * of_one["clock"], rel=1e-6)
+    assert of_four["gain"] == pytest.approx(2 * of_one["gain"], rel=1e-6)
+
+
+def test_a_bound_of_the_device_clock_is_a_part_of_its_own(tmp_path):
+    run = run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)], bound_ns=20_000.0)
+    bound = np.full(len(run.phases), 40_000)
+    timed = replace(run, phases=replace(run.phases, begin_bound_ns=bound, end_bound_ns=bound))
+    without, parts = ({p.part: p.u_j for p in budget_rows(r, phase="forward")[0].parts} for r in (run, timed))
+    assert "device clock" not in without
+    assert parts["device clock"] == pytest.approx(2 * parts["clock"], rel=1e-6)
+    # It climbs by nearly 20 W from its first clean reading to its last.
+    assert parts["device clock"] == pytest.approx(40e-6 / np.sqrt(3) * 20, rel=0.15)
+
+
+def test_unknown_edges_of_a_device_do_not_shrink_anything(tmp_path):
+    run = run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)])
+    unknown = np.full(len(run.phases), -1)
+    timed = replace(run, phases=replace(run.phases, begin_bound_ns=unknown, end_bound_ns=unknown))
+    assert budget_rows(timed)[0].u_j == budget_rows(run)[0].u_j
+
+
+def test_formats_say_the_same(tmp_path, capsys):
+    run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)])
+    path = str(tmp_path / "r.h5")
+    app(["uncertainty", path, "--format", "json"], result_action="return_value")
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    app(["uncertainty", path, "--format", "csv"], result_action="return_value")
+    cells = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert len(cells) == sum(len(r["parts"]) for r in rows)
+    assert [float(c["share"]) for c in cells] == [p["share"] for r in rows for p in r["parts"]]
+    assert {c["table"] for c in cells} == {"phase", "total", "run"}
+    app(["uncertainty", path, "--format", "markdown"], result_action="return_value")
+    assert capsys.readouterr().out.count("mostly gain") == len(rows)
+    picture = tmp_path / "budget.png"
+    app(["uncertainty", path, "--plot", str(picture)], result_action="return_value")
+    assert "mostly gain" in capsys.readouterr().out.replace("\n", " ")
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_an_unknown_phase_is_told_with_those_there_are(tmp_path):
+    run = run_of(tmp_path, [LineSpec("a", steady)])
+    with pytest.raises(ValueError, match="no phase 'backward' in .*: there are forward"):
+        budget_rows(run, phase="backward")
+
+
+def test_what_has_no_number_has_no_parts(tmp_path):
+    short = [PhaseSpec("update", i * 10 * MS, i * 10 * MS + MS) for i in range(1, 9)]
+    lines = [LineSpec("a", steady, accuracy=ACCURACY)]
+    run = read_run(make_run(tmp_path / "r.h5", lines, short, {"gpu0": ["a"]}, end_ns=S))
+    row = budget_rows(run)[0]
+    assert row.parts == ()
+    assert row.u_j is None
+    assert row.words.startswith("not resolvable")
+
+
+def _first(run, n):
+    names = [name for name in run.phases.__dataclass_fields__ if name != "classes"]
+    return replace(run.phases, **{name: getattr(run.phases, name)[:n] for name in names})

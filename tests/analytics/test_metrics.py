@@ -1,0 +1,242 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from published import CAPS, CASTRO, DATA, rows
+
+from powerd_analytics import metrics
+from powerd_analytics.quantity import Quantity
+from powerd_analytics.uncertainty import Estimate
+from powerd_core.errors import AnalysisError
+
+POSITIVE = st.floats(1e-3, 1e6)
+
+
+def test_values_by_hand():
+    assert metrics.energy_j(200.0, 3.0) == 600.0
+    assert metrics.mean_power_w(600.0, 3.0) == 200.0
+    assert metrics.edp_js(600.0, 3.0) == 1800.0
+    assert metrics.ed2p_js2(600.0, 3.0) == 5400.0
+    assert metrics.eds(600.0, 3.0, 800.0, 2.0, 1.5) == pytest.approx(0.5 / 1.5 * 0.75 + 1.5 / 1.5)
+    assert metrics.energy_saving_pct(600.0, 800.0) == pytest.approx(25.0)
+    assert metrics.performance_loss_pct(3.0, 2.0) == pytest.approx(50.0)
+    assert metrics.saving_minus_loss_pct(600.0, 3.0, 800.0, 2.0) == pytest.approx(-25.0)
+    assert metrics.zeus_cost_j(600.0, 3.0, 300.0, 0.25) == pytest.approx(150.0 + 0.75 * 900.0)
+    assert metrics.gflops_per_w(3e12, 600.0) == pytest.approx(5.0)
+    assert metrics.gflops_per_w_paper(1e9, 100, 2, 40.0) == pytest.approx(5.0)
+    assert metrics.samples_per_joule(1200, 600.0) == 2.0
+    assert metrics.samples_per_s(1200, 3.0) == 400.0
+    assert metrics.of_training(4.0, 250) == 1000.0
+    assert metrics.co2_g(7.2e6, 400.0) == pytest.approx(800.0)
+    assert metrics.money(1.8e6, 0.30) == pytest.approx(0.15)
+
+
+def test_savings_and_losses_as_krzywaniak_prints_them():
+    published = rows(CAPS)
+    checked = 0
+    for row in published:
+        if row["target"] == "default" or row["model"] == "Alexnet":
+            continue  # the printed per cents of Alexnet do not follow from its joules and seconds
+        default = next(r for r in published if (r["model"], r["target"]) == (row["model"], "default"))
+        e, t, e0, t0 = (float(r[c]) for r in (row, default) for c in ("energy_kj", "time_s"))
+        assert metrics.energy_saving_pct(e, e0) == pytest.approx(-float(row["energy_vs_default_pct"]), abs=0.8)
+        assert metrics.performance_loss_pct(t, t0) == pytest.approx(float(row["time_vs_default_pct"]), abs=0.25)
+        checked += 1
+    assert checked == 20
+
+
+def test_iterations_of_castro_follow_from_the_epochs():
+    data = {"CaffeNet": 1_280_000, "ResNetIm": 1_280_000}
+    for row in rows(CASTRO / "table3_iterations.csv"):
+        if row["model"] in data:
+            found = metrics.iterations_of(int(row["epochs"]), data[row["model"]], int(row["batch"]))
+            assert found == int(row["iterations"])
+    assert metrics.iterations_of(3, 10, 4) == 9
+    assert metrics.iterations_of(3, 10, 4, drop_last=True) == 6
+    assert metrics.iterations_of(0.5, 100, 10) == 5
+    for bad in ((1, 0, 4), (1, 10, 0), (-1, 10, 4), (float("nan"), 10, 4)):
+        with pytest.raises(AnalysisError, match="epochs of"):
+            metrics.iterations_of(*bad)
+
+
+@given(POSITIVE, POSITIVE, st.floats(1, 10))
+def test_eds_is_one_at_the_reference(energy, time, k):
+    assert metrics.eds(energy, time, energy, time, k) == pytest.approx(1.0)
+
+
+@given(POSITIVE, POSITIVE, POSITIVE)
+def test_cost_goes_from_time_to_energy_with_eta(energy, time, power):
+    assert metrics.zeus_cost_j(energy, time, power, 1.0) == energy
+    assert metrics.zeus_cost_j(energy, time, power, 0.0) == pytest.approx(power * time)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: metrics.eds(1.0, 1.0, 1.0, 1.0, 0.9),
+        lambda: metrics.eds(1.0, 1.0, 1.0, 1.0, float("nan")),
+        lambda: metrics.zeus_cost_j(1.0, 1.0, 300.0, 1.1),
+        lambda: metrics.zeus_cost_j(1.0, 1.0, 0.0, 0.5),
+        lambda: metrics.co2_g(1.0, -1.0),
+        lambda: metrics.money(1.0, float("inf")),
+        lambda: metrics.best([]),
+        lambda: metrics.best([1.0, float("nan")]),
+        lambda: metrics.pareto_front([1.0, float("nan")], [1.0, 1.0]),
+        lambda: metrics.pareto_front([1.0], [float("inf")]),
+        lambda: metrics.pareto_front([1.0, 2.0], [1.0]),
+        lambda: Quantity.measured(float("nan")),
+        lambda: Quantity.measured(1.0, -0.1),
+        lambda: Quantity.measured(1.0, 0.0, -0.1),
+    ],
+)
+def test_settings_and_values_out_of_range(call):
+    with pytest.raises(AnalysisError):
+        call()
+
+
+# Each metric of an energy and a time against a reference: what is propagated, and what the propagation is checked by.
+OF_ALL = {
+    "mean_power_w": lambda e, t, e0, t0: metrics.mean_power_w(e, t),
+    "edp_js": lambda e, t, e0, t0: metrics.edp_js(e, t),
+    "ed2p_js2": lambda e, t, e0, t0: metrics.ed2p_js2(e, t),
+    "eds": lambda e, t, e0, t0: metrics.eds(e, t, e0, t0, 1.5),
+    "saving": lambda e, t, e0, t0: metrics.energy_saving_pct(e, e0),
+    "loss": lambda e, t, e0, t0: metrics.performance_loss_pct(t, t0),
+    "difference": metrics.saving_minus_loss_pct,
+    "cost": lambda e, t, e0, t0: metrics.zeus_cost_j(e, t, 300.0, 0.4),
+    "gflops_per_w": lambda e, t, e0, t0: metrics.gflops_per_w(1e12, e),
+    "samples_per_joule": lambda e, t, e0, t0: metrics.samples_per_joule(100, e),
+    "samples_per_s": lambda e, t, e0, t0: metrics.samples_per_s(100, t),
+    "co2_g": lambda e, t, e0, t0: metrics.co2_g(metrics.of_training(e, 1e4), 400.0),
+    "edp_ratio": lambda e, t, e0, t0: metrics.edp_js(e, t) / metrics.edp_js(e0, t0),
+    "twice": lambda e, t, e0, t0: metrics.eds(e, t, e0, t0) * metrics.edp_js(e, t),
+}
+
+
+@settings(max_examples=12)
+@given(
+    st.tuples(*[st.floats(1.0, 1000.0)] * 4),
+    st.tuples(*[st.floats(0.002, 0.02)] * 4),
+    st.floats(0.002, 0.02),
+    st.integers(0, 2**32 - 1),
+)
+def test_first_order_agrees_with_monte_carlo(values, spreads, gain, seed):
+    """Energies of one sensor share its gain; the rest is drawn apart."""
+    rng = np.random.default_rng(seed)
+    n = 20_000
+    shared = rng.normal(size=n)
+    drawn, given_ = [], []
+    for i, (value, spread) in enumerate(zip(values, spreads, strict=True)):
+        gain_u = gain * value if i in (0, 2) else 0.0
+        drawn.append(value + spread * value * rng.normal(size=n) + gain_u * shared)
+        given_.append(Quantity.measured(value, spread * value, {"gain": gain_u}))
+    for name, metric in OF_ALL.items():
+        found, sample = metric(*given_), metric(*drawn)
+        # Second order and chance: a few per cent of u; no more than the relative uncertainties allow.
+        assert found.u == pytest.approx(float(np.std(sample)), rel=0.06), name
+        assert found.value == pytest.approx(float(np.mean(sample)), abs=0.06 * found.u), name
+        assert found.value == pytest.approx(metric(*values)), name
+
+
+def test_a_shared_gain_cancels_in_a_ratio_and_adds_in_a_sum():
+    a, b = (Quantity.measured(v, 0.0, {"gain of gpu0": 0.01 * v}) for v in (200.0, 100.0))
+    assert metrics.energy_saving_pct(b, a).u == pytest.approx(0.0, abs=1e-12)
+    assert (a + b).u == pytest.approx(3.0)
+    assert (a - a).u == 0.0
+    assert a.correlation(b) == pytest.approx(1.0)
+    apart = Quantity.measured(100.0, 0.0, 1.0)
+    assert a.correlation(apart) == 0.0
+    assert (a + apart).u == pytest.approx(np.hypot(2.0, 1.0))
+
+
+def test_the_two_parts_stay_apart():
+    e = Quantity.of(Estimate(100.0, 3.0, 4.0))
+    edp = metrics.edp_js(e, 2.0)
+    assert (edp.value, edp.u_statistical, edp.u_systematic, edp.u, edp.u95) == pytest.approx(
+        (200.0, 6.0, 8.0, 10.0, 20.0)
+    )
+    assert str(edp) == "200 ± 20 (k = 2)"
+    assert (np.float64(2.0) * e - e - e).u == 0.0
+
+
+@given(POSITIVE, POSITIVE, st.floats(0.1, 10))
+def test_arithmetic_is_that_of_numbers(a, b, exact):
+    x, y = Quantity.measured(a, 0.1 * a), Quantity.measured(b, 0.0, 0.1 * b)
+    for found, expected in (
+        (x + y, a + b), (x - y, a - b), (x * y, a * b), (x / y, a / b), (-x, -a), (x**3, a**3),
+        (exact + x, exact + a), (exact - x, exact - a), (exact * x, exact * a), (exact / x, exact / a),
+        (x - exact, a - exact), (x / exact, a / exact),
+    ):  # fmt: skip
+        assert found.value == pytest.approx(expected)
+    assert (x**3).u == pytest.approx(0.3 * a**3)
+    assert (x * x * x).u == pytest.approx((x**3).u)
+    with pytest.raises(ZeroDivisionError):
+        x / 0.0
+
+
+def test_arrays_go_through_the_same_functions():
+    e, t = np.array([600.0, 800.0]), np.array([3.0, 2.0])
+    assert metrics.edp_js(e, t).tolist() == [1800.0, 1600.0]
+    assert metrics.eds(e, t, 800.0, 2.0).tolist() == pytest.approx([0.375 + 0.75, 1.0])
+
+
+def slow_front(points):
+    """By the definition: not beaten by any other."""
+    return {
+        i for i, (t, e) in enumerate(points)
+        if not any((u <= t and f <= e) and (u < t or f < e) for u, f in points)
+    }  # fmt: skip
+
+
+@given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=30))
+def test_front_by_its_definition(points):
+    t, e = zip(*points, strict=True)
+    front = metrics.pareto_front(t, e).tolist()
+    assert set(front) == slow_front(points)
+    assert len(front) == len(set(front))
+    assert [t[i] for i in front] == sorted(t[i] for i in front)
+
+
+def test_the_best_of_each_metric_and_what_cannot_be_told_from_it():
+    table = [r for r in rows(CAPS) if r["model"] == "Resnet50"]
+    e, t = ([float(r[c]) * f for r in table] for c, f in (("energy_kj", 1e3), ("time_s", 1.0)))
+    found = metrics.best_by_metric(e, t, 0, max_power_w=260.0)
+    assert {name: table[i]["target"] for name, i in found.items()} == {
+        "energy_j": "min E", "time_s": "default", "edp_js": "min EDP", "ed2p_js2": "min EDS(k=1.5)",
+        "eds(k=2)": "min EDS(k=2.0)", "eds(k=1.5)": "min EDS(k=1.5)", "cost_j": "min EDS(k=2.0)",
+    }  # fmt: skip
+    with pytest.raises(AnalysisError, match="energies and"):
+        metrics.best_by_metric(e, t[:-1], 0)
+
+    gain = {"gain": 0.05}
+    shared = [Quantity.measured(v, 0.001, {k: u * v for k, u in gain.items()}) for v in (1.00, 1.02, 1.04)]
+    apart = [Quantity.measured(v, 0.001, 0.05 * v) for v in (1.00, 1.02, 1.04)]
+    assert metrics.best(shared) == 0
+    assert metrics.as_good_as_best(shared) == [0]
+    assert metrics.as_good_as_best(apart) == [0, 1, 2]
+
+
+# What the simulator of the Zeus study ended with on a V100 (eta 0.5): batch size, power limit, joules, seconds of a
+# training. The three with joules always took the same runs; the others drew some of the traced ones.
+ZEUS = {
+    "cifar100": (128, 100, 28477.8604436586, 339.2106666667),
+    "imagenet": (360, 175, None, None),
+    "librispeech": (48, 150, 5846868.056530896, 45777.214),
+    "movielens-1m": (16384, 175, None, None),
+    "sentiment140": (64, 175, 2180790.642808361, 13385.69074062),
+}
+
+
+@pytest.mark.parametrize("job", ZEUS)
+def test_the_lowest_cost_is_where_zeus_ends(job):
+    traced = [r for r in rows(DATA / "zeus" / "v100.csv") if r["job"] == job]
+    power, epochs, s_per_epoch = (
+        np.array([float(r[c]) for r in traced]) for c in ("average_power_w", "epochs", "s_per_epoch")
+    )
+    time_s = metrics.of_training(s_per_epoch, epochs)
+    energy_j = metrics.energy_j(power, time_s)
+    best = metrics.best(metrics.zeus_cost_j(energy_j, time_s, 250.0, 0.5))
+    batch, limit, joules, seconds = ZEUS[job]
+    assert (int(traced[best]["batch_size"]), float(traced[best]["power_limit_w"])) == (batch, limit)
+    if joules is not None:
+        assert (energy_j[best], time_s[best]) == pytest.approx((joules, seconds), rel=1e-9)

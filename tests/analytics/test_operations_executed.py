@@ -1,0 +1,338 @@
+"""What torch executes, against counts by hand."""
+
+from math import prod
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from powerd_analytics.operations import Work, count_operations
+from powerd_core.errors import AnalysisError
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
+F = nn.functional
+
+from powerd_analytics.operations.kernels import attention, convolution_backward  # noqa: E402
+from powerd_analytics.operations.shapes import SHAPES  # noqa: E402
+
+aten = torch.ops.aten
+
+
+def executed(count, name):
+    return next(e for e in count.executed if e.name == name)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "products"),
+    [
+        # products a sample, by hand: output values x kernel x channels in of a group
+        (nn.Conv2d(8, 16, 3, padding=1), (8, 6, 6), 16 * 36 * 9 * 8),
+        (nn.Conv2d(32, 64, 3, padding=1, groups=16), (32, 6, 6), 64 * 36 * 9 * 2),
+        (nn.Conv2d(16, 16, 3, groups=16, bias=False), (16, 6, 6), 16 * 16 * 9),
+        (nn.Conv2d(8, 4, 3, stride=2, dilation=2, padding=1), (8, 9, 9), 4 * 16 * 9 * 8),
+        (nn.Conv1d(8, 4, 5, groups=2), (8, 12), 4 * 8 * 5 * 4),
+        (nn.Conv3d(2, 4, (1, 2, 3)), (2, 3, 4, 5), 4 * (3 * 3 * 3) * 6 * 2),
+        # transposed: input values x kernel x channels out of a group
+        (nn.ConvTranspose2d(8, 6, 3, stride=2, groups=2, output_padding=1), (8, 5, 5), 8 * 25 * 9 * 3),
+        (nn.Linear(7, 5), (7,), 35),
+        (nn.Linear(7, 5), (3, 7), 3 * 35),
+    ],
+)
+def test_backward_is_twice_forward(layer, shape, products):
+    class Second(nn.Module):
+        """The layer behind one that makes its input need a gradient."""
+
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+            self.layer = layer
+
+        def forward(self, x):
+            return self.layer(x * self.scale)
+
+    count = executed(count_operations(Second(), shape, batch_size=3), "layer")
+    assert count.forward.operations == 3 * 2 * products
+    assert count.backward.operations == 2 * 3 * 2 * products
+    bias = layer.bias is not None
+    values = prod(layer(torch.empty(3, *shape)).shape) if bias else 0
+    assert count.forward.elementwise == count.backward.elementwise == values
+
+
+def test_a_first_layer_has_no_gradient_of_its_input():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    count = count_operations(model, (3, 8, 8))
+    first, second = executed(count, "0"), executed(count, "1")
+    assert first.backward.operations == first.forward.operations
+    assert second.backward.operations == 2 * second.forward.operations
+
+
+def test_frozen_weights_have_no_gradient():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 5))
+    model[1].weight.requires_grad_(False)
+    second = executed(count_operations(model, (3,)), "1")
+    assert second.backward.operations == second.forward.operations
+
+
+def test_torch_agrees_where_there_are_no_groups():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(100, 5))
+    count = count_operations(model, (3, 15, 15), batch_size=4)
+    with FlopCounterMode(display=False) as theirs:
+        model(torch.randn(4, 3, 15, 15)).sum().backward()
+    assert (count.forward + count.backward).operations == theirs.get_total_flops()
+
+
+def test_recurrent_layers_by_hand():
+    steps, batch, width, hidden = 5, 2, 8, 16
+    for kind, gates in ((nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)):
+        count = count_operations(kind(width, hidden, batch_first=True), (steps, width), batch_size=batch)
+        by_hand = 2 * steps * batch * gates * hidden * (width + hidden)
+        assert count.forward.operations == by_hand
+        # Backward: both gradients, but not of the input; the first state needs none either.
+        of_input, of_first_state = by_hand * width // (width + hidden), 2 * batch * gates * hidden * hidden
+        assert count.backward.operations == 2 * by_hand - of_input - of_first_state
+        assert count.not_counted == (f"{kind.__name__} ({kind.__name__})",)
+        assert count.total == 0
+
+
+def test_attention_by_hand():
+    n, heads, s, d = 2, 4, 6, 8
+    shape = (n, heads, s, d)
+
+    class Attention(nn.Module):
+        def forward(self, q, k, v):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    tensors = [torch.empty(shape, device="meta", requires_grad=True) for _ in range(3)]
+    product = 2 * n * heads * s * s * d
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.attention = Attention()
+
+        def forward(self, *qkv):
+            return self.attention(*(t * self.scale for t in qkv))
+
+    count = count_operations(Model(), inputs=tensors)
+    assert executed(count, "attention").forward.operations == 2 * product
+    assert executed(count, "attention").backward.operations == 4 * product
+    assert "attention (Attention)" in count.not_counted
+    # In one kernel, backward computes the first product again.
+    assert attention(1)(tensors, None) == 2 * product
+    assert attention(2, first=1)([tensors[0], *tensors], None) == 5 * product
+
+
+def test_a_multi_head_layer_and_a_whole_encoder():
+    s, width = 5, 16
+    layer = nn.TransformerEncoderLayer(width, 4, 32, dropout=0.0, batch_first=True)
+    count = count_operations(layer, (s, width), batch_size=2)
+    tokens = 2 * s
+    inside = executed(count, "self_attn").forward.operations
+    assert inside == 2 * tokens * width * 4 * width + 2 * 2 * 2 * s * s * width
+    assert executed(count, "linear1").forward.operations == 2 * tokens * width * 32
+    assert "self_attn (MultiheadAttention)" in count.not_counted
+
+
+def test_functions_count_for_the_module_that_calls_them():
+    class Functional(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3))
+
+        def forward(self, x):
+            return torch.relu(F.linear(x, self.weight))
+
+    count = count_operations(nn.Sequential(Functional(), nn.Linear(4, 2)), (3,), batch_size=2)
+    assert executed(count, "0").forward == Work(2 * 24, 8, executed(count, "0").forward.moved_bytes)
+    assert executed(count, "0").backward.operations == 2 * 24
+    assert count.not_counted == ("0 (Functional)",)
+    assert count.total == 8
+
+
+def test_custom_functions_are_counted_in_both_passes():
+    class Twice(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            return x @ w
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, w = ctx.saved_tensors
+            return grad @ w.t() @ w @ w.t(), x.t() @ grad  # more than needed, and all of it runs
+
+    class Custom(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3, 3))
+
+        def forward(self, x):
+            return Twice.apply(x, self.weight)
+
+    count = count_operations(nn.Sequential(nn.Linear(3, 3), Custom()), (3,), batch_size=2)
+    assert executed(count, "1").forward.operations == 2 * 18
+    assert executed(count, "1").backward.operations == 4 * 2 * 18
+
+
+def test_kernels_that_nobody_knows_are_listed():
+    class Spectral(nn.Module):
+        def forward(self, x):
+            return torch.fft.fft(x).real
+
+    count = count_operations(nn.Sequential(nn.Linear(4, 4), Spectral()), (4,))
+    assert any(text.startswith("1 (Spectral): aten._fft_") for text in count.executed_not_counted)
+
+
+def test_an_operator_of_somebody_else_is_listed():
+    library = torch.library.Library("powerd_test", "DEF")
+    library.define("mystery(Tensor x) -> Tensor")
+    library.impl("mystery", torch.empty_like, "Meta")
+
+    class Mystery(nn.Module):
+        def forward(self, x):
+            return torch.ops.powerd_test.mystery(x.detach()) + x
+
+    count = count_operations(nn.Sequential(nn.Linear(4, 4), Mystery()), (4,))
+    assert count.executed_not_counted == ("1 (Mystery): powerd_test.mystery.default",)
+
+
+def test_a_checkpoint_computes_twice():
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.inner = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+
+        def forward(self, x):
+            return checkpoint(self.inner, self.first(x), use_reentrant=False)
+
+    count = count_operations(Checkpointed(), (4,))
+    assert executed(count, "inner.0").backward.operations == 3 * executed(count, "inner.0").forward.operations
+
+
+def test_no_gradient_no_backward_and_it_says_so():
+    count = count_operations(nn.ReLU(), (3,))
+    assert count.backward == Work()
+    assert any("no backward pass" in note for note in count.notes)
+
+
+def test_a_factory_never_allocates_and_an_embedding_takes_integers():
+    def make():
+        return nn.Sequential(nn.Embedding(10**7, 10**6), nn.Linear(10**6, 10))
+
+    count = count_operations(make, (7,), dtype="int64", batch_size=2)
+    assert executed(count, "1").forward.operations == 2 * 2 * 7 * 10**7
+    assert executed(count, "0").forward.operations == 0
+    assert executed(count, "0").forward.moved_bytes >= 2 * 7 * 10**6 * 4
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: 1 / 0, "the model cannot be made: ZeroDivisionError"),
+        (lambda: "a model", "got a str"),
+    ],
+)
+def test_what_makes_no_model_is_said(make, said):
+    with pytest.raises(AnalysisError, match=said):
+        count_operations(make, (3,))
+
+
+def test_bad_arguments_are_said():
+    with pytest.raises(AnalysisError, match="batch size 0"):
+        count_operations(nn.Linear(3, 2), (3,), batch_size=0)
+    with pytest.raises(AnalysisError, match="not both"):
+        count_operations(nn.Linear(3, 2))
+    with pytest.raises(AnalysisError, match="no type"):
+        count_operations(nn.Linear(3, 2), (3,), dtype="bits")
+
+
+def _tensor(shape, dtype=torch.float32):
+    return torch.empty(shape, device="meta", dtype=dtype)
+
+
+def _same(func, args):
+    ours = SHAPES[func](args)
+    assert ours is not None
+    theirs = func(*args)
+    pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
+    for a, b in pairs:
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
+
+
+sizes = st.integers(1, 4)
+
+
+@given(
+    groups=sizes, cin=sizes, cout=sizes, size=st.tuples(st.integers(3, 12), st.integers(3, 12)),
+    kernel=st.tuples(sizes, sizes), stride=sizes, padding=st.integers(0, 2), dilation=st.integers(1, 3),
+    transposed=st.booleans(), bias=st.booleans(), mask=st.tuples(st.booleans(), st.booleans()),
+)  # fmt: skip
+@settings(max_examples=80, deadline=None)
+def test_shapes_of_convolutions_are_torchs(
+    groups, cin, cout, size, kernel, stride, padding, dilation, transposed, bias, mask
+):
+    x = _tensor((2, cin * groups, *size))
+    weight = _tensor((cin * groups, cout, *kernel) if transposed else (cout * groups, cin, *kernel))
+    b = _tensor((cout * groups,)) if bias else None
+    rest = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups)
+    args = (x, weight, b, *rest)
+    grad = SHAPES[aten.convolution.default](args)
+    assume(grad is not None)  # no output: torch's to refuse
+    _same(aten.convolution.default, args)
+    back = (grad, x, weight, [cout * groups] if bias else None, *rest, [*mask, bias])
+    _same(aten.convolution_backward.default, back)
+    products = (x if transposed else grad).numel() * prod(weight.shape[1:])
+    assert convolution_backward(back, None) == 2 * products * sum(mask)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4, 5)])
+def test_shapes_of_normalisation_are_torchs(training, shape):
+    c = _tensor((3,))
+    _same(aten.native_batch_norm.default, (_tensor(shape), c, c, c, c, training, 0.1, 1e-5))
+    saved = _tensor((3,) if training else (0,))
+    back = (_tensor(shape), _tensor(shape), c, c, c, saved, saved, training, 1e-5, [True, True, False])
+    _same(aten.native_batch_norm_backward.default, back)
+    _same(aten.native_layer_norm.default, (_tensor(shape), list(shape[1:]), None, None, 1e-5))
+
+
+@given(
+    shape=st.lists(st.integers(2, 4), min_size=1, max_size=4),
+    over=st.lists(st.integers(-4, 3), min_size=1, unique=True), keeps=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_shapes_of_reductions_are_torchs(shape, over, keeps):
+    assume(len({d % len(shape) for d in over}) == len(over))
+    assume(all(-len(shape) <= d < len(shape) for d in over))
+    for func in (aten.mean.dim, aten.sum.dim_IntList):
+        _same(func, (_tensor(shape), over, keeps))
+
+
+def test_shapes_of_the_others_are_torchs():
+    a, b = _tensor((2, 3)), _tensor((3, 4))
+    _same(aten.mm.default, (a, b))
+    _same(aten.addmm.default, (_tensor((4,)), a, b))
+    _same(aten.bmm.default, (_tensor((5, 2, 3)), _tensor((5, 3, 4))))
+    image = _tensor((2, 3, 9, 8))
+    for pooled in ((image, [3, 3], [2, 2], [1, 1]), (image, [2, 2]), (image, [3, 2], [1, 2], [0, 1], [2, 1])):
+        _same(aten.max_pool2d_with_indices.default, pooled)
+    for func in (aten.add.Tensor, aten.mul.Tensor, aten.threshold_backward.default):
+        _same(func, (image, image, 0) if "threshold" in str(func) else (image, image))
+    _same(aten.relu.default, (image,))
+    _same(aten.div.Scalar, (_tensor((2, 3, 1, 1)).expand(2, 3, 4, 4), 16))
+    _same(aten._softmax.default, (image, 1, False))
+    for func, args in [
+        (aten.relu.default, (image.transpose(1, 2),)),
+        (aten.add.Tensor, (image, image[:1])),
+        (aten.add.Tensor, (image, _tensor(image.shape, torch.float64))),
+        (aten.mm.default, (a, a)),
+    ]:
+        assert SHAPES[func](args) is None, "left to torch"

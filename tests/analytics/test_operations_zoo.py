@@ -1,0 +1,166 @@
+"""The models of the zoo against the published figures, and the command that prints them."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from powerd_analytics.cli import main
+from powerd_analytics.operations import count_operations, read_count
+from powerd_core.errors import ConfigError
+
+torch = pytest.importorskip("torch")
+
+from powerd_analytics.operations.named import count_named  # noqa: E402
+from powerd_analytics.operations.zoo import ZOO  # noqa: E402
+
+MIB = 2**20
+
+
+def test_caffenet_is_the_row_of_table_1():
+    count = count_named("caffenet")
+    assert count.total == pytest.approx(727.20e6, rel=0.002)
+    assert 4 * count.values_read / MIB == pytest.approx(239.1, abs=0.05)
+    assert 4 * count.values_written / MIB == pytest.approx(6.0, abs=0.05)
+    assert count.ctc == pytest.approx(11.6, abs=0.05)
+    assert count.not_counted == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "low", "high"),
+    [
+        ("2d-cnn", 784.05e6, 784.15e6),
+        ("2d-cnn-full5", 800.8e6, 800.95e6),
+        ("resnet", 410e6, 445e6),
+        ("resnet-im", 3653e6, 3658e6),
+    ],
+)
+def test_the_papers_other_models(model, low, high):
+    assert low <= count_named(model).total <= high
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("alexnet", 61100840),
+        ("resnet18", 11689512),
+        ("resnet34", 21797672),
+        ("resnet50", 25557032),
+        ("vgg16", 138357544),
+    ],
+)
+def test_parameters_are_the_published_ones(model, parameters):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in ZOO[model].make().parameters()) == parameters
+
+
+@pytest.mark.parametrize("model", sorted(ZOO))
+def test_all_of_the_zoo_is_counted(model):
+    count = count_named(model, batch_size=2)
+    assert count.executed_not_counted == ()
+    assert count.forward.operations > 0
+    assert 1.7 * count.forward.operations > count.backward.operations - count.forward.operations / 2 > 0
+    assert {row.name for row in count.rows()} >= {layer.name for layer in count.layers}
+
+
+def test_a_batch_multiplies(capsys):
+    one, many = count_named("resnet18"), count_named("resnet18", batch_size=8)
+    assert many.total == one.total
+    assert many.forward.operations == 8 * one.forward.operations
+    assert sum(r.operations_paper or 0 for r in many.rows()) == 8 * one.total
+
+
+def test_the_command_prints_every_form(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["operations", "caffenet", "--format", "csv", "--batch", "4"])
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert rows[-1]["layer"] == "total"
+    assert int(rows[-1]["operations_paper"]) == 4 * 726406328
+    assert sum(int(r["operations_executed_backward"]) for r in rows[:-1]) == int(
+        rows[-1]["operations_executed_backward"]
+    )
+    out = tmp_path / "o.json"
+    with pytest.raises(SystemExit):
+        main(["operations", "resnet18", "--format", "json", "-o", str(out)])
+    document = json.loads(out.read_text())
+    assert set(document["conventions"]) == {"paper", "executed"}
+    assert read_count(out) == count_named("resnet18")
+    for form in ("table", "markdown"):
+        with pytest.raises(SystemExit):
+            main(["operations", "resnet18", "--format", form])
+        text = capsys.readouterr().out
+        for said in ("(paper)", "(executed)", "not counted (paper): 8 Block", "equations 1 to 7"):
+            assert said in text
+
+
+def test_a_function_in_a_file(capsys, tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import torch\n"
+        "class Two(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.embed = torch.nn.Embedding(9, 4)\n"
+        "        self.out = torch.nn.Linear(4, 2)\n"
+        "    def forward(self, tokens, x):\n"
+        "        return self.out(self.embed(tokens) + x)\n"
+        "def make():\n"
+        "    return Two()\n"
+    )
+    with pytest.raises(SystemExit) as done:
+        main(["operations", f"{file}:make", "--input", "5:int64", "--input", "5x4", "--batch", "2", "--format", "csv"])
+    assert not done.value.code
+    rows = {r["layer"]: r for r in csv.DictReader(io.StringIO(capsys.readouterr().out))}
+    assert rows["out"]["operations_paper"] == str(2 * 5 * 8)
+    assert rows["out"]["operations_executed_forward"] == str(2 * 2 * 5 * 8)
+    assert rows["embed"]["operations_paper"] == ""
+    assert "not counted" in rows["embed"]["note"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nothing"], "no model 'nothing'"),
+        (["resnet18", "--batch", "0"], "must be at least 1"),
+        (["resnet18", "--input", "3x2y4"], "numbers with x between them"),
+        (["resnet18", "--input", "3x0x4"], "lengths are at least 1"),
+        (["resnet18", "--input", "3:bits"], "no type of torch's values"),
+        (["resnet18", "--input", "4x32x32"], "does not run on a sample of shape (4, 32, 32)"),
+        (["none.py:make", "--input", "3"], "no such file"),
+        (["{file}:make", "--input", "3"], "has no function 'make'; it has build"),
+        (["{file}:build"], "give the shape of one sample"),
+        (["{file}:build", "--input", "3"], "the model cannot be made: ValueError: not today"),
+        (["{broken}:build", "--input", "3"], "cannot be imported: SyntaxError"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(arguments, said, capsys, tmp_path):
+    file, broken, out = tmp_path / "some.py", tmp_path / "broken.py", tmp_path / "out.json"
+    file.write_text("def build():\n    raise ValueError('not today')\n")
+    broken.write_text("def build(:\n")
+    given = [a.format(file=file, broken=broken) for a in arguments]
+    with pytest.raises(SystemExit) as done:
+        main(["operations", *given, "-o", str(out)])
+    error = capsys.readouterr().err
+    assert done.value.code == 2
+    assert said in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+
+
+def test_a_document_that_is_another_is_refused(tmp_path):
+    file = tmp_path / "x.json"
+    for text in ("[]", "{}", "not json", '{"format": "powerd-operations", "version": 9}'):
+        file.write_text(text)
+        with pytest.raises(ConfigError, match="is not what `joules operations"):
+            read_count(file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_count(tmp_path / "none.json")
+
+
+def test_the_count_of_a_module_and_of_its_factory_are_the_same():
+    made = ZOO["2d-cnn"].make()
+    a = count_operations(made, (50, 60, 60), batch_size=2)
+    b = count_operations(ZOO["2d-cnn"].make, (50, 60, 60), batch_size=2)
+    assert a == b
+    assert all(p.device.type == "cpu" and p.grad is None for p in made.parameters())

@@ -1,0 +1,350 @@
+"""Every joule once: ranks mapped to devices, shares of devices, rows of ranks and of the job."""
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_run import MS, LineSpec, PhaseSpec, make_run, training
+
+from powerd_analytics.baseline import table_above_idle
+from powerd_analytics.info import describe_run
+from powerd_analytics.phases import kept
+from powerd_analytics.ranks import device_identity, ranks_of
+from powerd_analytics.render import to_csv, to_markdown
+from powerd_analytics.run import read_run
+from powerd_analytics.table import phase_table
+
+U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
+TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)
+
+
+def phases_of(ranks, phases=TRAINED.phases, shift_ns=0):
+    """The same phases in every rank, each rank ``shift_ns`` behind the one before."""
+    found = []
+    for rank in range(ranks):
+        base, later = len(found), rank * shift_ns
+        for p in phases:
+            parent = p.parent + base if p.parent >= 0 else -1
+            found.append(replace(p, begin_ns=p.begin_ns + later, end_ns=p.end_ns + later, parent=parent, process=rank))
+    return found
+
+
+def gpu(index, uuid=True, pci=True):
+    return {
+        "index": 0,
+        "uuid": f"GPU-{U[index]}" if uuid else "",
+        "pci": f"0000:0{index}:00.0" if pci else "",
+    }
+
+
+def rank(number, world, *devices):
+    about = {"pid": 100 + number, "rank": number, "local_rank": number, "world_size": world}
+    return about | ({"devices": list(devices)} if devices else {})
+
+
+def gpu_line(index, *, uuid=True, pci=True, **more):
+    detail = ({"uuid": f"GPU-{U[index]}"} if uuid else {}) | ({"pci_bus_id": f"00000000:0{index}:00.0"} if pci else {})
+    return LineSpec(f"gpu{index}.nvml", TRAINED.power(1 + index), f"gpu{index}", "measured", detail=detail, **more)
+
+
+def run_of(tmp_path, lines, processes, phases=None, attributes=None, **more):
+    path = tmp_path / "run.h5"
+    path.unlink(missing_ok=True)
+    ranks = len([p for p in processes if "rank" in p])
+    make_run(path, lines, phases_of(ranks) if phases is None else phases, end_ns=TRAINED.end_ns, **more)
+    with h5py.File(path, "r+") as file:
+        del file["processes"]
+        file.create_dataset("processes", data=[json.dumps(p) for p in processes], dtype=h5py.string_dtype())
+        for device, values in (attributes or {}).items():
+            file[f"devices/{device}"].attrs.update(values)
+    return read_run(path)
+
+
+def devices(run):
+    return {r.rank: set(r.devices) for r in ranks_of(run).ranks}
+
+
+GPUS = [gpu_line(0), gpu_line(1)]
+WALL = LineSpec("wall", TRAINED.power(5), "node", "measured")
+
+
+class TestMapping:
+    def test_by_uuid(self, tmp_path):
+        run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(1, pci=False)), rank(1, 2, gpu(0, pci=False))])
+        assert devices(run) == {0: {"gpu1"}, 1: {"gpu0"}}
+
+    def test_by_address_where_no_uuid_is_known(self, tmp_path):
+        lines = [gpu_line(0, uuid=False), gpu_line(1, uuid=False)]
+        assert devices(run_of(tmp_path, lines, [rank(0, 2, gpu(1)), rank(1, 2, gpu(0))])) == {0: {"gpu1"}, 1: {"gpu0"}}
+
+    def test_the_uuid_counts_before_the_address(self, tmp_path):
+        odd = gpu(1) | {"pci": gpu(0)["pci"]}
+        assert devices(run_of(tmp_path, GPUS, [rank(0, 2, odd), rank(1, 2, gpu(0))])) == {0: {"gpu1"}, 1: {"gpu0"}}
+
+    def test_a_mig_device_by_its_address(self, tmp_path):
+        slices = [gpu(1) | {"uuid": f"MIG-{U[n]}"} for n in (2, 3)]
+        run = run_of(tmp_path, GPUS, [rank(0, 2, slices[0]), rank(1, 2, slices[1])])
+        assert devices(run) == {0: {"gpu1"}, 1: {"gpu1"}}
+
+    def test_rails_that_the_configuration_names(self, tmp_path):
+        rails = [LineSpec("card.12v", TRAINED.power(), "card"), LineSpec("other.12v", TRAINED.power(), "other")]
+        run = run_of(
+            tmp_path, rails, [rank(0, 2, gpu(0)), rank(1, 2, gpu(1))],
+            attributes={"card": {"uuid": U[1].upper()}, "other": {"pci": "00:00.0"}},
+        )  # fmt: skip
+        assert devices(run) == {0: {"other"}, 1: {"card"}}
+        assert device_identity(run, "card").uuids == {U[1]}
+
+    def test_rails_beside_the_driver_are_the_gpu_that_the_driver_names(self, tmp_path):
+        lines = [LineSpec(f"gpu{i}.12v", TRAINED.power(), f"gpu{i}") for i in (0, 1)]
+        run = run_of(
+            tmp_path, [*lines, *GPUS], [rank(0, 2, gpu(1)), rank(1, 2, gpu(0))],
+            devices={"gpu0": ["gpu0.12v"], "gpu1": ["gpu1.12v"]},
+        )  # fmt: skip
+        assert devices(run) == {0: {"gpu1"}, 1: {"gpu0"}}
+
+    def test_a_training_on_the_cpu_takes_from_everything(self, tmp_path):
+        run = run_of(tmp_path, [*GPUS, WALL], [rank(0, 2), rank(1, 2)])
+        assert devices(run) == {0: {"gpu0", "gpu1", "node"}, 1: {"gpu0", "gpu1", "node"}}
+
+    def test_a_rank_that_names_no_gpu_takes_from_those_that_nobody_has(self, tmp_path):
+        run = run_of(tmp_path, [*GPUS, WALL], [rank(0, 2, gpu(0)), rank(1, 2)])
+        assert devices(run) == {0: {"gpu0"}, 1: {"gpu1", "node"}}
+
+    def test_a_gpu_that_no_device_is_may_be_one_that_nobody_names(self, tmp_path):
+        rails = LineSpec("rails.12v", TRAINED.power(), "rails")
+        run = run_of(tmp_path, [*GPUS, rails], [rank(0, 2, gpu(0)), rank(1, 2, gpu(2))])
+        assert devices(run) == {0: {"gpu0"}, 1: {"rails"}}
+
+    def test_a_wall_meter_belongs_to_all_and_an_idle_gpu_to_nobody(self, tmp_path):
+        run = run_of(tmp_path, [*GPUS, gpu_line(2), WALL], [rank(0, 2, gpu(0)), rank(1, 2, gpu(1))])
+        assert devices(run) == {0: {"gpu0", "node"}, 1: {"gpu1", "node"}}
+        table = phase_table(run)
+        assert [r.note for r in table.runs if r.device == "gpu2"] == ["used by no rank"]
+        assert not [r for r in (*table.phases, *table.totals) if r.device == "gpu2"]
+        assert "  used by no rank: gpu2" in list(describe_run(run))
+        assert [j.devices for j in table.jobs] == [("gpu0", "gpu1"), ("node",)]
+
+    def test_a_rank_that_was_started_anew_is_one_rank(self, tmp_path):
+        run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(0)), rank(1, 2, gpu(1)), rank(1, 2, gpu(1)) | {"pid": 7}])
+        assert [r.pids for r in ranks_of(run).ranks] == [(100,), (101, 7)]
+        assert list(describe_run(run))[4:6] == [
+            f"  rank 0 (process 100) on GPU-{U[0]} at 0000:00:00.0: gpu0",
+            f"  rank 1 (process 101, 7) on GPU-{U[1]} at 0000:01:00.0: gpu1",
+        ]
+
+    @pytest.mark.parametrize("bad", [{"rank": "x"}, {"rank": -1}, {"rank": True}, {"rank": 1, "devices": 3},
+                                     {"rank": 1, "devices": [4, {"uuid": ["a"], "pci": {}}]}])  # fmt: skip
+    def test_what_a_file_from_somewhere_says(self, tmp_path, bad):
+        run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(0)), {"pid": 1} | bad], phases_of(2))
+        assert ranks_of(run).of_process[0] == 0
+        assert phase_table(run).runs
+
+
+def joules(rows, device, name="energy_j"):
+    return sum(getattr(r, name) for r in rows if r.device == device)
+
+
+class TestShares:
+    @pytest.fixture(params=[2, 4])
+    def runs(self, request, tmp_path):
+        """The same readings with one rank and with several that share the device."""
+        ranks = request.param
+        line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+        one = phase_table(run_of(tmp_path, [line], [rank(0, 1)]))
+        several = phase_table(run_of(tmp_path, [line], [rank(i, ranks) for i in range(ranks)]))
+        return one, several, ranks
+
+    def test_the_joules_of_a_run_are_the_same_whatever_its_ranks(self, runs):
+        one, several, _ = runs
+        assert one.ranks == one.jobs == ()
+        for name in ("energy_j", "phases_j", "rest_j", "power_w", "u95_j"):
+            a, b = (getattr(t.runs[0], name) for t in (one, several))
+            assert b == pytest.approx(a, rel=1e-9), name
+        for name in ("energy_j", "rest_j", "power_w", "edp_js", "time_s", "u95_j"):
+            a, b = (getattr(t.totals[0], name) for t in (one, several))
+            assert b == pytest.approx(a, rel=1e-9), name
+        assert several.totals[0].residual_j == pytest.approx(one.totals[0].residual_j, abs=1e-9 * one.runs[0].energy_j)
+
+    def test_a_phase_of_a_rank_has_its_share(self, runs):
+        one, several, ranks = runs
+        assert [r.phase for r in one.phases] == [r.phase for r in several.phases]
+        for alone, shared in zip(one.phases, several.phases, strict=True):
+            assert shared.ranks == ranks
+            assert shared.iterations == ranks * alone.iterations
+            assert shared.j_per_batch == pytest.approx(alone.j_per_batch / ranks, rel=1e-9)
+            assert shared.s_per_batch == pytest.approx(alone.s_per_batch)
+            assert shared.u_systematic_j == pytest.approx(alone.u_systematic_j / ranks, rel=1e-6)
+            # They saw the same readings: more ranks are no more repeats.
+            assert shared.u_statistical_j == pytest.approx(alone.u_statistical_j / ranks, rel=0.1)
+            assert shared.note.startswith(f"mean per rank: each of {ranks} has 1/{ranks} of the device's power")
+        assert several.totals[0].samples_per_s == pytest.approx(ranks * one.totals[0].samples_per_s)
+        assert several.totals[0].gflops_per_w_paper is None or one.totals[0].gflops_per_w_paper is not None
+
+    def test_ranks_are_the_device_and_the_job(self, runs):
+        one, several, ranks = runs
+        whole = several.runs[0]
+        assert [r.rank for r in several.ranks] == list(range(ranks))
+        assert joules(several.ranks, "cpu0") == pytest.approx(whole.energy_j, rel=1e-9)
+        for row in several.ranks:
+            assert row.phases_j == pytest.approx(one.runs[0].phases_j / ranks, rel=1e-9)
+            assert row.phases_j + row.rest_j + row.residual_j == pytest.approx(row.energy_j, rel=1e-12)
+            assert abs(row.residual_j) < whole.u95_j
+            assert row.busy_s == pytest.approx(one.totals[0].time_s)
+        (job,) = several.jobs
+        assert (job.devices, job.ranks) == (("cpu0",), ranks)
+        assert job.energy_j == pytest.approx(job.devices_j, rel=1e-9)
+        assert abs(job.residual_j) < 1e-9 * job.devices_j
+
+
+def test_ranks_that_are_not_in_step(tmp_path):
+    """Phases + rest are the device for each rank, though the ranks' phases overlap."""
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    table = phase_table(run_of(tmp_path, [line], [rank(i, 3) for i in range(3)], phases_of(3, shift_ns=7 * MS)))
+    (total,) = table.totals
+    rows = {r.phase: r for r in table.phases}
+    inner = sum(rows[n].j_per_batch * rows[n].iterations for n in ("forward", "backward", "update"))
+    assert inner + total.rest_j + total.residual_j == pytest.approx(total.energy_j, rel=1e-9)
+    assert abs(total.residual_j) < total.u95_j
+
+
+def test_a_rank_without_phases_has_only_rest(tmp_path):
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    table = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], phases_of(1)))
+    assert [(r.phases_j == 0.0, r.busy_s == 0.0) for r in table.ranks] == [(False, False), (True, True)]
+    assert "it marked no phases: all is rest" in table.ranks[1].note
+    assert joules(table.ranks, "cpu0") == pytest.approx(table.runs[0].energy_j, rel=1e-9)
+    (total,) = table.totals
+    inner = sum(r.j_per_batch * r.iterations for r in table.phases if r.phase in ("forward", "backward", "update"))
+    assert inner + total.rest_j + total.residual_j == pytest.approx(total.energy_j, rel=1e-9)
+
+
+def test_communication_is_in_no_sum(tmp_path):
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    plain = phases_of(2)
+    beside = [
+        replace(p, name="communication", parent=-1, attributes={"overlaps": True}, begin_ns=p.begin_ns + MS,
+                end_ns=TRAINED.end_ns - MS)
+        for p in plain if p.name == "backward"
+    ]  # fmt: skip
+    with_it = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], [*plain, *beside]))
+    without = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], plain))
+    assert with_it.ranks == without.ranks
+
+
+def test_processes_that_are_no_ranks_are_as_ever(tmp_path):
+    """Two processes without a rank, such as counters of pmlib's: nobody divides anything."""
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    table = phase_table(run_of(tmp_path, [line], [{"pid": 1}, {"pid": 1}], phases_of(2)))
+    alone = phase_table(run_of(tmp_path, [line], [{"pid": 1}], phases_of(1)))
+    assert table.ranks == table.jobs == ()
+    for a, b in zip(alone.phases, table.phases, strict=True):
+        assert (b.j_per_batch, b.ranks) == (pytest.approx(a.j_per_batch), 1)
+
+
+def test_a_baseline_is_nobodys_and_whole(tmp_path):
+    """`joules record` marks it before the ranks begin: idle power is the device's, of which each rank has its part."""
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    phases = [PhaseSpec("baseline", 0, 190 * MS, process=2), *phases_of(2)]
+    phases = [replace(p, parent=p.parent + 1) if p.parent >= 0 else p for p in phases]
+    table = table_above_idle(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2), {"pid": 9}], phases))
+    (idle,) = table.idle
+    assert idle.idle_w == pytest.approx(60, rel=0.01)
+    rows = {r.phase: r for r in table.phases}
+    assert (rows["baseline"].ranks, rows["forward"].ranks) == (1, 2)
+    forward = next(line for line in to_csv(table).splitlines() if ",forward," in line)
+    above = float(next(csv.DictReader(io.StringIO(to_csv(table).splitlines()[0] + "\n" + forward)))["above_idle_j"])
+    row = rows["forward"]
+    assert above == pytest.approx(row.j_per_batch - 60 * row.s_per_batch / 2, rel=0.01)
+
+
+def test_rows_of_ranks_are_printed_only_where_there_are_several(tmp_path):
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    one = phase_table(run_of(tmp_path, [line], [rank(0, 1)]))
+    two = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)]))
+    assert "**Ranks**" not in to_markdown(one)
+    assert "busy_s" not in to_csv(one)
+    assert "**Ranks**" in to_markdown(two)
+    rows = list(csv.DictReader(io.StringIO(to_csv(two))))
+    found = [(r["table"], r["rank"], float(r["energy_j"])) for r in rows if r["table"] in ("rank", "job")]
+    assert [f[:2] for f in found] == [("rank", "0"), ("rank", "1"), ("job", "")]
+    assert found[0][2] + found[1][2] == pytest.approx(found[2][2], rel=1e-9)
+
+
+CHOICE = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=2, max_size=5)
+
+
+@settings(max_examples=12, deadline=None)
+@given(CHOICE, st.booleans())
+def test_whoever_uses_what_every_joule_is_counted_once(five_ranks, choice, with_wall):
+    processes = [rank(i, len(choice), *([] if c is None else [gpu(c, pci=False)])) for i, c in enumerate(choice)]
+    run = replace(
+        five_ranks,
+        processes=tuple(processes),
+        devices={n: d for n, d in five_ranks.devices.items() if with_wall or n != "node"},
+        phases=kept(five_ranks.phases, five_ranks.phases.process < len(choice)),
+    )
+    table = phase_table(run)
+    for whole in table.runs:
+        own = [r for r in table.ranks if r.device == whole.device]
+        if own:
+            assert {r.ranks for r in own} == {len(own)}
+            assert sum(r.energy_j for r in own) == pytest.approx(whole.energy_j, rel=1e-9)
+            for r in own:
+                assert r.phases_j + r.rest_j + r.residual_j == pytest.approx(r.energy_j, rel=1e-9)
+        else:
+            assert whole.note == "used by no rank"
+    used = [r.energy_j for r in table.runs if r.note != "used by no rank"]
+    assert sum(j.energy_j for j in table.jobs) == pytest.approx(sum(used), rel=1e-9)
+    assert sorted(name for job in table.jobs for name in job.devices) == sorted({r.device for r in table.ranks})
+
+
+@pytest.fixture(scope="module")
+def five_ranks(tmp_path_factory):
+    """Five ranks that are not in step, three GPUs and a wall meter."""
+    brief = training(batches=(8,), iterations=3)
+    lines = [LineSpec(f"gpu{i}.nvml", brief.power(1 + i), f"gpu{i}", detail={"uuid": U[i]}) for i in range(3)]
+    lines.append(LineSpec("wall", brief.power(9), "node"))
+    phases = phases_of(5, brief.phases, 7 * MS)
+    return run_of(tmp_path_factory.mktemp("five"), lines, [rank(i, 5) for i in range(5)], phases)
+
+
+@given(st.lists(st.booleans(), min_size=len(TRAINED.phases), max_size=len(TRAINED.phases)))
+@settings(max_examples=30, deadline=None)
+def test_kept_phases_keep_their_parents(whole_run, which):
+    p = whole_run.phases
+    found = kept(p, np.array(which))
+    old = np.flatnonzero(which)
+    assert list(found.begin_ns) == list(p.begin_ns[old])
+    for new, i in enumerate(old):
+        expected = p.parent[i] if p.parent[i] >= 0 and which[p.parent[i]] else -1
+        assert (old[found.parent[new]] if found.parent[new] >= 0 else -1) == expected
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole") / "run.h5"
+    return read_run(make_run(path, [LineSpec("a", TRAINED.power())], TRAINED.phases, end_ns=TRAINED.end_ns))
+
+
+def test_ranks_of_a_device_without_readings_have_no_joules(tmp_path):
+    none = np.zeros(0, np.int64)
+    dead = replace(gpu_line(1), t_ns=none, codes={"power_mw": none}, flags=np.zeros(0, np.uint16))
+    run = run_of(tmp_path, [gpu_line(0), dead], [rank(0, 2, gpu(0)), rank(1, 2, gpu(1))])
+    table = phase_table(run)
+    good, bad = table.ranks
+    assert good.energy_j > 0
+    assert (bad.energy_j, bad.phases_j, bad.rest_j, bad.residual_j) == (None,) * 4
+    assert "no readings of gpu1.nvml" in bad.note
+    (job,) = [j for j in table.jobs if "gpu1" in j.devices]
+    assert (job.energy_j, job.devices_j, job.residual_j) == (None,) * 3
+    assert job.note == "not resolvable: no readings of gpu1"
+    shown = to_markdown(table)
+    (row,) = [line for line in shown.splitlines() if line.startswith("| 1 | gpu1")]
+    assert row.split(" | ")[3:5] == ["n.r.", "n.r."]

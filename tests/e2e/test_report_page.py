@@ -1,0 +1,179 @@
+"""The report in a real browser: nothing goes wrong, nothing is asked for, tables sort, traces zoom and read out."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import browser_page, find_browser
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "analytics"))
+from campaigns import one_run
+from make_run import MS, LineSpec, S, make_run, training
+
+from powerd_analytics.campaign import read_campaign
+from powerd_analytics.report import write_report
+from powerd_analytics.run import read_run
+from powerd_analytics.signal import load_signal
+
+CHROMIUM = find_browser()
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on the path (or in $CHROMIUM)"),
+    pytest.mark.xdist_group("browser"),
+]
+HOSTILE = '</script><img src=x onerror="window.taken=1">\'&'
+TRACE = "joulesReport.traces[0]"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("page")
+    first = one_run(folder / "a.h5", batches=(64, 128, 256), iterations=12, noise_w=4.0)
+    tr = training((64,), 8, model=HOSTILE)
+    t = np.arange(0, tr.end_ns, 2 * MS, dtype=np.int64)
+    t = t[(t < S // 2) | (t > S * 6 // 10)]
+    lines = [LineSpec("b.1", tr.power(0.5), t_ns=t), LineSpec("b.2", tr.power(0.5), offset_ns=MS)]
+    second = make_run(folder / "b.h5", lines, tr.phases, end_ns=tr.end_ns, run_id="second")
+    return first, second
+
+
+@pytest.fixture(scope="module")
+def page(runs, tmp_path_factory):
+    out = tmp_path_factory.mktemp("html") / "report.html"
+    write_report(runs, out)
+    with browser_page(CHROMIUM) as opened:
+        opened.open(out)
+        yield opened
+
+
+def column(page, table, head):
+    """Texts and exact values of a column, in the order in which they stand."""
+    return page.run(
+        f"""(() => {{ const t = document.getElementById("table-{table}");
+        const i = [...t.tHead.rows[0].cells].findIndex(c => c.textContent === "{head}");
+        return [...t.tBodies[0].rows].map(r => [r.cells[i].textContent, r.cells[i].dataset.value ?? null]); }})()"""
+    )
+
+
+def click_head(page, table, head):
+    page.run(
+        f"""[...document.querySelectorAll("#table-{table} th button")].find(b => b.textContent === "{head}").click()"""
+    )
+
+
+def test_it_loads_without_an_error_or_a_request(page):
+    assert page.run("document.documentElement.dataset.ready") == "yes"
+    assert page.said == []
+    assert [url for url in page.requests if not url.startswith("file:")] == []
+    assert len(page.requests) == 1
+    assert page.run("window.taken") is None
+    assert page.run("document.querySelectorAll('img').length") == 0
+
+
+def test_figures_in_the_page_are_the_tables(page, runs):
+    records = [r for r in read_campaign(runs) if r["kind"] == "run"]
+    assert [float(v) for _, v in column(page, "recordings", "J")] == [r["energy_j"] for r in records]
+    totals = [r["edp_js"] for r in read_campaign(runs) if r["kind"] == "total"]
+    assert sorted(float(v) for _, v in column(page, "totals", "EDP (J s)")) == pytest.approx(sorted(totals))
+
+
+def test_a_click_sorts_by_value_and_back(page):
+    before = column(page, "energy", "J/batch")
+    click_head(page, "energy", "J/batch")
+    values = [v for _, v in column(page, "energy", "J/batch")]
+    numbers = [float(v) for v in values if v is not None]
+    assert numbers == sorted(numbers)
+    assert None not in values[: len(numbers)]
+    assert len(set(numbers)) > 5
+    click_head(page, "energy", "J/batch")
+    numbers = [float(v) for _, v in column(page, "energy", "J/batch") if v is not None]
+    assert numbers == sorted(numbers, reverse=True)
+    click_head(page, "energy", "J/batch")
+    assert column(page, "energy", "J/batch") == before
+    click_head(page, "energy", "phase")
+    names = [text for text, _ in column(page, "energy", "phase")]
+    assert names == sorted(names, key=str.lower)
+
+
+def test_a_trace_holds_the_readings_and_reads_them_out(page, runs):
+    signal = load_signal(read_run(runs[0]), "gpu0.a")
+    line = f"{TRACE}.lines[0]"
+    assert page.run(f"{line}.time.length") == len(signal)
+    at = 1234
+    assert page.run(f"{line}.time[{at}]") == signal.t_ns[at] // 1000
+    step = page.run(f"{line}.spec.watts.step")
+    assert page.run(f"{line}.low[{at}]") == pytest.approx(signal.value[at], abs=step)
+    peak = page.run(f"Math.max(...{line}.levels[{line}.levels.length - 1].high)")
+    assert peak == pytest.approx(signal.value.max(), abs=1e-3)
+    said = page.run(f"{TRACE}.cursor = {signal.t_ns[at] // 1000}, {TRACE}.draw(), {TRACE}.out.textContent")
+    assert "gpu0.a: " in said
+    assert "W" in said
+    assert "›" in said
+
+
+def test_wheel_keys_and_drag_change_the_view(page):
+    page.run(f"{TRACE}.home(), {TRACE}.canvas.scrollIntoView({{ block: 'center' }}), {TRACE}.canvas.focus()")
+    box = page.run(f"(b => [b.left, b.top, b.width])({TRACE}.canvas.getBoundingClientRect())")
+    x, y = box[0] + box[2] / 2, box[1] + 100
+
+    def span():
+        page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        return page.run(f"[{TRACE}.begin, {TRACE}.end]")
+
+    whole = span()
+    page.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=-300)
+    near = span()
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / np.e, rel=0.01)
+    page.run(f"{TRACE}.canvas.dispatchEvent(new KeyboardEvent('keydown', {{ key: '+' }}))")
+    nearer = span()
+    assert nearer[1] - nearer[0] == pytest.approx((near[1] - near[0]) / 2)
+    for kind, at in (("mousePressed", x), ("mouseMoved", x - 100), ("mouseReleased", x - 100)):
+        page.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1, buttons=1)
+    moved = span()
+    assert moved[0] > nearer[0]
+    assert moved[1] - moved[0] == pytest.approx(nearer[1] - nearer[0])
+    page.run(f"{TRACE}.canvas.dispatchEvent(new KeyboardEvent('keydown', {{ key: 'n' }}))")
+    phase = span()
+    assert phase[1] - phase[0] < nearer[1] - nearer[0]
+    assert "›" in page.run(f"{TRACE}.out.textContent")
+    page.run(f"{TRACE}.canvas.dispatchEvent(new KeyboardEvent('keydown', {{ key: 'Home' }}))")
+    assert span() == whole
+
+
+def test_something_is_drawn_and_zooming_draws_something_else(page):
+    def picture():
+        return page.run(f"{TRACE}.draw(), {TRACE}.canvas.toDataURL()")
+
+    page.run(f"{TRACE}.cursor = null, {TRACE}.home()")
+    whole = picture()
+    inked = page.run(
+        f"""(c => {{ const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+        let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0;
+        return n / (d.length / 4); }})({TRACE}.canvas)"""
+    )
+    assert 0.05 < inked < 0.9
+    page.run(f"{TRACE}.zoom(0.01)")
+    assert picture() != whole
+
+
+def test_a_gap_is_no_straight_line(page):
+    trace = "joulesReport.traces[1]"
+    assert page.run(f"{trace}.lines.map(l => l.spec.role)") == ["sum", "feed", "feed"]
+    assert page.run(f"{trace}.spec.gaps.length") == 1
+    said = page.run(f"{trace}.cursor = 550000, {trace}.draw(), {trace}.out.textContent")
+    assert "b.1: no reading" in said
+    assert "b.2: no reading" not in said
+
+
+def test_dark_and_light_differ_and_the_button_changes_them(page):
+    def paper():
+        return page.run("getComputedStyle(document.body).backgroundColor")
+
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
+    light = paper()
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    dark = paper()
+    assert light != dark
+    page.run("document.getElementById('theme').click()")
+    assert paper() == light
+    assert page.said == []
