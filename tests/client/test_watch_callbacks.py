@@ -104,7 +104,7 @@ def test_lightning_layers(pl, meter, tmp_path):
 
     callback = PowerdCallback(meter, layers=True, model="tiny")
     fit(pl, tmp_path, meter, lightning_module(pl), callback, limit_val_batches=0, max_steps=1)
-    layers = "forward:tiny[layer:net:tiny] backward[layer:net:tiny] update:tiny"
+    layers = "forward:tiny[layer:net:tiny] backward:tiny[layer:net:tiny] update:tiny"
     assert meter.tree(drop=["data:tiny"]).strip() == layers
 
 
