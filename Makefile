@@ -1,6 +1,6 @@
 # Each target does its own set-up: a fresh clone needs Python 3.11 or newer and git, nothing else.
 #
-#   make demo    train a small CNN under the simulated sensor board, print the table, draw the picture
+#   make demo    train a small CNN under the simulated sensor board, print the table, draw the picture, write the report
 #   make test    the whole test suite
 #   make check   lint, types and import rules
 #   make bench   every figure that the README quotes
@@ -49,7 +49,7 @@ $(MICROPYTHON_READY): | $(READY)
 	fi
 
 test: $(READY) $(MICROPYTHON_READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

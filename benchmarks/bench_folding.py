@@ -42,7 +42,7 @@ SENSORS = (
     Sensor("500/s, mean of 1.06 ms", 2, 1.06),
 )
 ITERATIONS = ((2.0, 5.0, 2.0), (5.0, 10.0, 3.0), (10.0, 20.0, 5.0), (22.0, 51.0, 2.0), (50.0, 50.0, 20.0))
-WAVEFORMS = ("steps", "noise", "edge ramps", "inside", "decay", "unrelated")
+WAVEFORMS = ("steps", "noise", "edge ramps", "inside", "decay", "rise and fall", "unrelated")
 
 
 def draw(waveform: str, lengths, seconds: float, rng, jitter: float = 0.05):
@@ -68,16 +68,17 @@ def wave_of(waveform: str, begin, end, kind, rng):
     elif waveform == "inside":
         middle = (begin + end) // 2
         at, watts = [begin, middle, middle + 1, end - 1], [0.8 * level, 0.9 * level, 1.1 * level, 1.2 * level]
-    elif waveform == "decay":  # 3 ms from the old level to the new one, and no farther than the phase goes
+    elif waveform in ("decay", "rise and fall"):  # from the old level towards the new one, as far as the phase goes
         share = np.linspace(0, 1, 12)
         at = [begin + ((end - begin - 1) * s).astype(np.int64) for s in share]
-        watts, now = [], np.empty(len(begin))
+        now, constant = np.empty(len(begin)), np.full(len(begin), 3.0 * MS)
         p = 60.0
-        decay = np.exp(-(end - begin) / (3 * MS))
         for i in range(len(begin)):
             now[i] = p
-            p = level[i] + (p - level[i]) * decay[i]
-        watts = [level + (now - level) * np.exp(-(a - begin) / (3 * MS)) for a in at]
+            if waveform == "rise and fall":  # no single time constant
+                constant[i] = (1.0 if level[i] > p else 6.0) * MS
+            p = level[i] + (p - level[i]) * np.exp(-(end[i] - begin[i]) / constant[i])
+        watts = [level + (now - level) * np.exp(-(a - begin) / constant) for a in at]
     else:
         of_each = rng.normal(0, 40, len(begin)) if waveform == "noise" else 0.0
         at, watts = [begin, end - 1], [level + of_each, level + of_each]

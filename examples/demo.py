@@ -120,16 +120,17 @@ def joules(*arguments: str) -> None:
 
 
 def show(directory: Path, console: Console) -> None:
-    """The table, the same as CSV, and the picture."""
-    run, table, picture = directory / "run.h5", directory / "table.csv", directory / "power.png"
+    """The table, the same as CSV, the picture, and the page."""
+    run, table, picture, page = (directory / name for name in ("run.h5", "table.csv", "power.png", "report.html"))
     console.print(f"[bold]3. Joules for every phase[/bold], from {run}")
     for command in (
         ["tables", str(run)],
         ["tables", str(run), "--format", "csv", "--output", str(table), "--overwrite"],
         ["plot", str(run), "--output", str(picture), "--overwrite"],
+        ["report", str(run), "--output", str(page), "--overwrite"],
     ):
         joules(*command)
-    console.print(f"\nRun file: {run}   table: {table}   picture: {picture}")
+    console.print(f"\nRun file: {run}   table: {table}   picture: {picture}   page: {page}")
     console.print(
         "[bold]Next, on your own hardware:[/bold] joules record -- python your_training.py "
         "(on a machine with an NVIDIA GPU it reads the driver; for a sensor board see README.md)"

@@ -13,12 +13,13 @@ from powerd_analytics.folding import Equations, Solution, solve
 from powerd_analytics.segments import Phases, Segments, segments_of
 from powerd_analytics.signal import Signal
 from powerd_analytics.slices import parts_between
-from powerd_analytics.timeline import Timeline
+from powerd_analytics.timeline import Bins, Timeline
 from powerd_analytics.uncertainty import Estimate
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
+FOLDING = "folding"
 LEAST_PHASES = 50
 """Phases of a kind that folding needs."""
 LEAST_READINGS = 60
@@ -45,6 +46,9 @@ class Folded:
     per_s: Estimate | None
     iterations: int
     why: str = ""
+    parts_w: tuple[tuple[str, float], ...] = ()
+    """What the systematic uncertainty of ``per_s`` consists of: `FOLDING` for what this method leaves open, and parts
+    of `powerd_analytics.budget`."""
 
 
 def fold(signals: Sequence[Signal], phases: Phases) -> list[Folded]:
@@ -86,19 +90,19 @@ def _sum(signals: Sequence[Signal], found: list[_Watts], count: int) -> Folded:
     if why:
         return Folded(None, count, why)
     watts = sum(f.watts for f in found)
-    systematic = [
-        (f.u_model_w, f.u_moment_w, s.line.accuracy.u_gain * f.watts, s.line.accuracy.u_offset_w, _step(s))
-        for s, f in zip(signals, found, strict=True)
-    ]
+    lines = list(zip(signals, found, strict=True))
+    of_lines = {
+        FOLDING: [np.hypot(f.u_model_w, f.u_moment_w) for f in found],
+        "gain": [s.line.accuracy.u_gain * f.watts for s, f in lines],
+        "offset": [s.line.accuracy.u_offset_w for s in signals],
+        "quantisation": [s.line.accuracy.step_w / np.sqrt(12) for s in signals],
+    }
+    parts = tuple((name, float(np.sqrt(np.sum(np.square(u))))) for name, u in of_lines.items())
     random_w = float(np.sqrt(sum(f.u_random_w**2 for f in found)))
-    estimate = Estimate(watts, random_w, float(np.sqrt(np.sum(np.square(systematic)))), degrees=_BLOCKS - 1)
+    estimate = Estimate(watts, random_w, float(np.sqrt(sum(u**2 for _, u in parts))), degrees=_BLOCKS - 1)
     if not estimate.u95_j <= WIDEST * abs(watts):
         return Folded(None, count, f"folded over {count} it is only known to ± {estimate.u95_j / abs(watts):.0%}")
-    return Folded(estimate, count)
-
-
-def _step(signal: Signal) -> float:
-    return signal.line.accuracy.step_w / float(np.sqrt(12))
+    return Folded(estimate, count, parts_w=parts)
 
 
 def _fold_line(signal: Signal, phases: Phases) -> list[_Watts]:
@@ -112,11 +116,17 @@ def _fold_line(signal: Signal, phases: Phases) -> list[_Watts]:
     # All windows together may lie beside where they are said to be: for the sensor, and for the clocks.
     bound_ns = 0.0 if signal.clock is None else float(np.median(signal.clock.bound_ns(phases.begin_ns)))
     beside = round(signal.centre_ns + bound_ns)
-    solved = [_solved(blocks, segments, usual_w, by) for by in _shifts(beside)]
+    equations = [_equations(blocks, segments, usual_w, by) for by in _shifts(beside)]
+    solved = [_solved(e, segments.bins, segments, usual_w) for e in equations]
     at = solved[0]
+    # Power is taken as flat in each bin: bins twice as long show how much that matters.
+    coarse, which = segments.bins.joined()
+    flat = np.abs(_solved(equations[0].coarser(which), coarse, segments, usual_w).watts - at.watts) / np.sqrt(3)
     moment = np.max([np.abs(s.watts - at.watts) for s in solved], axis=0) / np.sqrt(3)
     window_ns = float(np.median(np.concatenate([b.end_ns - b.begin_ns for b in blocks])))
-    model = np.hypot(at.u_model_w, segments.edge_u_w(at.watts, window_ns))
+    # Which of the places is the right one is not known, so neither is what windows cannot see from there.
+    unseen = np.max([s.u_model_w for s in solved], axis=0)
+    model = np.sqrt(unseen**2 + flat**2 + segments.edge_u_w(at.watts, window_ns) ** 2)
     made = []
     for k in range(phases.kinds):
         seen = _looked_at(blocks, phases, k)
@@ -183,12 +193,16 @@ def _windows(signal: Signal, low: int, high: int) -> tuple[Ints, Ints, Values]:
     return begin[first], end[first], watts[first]
 
 
-def _solved(blocks: list[_Block], segments: Segments, usual_w: float, by_ns: int) -> Solution:
+def _equations(blocks: list[_Block], segments: Segments, usual_w: float, by_ns: int) -> Equations:
     made = []
     for b in blocks:
         timeline = Timeline(segments.begin_ns[b.which], segments.end_ns[b.which], segments.kind[b.which], segments.bins)
         made.append(Equations.of_block(timeline, b.begin_ns + by_ns, b.end_ns + by_ns, b.watts - usual_w))
-    return solve(Equations.joined(made), segments.bins, segments.before(), max(abs(usual_w), 1e-9))
+    return Equations.joined(made)
+
+
+def _solved(equations: Equations, bins: Bins, segments: Segments, usual_w: float) -> Solution:
+    return solve(equations, bins, segments.before(), max(abs(usual_w), 1e-9))
 
 
 def _looked_at(blocks: list[_Block], phases: Phases, kind: int) -> float:

@@ -70,5 +70,6 @@ def _with(row: PhaseRow, part: Part, found: Folded) -> PhaseRow:
         u_systematic_j=mean.u_systematic_j,
         power_w=found.per_s.energy_j,
         method=FOLDED,
+        folded_parts_j=tuple((name, u_w * row.s_per_batch) for name, u_w in found.parts_w),
         note=f"folded over {found.iterations} phases: {sensor(slowest)}",
     )

@@ -43,6 +43,8 @@ class PhaseRow:
     """Ranks that share the device: joules and watts are then the mean of one rank's share."""
     method: str = INTEGRAL
     """How ``j_per_batch`` came about: `INTEGRAL` of the readings of each phase, or `FOLDED` over all of them."""
+    folded_parts_j: tuple[tuple[str, float], ...] = ()
+    """Of a folded row what ``u_systematic_j`` consists of, by name."""
 
     @property
     def is_resolvable(self) -> bool:

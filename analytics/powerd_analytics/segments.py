@@ -92,5 +92,5 @@ def segments_of(phases: Phases, window_ns: float) -> Segments:
         np.concatenate([end, begin[there + 1]])[order],
         np.concatenate([kind, of_gap])[order],
         np.concatenate([np.zeros(len(kind), bool), unknown[there]])[order],
-        Bins.of_lengths(np.maximum(lengths, 1e-6).tolist(), equal),
+        Bins.of_lengths(np.maximum(lengths, 1e-6).tolist(), equal, window_ns * 1e-6),
     )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.budget import INNER, KINDS, Budget
+from powerd_analytics.budget import INNER, KINDS, Budget, distribution
 from powerd_analytics.devices import (
     Part,
     PhaseColumns,
@@ -19,6 +19,7 @@ from powerd_analytics.devices import (
     no_progress,
     part_phase_energies,
 )
+from powerd_analytics.folded import FOLDING
 from powerd_analytics.reasons import usable
 from powerd_analytics.rest import merged
 from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
@@ -32,7 +33,6 @@ from powerd_core.text import printable
 Values = NDArray[np.float64]
 
 REPEATS = "repeats"
-FOLDING = "folding"
 MOST_NAMES = 8
 """Phases that a message names."""
 REMEDIES = {
@@ -96,7 +96,7 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
     columns = part_phase_energies(run, part, budget)
     is_own = (part.device, part.provenance)
     found = [
-        _phase_row(run, columns, budget, row)
+        _phase_row(run, part, columns, budget, row)
         for row in table.phases
         if (row.device, row.provenance) == is_own and phase in (None, row.phase)
     ]
@@ -113,7 +113,7 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
     return found
 
 
-def _phase_row(run: Run, columns: PhaseColumns, budget: Budget, row: PhaseRow) -> BudgetRow:
+def _phase_row(run: Run, part: Part, columns: PhaseColumns, budget: Budget, row: PhaseRow) -> BudgetRow:
     p = run.phases
     labels = [
         i
@@ -122,7 +122,10 @@ def _phase_row(run: Run, columns: PhaseColumns, budget: Budget, row: PhaseRow) -
     ]
     used = np.isin(p.label, labels) & ~p.cut & usable(columns)
     if row.method == "folded":
-        means, shapes = {FOLDING: row.u_systematic_j or 0.0}, {FOLDING: "normal"}
+        means = dict(row.folded_parts_j)
+        shapes = {
+            name: " and ".join(sorted({distribution(name, s) for s in part.signals})) for name in means if name in KINDS
+        }
     else:
         means = {name: float(np.mean(u[used])) for name, u in budget.parts.items() if used.any() and _counts(name)}
         shapes = _shapes(budget)

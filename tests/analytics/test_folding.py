@@ -7,8 +7,10 @@ from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.devices import load_parts
 from powerd_analytics.folded import LEAST_PHASES, fold
+from powerd_analytics.folding import Equations
 from powerd_analytics.run import read_run
 from powerd_analytics.segments import Phases
+from powerd_analytics.shares import budget_rows
 from powerd_analytics.table import phase_table, table_of
 from powerd_analytics.timeline import Bins, Timeline
 
@@ -94,7 +96,7 @@ def test_shares_of_windows_add_up_to_one():
         np.testing.assert_allclose(shares[:, start : start + n].sum(axis=1), want, atol=1e-9)
 
 
-def slow_run(tmp_path, iterations=150):
+def slow_run(tmp_path, iterations=150, accuracy=None):
     t = training(batches=(256,), iterations=iterations, forward_ms=22.3, backward_ms=51.4, update_ms=1.1)
     edges = np.append(t.edges_ns, t.end_ns)
     sums = np.concatenate([[0], np.cumsum(np.diff(edges) * t.watts)])
@@ -103,7 +105,7 @@ def slow_run(tmp_path, iterations=150):
         low, high = (np.interp(at + by, edges, sums) for by in (-14.5 * MS, 14.5 * MS))
         return (high - low) / (29 * MS)
 
-    line = LineSpec("gpu0.nvml", seen, period_ns=20 * MS, accuracy={"window_ns": 29 * MS})
+    line = LineSpec("gpu0.nvml", seen, period_ns=20 * MS, accuracy={"window_ns": 29 * MS} | (accuracy or {}))
     return t, read_run(make_run(tmp_path / "r.h5", [line], t.phases, end_ns=t.end_ns))
 
 
@@ -129,3 +131,51 @@ def test_a_run_in_slices_folds_to_the_same(tmp_path):
     a, b = ({r.phase: r for r in table.phases} for table in (phase_table(run), table_of(run, [sliced])))
     for name in ("forward", "backward"):
         assert b[name].j_per_batch == pytest.approx(a[name].j_per_batch, rel=1e-6)
+
+
+def test_the_budget_of_a_folded_phase_tells_the_sensor_from_the_folding(tmp_path):
+    _, run = slow_run(tmp_path, accuracy={"u_gain": 0.02, "u_offset_w": 1.5})
+    row = next(r for r in budget_rows(run) if r.phase == "forward")
+    parts = {s.part: s for s in row.parts}
+    assert set(parts) >= {"repeats", "folding", "gain", "offset"}
+    assert parts["gain"].u_j == pytest.approx(0.02 * row.energy_j)
+    assert parts["offset"].u_j == pytest.approx(1.5 * 0.0223, rel=0.1)
+    assert parts["gain"].distribution == "rectangular"
+    table = next(r for r in phase_table(run).phases if r.phase == "forward")
+    systematic = [s.u_j for s in row.parts if s.part != "repeats"]
+    assert np.linalg.norm(systematic) == pytest.approx(table.u_systematic_j)
+
+
+@pytest.mark.parametrize("waveform", ["decay", "rise and fall"])
+@pytest.mark.parametrize(
+    ("sensor", "lengths"), [(COUNTER, (2.0, 5.0, 2.0)), (FAST, (22.0, 51.0, 2.0))], ids=["all in a window", "sharp"]
+)
+def test_power_that_does_not_come_to_its_level_in_a_phase(sensor, lengths, waveform):
+    inside = []
+    for seed in range(4):
+        found, why = one(sensor, lengths, waveform, 40, seed=70 + seed)
+        inside += [abs(e) <= u for (e, u), w in zip(found, why, strict=True) if not w]
+    assert np.mean(inside) > 0.8
+
+
+def test_what_longer_phases_have_more_of_is_a_column():
+    bins = Bins.of_lengths([4.0, 6.0], [2, 2])
+    edges = np.array([0, 5, 11, 14, 20]) * MS
+    timeline = Timeline(edges[:-1], edges[1:], np.array([0, 1, 0, 1]), bins)
+    made = timeline.equations(np.array([0, 0]), np.array([20 * MS, 5 * MS]))
+    # Phases of the first kind last 1 ms more and 1 ms less than usual, so that both together are as usual.
+    np.testing.assert_allclose(made[:, bins.columns :], [[0, 0], [0.2, 0]], atol=1e-9)
+
+
+def test_equations_of_joined_bins_are_those_of_long_bins():
+    rng = np.random.default_rng(2)
+    bins = Bins.of_lengths([8.0, 5.0], [5, 1])
+    coarse, which = bins.joined()
+    edges = np.cumsum(rng.integers(MS, 9 * MS, 60))
+    segments = edges[:-1], edges[1:], np.arange(59) % 2
+    begin = rng.integers(edges[0], edges[-1] - 30 * MS, 100)
+    watts = rng.normal(0, 1, 100)
+    fine, want = (Equations.of_block(Timeline(*segments, b), begin, begin + 9 * MS, watts) for b in (bins, coarse))
+    got = fine.coarser(which)
+    np.testing.assert_allclose(got.normal, want.normal, atol=1e-5)
+    np.testing.assert_allclose(got.right, want.right, atol=1e-5)
