@@ -43,6 +43,8 @@ SENSORS = (
 )
 ITERATIONS = ((2.0, 5.0, 2.0), (5.0, 10.0, 3.0), (10.0, 20.0, 5.0), (22.0, 51.0, 2.0), (50.0, 50.0, 20.0))
 WAVEFORMS = ("steps", "noise", "edge ramps", "inside", "decay", "rise and fall", "unrelated")
+UNTUNED = ("decay of 10 ms", "late by 1.5 ms")
+"""Waveforms that played no part when the method's rules were made."""
 
 
 def draw(waveform: str, lengths, seconds: float, rng, jitter: float = 0.05):
@@ -68,10 +70,12 @@ def wave_of(waveform: str, begin, end, kind, rng):
     elif waveform == "inside":
         middle = (begin + end) // 2
         at, watts = [begin, middle, middle + 1, end - 1], [0.8 * level, 0.9 * level, 1.1 * level, 1.2 * level]
-    elif waveform in ("decay", "rise and fall"):  # from the old level towards the new one, as far as the phase goes
+    elif (
+        "decay" in waveform or waveform == "rise and fall"
+    ):  # from the old level towards the new one, as far as the phase goes
         share = np.linspace(0, 1, 12)
         at = [begin + ((end - begin - 1) * s).astype(np.int64) for s in share]
-        now, constant = np.empty(len(begin)), np.full(len(begin), 3.0 * MS)
+        now, constant = np.empty(len(begin)), np.full(len(begin), (10.0 if waveform == "decay of 10 ms" else 3.0) * MS)
         p = 60.0
         for i in range(len(begin)):
             now[i] = p
@@ -83,6 +87,8 @@ def wave_of(waveform: str, begin, end, kind, rng):
         of_each = rng.normal(0, 40, len(begin)) if waveform == "noise" else 0.0
         at, watts = [begin, end - 1], [level + of_each, level + of_each]
     t, p = np.ravel(np.column_stack(at)), np.ravel(np.column_stack(watts))
+    if waveform == "late by 1.5 ms":
+        t = t + round(1.5 * MS)
     return Waveform(np.concatenate([[0], t, [stop]]), np.concatenate([[60.0], p, [60.0]]))
 
 
@@ -128,16 +134,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60.0, help="virtual time of a run")
     parser.add_argument("--only", default="", help="only waveforms with this in their name")
+    parser.add_argument(
+        "--untuned", action="store_true", help="the waveforms that played no part in the method instead"
+    )
     args = parser.parse_args()
+    waveforms = [w for w in (UNTUNED if args.untuned else WAVEFORMS) if args.only in w]
     print(machine())
     print(f"{args.runs} runs of {args.seconds:.0f} s each; |error| and U95 are means over kinds with a number, in %")
     total, inside = 0, 0
     for s in SENSORS:
-        print(f"\n{s.name}\n{'phases (ms)':14s}" + "".join(f"{w:>27s}" for w in WAVEFORMS if args.only in w))
-        print(f"{'':14s}" + "".join(f"{'given |err|  U95  covered':>27s}" for w in WAVEFORMS if args.only in w))
+        print(f"\n{s.name}\n{'phases (ms)':14s}" + "".join(f"{w:>27s}" for w in waveforms))
+        print(f"{'':14s}" + "".join(f"{'given |err|  U95  covered':>27s}" for w in waveforms))
         for lengths in ITERATIONS:
             cells = []
-            for waveform in (w for w in WAVEFORMS if args.only in w):
+            for waveform in waveforms:
                 progress(f"{s.name} {lengths} {waveform}")
                 runs = [one(s, lengths, waveform, args.seconds, args.seed + i)[0] for i in range(args.runs)]
                 error, u95 = np.concatenate(runs).T
