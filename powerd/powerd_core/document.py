@@ -1,4 +1,4 @@
-"""The frozen data as JSON objects and back, strictly: for *describe*, the journal and the run file."""
+"""The frozen data as JSON objects and back, checked: for *describe*, the journal and the run file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from powerd_core.errors import WireError
 from powerd_core.model import (
     CounterConversion,
     Description,
+    Device,
+    Line,
     QuantityConversion,
     ScaledConversion,
     ShuntConversion,
+    Stream,
 )
 from powerd_core.text import printable
 
@@ -33,6 +36,10 @@ _CONVERSIONS: dict[str, type] = {
     "counter": CounterConversion,
     "quantity": QuantityConversion,
 }
+
+_GROWING = frozenset({Description, Stream, Line, Device})
+"""What a newer powerd may say more of: a key that is not known here is left out. What an older client must not miss,
+because a number would come out otherwise, is a new conversion or a new version of the protocol instead."""
 
 
 def to_document(value: Any) -> Any:
@@ -68,7 +75,8 @@ def check_json(document: Any) -> None:
 def from_document(cls: type[T], document: Any, where: str = "") -> T:
     """An instance of the dataclass ``cls`` from what `to_document` made.
 
-    Raises `WireError` naming the place for missing or unknown keys and for values of the wrong type.
+    Raises `WireError` naming the place for missing keys, for values of the wrong type, and for unknown keys other than
+    those by which a newer powerd describes itself.
     """
     found: T = _convert(cls, document, where or cls.__name__)
     return found
@@ -120,7 +128,7 @@ def _convert_dataclass(cls: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise WireError(f"{where}: expected an object")
     hints = typing.get_type_hints(cls)
-    if unknown := sorted(value.keys() - hints.keys()):
+    if cls not in _GROWING and (unknown := sorted(value.keys() - hints.keys())):
         raise WireError(f"{where}: unknown key {_shown(unknown[0])}")
     made = {}
     for f in fields(cls):

@@ -69,7 +69,9 @@ def change(path: list, value: object):
         (change(["epoch"], "x"), "Description.epoch: expected int"),
         (change(["epoch"], True), "Description.epoch: expected int"),
         (change(["board"], None), "missing key 'board'"),
-        (change(["colour"], "red"), "unknown key 'colour'"),
+        (change(["streams", 0, "lines", 0, "accuracy", "u_more"], 0.1), "accuracy: unknown key 'u_more'"),
+        (change(["streams", 0, "lines", 0, "conversion", "more"], 2.0), "conversion: unknown key 'more'"),
+        (change(["streams", 0, "columns", 0, "more"], 1), "unknown key 'more'"),
         (change(["epoch"], 1 << 70), "Description.epoch: a number of more than 64 bits"),
         (change(["epoch"], -1), "-1 is no epoch"),
         (change(["board"], "x\x1b[2J"), r"control characters: x\\x1b\[2J"),
@@ -103,6 +105,15 @@ def test_a_damaged_description_is_named(damage, message):
     damage(made)
     with pytest.raises(WireError, match=message):
         read_description(made)
+
+
+@pytest.mark.parametrize(
+    "path", [["colour"], ["streams", 0, "colour"], ["streams", 0, "lines", 0, "colour"], ["devices", 0, "colour"]]
+)
+def test_what_a_newer_powerd_says_besides_is_left_out(path):
+    made = copy.deepcopy(document())
+    change(path, {"red": 1})(made)
+    assert read_description(made) == DESCRIPTION
 
 
 def test_two_streams_of_one_number_are_refused():
