@@ -28,10 +28,10 @@ import numpy as np
 from common import machine, progress
 from coverage_runs import KINDS, LENGTHS, WAVEFORMS, Sensor, part_of, plan_of, waveform
 
-from powerd_analytics.budget import Budget
-from powerd_analytics.coverage import factor
-from powerd_analytics.devices import PhaseColumns, interval_energies
-from powerd_analytics.uncertainty import MEAN_COLUMNS, mean_of
+from powerd_analytics.energy.budget import Budget
+from powerd_analytics.energy.coverage import factor
+from powerd_analytics.energy.devices import PhaseColumns, interval_energies
+from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, mean_of
 
 LENGTHS_MS = (2, 5, 10, 20, 50, 200, 1000, 10_000)
 LOW, HIGH = 0.93, 0.97

@@ -30,7 +30,7 @@ from gpu_edges import Marks, compare, edges_of, read_trace
 from gpu_training import Step, Training
 
 from powerd_analytics import read_run
-from powerd_analytics.trace_clock import needed_wall_clock
+from powerd_analytics.chrome.clock import needed_wall_clock
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
 

@@ -17,8 +17,8 @@ import numpy as np
 from common import machine, progress
 from energy_estimators import MS, Waveform, sensor
 
-from powerd_analytics.folded import fold
-from powerd_analytics.segments import Phases
+from powerd_analytics.folding.folded import fold
+from powerd_analytics.folding.segments import Phases
 
 LEVELS = np.array([250.0, 420.0, 150.0])
 

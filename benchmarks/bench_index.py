@@ -64,8 +64,8 @@ def children() -> list[int]:
 def index_speeds(folder: Path, count: int, turns: int) -> None:
     from dask.distributed import LocalCluster
 
-    from powerd_analytics.indexing import index_runs
-    from powerd_analytics.reduce import cores
+    from powerd_analytics.indexes.indexing import index_runs
+    from powerd_analytics.reducing.reduce import cores
 
     ways: dict[str, dict[str, object]] = {"one core": {"jobs": 1}, f"{cores()} processes": {"jobs": cores()}}
     workers = {"n_workers": cores(), "threads_per_worker": 1, "dashboard_address": "127.0.0.1:0"}
@@ -99,7 +99,7 @@ def replicate(index: Path, out: Path, runs: int) -> int:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from powerd_analytics.indexing import ROW_GROUP
+    from powerd_analytics.indexes.indexing import ROW_GROUP
 
     table = pq.read_table(index)
     names = table.filter(pc.field("kind") == "file")["path"].to_pylist()
@@ -124,7 +124,7 @@ def replicate(index: Path, out: Path, runs: int) -> int:
 def query_speeds(index: Path, rows: int, runs: int, repeats: int) -> None:
     import pandas as pd
 
-    from powerd_analytics.query import query
+    from powerd_analytics.indexes.query import query
 
     def by_pandas() -> object:
         frame = pd.read_parquet(index, columns=["kind", *KEYS, "j_per_batch"])
@@ -146,7 +146,7 @@ def query_speeds(index: Path, rows: int, runs: int, repeats: int) -> None:
     for turn in range(repeats):
         progress(f"query, turn {turn + 1}")
         for name, ask in (
-            ("powerd_analytics.query", lambda: query(index, SQL)),
+            ("powerd_analytics.indexes.query", lambda: query(index, SQL)),
             ("pandas, the same", by_pandas),
             ("joules query, a new process", by_command),
         ):

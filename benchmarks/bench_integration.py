@@ -85,7 +85,7 @@ def child(how: str, n: int, m: int) -> dict[str, float]:
         if how == "cumsum":
             joules = float(np.cumsum(watts)[-1]) * PERIOD_NS * 1e-9
         elif how == "powerd":
-            from powerd_analytics.energy import energy_j
+            from powerd_analytics.signals.integral import energy_j
 
             joules = float(energy_j(t, watts, begin, end).sum())
         elif how == "trapezoid":
@@ -207,9 +207,9 @@ def write_phases(f: object, edges: np.ndarray) -> None:
 
 def sweep_file(path: Path) -> dict[str, float]:
     """All phases of the file by one sweep over its readings."""
-    from powerd_analytics.run import read_run
-    from powerd_analytics.slices import SLICE
-    from powerd_analytics.sweep import Sweep
+    from powerd_analytics.runs.run import read_run
+    from powerd_analytics.signals.slices import SLICE
+    from powerd_analytics.signals.sweep import Sweep
 
     run = read_run(path)
     begin = time.perf_counter()
@@ -225,8 +225,8 @@ def sweep_file(path: Path) -> dict[str, float]:
 
 
 def table_of_file(path: Path) -> dict[str, float]:
-    from powerd_analytics.run import read_run
-    from powerd_analytics.table import phase_table
+    from powerd_analytics.runs.run import read_run
+    from powerd_analytics.tables.table import phase_table
 
     begin = time.perf_counter()
     run = read_run(path)

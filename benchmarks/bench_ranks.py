@@ -86,8 +86,8 @@ def case(args: argparse.Namespace, ranks: int, directory: Path) -> bool:
     if "OMP_NUM_THREADS" not in os.environ:
         os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, saying so
     subprocess.run([*torchrun, __file__, *map(str, own)], check=True)
-    from powerd_analytics.run import read_run
-    from powerd_analytics.table import phase_table
+    from powerd_analytics.runs.run import read_run
+    from powerd_analytics.tables.table import phase_table
 
     run = read_run(out)
     table = phase_table(run)
@@ -122,8 +122,8 @@ def _durations(run: object, ranks: int, results: list[dict[str, object]]) -> boo
     import numpy as np
     from bench_hooks import interval
 
-    from powerd_analytics.ranks import ranks_of
-    from powerd_analytics.run import Run
+    from powerd_analytics.runs.ranks import ranks_of
+    from powerd_analytics.runs.run import Run
 
     assert isinstance(run, Run)
     p, found, good = run.phases, ranks_of(run), True

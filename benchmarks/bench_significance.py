@@ -10,7 +10,7 @@ import argparse
 
 import numpy as np
 
-from powerd_analytics.significance import LEVEL, difference_p, mean_of_repeats, mean_of_series
+from powerd_analytics.comparison.significance import LEVEL, difference_p, mean_of_repeats, mean_of_series
 
 
 def series(rng: np.random.Generator, n: int, r: float) -> np.ndarray:

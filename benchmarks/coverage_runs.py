@@ -13,9 +13,9 @@ import numpy as np
 from energy_estimators import Waveform
 from numpy.typing import NDArray
 
-from powerd_analytics.devices import Part
-from powerd_analytics.run import RunClock, RunLine
-from powerd_analytics.signal import Signal
+from powerd_analytics.energy.devices import Part
+from powerd_analytics.runs.run import RunClock, RunLine
+from powerd_analytics.signals.signal import Signal
 from powerd_core.model import Accuracy, CounterConversion, Provenance, ScaledConversion, ShuntConversion
 
 MS = 1_000_000

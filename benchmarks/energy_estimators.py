@@ -12,9 +12,9 @@ import argparse
 
 import numpy as np
 
-from powerd_analytics.edges import phase_line_energies
-from powerd_analytics.run import RunLine
-from powerd_analytics.signal import Signal
+from powerd_analytics.edges.edges import phase_line_energies
+from powerd_analytics.runs.run import RunLine
+from powerd_analytics.signals.signal import Signal
 from powerd_core.model import Accuracy, Provenance, ScaledConversion, ShuntConversion
 
 MS = 1_000_000

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.run import Run
-from powerd_analytics.trace_clock import WallClock
+from powerd_analytics.chrome.clock import WallClock
+from powerd_analytics.runs.run import Run
 from powerd_client.hosttime import to_host_ns
 from powerd_core.clock import ClockPiece, map_clock
 from powerd_core.model import ClockExchange

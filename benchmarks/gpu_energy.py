@@ -10,11 +10,11 @@ from gpu_training import PHASES
 from gpu_zeus import Reading
 
 from powerd_analytics import read_run
-from powerd_analytics.devices import Part, PhaseColumns, interval_energies, load_parts, part_phase_energies
-from powerd_analytics.phases import Phases
-from powerd_analytics.rest import rest_energy_j
-from powerd_analytics.table import RESOLVABLE_SHARE
-from powerd_analytics.totals import select
+from powerd_analytics.energy.devices import Part, PhaseColumns, interval_energies, load_parts, part_phase_energies
+from powerd_analytics.energy.rest import rest_energy_j
+from powerd_analytics.runs.phases import Phases
+from powerd_analytics.tables.table import RESOLVABLE_SHARE
+from powerd_analytics.tables.totals import select
 
 
 def account(path: Path, first: Reading | None, last: Reading | None) -> dict[str, Any]:

@@ -1,11 +1,11 @@
 """From a run file to joules per phase: energies, tables, plots and the `joules` command."""
 
-from powerd_analytics.devices import phase_energies
-from powerd_analytics.energy import counter_energy_j, energy_j
+from powerd_analytics.energy.devices import phase_energies
 from powerd_analytics.operations import OperationCount, count_operations
-from powerd_analytics.rows import PhaseRow, PhaseTable, RunRow, TotalRow
-from powerd_analytics.run import Run, read_run
-from powerd_analytics.table import phase_table
+from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.signals.integral import counter_energy_j, energy_j
+from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
+from powerd_analytics.tables.table import phase_table
 
 __all__ = [
     "OperationCount",

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from powerd_analytics.uncertainty import COVERAGE_FACTOR, Estimate
+from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, Estimate
 from powerd_core.errors import AnalysisError
 
 Errors = Mapping[Hashable, float]

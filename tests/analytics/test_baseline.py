@@ -8,10 +8,10 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import cli
-from powerd_analytics.baseline import table_above_idle
-from powerd_analytics.render import CSV_COLUMNS, records
-from powerd_analytics.run import read_run
-from powerd_analytics.table import phase_table
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.baseline import table_above_idle
+from powerd_analytics.tables.render import CSV_COLUMNS, records
+from powerd_analytics.tables.table import phase_table
 from powerd_client import Meter
 from powerd_client.baseline import BASELINE
 from powerd_core.errors import AnalysisError, ConfigError

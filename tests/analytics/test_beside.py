@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, S, make_run
 
-from powerd_analytics.info import describe_run
-from powerd_analytics.run import read_run
-from powerd_analytics.signal import load_signal
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.signals.signal import load_signal
 from powerd_core.errors import AnalysisError, RunFileError
 
 T = np.arange(0, S + 1, 100 * MS, dtype=np.int64)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
-from powerd_analytics.budget import KINDS, Budget
 from powerd_analytics.cli import app
-from powerd_analytics.devices import load_parts, part_phase_energies
-from powerd_analytics.run import read_run
-from powerd_analytics.shares import budget_rows
-from powerd_analytics.table import phase_table
+from powerd_analytics.energy.budget import KINDS, Budget
+from powerd_analytics.energy.devices import load_parts, part_phase_energies
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.shares import budget_rows
+from powerd_analytics.tables.table import phase_table
 
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.5, "step_w": 0.2, "window_ns": MS}
 

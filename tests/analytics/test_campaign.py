@@ -11,11 +11,13 @@ from campaigns import one_run
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 from test_cli import joules
 
-from powerd_analytics.campaign import read_campaign, run_files, where
-from powerd_analytics.fieldtables import field_tables, prepared
-from powerd_analytics.figures import Figure, mean_figure
-from powerd_analytics.repeats import RUNS, averaged
-from powerd_analytics.trainings import Length, summed_devices, whole_trainings
+from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.campaigns.fieldtables import field_tables, prepared
+from powerd_analytics.campaigns.figures import Figure, mean_figure
+from powerd_analytics.campaigns.repeats import RUNS, averaged
+from powerd_analytics.campaigns.trainings import Length, summed_devices, whole_trainings
+from powerd_analytics.indexes.files import run_files
+from powerd_analytics.records.frame import where
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 
 

@@ -6,7 +6,7 @@ import pytest
 from make_run import LineSpec, make_run, training
 
 from powerd_analytics import cli
-from powerd_analytics.render import CSV_COLUMNS
+from powerd_analytics.tables.render import CSV_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +142,7 @@ def test_interrupt_is_quiet(monkeypatch, capsys, run):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("powerd_analytics.run.read_run", interrupted)
+    monkeypatch.setattr("powerd_analytics.runs.run.read_run", interrupted)
     code, _, err = joules(capsys, "tables", run)
     assert code == 130
     assert "Traceback" not in err

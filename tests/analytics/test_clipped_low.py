@@ -7,12 +7,12 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.devices import load_parts
-from powerd_analytics.reasons import clipped
-from powerd_analytics.records import records_of
-from powerd_analytics.render import to_markdown
-from powerd_analytics.shares import budget_rows
-from powerd_analytics.table import table_of
+from powerd_analytics.energy.devices import load_parts
+from powerd_analytics.energy.reasons import clipped
+from powerd_analytics.records.flat import records_of
+from powerd_analytics.tables.render import to_markdown
+from powerd_analytics.tables.shares import budget_rows
+from powerd_analytics.tables.table import table_of
 from powerd_core.model import Flag
 
 SHUNT = {"kind": "shunt", "shunt_ohm": 0.01, "shunt_lsb_v": 1e-5, "bus_lsb_v": 0.004}

@@ -8,9 +8,10 @@ import pytest
 from clock_simulation import IDLE, MS, Quartz, S, Step, simulate
 from make_run import LineSpec, PhaseSpec, make_run
 
-from powerd_analytics import clock, read_run
+from powerd_analytics import read_run
 from powerd_analytics.cli import main
-from powerd_analytics.clock_marker import compare_marker
+from powerd_analytics.clocks import clock
+from powerd_analytics.clocks.marker import compare_marker
 from powerd_client import build, journal
 from powerd_client.wallclock import WallAnchor, anchor_note
 from powerd_core.document import to_document
@@ -104,7 +105,7 @@ def main_ok(arguments):
 
 def test_the_picture_has_all_four_rows(stepped, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    from powerd_analytics.clock_plot import draw_clocks
+    from powerd_analytics.pictures.clock import draw_clocks
 
     out = tmp_path / "clock.png"
     main_ok(["clock", str(stepped), "--out", str(out)])

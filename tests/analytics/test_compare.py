@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_cli import joules
 
-from powerd_analytics.compare import FOLDED, NOTHING, PHASES, RUNS, SPREAD_OF_ONE, compare
-from powerd_analytics.comparesheet import verdict, words
-from powerd_analytics.samples import run_samples
-from powerd_analytics.significance import (
+from powerd_analytics.comparison.compare import FOLDED, NOTHING, PHASES, RUNS, SPREAD_OF_ONE, compare
+from powerd_analytics.comparison.samples import run_samples
+from powerd_analytics.comparison.sheet import verdict, words
+from powerd_analytics.comparison.significance import (
     Mean,
     block_means,
     difference_p,

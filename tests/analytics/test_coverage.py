@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.coverage import NORMAL, factor, one_rectangle, student
+from powerd_analytics.energy.coverage import NORMAL, factor, one_rectangle, student
 
 HALF_WIDTH = math.sqrt(3)
 

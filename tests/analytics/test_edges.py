@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from make_run import MS
 
-from powerd_analytics.edges import phase_line_energies
-from powerd_analytics.run import RunClock, RunLine
-from powerd_analytics.signal import Signal
-from powerd_analytics.stretches import join_stretches
+from powerd_analytics.edges.edges import phase_line_energies
+from powerd_analytics.edges.stretches import join_stretches
+from powerd_analytics.runs.run import RunClock, RunLine
+from powerd_analytics.signals.signal import Signal
 from powerd_core.model import Accuracy, Provenance, ScaledConversion
 
 LINE = RunLine(

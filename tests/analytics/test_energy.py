@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.energy import Integral, counter_energy_j, energy_j, unwrap_counter
+from powerd_analytics.signals.integral import Integral, counter_energy_j, energy_j, unwrap_counter
 from powerd_core.errors import AnalysisError
 
 signals = st.lists(

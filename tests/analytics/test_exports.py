@@ -29,7 +29,7 @@ from powerd_analytics.exports import (
     write_tables,
 )
 from powerd_analytics.exports.latex import escaped
-from powerd_analytics.sheet import Sheet, SheetColumn, sheet_column
+from powerd_analytics.exports.sheet import Sheet, SheetColumn, sheet_column
 from powerd_client.recover import recover
 from powerd_client.verify import verify_file
 from powerd_core.errors import AnalysisError, RunFileError

@@ -8,10 +8,10 @@ import pytest
 from make_run import LineSpec, make_run, training
 
 from powerd_analytics import cli
-from powerd_analytics.info import describe_run
-from powerd_analytics.run import read_run
-from powerd_analytics.sums import outside, verify_sums
-from powerd_analytics.table import phase_table
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.sums import outside, verify_sums
+from powerd_analytics.tables.table import phase_table
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -137,7 +137,9 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
 
 def test_sums_that_do_not_agree_are_said(run, monkeypatch):
     assert {f.state for f in verify_sums(run)} == {"ok"}
-    monkeypatch.setattr("powerd_analytics.sums.outside", lambda begin, end, b, e: outside(begin + 10**8, end, b, e))
+    monkeypatch.setattr(
+        "powerd_analytics.tables.sums.outside", lambda begin, end, b, e: outside(begin + 10**8, end, b, e)
+    )
     (energy, _) = verify_sums(run)
     assert energy.state == "wrong"
     assert "phases and rest give 2.2" in energy.text

@@ -5,14 +5,14 @@ import pytest
 from bench_folding import Sensor, aliased, draw, one, readings
 from make_run import MS, LineSpec, make_run, training
 
-from powerd_analytics.devices import load_parts
-from powerd_analytics.folded import LEAST_PHASES, fold
-from powerd_analytics.folding import Equations
-from powerd_analytics.run import read_run
-from powerd_analytics.segments import Phases
-from powerd_analytics.shares import budget_rows
-from powerd_analytics.table import phase_table, table_of
-from powerd_analytics.timeline import Bins, Timeline
+from powerd_analytics.energy.devices import load_parts
+from powerd_analytics.folding.folded import LEAST_PHASES, fold
+from powerd_analytics.folding.means import Equations
+from powerd_analytics.folding.segments import Phases
+from powerd_analytics.folding.timeline import Bins, Timeline
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.shares import budget_rows
+from powerd_analytics.tables.table import phase_table, table_of
 
 NVML = Sensor("50/s, mean of 29 ms", 20, 29)
 COUNTER = Sensor("10/s, counter", 100, 100, counter=True)

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, make_run
 from test_cli import joules
 
-from powerd_analytics.campaign import read_campaign, to_frame
-from powerd_analytics.index import INDEX_COLUMNS, METADATA, index_frame, index_records, open_index
-from powerd_analytics.indexing import index_runs
+from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.indexes.index import INDEX_COLUMNS, METADATA, index_frame, index_records, open_index
+from powerd_analytics.indexes.indexing import index_runs
+from powerd_analytics.records.frame import to_frame
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 
 
@@ -76,7 +77,7 @@ def test_only_new_changed_and_broken_files_are_read(campaign, monkeypatch):
     (campaign / "b.h5").unlink()
     one_run(campaign / "new.h5", iterations=3)
     read = []
-    from powerd_analytics import indexing
+    from powerd_analytics.indexes import indexing
 
     def noting(paths, **options):
         read.extend(p.name for p in paths)

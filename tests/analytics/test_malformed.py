@@ -10,10 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.info import describe_run
-from powerd_analytics.run import read_run
-from powerd_analytics.sums import verify_sums
-from powerd_analytics.table import phase_table
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.sums import verify_sums
+from powerd_analytics.tables.table import phase_table
 from powerd_client import fileshape, open_run
 from powerd_client.recover import recover
 from powerd_client.verify import verify_file

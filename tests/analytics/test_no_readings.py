@@ -8,13 +8,13 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.info import describe_run
-from powerd_analytics.records import records_of
-from powerd_analytics.render import to_csv, to_json, to_markdown
-from powerd_analytics.rows import IdleRow, PhaseTable
-from powerd_analytics.shares import budget_rows
-from powerd_analytics.sums import verify_sums
-from powerd_analytics.tags import flat
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.tags import flat
+from powerd_analytics.records.flat import records_of
+from powerd_analytics.tables.render import to_csv, to_json, to_markdown
+from powerd_analytics.tables.rows import IdleRow, PhaseTable
+from powerd_analytics.tables.shares import budget_rows
+from powerd_analytics.tables.sums import verify_sums
 from powerd_core.model import Flag
 
 NONE = np.zeros(0, np.int64)

@@ -7,7 +7,7 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.tags import totals
+from powerd_analytics.cli.tags import totals
 
 
 def constant(t: np.ndarray) -> np.ndarray:

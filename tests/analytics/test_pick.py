@@ -2,7 +2,7 @@ import pytest
 from published import CAPS, joules, refused, rows, write
 
 from powerd_analytics import metrics
-from powerd_analytics.choice import parse_condition
+from powerd_analytics.published.choice import parse_condition
 from powerd_core.errors import ConfigError
 
 MODELS = list(dict.fromkeys(r["model"] for r in rows(CAPS)))

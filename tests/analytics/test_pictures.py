@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from test_roofline import write_run as write_layers
 
 from powerd_analytics import phase_table
-from powerd_analytics.campaign import read_campaign
+from powerd_analytics.campaigns.campaign import read_campaign
 from powerd_analytics.cli import main
-from powerd_analytics.layer_energy import layer_energies
-from powerd_analytics.layer_rows import BOTH
+from powerd_analytics.energy.reasons import digits
+from powerd_analytics.layers.energy import layer_energies
+from powerd_analytics.layers.rows import BOTH
 from powerd_analytics.metrics import eds, pareto_front
-from powerd_analytics.plots import plot_run
-from powerd_analytics.reasons import digits
-from powerd_analytics.run import read_run
-from powerd_analytics.tablefile import read_table
+from powerd_analytics.pictures.plots import plot_run
+from powerd_analytics.published.tablefile import read_table
+from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError
 
 pytest.importorskip("matplotlib")

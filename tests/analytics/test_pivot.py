@@ -5,11 +5,11 @@ from campaigns import one_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.campaign import read_campaign
-from powerd_analytics.pivot import PivotRequest, make_pivot
-from powerd_analytics.pivotsheet import gain_sheet, pivot_sheet
-from powerd_analytics.recordcolumns import empty_record
-from powerd_analytics.repeats import RUNS
+from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
+from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
+from powerd_analytics.campaigns.repeats import RUNS
+from powerd_analytics.records.columns import empty_record
 from powerd_core.errors import AnalysisError, ConfigError
 
 

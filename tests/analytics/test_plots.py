@@ -3,9 +3,9 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.devices import load_parts
-from powerd_analytics.plots import draw, phase_colours, plot_run, zoom_window
-from powerd_analytics.traces import envelope
+from powerd_analytics.energy.devices import load_parts
+from powerd_analytics.pictures.plots import draw, phase_colours, plot_run, zoom_window
+from powerd_analytics.pictures.traces import envelope
 from powerd_core.model import Flag
 
 pytest.importorskip("matplotlib")

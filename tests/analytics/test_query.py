@@ -8,11 +8,11 @@ import pytest
 from campaigns import one_run
 from test_cli import joules
 
-from powerd_analytics.index import index_records
-from powerd_analytics.indexing import index_runs
-from powerd_analytics.query import query
-from powerd_analytics.recordcolumns import COLUMNS
-from powerd_analytics.records import run_records
+from powerd_analytics.indexes.index import index_records
+from powerd_analytics.indexes.indexing import index_runs
+from powerd_analytics.indexes.query import query
+from powerd_analytics.records.columns import COLUMNS
+from powerd_analytics.records.flat import run_records
 from powerd_core.errors import AnalysisError
 
 

@@ -12,13 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
-from powerd_analytics.baseline import table_above_idle
-from powerd_analytics.info import describe_run
-from powerd_analytics.phases import kept
-from powerd_analytics.ranks import device_identity, ranks_of
-from powerd_analytics.render import to_csv, to_markdown
-from powerd_analytics.run import read_run
-from powerd_analytics.table import phase_table
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.runs.phases import kept
+from powerd_analytics.runs.ranks import device_identity, ranks_of
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.baseline import table_above_idle
+from powerd_analytics.tables.render import to_csv, to_markdown
+from powerd_analytics.tables.table import phase_table
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
 TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)

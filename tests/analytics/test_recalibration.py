@@ -11,8 +11,8 @@ from make_run import LineSpec, make_run
 from simulated_node import SimulatedNode
 
 from powerd_analytics import cli
-from powerd_analytics.recalibration import read_calibration, recalibrate
-from powerd_analytics.run import read_run
+from powerd_analytics.runs.recalibration import read_calibration, recalibrate
+from powerd_analytics.runs.run import read_run
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_core.document import to_document
 from powerd_core.errors import AnalysisError, ConfigError

@@ -8,12 +8,12 @@ import pytest
 from campaigns import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics.campaign import to_frame
-from powerd_analytics.recordcolumns import COLUMNS
-from powerd_analytics.records import run_records
-from powerd_analytics.run import read_run
-from powerd_analytics.setting import gpus_of
-from powerd_analytics.table import phase_table
+from powerd_analytics.records.columns import COLUMNS
+from powerd_analytics.records.flat import run_records
+from powerd_analytics.records.frame import to_frame
+from powerd_analytics.records.setting import gpus_of
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.table import phase_table
 from powerd_core.errors import AnalysisError
 
 DOCS = Path(__file__).parents[2] / "docs" / "tables.md"

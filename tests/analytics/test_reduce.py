@@ -11,9 +11,9 @@ from campaigns import one_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics import cluster
-from powerd_analytics.records import run_records
-from powerd_analytics.reduce import Reduced, naming, reduce_runs
+from powerd_analytics.records.flat import run_records
+from powerd_analytics.reducing import cluster
+from powerd_analytics.reducing.reduce import Reduced, naming, reduce_runs
 from powerd_core.errors import ConfigError, PeerError
 
 

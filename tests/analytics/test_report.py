@@ -18,10 +18,10 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
-from powerd_analytics.render import records as csv_rows
 from powerd_analytics.report import ReportOptions, write_report
 from powerd_analytics.report.packing import STEPS, pack, pack_values, unpack
 from powerd_analytics.report.traces import phases_of
+from powerd_analytics.tables.render import records as csv_rows
 
 pytest.importorskip("jinja2")
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'{{7*7}}\u2028\x1b[2J"

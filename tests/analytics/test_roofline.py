@@ -10,11 +10,11 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
-from powerd_analytics.layer_energy import layer_energies
-from powerd_analytics.layer_rows import BOTH
+from powerd_analytics.layers.energy import layer_energies
+from powerd_analytics.layers.roofline import roof_of, roofline
+from powerd_analytics.layers.rows import BOTH
 from powerd_analytics.operations import ExecutedCount, LayerCount, OperationCount, Work, to_document
 from powerd_analytics.operations.counts import EXECUTED, PAPER
-from powerd_analytics.roofline import roof_of, roofline
 from powerd_core.errors import AnalysisError
 
 ITERATIONS = 30

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
-from powerd_analytics import table as tables
-from powerd_analytics.devices import interval_energies, line_energies, load_parts, part_phase_energies
-from powerd_analytics.run import read_run
-from powerd_analytics.signal import load_signal
-from powerd_analytics.slices import load_sliced
-from powerd_analytics.table import table_of
+from powerd_analytics.energy.devices import interval_energies, line_energies, load_parts, part_phase_energies
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.signals.signal import load_signal
+from powerd_analytics.signals.slices import load_sliced
+from powerd_analytics.tables import table as tables
+from powerd_analytics.tables.table import table_of
 
 SIZES = (300, 1000, 4000)
 
@@ -133,5 +133,5 @@ def test_hardly_any_readings(tmp_path, count):
 def test_large_files_are_not_loaded(tmp_path, monkeypatch):
     run = trained(tmp_path)
     monkeypatch.setattr(tables, "IN_MEMORY", 100)
-    monkeypatch.setattr("powerd_analytics.devices.load_signal", None)
+    monkeypatch.setattr("powerd_analytics.energy.devices.load_signal", None)
     assert tables.phase_table(run).runs[0].energy_j > 0

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics import sweep as sweeps
-from powerd_analytics.energy import Integral, energy_j
-from powerd_analytics.sweep import Sweep
+from powerd_analytics.signals import sweep as sweeps
+from powerd_analytics.signals.integral import Integral, energy_j
+from powerd_analytics.signals.sweep import Sweep
 from powerd_core.errors import AnalysisError
 
 

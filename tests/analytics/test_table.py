@@ -8,8 +8,8 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, Training, make_run, training
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.render import to_csv, to_json, to_markdown
-from powerd_analytics.rest import merged
+from powerd_analytics.energy.rest import merged
+from powerd_analytics.tables.render import to_csv, to_json, to_markdown
 from powerd_core.errors import AnalysisError, RunFileError
 from powerd_core.model import Flag
 

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from published import refused
 
-from powerd_analytics.tablefile import parsed, read_table
+from powerd_analytics.published.tablefile import parsed, read_table
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 
 

@@ -6,9 +6,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics import cli, tags
-from powerd_analytics.run import read_run
-from powerd_analytics.tags import Targets, tag_active, tag_afterwards, totals
+from powerd_analytics import cli
+from powerd_analytics.cli import tags
+from powerd_analytics.cli.tags import Targets, tag_active, tag_afterwards, totals
+from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError, ConfigError
 
 

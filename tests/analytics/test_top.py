@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from powerd_analytics import cli
-from powerd_analytics.top_feed import Watch
-from powerd_analytics.top_lines import LiveBoard
-from powerd_analytics.top_run import RunPhases, powerds_here, runs_here
-from powerd_analytics.top_view import Screen, document, one_line
+from powerd_analytics.live.feed import Watch
+from powerd_analytics.live.lines import LiveBoard
+from powerd_analytics.live.machine import RunPhases, powerds_here, runs_here
+from powerd_analytics.live.view import Screen, document, one_line
 from powerd_client.markwriter import MarkWriter
 from powerd_core.errors import RunFileError
 from powerd_core.model import (

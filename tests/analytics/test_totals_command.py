@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from published import CASTRO, ENERGIES, ITERATIONS, OPERATIONS, TIMES, joules, refused, rows, write
 
-from powerd_analytics.mix import Mix, parse_mix
-from powerd_analytics.phasefiles import Key, PhaseFigures, PhaseTable
-from powerd_analytics.totals_command import COLUMNS, training_totals
+from powerd_analytics.published.mix import Mix, parse_mix
+from powerd_analytics.published.phasefiles import Key, PhaseFigures, PhaseTable
+from powerd_analytics.published.totals import COLUMNS, training_totals
 from powerd_core.errors import ConfigError
 
 KEYS = ("device", "gpus", "model", "phase", "batch")

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import cli
-from powerd_analytics.run import read_run
-from powerd_analytics.trace import MARGIN_NS, TraceOptions, write_trace
-from powerd_analytics.trace_clock import SLEW, WallClock, wall_clock
-from powerd_analytics.trace_events import lanes, thinned
+from powerd_analytics.chrome.clock import SLEW, WallClock, wall_clock
+from powerd_analytics.chrome.events import lanes, thinned
+from powerd_analytics.chrome.trace import MARGIN_NS, TraceOptions, write_trace
+from powerd_analytics.runs.run import read_run
 from powerd_client.wallclock import WallAnchor, WallAnchors, anchor_note, read_anchor, take_anchor
 from powerd_core.errors import AnalysisError
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from powerd_analytics import metrics
-from powerd_analytics.uncertainty import Estimate, mean_of, sum_of
+from powerd_analytics.energy.uncertainty import Estimate, mean_of, sum_of
 
 
 def test_repeats_shrink_the_statistical_part_only():

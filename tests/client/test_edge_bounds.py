@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.phases import read_phases
+from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
 from powerd_client.datasets import DIGEST
 from powerd_client.device import EVENT_NS

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.energy import counter_energy_j, energy_j
+from powerd_analytics.signals.integral import counter_energy_j, energy_j
 from powerd_client.pmlib.data import CounterData, CounterSet
 from powerd_client.pmlib.lines import Lines
 from powerd_client.pmlib.paraver import LINE_TYPE, SET_TYPE, SUM_TYPE, UNITS, write_paraver

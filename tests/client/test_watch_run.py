@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from powerd_analytics.run import read_run
+from powerd_analytics.runs.run import read_run
 from powerd_client import Meter
 
 

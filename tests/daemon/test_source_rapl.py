@@ -10,7 +10,7 @@ from conformance import EPOCH, Opened, SourceConformance
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_analytics.energy import unwrap_counter
+from powerd_analytics.signals.integral import unwrap_counter
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Flag, Provenance
 from powerd_daemon.sim.clock import VirtualClock

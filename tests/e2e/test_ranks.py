@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerd_analytics.info import describe_run
-from powerd_analytics.ranks import ranks_of
-from powerd_analytics.render import to_markdown
-from powerd_analytics.run import read_run
-from powerd_analytics.table import phase_table
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.runs.ranks import ranks_of
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.render import to_markdown
+from powerd_analytics.tables.table import phase_table
 
 PROGRAM = Path(__file__).parent / "ddp_training.py"
 JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]

@@ -11,10 +11,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "analytics"))
 from campaigns import one_run
 from make_run import MS, LineSpec, S, make_run, training
 
-from powerd_analytics.campaign import read_campaign
+from powerd_analytics.campaigns.campaign import read_campaign
 from powerd_analytics.report import write_report
-from powerd_analytics.run import read_run
-from powerd_analytics.signal import load_signal
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.signals.signal import load_signal
 
 CHROMIUM = find_browser()
 pytestmark = [

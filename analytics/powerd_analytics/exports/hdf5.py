@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import h5py
 import numpy as np
 
-from powerd_analytics.sheet import Sheet, SheetColumn
+from powerd_analytics.exports.sheet import Sheet, SheetColumn
 from powerd_client.datasets import DIGEST, clean, copy_attributes, digest, own_name, write_numbers, write_strings
 from powerd_client.fileshape import dataset_problems
 from powerd_client.runfile import open_run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from powerd_analytics.sheet import Sheet
+from powerd_analytics.exports.sheet import Sheet
 from powerd_core.text import printable
 
 _ESCAPES = {

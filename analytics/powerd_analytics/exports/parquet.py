@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from powerd_analytics.sheet import Sheet
+from powerd_analytics.exports.sheet import Sheet
 
 
 def write_parquet(sheet: Sheet, path: Path) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from powerd_analytics.sheet import Sheet
+from powerd_analytics.exports.sheet import Sheet
 from powerd_core.text import printable
 
 

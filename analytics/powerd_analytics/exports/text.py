@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 
-from powerd_analytics.sheet import Sheet
+from powerd_analytics.exports.sheet import Sheet
 from powerd_core.text import printable
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from powerd_analytics.sheet import Sheet
+from powerd_analytics.exports.sheet import Sheet
 from powerd_core.text import printable
 
 _STYLE = """

@@ -1,6 +1,5 @@
 """One picture a module, from configurations, layers or a run; `save` writes any of them."""
 
-from powerd_analytics.picture_style import save
 from powerd_analytics.pictures.caps import draw_caps
 from powerd_analytics.pictures.configurations import (
     Configuration,
@@ -12,6 +11,7 @@ from powerd_analytics.pictures.matrix import draw_matrix
 from powerd_analytics.pictures.pareto import draw_pareto
 from powerd_analytics.pictures.phases import draw_phases
 from powerd_analytics.pictures.quality import draw_quality
+from powerd_analytics.pictures.style import save
 from powerd_analytics.pictures.treemap import draw_treemap, squarify
 
 __all__ = [

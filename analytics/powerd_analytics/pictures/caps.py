@@ -7,8 +7,8 @@ from math import hypot
 from typing import TYPE_CHECKING
 
 from powerd_analytics.metrics import edp_js, eds
-from powerd_analytics.picture_style import PALETTE, finish, panels, shown
 from powerd_analytics.pictures.configurations import Configuration, label, reference_of, wholes
+from powerd_analytics.pictures.style import PALETTE, finish, panels, shown
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:

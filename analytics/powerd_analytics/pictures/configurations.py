@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isclose
 
-from powerd_analytics.choice import CAPS_W, ENERGY_J, TIME_S, parse_condition
-from powerd_analytics.fieldtables import prepared
-from powerd_analytics.figures import figure_of, number_of
-from powerd_analytics.innermost import innermost, of_configurations
-from powerd_analytics.recordcolumns import Record
-from powerd_analytics.repeats import averaged
-from powerd_analytics.tablefile import TableFile, parsed
-from powerd_analytics.trainings import Length
+from powerd_analytics.campaigns.fieldtables import prepared
+from powerd_analytics.campaigns.figures import figure_of
+from powerd_analytics.campaigns.innermost import innermost, of_configurations
+from powerd_analytics.campaigns.repeats import averaged
+from powerd_analytics.campaigns.trainings import Length
+from powerd_analytics.published.choice import CAPS_W, ENERGY_J, TIME_S, parse_condition
+from powerd_analytics.published.tablefile import TableFile, parsed
+from powerd_analytics.records.columns import Record, number_of
 from powerd_core.errors import AnalysisError
 
 WHOLE, BATCH, SAMPLE = "", " a batch", " a sample"

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from powerd_analytics.bars import HATCHES, group_text
-from powerd_analytics.layer_rows import BOTH, LayerEnergy
-from powerd_analytics.picture_style import colours, finish, panels, shown
-from powerd_analytics.reasons import digits
-from powerd_analytics.tablefile import TableFile
+from powerd_analytics.energy.reasons import digits
+from powerd_analytics.layers.rows import BOTH, LayerEnergy
+from powerd_analytics.pictures.bars import HATCHES
+from powerd_analytics.pictures.style import colours, finish, panels, shown
+from powerd_analytics.published.tablefile import TableFile
+from powerd_analytics.tables.groups import group_line
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def layers_of_rows(rows: Sequence[LayerEnergy]) -> list[Layer]:
     """The layers of `joules layers`."""
     cells = [
         (
-            " ".join([group_text(r.group, "").replace("\n", ", "), r.device]).strip(), r.layer, r.kind, r.provenance,
+            " ".join([group_line(r.group), r.device]).strip(), r.layer, r.kind, r.provenance,
             r.passes, r.j_per_batch, r.u95_j, r.is_lower_bound,
         )
         for r in rows if r.level == "layer"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from powerd_analytics.picture_style import finish, panels, shown
+from powerd_analytics.energy.reasons import digits
 from powerd_analytics.pictures.configurations import Configuration, label
-from powerd_analytics.reasons import digits
+from powerd_analytics.pictures.style import finish, panels, shown
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:

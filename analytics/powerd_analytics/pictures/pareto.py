@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from powerd_analytics.energy.reasons import digits
 from powerd_analytics.metrics import edp_js, eds, pareto_front
-from powerd_analytics.picture_style import bars_of, colours, finish, panels, shown
 from powerd_analytics.pictures.configurations import Configuration, label, reference_of, wholes
-from powerd_analytics.reasons import digits
+from powerd_analytics.pictures.style import bars_of, colours, finish, panels, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from powerd_analytics.bars import HATCHES
-from powerd_analytics.picture_style import colours, finish, panels, shown
+from powerd_analytics.energy.reasons import digits
+from powerd_analytics.pictures.bars import HATCHES
 from powerd_analytics.pictures.configurations import Configuration, label
-from powerd_analytics.reasons import digits
+from powerd_analytics.pictures.style import colours, finish, panels, shown
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:

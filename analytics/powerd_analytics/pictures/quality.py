@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.devices import Progress, no_progress
-from powerd_analytics.picture_style import PALETTE, finish, panels, shown
-from powerd_analytics.run import Run
-from powerd_analytics.signal import Signal
-from powerd_analytics.slices import FAR_NS, load_bounded, parts_between
+from powerd_analytics.energy.devices import Progress, no_progress
+from powerd_analytics.pictures.style import PALETTE, finish, panels, shown
+from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import FAR_NS, load_bounded, parts_between
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
-from powerd_analytics.figures import number_of
-from powerd_analytics.reasons import digits
-from powerd_analytics.recordcolumns import Record
+from powerd_analytics.energy.reasons import digits
+from powerd_analytics.records.columns import Record, number_of
 from powerd_analytics.report.findings import configuration
 from powerd_core.text import printable
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
-from powerd_analytics.campaign import attributes_of
-from powerd_analytics.figures import figure_of, number_of
-from powerd_analytics.innermost import group_of, innermost
-from powerd_analytics.reasons import digits, seconds
-from powerd_analytics.recordcolumns import Cell, Record
-from powerd_analytics.repeats import averaged
+from powerd_analytics.campaigns.figures import figure_of
+from powerd_analytics.campaigns.innermost import group_of, innermost
+from powerd_analytics.campaigns.repeats import averaged
+from powerd_analytics.energy.reasons import digits, seconds
+from powerd_analytics.records.columns import Cell, Record, number_of
+from powerd_analytics.records.frame import attributes_of
 
 _MOST_LINES = 6
 
@@ -32,7 +32,7 @@ class _Best:
 
 
 def findings(records: Sequence[Record]) -> Findings:
-    """Sentences on the records of one or many runs (`powerd_analytics.fieldtables.prepared`)."""
+    """Sentences on the records of one or many runs (`powerd_analytics.campaigns.fieldtables.prepared`)."""
     found = averaged(r for r in records if r["kind"] != "run")
     largest = _largest_phases(found)
     best = _best_configurations(found)

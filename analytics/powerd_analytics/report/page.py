@@ -11,14 +11,17 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from powerd_analytics.campaign import check_campaign, check_run, part_of, run_files
-from powerd_analytics.devices import Part, Progress, load_parts, no_progress
-from powerd_analytics.fieldtables import field_tables, prepared
-from powerd_analytics.innermost import innermost, of_configurations
-from powerd_analytics.recalibration import recalibrate
-from powerd_analytics.recordcolumns import Record
-from powerd_analytics.records import records_of
-from powerd_analytics.repeats import averaged
+from powerd_analytics.campaigns.campaign import part_of
+from powerd_analytics.campaigns.fieldtables import field_tables, prepared
+from powerd_analytics.campaigns.innermost import innermost, of_configurations
+from powerd_analytics.campaigns.repeats import averaged
+from powerd_analytics.campaigns.trainings import Length
+from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
+from powerd_analytics.exports.sheet import Sheet
+from powerd_analytics.indexes.files import run_files
+from powerd_analytics.records.checks import check_campaign, check_run
+from powerd_analytics.records.columns import Record
+from powerd_analytics.records.flat import records_of
 from powerd_analytics.report import provenance, quality
 from powerd_analytics.report.figures import phase_bars
 from powerd_analytics.report.findings import findings
@@ -26,13 +29,12 @@ from powerd_analytics.report.recordings import recordings_sheet
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.report.tracebox import Blocks, run_document
 from powerd_analytics.report.traces import Trace, TracePhases, phases_of, trace_of
-from powerd_analytics.run import Run, read_run
-from powerd_analytics.shares import BudgetRow, budget_rows
-from powerd_analytics.sheet import Sheet
-from powerd_analytics.signal import Signal
-from powerd_analytics.slices import IN_MEMORY, load_bounded
-from powerd_analytics.table import table_of
-from powerd_analytics.trainings import Length
+from powerd_analytics.runs.recalibration import recalibrate
+from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import IN_MEMORY, load_bounded
+from powerd_analytics.tables.shares import BudgetRow, budget_rows
+from powerd_analytics.tables.table import table_of
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 

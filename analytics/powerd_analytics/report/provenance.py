@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from powerd_analytics.devices import Progress, no_progress
-from powerd_analytics.recordcolumns import Cell
+from powerd_analytics.campaigns.trainings import Length
+from powerd_analytics.energy.devices import Progress, no_progress
+from powerd_analytics.exports.sheet import Sheet
+from powerd_analytics.records.columns import Cell
 from powerd_analytics.report.sheets import number_column, plain_sheet, text_column
-from powerd_analytics.run import Run
-from powerd_analytics.sheet import Sheet
-from powerd_analytics.trainings import Length
+from powerd_analytics.runs.run import Run
 from powerd_core.errors import RunFileError
 
 _BLOCK = 1 << 22

@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from powerd_analytics.bars import group_text
-from powerd_analytics.reasons import digits
-from powerd_analytics.recordcolumns import Cell
+from powerd_analytics.energy.reasons import digits
+from powerd_analytics.exports.sheet import Sheet, SheetColumn
+from powerd_analytics.records.columns import Cell
 from powerd_analytics.report.sheets import count_column, number_column, plain_sheet, text_column
-from powerd_analytics.run import Run
-from powerd_analytics.shares import BudgetRow
-from powerd_analytics.sheet import Sheet, SheetColumn
-from powerd_analytics.signal import Signal
-from powerd_analytics.slices import FAR_NS, parts_between
+from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import FAR_NS, parts_between
+from powerd_analytics.tables.groups import group_line
+from powerd_analytics.tables.shares import BudgetRow
 from powerd_client.wallclock import read_anchor
 
 MOST_GAPS = 200
@@ -119,7 +119,7 @@ def budget_sheet(run: Run, rows: Sequence[BudgetRow]) -> Sheet:
         parts = ", ".join(f"{s.part} {_percent(s.share)} ({digits(s.u_j, 2)} J)" for s in r.parts)
         first = r.parts[0] if r.parts else None
         found.append((
-            group_text(r.group, "").replace("\n", ", "), r.phase or f"({r.table})", r.device, r.provenance, r.energy_j,
+            group_line(r.group), r.phase or f"({r.table})", r.device, r.provenance, r.energy_j,
             r.u95_j, first.part if first else None, 100 * first.share if first else None, parts,
             of_variance.sub("", r.words),
         ))  # fmt: skip

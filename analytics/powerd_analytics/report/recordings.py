@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from powerd_analytics.recordcolumns import Record
-from powerd_analytics.sheet import Sheet, sheet_column
+from powerd_analytics.exports.sheet import Sheet, sheet_column
+from powerd_analytics.records.columns import Record
 
 _COLUMNS = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "rest_j", "residual_j",
             "missing_s", "is_lower_bound", "note")  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powerd_analytics.recordcolumns import Cell
-from powerd_analytics.sheet import Sheet, SheetColumn
+from powerd_analytics.exports.sheet import Sheet, SheetColumn
+from powerd_analytics.records.columns import Cell
 from powerd_core.text import printable
 
 LONG = 60

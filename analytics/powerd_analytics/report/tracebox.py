@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerd_analytics.reasons import seconds
+from powerd_analytics.energy.reasons import seconds
 from powerd_analytics.report.packing import Packed
 from powerd_analytics.report.traces import Trace, TraceLine, TracePhases
-from powerd_analytics.run import Run
+from powerd_analytics.runs.run import Run
 from powerd_core.text import printable
 
 AROUND = 6

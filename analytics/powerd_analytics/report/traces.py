@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.bars import group_text
-from powerd_analytics.devices import Part
+from powerd_analytics.energy.devices import Part
 from powerd_analytics.report.packing import Packed, PackedValues, pack, pack_values
-from powerd_analytics.run import Run
-from powerd_analytics.signal import LATE_FACTOR, Signal
-from powerd_analytics.slices import FAR_NS, SlicedSignal, parts_between
+from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.signal import LATE_FACTOR, Signal
+from powerd_analytics.signals.slices import FAR_NS, SlicedSignal, parts_between
+from powerd_analytics.tables.groups import group_line
 
 UNIT_NS = 1000
 """Times in the page are whole microseconds since the run began."""
@@ -107,7 +107,7 @@ def phases_of(run: Run, most: int = MOST_PHASES) -> TracePhases:
     rows = np.searchsorted(used, lanes[kept])
     order = np.lexsort((begin, rows))
     columns = tuple(pack(c[order]) for c in (begin, end - begin, p.label[kept], rows))
-    details = tuple(group_text(dict(c.group), "").replace("\n", ", ") for c in p.classes)
+    details = tuple(group_line(dict(c.group)) for c in p.classes)
     names = tuple(c.name for c in p.classes)
     return TracePhases(names, details, columns, len(used), len(p) - len(kept))
 

@@ -1,0 +1,1 @@
+"""Many runs: repeats, pivots and the tables of the field."""

@@ -1,0 +1,92 @@
+"""The `joules` command: its parts, and errors as one line with exit status 2."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+
+from cyclopts import App, CycloptsError
+
+from powerd_analytics.cli import (
+    compare,
+    files,
+    index,
+    operations,
+    pick,
+    plot,
+    record,
+    report,
+    runs,
+    tables,
+    totals,
+    uncertainty,
+)
+from powerd_core.errors import PowerdError
+from powerd_core.text import printable
+
+
+def _version() -> str:
+    try:
+        return f"joules (powerd) {version('powerd')}"
+    except PackageNotFoundError:
+        return "joules (powerd), not installed as a package"
+
+
+app = App(
+    name="joules",
+    help="Joules for every phase of deep-learning training.\n\n"
+    "For example:\n\n"
+    "  joules record --out run.h5 -- python train.py\n\n"
+    "  joules tables run.h5\n\n"
+    "  joules plot run.h5 -o power.png",
+    version=_version,
+    help_format="plaintext",
+    help_on_error=False,
+)
+
+for command in (
+    tables.tables,
+    compare.compare,
+    files.verify,
+    files.recover,
+    totals.totals,
+    operations.operations,
+    operations.layers,
+    pick.pick,
+    uncertainty.uncertainty,
+    plot.plot,
+    report.report,
+    index.index,
+    index.query,
+    runs.info,
+    runs.clock,
+    record.record,
+    record.tag,
+    runs.trace,
+    runs.top,
+):
+    app.command(command)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point: errors become one line on the error stream and exit status 2."""
+    try:
+        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        _fail(str(error))
+    except PowerdError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.stderr.write("\njoules: interrupted\n")
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        # The reader of our output (`head`) has gone: not an error, but nothing more may be written.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
+    raise SystemExit(status if isinstance(status, int) else 0)
+
+
+def _fail(message: str) -> None:
+    sys.stderr.write(f"joules: {printable(' '.join(message.split()))}\n")
+    raise SystemExit(2)

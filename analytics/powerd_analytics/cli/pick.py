@@ -1,0 +1,126 @@
+"""`joules pick`: the best of several configurations."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from powerd_analytics.cli.common import refuse_existing, write
+from powerd_core.errors import ConfigError
+from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    from powerd_analytics.published.choice import Choices
+
+COMPUTED = 4
+"""Columns behind those of the table."""
+
+
+def pick(
+    table: Annotated[Path, Parameter(help="Configurations with energy_j and time_s, CSV or Parquet.")],
+    /,
+    *,
+    reference: Annotated[str, Parameter(help="COLUMN=VALUE of the row that the others are compared with.")],
+    metric: Annotated[
+        Literal["e", "edp", "eds", "cost"],
+        Parameter(help="What is to be lowest: energy, EDP, EDS or the cost of Zeus."),
+    ],
+    k: Annotated[float, Parameter(help="Of EDS: 2 weighs energy and time alike, less favours time.")] = 2.0,
+    eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 0.5,
+    max_power: Annotated[
+        float | None, Parameter(help="Of the cost: maximum power of the GPU in W; else the highest cap in the table.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only these rows. May be repeated.")
+    ] = None,
+    by: Annotated[
+        list[str] | None, Parameter(negative="", help="COLUMN: one pick for each of its values. May be repeated.")
+    ] = None,
+    format: Annotated[
+        Literal["table", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
+    ] = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
+    overwrite: Annotated[bool, Parameter(negative="", help="Replace a file that exists.")] = False,
+) -> None:
+    """Print the best row of a table of configurations, with the metric and what it saves and costs against a reference.
+
+    For example:
+
+      joules pick caps.csv --reference power_cap_w=260 --metric edp
+
+      joules pick caps.csv --reference target=default --metric eds --k 1.5 --by model
+    """
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.published.choice import Criterion, choose, parse_condition
+    from powerd_analytics.published.tablefile import read_table
+
+    _check(k, eta, max_power)
+    ref = parse_condition("--reference", reference)
+    conditions = [parse_condition("--where", text) for text in where or []]
+    refuse_existing(output, overwrite)
+    with LateProgress(Console(stderr=True)) as progress:
+        found = choose(read_table(table, progress), ref, Criterion(metric, k, eta, max_power), conditions, by or [])
+    for note in found.notes:
+        sys.stderr.write(f"joules: {note}\n")
+    header, rows = _cells(found, metric)
+    if format == "table" or (format is None and output is None and sys.stdout.isatty()):
+        made = _as_table(header, rows)
+    else:
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([header, *rows])
+        made = text.getvalue()
+    if output is None:
+        sys.stdout.write(made)
+        sys.stdout.flush()
+    else:
+        write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
+
+
+def _check(k: float, eta: float, max_power: float | None) -> None:
+    if not (math.isfinite(k) and k >= 1):
+        raise ConfigError(f"--k {k:g}: must be 1 or more")
+    if not 0 <= eta <= 1:
+        raise ConfigError(f"--eta {eta:g}: must lie between 0 and 1")
+    if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
+        raise ConfigError(f"--max-power {max_power:g}: must be above 0")
+
+
+def _cells(found: Choices, metric: Literal["e", "edp", "eds", "cost"]) -> tuple[list[str], list[list[str]]]:
+    """The rows as they stand in the table, and behind them what was computed; that replaces cells of the same name."""
+    from powerd_analytics.cli.totals import number_text
+    from powerd_analytics.published.choice import COLUMN_OF
+
+    computed = [COLUMN_OF[metric], "energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct"]
+    given = [column for column in found.table.columns if column and column not in computed]
+    rows = []
+    for choice in found.chosen:
+        figures = (
+            choice.value, choice.energy_saving_pct, choice.performance_loss_pct, choice.saving_minus_loss_pct,
+        )  # fmt: skip
+        rows.append([*(found.table.cells[column][choice.row] for column in given), *map(number_text, figures)])
+    return [*given, *computed], rows
+
+
+def _as_table(header: list[str], rows: list[list[str]]) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    from powerd_analytics.energy.reasons import digits
+
+    text = io.StringIO()
+    # One line for each column: tables of configurations are wide, and picks are few.
+    shown = Table(box=None, pad_edge=False, show_header=False)
+    shown.add_column(no_wrap=True)
+    behind = len(header) - COMPUTED
+    for i, name in enumerate(header):
+        cells = [printable(row[i], limit=200) if i < behind else digits(float(row[i])) for row in rows]
+        shown.add_row(*map(Text, (printable(name), *cells)))
+    Console(file=text, width=Console().width).print(shown)
+    return text.getvalue()

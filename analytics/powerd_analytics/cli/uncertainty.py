@@ -1,0 +1,65 @@
+"""`joules uncertainty`: what each energy's uncertainty comes from, and what would shrink it."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from powerd_analytics.cli.common import check_picture, refuse_existing, write
+from powerd_core.errors import AnalysisError
+
+
+def uncertainty(
+    run: Annotated[Path, Parameter(help="A run file.")],
+    *,
+    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
+    phase: Annotated[str | None, Parameter(help="Only phases of this name; totals and run are left out.")] = None,
+    format: Annotated[Literal["table", "csv", "json", "markdown"], Parameter(help="How to print it.")] = "table",
+    output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw the shares as bars as well (.png, .pdf, .svg).")] = None,
+    overwrite: Annotated[bool, Parameter(negative="", help="Replace a file that exists.")] = False,
+) -> None:
+    """Say what the uncertainty of each energy comes from: shares of the variance, largest first, and what shrinks it.
+
+    For example:
+
+      joules uncertainty run.h5
+
+      joules uncertainty run.h5 --phase forward --plot budget.png
+    """
+    from powerd_analytics.progress import LateProgress
+    from powerd_analytics.runs.run import read_run
+    from powerd_analytics.tables import share_render as render
+    from powerd_analytics.tables.shares import budget_rows
+
+    if plot is not None:
+        check_picture(plot)
+        if output is not None and plot.absolute() == output.absolute():
+            raise AnalysisError(f"{plot}: the picture and the table need two names")
+    for path in (output, plot):
+        refuse_existing(path, overwrite)
+    with LateProgress(Console(stderr=True)) as progress:
+        rows = budget_rows(read_run(run, progress=progress), device, phase, progress=progress)
+    if format == "table":
+        text = io.StringIO()
+        is_shown = output is None and sys.stdout.isatty()
+        render.print_budget(rows, Console() if is_shown else Console(file=text, width=200))
+        made = text.getvalue()
+    else:
+        made = {"csv": render.to_csv, "json": render.to_json, "markdown": render.to_markdown}[format](rows)
+    if plot is not None:
+        from powerd_analytics.pictures.shares import plot_budget
+
+        write(plot, lambda partial: plot_budget(rows, partial), overwrite)
+    if output is not None:
+        write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
+    else:
+        sys.stdout.write(made)
+        sys.stdout.flush()
+    if plot is not None:
+        sys.stderr.write(f"{plot}\n")

@@ -1,0 +1,1 @@
+"""How the clocks of a run went."""

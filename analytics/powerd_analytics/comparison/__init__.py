@@ -1,0 +1,1 @@
+"""Two runs or campaigns side by side."""

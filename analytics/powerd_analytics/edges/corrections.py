@@ -1,0 +1,127 @@
+"""What the edges of stretches are corrected by: power held up to the edge, and joules that held power leaves over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.edges.leftover import Side, left_over_j
+from powerd_analytics.edges.stretched import Look, Stretched
+from powerd_analytics.signals.integral import Integral
+from powerd_core.model import ShuntConversion
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+CLEAR_RATIO = 4.0
+"""Mean square movement across edges over that inside phases, from which on edges are taken for steps altogether."""
+NEED_LATE = 8
+"""Edges of a kind from which on the mean of what is left over at them is known well enough to be assigned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """Of one kind of edge, begins or ends: by stretch [n] or by class [classes]."""
+
+    look: Look
+    dist_ns: Values
+    """[n] from the edge to the clean cell whose power is held."""
+    full_j: Values
+    """[n] what would be added if the edge were surely a step."""
+    bend_j: Values
+    """[n] the part of it that comes from the slope."""
+    weight: Values
+    """[classes] the share of it that is applied."""
+    excess2: Values
+    """[classes] mean square (W^2) of how much more power moves across the edge than it does elsewhere."""
+    late_u_j: Values
+    """[classes] standard uncertainty of what is left over at the edge: assigned to what begins there, or to nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _LeftOver:
+    """Joules by class [classes]: what goes to the phases at this edge, and its standard uncertainty."""
+
+    assigned: Values
+    u_j: Values
+
+
+def correct_edges(
+    found: Stretched, integral: Integral, weight: float | None, *, use_slope: bool, use_late: bool
+) -> tuple[Correction, Correction]:
+    """The corrections of begins and ends. ``weight`` fixes the share of all classes (None: as the data say)."""
+    begins, ends = (_correct(found, integral, look, weight, use_slope, use_late) for look in found.looks)
+    return begins, ends
+
+
+def _correct(
+    found: Stretched, integral: Integral, look: Look, weight: float | None, use_slope: bool, use_late: bool
+) -> Correction:
+    cells, label, t_ns = found.cells, found.s.label, found.signal.t_ns
+    own, excess2 = _weight(found, look)
+    share = own if weight is None else np.full(found.classes, weight)
+    slope = found.slope(look.inside, look.deeper, found.clean >= 3) if use_slope else np.zeros(found.classes)
+    # Power is never held beyond the first and last reading: what lies there is missing, not guessed.
+    edge_ns = np.clip(look.edge_ns, t_ns[0], t_ns[-1])
+    if look.is_begin:
+        begin_ns, end_ns = edge_ns, cells.left[look.inside]
+    else:
+        begin_ns, end_ns = cells.right[look.inside], edge_ns
+    dist_ns = np.maximum(end_ns - begin_ns, 0).astype(np.float64)
+    held_j = cells.watts[look.inside] * dist_ns * 1e-9
+    # Between an edge and a counter's interval the mean of that interval is half a cell farther away.
+    bend_j = slope[label] * dist_ns * (dist_ns / 2 + cells.half_ns) * 1e-9
+    straight_j = integral.between(begin_ns, np.maximum(end_ns, begin_ns))
+    full_j = np.where(found.resolvable, held_j + bend_j - straight_j, 0.0)
+    late = _left_over(found, integral, look, slope)
+    if use_late and look.is_begin:
+        full_j = full_j + np.where(found.resolvable, late.assigned[label], 0.0)
+    return Correction(look, dist_ns, full_j, bend_j, share, excess2, late.u_j)
+
+
+def _weight(found: Stretched, look: Look) -> tuple[Values, Values]:
+    """By class: how clearly power moves more across its edges than over such a time inside its phases, from 0 to 1, and
+    the mean square of what it moves more."""
+    jump, lag_ns, there = found.jump(look)
+    k = found.s.label
+    steps = np.maximum(lag_ns / found.cells.spacing_ns, 1.0)
+    usual = found.move1[k] + (found.move2[k] - found.move1[k]) * (steps - 1)
+    across, elsewhere = found.sum(jump**2, there), found.sum(np.maximum(usual, 0), there)
+    ratio = np.maximum(across, 1e-300) / np.maximum(elsewhere, 1e-300)
+    excess2 = np.maximum(across - elsewhere, 0) / np.maximum(found.count(there), 1)
+    return np.clip((ratio - 1) / (CLEAR_RATIO - 1), 0, 1), excess2
+
+
+def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) -> _LeftOver:
+    """Joules around the edges that power held on both sides does not account for, by class.
+
+    A step at the edge leaves nothing on average, whatever the sensor. A ramp does, and so does a sensor that is
+    slower than the transition. Power follows its cause: what a phase changes, it changes after it has begun, so
+    that what is left over at a beginning belongs to what begins there.
+    """
+    n, label = len(found.cells), found.s.label
+    jump, _, there = found.jump(look)
+    known = look.known & there
+    outside, farther = np.clip(look.outside, 0, n - 1), np.clip(look.farther, 0, n - 1)
+    beyond = Side(outside, found.slope(outside, farther, known & look.is_farther_known)[label])
+    within = Side(look.inside, slope[label])
+    low, high = (beyond, within) if look.is_begin else (within, beyond)
+    left_j = left_over_j(found.signal, found.cells, integral, look.edge_ns, low, high)
+    count = found.count(known)
+    mean, variance = found.mean(left_j, known)
+    # An offset of the clocks moves joules across a step just so, and so does a delay that a sensor always has: only
+    # what is more than that is assigned. A chip's conversions and its scans go past each other, which averages out.
+    signal = found.signal
+    is_delay = not signal.is_counter and not isinstance(signal.line.conversion, ShuntConversion)
+    bound_s = (found.bound_ns + (signal.centre_ns if is_delay else 0.0)) * 1e-9
+    variance = variance + found.sum((jump * bound_s) ** 2, known) / np.maximum(count, 1) / 3
+    share = np.sqrt(np.clip(1 - 4 * variance / np.maximum(mean**2, 1e-300), 0, 1))
+    mean = np.where(count >= NEED_LATE, mean, found.mean(left_j, there)[0])
+    share = np.where(count >= NEED_LATE, share, 0.0)
+    # Which side the joules are on is known by a rule, not by the sensor: a rectangle of half the width for what
+    # was assigned, of the full width for what was not.
+    u2 = (share * mean) ** 2 / 12 + share**2 * variance + ((1 - share) * mean) ** 2 / 3
+    return _LeftOver(share * mean, np.sqrt(u2))

@@ -1,0 +1,1 @@
+"""Energies of devices and how sure they are."""

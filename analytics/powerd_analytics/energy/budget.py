@@ -1,0 +1,165 @@
+"""The parts of an energy's uncertainty by name: what shape each has, and what shares it.
+
+Standard uncertainties in joules, for phases [m]. A part that all phases of a kind share does not shrink when they are
+averaged; one that lines share adds up over them one to one, the others in quadrature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.edges.edges import PhaseEnergies
+from powerd_analytics.energy.coverage import one_rectangle
+from powerd_analytics.signals.signal import Signal
+from powerd_core.model import CounterConversion, ShuntConversion
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What is known of a part whatever its size. ``remedy`` says what makes it smaller."""
+
+    name: str
+    of_repeats: bool
+    """Whether all phases of a kind share it; else it differs from phase to phase."""
+    of_lines: bool
+    """Whether all lines of a device share it."""
+    remedy: str
+
+
+KINDS = {
+    k.name: k
+    for k in (
+        Kind("sampling", False, False, "read more often, or average more phases of the kind"),
+        Kind("inner edges", False, False, "nothing is needed for means: it cancels between back-to-back phases"),
+        Kind("gain", True, False, "calibrate the gain against a reference (shunts: `powerd calibrate --reference-w`)"),
+        Kind("offset", True, False, "calibrate the zero with nothing connected (shunts: `powerd calibrate --zero`)"),
+        Kind("quantisation", True, False, "take a finer range or resolution, or a larger shunt"),
+        Kind("edges", True, True, "read more often or with shorter averaging, so that edges are seen"),
+        Kind("clock", True, True, "shorten the way to the board (a wire, a quiet machine): the bound follows delay"),
+        Kind(
+            "device clock", True, True, "record on a quieter host: the tie of device events to its clock gets tighter"
+        ),
+        Kind("missing", True, True, "find why readings are missing (`joules info`) and lower the rate or the load"),
+    )
+}
+"""Shunt tolerance is a part of the gain: `powerd_core.model.Accuracy` does not keep them apart, and for steady voltages
+they act alike."""
+
+RANDOM = ("sampling",)
+INNER = "inner edges"
+MISSING = "missing"
+
+
+def distribution(name: str, signal: Signal) -> str:
+    """``rectangular`` for a limit that stands alone, ``normal`` for what has several sources.
+
+    A shunt's gain and zero are the sum of limits of amplifier, voltage and shunt, or a calibration's; another
+    line's are one limit that its maker states. Clock bounds and missing readings are limits too. What edges leave
+    open is a model's error, of no known shape.
+    """
+    if name in ("clock", "device clock", MISSING, "quantisation"):
+        return "rectangular"
+    if name in ("gain", "offset"):
+        return "normal" if isinstance(signal.line.conversion, ShuntConversion) else "rectangular"
+    return "normal"
+
+
+def line_parts(
+    signal: Signal, found: PhaseEnergies, duration_s: Values, edge_bound_ns: Values | None = None
+) -> dict[str, Values]:
+    """Parts [m] of one line, missing readings apart. ``edge_bound_ns`` [m] is how far a device's clock can have put the
+    phases' edges."""
+    a, conversion = signal.line.accuracy, signal.line.conversion
+    # The difference of two readings of a counter, each rounded down to a code.
+    code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
+    parts = {
+        "sampling": np.hypot(found.u_random_j, code),
+        INNER: found.u_inner_j,
+        "gain": a.u_gain * np.abs(found.energy_j),
+        "offset": a.u_offset_w * duration_s,
+        # A steady power is rounded the same way in every reading: the error does not average out.
+        "quantisation": a.step_w / np.sqrt(12) * duration_s,
+        "edges": found.u_edge_j,
+        "clock": found.u_clock_j,
+    }
+    if edge_bound_ns is not None:
+        parts["device clock"] = edge_bound_ns * 1e-9 / np.sqrt(3) * found.u_shift_w
+    return parts
+
+
+class Budget:
+    """Parts of the energies of a device [m], summed over its lines.
+
+    Without ``details`` only what the combined figures need is kept: `parts` are then not told apart.
+    """
+
+    def __init__(self, m: int, *, details: bool = False) -> None:
+        self._m, self._details = m, details
+        self._squares: dict[str, Values] = {}
+        self._shared: dict[str, Values] = {}
+        self._rectangle = np.zeros(m)
+        self.shapes: dict[str, set[str]] = {}
+
+    def add(self, which: slice | NDArray[np.intp], signal: Signal, parts: Mapping[str, Values]) -> None:
+        """A line's parts for the phases ``which``."""
+        for name, u in parts.items():
+            shape = distribution(name, signal)
+            if np.any(u > 0):
+                self.shapes.setdefault(name, set()).add(shape)
+            if KINDS[name].of_lines:
+                self._of(self._shared, name)[which] += u
+                continue
+            self._of(self._squares, name if self._details else self._group(name))[which] += u**2
+            if shape == "rectangular":
+                self._rectangle[which] = one_rectangle(self._rectangle[which], u)
+
+    def add_missing(self, off_by_j: Values) -> None:
+        """What missing readings can have done, by all lines together [m]: they are scanned, and missed, together."""
+        self._of(self._shared, MISSING)[:] += off_by_j / np.sqrt(3)
+        if np.any(off_by_j > 0):
+            self.shapes[MISSING] = {"rectangular"}
+
+    @property
+    def parts(self) -> dict[str, Values]:
+        """By name, in the order of `KINDS`."""
+        found = {name: np.sqrt(v) for name, v in self._squares.items()} | self._shared
+        return {name: found[name] for name in KINDS if name in found}
+
+    @property
+    def u_random_j(self) -> Values:
+        """What differs from phase to phase."""
+        return np.sqrt(self._squares.get("sampling", np.zeros(self._m)))
+
+    @property
+    def u_inner_j(self) -> Values:
+        return np.sqrt(self._squares.get(INNER, np.zeros(self._m)))
+
+    @property
+    def u_systematic_j(self) -> Values:
+        """What phases of a kind share."""
+        total = np.zeros(self._m)
+        for name, square in self._squares.items():
+            if name not in (*RANDOM, INNER):
+                total += square
+        for u in self._shared.values():
+            total += u**2
+        return np.sqrt(total)
+
+    @property
+    def rectangle_j(self) -> Values:
+        """The one rectangle that the limits amount to, `powerd_analytics.energy.coverage.one_rectangle`."""
+        limits = [u for name, u in self._shared.items() if "rectangular" in self.shapes.get(name, ())]
+        return one_rectangle(self._rectangle, *limits)
+
+    def _of(self, columns: dict[str, Values], name: str) -> Values:
+        return columns.setdefault(name, np.zeros(self._m))
+
+    @staticmethod
+    def _group(name: str) -> str:
+        return name if name in (*RANDOM, INNER) else "gain"

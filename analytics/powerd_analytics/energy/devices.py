@@ -1,0 +1,173 @@
+"""Energies of devices: the sum over the lines that feed them, each once, never over different provenances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.edges.pieces import energies_of
+from powerd_analytics.edges.stretches import JOIN_SHARE
+from powerd_analytics.energy.budget import Budget, line_parts
+from powerd_analytics.energy.coverage import factor
+from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.signal import Signal, load_signal
+from powerd_analytics.signals.slices import IN_MEMORY, SLICE, SlicedSignal, load_sliced
+from powerd_core.errors import AnalysisError
+
+Values = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Progress = Callable[[float, str], None]
+"""Called with the share done (0 to 1) and what is being done."""
+
+
+def no_progress(share: float, text: str) -> None:
+    """Progress that nobody watches."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The lines of one provenance that feed one device; nearly always all of them."""
+
+    device: str
+    provenance: str
+    signals: tuple[Signal, ...]
+
+    @property
+    def gap_ns(self) -> float:
+        """Phases closer together than this have no gap between them that the sensors could tell."""
+        return JOIN_SHARE * min((s.resolution_ns for s in self.signals), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseColumns:
+    """Energies of intervals [m] of one part; NaN in ``energy_j`` where ``resolvable`` is False."""
+
+    energy_j: Values
+    linear_j: Values
+    begin_j: Values
+    end_j: Values
+    """Edge corrections contained in ``energy_j`` and not in ``linear_j``, the plain integral."""
+    u_random_j: Values
+    u_inner_j: Values
+    """Random too, but cancelling between back-to-back phases of one kind: of single phases, not of their mean."""
+    u_systematic_j: Values
+    rectangle_j: Values
+    """The one rectangle that the limits within ``u_systematic_j`` amount to (`powerd_analytics.energy.coverage`)."""
+    resolvable: NDArray[np.bool_]
+    missing_s: Values
+    """The most that one of the lines misses."""
+    off_by_j: Values
+    duration_s: Values
+
+    @property
+    def u95_j(self) -> Values:
+        """Expanded uncertainty of each single phase."""
+        u: Values = np.sqrt(self.u_random_j**2 + self.u_inner_j**2 + self.u_systematic_j**2)
+        return factor(u, self.rectangle_j) * u
+
+
+def load_parts(
+    run: Run,
+    device: str | None = None,
+    progress: Progress = no_progress,
+    *,
+    in_memory: float = np.inf,
+    slice_size: int = SLICE,
+) -> tuple[Part, ...]:
+    """The parts of one device or of all, with their readings in memory.
+
+    Where the lines have more than ``in_memory`` readings together, these stay in the file: then only energies can be
+    asked for (`interval_energies`), which read them in slices of ``slice_size``.
+    """
+    devices = [run.device(device)] if device is not None else list(run.devices.values())
+    total, done, parts = sum(len(d.feeds) for d in devices), 0, []
+    is_large = sum(run.lines[name].count for d in devices for name in d.feeds) > in_memory
+    for d in devices:
+        signals: dict[str, list[Signal]] = {}
+        for name in d.feeds:
+            progress(done / max(total, 1), f"reading {name}")
+            signal = load_sliced(run, name, slice_size, progress) if is_large else load_signal(run, name)
+            signals.setdefault(run.lines[name].provenance.value, []).append(signal)
+            done += 1
+        parts += [Part(d.name, provenance, tuple(found)) for provenance, found in signals.items()]
+    return tuple(parts)
+
+
+def interval_energies(
+    part: Part,
+    begin_ns: Ints,
+    end_ns: Ints,
+    label: Ints,
+    process: Ints,
+    edge_bound_ns: Values | None = None,
+    budget: Budget | None = None,
+) -> PhaseColumns:
+    """Energies of intervals [m] that fall into classes ``label``.
+
+    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. The parts of the uncertainty are added up
+    in ``budget``, for those who ask for them.
+    """
+    m = len(begin_ns)
+    duration = (end_ns - begin_ns).astype(np.float64) * 1e-9
+    sums = {name: np.zeros(m) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
+    missing, budget = np.zeros(m), Budget(m) if budget is None else budget
+    resolvable = np.full(m, bool(part.signals))
+    for signal in part.signals:
+        for which, found in energies_of(signal, begin_ns, end_ns, label, process):
+            for name, column in sums.items():
+                column[which] += getattr(found, name)
+            bound = None if edge_bound_ns is None else edge_bound_ns[which]
+            budget.add(which, signal, line_parts(signal, found, duration[which], bound))
+            missing[which] = np.maximum(missing[which], found.missing_s)
+            resolvable[which] &= found.resolvable
+    budget.add_missing(sums["off_by_j"])
+    return PhaseColumns(
+        **sums,
+        u_random_j=budget.u_random_j,
+        u_inner_j=budget.u_inner_j,
+        u_systematic_j=budget.u_systematic_j,
+        rectangle_j=budget.rectangle_j,
+        resolvable=resolvable,
+        missing_s=missing,
+        duration_s=duration,
+    )
+
+
+def part_phase_energies(run: Run, part: Part, budget: Budget | None = None) -> PhaseColumns:
+    """Energies of all phases of a run, in the order of `Run.phases`."""
+    p = run.phases
+    bound = np.maximum(p.begin_bound_ns, p.end_bound_ns)
+    edge_bound = np.maximum(bound, 0).astype(np.float64) if np.any(bound > 0) else None
+    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, edge_bound, budget)
+
+
+def phase_energies(run: Run, device: str, provenance: str | None = None) -> PhaseColumns:
+    """Energy of every single phase of a run on a device, with its uncertainty.
+
+    ``provenance`` must say which part is meant when the device is fed by lines of different provenance, which are
+    never added: else `AnalysisError`.
+    """
+    parts = load_parts(run, device, in_memory=IN_MEMORY)
+    chosen = [p for p in parts if provenance in (None, p.provenance)]
+    if len(chosen) != 1:
+        there = ", ".join(p.provenance for p in parts) or "no lines"
+        raise AnalysisError(f"device {device!r} is fed by {there}: say which provenance is meant; they are never added")
+    return part_phase_energies(run, chosen[0])
+
+
+def line_energies(signals: Sequence[Signal], begin_ns: int, end_ns: int) -> Values:
+    """Plain integral of each signal over one interval, for comparisons between lines."""
+    if begin_ns >= end_ns:
+        return np.zeros(len(signals))
+    return np.array([_linear_j(s, begin_ns, end_ns) for s in signals])
+
+
+def _linear_j(signal: Signal, begin_ns: int, end_ns: int) -> float:
+    if not isinstance(signal, SlicedSignal):
+        return float(signal.integral().between(begin_ns, end_ns))
+    none = np.zeros(1, np.int64)
+    parts = energies_of(signal, np.array([begin_ns]), np.array([end_ns]), none, none)
+    return float(sum(found.linear_j.sum() for _, found in parts))

@@ -1,0 +1,133 @@
+"""Numbers for people, and why one is missing or weaker than it could be, in words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import floor, log10
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.devices import Part, PhaseColumns
+from powerd_analytics.signals.signal import Signal
+
+AT_LEAST = "energy and power are lower bounds, without an interval"
+"""What follows for a row with a number from readings at full scale."""
+NO_BOUND = "energy and power are no lower bounds, and have no interval"
+"""The same from readings at negative full scale."""
+MOSTLY = 0.5
+"""A phase of which more than this share has no readings gives no number."""
+
+
+def seconds(value_s: float) -> str:
+    """A duration for people, three digits."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if value_s >= scale:
+            return f"{value_s / scale:.3g} {unit}"
+    return f"{value_s * 1e9:.0f} ns"
+
+
+def digits(value: float | None, places: int = 4) -> str:
+    """Rounded to significant digits without an exponent for everyday sizes."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    if not 1e-6 < abs(value) < 1e9:
+        return f"{value:.{places - 1}e}"
+    decimals = places - 1 - floor(log10(abs(value)))
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+
+
+def usable(columns: PhaseColumns) -> NDArray[np.bool_]:
+    """[m] phases that have a number of their own: resolvable, and not mostly without readings."""
+    return columns.resolvable & (columns.missing_s <= MOSTLY * columns.duration_s)
+
+
+def not_resolvable(part: Part, columns: PhaseColumns, which: NDArray[np.bool_]) -> str:
+    """Why the phases ``which`` of a kind have no energy."""
+    duration = columns.duration_s[which]
+    if not part.signals:
+        return "not resolvable: no line feeds this device"
+    if np.mean(columns.missing_s[which] > MOSTLY * duration) > 0.5:
+        return f"not resolvable: no readings in {seconds(columns.missing_s[which].sum())} of {seconds(duration.sum())}"
+    slowest = max(part.signals, key=lambda s: s.guard_ns * 2 + 2 * s.spacing_ns)
+    return f"not resolvable: phases too short, {sensor(slowest)}"
+
+
+def sensor(signal: Signal) -> str:
+    """What limits a sensor in time."""
+    every = seconds(signal.spacing_ns * 1e-9)
+    if signal.is_counter:
+        unsure = f", of a moment unsure by ± {seconds(signal.centre_ns * 1e-9)}" if signal.centre_ns else ""
+        return f"the counter {signal.line.name} gives a value every {every}{unsure}"
+    window, centre = signal.window_ns, signal.centre_ns
+    if 2 * signal.guard_ns < 0.05 * signal.spacing_ns:
+        return f"sensor reads every {every}"
+    around = f" (± {seconds(centre * 1e-9)})" if centre > 0.1 * window else ""
+    return f"sensor averages {seconds(window * 1e-9)}{around} and reads every {every}"
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Lines that stood at full scale within an interval, by the side; False for none."""
+
+    high: tuple[str, ...]
+    low: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.high or self.low)
+
+    @property
+    def is_lower_bound(self) -> bool:
+        """Whether what was read is the least that it can have been."""
+        return bool(self.high) and not self.low
+
+    def __str__(self) -> str:
+        said = ((self.high, "stood at full scale"), (self.low, "clipped at negative full scale"))
+        return " and ".join(f"{', '.join(names)} {what}" for names, what in said if names)
+
+    def note(self, *, has_number: bool) -> str:
+        """What a row says of it."""
+        if not self or not has_number:
+            return str(self)
+        return f"{self}: {AT_LEAST if self.is_lower_bound else NO_BOUND}"
+
+
+def without_readings(missing_s: float, off_by_j: float, clip: Clip, what: str = "") -> str:
+    """A note on missing readings. Those at full scale (``clip``) leave no limit of how far off an energy is."""
+    said = f"{seconds(missing_s)} without readings"
+    return said if clip else f"{said}, {what}off by up to {off_by_j:.3g} J"
+
+
+def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: Clip) -> str:
+    """What a reader must know of a row that has a number; ``clip`` is what `clipped` says of it."""
+    ended = of_kind & ~cut
+    notes = []
+    if count := int(np.sum(of_kind & cut)):
+        notes.append(f"{count} cut off, left out")
+    if count := int(np.sum(ended & ~columns.resolvable)):
+        notes.append(f"{count} of {int(ended.sum())} too short for the sensor, taken at the others' power")
+    mostly = ended & columns.resolvable & ~usable(columns)
+    if count := int(mostly.sum()):
+        notes.append(f"{count} mostly without readings, left out")
+    lost = ended & usable(columns)
+    if (missing := float(columns.missing_s[lost].sum())) > 0:
+        notes.append(without_readings(missing, float(columns.off_by_j[lost].mean()), clip, "mean "))
+    return "; ".join(notes)
+
+
+def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Clip:
+    """Which lines stood at full scale within these intervals.
+
+    How far beyond it the power went is in no reading, so no uncertainty can contain it: an energy is a lower bound
+    then. Where it went beyond negative full scale (a shunt whose current went backwards) it is none.
+    """
+    names: dict[str, list[str]] = {"clipped_ns": [], "clipped_low_ns": []}
+    for signal in part.signals:
+        for side, found in names.items():
+            at, guard_ns = np.sort(getattr(signal, side)), round(signal.guard_ns)
+            # A reading tells of the time around its own that it averages over.
+            if np.any(np.searchsorted(at, end_ns + guard_ns, "right") > np.searchsorted(at, begin_ns - guard_ns)):
+                found.append(signal.line.name)
+    return Clip(*map(tuple, names.values()))

@@ -1,0 +1,114 @@
+"""How sure an energy is, after the GUM: a statistical and a systematic part, kept apart and combined.
+
+Statistical: what differs from one phase to the next and averages out. Systematic: gain and zero of the sensor, its
+quantisation, what the edges leave open, the clocks, missing readings; it is shared by all phases of a kind, so that
+repeating does not shrink it. `powerd_analytics.energy.budget` has the parts by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.coverage import factor, student
+
+COVERAGE_FACTOR = 2.0
+"""k of an expanded uncertainty whose parts are not known one by one: about 95 % if they are many (GUM 6.2)."""
+
+Values = NDArray[np.float64]
+
+MEAN_COLUMNS = ("energy_j", "u_random_j", "u_systematic_j", "rectangle_j")
+"""Of `powerd_analytics.energy.devices.PhaseColumns`: what `mean_of` and `sum_of` take, in their order."""
+MOST_LAGS, NEED_REPEATS = 256, 16
+"""Lags up to which repeats are compared with each other, and how many of them that takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """An energy with the two parts of its standard uncertainty, all in joules."""
+
+    energy_j: float
+    u_statistical_j: float
+    u_systematic_j: float
+    rectangle_j: float = 0.0
+    """The one rectangle that the limits within ``u_systematic_j`` amount to; 0 when it is all normal."""
+    degrees: float = float("inf")
+    """Degrees of freedom of ``u_statistical_j``."""
+
+    @property
+    def u_j(self) -> float:
+        """Combined standard uncertainty."""
+        return float(np.hypot(self.u_statistical_j, self.u_systematic_j))
+
+    @property
+    def u95_j(self) -> float:
+        """Expanded uncertainty: the energy lies within ± this in 95 % of cases.
+
+        From the shapes of the parts, and with Student's factor for the effective degrees of freedom (GUM G.4).
+        """
+        u = self.u_j
+        if not u > 0:
+            return u
+        share = (self.u_statistical_j / u) ** 4
+        effective = self.degrees / share if share > 0 else float("inf")
+        return float(factor(u, self.rectangle_j)) * student(effective) * u
+
+    def scaled(self, factor: float) -> Estimate:
+        """The same with everything multiplied by a factor that is known exactly."""
+        return Estimate(
+            self.energy_j * factor, self.u_statistical_j * factor, self.u_systematic_j * factor,
+            self.rectangle_j * factor, self.degrees,
+        )  # fmt: skip
+
+
+def mean_of(
+    energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values | None = None
+) -> Estimate:
+    """Mean energy of repeats [n >= 1] in the order of time.
+
+    It stands for the energy that a phase of the kind takes: the spread of the repeats is their statistical
+    uncertainty. Where it is smaller than what single phases are known to be unsure of (few repeats, or errors that
+    repeat), that counts.
+    """
+    n = len(energy_j)
+    of_singles = float(np.sqrt(np.sum(u_random_j**2)) / n)
+    of_spread, degrees = _of_spread(energy_j)
+    rectangle = float(np.mean(rectangle_j)) if rectangle_j is not None else 0.0
+    return Estimate(
+        float(np.mean(energy_j)),
+        max(of_singles, of_spread),
+        float(np.mean(u_systematic_j)),
+        rectangle,
+        degrees if of_spread > of_singles else float("inf"),
+    )
+
+
+def _of_spread(energy_j: Values) -> tuple[float, float]:
+    """Standard uncertainty of the mean of repeats from how they differ, and its degrees of freedom.
+
+    Repeats that go up and down together count for fewer: by 1 + 2 sum rho_k over the lags k up to the first whose
+    correlation does not stand out (Sokal's integrated autocorrelation time).
+    """
+    n = len(energy_j)
+    if n < 2:
+        return 0.0, float("inf")
+    away = energy_j - np.mean(energy_j)
+    square = float(np.dot(away, away))
+    together = 1.0
+    if n >= NEED_REPEATS and square > 0:
+        for lag in range(1, min(n // 4, MOST_LAGS)):
+            rho = float(np.dot(away[lag:], away[:-lag])) / square
+            if rho < 1 / np.sqrt(n):
+                break
+            together += 2 * rho
+    return float(np.sqrt(square / (n - 1) / n * together)), max(n / together - 1, 1.0)
+
+
+def sum_of(energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values | None = None) -> Estimate:
+    """Sum of energies: random parts in quadrature, shared ones one to one."""
+    rectangle = float(np.sum(rectangle_j)) if rectangle_j is not None else 0.0
+    return Estimate(
+        float(np.sum(energy_j)), float(np.sqrt(np.sum(u_random_j**2))), float(np.sum(u_systematic_j)), rectangle
+    )

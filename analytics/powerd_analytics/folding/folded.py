@@ -1,0 +1,219 @@
+"""Phases too short for the sensor, folded: joules of a kind from all its iterations, or why there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.edges.cells import prefix_sums
+from powerd_analytics.energy.uncertainty import Estimate
+from powerd_analytics.folding.means import Equations, Solution, solve
+from powerd_analytics.folding.segments import Phases, Segments, segments_of
+from powerd_analytics.folding.timeline import Bins, Timeline
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import parts_between
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+FOLDING = "folding"
+LEAST_PHASES = 50
+"""Phases of a kind that folding needs."""
+LEAST_READINGS = 60
+LOOKED_AT = 0.7
+"""Share of the positions of a window against a phase that must have occurred."""
+WIDEST = 0.5
+"""The largest U95, as a share of the energy, that is still a number."""
+NEED_LENGTH = 1.5
+"""Length of a phase over the bound of a window's place: of shorter ones it is not known which readings saw them."""
+MOST_UNLIKE = 2.0
+"""Usual length over the length of the phases, or the other way round, for all but a tenth of them at most."""
+_BLOCKS, _BLOCK_SEGMENTS = 16, 4096
+"""Stretches of phases that are looked at, spread over the run: more only cost time."""
+_PARTS = 10
+"""Positions that are told apart for `LOOKED_AT`."""
+_ROOM_NS = 2_000_000
+"""Distance of windows from the ends of what is known, beside the sensor's own: clocks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """Mean power of one kind of phase: an estimate for one second of it, or why there is none."""
+
+    per_s: Estimate | None
+    iterations: int
+    why: str = ""
+    parts_w: tuple[tuple[str, float], ...] = ()
+    """What the systematic uncertainty of ``per_s`` consists of: `FOLDING` for what this method leaves open, and parts
+    of `powerd_analytics.energy.budget`."""
+
+
+def fold(signals: Sequence[Signal], phases: Phases) -> list[Folded]:
+    """Each kind's mean power over the lines together, from their readings inside and between the phases."""
+    count = np.bincount(phases.kind, minlength=phases.kinds)
+    why = [_unfit(phases, k, int(count[k])) for k in range(phases.kinds)]
+    if all(why) or not signals:
+        return [Folded(None, int(n), w) for n, w in zip(count, why, strict=True)]
+    lines = [_fold_line(s, phases) for s in signals]
+    return [
+        Folded(None, int(count[k]), why[k]) if why[k] else _sum(signals, [line[k] for line in lines], int(count[k]))
+        for k in range(phases.kinds)
+    ]
+
+
+def _unfit(phases: Phases, kind: int, count: int) -> str:
+    """What forbids to fold a kind, whatever its readings are."""
+    if count < LEAST_PHASES:
+        return f"folding needs {LEAST_PHASES} of them, there are {count}"
+    length = (phases.end_ns - phases.begin_ns)[phases.kind == kind]
+    usual = float(np.median(length))
+    if np.mean((length > MOST_UNLIKE * usual) | (length < usual / MOST_UNLIKE)) > 0.1:
+        # What takes another time does another thing, and takes another power.
+        return "their lengths differ too much for folding"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Watts:
+    watts: float
+    u_random_w: float
+    u_model_w: float
+    u_moment_w: float
+    why: str = ""
+
+
+def _sum(signals: Sequence[Signal], found: list[_Watts], count: int) -> Folded:
+    why = next((f.why for f in found if f.why), "")
+    if why:
+        return Folded(None, count, why)
+    watts = sum(f.watts for f in found)
+    lines = list(zip(signals, found, strict=True))
+    of_lines = {
+        FOLDING: [np.hypot(f.u_model_w, f.u_moment_w) for f in found],
+        "gain": [s.line.accuracy.u_gain * f.watts for s, f in lines],
+        "offset": [s.line.accuracy.u_offset_w for s in signals],
+        "quantisation": [s.line.accuracy.step_w / np.sqrt(12) for s in signals],
+    }
+    parts = tuple((name, float(np.sqrt(np.sum(np.square(u))))) for name, u in of_lines.items())
+    random_w = float(np.sqrt(sum(f.u_random_w**2 for f in found)))
+    estimate = Estimate(watts, random_w, float(np.sqrt(sum(u**2 for _, u in parts))), degrees=_BLOCKS - 1)
+    if not estimate.u95_j <= WIDEST * abs(watts):
+        return Folded(None, count, f"folded over {count} it is only known to ± {estimate.u95_j / abs(watts):.0%}")
+    return Folded(estimate, count, parts_w=parts)
+
+
+def _fold_line(signal: Signal, phases: Phases) -> list[_Watts]:
+    segments = segments_of(phases, signal.spacing_ns if signal.is_counter else signal.window_ns)
+    blocks = [b for b in _blocks(signal, segments) if len(b.watts)]
+    watts = np.concatenate([np.zeros(0), *(b.watts for b in blocks)])
+    if len(watts) < LEAST_READINGS:
+        why = f"folding needs {LEAST_READINGS} readings among them, {signal.line.name} has {len(watts)}"
+        return [_Watts(0.0, 0.0, 0.0, 0.0, why)] * phases.kinds
+    usual_w = float(np.mean(watts))
+    # All windows together may lie beside where they are said to be: for the sensor, and for the clocks.
+    bound_ns = 0.0 if signal.clock is None else float(np.median(signal.clock.bound_ns(phases.begin_ns)))
+    beside = round(signal.centre_ns + bound_ns)
+    equations = [_equations(blocks, segments, usual_w, by) for by in _shifts(beside)]
+    solved = [_solved(e, segments.bins, segments, usual_w) for e in equations]
+    at = solved[0]
+    # Power is taken as flat in each bin: bins twice as long show how much that matters.
+    coarse, which = segments.bins.joined()
+    flat = np.abs(_solved(equations[0].coarser(which), coarse, segments, usual_w).watts - at.watts) / np.sqrt(3)
+    moment = np.max([np.abs(s.watts - at.watts) for s in solved], axis=0) / np.sqrt(3)
+    window_ns = float(np.median(np.concatenate([b.end_ns - b.begin_ns for b in blocks])))
+    # Which of the places is the right one is not known, so neither is what windows cannot see from there.
+    unseen = np.max([s.u_model_w for s in solved], axis=0)
+    model = np.sqrt(unseen**2 + flat**2 + segments.edge_u_w(at.watts, window_ns) ** 2)
+    made = []
+    for k in range(phases.kinds):
+        seen = _looked_at(blocks, phases, k)
+        why = "" if seen >= LOOKED_AT else _aliased(signal, seen)
+        if segments.bins.length_ms[k] * 1e6 < NEED_LENGTH * beside:
+            why = f"when {signal.line.name} looks is only known to ± {beside * 1e-6:.3g} ms"
+        watts_k = usual_w + float(at.watts[k])
+        made.append(_Watts(watts_k, float(at.u_random_w[k]), float(model[k]), float(moment[k]), why))
+    return made
+
+
+def _shifts(beside: int) -> tuple[int, ...]:
+    return (0, -beside, -beside // 2, beside // 2, beside) if beside else (0,)
+
+
+def _aliased(signal: Signal, seen: float) -> str:
+    return f"{signal.line.name} always looks at the same moments, {seen:.0%} of those that tell of this phase"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """Windows [n] that lie among segments ``which``, with room for a shift, and what they showed."""
+
+    which: slice
+    begin_ns: Ints
+    end_ns: Ints
+    watts: Values
+
+
+def _blocks(signal: Signal, segments: Segments) -> Iterator[_Block]:
+    """Stretches of segments, spread over all of them."""
+    n = len(segments.kind)
+    size = min(-(-n // _BLOCKS), _BLOCK_SEGMENTS)
+    beside = round(signal.centre_ns) + _ROOM_NS
+    pause = prefix_sums(np.where(segments.unknown, segments.end_ns - segments.begin_ns, 0).astype(np.float64))
+    for first in np.unique(np.linspace(0, max(n - size, 0), _BLOCKS).astype(int)).tolist():
+        which = slice(first, min(first + size, n))
+        low, high = int(segments.begin_ns[first]), int(segments.end_ns[which.stop - 1])
+        begin, end, watts = _windows(signal, low, high)
+        use = (begin - beside >= low) & (end + beside <= high)
+        at = [np.searchsorted(segments.begin_ns, edge, "right") for edge in (begin - beside, end + beside)]
+        # A pause that a window touches has begun before the window's end, and is not over when it begins.
+        use &= pause[np.minimum(at[1], n)] == pause[np.maximum(at[0] - 1, 0)]
+        yield _Block(which, begin[use], end[use], watts[use])
+
+
+def _windows(signal: Signal, low: int, high: int) -> tuple[Ints, Ints, Values]:
+    """Windows of readings that lie between two moments: begin, end, mean power."""
+    found: list[tuple[Ints, Ints, Values]] = []
+    for part in parts_between(signal, low, high):
+        t = part.t_ns
+        if part.is_counter:
+            use = (part.missing_ns() == 0) & (t[:-1] >= low) & (t[1:] <= high)
+            watts = np.diff(part.value) / (np.diff(t) * 1e-9)
+            found.append((t[:-1][use], t[1:][use], watts[use]))
+            continue
+        half = max(round(part.window_ns / 2), 1)
+        use = (t - half >= low) & (t + half <= high)
+        found.append((t[use] - half, t[use] + half, part.value[use]))
+    none = np.zeros(0, np.int64)
+    begin, end, watts = (np.concatenate(c) for c in zip((none, none, np.zeros(0)), *found, strict=True))
+    # Slices overlap by their margins.
+    _, first = np.unique(begin, return_index=True)
+    return begin[first], end[first], watts[first]
+
+
+def _equations(blocks: list[_Block], segments: Segments, usual_w: float, by_ns: int) -> Equations:
+    made = []
+    for b in blocks:
+        timeline = Timeline(segments.begin_ns[b.which], segments.end_ns[b.which], segments.kind[b.which], segments.bins)
+        made.append(Equations.of_block(timeline, b.begin_ns + by_ns, b.end_ns + by_ns, b.watts - usual_w))
+    return Equations.joined(made)
+
+
+def _solved(equations: Equations, bins: Bins, segments: Segments, usual_w: float) -> Solution:
+    return solve(equations, bins, segments.before(), max(abs(usual_w), 1e-9))
+
+
+def _looked_at(blocks: list[_Block], phases: Phases, kind: int) -> float:
+    """Share of the positions of a window against a phase of this kind that windows have really had."""
+    begins = phases.begin_ns[phases.kind == kind]
+    if len(begins) < 2:
+        return 0.0
+    length = float(np.median((phases.end_ns - phases.begin_ns)[phases.kind == kind]))
+    ends = np.concatenate([b.end_ns for b in blocks])
+    window = float(np.median(ends - np.concatenate([b.begin_ns for b in blocks])))
+    span = min(length + window, float(np.median(np.diff(begins))))
+    after = np.searchsorted(begins, ends, "right") - 1
+    into = (ends - begins[np.maximum(after, 0)])[after >= 0] / max(span, 1.0)
+    return len(np.unique(np.floor(into[into < 1] * _PARTS))) / _PARTS

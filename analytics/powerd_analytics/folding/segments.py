@@ -1,0 +1,96 @@
+"""Phases of one level and what lies between them, as segments one after the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.folding.timeline import Bins
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+_COLUMNS, _LEAST_BINS, _FINEST = 16, 2, 12
+"""Bins of an iteration, about, and of a phase at least; as many as windows find room in it, up to the last."""
+_EDGE_SHARE, _EDGE_NS = 0.004, 10_000
+"""By how much power may move beside its edge, or otherwise than the model has it: of a window, and in any case."""
+_NEGLIGIBLE = 1e-3
+"""Share of the time between phases, all together, below which nobody asks what goes on there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Phases:
+    """Phases [m] of one level, in order and disjoint, of kinds 0, 1, ..."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    kinds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Phases and the gaps between them [s], one after the other; kinds behind the phases' are those of gaps."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    unknown: NDArray[np.bool_]
+    """Long pauses, in which anything can have gone on."""
+    bins: Bins
+
+    def pairs(self) -> Values:
+        """[kinds, kinds] how often a segment of one kind (row) follows one of another (column)."""
+        kinds = len(self.bins.edges)
+        found = np.bincount(self.kind[1:] * kinds + self.kind[:-1], minlength=kinds * kinds)
+        return found.reshape(kinds, kinds).astype(np.float64)
+
+    def before(self) -> Values:
+        """The same as shares of the kind in each row."""
+        return _shares(self.pairs())
+
+    def edge_u_w(self, watts: Values, window_ns: float) -> Values:
+        """[kinds] standard uncertainty from when power moves at edges. That it follows an edge with one time constant
+        is a model; how far off it was in simulations grows with the window (docs/energy.md)."""
+        pairs = self.pairs()
+        jumps = [watts - _shares(p) @ watts for p in (pairs, pairs.T)]
+        beside_ms = (_EDGE_SHARE * window_ns + _EDGE_NS) * 1e-6
+        made: Values = beside_ms / np.sqrt(3) * np.hypot(*jumps) / np.asarray(self.bins.length_ms)
+        return made
+
+
+def _shares(pairs: Values) -> Values:
+    made: Values = pairs / np.maximum(pairs.sum(axis=1, keepdims=True), 1)
+    return made
+
+
+def segments_of(phases: Phases, window_ns: float) -> Segments:
+    """Phases and gaps in order; bins as fine as windows of ``window_ns`` can tell."""
+    begin, end, kind, kinds = phases.begin_ns, phases.end_ns, phases.kind, phases.kinds
+    count = np.maximum(np.bincount(kind, minlength=kinds), 1)
+    mean = np.bincount(kind, end - begin, kinds) / count
+    iteration = float(np.sum(mean * count) / count.max())
+    gap = np.maximum(begin[1:] - end[:-1], 0)
+    unknown = gap > iteration
+    if gap[~unknown].sum() < _NEGLIGIBLE * (end - begin).sum():
+        # Marks take a moment; what lies between two of them belongs to the phase before.
+        end = np.append(np.where(unknown, end[:-1], begin[1:]), end[-1:])
+        gap = np.where(unknown, gap, 0)
+    there = np.flatnonzero(gap)
+    after = np.concatenate([begin, end[there]])
+    order = np.argsort(after, kind="stable")
+    of_gap = kinds + kind[there]
+    lengths = np.concatenate([mean, np.bincount(kind[there], gap[there], kinds) / np.maximum(1, count)]) * 1e-6
+    equal = [
+        max(_LEAST_BINS, round(_COLUMNS * d / max(iteration, 1)), min(_FINEST, int(d / max(window_ns, 1.0))))
+        for d in mean
+    ] + [1] * kinds
+    return Segments(
+        after[order],
+        np.concatenate([end, begin[there + 1]])[order],
+        np.concatenate([kind, of_gap])[order],
+        np.concatenate([np.zeros(len(kind), bool), unknown[there]])[order],
+        Bins.of_lengths(np.maximum(lengths, 1e-6).tolist(), equal, window_ns * 1e-6),
+    )

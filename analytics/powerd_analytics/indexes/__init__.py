@@ -1,0 +1,1 @@
+"""Indexes of campaigns of thousands of runs."""

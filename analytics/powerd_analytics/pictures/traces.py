@@ -1,0 +1,152 @@
+"""Power over time: envelopes of millions of readings, and the phases as shades behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.devices import Part
+from powerd_analytics.pictures.style import shown
+from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.tables.groups import group_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PIXELS = 1600
+"""Columns of a trace: more readings than this are drawn as the envelope of their least and greatest."""
+
+
+def envelope(
+    t_ns: NDArray[np.int64], watts: NDArray[np.float64], begin_ns: int, end_ns: int, columns: int = PIXELS
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """Times, least and greatest power of each column of a trace; all readings where they are few."""
+    i = max(int(np.searchsorted(t_ns, begin_ns, "left")) - 1, 0)
+    j = min(int(np.searchsorted(t_ns, end_ns, "right")) + 1, len(t_ns))
+    t, p = t_ns[i:j], watts[i:j]
+    if len(t) <= 2 * columns:
+        return t, p, p
+    starts = np.unique(np.linspace(0, len(t), columns, endpoint=False).astype(np.int64))
+    return t[starts], np.minimum.reduceat(p, starts), np.maximum.reduceat(p, starts)
+
+
+def draw_trace(
+    axes: Axes,
+    run: Run,
+    part: Part,
+    compared: Sequence[Signal],
+    window: tuple[int, int],
+    colours: Mapping[str, str],
+    *,
+    is_zoom: bool,
+) -> None:
+    """Power of every line of a part, their sum and what they are compared with, in one window of time."""
+    from matplotlib import colormaps
+
+    scale, unit = (1e-6, "ms") if window[1] - window[0] < 2_000_000_000 else (1e-9, "s")
+    origin = window[0] if is_zoom else run.begin_ns
+    _shade(axes, run, window, origin, scale, colours, is_zoom=is_zoom)
+    shades = colormaps["viridis"](np.linspace(0, 0.9, max(len(part.signals), 1)))
+    highest, lowest = 1.0, 0.0
+    for signal, colour in zip(part.signals, shades, strict=False):
+        highest = max(highest, _draw_line(axes, signal, window, origin, scale, color=colour, lw=1.0))
+        lowest = min(lowest, float(signal.power()[1].min(initial=0.0)))
+    if len(part.signals) > 1:
+        highest = max(highest, _draw_sum(axes, part, window, origin, scale))
+    for signal in compared:
+        label = f"{signal.line.name} (compared)"
+        highest = max(
+            highest, _draw_line(axes, signal, window, origin, scale, color="#888888", lw=0.9, ls=":", label=label)
+        )
+    axes.set_xlim((window[0] - origin) * scale, (window[1] - origin) * scale)
+    axes.set_ylim(min(0.0, 1.05 * lowest), highest * (1.06 if is_zoom else 1.28))
+    axes.set_xlabel(f"time ({unit})")
+    axes.set_ylabel("power (W)")
+
+
+def _draw_line(
+    axes: Axes, signal: Signal, window: tuple[int, int], origin: int, scale: float, *, color: Any, lw: float,
+    ls: str = "-", label: str | None = None,
+) -> float:  # fmt: skip
+    if len(signal) < 2:
+        return 0.0
+    t, watts = signal.power()
+    at, low, high = envelope(t, watts, *window)
+    return _draw_envelope(axes, (at - origin) * scale, low, high, color, lw, ls, shown(label or signal.line.name))
+
+
+def _draw_sum(axes: Axes, part: Part, window: tuple[int, int], origin: int, scale: float) -> float:
+    """The device's power: all lines interpolated at the readings of the one that is read most often."""
+    signals = [s for s in part.signals if len(s) > 1]
+    if not signals:
+        return 0.0
+    moments = max((s.power()[0] for s in signals), key=len)
+    total = np.zeros(len(moments))
+    for s in signals:
+        t, watts = s.power()
+        total += np.interp((moments - moments[0]).astype(float), (t - moments[0]).astype(float), watts)
+    at, low, high = envelope(moments, total, *window)
+    label = shown(f"{part.device}, sum of lines")
+    return _draw_envelope(axes, (at - origin) * scale, low, high, "black", 1.3, "-", label)
+
+
+def _draw_envelope(
+    axes: Axes, x: NDArray[Any], low: Any, high: Any, color: Any, lw: float, ls: str, label: str
+) -> float:
+    if low is high:
+        axes.plot(x, low, color=color, lw=lw, ls=ls, label=label, marker="." if len(x) < 80 else None, ms=3)
+    else:
+        axes.fill_between(x, low, high, color=color, lw=0.3, label=label, step="post", rasterized=True)
+    return float(np.max(high)) if len(x) else 0.0
+
+
+def _shade(
+    axes: Axes, run: Run, window: tuple[int, int], origin: int, scale: float, colours: Mapping[str, str], *,
+    is_zoom: bool,
+) -> None:  # fmt: skip
+    """Background in the colour of the innermost phases; where they are too many to be seen, of the outermost."""
+    p = run.phases
+    in_window = (p.end_ns > window[0]) & (p.begin_ns < window[1])
+    has_inner = np.zeros(len(p), bool)
+    has_inner[p.parent[p.parent >= 0]] = True
+    drawn = in_window & ~has_inner & ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
+    if drawn.sum() > 400 or (not is_zoom and drawn.sum() > 60):
+        outer = np.flatnonzero(in_window & (p.depth == 0))
+        if len(outer) <= 40:
+            for n, i in enumerate(outer):
+                begin, end = (p.begin_ns[i] - origin) * scale, (p.end_ns[i] - origin) * scale
+                axes.axvspan(begin, end, color="#000000", alpha=0.05 + 0.05 * (n % 2), lw=0)
+                if p.end_ns[i] - p.begin_ns[i] < 0.06 * (window[1] - window[0]):
+                    continue  # too narrow for its name
+                kind = p.classes[p.label[i]]
+                text = group_text(dict(kind.group)) if kind.group else kind.name
+                box = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8}
+                axes.annotate(shown(text), ((begin + end) / 2, 0.98), xycoords=("data", "axes fraction"), ha="center",
+                              va="top", fontsize=7.5, color="#333333",
+                              bbox=box)  # fmt: skip
+        return
+    from matplotlib.collections import PolyCollection
+
+    for name, colour in colours.items():
+        of_name = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & drawn
+        b, e = (p.begin_ns[of_name] - origin) * scale, (p.end_ns[of_name] - origin) * scale
+        corners = np.stack([np.stack([b, b, e, e], 1), np.tile([0.0, 1.0, 1.0, 0.0], (len(b), 1))], 2)
+        shade = PolyCollection(list(corners), facecolor=colour, alpha=0.28, lw=0, transform=axes.get_xaxis_transform())
+        axes.add_collection(shade, autolim=False)
+
+
+def draw_legend(axes: Axes, colours: Mapping[str, str]) -> None:
+    """Lines (the sum first) and phases in one legend to the right of ``axes``, where it hides nothing."""
+    from matplotlib.patches import Patch
+
+    lines, labels = axes.get_legend_handles_labels()
+    order = sorted(range(len(labels)), key=lambda i: "sum of lines" not in labels[i])
+    patches = [Patch(facecolor=c, alpha=0.4, label=shown(name)) for name, c in list(colours.items())[:10]]
+    handles = [*(lines[i] for i in order), *patches]
+    names = [*(labels[i] for i in order), *(str(p.get_label()) for p in patches)]
+    if handles:
+        axes.legend(handles, names, loc="upper left", bbox_to_anchor=(1.01, 1.02), fontsize=7.5, frameon=False)

@@ -1,0 +1,1 @@
+"""Tables of others: what they printed, and what follows from it."""

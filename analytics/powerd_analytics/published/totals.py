@@ -1,0 +1,198 @@
+"""Time, energy, EDP and GFLOPS/W of whole trainings from tables of phases, as Castro et al. derive their table 6."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from powerd_analytics.metrics import edp_js, gflops_per_w_paper
+from powerd_analytics.published.mix import Mix
+from powerd_analytics.published.phasefiles import Key, PhaseFigures, PhaseTable
+from powerd_analytics.published.tablefile import read_table
+from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.text import printable
+
+COLUMNS = ("device", "model", "gpus", "batch", "time_s", "energy_j", "edp_js", "gflops_per_w")
+PASSES = ("forward", "backward")
+"""Phases whose joules GFLOPS/W divides by; each counts a model's operations once."""
+_SCALES = {"operations": 1.0, "operations_m": 1e6, "ops_m": 1e6}
+
+
+class Configuration(NamedTuple):
+    device: str
+    model: str
+    gpus: int
+    batch: int
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} GPU{'s' if self.gpus > 1 else ''}"
+        return f"{printable(self.device, limit=60)}, {printable(self.model, limit=60)}, {gpus}, batch {self.batch}"
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTotal:
+    """Figures of one configuration's whole training, over all its GPUs; None where they cannot be had."""
+
+    configuration: Configuration
+    time_s: float | None
+    energy_j: float | None
+    edp_js: float | None
+    gflops_per_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingTotals:
+    """Totals by device, model, GPUs and batch, and what a reader should know of them."""
+
+    rows: tuple[TrainingTotal, ...]
+    notes: tuple[str, ...]
+
+
+def read_operations(path: Path) -> dict[str, float]:
+    """Operations of a sample by model: columns ``model`` and ``operations`` (``operations_m`` for millions).
+
+    Raises `AnalysisError`, too, for a model that stands there twice.
+    """
+    table = read_table(path)
+    column = next((name for name in _SCALES if name in table.columns), "operations")
+    table.require("model", column)
+    first: dict[str, int] = {}
+    found: dict[str, float] = {}
+    for row, (model, value) in enumerate(zip(table.texts("model"), table.numbers(column, positive=True), strict=True)):
+        if model in first:
+            other = table.cells[column][first[model]]
+            what = "with other operations " if _differ(other, table.cells[column][row]) else ""
+            where = f"{table.line_word} {table.lines[first[model]]}"
+            raise table.fault(row, "model", f"{printable(model, limit=60)!r} stands {what}in {where} already")
+        first[model] = row
+        if value is not None:
+            found[model] = value * _SCALES[column]
+    return found
+
+
+def _differ(a: str, b: str) -> bool:
+    """Whether two cells are other numbers; an empty one is other than any."""
+    return not a or not b or float(a) != float(b)
+
+
+def training_totals(
+    table: PhaseTable, operations: Mapping[str, float] | None = None, mixes: Mapping[int, Mix] | None = None
+) -> TrainingTotals:
+    """Totals of every configuration in the table.
+
+    Time is the sum over phases, energy the sum over phases x GPUs. A configuration of as many GPUs as a mix, on a kind
+    of the mix: time of the slowest kind in each phase, energy the sum over kinds of count x that kind's joules; each
+    kind has its row, as in the paper. A figure that lacks a phase is None, never a part; the notes say why. Raises
+    `ConfigError` for a mix with a kind that is not in the table, `AnalysisError` when no figure can be had at all.
+    """
+    maker = _Maker(table.rows, operations, mixes or {})
+    rows = tuple(maker.total(configuration) for configuration in maker.ordered())
+    if not any(row.energy_j is not None or row.time_s is not None for row in rows):
+        raise AnalysisError(f"no configuration has a total: {maker.notes[0]}")
+    return TrainingTotals(rows, (*table.notes, *maker.mix_notes(), *dict.fromkeys(maker.notes)))
+
+
+class _Maker:
+    def __init__(
+        self, rows: Mapping[Key, PhaseFigures], operations: Mapping[str, float] | None, mixes: Mapping[int, Mix]
+    ) -> None:
+        self.operations, self.mixes = operations, mixes
+        self.notes: list[str] = []
+        self.found: dict[Configuration, dict[str, PhaseFigures]] = {}
+        # A row that was left out is as empty as one with empty cells: a model's phases are those of all its rows.
+        self.phases: dict[str, dict[str, None]] = {}
+        for key, figures in rows.items():
+            self.found.setdefault(Configuration(key.device, key.model, key.gpus, key.batch), {})[key.phase] = figures
+            self.phases.setdefault(key.model, {})[key.phase] = None
+        self.devices = list(dict.fromkeys(c.device for c in self.found))
+        for mix in mixes.values():
+            for kind in mix.kinds:
+                if kind not in self.devices:
+                    known = printable(", ".join(self.devices), limit=200)
+                    raise ConfigError(f"--mix: no device {printable(kind)!r} in the tables: they have {known}")
+
+    def ordered(self) -> list[Configuration]:
+        """Devices and models as the files have them, GPUs and batches by number."""
+        models = {model: i for i, model in enumerate(self.phases)}
+        devices = {device: i for i, device in enumerate(self.devices)}
+        return sorted(self.found, key=lambda c: (devices[c.device], models[c.model], c.gpus, c.batch))
+
+    def mix_notes(self) -> list[str]:
+        return [
+            f"--mix: no configuration of {gpus} GPUs ({mix}) in the tables"
+            for gpus, mix in self.mixes.items()
+            if not any(c.gpus == gpus and c.device in mix.kinds for c in self.found)
+        ]
+
+    def total(self, configuration: Configuration) -> TrainingTotal:
+        c = configuration
+        mix = self.mixes.get(c.gpus)
+        kinds = dict(mix.parts) if mix is not None and c.device in mix.kinds else {c.device: c.gpus}
+        rows = {kind: self.found.get(c._replace(device=kind), {}) for kind in kinds}
+        time, energy = self._time_s(c, rows), self._energy_j(c, kinds, rows)
+        edp = edp_js(energy, time) if energy is not None and time is not None else None
+        return TrainingTotal(c, time, energy, edp, self._gflops_per_w(c, kinds, rows))
+
+    def _time_s(self, c: Configuration, rows: Mapping[str, Mapping[str, PhaseFigures]]) -> float | None:
+        """Kinds of one configuration train together: a phase ends with the slowest of them."""
+        total, lacking = 0.0, []
+        for phase in self.phases[c.model]:
+            times = {k: t for k, of in rows.items() if phase in of and (t := of[phase].per_training("s")) is not None}
+            if not times:
+                lacking.append(phase)
+                continue
+            slowest = max(times, key=times.__getitem__)
+            if min(times.values()) != times[slowest]:
+                each = " and ".join(f"{times[k]:.6g} s on {printable(k, limit=60)}" for k in times)
+                where = f"{printable(c.model, limit=60)}, {c.gpus} GPUs, batch {c.batch}"
+                self.notes.append(f"{where}: {_listed([phase])} took {each}; the longest counts")
+            total += times[slowest]
+        if lacking:
+            self.notes.append(f"{c}: no time, as {_listed(lacking)} {_have(lacking)} none")
+        return None if lacking else total
+
+    def _energy_j(
+        self, c: Configuration, kinds: Mapping[str, int], rows: Mapping[str, Mapping[str, PhaseFigures]]
+    ) -> float | None:
+        total, lacking = 0.0, []
+        for kind, count in kinds.items():
+            for phase in self.phases[c.model]:
+                joules = rows[kind][phase].per_training("j") if phase in rows[kind] else None
+                if joules is None:
+                    lacking.append(phase if len(kinds) == 1 else f"{phase} on {printable(kind, limit=60)}")
+                else:
+                    total += count * joules
+        if lacking:
+            self.notes.append(f"{c}: no energy, as {_listed(lacking)} {_have(lacking)} none")
+        return None if lacking else total
+
+    def _gflops_per_w(
+        self, c: Configuration, kinds: Mapping[str, int], rows: Mapping[str, Mapping[str, PhaseFigures]]
+    ) -> float | None:
+        if self.operations is None:
+            return None
+        if c.model not in self.operations:
+            self.notes.append(f"{printable(c.model, limit=60)}: no GFLOPS/W, as its operations are not given")
+            return None
+        passes = [phase for phase in PASSES if phase in self.phases[c.model]]
+        joules = [
+            (count, rows[kind][phase].j_per_batch() if phase in rows[kind] else None)
+            for kind, count in kinds.items()
+            for phase in passes
+        ]
+        j_per_batch = sum(count * j for count, j in joules if j is not None)
+        if not joules or any(j is None for _, j in joules) or j_per_batch <= 0:
+            why = "there are no joules of a batch" if passes else f"no phase is called {' or '.join(PASSES)}"
+            self.notes.append(f"{c}: no GFLOPS/W, as {why}")
+            return None
+        return gflops_per_w_paper(self.operations[c.model], c.batch, len(passes), j_per_batch)
+
+
+def _listed(phases: Sequence[str]) -> str:
+    return " and ".join(printable(phase, limit=60) for phase in phases)
+
+
+def _have(phases: Sequence[str]) -> str:
+    return "has" if len(phases) == 1 else "have"

@@ -1,0 +1,1 @@
+"""Flat records: the rows of many runs' tables under one set of columns."""

@@ -1,0 +1,1 @@
+"""One function over many run files: here, on all cores, or on a cluster."""

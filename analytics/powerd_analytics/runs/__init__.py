@@ -1,0 +1,1 @@
+"""What a run file holds, opened: its lines, its phases, its ranks."""

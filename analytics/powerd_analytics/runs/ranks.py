@@ -1,0 +1,176 @@
+"""Ranks of a run and the devices they take joules from, so that every joule is counted once.
+
+A process is mapped to devices by the UUID of its GPU, then by its PCI address. Mapped, it takes joules of these devices
+only. One that says no GPU takes from every device that no mapped rank has; one whose GPU is none of the devices, from
+those of which nobody says which GPU they are. A device that could be anyone's (a wall meter, the processor) and that
+nobody takes so belongs to all ranks. A device of n ranks is divided among them equally at every moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.runs.phases import kept
+from powerd_analytics.runs.run import Run
+from powerd_core.identity import pci_key, uuid_key
+
+NOBODY = -1
+"""The rank of a process that is none, such as `joules record` itself with its baseline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The GPUs that something is or uses, by the keys of `powerd_core.identity`."""
+
+    uuids: frozenset[str] = frozenset()
+    pcis: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.uuids or self.pcis)
+
+    def overlaps(self, other: Identity) -> bool:
+        return bool(self.uuids & other.uuids or self.pcis & other.pcis)
+
+
+@dataclass(frozen=True, slots=True)
+class RunRank:
+    """One rank: usually one process, more where it was started anew."""
+
+    rank: int
+    local_rank: int | None
+    pids: tuple[int, ...]
+    gpus: tuple[Identity, ...]
+    devices: tuple[str, ...] = ()
+    """The devices that it takes joules from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks of a run in order. With fewer than two of them every phase has the whole of every device."""
+
+    ranks: tuple[RunRank, ...]
+    of_process: NDArray[np.int64]
+    """[p] rank of each of the run's processes, `NOBODY` for none."""
+
+    @property
+    def are_many(self) -> bool:
+        return len(self.ranks) > 1
+
+    def users(self, device: str) -> tuple[RunRank, ...]:
+        """The ranks that take joules from a device."""
+        return tuple(r for r in self.ranks if device in r.devices) if self.are_many else ()
+
+    def on(self, run: Run, device: str) -> tuple[Run, int]:
+        """The run with the phases of those who take joules from the device (and of processes that are no ranks), and
+        how many ranks share it: 1 where there are no ranks, or none takes from it."""
+        if not self.are_many:
+            return run, 1
+        users = [r.rank for r in self.users(device)]
+        keep = np.isin(self.tracks(run), [*users, NOBODY])
+        return (run if keep.all() else replace(run, phases=kept(run.phases, keep))), max(1, len(users))
+
+    def tracks(self, run: Run) -> NDArray[np.int64]:
+        """[m] rank of each phase of ``run``, which may be one that `on` made."""
+        return self.of_process[run.phases.process]
+
+
+def ranks_of(run: Run) -> Ranks:
+    """The ranks that the run's processes say they are, with the devices they take joules from."""
+    count = max(len(run.processes), int(run.phases.process.max(initial=-1)) + 1)
+    of_process = np.full(count, NOBODY, np.int64)
+    found: dict[int, list[Mapping[str, Any]]] = {}
+    for i, process in enumerate(run.processes):
+        rank = _number(process.get("rank"))
+        if rank is not None:
+            of_process[i] = rank
+            found.setdefault(rank, []).append(process)
+    ranks = [_rank(number, found[number]) for number in sorted(found)]
+    return Ranks(tuple(_shared_out(run, ranks)), of_process)
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+
+
+def _rank(number: int, processes: list[Mapping[str, Any]]) -> RunRank:
+    gpus: dict[Identity, None] = {}
+    for process in processes:
+        said = process.get("devices")
+        for device in said if isinstance(said, list) else ():
+            if isinstance(device, dict) and (one := _identity([device.get("uuid")], [device.get("pci")])):
+                gpus[one] = None
+    locals_ = [n for p in processes if (n := _number(p.get("local_rank"))) is not None]
+    pids = tuple(n for p in processes if (n := _number(p.get("pid"))) is not None)
+    return RunRank(number, locals_[0] if locals_ else None, pids, tuple(gpus))
+
+
+def _identity(uuids: list[Any], pcis: list[Any]) -> Identity:
+    return Identity(frozenset(filter(None, map(uuid_key, uuids))), frozenset(filter(None, map(pci_key, pcis))))
+
+
+def device_identity(run: Run, device: str) -> Identity:
+    """Which GPU a device is, as the configuration says, else as the sources of its lines do; several GPUs where lines
+    of several feed it."""
+    found = run.device(device)
+    told = _identity([found.uuid], [found.pci])
+    if told:
+        return told
+    feeds = [run.lines[name] for name in found.feeds]
+    others = [line for line in run.lines.values() if line.device == found.name]
+    for lines in (feeds, others):
+        told = _identity([line.detail.get("uuid") for line in lines], [line.detail.get("pci_bus_id") for line in lines])
+        if told:
+            break
+    return told
+
+
+def _shared_out(run: Run, ranks: list[RunRank]) -> list[RunRank]:
+    """The ranks with their devices."""
+    known = {name: device_identity(run, name) for name in run.devices}
+    mapped = [_mapped(rank, known) for rank in ranks]
+    claimed: set[str] = set().union(*mapped)
+    nameless = {name for name, identity in known.items() if not identity}
+    taken = []
+    for rank, own in zip(ranks, mapped, strict=True):
+        if own:
+            taken.append(own)
+        else:
+            taken.append(nameless if rank.gpus else set(known) - claimed)
+    common = nameless.difference(*taken)
+    return [
+        replace(rank, devices=tuple(name for name in known if name in own or name in common))
+        for rank, own in zip(ranks, taken, strict=True)
+    ]
+
+
+def _mapped(rank: RunRank, known: Mapping[str, Identity]) -> set[str]:
+    found: set[str] = set()
+    for gpu in rank.gpus:
+        by_uuid = {name for name, identity in known.items() if identity.uuids & gpu.uuids}
+        found |= by_uuid or {name for name, identity in known.items() if identity.pcis & gpu.pcis}
+    return found
+
+
+def describe_ranks(run: Run) -> list[str]:
+    """Lines for `joules info`: each rank, its GPUs and its devices; none for a run of fewer than two ranks."""
+    ranks = ranks_of(run)
+    if not ranks.are_many:
+        return []
+    lines = []
+    for rank in ranks.ranks:
+        pids = ", ".join(map(str, rank.pids))
+        gpus = ", ".join(" at ".join(filter(None, [*(f"GPU-{u}" for u in g.uuids), *g.pcis])) for g in rank.gpus)
+        shares = []
+        for device in rank.devices:
+            n = len(ranks.users(device))
+            shares.append(device if n == 1 else f"1/{n} of {device}")
+        lines.append(
+            f"rank {rank.rank} (process {pids}){f' on {gpus}' if gpus else ''}: {', '.join(shares) or 'no device'}"
+        )
+    unused = [name for name in run.devices if not ranks.users(name)]
+    return [*lines, *([f"used by no rank: {', '.join(unused)}"] if unused else [])]

@@ -1,0 +1,202 @@
+"""From raw codes to a signal: watts at moments, or joules counted, with the bad readings left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.runs.run import Readings, Run, RunClock, RunLine
+from powerd_analytics.signals.integral import Integral, unwrap_counter
+from powerd_core.errors import AnalysisError
+from powerd_core.model import BAD, CounterConversion, Flag, QuantityConversion, ScaledConversion, ShuntConversion
+
+LATE_FACTOR, FLAGGED_FACTOR = 3.5, 1.8
+"""Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
+there. A scan that is late on a busy machine is ordinary sampling, and its uncertainty follows from the signal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """The good readings of one line on the host's clock.
+
+    ``value`` [n] is power in watts, or for counters the joules since the first reading. ``window_ns`` and
+    ``centre_ns`` say over which time one reading averages (for counters, what is unsure about its moment).
+    """
+
+    line: RunLine
+    t_ns: NDArray[np.int64]
+    value: NDArray[np.float64]
+    is_counter: bool
+    broken: NDArray[np.bool_]
+    """[n-1] intervals whose energy is unknown because the counter was set back."""
+    flagged: NDArray[np.bool_]
+    """[n-1] intervals with a bad reading in them."""
+    spacing_ns: float
+    """Usual distance of two readings that carry news."""
+    window_ns: float
+    centre_ns: float
+    bad: int
+    """Readings left out: flagged, or not later than the one before."""
+    clock: RunClock | None
+    clipped_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Times of readings at full scale: left out too, but known to be at least that much."""
+    clipped_low_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """The same at negative full scale: known to be at most that."""
+    range_w: tuple[float, float] | None = None
+    """Least and greatest power of the whole line, where these readings are a part of it."""
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+    @property
+    def guard_ns(self) -> float:
+        """A reading says nothing of what is farther from its timestamp than this (clock bound apart)."""
+        return self.window_ns / 2 + self.centre_ns
+
+    @property
+    def resolution_ns(self) -> float:
+        """The shortest time that two readings can tell apart."""
+        return max(self.spacing_ns, 2 * self.guard_ns)
+
+    def integral(self) -> Integral:
+        """The signal's energy integral."""
+        if self.is_counter:
+            return Integral.of_energy(self.t_ns, self.value)
+        return Integral.of_power(self.t_ns, self.value)
+
+    def power(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Moments and watts for pictures; for counters the mean power of each interval at its middle."""
+        if not self.is_counter:
+            return self.t_ns, self.value
+        dt = np.diff(self.t_ns)
+        return self.t_ns[:-1] + dt // 2, np.diff(self.value) / (dt * 1e-9)
+
+    def shown_w(self) -> tuple[float, float]:
+        """Least and greatest power that the line showed in the run. The signal has two readings or more."""
+        if self.range_w is not None:
+            return self.range_w
+        _, watts = self.power()
+        return float(watts.min()), float(watts.max())
+
+    def set_back_ns(self) -> int:
+        """Time in which a counter was set back: what it counted there is unknown."""
+        return int(np.diff(self.t_ns)[self.broken].sum())
+
+    def missing_ns(self) -> NDArray[np.float64]:
+        """[n-1] how much of each interval between good readings has lost its readings."""
+        dt = np.diff(self.t_ns).astype(np.float64)
+        limit = np.where(self.flagged, FLAGGED_FACTOR, LATE_FACTOR) * self.spacing_ns
+        return np.where(self.broken, dt, np.where(dt > limit, dt - self.spacing_ns, 0.0))
+
+
+def load_signal(run: Run, line: str) -> Signal:
+    """The signal of a line of a run. Raises `AnalysisError` for an unknown line or one with unusable columns."""
+    info = run.line(line)
+    return make_signal(info, run.readings(line), run.clocks.get(info.clock))
+
+
+def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None) -> Signal:
+    """Convert readings by the line's conversion; flags decide what is a value."""
+    t_all, good = readings.t_ns, good_readings(readings)
+    if isinstance(line.conversion, CounterConversion):
+        return _counter_signal(line, line.conversion, readings, good, clock)
+    t, value = t_all[good], _power_w(line, readings, good)
+    a = line.accuracy
+    clipped, clipped_low = clipped_times(line, readings)
+    spacing = _spacing(t, line.period_ns)
+    # A value that is renewed more rarely than it is read may be older than its timestamp by that much.
+    stale = a.update_ns if a.update_ns > 1.2 * spacing else 0
+    return Signal(
+        line=line,
+        t_ns=t,
+        value=value,
+        is_counter=False,
+        broken=np.zeros(max(0, len(t) - 1), bool),
+        flagged=np.diff(np.flatnonzero(good)) > 1,
+        spacing_ns=max(spacing, float(a.update_ns)),
+        window_ns=float(a.window_ns),
+        centre_ns=float(a.centre_ns + stale),
+        bad=len(t_all) - len(t),
+        clock=clock,
+        clipped_ns=clipped,
+        clipped_low_ns=clipped_low,
+    )
+
+
+def clipped_times(line: RunLine, readings: Readings) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Times of readings at full scale and of those at negative full scale: the truth is farther from 0 than they."""
+    clipped = (readings.flags & np.uint16(int(Flag.SATURATED))) != 0
+    t = readings.t_ns[clipped]
+    if not len(t) or isinstance(line.conversion, CounterConversion):
+        return t, t[:0]
+    is_low = _power_w(line, readings, clipped) < 0
+    return t[~is_low], t[is_low]
+
+
+def good_readings(readings: Readings) -> NDArray[np.bool_]:
+    """[n] which readings are values: not flagged, and later than all values before them."""
+    good: NDArray[np.bool_] = (readings.flags & np.uint16(int(BAD))) == 0
+    t_all = readings.t_ns
+    if len(t_all) > 1:
+        # After a clock step the mapping may fold back: time goes on where it passes what was there.
+        latest = np.maximum.accumulate(np.where(good, t_all, np.iinfo(np.int64).min))
+        good[1:] &= t_all[1:] > latest[:-1]
+    return good
+
+
+def _power_w(line: RunLine, readings: Readings, good: NDArray[np.bool_]) -> NDArray[np.float64]:
+    match line.conversion:
+        case ShuntConversion() as c:
+            bus = (_column(line, readings, c.bus)[good].astype(np.int64) >> c.bus_shift) * c.bus_lsb_v
+            shunt = _column(line, readings, c.shunt)[good].astype(np.float64)
+            watts: NDArray[np.float64] = bus * ((shunt * (c.shunt_lsb_v / c.shunt_ohm) + c.offset_a) * c.gain)
+            return watts
+        case ScaledConversion() as c:
+            return _column(line, readings, c.column)[good].astype(np.float64) * c.w_per_code
+        case QuantityConversion() as c:
+            raise AnalysisError(f"line {line.name!r} is {c.quantity}, no power: `joules info` shows it")
+        case _:
+            raise AnalysisError(f"line {line.name!r} counts energy: it has no power readings")
+
+
+def _counter_signal(
+    line: RunLine, c: CounterConversion, readings: Readings, good: NDArray[np.bool_], clock: RunClock | None
+) -> Signal:
+    codes, t = _column(line, readings, c.column)[good], readings.t_ns[good]
+    bad = len(good) - len(t)
+    counts, broken = unwrap_counter(codes, c.bits)
+    flagged = np.diff(np.flatnonzero(good)) > 1
+    centre = float(line.accuracy.centre_ns)
+    period = _spacing(t, line.period_ns)
+    if line.accuracy.update_ns > 1.2 * period and len(t) > 2:
+        # Read more often than it moves: only where it moved is its value that of the moment, at most a reading late.
+        keep = np.concatenate([[True], np.diff(counts) > 0]) | np.concatenate([[True], broken])
+        # One that has stood still for longer than it ever does stands: nothing was counted.
+        keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > line.accuracy.update_ns + period
+        keep[-1] = True
+        broken, flagged = (_any_between(mask, keep) for mask in (broken, flagged))
+        t, counts, centre = t[keep], counts[keep], centre + period
+    energy = counts * c.j_per_code
+    if len(t):
+        energy = energy + c.background_w * ((t - t[0]) * 1e-9)
+    spacing = max(_spacing(t, line.period_ns), float(line.accuracy.update_ns))
+    return Signal(line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock)
+
+
+def _column(line: RunLine, readings: Readings, name: str) -> NDArray[np.integer]:
+    if name not in readings.codes:
+        raise AnalysisError(f"line {line.name!r} has no column {name!r}, which its conversion needs")
+    return readings.codes[name]
+
+
+def _spacing(t: NDArray[np.int64], nominal_ns: int) -> float:
+    return float(np.median(np.diff(t))) if len(t) > 2 else float(max(nominal_ns, 1))
+
+
+def _any_between(mask: NDArray[np.bool_], keep: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of intervals [n-1], whether any is True between two readings [n] that are kept (both ends are)."""
+    ends = np.flatnonzero(keep)[:-1]
+    found: NDArray[np.bool_] = np.logical_or.reduceat(mask, ends)
+    return found

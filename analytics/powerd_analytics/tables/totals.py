@@ -1,0 +1,199 @@
+"""Totals of a group of phases: everything that one model at one batch size took on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.devices import Part, PhaseColumns, interval_energies
+from powerd_analytics.energy.reasons import clipped, not_resolvable, without_readings
+from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j
+from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, sum_of
+from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
+from powerd_analytics.runs.phases import OPERATIONS, PhaseClass
+from powerd_analytics.runs.ranks import NOBODY
+from powerd_analytics.runs.run import Run
+from powerd_analytics.tables.rows import INTEGRAL, PhaseRow, TotalRow
+
+FORWARD_BACKWARD = "forward+backward"
+ITERATION = "iteration"
+
+Bases = dict[str, float]
+"""GFLOPS/W by the phases whose joules it divides by."""
+
+Sharing = tuple[NDArray[np.int64], int]
+"""Rank of each phase [m], and how many ranks share the device."""
+
+
+def number(attributes: Mapping[str, object], name: str) -> float | None:
+    """An attribute that is a positive number, else None."""
+    value = attributes.get(name)
+    good = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if good else None  # type: ignore[arg-type]
+
+
+def iterations_of(run: Run, labels: Sequence[int]) -> int:
+    """Iterations among phases of these classes: those called so, else forward passes, else the commonest phase."""
+    ended = np.bincount(run.phases.label[~run.phases.cut], minlength=len(run.phases.classes))
+    for name in (ITERATION, "forward"):
+        named = [int(ended[i]) for i in labels if run.phases.classes[i].name == name]
+        if named:
+            return max(named)
+    return max((int(ended[i]) for i in labels), default=0)
+
+
+def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
+    """[m] phases of these classes that no other phase of these classes encloses directly."""
+    p = run.phases
+    inside = np.isin(p.label, labels)
+    return inside & ~(inside[p.parent] & (p.parent >= 0))
+
+
+def group_total(
+    run: Run,
+    part: Part,
+    columns: PhaseColumns,
+    labels: Sequence[int],
+    rows: Mapping[int, PhaseRow],
+    sharing: Sharing | None = None,
+) -> tuple[TotalRow, Bases]:
+    """Totals of the classes ``labels`` of one group; ``rows`` are their rows of the table, by class."""
+    p = run.phases
+    classes = {i: p.classes[i] for i in labels}
+    outer = outermost(run, labels)
+    begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+    none = np.zeros(len(begin), np.int64)
+    found = interval_energies(part, begin, end, none, none)
+    time_s, missing_s = float(found.duration_s.sum()), float(found.missing_s.sum())
+    notes, clip = [], clipped(part, begin, end)
+    if cut := int(np.sum(p.cut & outer)):
+        notes.append(f"{cut} cut off, counted up to there")
+    if missing_s > 1e-3 * time_s:
+        notes.append(without_readings(missing_s, float(found.off_by_j.sum()), clip))
+    total: Estimate | None = None
+    if found.resolvable.all() and missing_s <= 0.5 * time_s:
+        total = sum_of(*(getattr(found, name) for name in MEAN_COLUMNS))
+    else:
+        notes = [not_resolvable(part, found, np.ones(len(begin), bool))]
+    is_lower_bound = clip.is_lower_bound and total is not None
+    notes += [clip.note(has_number=total is not None)] if clip else []
+    rest = residual = None
+    if total is not None:
+        tracks, ranks = sharing or (np.zeros(len(p), np.int64), 1)
+        rest, residual, note = _balance(
+            part, columns, run, classes, rows, outer, (begin, end), total.energy_j, (tracks, ranks)
+        )
+        notes += [f"n counts the iterations of all {ranks} ranks; joules are the device's, once"] if ranks > 1 else []
+        notes += [note] if note else []
+    attributes = next(iter(classes.values())).attributes
+    batch, iterations = number(attributes, "batch_size"), iterations_of(run, labels)
+    row = TotalRow(
+        group=dict(next(iter(classes.values())).group),
+        device=part.device,
+        provenance=part.provenance,
+        iterations=iterations,
+        time_s=time_s,
+        energy_j=total.energy_j if total else None,
+        u95_j=total.u95_j if total and not clip else None,
+        u_statistical_j=total.u_statistical_j if total and not clip.low else None,
+        u_systematic_j=total.u_systematic_j if total and not clip.low else None,
+        power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
+        edp_js=edp_js(total.energy_j, time_s) if total else None,
+        samples_per_s=iterations * batch / time_s if batch and time_s > 0 else None,
+        gflops_per_w_paper=None,
+        gflops_basis="",
+        rest_j=rest,
+        residual_j=residual,
+        missing_s=missing_s,
+        is_lower_bound=is_lower_bound,
+        note="; ".join(notes),
+    )
+    return row, _bases(classes, rows, batch)
+
+
+def _balance(
+    part: Part,
+    columns: PhaseColumns,
+    run: Run,
+    classes: Mapping[int, PhaseClass],
+    rows: Mapping[int, PhaseRow],
+    outer: NDArray[np.bool_],
+    outer_edges: tuple[NDArray[np.int64], NDArray[np.int64]],
+    total_j: float,
+    sharing: Sharing,
+) -> tuple[float | None, float | None, str]:
+    """Rest and residual of a group against its innermost resolvable phases, and a note where there are none.
+
+    Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
+    a rank without phases in the group all of it is rest.
+    """
+    p = run.phases
+    good = {i: c for i, c in classes.items() if i in rows and _is_integral(rows[i])}
+    inner = [
+        i
+        for i, c in good.items()
+        if not any(len(d.path) > len(c.path) and d.path[: len(c.path)] == c.path for d in good.values())
+    ]
+    cover = np.isin(p.label, inner) & columns.resolvable
+    if not (cover & ~outer).any():
+        return None, None, ""
+    tracks, ranks = sharing
+    # An outermost phase without phases inside is a phase like those inside others, and no rest. What runs beside the
+    # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
+    beside = np.isin(p.label, [i for i, c in classes.items() if c.overlaps])
+    if np.any(tracks[cover] != NOBODY):
+        beside |= tracks == NOBODY
+    cover &= ~(outer & beside)
+    with_phases = np.unique(tracks[cover])
+    ranks = max(ranks, len(with_phases))
+    rest, phases = (ranks - len(with_phases)) * total_j, 0.0
+    for track in with_phases:
+        own = cover & (tracks == track)
+        begin, end = p.begin_ns[own], p.end_ns[own]
+        if overlapping(begin, end):
+            return None, None, "phases overlap (several processes or threads): no rest"
+        given = Given(columns.begin_j[own], columns.end_j[own])
+        rest += rest_energy_j(part, outer_edges, (begin, end), given)
+        phases += float(columns.energy_j[own].sum())
+    return rest / ranks, total_j - (phases + rest) / ranks, ""
+
+
+def _is_integral(row: PhaseRow) -> bool:
+    return row.is_resolvable and row.method == INTEGRAL
+
+
+def select(columns: PhaseColumns, which: NDArray[np.bool_]) -> PhaseColumns:
+    """The columns of some of the phases."""
+    return PhaseColumns(**{name: getattr(columns, name)[which] for name in PhaseColumns.__dataclass_fields__})
+
+
+def _bases(classes: Mapping[int, PhaseClass], rows: Mapping[int, PhaseRow], batch: float | None) -> Bases:
+    operations = next((v for c in classes.values() if (v := number(c.attributes, OPERATIONS))), None)
+    passes = {c.name: i for i, c in classes.items() if c.name in ("forward", "backward")}
+    if not (operations and batch and passes):
+        return {}
+    found: Bases = {}
+    # A folded figure is by far less sure than that of the iterations around it.
+    joules = [rows[i].j_per_batch if i in rows and _is_integral(rows[i]) else None for i in passes.values()]
+    if all(j is not None and j > 0 for j in joules):
+        both = sum(j for j in joules if j is not None)
+        found[FORWARD_BACKWARD] = gflops_per_w_paper(operations, batch, len(passes), both)
+    for i, c in classes.items():
+        if c.name == ITERATION and i in rows and (j := rows[i].j_per_batch):
+            found[ITERATION] = gflops_per_w_paper(operations, batch, len(passes), j)
+    return found
+
+
+def one_basis(rows: Sequence[tuple[TotalRow, Bases]]) -> list[TotalRow]:
+    """Give every row its GFLOPS/W, on the same basis for a whole device: figures on different ones do not compare."""
+    with_any = [bases for _, bases in rows if bases]
+    basis = FORWARD_BACKWARD
+    if any(FORWARD_BACKWARD not in bases for bases in with_any):
+        basis = ITERATION
+    return [
+        replace(row, gflops_per_w_paper=bases[basis], gflops_basis=basis) if basis in bases else row
+        for row, bases in rows
+    ]
