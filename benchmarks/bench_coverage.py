@@ -14,8 +14,12 @@ A cell is judged where the model's parts are drawn as they are stated. Reported 
 - means of phases that power knows nothing of: such repeats are no independent draws from one kind, and what they have
   in common lasts as long as the run (square, sine, wander, steps at random);
 - single phases above 97 % only for what edges leave open, a model's bound that the waveform does not use.
-Phases that the sensor does not resolve have no interval and are counted apart. Exit status 1 when any other share
-misses 93-97 % by more than its own interval.
+Phases that the sensor does not resolve have no interval and are counted apart.
+
+The last table pools everything for each phase length: a run draws its sensor, its waveform, its kind of phase and its
+errors, all cells alike likely, those apart too; beside it the same less the cells apart. Exit status 1 when a judged
+cell misses 93-97 % by more than its own interval, or when a length's single phases or means of all cells together lie
+outside 93-97 %.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from dataclasses import dataclass
 import numpy as np
 from common import machine, progress
 from coverage_runs import KINDS, LENGTHS, WAVEFORMS, Sensor, part_of, plan_of, waveform
+from coverage_shares import HEAD, HIGH, LOW, Length, Share, share_of
 
 from powerd_analytics.energy.budget import Budget
 from powerd_analytics.energy.coverage import factor
@@ -34,10 +39,13 @@ from powerd_analytics.energy.devices import PhaseColumns, interval_energies
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, mean_of
 
 LENGTHS_MS = (2, 5, 10, 20, 50, 200, 1000, 10_000)
-LOW, HIGH = 0.93, 0.97
 RESOLVED = 0.9
 READINGS = 2_000_000
 """Of one line that are in memory at a time."""
+AT_MOST = 30_000_000
+"""Readings of one line in a cell: fast sensors and long phases get fewer runs,"""
+FEWEST = 60
+"""but so many at least."""
 SHEET = {"gain_limits": (0.01, 0.01, 0.01), "offset_limit_w": 0.24, "step_w": 0.06}
 SENSORS = (
     Sensor("INA219, data sheet", **SHEET),
@@ -45,6 +53,9 @@ SENSORS = (
     Sensor("8 rails, data sheet", shares=(0.1, 0.25, 0.25, 0.2, 0.05, 0.05, 0.05, 0.05), **SHEET),
     Sensor("counter, 500/s", window_ms=0.0, shared_centre_ms=0.0, own_centre_ms=0.1, counter=True,
            gain_limits=(0.005,), is_shunt=False),
+    # One chip, shunt only, 84 us a conversion, pointer kept between reads: 29 clocks of 400 kHz and a call each.
+    Sensor("INA219 alone, 9 bit, 4500/s", 1 / 4.5, 0.084, 0.008, 0.042, 0.02, u_gain=0.002, offset_limit_w=0.02,
+           step_w=0.48, noise_w=0.5),
     Sensor("NVML, 50/s", 20.0, 29.0, 0.5, 0.5, 0.3, gain_limits=(0.05,), step_w=1e-3, is_shunt=False),
     Sensor("wall meter, 10/s", 100.0, 100.0, 1.0, 1.0, 1.0, gain_limits=(0.0015,), offset_limit_w=0.3, is_shunt=False),
 )  # fmt: skip
@@ -52,32 +63,6 @@ SLOW = {"steps+noise": 1.0, "square": 18.5, "random steps": 8.0, "rare steps": 6
 """Milliseconds in which power that knows nothing of the phases moves."""
 SLOWER = 5
 """Reading distances that this must exceed to be judged."""
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A share of hits with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def is_missed(self) -> bool:
-        return self.high < LOW or self.low > HIGH
-
-    def __str__(self) -> str:
-        return f"{self.value:6.1%} ({self.low:5.1%}-{self.high:6.1%})"
-
-
-def share_of(by_run: np.ndarray) -> Share:
-    """From shares [runs]: Wilson's interval for as many independent trials as the scatter between runs amounts to."""
-    n, p = len(by_run), float(np.mean(by_run))
-    variance = float(np.var(by_run, ddof=1)) / n if n > 1 else 0.25
-    trials = max(p * (1 - p) / variance, n) if variance > 0 else n
-    z2 = 1.96**2
-    middle, half = p + z2 / (2 * trials), 1.96 * np.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
-    return Share(p, float((middle - half) / (1 + z2 / trials)), float((middle + half) / (1 + z2 / trials)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +86,9 @@ def repeats_of(length_ms: float) -> int:
 def measure(sensor: Sensor, kind: str, length_ms: float, runs: int, seed: int) -> Cell:
     """Simulate one cell in batches, and count."""
     number = list(WAVEFORMS).index(kind)
-    batch = max(1, min(runs, round(READINGS * sensor.period_ms / (length_ms * LENGTHS.sum() * repeats_of(length_ms)))))
+    in_run = length_ms * LENGTHS.sum() * repeats_of(length_ms) / sensor.period_ms
+    runs = min(runs, max(FEWEST, round(AT_MOST / in_run)))
+    batch = max(1, min(runs, round(READINGS / in_run)))
     singles, bare, means, exacts, resolvable = [], [], [], [], []
     for i, first in enumerate(range(0, runs, batch)):
         rng = np.random.default_rng([seed, number, round(length_ms), i])
@@ -119,22 +106,26 @@ def measure(sensor: Sensor, kind: str, length_ms: float, runs: int, seed: int) -
         singles.append(_shares(inside[good], plan.run[good]))
         bare.append(_shares((np.abs(found.energy_j - exact) <= _without_edges(found, budget))[good], plan.run[good]))
         exacts.append([exact[plan.kind == k].mean() for k in range(KINDS)])
-        means += _means(found, budget, exact, good, label)
+        means += _means(found, budget, exact, good, label, first)
     if not means:
         return Cell(float(np.mean(resolvable)), None, None, None, None, None)
     expected = np.mean(exacts, axis=0)
     run, k, value, u95, u95_bare, own = (np.array(column) for column in zip(*means, strict=True))
     hits = np.abs(value - expected[k.astype(int)]) <= u95
     bare_hits = np.abs(value - expected[k.astype(int)]) <= u95_bare
-    by_run = [share_of(_by_run(h, run)) for h in (hits, bare_hits, np.abs(value - own) <= u95)]
+    by_run = [share_of(_shares(h, run.astype(int))) for h in (hits, bare_hits, np.abs(value - own) <= u95)]
     return Cell(float(np.mean(resolvable)), *(share_of(np.concatenate(x)) for x in (singles, bare)), *by_run)
 
 
 def _without_edges(found: PhaseColumns, budget: Budget) -> np.ndarray:
     """Half-widths of single phases, did the shared part of the edges not count."""
-    edges = budget.parts["edges"]
-    u = np.sqrt(np.maximum(found.u_random_j**2 + found.u_inner_j**2 + found.u_systematic_j**2 - edges**2, 0))
+    u = np.sqrt(np.maximum(found.u_random_j**2 + found.u_inner_j**2 + found.u_systematic_j**2 - _edges2(budget), 0))
     return factor(u, np.minimum(found.rectangle_j, u)) * u
+
+
+def _edges2(budget: Budget) -> np.ndarray:
+    """What phases share of their edges, squared."""
+    return budget.parts["edges"] ** 2 + budget.parts["left over"] ** 2
 
 
 def _shares(hits: np.ndarray, run: np.ndarray) -> np.ndarray:
@@ -144,13 +135,16 @@ def _shares(hits: np.ndarray, run: np.ndarray) -> np.ndarray:
 
 
 def _means(
-    found: PhaseColumns, budget: Budget, exact: np.ndarray, good: np.ndarray, label: np.ndarray
+    found: PhaseColumns, budget: Budget, exact: np.ndarray, good: np.ndarray, label: np.ndarray, first: int
 ) -> list[tuple[float, ...]]:
-    """For each run and kind: run, kind, mean, its U95, that without the bound of the edges, the phases' own mean."""
+    """For each run and kind: run, kind, mean, its U95, that without the bound of the edges, the phases' own mean.
+
+    Runs are numbered from ``first``.
+    """
     at = np.flatnonzero(good)
     at = at[np.argsort(label[at], kind="stable")]
     columns = [getattr(found, name) for name in MEAN_COLUMNS]
-    systematic = np.sqrt(np.maximum(found.u_systematic_j**2 - budget.parts["edges"] ** 2, 0))
+    systematic = np.sqrt(np.maximum(found.u_systematic_j**2 - _edges2(budget), 0))
     bare = [
         systematic if name == "u_systematic_j" else column for name, column in zip(MEAN_COLUMNS, columns, strict=True)
     ]
@@ -158,15 +152,8 @@ def _means(
     for of_kind in np.split(at, np.flatnonzero(np.diff(label[at])) + 1) if len(at) else []:
         e, without = (mean_of(*(column[of_kind] for column in c)) for c in (columns, bare))
         i = int(label[of_kind[0]])
-        made.append((i // KINDS, i % KINDS, e.energy_j, e.u95_j, without.u95_j, float(exact[of_kind].mean())))
+        made.append((first + i // KINDS, i % KINDS, e.energy_j, e.u95_j, without.u95_j, float(exact[of_kind].mean())))
     return made
-
-
-def _by_run(hits: np.ndarray, run: np.ndarray) -> np.ndarray:
-    """Shares by run; batches number their runs anew."""
-    edges = np.flatnonzero(np.diff(run) < 0) + 1
-    pairs = zip(np.split(hits.astype(float), edges), np.split(run.astype(int), edges), strict=True)
-    return np.concatenate([_shares(h, r) for h, r in pairs])
 
 
 @dataclass(slots=True)
@@ -207,25 +194,32 @@ def main() -> int:
     args = parser.parse_args()
     print(f"Coverage of 95 % intervals over {args.runs} simulated runs a cell, seed {args.seed} ({machine()})")
     singles, means, apart = Verdict(), Verdict(), {"single": [], "mean": []}
+    lengths = {length_ms: Length() for length_ms in args.lengths}
     for sensor in [s for s in SENSORS if any(name in s.name for name in args.sensor)]:
         print(f"\n{sensor.name}")
         print(f"  {'phase':>8} {'waveform':13} resolved  {'single phases':23} {'mean of the kind':23} of these")
-        for length_ms in args.lengths:
+        for length_ms, length in lengths.items():
             for kind in WAVEFORMS:
                 progress(f"{sensor.name}, {length_ms:g} ms, {kind}")
                 cell = measure(sensor, kind, length_ms, args.runs, args.seed)
+                length.resolvable.append(cell.resolvable)
                 where = f"  {length_ms:6g} ms {kind:13} {cell.resolvable:8.0%}"
                 if cell.single is None or cell.mean is None or cell.these is None:
                     print(f"{where}  not resolvable, whatever the waveform")
+                    length.resolvable += [cell.resolvable] * (len(WAVEFORMS) - 1)
                     break
+                length.single.append(cell.single)
+                length.mean.append(cell.mean)
                 if SLOW.get(kind, np.inf) <= SLOWER * sensor.period_ms:
                     apart["single"].append(cell.single.value)
                     notes = ["apart: faster than the sensor"]
                 else:
+                    length.judged_single.append(cell.single)
                     notes = [singles.add(cell.single, cell.bare)]
                 if kind in SLOW:
                     apart["mean"].append(cell.mean.value)
                 else:
+                    length.judged_mean.append(cell.mean)
                     notes.append(means.add(cell.mean, cell.bare_mean).replace("<--", "<-- mean"))
                 text = "; ".join(n for n in notes if n)
                 print(f"{where}  {cell.single} {cell.mean} {cell.these.value:6.1%}  {text}", flush=True)
@@ -237,7 +231,11 @@ def main() -> int:
     for name, values in apart.items():
         if values:
             print(f"apart, {name}: {len(values)} cells, {min(values):.1%} to {max(values):.1%}")
-    return int(singles.below + singles.above + means.below + means.above > 0)
+    print(f"\nBy phase length, each run drawing sensor, waveform, kind and errors (! = outside 93-97 %)\n{HEAD}")
+    for length_ms, length in lengths.items():
+        print(length.row(length_ms))
+    cells_missed = singles.below + singles.above + means.below + means.above
+    return int(cells_missed > 0 or any(length.is_missed for length in lengths.values()))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Joules of phases from many readings: time and memory, from memory and from a run file on disk.
 
     python benchmarks/bench_integration.py [--largest 1e8 | --full] [--table 1e7]
+    python benchmarks/bench_integration.py --commands [1e7 1e8]
 
 1. From memory: 10^8 readings, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
    `numpy.trapezoid` (on 1000 of the phases, scaled), and pandas: cumsum of the steps and `Index.searchsorted`, then an
@@ -8,6 +9,7 @@
 2. From disk: a run file with one line of 10^7, 10^8 (and with --full 10^9) readings and a phase for every 100 of
    them, read in pieces by `Sweep`. It is written to a temporary directory and removed.
 3. `joules tables` of such a file, which reads it in slices; with --table the number of readings.
+4. With --commands only this: the peak memory of each command on files of two sizes (`integration_commands.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 from common import machine, progress
+from integration_commands import compare_sizes
 
 PERIOD_NS = 2_000_000
 CHUNK = 1 << 18
@@ -249,6 +252,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="10^9 from disk")
     parser.add_argument("--table", type=float, default=1e7, help="readings of the file whose table is made; 0: none")
     parser.add_argument("--only-disk", action="store_true", help="leave the comparison in memory out")
+    parser.add_argument("--commands", type=float, nargs="*", help="memory of each command, at two numbers of readings")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -260,6 +264,10 @@ def main() -> None:
             print(json.dumps({"sweep": sweep_file, "table": table_of_file}[how](Path(rest[0]))))
         return
     print(machine())
+    if args.commands is not None:
+        small, large = sorted(int(n) for n in args.commands or (1e7, 1e8))
+        compare_sizes(make_file, (small, large), READINGS_A_PHASE)
+        return
     if not args.only_disk:
         compare(10**8, 10**6)
     largest = 10**9 if args.full else int(args.largest)

@@ -156,7 +156,7 @@ def one(kind, seed, lengths, rules, **options):
         got = phase_line_energies(signal, begin, end, label, np.zeros(len(begin), np.int64), **kw)
         good = got.resolvable
         error = got.energy_j - exact
-        u = np.sqrt(got.u_random_j**2 + got.u_inner_j**2 + got.u_edge_j**2 + got.u_clock_j**2)
+        u = np.sqrt(got.u_random_j**2 + got.u_inner_j**2 + got.u_edge_j**2 + got.u_left_j**2 + got.u_clock_j**2)
         means, covers = [], []
         for c in range(len(lengths)):
             k = good & (label == c)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from powerd_client.ranks import training_here
+
 _MAX_TOLD = 50
 """A recorder that has more to say than this says it in the run file only."""
 
@@ -40,6 +42,8 @@ def read_job() -> Job | None:
             return None
         data += piece
     document = json.loads(data)
+    # The recorder has the environment of the process that began the recording, and so what its launcher said.
+    document["message"]["environment"] = document["message"].get("environment", {}) | training_here()
     return Job(**{**document, "out": Path(document["out"]), "journal": Path(document["journal"])})
 
 

@@ -114,10 +114,12 @@ class MarkWriter:
     def kind(self, name: str, attributes: Mapping[str, object], timing: str) -> int:
         """The number of a phase kind; it is written down before any mark can use it.
 
-        Raises `TypeError` for attributes that JSON does not know.
+        A name or attribute that is nothing JSON knows becomes text, a number of numpy or torch a plain one.
         """
-        key = (name, json.dumps([attributes, timing], sort_keys=True))
-        return self._numbered(key, {"name": name, "attributes": dict(attributes), "timing": timing})
+        name, plain = str(name), {key: _plain(value) for key, value in attributes.items()}
+        return self._numbered(
+            (name, json.dumps([plain, timing], sort_keys=True)), {"name": name, "attributes": plain, "timing": timing}
+        )
 
     def cut(self, kind: int) -> int:
         """The code that ends the innermost open phase of a kind as one that was cut off, and does nothing where none is
@@ -221,6 +223,19 @@ class MarkWriter:
                 self._describe({"closed": now_ns()})
         with contextlib.suppress(OSError):
             os.close(self._names)
+
+
+def _plain(value: object) -> object:
+    """What JSON knows. Scalars of numpy and torch know their plain value; a `torch.device` or a path is its text."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
+    try:
+        json.dumps(plain)
+    except (TypeError, ValueError):
+        return str(plain)
+    return plain
 
 
 _writers: weakref.WeakSet[MarkWriter] = weakref.WeakSet()

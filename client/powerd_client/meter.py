@@ -189,8 +189,13 @@ class Meter:
         Attributes (``batch_size=64``, ``model="resnet34"``, ``operations_per_sample=3.6e9``) hold for everything inside
         the phase too; tables group by them.
         """
-        key = (name, *attributes.items()) if attributes else name
-        phase = self._kinds.get(key)
+        # With types: 1, 1.0 and True are one key to a dict.
+        key = (name, *attributes.items(), *map(type, attributes.values())) if attributes else name
+        try:
+            phase = self._kinds.get(key)
+        except TypeError:  # a list is no key
+            key = (name, repr(attributes))
+            phase = self._kinds.get(key)
         if phase is None:
             phase = self._kinds[key] = Phase(self._mark, self._number(name, attributes))
         return phase

@@ -11,8 +11,8 @@ from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
 JOB_ENVIRONMENT = "POWERD_JOB"
-"""Environment variable with any text that is the same in all ranks of one launch on a machine, and in no other launch:
-for launchers that start each rank through a process of its own."""
+"""Environment variable with any text that is the same in all ranks of one launch, on all its machines, and in no other
+launch: for launchers that start each rank through a process of its own."""
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -96,6 +96,27 @@ def _launch(environment: Mapping[str, str]) -> str:
     else:
         parts.append(_parent())
     return " ".join(parts)
+
+
+def training_here(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What a run file says of the training as a whole, the same on all its machines, as far as the launcher tells.
+
+    ``job`` names it: `JOB_ENVIRONMENT`, else the job and step of Slurm, else torchrun's id and where its ranks meet.
+    The last may be the same for the next training too. ``machines`` is how many there are.
+    """
+    names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    cluster, job, step, run, address, port = (environment.get(name, "") for name in names)
+    found = {}
+    if given := environment.get(JOB_ENVIRONMENT):
+        found["job"] = f"given {given}"
+    elif job and step:
+        found["job"] = f"slurm {cluster} {job}.{step}" if cluster else f"slurm {job}.{step}"
+    elif address and port:
+        found["job"] = f"torchrun {run} at {address}:{port}" if run else f"ranks at {address}:{port}"
+    machines = environment.get("GROUP_WORLD_SIZE") or (environment.get("SLURM_STEP_NUM_NODES") if step else "")
+    if "job" in found and machines and machines.isascii() and machines.isdigit() and machines.strip("0"):
+        found["machines"] = machines
+    return found
 
 
 def _parent() -> str:

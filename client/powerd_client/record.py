@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from powerd_client.baseline import check_seconds, mark_baseline
@@ -28,8 +29,8 @@ def record_command(
 ) -> int:
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
 
-    Ctrl-C goes to the command; the recording ends when it ends. With ``baseline_s`` idle power is measured before and
-    after it. Raises `ConfigError` for a command that cannot be
+    Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed on to it; the recording ends when it ends. With
+    ``baseline_s`` idle power is measured before and after it. Raises `ConfigError` for a command that cannot be
     started, and what `Recording` raises.
     """
     if baseline_s is not None:
@@ -40,12 +41,14 @@ def record_command(
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
         _wait(recording, baseline_s)
-        process = subprocess.Popen(command, env=environment)
+        with _handing_on() as processes:
+            process = subprocess.Popen(command, env=environment)
+            processes.append(process)
+            status = process.wait()
     except OSError as error:
         recording.abandon()
         raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
     else:
-        status = process.wait()
         _wait(recording, baseline_s)
     finally:
         signal.signal(signal.SIGINT, previous)
@@ -53,6 +56,28 @@ def record_command(
     if not quiet:
         print(f"powerd: {out} is recorded; see it with: joules tables {out}", file=sys.stderr)
     return status if status >= 0 else 128 - status
+
+
+@contextlib.contextmanager
+def _handing_on() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Hand on to the process in the list what a batch system ends jobs with. One that comes before the process is
+    there ends this one, as ever."""
+    processes: list[subprocess.Popen[bytes]] = []
+    previous = {}
+
+    def hand_on(number: int, _frame: object) -> None:
+        if not processes:
+            raise SystemExit(128 + number)
+        processes[0].send_signal(number)
+
+    try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) not in {signal.SIG_IGN, None}:  # SIG_IGN: under nohup
+                previous[number] = signal.signal(number, hand_on)
+        yield processes
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _wait(recording: Recording, baseline_s: float | None) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import h5py
 
-from powerd_client import verify_readings, verify_tables
+from powerd_client import verify_phases, verify_readings, verify_tables
 from powerd_client.datasets import DIGEST, digest
 from powerd_client.fileshape import problems
 from powerd_client.findings import Check, Finding, NotStored, found
@@ -37,7 +37,7 @@ def verify_file(path: str | os.PathLike[str], progress: Progress = lambda share,
             ("metadata", lambda: _metadata(file)),
             ("attributes", lambda: verify_tables.attributes(file)),
             ("run", lambda: verify_tables.run(file)),
-            ("phases", lambda: verify_tables.phases(file)),
+            ("phases", lambda: verify_phases.phases(file)),
             ("devices", lambda: verify_tables.devices(file)),
             ("clocks", lambda: verify_tables.clocks(file)),
             ("gaps", lambda: verify_tables.gaps(file)),

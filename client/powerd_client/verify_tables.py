@@ -95,38 +95,6 @@ def run(file: h5py.File) -> Check:
     return f"{(stop - start) * 1e-9:.3f} s, {'complete' if complete else 'not complete'}, {len(messages)} messages"
 
 
-def phases(file: h5py.File) -> Check:
-    """Phases are in order, inside those around them, and of kinds and processes that exist."""
-    group = file["phases"]
-    begin, end, kind, parent, process, cut = (group[name][:].astype(np.int64) for name, _, _ in PHASE_COLUMNS)
-    kinds = read_objects(group["kinds"])
-    processes = read_objects(file["processes"]) if "processes" in file else []
-    for edges in (begin, end):
-        check_times(edges, "a phase")
-    index = np.arange(len(begin))
-    inner = np.flatnonzero((parent >= 0) & (parent < index))
-    outer = parent[inner]
-    outside = (begin[inner] < begin[outer]) | (end[inner] > end[outer])
-    for bad, what in (
-        (end < begin, "ends before it begins"),
-        (_steps(begin) < 0, "is not in the order of beginnings"),
-        ((kind < 0) | (kind >= len(kinds)), "is of a kind that is not listed"),
-        ((process < 0) | (process >= len(processes)), "is of a process that is not listed"),
-        ((parent < -1) | (parent >= index), "is listed before the phase around it"),
-        ((cut < 0) | (cut > 1), "is neither cut nor not"),
-        *((group[n][:].astype(np.int64) < -1, f"has a {n} below -1") for n in BOUND_COLUMNS if n in group),
-    ):
-        yield from _rows("phase", bad, what)
-    yield from _rows("phase", np.isin(index, inner[outside]), "is not inside the phase around it")
-    yield from _rows(
-        "phase", np.isin(index, inner[process[inner] != process[outer]]), "lies in another process's phase"
-    )
-    for number, entry in enumerate(kinds):
-        if not isinstance(entry.get("name"), str) or not isinstance(entry.get("attributes"), dict):
-            yield f"kind {number} has no name or attributes"
-    return f"{len(begin)} phases of {len(kinds)} kinds in {len(processes)} processes"
-
-
 def _steps(values: Any) -> Any:
     """By how much each value is above the one before; 0 for the first."""
     return np.diff(values, prepend=values[:1])

@@ -21,7 +21,7 @@ from powerd_client.watchmarks import Kind, Marker, calls_of, graph_task
 if TYPE_CHECKING:
     from powerd_client.meter import Attribute
 
-_WRAPPERS = ("module.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
+_WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
 class Hook:
@@ -160,11 +160,15 @@ def hook_layers(marker: Marker, model: nn.Module, attributes: Mapping[str, Attri
             continue
         if next(module.children(), None) is not None:
             continue
-        name = path
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
+        name = _without_wrappers(path)
         kind = marker.kind("layer", {**attributes, "layer": name or type(module).__name__})
         undo += Layer(marker, kind).hook(module)
     if scripted:
         marker.note("scripted modules take no hooks: their layers are not marked")
     return undo
+
+
+def _without_wrappers(path: str) -> str:
+    """A module's name in the model that the user wrote. DDP's ``module`` is only in front."""
+    parts = [part for part in path.split(".") if part not in _WRAPPERS]
+    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)

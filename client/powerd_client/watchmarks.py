@@ -67,13 +67,14 @@ class Marker:
         """Threads that called a backward pass that still runs."""
         self._opened: dict[int, Kind] = {}
         """What each of them has begun: watches come and go, and what ends is what began."""
-        self._layer: Kind | None = None
-        self._recomputing: Kind | None = None
+        self._layer: dict[int, Kind] = {}
+        self._recomputing: dict[int, Kind] = {}
+        """What is open in a backward pass, by the thread that called it."""
         self._of_watches: dict[object, dict[str, Attribute]] = {}
         self._passes: BackwardKinds | None = None
         """Of the watches as they are; made when the next pass asks for it."""
-        self.updating: Updates | None = None
-        """The optimizer whose ``update`` is open."""
+        self.updating: dict[int, Updates] = {}
+        """The optimizer whose ``update`` is open, by thread."""
         self.forwards = self.backwards = 0
 
     def join(self, attributes: Mapping[str, Attribute]) -> Callable[[], None]:
@@ -132,9 +133,12 @@ class Marker:
 
     def begin(self, kind: Kind) -> None:
         """Begin a forward pass: an update that is still open was left by an exception."""
-        if self.updating is not None:
-            self.updating.leave()
+        self._leave_update()
         self.mark(kind.begin)
+
+    def _leave_update(self) -> None:
+        if self.updating and (left := self.updating.get(get_ident())) is not None:
+            left.leave()
 
     def begin_backward(self, *, accumulates: bool) -> bool:
         """Begin ``backward``, or ``gradient`` for one whose results are handed out instead of accumulated. False inside
@@ -143,8 +147,7 @@ class Marker:
         thread = get_ident()
         if thread in self._running or graph_task() != -1:
             return False
-        if self.updating is not None:
-            self.updating.leave()
+        self._leave_update()
         self._running.append(thread)
         self.backwards += 1
         kind = self._opened[thread] = self.passes().backward if accumulates else self.passes().gradient
@@ -155,38 +158,46 @@ class Marker:
         """End what `begin_backward` began, and the layer that is open in it."""
         thread = get_ident()
         kind = self._opened.pop(thread)
-        if self._layer is not None:
-            self.mark(self._layer.cut if failed else self._layer.end)
-            self._layer = None
+        self._recomputing.pop(thread, None)
+        layer = self._layer.pop(thread, None)
+        if layer is not None:
+            self.mark(layer.cut if failed else layer.end)
         self.mark(kind.cut if failed else kind.end)
         self._running.remove(thread)
 
     def begin_recompute(self) -> bool:
         """Begin ``recompute`` if a forward pass here is one that a checkpoint does over in backward."""
-        if graph_task() == -1 or self._recomputing is not None:
+        if graph_task() == -1:
             return False
-        kind = self._recomputing = self.passes().recompute
         thread = self.place()
-        if self._layer is not None:
-            self.at(self._layer.end, thread)
+        caller = get_ident() if thread is None else thread
+        if caller in self._recomputing:
+            return False
+        kind = self._recomputing[caller] = self.passes().recompute
+        layer = self._layer.get(caller)
+        if layer is not None:
+            self.at(layer.end, thread)
         self.at(kind.begin, thread)
         return True
 
     def end_recompute(self) -> None:
         """End it, and go on with the layer whose backward asked for it."""
-        thread, kind = self.place(), self._recomputing
+        thread = self.place()
+        caller = get_ident() if thread is None else thread
+        kind, layer = self._recomputing.pop(caller, None), self._layer.get(caller)
         if kind is not None:
             self.at(kind.end, thread)
-        if self._layer is not None:
-            self.at(self._layer.begin, thread)
-        self._recomputing = None
+        if layer is not None:
+            self.at(layer.begin, thread)
 
     def begin_layer(self, kind: Kind) -> None:
         """The gradient has reached a layer: the one before it is done."""
         if not self._running:
             return  # a backward pass that came by another way, as from C++
         thread = self.place()
-        if self._layer is not None:
-            self.at(self._layer.end, thread)
-        self._layer = kind
+        caller = get_ident() if thread is None else thread
+        before = self._layer.get(caller)
+        if before is not None:
+            self.at(before.end, thread)
+        self._layer[caller] = kind
         self.at(kind.begin, thread)

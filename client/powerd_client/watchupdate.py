@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 from torch.compiler import is_compiling
@@ -13,7 +14,7 @@ from powerd_client.watchmarks import Kind, Marker, calls_of
 class Updates:
     """Marks the steps of one optimizer by its step hooks and, under a `GradScaler`, around the scaler's calls.
 
-    One update is open at a time for a meter: of two optimizers that are unscaled first and stepped later, the first
+    One update is open at a time in a thread: of two optimizers that are unscaled first and stepped later, the first
     one's update is in two pieces.
     """
 
@@ -89,25 +90,34 @@ class Updates:
         return marked
 
     def _begin(self) -> None:
-        marker = self.marker
-        if marker.updating is not None and marker.updating is not self:
-            marker.updating._finish()
-        marker.updating = self
+        marker, thread = self.marker, get_ident()
+        other = marker.updating.get(thread)
+        if other is not None and other is not self:
+            other._finish()
+        marker.updating[thread] = self
         self._began = True
         marker.mark(self._kind.begin)
 
     def _finish(self) -> None:
         self._is_held = False
-        if self.marker.updating is self:
-            self.marker.updating = None
+        if self._close_here():
             self.marker.mark(self._kind.end)
+
+    def _is_open_here(self) -> bool:
+        return self.marker.updating.get(get_ident()) is self
+
+    def _close_here(self) -> bool:
+        """Whether this update was open in this thread; it is not any more."""
+        if not self._is_open_here():
+            return False
+        del self.marker.updating[get_ident()]
+        return True
 
     def leave(self) -> None:
         """Cut an update that something else ended: an exception, or a step that never came after `unscale_`."""
         self._is_held = self._in_scaler = False
         self._depth = 0
-        if self.marker.updating is self:
-            self.marker.updating = None
+        if self._close_here():
             self.marker.mark(self._kind.cut)
             self.marker.note(
                 f"an update of {self._name} did not come to its end (an exception, or unscale_ without step): it is cut"
@@ -124,7 +134,7 @@ class Updates:
         self._in_scaler, self._stepped = True, False
 
     def _begin_held(self) -> None:
-        if not (self._is_held and self.marker.updating is self):
+        if not (self._is_held and self._is_open_here()):
             self._begin()
             self._is_held = True
 

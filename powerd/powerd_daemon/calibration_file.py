@@ -16,6 +16,7 @@ from powerd_daemon.calibration import calibrated
 from powerd_daemon.ina.sensor import Sensor
 from powerd_daemon.options import build_options
 from powerd_daemon.suggest import did_you_mean
+from powerd_daemon.textfile import read_text
 
 _HEAD = """\
 # Calibrations of single sensors, written by `powerd calibrate`; load it with: calibration = "{name}"
@@ -26,13 +27,9 @@ _HEAD = """\
 def load_calibration(path: Path) -> CalibrationFile:
     """What is in a calibration file. Raises `ConfigError`."""
     try:
-        document = parse_toml(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such calibration file: make it with `powerd calibrate`") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        document = parse_toml(read_text(path, "there is no such calibration file: make it with `powerd calibrate`"))
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from error
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     for name in document:
         if name != "sensor":
             raise ConfigError(f"{path}: unknown table {name!r}{did_you_mean(name, ['sensor'])}")

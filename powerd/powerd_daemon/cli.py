@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import inspect
 import json
 import os
@@ -51,6 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Whoever read the list has seen enough. Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        if error.filename is not None or error.errno != errno.ENOSPC:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"powerd: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2
     return status
 
 

@@ -19,6 +19,7 @@ from powerd_daemon.places import line_of
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.suggest import did_you_mean
+from powerd_daemon.textfile import read_text
 
 STREAMS_PER_SOURCE = 256
 MAX_SOURCES = 256
@@ -155,15 +156,7 @@ class _DeviceTable:
 
 def load_config(path: Path) -> Config:
     """The configuration in a file. Raises `ConfigError`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such configuration file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    return parse_config(text, str(path))
+    return parse_config(read_text(path, "there is no such configuration file"), str(path))
 
 
 def parse_config(text: str, origin: str) -> Config:

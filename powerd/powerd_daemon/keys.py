@@ -87,6 +87,8 @@ class KeyDirectory:
                 data = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return None
+        except NotADirectoryError:
+            raise ConfigError(f"{path}: {path.parent} is no directory: keys lie in one") from None
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}: run powerd as its owner") from error
         if len(data) > MAX_BYTES:

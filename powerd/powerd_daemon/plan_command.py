@@ -9,6 +9,7 @@ from powerd_daemon.config import load_config
 from powerd_daemon.plan_config import placed, plan_file
 from powerd_daemon.plan_text import line_loads_w, plan_text
 from powerd_daemon.suggest import did_you_mean
+from powerd_daemon.textfile import read_text
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -28,7 +29,7 @@ def plan(arguments: argparse.Namespace) -> int:
     if problems:
         where, problem = problems[0]
         more = f" (and {len(problems) - 1} more, see above)" if len(problems) > 1 else ""
-        text = arguments.file.read_text(encoding="utf-8")
+        text = read_text(arguments.file, "it has gone")
         raise ConfigError(placed(text, f"{where}: {problem}", str(arguments.file)) + more)
     load_config(arguments.file)
     if not plans:

@@ -22,19 +22,14 @@ from powerd_daemon.sources.base import Source
 from powerd_daemon.sources.ina import InaSource
 from powerd_daemon.sources.rails import RailsSource
 from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.textfile import read_text
 
 _BUILT_IN: dict[str, type[Source]] = {"ina": InaSource, "sim": SimSource}
 
 
 def plan_file(path: Path) -> list[BusPlan]:
     """The plan of every bus in a configuration file. Raises `ConfigError`."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: there is no such configuration file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from error
-    return plan_text(text, str(path))
+    return plan_text(read_text(path, "there is no such configuration file"), str(path))
 
 
 def plan_text(text: str, path: str) -> list[BusPlan]:
@@ -65,8 +60,8 @@ def refuse(path: Path) -> None:
     What is wrong with it otherwise is left to `load_config`, which tells it better.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, "")
+    except ConfigError:
         return
     refuse_text(text, str(path))
 

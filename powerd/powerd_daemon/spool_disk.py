@@ -53,6 +53,8 @@ class SpoolDirectory:
             path.mkdir(exist_ok=True)
             self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except FileNotFoundError:
+            if path.parent.is_dir():  # /proc and its like take no directories
+                raise ConfigError(f"spool {path}: no directory can be made in {path.parent}") from None
             raise ConfigError(f"spool {path}: there is no directory {path.parent}") from None
         except FileExistsError:
             raise ConfigError(f"spool {path}: that is a file: name a directory") from None

@@ -72,6 +72,8 @@ def bench():
         ("INA219, calibrated", "edge ramps", 20, 0.90, 0.99),
         ("counter, 500/s", "exponential", 200, 0.90, 0.99),
         ("NVML, 50/s", "steps", 200, 0.88, 0.995),
+        ("counter, 500/s", "edge ramps", 10, 0.93, 0.97),
+        ("INA219 alone, 9 bit, 4500/s", "edge ramps", 2, 0.93, 0.995),
     ],
 )
 def test_true_joules_lie_in_intervals_of_simulated_runs(bench, sensor, kind, length_ms, low, high):
@@ -81,3 +83,18 @@ def test_true_joules_lie_in_intervals_of_simulated_runs(bench, sensor, kind, len
     assert low <= cell.single.value <= high
     if kind not in bench.SLOW:
         assert 0.88 <= cell.mean.value <= 0.995
+
+
+def test_cells_of_a_length_are_pooled_alike_and_judged_together(bench):
+    from coverage_shares import Length, pooled, share_of
+
+    rng = np.random.default_rng(2)
+    low, high = (share_of(rng.binomial(90, p, 50) / 90) for p in (0.90, 0.99))
+    both = pooled([low, high])
+    assert both.value == pytest.approx((low.value + high.value) / 2)
+    assert both.low < both.value < both.high
+    assert both.high - both.low < low.high - low.low
+    assert not Length([low, high], [low, high]).is_missed
+    assert Length([low], [low, high]).is_missed
+    assert Length([low, high], [high, high]).is_missed
+    assert Length().is_missed

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from bench_folding import Sensor, aliased, draw, one, readings
+from bench_folding import Sensor, aliased, one, readings
+from folding_waveforms import draw, wave_of
 from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.energy.devices import load_parts
@@ -20,22 +21,20 @@ FAST = Sensor("500/s", 2, 1.06)
 
 
 @pytest.mark.parametrize("sensor", [NVML, COUNTER, FAST], ids=lambda s: s.name)
-@pytest.mark.parametrize("waveform", ["steps", "inside", "edge ramps"])
-@pytest.mark.parametrize("lengths", [(5.0, 10.0, 3.0), (22.0, 51.0)])
+@pytest.mark.parametrize(("waveform", "lengths"), [("inside", (5.0, 10.0, 3.0)), ("edge ramps", (12.0, 21.0))])
 def test_joules_are_right_within_what_is_stated(sensor, waveform, lengths):
-    found, why = one(sensor, lengths, waveform, 40, seed=11)
+    found, why = one(sensor, lengths, waveform, 15, seed=11)
     assert why == [""] * len(lengths)
-    error, u95 = found.T
+    error, u95, *_ = found.T
     assert np.all(np.abs(error) <= u95)
-    assert np.all(np.abs(error) < 6)
-    assert np.all(u95 < 40)
+    assert np.all(np.abs(error) < 12)
+    assert np.all(u95 < 50)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_intervals_hold_whatever_the_window_s_place(seed):
+def test_intervals_hold_whatever_the_window_s_place():
     inside = []
-    for i in range(6):
-        found, _ = one(Sensor("", 20, 29, 2.0), (22.0, 51.0), "steps", 30, seed=100 * seed + i)
+    for i in range(8):
+        found, _ = one(Sensor("", 20, 29, 2.0), (22.0, 51.0), "steps", 20, seed=i)
         inside += list(np.abs(found[:, 0]) <= found[:, 1])
     assert np.mean(inside) > 0.8
 
@@ -65,9 +64,7 @@ def test_pauses_are_left_out_and_lines_add_up():
     begin, end, kind, _ = draw("steps", (10.0, 25.0), 30.0, rng)
     late = 900 * MS * (np.arange(len(begin)) // 200)
     begin, end = begin + late, end + late
-    from bench_folding import wave_of
-
-    wave = wave_of("steps", begin, end, kind, rng)
+    wave = wave_of("steps", begin, end, kind, rng, lag_ms=0.6)
     # What goes on in the pauses is nobody's business: here a power as in no phase.
     lines = [readings(wave, int(end[-1]) + 100 * MS, NVML, rng) for _ in range(2)]
     found = fold(lines, Phases(begin, end, kind, 2))
@@ -137,7 +134,8 @@ def test_the_budget_of_a_folded_phase_tells_the_sensor_from_the_folding(tmp_path
     _, run = slow_run(tmp_path, accuracy={"u_gain": 0.02, "u_offset_w": 1.5})
     row = next(r for r in budget_rows(run) if r.phase == "forward")
     parts = {s.part: s for s in row.parts}
-    assert set(parts) >= {"repeats", "folding", "gain", "offset"}
+    assert set(parts) >= {"repeats", "folding", "lag", "gain", "offset"}
+    assert parts["lag"].shared_by_lines
     assert parts["gain"].u_j == pytest.approx(0.02 * row.energy_j)
     assert parts["offset"].u_j == pytest.approx(1.5 * 0.0223, rel=0.1)
     assert parts["gain"].distribution == "rectangular"
@@ -148,13 +146,13 @@ def test_the_budget_of_a_folded_phase_tells_the_sensor_from_the_folding(tmp_path
 
 @pytest.mark.parametrize("waveform", ["decay", "rise and fall"])
 @pytest.mark.parametrize(
-    ("sensor", "lengths"), [(COUNTER, (2.0, 5.0, 2.0)), (FAST, (22.0, 51.0, 2.0))], ids=["all in a window", "sharp"]
+    ("sensor", "lengths"), [(COUNTER, (2.0, 5.0, 2.0)), (FAST, (10.0, 20.0, 5.0))], ids=["all in a window", "sharp"]
 )
 def test_power_that_does_not_come_to_its_level_in_a_phase(sensor, lengths, waveform):
     inside = []
-    for seed in range(4):
-        found, why = one(sensor, lengths, waveform, 40, seed=70 + seed)
-        inside += [abs(e) <= u for (e, u), w in zip(found, why, strict=True) if not w]
+    for seed in range(2):
+        found, why = one(sensor, lengths, waveform, 12, seed=70 + seed)
+        inside += [abs(e) <= u for (e, u, *_), w in zip(found, why, strict=True) if not w]
     assert np.mean(inside) > 0.8
 
 

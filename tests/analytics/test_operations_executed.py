@@ -3,8 +3,6 @@
 from math import prod
 
 import pytest
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 from powerd_analytics.operations import Work, count_operations
 from powerd_core.errors import AnalysisError
@@ -13,10 +11,7 @@ torch = pytest.importorskip("torch")
 nn = torch.nn
 F = nn.functional
 
-from powerd_analytics.operations.kernels import attention, convolution_backward  # noqa: E402
-from powerd_analytics.operations.shapes import SHAPES  # noqa: E402
-
-aten = torch.ops.aten
+from powerd_analytics.operations.kernels import attention  # noqa: E402
 
 
 def executed(count, name):
@@ -250,89 +245,3 @@ def test_bad_arguments_are_said():
         count_operations(nn.Linear(3, 2))
     with pytest.raises(AnalysisError, match="no type"):
         count_operations(nn.Linear(3, 2), (3,), dtype="bits")
-
-
-def _tensor(shape, dtype=torch.float32):
-    return torch.empty(shape, device="meta", dtype=dtype)
-
-
-def _same(func, args):
-    ours = SHAPES[func](args)
-    assert ours is not None
-    theirs = func(*args)
-    pairs = zip(ours, theirs, strict=True) if isinstance(ours, tuple) else [(ours, theirs)]
-    for a, b in pairs:
-        assert (a is None) == (b is None)
-        if a is not None:
-            assert (a.shape, a.dtype, a.stride()) == (b.shape, b.dtype, b.stride())
-
-
-sizes = st.integers(1, 4)
-
-
-@given(
-    groups=sizes, cin=sizes, cout=sizes, size=st.tuples(st.integers(3, 12), st.integers(3, 12)),
-    kernel=st.tuples(sizes, sizes), stride=sizes, padding=st.integers(0, 2), dilation=st.integers(1, 3),
-    transposed=st.booleans(), bias=st.booleans(), mask=st.tuples(st.booleans(), st.booleans()),
-)  # fmt: skip
-@settings(max_examples=80, deadline=None)
-def test_shapes_of_convolutions_are_torchs(
-    groups, cin, cout, size, kernel, stride, padding, dilation, transposed, bias, mask
-):
-    x = _tensor((2, cin * groups, *size))
-    weight = _tensor((cin * groups, cout, *kernel) if transposed else (cout * groups, cin, *kernel))
-    b = _tensor((cout * groups,)) if bias else None
-    rest = ([stride] * 2, [padding] * 2, [dilation] * 2, transposed, [0, 0], groups)
-    args = (x, weight, b, *rest)
-    grad = SHAPES[aten.convolution.default](args)
-    assume(grad is not None)  # no output: torch's to refuse
-    _same(aten.convolution.default, args)
-    back = (grad, x, weight, [cout * groups] if bias else None, *rest, [*mask, bias])
-    _same(aten.convolution_backward.default, back)
-    products = (x if transposed else grad).numel() * prod(weight.shape[1:])
-    assert convolution_backward(back, None) == 2 * products * sum(mask)
-
-
-@pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("shape", [(2, 3), (2, 3, 4, 5)])
-def test_shapes_of_normalisation_are_torchs(training, shape):
-    c = _tensor((3,))
-    _same(aten.native_batch_norm.default, (_tensor(shape), c, c, c, c, training, 0.1, 1e-5))
-    saved = _tensor((3,) if training else (0,))
-    back = (_tensor(shape), _tensor(shape), c, c, c, saved, saved, training, 1e-5, [True, True, False])
-    _same(aten.native_batch_norm_backward.default, back)
-    _same(aten.native_layer_norm.default, (_tensor(shape), list(shape[1:]), None, None, 1e-5))
-
-
-@given(
-    shape=st.lists(st.integers(2, 4), min_size=1, max_size=4),
-    over=st.lists(st.integers(-4, 3), min_size=1, unique=True), keeps=st.booleans(),
-)  # fmt: skip
-@settings(max_examples=40, deadline=None)
-def test_shapes_of_reductions_are_torchs(shape, over, keeps):
-    assume(len({d % len(shape) for d in over}) == len(over))
-    assume(all(-len(shape) <= d < len(shape) for d in over))
-    for func in (aten.mean.dim, aten.sum.dim_IntList):
-        _same(func, (_tensor(shape), over, keeps))
-
-
-def test_shapes_of_the_others_are_torchs():
-    a, b = _tensor((2, 3)), _tensor((3, 4))
-    _same(aten.mm.default, (a, b))
-    _same(aten.addmm.default, (_tensor((4,)), a, b))
-    _same(aten.bmm.default, (_tensor((5, 2, 3)), _tensor((5, 3, 4))))
-    image = _tensor((2, 3, 9, 8))
-    for pooled in ((image, [3, 3], [2, 2], [1, 1]), (image, [2, 2]), (image, [3, 2], [1, 2], [0, 1], [2, 1])):
-        _same(aten.max_pool2d_with_indices.default, pooled)
-    for func in (aten.add.Tensor, aten.mul.Tensor, aten.threshold_backward.default):
-        _same(func, (image, image, 0) if "threshold" in str(func) else (image, image))
-    _same(aten.relu.default, (image,))
-    _same(aten.div.Scalar, (_tensor((2, 3, 1, 1)).expand(2, 3, 4, 4), 16))
-    _same(aten._softmax.default, (image, 1, False))
-    for func, args in [
-        (aten.relu.default, (image.transpose(1, 2),)),
-        (aten.add.Tensor, (image, image[:1])),
-        (aten.add.Tensor, (image, _tensor(image.shape, torch.float64))),
-        (aten.mm.default, (a, a)),
-    ]:
-        assert SHAPES[func](args) is None, "left to torch"

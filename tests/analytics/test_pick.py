@@ -185,3 +185,14 @@ def test_conditions_split_at_the_first_equals_sign():
     for text in ("=1", "a=", "a", ""):
         with pytest.raises(ConfigError, match="is not COLUMN=VALUE"):
             parse_condition("--where", text)
+
+
+def test_a_zero_is_said_and_what_overflows_is_refused(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 0}, *TABLE[1:]])
+    code, out, err = joules(capsys, "pick", table, "--reference", "cap=200", "--metric", "e")
+    assert (code, rows(out)[0]["cap"]) == (0, "100")
+    assert "t.csv, line 2: 0 counts as 0; leave it empty if it was not measured" in err
+    table = write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 1e300, "time_ms": 1e300}, *TABLE[1:]])
+    assert "line 2: energy and time are too large" in refused(
+        capsys, "pick", table, "--reference", "cap=200", "--metric", "edp"
+    )

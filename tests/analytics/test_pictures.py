@@ -145,7 +145,14 @@ def test_layers_of_a_run_have_the_joules_of_its_table(tmp_path):
             assert layers[r.layer].u95_j == r.u95_j
     # 20 ms and 40 ms of 100 W.
     assert layers["conv"].energy_j == pytest.approx(6.0, rel=0.02)
-    pictures.save(pictures.draw_treemap(list(layers.values()), path.name), tmp_path / "t.png")
+    treemap = pictures.draw_treemap(list(layers.values()), path.name)
+    pictures.save(treemap, tmp_path / "t.png")
+    # Too short for the sensor: in the list with its name, and said where there is no area to draw.
+    assert layers["norm"].parts == ()
+    bars = texts(pictures.draw_layers(list(layers.values()), path.name))
+    assert "norm" in bars
+    assert "n.r." in bars
+    assert any("1 not resolvable, not drawn" in text for text in texts(treemap))
 
 
 def test_names_that_look_like_formulas_are_drawn_as_they_are(tmp_path):
@@ -163,7 +170,9 @@ def test_names_that_look_like_formulas_are_drawn_as_they_are(tmp_path):
 
 def test_gpus_of_one_job_are_one_configuration(tmp_path):
     path = one_run(tmp_path / "two.h5", batches=(64, 128), iterations=4, gpus=2)
-    found = [c for c in pictures.configurations_of_records(read_campaign([path])) if not c.phase]
+    every = pictures.configurations_of_records(read_campaign([path]))
+    assert {c.device for c in every if c.phase} == {"gpu0+gpu1"}  # else the bars of three devices stand on one place
+    found = [c for c in every if not c.phase]
     assert [(c.device, c.gpus, c.batch) for c in found] == [("gpu0+gpu1", 2, 64), ("gpu0+gpu1", 2, 128)]
     kinds = [replace(c, provenance=p) for c, p in zip(found, ("measured", "modelled"), strict=True)]
     # Joules of two kinds are never averaged.
@@ -176,6 +185,7 @@ def test_layers_keep_their_passes_and_their_interval(tmp_path):
     assert [(x.name, x.energy_j, x.u95_j, x.is_lower_bound) for x in layers] == [
         ("conv1", 6.0, 0.25, False),
         ("fc", 1.0, 0.1, True),
+        ("relu", 0, None, False),
     ]
     bars = pictures.draw_layers(layers, "n")
     assert sorted(p.get_width() for p in bars.axes[0].patches) == [1.0, 2.0, 4.0]

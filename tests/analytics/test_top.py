@@ -208,6 +208,7 @@ def test_nobody_there(tmp_path, capsys):
     for arguments, said in (
         (["top", "tcp://127.0.0.1:9", "--once"], "no powerd answers at tcp://127.0.0.1:9"),
         (["top", "nonsense"], "no address of a powerd"),
+        (["top", "run.h5"], "run.h5 is no address of a powerd: a run is named with --run run.h5"),
         (["top", "--run", str(tmp_path / "x.h5")], "is not being recorded here"),
     ):
         with pytest.raises(SystemExit) as stopped:

@@ -229,15 +229,15 @@ def test_mixes_that_do_not_fit(tmp_path, capsys):
     assert "no configuration of 3 GPUs (3 g) in the tables" in err
 
 
-def test_kinds_of_other_times_wait_for_the_slowest_in_each_phase(tmp_path, capsys):
+def test_kinds_keep_their_own_times_where_they_differ(tmp_path, capsys):
     both = [{**r, "device": d, "gpus": 3, "s_per_training": r["s_per_training"] + n, "j_per_training": 10 * (n + 1)}
             for d, n in (("g", 0), ("h", 1)) for r in LONG]  # fmt: skip
     both[0]["s_per_training"] = 100
     code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=2,h=1")
     assert code == 0
     first = rows(out)[0]
-    assert (first["time_s"], first["energy_j"]) == ("117.0", "80.0")
-    assert "m, 3 GPUs, batch 8: forward took 100 s on g and 17 s on h; the longest counts" in err
+    assert (first["time_s"], first["energy_j"]) == ("116.0", "80.0")
+    assert "m, 3 GPUs, batch 8: forward took 100 s on g and 17 s on h; each row keeps its own" in err
 
 
 def test_a_mix_without_the_row_of_one_kind_has_no_energy():
@@ -272,3 +272,15 @@ def test_a_mix_of_equal_kinds_is_no_mix(figures, counts):
     for a, b in zip(mixed.rows, plain.rows, strict=True):
         assert a.time_s == b.time_s
         assert a.energy_j == pytest.approx(b.energy_j)
+
+
+def test_sums_that_overflow_are_refused(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", changed(0, j_per_training=1e308, s_per_training=1e308))
+    assert "its figures are too large" in refused(capsys, "totals", table)
+
+
+def test_a_phase_that_holds_the_others_is_said(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", [*LONG, {**LONG[0], "phase": "Iteration"}])
+    code, _, err = joules(capsys, "totals", table)
+    assert code == 0
+    assert "m: iteration and forward and backward are all summed: leave out the rows of phases that hold others" in err

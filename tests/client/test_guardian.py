@@ -8,49 +8,24 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-import zmq
 
 from powerd_client import Meter, open_run, recording
 from powerd_client.journal import is_locked, journal_path
 from powerd_core import wire
-from support.fake_daemon import PERIOD_NS, FakeDaemon
+from support.fake_daemon import PERIOD_NS
+from support.steady import steady_daemon, wait_for
 
 AGAIN = "and is started again; powerd holds the readings meanwhile"
 
 
 @pytest.fixture
 def daemon():
-    """A powerd that adds a block of 20 readings every 20 ms and forgets none."""
-    context = zmq.Context()
-    made = FakeDaemon(context, offset_ns=-7_000_000_000)
-    stop = threading.Event()
-
-    def produce():
-        t = made.now_ns()
-        while not stop.wait(max(0.0, (t - made.now_ns()) * 1e-9)):
-            made.add_block([1500] * 20, t - 20 * PERIOD_NS)
-            t += 20 * PERIOD_NS
-
-    thread = threading.Thread(target=produce)
-    thread.start()
-    yield made
-    stop.set()
-    thread.join()
-    made.close()
-    context.destroy(linger=0)
-
-
-def wait_for(condition, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
+    with steady_daemon() as made:
+        yield made
 
 
 def go_on(daemon, blocks=10):
@@ -81,7 +56,14 @@ def new_worker(meter, old):
 def kill(pid, number=signal.SIGKILL):
     os.kill(pid, number)
     if number == signal.SIGKILL:
-        wait_for(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+        wait_for(lambda: is_dead(pid))
+
+
+def is_dead(pid):
+    try:
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    except OSError:  # collected, perhaps this very moment
+        return True
 
 
 def check_whole(out, daemon):

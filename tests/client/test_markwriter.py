@@ -1,11 +1,14 @@
 """Marks into mapped files, read back as the recorder reads them."""
 
 import errno
+import json
 import os
 import threading
 from itertools import pairwise
+from pathlib import Path
 
-import pytest
+import numpy as np
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -179,10 +182,23 @@ def test_written_finds_the_end(records, zeros):
     assert [m.t_host_ns for m in Marks(1, 0, data[: len(records) * RECORD.size])] == [t for _, t in records]
 
 
-def test_attributes_that_json_does_not_know_are_refused_at_once(tmp_path):
+def test_numbers_of_numpy_and_torch_are_taken_as_plain_ones(tmp_path):
     writer = MarkWriter(tmp_path)
-    with pytest.raises(TypeError):
-        writer.kind("p", {"x": object()}, "host")
+    numbers = {"batch_size": np.int64(64), "learning_rate": np.float32(0.5), "amp": np.bool_(True)}
+    kind = writer.kind("iteration", numbers, "host")
+    assert writer.kind("iteration", {"batch_size": 64, "learning_rate": 0.5, "amp": True}, "host") == kind
+    assert writer.kind("iteration", {"batch_size": torch.tensor(64)}, "host") == kind + 1
+    writer.kind(3, {}, "host")
+    writer.close()
+    documents = [json.loads(line) for line in next(tmp_path.glob("*.names")).read_text().splitlines()]
+    assert documents[1]["attributes"] == {"batch_size": 64, "learning_rate": 0.5, "amp": True}
+    assert [document["name"] for document in documents[1:]] == ["iteration", "iteration", "3"]
+
+
+def test_attributes_that_json_does_not_know_become_text(tmp_path):
+    writer = MarkWriter(tmp_path)
+    kind = writer.kind("p", {"on": torch.device("cpu"), "sizes": [1, (2, 3)], "path": Path("a/b")}, "host")
+    assert writer.kind("p", {"on": "cpu", "sizes": [1, [2, 3]], "path": "a/b"}, "host") == kind
     writer.close()
 
 

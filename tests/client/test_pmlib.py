@@ -323,6 +323,15 @@ def test_a_run_without_counters_leaves_nothing_and_a_closed_server_says_so(produ
         server.devices()
 
 
+def test_no_set_begins_after_the_server_was_closed(producer, tmp_path):
+    with Server(producer.daemon.url, tmp_path / "run.h5") as server:
+        counter = server.counter("gpu0")
+    for begin in (counter.start, counter.resume):
+        with pytest.raises(ConfigError, match="this server is closed: its run is in"):
+            begin()
+    assert not counter.is_running
+
+
 def test_data_stay_after_the_server_was_closed(producer, tmp_path):
     server = Server(producer.daemon.url, tmp_path / "run.h5")
     fetched, unread = server.counter("gpu0"), server.counter("gpu0")

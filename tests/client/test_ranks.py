@@ -8,13 +8,14 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
 from powerd_client import Meter, build, open_run, together
 from powerd_client.journal import journal_path, prepare
 from powerd_client.markwriter import MarkWriter
-from powerd_client.ranks import rank_here
+from powerd_client.ranks import rank_here, training_here
 from powerd_client.together import APPEAR_S, CLOSE_S, JOIN_S, Clock, Together
 from powerd_core.document import to_document
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
@@ -77,6 +78,31 @@ class TestEnvironment:
         assert launch(MASTER_PORT="1") != launch(MASTER_PORT="2")
         assert launch(SLURM_JOB_ID="7", SLURM_STEP_ID="0") != launch(SLURM_JOB_ID="7", SLURM_STEP_ID="1")
         assert launch(POWERD_JOB="mine", MASTER_PORT="1") == "mine"
+
+
+class TestTraining:
+    """What is the same on all machines of one training."""
+
+    TORCHRUN: ClassVar = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+
+    def test_torchrun(self):
+        found = training_here({**self.TORCHRUN, "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "RANK": "3"})
+        assert found == {"job": "torchrun none at 10.0.0.1:29500", "machines": "2"}
+
+    def test_slurm_with_and_without_torchrun(self):
+        slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "4"}
+        assert training_here(slurm) == {"job": "slurm 7.0", "machines": "4"}
+        assert training_here({**slurm, **self.TORCHRUN, "SLURM_CLUSTER_NAME": "c"})["job"] == "slurm c 7.0"
+
+    def test_what_the_user_says_comes_first(self):
+        assert training_here({**self.TORCHRUN, "POWERD_JOB": "mine"}) == {"job": "given mine"}
+
+    def test_a_process_without_a_launcher_is_of_none(self):
+        assert training_here({"GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "h"}) == {}
+
+    @pytest.mark.parametrize("number", ["", "0", "-1", "two", "²"])
+    def test_a_number_of_machines_that_is_none(self, number):
+        assert "machines" not in training_here({**self.TORCHRUN, "GROUP_WORLD_SIZE": number})
 
 
 class Later:

@@ -5,40 +5,23 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
 import pytest
-import zmq
 
 from powerd_client import Meter, open_run
 from powerd_client.journal import journal_path
 from powerd_client.record import record_command
 from powerd_core.errors import ConfigError, PeerError, RunFileError
-from support.fake_daemon import PERIOD_NS, FakeDaemon
+from support.fake_daemon import PERIOD_NS
+from support.steady import steady_daemon, wait_for
 
 
 @pytest.fixture
 def daemon():
-    """A powerd that adds a block of 20 readings of 1.5 W a line every 20 ms; its clock is 7 s behind."""
-    context = zmq.Context()
-    made = FakeDaemon(context, offset_ns=-7_000_000_000)
-    stop = threading.Event()
-
-    def produce():
-        t = made.now_ns()
-        while not stop.wait(max(0.0, (t - made.now_ns()) * 1e-9)):
-            made.add_block([1500] * 20, t - 20 * PERIOD_NS)
-            t += 20 * PERIOD_NS
-
-    thread = threading.Thread(target=produce)
-    thread.start()
-    yield made
-    stop.set()
-    thread.join()
-    made.close()
-    context.destroy(linger=0)
+    with steady_daemon() as made:
+        yield made
 
 
 def messages(file):
@@ -105,13 +88,6 @@ meter.begin("backward")
 print("ready", flush=True)
 time.sleep(60)
 """
-
-
-def wait_for(condition, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_killed_trainer_leaves_a_run_file(daemon, tmp_path):
@@ -237,6 +213,24 @@ def test_a_recorded_command_adds_its_phases_and_keeps_its_status(daemon, tmp_pat
 def test_a_recorded_command_that_was_killed_has_the_shells_status(daemon, tmp_path):
     command = ["sh", "-c", "kill -9 $$"]
     assert record_command(command, url=daemon.url, out=tmp_path / "run.h5", overwrite=False, quiet=True) == 137
+
+
+TERMINATED = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+
+
+def test_the_end_of_a_job_is_handed_on_to_the_command(daemon, tmp_path):
+    """As a batch system or a container ends one."""
+    before = signal.getsignal(signal.SIGTERM)
+    command, out = [sys.executable, "-c", TERMINATED], tmp_path / "run.h5"
+    assert record_command(command, url=daemon.url, out=out, overwrite=False, quiet=True) == 7
+    assert signal.getsignal(signal.SIGTERM) == before
+    with open_run(out) as file:
+        assert file.attrs["complete"] == 1
 
 
 def test_a_command_that_is_not_there(daemon, tmp_path):

@@ -95,6 +95,16 @@ mesh = init_device_mesh("cpu", (dist.get_world_size(),))
 for layer in (model[0], model[2]):
     fully_shard(layer, mesh=mesh)
 fully_shard(model, mesh=mesh)
+"""
+
+WRAPPED = """
+from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+cpu = torch.device("cpu")
+inside = nn.Sequential(FSDP(model[0], device_id=cpu), model[1], FSDP(model[2], device_id=cpu), model[3])
+model = FSDP(inside, device_id=cpu)
+"""
+
+TRAINED = """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 meter.watch(model, optimizer, layers=True)
 for _ in range(2):
@@ -172,9 +182,10 @@ def test_the_users_own_communication_hook_is_kept(tmp_path):
         assert "must be callable" in found["refused"]
 
 
-def test_fsdp_is_marked_and_says_what_is_not(tmp_path):
+@pytest.mark.parametrize("made", [SHARDED, WRAPPED])
+def test_fsdp_is_marked_and_says_what_is_not(tmp_path, made):
     forward, backward = "forward[layer:0 layer:1 layer:2 layer:3]", "backward[layer:3 layer:2 layer:1 layer:0]"
-    for found in run_ranks(tmp_path, SHARDED):
+    for found in run_ranks(tmp_path, made + TRAINED):
         assert found["tree"] == " ".join([f"{forward} {backward} update"] * 2)
         assert found["notes"] == ["communication of FSDP is a part of forward and backward: it is not marked by itself"]
 

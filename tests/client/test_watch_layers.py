@@ -103,6 +103,20 @@ def test_a_model_without_modules_inside_is_named_by_its_type(meter):
     assert short(meter) == "forward[Linear] backward[Linear]"
 
 
+def test_names_are_those_of_the_users_model(meter):
+    wrapped = nn.Module()
+    wrapped.module = nn.ModuleDict(  # as DDP around a checkpoint's wrapper and FSDP around one layer
+        {
+            "submodule": nn.ModuleDict({"conv": nn.Identity()}),
+            "block": nn.ModuleDict({"_checkpoint_wrapped_module": nn.ModuleDict({"module": nn.Identity()})}),
+            "head": nn.ModuleDict({"_fsdp_wrapped_module": nn.Identity()}),
+        }
+    )
+    meter.watch(wrapped, layers=True)
+    named = [attributes[0][1] for name, attributes in meter.tape.kinds if name == "layer"]
+    assert named == ["submodule.conv", "block.module", "head"]
+
+
 def test_a_layer_that_raises_is_cut(meter):
     class Bad(nn.Module):
         def forward(self, x):

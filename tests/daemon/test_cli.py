@@ -308,3 +308,20 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     log.note("into the void")
     log.complain("too")
     assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize("command", [["plan"], ["config-check"], ["run", "--config"]])
+def test_a_configuration_that_never_ends_is_refused(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    assert "longer than 4 MiB" in bad(capsys, *command, "/dev/zero")
+
+
+def test_output_that_finds_no_room_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "powerd_daemon", "sources"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (2, "powerd: the output cannot be written: No space left on device\n")

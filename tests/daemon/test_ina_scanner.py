@@ -183,6 +183,17 @@ class TestFlags:
             times = [row.t_ns[i] for row in rows]
             assert all(1.5 * MS < b - a < 2.5 * MS for a, b in pairwise(times))
 
+    def test_times_never_go_back_where_the_first_scan_was_held_up(self):
+        bench = Bench().opened()
+        bench.bus.delay_ns = 12 * MS
+        bench.poll(1)
+        bench.bus.delay_ns = 0
+        bench.clock.sleep_until(bench.clock.now_ns() + MS)
+        rows = bench.scan(4)
+        assert Flag.MISSING in [row.flags[0] for row in rows]
+        for i in range(8):
+            assert all(a < b for a, b in pairwise(row.t_ns[i] for row in rows))
+
     @pytest.mark.parametrize("scans_before", [0, 5])
     def test_a_transfer_of_unknown_moment_is_no_reading(self, scans_before):
         bench = Bench().opened()

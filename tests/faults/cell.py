@@ -105,7 +105,8 @@ def _look(stage: Stage, outcome: Outcome) -> None:
     outcome.clients_frames, outcome.clients_missing = sum(further["frames"]), sum(further["missing"])
     # A client beside the recorder must not notice what happens to it or to its way.
     if outcome.clients_missing and cell.victim in ("recorder", "trainer", "network", "disk"):
-        problems.append(f"other clients miss {outcome.clients_missing} numbers")
+        causes = ", ".join(sorted({c for of_client in further["causes"] for c in of_client})) or "no cause is told"
+        problems.append(f"other clients miss {outcome.clients_missing} numbers ({causes})")
     if stage.scale.clients and not outcome.clients_frames:
         problems.append("other clients received nothing")
     said = stage.said()

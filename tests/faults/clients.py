@@ -27,6 +27,8 @@ class Client:
         self._context = context
         self._url = url
         self.frames = self.missing = 0
+        self.causes: list[str] = []
+        """What powerd says of the numbers that are missing."""
         self._next: dict[int, int] = {}
         self._epoch = 0
         self.control = self._socket(url)
@@ -82,6 +84,7 @@ class Client:
         self._next[event.stream] = event.sequence + span
         if isinstance(event, Gap):
             self.missing += span
+            self.causes.append(event.cause)
 
 
 def main() -> None:
@@ -92,7 +95,8 @@ def main() -> None:
         for client in clients:
             client.ask()
             client.receive()
-    print(json.dumps({"frames": [c.frames for c in clients], "missing": [c.missing for c in clients]}), flush=True)
+    told = {name: [getattr(c, name) for c in clients] for name in ("frames", "missing", "causes")}
+    print(json.dumps(told), flush=True)
     context.destroy(linger=0)
 
 

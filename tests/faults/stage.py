@@ -31,7 +31,7 @@ PROXY_HOST, BOARD_HOST = "127.0.0.2", "127.0.0.1"
 def free_ports(count: int = 3) -> int:
     """The first of ``count`` ports that are free on both loopback addresses."""
     while True:
-        first = secrets.randbelow(20_000) + 30_000
+        first = secrets.randbelow(12_000) + 20_000  # below those that connections take
         with contextlib.ExitStack() as held:
             try:
                 for host in (PROXY_HOST, BOARD_HOST):
@@ -216,7 +216,7 @@ class Stage:
     def further_clients(self) -> dict[str, Any]:
         """What the other clients received; ends them."""
         if self.clients is None:
-            return {"frames": [], "missing": []}
+            return {"frames": [], "missing": [], "causes": []}
         self.clients.tell("end")
         self.clients.ended()
         return self.clients.told("frames")[-1]

@@ -38,7 +38,7 @@ class HostileMeter:
             said += ",".join(picker.one_of(_NUMBERS) for _ in range(1 + picker.below(3) % 2 + picker.rarely()))
             if wt310.ERRORS in question:
                 said += f';{picker.one_of(("0", "-1", "x", "113"))},"{picker.text()}"'
-            text = said.encode("utf-8", "surrogateescape" if picker.flip() else "replace")
+            text = said.encode("utf-8", "surrogatepass" if picker.flip() else "replace")
         else:
             text = _ANSWERS.get(question, "0").encode()
         if picker.rarely():

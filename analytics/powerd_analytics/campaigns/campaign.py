@@ -11,6 +11,7 @@ from powerd_analytics.indexes.index import index_records, is_index
 from powerd_analytics.records.checks import check_campaign, check_run
 from powerd_analytics.records.columns import Cell, Record
 from powerd_analytics.records.flat import run_records
+from powerd_analytics.records.jobsums import merge_jobs
 
 
 def read_campaign(
@@ -18,12 +19,15 @@ def read_campaign(
     device: str | None = None,
     calibration: Path | None = None,
     *,
+    is_one_job: bool = False,
     progress: Progress = no_progress,
 ) -> list[Record]:
     """The records of all runs in ``paths`` (files, directories, indexes), checked by `check_run` and `check_campaign`.
 
     Those of indexes are taken from there. With a file of ``calibration``, all run files are read, and the joules of its
     sensors are computed again by it.
+
+    Runs that are parts of one training over several machines are one (`merge_jobs`); with ``is_one_job`` all are.
     """
     files = run_files(paths)
     indexed: dict[Cell, list[Record]] = {}
@@ -38,7 +42,7 @@ def read_campaign(
         check_run(path, of_run)
         records += of_run
     check_campaign(records)
-    return records
+    return merge_jobs(records, by_hand=is_one_job)
 
 
 def part_of(progress: Progress, i: int, n: int, name: str) -> Progress:

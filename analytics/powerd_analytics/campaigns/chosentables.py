@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from powerd_analytics.campaigns.fieldtables import field_tables, prepared
+from powerd_analytics.campaigns.jobtables import are_over_machines, job_tables
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
 from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
 from powerd_analytics.campaigns.trainings import Length
@@ -14,7 +15,7 @@ from powerd_analytics.records.columns import Record
 from powerd_analytics.records.frame import where
 from powerd_core.errors import AnalysisError, ConfigError
 
-FOR_PEOPLE = ("time", "energy", "totals", "efficiency", "gain")
+FOR_PEOPLE = ("time", "energy", "totals", "efficiency", "gain", "jobs", "ranks")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,10 @@ def chosen_tables(records: Sequence[Record], choice: Choice) -> list[Sheet]:
     ready = where(prepared(records, choice.length), choice.conditions)
     if choice.pivot is not None:
         return _pivot(ready, choice, choice.pivot)
-    there = field_tables(ready, choice.gain)
-    known = {sheet.name: sheet for sheet in there}
+    there, of_jobs = field_tables(ready, choice.gain), job_tables(ready)
+    known = {sheet.name: sheet for sheet in [*there, *of_jobs]}
+    # Of trainings on one machine they are there for those who ask.
+    there += of_jobs if are_over_machines(ready) else []
     if missing := [name for name in choice.names if name not in known]:
         raise AnalysisError(f"no table {missing[0]!r} can be made of these runs: there is {', '.join(known)}")
     return [known[name] for name in choice.names] or there

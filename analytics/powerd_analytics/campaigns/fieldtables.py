@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
 from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
-from powerd_analytics.campaigns.repeats import RUNS, averaged
+from powerd_analytics.campaigns.repeats import RUNS, WHOLE, averaged
 from powerd_analytics.campaigns.trainings import Length, summed_devices, whole_trainings
 from powerd_analytics.exports.sheet import Sheet, sheet_column
 from powerd_analytics.records.columns import COLUMNS, Cell, Record, number_of
@@ -29,14 +29,17 @@ def prepared(records: Sequence[Record], length: Length) -> list[Record]:
 
 def field_tables(records: Sequence[Record], gain: tuple[str, str] | None = None) -> list[Sheet]:
     """All tables of `prepared` records. Those for which nothing is known are left out."""
-    found = _sorted(averaged(r for r in records if r["kind"] != "run"))
+    found = _sorted(averaged(r for r in records if r["kind"] not in WHOLE))
     sheets = [time_table(found), energy_table(found), totals_table(found), *efficiency_tables(records, gain)]
     return [sheet for sheet in [*sheets, records_sheet(records)] if sheet.rows]
 
 
 def time_table(records: Sequence[Record]) -> Sheet:
-    """Seconds a batch, samples a second and seconds of the whole training, by phase."""
-    names = ["s_per_batch", "u95_s_per_batch", "samples_per_s", *(["s_per_training"] if _is_whole(records) else [])]
+    """Seconds a batch, samples a second and seconds of the whole training, by phase; of trainings over several machines
+    seconds are the mean over the ranks, beside those of the fastest and the slowest."""
+    spread = ["s_per_batch_min", "s_per_batch_max"] if any(r["machines"] is not None for r in records) else []
+    names = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s"]
+    names += ["s_per_training"] if _is_whole(records) else []
     return _long("time", "Time by phase", records, names)
 
 

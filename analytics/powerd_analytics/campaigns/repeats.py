@@ -9,7 +9,8 @@ from powerd_analytics.metrics import edp_js
 from powerd_analytics.records.columns import Cell, Record, number_of
 
 CONFIGURATION = (
-    "kind", "host", "model", "batch_size", "gpus", "ranks", "device", "device_name", "provenance", "power_cap_w",
+    "kind", "host", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size", "machines", "device",
+    "device_name", "provenance", "power_cap_w",
     "attributes", "phase", "phase_path", "timing", "operations_per_sample", "gflops_convention", "gflops_basis",
 )  # fmt: skip
 """What must be the same for two runs to be repeats of one configuration; the clock is compared by `CLOCK_SHARE`."""
@@ -17,6 +18,8 @@ CLOCK_SHARE = 0.03
 """Observed clocks that differ by no more than this are one setting; clocks that were set must be the same."""
 CAP_STEP_W = 0.5
 """Limits are set in whole watts and told in milliwatts."""
+WHOLE = ("run", "rank", "job")
+"""Kinds of whole recordings."""
 RUNS = "runs"
 """Column of averaged records: how many runs each is made of."""
 
@@ -26,8 +29,8 @@ def averaged(records: Iterable[Record], apart: Sequence[str] = ()) -> list[Recor
 
     Records that differ in a column named in ``apart`` are no repeats either.
 
-    Totals are repeats when they have the same number of batches. Whole recordings are never averaged: how long they
-    lasted before and behind the training is chance.
+    Totals are repeats when they have the same number of batches. Whole recordings, and what ranks took of them, are
+    never averaged: how long they lasted before and behind the training is chance.
     """
     groups: dict[tuple[Cell, ...], list[Record]] = {}
     for record in records:
@@ -41,8 +44,8 @@ def _key(record: Record) -> tuple[Cell, ...]:
     key += [None if cap is None else round(cap / CAP_STEP_W)]
     if record["kind"] == "total":
         key.append(record["iterations"])
-    if record["kind"] == "run":
-        key += [record["path"], record["run_id"]]
+    if record["kind"] in WHOLE:
+        key += [record["path"], record["run_id"], record["rank"], record["machine"]]
     return tuple(key)
 
 
@@ -78,6 +81,8 @@ def _merged(same: Sequence[Record]) -> Record:
             record[name] = _mean(same, name)
     iterations = [int(v) for r in same if (v := number_of(r, "iterations")) is not None]
     record["iterations"] = sum(iterations) if record["kind"] == "phase" else iterations[0] if iterations else None
+    for name, most in (("s_per_batch_min", min), ("s_per_batch_max", max)):
+        record[name] = most((v for r in same if (v := number_of(r, name)) is not None), default=None)
     record["is_lower_bound"] = any(r["is_lower_bound"] is True for r in same)
     _times(record, same)
     _joules(record, same)

@@ -56,7 +56,7 @@ def whole_trainings(records: Sequence[Record], length: Length) -> list[Record]:
     totals = {_key(r, _SAME, "device"): r for r in records if r["kind"] == "total"}
     found = []
     for r in records:
-        n = length.of(_batch_of_all(r)) if r["kind"] != "run" else None
+        n = length.of(_batch_of_all(r)) if r["kind"] in ("phase", "total") else None
         of_run = number_of(totals.get(_key(r, _SAME, "device"), r), "iterations")
         share = _share(number_of(r, "iterations"), of_run) if r["kind"] == "phase" else 1.0
         found.append(_scaled(r, n, share))
@@ -112,7 +112,7 @@ def summed_devices(records: Sequence[Record]) -> list[Record]:
     groups: dict[tuple[Cell, ...], list[Record]] = {}
     for r in records:
         is_gpu = r["device_name"] is not None or str(r["device"]).startswith("gpu")
-        if r["kind"] != "run" and is_gpu:
+        if r["kind"] in ("phase", "total") and is_gpu and r["machines"] is None:
             groups.setdefault(_key(r, _ROW, "kind"), []).append(r)
     return [_sum(same) for same in groups.values() if len(same) > 1 and len(same) == same[0]["gpus"]]
 

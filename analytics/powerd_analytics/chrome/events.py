@@ -10,14 +10,17 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.devices import Part, PhaseColumns
+from powerd_analytics.energy.devices import PhaseColumns
 from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.envelopes import extremes_of
 from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.streams import Points, View, count_points, fastest_of, points_of, summed_of
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -30,15 +33,7 @@ _BATCH = 20_000
 
 def thinned(t_ns: Ints, value: Values, most: int) -> tuple[Ints, Values]:
     """At most about ``most`` points that keep the lowest and the highest value of every stretch, at their own times."""
-    n = len(t_ns)
-    if n <= max(most, 4):
-        return t_ns, value
-    starts = np.linspace(0, n, max(most // 2, 1), endpoint=False).astype(np.int64)
-    which = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, n)))
-    order = np.lexsort((value, which))  # within each stretch from low to high
-    ends = np.append(starts[1:], n) - 1
-    keep = np.unique(np.concatenate([order[starts], order[ends], [0, n - 1]]))
-    return t_ns[keep], value[keep]
+    return extremes_of([(t_ns, value)] if len(t_ns) else [], len(t_ns), most)
 
 
 def metadata(pid: int, name: str, *, sort: int, label: str = "", threads: Sequence[str] = ()) -> Iterator[bytes]:
@@ -64,37 +59,34 @@ def counter_events(pid: int, name: str, t_us: Values, value: Values) -> Iterator
         yield ",\n".join([f'{head}{t:.3f},"args":{{"W":{w:.6g}}}}}' for t, w in pairs]).encode()
 
 
-def power_of(signal: Signal) -> tuple[Ints, Values]:
-    """Points of a counter track. A counter of energy gives the mean power of each interval, from its beginning on."""
-    if not signal.is_counter:
-        return signal.t_ns, signal.value
-    if len(signal) < 2:
-        return signal.t_ns[:0], signal.value[:0]
-    watts = np.diff(signal.value) / (np.diff(signal.t_ns) * 1e-9)
-    return signal.t_ns[:-1], watts
+def power_of(signal: Signal, window_ns: tuple[int, int], most: int) -> Points:
+    """Points of a counter track within a window and the one before it, thinned.
+
+    A counter of energy gives the mean power of each interval, from its beginning on.
+    """
+    view = View(*window_ns, is_step=True)
+    return extremes_of(points_of(signal, view), count_points(signal, view), most)
 
 
-def summed(part: Part) -> tuple[Ints, Values]:
-    """Power of a device at the readings of its quickest line, the other lines' in a straight line between theirs."""
-    points = [p for s in part.signals if len((p := power_of(s))[0])]
-    if not points:
+def summed(signals: Sequence[Signal], window_ns: tuple[int, int], most: int) -> Points:
+    """The same of several lines together, at the readings of the quickest one, the others' in a straight line between
+    theirs."""
+    everywhere, view = View(is_step=True), View(*window_ns, is_step=True)
+    firsts = [(s, int(t[0])) for s in signals for t, _ in islice(points_of(s, everywhere), 1)]
+    if not firsts:
         return np.zeros(0, np.int64), np.zeros(0)
-    t = max(points, key=lambda p: len(p[0]))[0]
-    begin = max(int(p[0][0]) for p in points)
-    t = t[t >= begin]
-    total = np.zeros(len(t))
-    for t_line, watts in points:
-        total += np.interp((t - begin).astype(np.float64), (t_line - begin).astype(np.float64), watts)
-    return t, total
+    since_ns = max(first for _, first in firsts)
+    fastest = fastest_of([s for s, _ in firsts], everywhere)
+    shown = View(max(view.begin_ns, since_ns), view.end_ns, is_step=True)
+    count = count_points(fastest, shown)
+    # The point before the view may lie before a line began; what has no sum is not shown.
+    count -= any(t[0] < since_ns for t, _ in islice(points_of(fastest, shown), 1))
+    return extremes_of(summed_of([s for s, _ in firsts], fastest, view, since_ns), count, most)
 
 
-def missing_events(
-    pid: int, tid: int, name: str, signal: Signal, window_ns: tuple[int, int], to_us: ToMicroseconds
-) -> Iterator[bytes]:
-    """A slice wherever a line has no readings, as its counter holds the last value there."""
-    shown = (signal.t_ns[1:] >= window_ns[0]) & (signal.t_ns[:-1] <= window_ns[1])
-    for i in np.flatnonzero((signal.missing_ns() > 0) & shown).tolist():
-        begin, end = to_us(signal.t_ns[i : i + 2]).tolist()
+def missing_events(pid: int, tid: int, name: str, holes_ns: Ints, to_us: ToMicroseconds) -> Iterator[bytes]:
+    """A slice wherever a line has no readings (`holes_ns` [h, 2]), as its counter holds the last value there."""
+    for begin, end in to_us(holes_ns).tolist():
         yield _event(_slice(f"no readings: {name}", "powerd", pid, tid, begin, end, {}))
 
 
@@ -135,18 +127,23 @@ def phase_events(
     pid = PHASE_PID + process
     own, lane = own[kept], lane[kept]
     begin_us, end_us = to_us(begin[own]), to_us(end[own])
+    joules = {name: (c.resolvable[own], c.energy_j[own], _kept(c, own).u95_j) for name, c in energies.items()}
     for k, i in enumerate(own.tolist()):
         kind = p.classes[int(p.label[i])]
         details: dict[str, Any] = {"timed": kind.timing, **kind.attributes}
         if p.cut[i]:
             details["cut"] = "it was not ended"
-        for name, columns in energies.items():
-            if columns.resolvable[i]:
-                details[f"{name} J"] = float(f"{columns.energy_j[i]:.6g}")
-                details[f"{name} ± U95 J"] = float(f"{columns.u95_j[i]:.2g}")
+        for name, (resolvable, energy_j, u95_j) in joules.items():
+            if resolvable[k]:
+                details[f"{name} J"] = float(f"{energy_j[k]:.6g}")
+                details[f"{name} ± U95 J"] = float(f"{u95_j[k]:.2g}")
             else:
                 details[f"{name} J"] = "not resolvable"
         yield _event(_slice(kind.name, "phase", pid, int(lane[k]) + 1, float(begin_us[k]), float(end_us[k]), details))
+
+
+def _kept(columns: PhaseColumns, which: Ints) -> PhaseColumns:
+    return PhaseColumns(**{name: getattr(columns, name)[which] for name in PhaseColumns.__dataclass_fields__})
 
 
 def nested(run: Run) -> tuple[Ints, Ints]:

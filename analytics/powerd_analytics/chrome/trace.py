@@ -24,14 +24,14 @@ from powerd_analytics.chrome.events import (
     phase_events,
     power_of,
     summed,
-    thinned,
     thread_name,
 )
 from powerd_analytics.chrome.profile import Profile, copy_with, read_profile
 from powerd_analytics.energy.devices import Part, PhaseColumns, Progress, load_parts, no_progress, part_phase_energies
 from powerd_analytics.energy.reasons import seconds
 from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.signal import Signal, load_signal
+from powerd_analytics.signals.slices import IN_MEMORY, load_bounded
+from powerd_analytics.signals.streams import holes_of
 from powerd_core.errors import AnalysisError
 
 MOST_POINTS = 100_000
@@ -98,7 +98,7 @@ def write_trace(
     """
     found = None if profile is None else read_profile(profile, lambda share: progress(0.2 * share, "reading profile"))
     timeline = _timeline(run, found, whole_run=options.whole_run)
-    parts = load_parts(run, options.device, lambda share, text: progress(0.2 + 0.3 * share, text))
+    parts = load_parts(run, options.device, lambda share, text: progress(0.2 + 0.3 * share, text), in_memory=IN_MEMORY)
     progress(0.5, "energies of phases")
     energies = {f"{p.device} ({p.provenance})": part_phase_energies(run, p) for p in parts} if len(run.phases) else {}
     bound = seen = None
@@ -157,19 +157,19 @@ def _events(
 ) -> Iterator[bytes]:
     for number, part in enumerate(parts):
         pid = DEVICE_PID + number
-        compared = [load_signal(run, name) for name in run.compared(part.device)]
-        signals = [*part.signals, *(s for s in compared if s.line.provenance.value == part.provenance)]
-        threads = [f"no readings: {s.line.name}" if (s.missing_ns() > 0).any() else "" for s in signals]
+        names = [n for n in run.compared(part.device) if run.lines[n].provenance.value == part.provenance]
+        signals = [*part.signals, *(load_bounded(run, name) for name in names)]
         yield from metadata(pid, f"power of {part.device} ({part.provenance})", sort=-2, label=label)
-        tracks = [(s.line.name, *power_of(s)) for s in signals]
-        if len(part.signals) > 1:
-            tracks.insert(0, (f"{part.device}: sum of {len(part.signals)} lines", *summed(part)))
-        for name, t_ns, watts in tracks:
-            inside = _inside(t_ns, timeline.window_ns)
-            shown_ns, shown = thinned(t_ns[inside], watts[inside], most_points)
-            counts["C"] += len(shown) > 0
-            yield from counter_events(pid, f"{name} W", timeline.us(shown_ns), shown)
-        yield from _missing(pid, signals, threads, timeline)
+        sums = [part.signals] if len(part.signals) > 1 else []
+        for of in [*sums, *((s,) for s in signals)]:
+            if len(of) > 1:
+                name, points = f"{part.device}: sum of {len(of)} lines", summed(of, timeline.window_ns, most_points)
+            else:
+                name, points = of[0].line.name, power_of(of[0], timeline.window_ns, most_points)
+            counts["C"] += len(points[0]) > 0
+            yield from counter_events(pid, f"{name} W", timeline.us(points[0]), points[1])
+        holes = {s.line.name: holes_of(s) for s in signals}
+        yield from _missing(pid, holes, timeline)
     for process, about in enumerate(run.processes):
         _, lane = lanes(run, process)
         if not len(lane):
@@ -183,15 +183,11 @@ def _events(
             yield event
 
 
-def _missing(pid: int, signals: list[Signal], threads: list[str], timeline: _Timeline) -> Iterator[bytes]:
-    for tid, (signal, name) in enumerate(zip(signals, threads, strict=True), 1):
-        if not name:
+def _missing(pid: int, holes: Mapping[str, Ints], timeline: _Timeline) -> Iterator[bytes]:
+    first, last = timeline.window_ns
+    for tid, (name, ends) in enumerate(holes.items(), 1):
+        if not len(ends):
             continue
-        yield thread_name(pid, tid, name)
-        yield from missing_events(pid, tid, signal.line.name, signal, timeline.window_ns, timeline.us)
-
-
-def _inside(t_ns: Ints, window_ns: tuple[int, int]) -> slice:
-    """The points between two moments, and the one before them, which is what the track shows at first."""
-    begin = max(int(np.searchsorted(t_ns, window_ns[0], "right")) - 1, 0)
-    return slice(begin, int(np.searchsorted(t_ns, window_ns[1], "right")))
+        yield thread_name(pid, tid, f"no readings: {name}")
+        shown = (ends[:, 1] >= first) & (ends[:, 0] <= last)
+        yield from missing_events(pid, tid, name, ends[shown], timeline.us)

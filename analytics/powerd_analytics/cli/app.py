@@ -73,6 +73,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line on the error stream and exit status 2."""
     try:
         status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        if sys.stdout is not None:  # nobody has closed it
+            sys.stdout.flush()
     except CycloptsError as error:
         _fail(str(error))
     except PowerdError as error:
@@ -84,6 +86,12 @@ def main(arguments: list[str] | None = None) -> None:
         # The reader of our output (`head`) has gone: not an error, but nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        # Files are written by those who know their names: this is the output, on a disk that is full.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _fail(f"the output cannot be written: {error.strerror or error}")
     raise SystemExit(status if isinstance(status, int) else 0)
 
 

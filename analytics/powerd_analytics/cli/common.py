@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -65,7 +66,8 @@ def write(path: Path, make: Callable[[Path], object], overwrite: bool) -> None:
             raise
         raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
+            partial.unlink(missing_ok=True)
 
 
 def stderr() -> Console:

@@ -13,6 +13,7 @@ from powerd_analytics.cli.common import refuse_existing, stderr, write
 if TYPE_CHECKING:
     from powerd_analytics.comparison.samples import Sample
     from powerd_analytics.energy.devices import Progress
+    from powerd_analytics.records.columns import Record
 
 Format = Literal["table", "csv", "json", "markdown", "latex", "html"]
 
@@ -27,6 +28,9 @@ def compare(
     overwrite: Annotated[bool, Parameter(negative="", help="Replace a file that exists.")] = False,
 ) -> None:
     """Say which joules and seconds a batch differ between two runs or campaigns, and whether by more than chance.
+
+    Run files are opened also where an index names them: what tells chance from a difference are the single phases and
+    whose sensors measured them, and an index holds neither.
 
     For example:
 
@@ -55,17 +59,20 @@ def compare(
 
 def _samples(path: Path, device: str | None, progress: Progress) -> list[Sample]:
     from powerd_analytics.campaigns.campaign import part_of
+    from powerd_analytics.comparison.jobs import merge_samples
     from powerd_analytics.comparison.samples import run_samples
     from powerd_analytics.indexes.files import run_files
     from powerd_analytics.records.checks import check_run
 
     files = run_files([path])
-    found = []
+    found: list[Sample] = []
+    others: list[Record] = []
     for i, file in enumerate(files):
         of_run, runs = run_samples(file, device, progress=part_of(progress, i, len(files), file.name))
         check_run(file, [*(s.record for s in of_run), *runs])
         found += of_run
-    return found
+        others += runs
+    return merge_samples(found, others)
 
 
 def _check(a: list[Sample], b: list[Sample]) -> None:

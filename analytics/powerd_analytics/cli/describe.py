@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from powerd_analytics.energy.devices import Progress, line_energies, no_progress
+from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.energy.reasons import seconds, sensor
 from powerd_analytics.runs.beside import describe_beside
 from powerd_analytics.runs.ranks import describe_ranks
 from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.signal import Signal, load_signal
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import load_together
+from powerd_analytics.signals.streams import good_readings_of, plain_j
 from powerd_client.wallclock import read_anchor
 
 
@@ -31,10 +33,7 @@ def describe_run(run: Run, device: str | None = None, *, progress: Progress = no
     for i, name in enumerate(names):
         found = run.device(name)
         yield f"device {found.name}{': ' + found.description if found.description else ''}"
-        signals = []
-        for k, line in enumerate((*found.feeds, *run.compared(name))):
-            progress((i + k / (len(found.feeds) + 1)) / len(names), f"reading {line}")
-            signals.append(load_signal(run, line))
+        signals = load_together(run, (*found.feeds, *run.compared(name)), _share_of(progress, i, len(names)))
         yield from _device(run, signals, set(found.feeds))
         for line in run.beside(name):
             yield describe_beside(run, line)
@@ -58,6 +57,10 @@ def describe_run(run: Run, device: str | None = None, *, progress: Progress = no
         yield f"{message.get('level', 'info')}: {message.get('text', '')}"
 
 
+def _share_of(progress: Progress, i: int, n: int) -> Progress:
+    return lambda share, text: progress((i + share) / n, text)
+
+
 def _device(run: Run, signals: list[Signal], feeds: set[str]) -> Iterator[str]:
     if not signals:
         yield "  no line feeds it"
@@ -66,15 +69,16 @@ def _device(run: Run, signals: list[Signal], feeds: set[str]) -> Iterator[str]:
     # Lines are compared over the time that all of them cover.
     begin = max((int(s.t_ns[0]) for s in signals if len(s) > 1), default=run.begin_ns)
     end = min((int(s.t_ns[-1]) for s in signals if len(s) > 1), default=run.end_ns)
-    joules = line_energies(signals, begin, max(begin, end))
+    over = np.array([begin]), np.array([max(begin, end)])
+    joules = [float(plain_j(s, over)[0][0]) for s in signals]
     total = float(sum(j for s, j in zip(signals, joules, strict=True) if s.line.name in feeds))
     for s, j in zip(signals, joules, strict=True):
         text = f"  {s.line.name} ({s.line.provenance.value}, {s.line.source}): "
         if s.line.name in silent:
-            yield text + f"no energy, {len(s)} good readings, {s.bad} bad"
+            yield text + f"no energy, {good_readings_of(s)} good readings, {s.bad} bad"
             continue
         text += f"{j:.6g} J, {j / ((end - begin) * 1e-9):.4g} W" if end > begin else "no time that all lines cover"
-        text += f", {len(s)} good readings, {s.bad} bad; {sensor(s)}"
+        text += f", {good_readings_of(s)} good readings, {s.bad} bad; {sensor(s)}"
         if s.line.name not in feeds and end > begin:
             text += f"; compared, not added: {j / total:.4f} of the sum of the feeds" if total > 0 else "; compared"
         yield text

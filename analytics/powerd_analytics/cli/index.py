@@ -76,7 +76,7 @@ def _say(lines: Sequence[str]) -> None:
 
 def query(
     index: Annotated[Path, Parameter(help="An index, or the directory that has one.")],
-    sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals and files.")],
+    sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals, ranks, jobs and files.")],
     *,
     format: Annotated[Format, Parameter(help="How to print it.")] = "table",
     output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from powerd_analytics.tables.rows import PhaseTable
 
 Format = Literal["table", "csv", "json", "markdown", "latex", "html", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "records"]
+Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records"]
 _OF_ONE_RUN = ("table", "csv", "json", "markdown")
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 _ONE_TABLE = ("csv", "parquet")
@@ -53,6 +53,9 @@ def tables(
     value: Annotated[str | None, Parameter(help="... and the figure in the cells.")] = None,
     averages: Annotated[bool, Parameter(negative="", help="Averages at the sides of a pivot.")] = False,
     gain: Annotated[str | None, Parameter(help="A,B: figures of product B over those of A; of two by itself.")] = None,
+    job: Annotated[
+        bool, Parameter(negative="", help="The runs are one training over several machines, though they do not say so.")
+    ] = False,
     iterations: Annotated[float | None, Parameter(help="Iterations of the whole training.")] = None,
     epochs: Annotated[float | None, Parameter(help="Epochs of the whole training, with --dataset-size.")] = None,
     dataset_size: Annotated[float | None, Parameter(help="Samples of one epoch.")] = None,
@@ -71,6 +74,8 @@ def tables(
 
       joules tables runs/ --epochs 90 --dataset-size 1281167
 
+      joules tables run.h5 run.node1.h5
+
       joules tables runs/ --pivot model,batch:gpus:j_per_batch
 
       joules tables runs/ --format latex -o tables.tex
@@ -88,7 +93,7 @@ def tables(
     request, length = request_of(pivot, rows, columns, value), Length(iterations, epochs, dataset_size)
     choice = Choice(tuple(table or ()), tuple(where or ()), request, averages, length, pair_of(gain))
     is_many = len(runs) > 1 or runs[0].is_dir() or is_index(runs[0])
-    is_campaign = is_many or bool(choice) or into is not None or format not in _OF_ONE_RUN
+    is_campaign = is_many or bool(choice) or into is not None or format not in _OF_ONE_RUN or job
     _check(choice, format, output, above_idle=above_idle and is_campaign)
     refuse_existing(output, overwrite)
     refuse_existing(into, True)  # tables are added to a file that exists
@@ -96,7 +101,7 @@ def tables(
         if is_campaign:
             from powerd_analytics.campaigns.campaign import read_campaign
 
-            records = read_campaign(runs, device, calibration, progress=progress)
+            records = read_campaign(runs, device, calibration, is_one_job=job, progress=progress)
             sheets = chosen_tables(records, choice)
         else:
             text = _of_one(runs[0], format, device, calibration, above_idle, output is None, progress)
@@ -176,6 +181,8 @@ def _of_one(
     progress: Progress,
 ) -> str:
     """The table of one run as it was recorded."""
+    from powerd_analytics.records.checks import check_run
+    from powerd_analytics.records.flat import records_of
     from powerd_analytics.records.groups import check_models
     from powerd_analytics.tables import render
     from powerd_analytics.tables.table import phase_table
@@ -188,6 +195,7 @@ def _of_one(
         table = table_above_idle(opened, device, progress=progress)
     else:
         table = phase_table(opened, device, progress=progress)
+    check_run(run, records_of(opened, table))
     if format == "table":
         return _printed(lambda console: render.print_table(table, console), is_terminal)
     makers: dict[str, Callable[[PhaseTable], str]] = {

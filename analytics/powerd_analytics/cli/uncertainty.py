@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from powerd_analytics.cli.common import check_picture, refuse_existing, write
 from powerd_core.errors import AnalysisError
+
+if TYPE_CHECKING:
+    from powerd_analytics.tables.shares import BudgetRow
 
 
 def uncertainty(
@@ -45,6 +49,8 @@ def uncertainty(
         refuse_existing(path, overwrite)
     with LateProgress(Console(stderr=True)) as progress:
         rows = budget_rows(read_run(run, progress=progress), device, phase, progress=progress)
+    if phase is None:
+        _check_rows(run, rows)
     if format == "table":
         text = io.StringIO()
         is_shown = output is None and sys.stdout.isatty()
@@ -63,3 +69,19 @@ def uncertainty(
         sys.stdout.flush()
     if plot is not None:
         sys.stderr.write(f"{plot}\n")
+
+
+def _check_rows(run: Path, rows: Sequence[BudgetRow]) -> None:
+    """Raises `AnalysisError` for a run without lines, phases or energy, as `joules tables` does."""
+    if not rows:
+        raise AnalysisError(f"{run}: this run is empty: no line feeds any of its devices")
+    inside = [row for row in rows if row.table != "run"]
+    if not inside:
+        raise AnalysisError(
+            f"{run}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
+        )
+    if all(row.energy_j is None and "no readings" in row.words for row in inside):
+        raise AnalysisError(
+            f"{run}: there are no readings in its phases: clocks or times do not overlap, or no reading is good "
+            "(`joules info` and `joules clock` say what was read, and when)"
+        )

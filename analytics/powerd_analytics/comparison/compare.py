@@ -203,6 +203,8 @@ def _mean_of_fold(sample: Sample, figure: str) -> Mean | None:
     """Of phases that have joules only together: what the mean is said to be unsure of by chance."""
     n, u = number_of(sample.record, "iterations"), number_of(sample.record, "u_statistical_j")
     value = number_of(sample.record, figure)
+    if sample.record["machines"] is not None:
+        return None  # of a training over several machines there are no single phases, folded or not
     if sample.record["kind"] != "phase" or figure != "j_per_batch" or not n or n < 2 or not u or value is None:
         return None
     return Mean(value, u, n - 1)

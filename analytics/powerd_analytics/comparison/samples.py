@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from powerd_analytics.records.flat import records_of
 from powerd_analytics.records.groups import is_of_class
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.signals.slices import IN_MEMORY
 from powerd_analytics.tables.table import table_of
 
 Values = NDArray[np.float64]
@@ -53,20 +54,28 @@ class Sample:
 def run_samples(
     path: Path, device: str | None = None, *, progress: Progress = no_progress
 ) -> tuple[list[Sample], list[Record]]:
-    """The phases and totals of a run file with what is behind them, and the records of the recording as a whole.
+    """The phases and totals of a run file with what is behind them, and its records of other kinds.
 
     Errors as `run_records`.
     """
     run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
-    parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
+    parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text), in_memory=IN_MEMORY)
     table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
     records = records_of(run, table)
+    found = samples_of(run, parts, records, progress=lambda share, text: progress(0.8 + 0.2 * share, text))
+    return found, [r for r in records if r["kind"] not in ("phase", "total")]
+
+
+def samples_of(
+    run: Run, parts: Sequence[Part], records: Sequence[Record], *, progress: Progress = no_progress
+) -> list[Sample]:
+    """The phases and totals among a run's records with what is behind them."""
     found: list[Sample] = []
     for i, part in enumerate(parts):
-        progress(0.8 + 0.2 * i / len(parts), f"phases of {part.device}")
+        progress(i / len(parts), f"phases of {part.device}")
         own = [r for r in records if (r["device"], r["provenance"]) == (part.device, part.provenance)]
         found += _of_part(run, part, own)
-    return found, [r for r in records if r["kind"] == "run"]
+    return found
 
 
 def _of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
@@ -76,7 +85,7 @@ def _of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
     good = usable(columns) & ~run.phases.cut
     found = []
     for record in records:
-        if record["kind"] == "run":
+        if record["kind"] not in ("phase", "total"):
             continue
         none = np.zeros(0)
         if record["kind"] == "total":

@@ -35,6 +35,7 @@ class Cells:
         d, h = np.diff(self.watts), np.diff(centres).astype(np.float64)
         # A cell that came late leaves more room for what nobody saw: its movement counts by the square of its time.
         late2 = (h[1:] ** 2 + h[:-1] ** 2) / (2 * max(signal.spacing_ns, 1.0) ** 2)
+        self.power2 = prefix_sums(self.watts**2)
         self.square = prefix_sums(d**2)
         self.square2 = prefix_sums((self.watts[2:] - self.watts[:-2]) ** 2)
         self.second = prefix_sums(np.diff(d) ** 2 / 2 * late2)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.edges.belief import believed
 from powerd_analytics.edges.leftover import Side, left_over_j
 from powerd_analytics.edges.stretched import Look, Stretched
 from powerd_analytics.signals.integral import Integral
@@ -38,15 +39,22 @@ class Correction:
     excess2: Values
     """[classes] mean square (W^2) of how much more power moves across the edge than it does elsewhere."""
     late_u_j: Values
-    """[classes] standard uncertainty of what is left over at the edge: assigned to what begins there, or to nobody."""
+    """[classes] standard uncertainty, the same at all edges of the class, of what is left over there: what clocks may
+    explain, and what is assigned to nobody."""
+    late_line_u_j: Values
+    """[classes] the same from the scatter of this line's own readings."""
+    late_own_u_j: Values
+    """[classes] the same that differs from edge to edge: how much of it the held power has seen already."""
 
 
 @dataclass(frozen=True, slots=True)
 class _LeftOver:
-    """Joules by class [classes]: what goes to the phases at this edge, and its standard uncertainty."""
+    """Joules by class [classes]: what goes to the phases at this edge, and its standard uncertainties."""
 
     assigned: Values
     u_j: Values
+    line_u_j: Values
+    own_u_j: Values
 
 
 def correct_edges(
@@ -79,7 +87,7 @@ def _correct(
     late = _left_over(found, integral, look, slope)
     if use_late and look.is_begin:
         full_j = full_j + np.where(found.resolvable, late.assigned[label], 0.0)
-    return Correction(look, dist_ns, full_j, bend_j, share, excess2, late.u_j)
+    return Correction(look, dist_ns, full_j, bend_j, share, excess2, late.u_j, late.line_u_j, late.own_u_j)
 
 
 def _weight(found: Stretched, look: Look) -> tuple[Values, Values]:
@@ -117,11 +125,19 @@ def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) 
     signal = found.signal
     is_delay = not signal.is_counter and not isinstance(signal.line.conversion, ShuntConversion)
     bound_s = (found.bound_ns + (signal.centre_ns if is_delay else 0.0)) * 1e-9
-    variance = variance + found.sum((jump * bound_s) ** 2, known) / np.maximum(count, 1) / 3
-    share = np.sqrt(np.clip(1 - 4 * variance / np.maximum(mean**2, 1e-300), 0, 1))
+    of_clocks = found.sum((jump * bound_s) ** 2, known) / np.maximum(count, 1) / 3
+    sure = np.sqrt(np.clip(1 - 4 * of_clocks / np.maximum(mean**2, 1e-300), 0, 1))
+    share, variance = believed(sure * mean, variance, count)
+    # Of what clocks may explain, nothing or all is real.
+    u2 = share**2 * of_clocks + ((1 - sure) * mean) ** 2 / 2
+    share *= sure
     mean = np.where(count >= NEED_LATE, mean, found.mean(left_j, there)[0])
     share = np.where(count >= NEED_LATE, share, 0.0)
-    # Which side the joules are on is known by a rule, not by the sensor: a rectangle of half the width for what
-    # was assigned, of the full width for what was not.
-    u2 = (share * mean) ** 2 / 12 + share**2 * variance + ((1 - share) * mean) ** 2 / 3
-    return _LeftOver(share * mean, np.sqrt(u2))
+    # What begins at an edge takes all of it, so that what ends there is unsure only where nothing can be assigned.
+    none = np.zeros_like(mean)
+    if not look.is_begin:
+        return _LeftOver(none, np.where(count >= NEED_LATE, 0.0, np.abs(mean) / np.sqrt(3)), none, none)
+    u2, variance = np.where(count >= NEED_LATE, (u2, variance), (mean**2 / 3, none))
+    # A clean cell near the edge has seen the end of the transition, one farther off has not, and each edge gets the
+    # mean of both: between nothing of it and all of it, evenly for cells at moments that know nothing of the edge.
+    return _LeftOver(share * mean, np.sqrt(u2), np.sqrt(variance), share * np.abs(mean) / np.sqrt(12))

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from powerd_analytics.edges.cells import Cells
 from powerd_analytics.edges.corrections import Correction, correct_edges
 from powerd_analytics.edges.missing import missing_in
+from powerd_analytics.edges.rounding import rounding_u
 from powerd_analytics.edges.stretched import Look, Stretched
 from powerd_analytics.edges.stretches import JOIN_SHARE, join_stretches
 from powerd_analytics.signals.signal import Signal
@@ -50,10 +51,14 @@ class PhaseEnergies:
     """The same from edges inside a stretch: what one phase loses there its neighbour of the same kind gains, so
     that it counts for single phases and not for their mean."""
     u_edge_j: Values
+    u_left_j: Values
     u_clock_j: Values
-    """Shared by all phases of a class: imperfect edge correction; an offset of the clocks."""
+    """Shared by all phases of a class: imperfect edge correction; what is left over at edges, as far as the line's own
+    readings leave that open; an offset of the clocks."""
     u_shift_w: Values
     """Joules by which all edges a second later would change the mean of the class."""
+    u_round_w: Values
+    """What rounding to codes leaves of the mean power: less where noise goes over a code."""
     missing_s: Values
     off_by_j: Values
     """Largest error that the missing readings can cause when power stays in the line's observed range."""
@@ -82,9 +87,12 @@ def phase_line_energies(
     cells = Cells(signal) if len(signal) > 2 else None
     if cells is None or m == 0:
         none, nan = np.zeros(m), np.full(m, np.nan)
-        return PhaseEnergies(nan, linear, none, none, np.zeros(m, bool), nan, nan, nan, nan, none, missing_s, off_by)
+        return PhaseEnergies(
+            nan, linear, none, none, np.zeros(m, bool), nan, nan, nan, nan, nan, none, none, missing_s, off_by
+        )
     s = join_stretches(begin_ns, end_ns, label, process, JOIN_SHARE * signal.resolution_ns)
-    found = Stretched(signal, cells, s, np.unique(np.concatenate([begin_ns, end_ns])))
+    # Both come in order nearly always: a stable sort merges them, and what is there twice does no harm.
+    found = Stretched(signal, cells, s, np.sort(np.concatenate([begin_ns, end_ns]), kind="stable"))
     begins, ends = correct_edges(found, integral, weight, use_slope=use_slope, use_late=use_late)
     i = s.of_phase
     begin_j = np.where(s.is_first, (begins.weight[s.label] * begins.full_j)[i], 0.0)
@@ -104,8 +112,10 @@ def phase_line_energies(
         u_random_j=np.hypot(u_random, (offset_s * spread_w)[i]),
         u_inner_j=u_inner,
         u_edge_j=np.hypot(np.where(s.is_first, u_begin, 0.0), np.where(s.is_last, u_end, 0.0)),
+        u_left_j=np.where(s.is_first, (begins.weight * begins.late_line_u_j)[s.label][i], 0.0),
         u_clock_j=(offset_s * shift_w)[i],
         u_shift_w=shift_w[i],
+        u_round_w=rounding_u(signal.line.accuracy.step_w, found.sigma2)[s.label][i],
         missing_s=missing_s,
         off_by_j=off_by,
     )
@@ -158,7 +168,8 @@ def _edge_j2(found: Stretched, fix: Correction) -> Values:
     noise = found.sigma2[k] * dist_ns * (dist_ns + h)
     straight = found.cells.geometry.edge * found.step2[k] * h**2 + fix.excess2[k] * h**2 / 12
     moment = _moment_j2(found, fix.look, fix.weight[k], dist_ns)
-    variance: Values = (w2 * (wander + noise) + rest2 * straight) * 1e-18 + moment
+    late = w2 * fix.late_own_u_j[k] ** 2
+    variance: Values = (w2 * (wander + noise) + rest2 * straight) * 1e-18 + moment + late
     return variance
 
 

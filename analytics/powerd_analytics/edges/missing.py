@@ -22,6 +22,8 @@ def missing_in(signal: Signal, integral: Integral, begin: Ints, end: Ints) -> tu
     i_b, share_b = locate(t, begin)
     i_e, share_e = locate(t, end)
     inside = (prefix[i_e] + share_e * lost[i_e] - prefix[i_b] - share_b * lost[i_b]) * 1e-9
+    # What rounding leaves of a difference of sums is no time.
+    inside = np.maximum(inside, 0.0)
     outside = length - integral.covered_s(begin, end)
     low, high = signal.shown_w()
     # Between readings the estimate stays in the observed range; outside them nothing was counted at all.

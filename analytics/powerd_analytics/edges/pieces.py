@@ -25,7 +25,7 @@ Which = slice | Indexes
 
 _SQUARED = "u_"
 """Uncertainties of pieces are of different readings and ends, and add up squared; all else adds up as it is."""
-_LARGEST = frozenset({"u_clock_j", "u_inner_j", "u_shift_w"})
+_LARGEST = frozenset({"u_clock_j", "u_inner_j", "u_shift_w", "u_round_w"})
 """But for these: inside, one piece loses what the next one gains."""
 
 

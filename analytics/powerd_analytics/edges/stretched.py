@@ -94,7 +94,8 @@ class Stretched:
         bent, moved = self.sum(second) / np.maximum(triples, 1), self.move1
         if self.signal.is_counter:
             # Moments unsure by +-c shake the counter's differences: that is known, and no noise of the power.
-            shaken = self.sum(c.watts[first] ** 2) / np.maximum(self.count(), 1) * kappa / 3
+            power2 = self.sum(span(c.power2, first, last + 1)) / np.maximum(self.sum(count + 1), 1)
+            shaken = power2 * kappa / 3
             bent, moved = np.maximum(bent - 10 * shaken, 0), np.maximum(moved - 6 * shaken, 0)
         ramp = np.maximum(self.sum(steady) / pairs, 0.0)
         noise = (bent * g.square - (moved - ramp) * g.second) / (3 * g.square - 2 * g.second)

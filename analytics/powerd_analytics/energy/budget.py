@@ -41,9 +41,13 @@ KINDS = {
         Kind("offset", True, False, "calibrate the zero with nothing connected (shunts: `powerd calibrate --zero`)"),
         Kind("quantisation", True, False, "take a finer range or resolution, or a larger shunt"),
         Kind("edges", True, True, "read more often or with shorter averaging, so that edges are seen"),
+        Kind("left over", True, False, "average more phases of the kind, so that edges are seen at more moments"),
         Kind("clock", True, True, "shorten the way to the board (a wire, a quiet machine): the bound follows delay"),
         Kind(
             "device clock", True, True, "record on a quieter host: the tie of device events to its clock gets tighter"
+        ),
+        Kind(
+            "lag", True, True, "read more often, so that it is seen when power moves, or bound the lag (POWERD_LAG_MS)"
         ),
         Kind("missing", True, True, "find why readings are missing (`joules info`) and lower the rate or the load"),
     )
@@ -51,6 +55,8 @@ KINDS = {
 """Shunt tolerance is a part of the gain: `powerd_core.model.Accuracy` does not keep them apart, and for steady voltages
 they act alike."""
 
+AT_A_TIME = 1 << 20
+"""Phases whose shapes are combined together."""
 RANDOM = ("sampling",)
 INNER = "inner edges"
 MISSING = "missing"
@@ -83,9 +89,10 @@ def line_parts(
         INNER: found.u_inner_j,
         "gain": a.u_gain * np.abs(found.energy_j),
         "offset": a.u_offset_w * duration_s,
-        # A steady power is rounded the same way in every reading: the error does not average out.
-        "quantisation": a.step_w / np.sqrt(12) * duration_s,
+        # A steady power without noise is rounded the same way in every reading: the error does not average out.
+        "quantisation": found.u_round_w * duration_s,
         "edges": found.u_edge_j,
+        "left over": found.u_left_j,
         "clock": found.u_clock_j,
     }
     if edge_bound_ns is not None:
@@ -140,6 +147,11 @@ class Budget:
     def u_inner_j(self) -> Values:
         return np.sqrt(self._squares.get(INNER, np.zeros(self._m)))
 
+    def forget_random(self) -> None:
+        """Leave out what differs from phase to phase, which the systematic uncertainty does without."""
+        for name in (*RANDOM, INNER):
+            self._squares.pop(name, None)
+
     @property
     def u_systematic_j(self) -> Values:
         """What phases of a kind share."""
@@ -149,13 +161,17 @@ class Budget:
                 total += square
         for u in self._shared.values():
             total += u**2
-        return np.sqrt(total)
+        return np.sqrt(total, out=total)
 
     @property
     def rectangle_j(self) -> Values:
         """The one rectangle that the limits amount to, `powerd_analytics.energy.coverage.one_rectangle`."""
         limits = [u for name, u in self._shared.items() if "rectangular" in self.shapes.get(name, ())]
-        return one_rectangle(self._rectangle, *limits)
+        found = np.empty(self._m)
+        for i in range(0, self._m, AT_A_TIME):
+            some = slice(i, i + AT_A_TIME)
+            found[some] = one_rectangle(self._rectangle[some], *(u[some] for u in limits))
+        return found
 
     def _of(self, columns: dict[str, Values], name: str) -> Values:
         return columns.setdefault(name, np.zeros(self._m))

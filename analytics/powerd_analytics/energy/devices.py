@@ -113,7 +113,8 @@ def interval_energies(
     m = len(begin_ns)
     duration = (end_ns - begin_ns).astype(np.float64) * 1e-9
     sums = {name: np.zeros(m) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
-    missing, budget = np.zeros(m), Budget(m) if budget is None else budget
+    missing, is_own = np.zeros(m), budget is None
+    budget = Budget(m) if budget is None else budget
     resolvable = np.full(m, bool(part.signals))
     for signal in part.signals:
         for which, found in energies_of(signal, begin_ns, end_ns, label, process):
@@ -124,10 +125,13 @@ def interval_energies(
             missing[which] = np.maximum(missing[which], found.missing_s)
             resolvable[which] &= found.resolvable
     budget.add_missing(sums["off_by_j"])
+    u_random, u_inner = budget.u_random_j, budget.u_inner_j
+    if is_own:
+        budget.forget_random()
     return PhaseColumns(
         **sums,
-        u_random_j=budget.u_random_j,
-        u_inner_j=budget.u_inner_j,
+        u_random_j=u_random,
+        u_inner_j=u_inner,
         u_systematic_j=budget.u_systematic_j,
         rectangle_j=budget.rectangle_j,
         resolvable=resolvable,
@@ -139,8 +143,8 @@ def interval_energies(
 def part_phase_energies(run: Run, part: Part, budget: Budget | None = None) -> PhaseColumns:
     """Energies of all phases of a run, in the order of `Run.phases`."""
     p = run.phases
-    bound = np.maximum(p.begin_bound_ns, p.end_bound_ns)
-    edge_bound = np.maximum(bound, 0).astype(np.float64) if np.any(bound > 0) else None
+    is_bound = np.any(p.begin_bound_ns > 0) or np.any(p.end_bound_ns > 0)
+    edge_bound = np.maximum(np.maximum(p.begin_bound_ns, p.end_bound_ns), 0).astype(np.float64) if is_bound else None
     return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, edge_bound, budget)
 
 

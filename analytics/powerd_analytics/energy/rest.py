@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.edges.stretches import JOIN_SHARE
 from powerd_analytics.energy.devices import Part, PhaseColumns, interval_energies
+from powerd_analytics.signals.streams import plain_j
 
 Ints = NDArray[np.int64]
 
@@ -49,25 +51,53 @@ def rest_energy_j(
     do not is the plain integral less what the phases around it were given at their edges: a joule is counted once.
     """
     n_outer, n_cover = len(outer[0]), len(cover[0])
-    starts = np.concatenate([outer[0], cover[1]])
-    ends = np.concatenate([cover[0], outer[1]])
     # With equal times, the end of what encloses comes last and its beginning first.
-    from_start = np.lexsort((np.repeat(np.array([0, 1], np.int8), [n_outer, n_cover]), starts))
-    from_end = np.lexsort((np.repeat(np.array([0, 1], np.int8), [n_cover, n_outer]), ends))
-    begin, end = starts[from_start], ends[from_end]
-    del starts, ends  # with millions of phases every column counts
+    begin, from_start = _in_order(outer[0], cover[1])
+    end, from_end = _in_order(cover[0], outer[1])
     np.maximum(begin, end, out=end)
+    # Edges that two phases share without a gap took nothing from the gap, which no sensor resolves either.
+    is_short = end - begin <= part.gap_ns
+    rest = _plain_j(part, begin, end, is_short)
+    looked_at = np.flatnonzero(_with_neighbours(part, begin, end, ~is_short))
+    begin, end, from_start, from_end = (x[looked_at] for x in (begin, end, from_start, from_end))
+    counted = ~is_short[looked_at]
     given = np.zeros(len(begin))
     after, before = from_start >= n_outer, from_end < n_cover
     given[after] += columns.end_j[from_start[after] - n_outer]
     given[before] += columns.begin_j[from_end[before]]
-    del from_start, from_end, after, before
-    # Edges that two phases share without a gap took nothing from the gap.
-    given[end - begin <= part.gap_ns] = 0.0
-    rest = 0.0
     for i in range(0, len(begin), AT_A_TIME):
         some = slice(i, i + AT_A_TIME)
         none = np.zeros(len(begin[some]), np.int64)
         gaps = interval_energies(part, begin[some], end[some], none, none)
-        rest += float(np.where(gaps.resolvable, np.nan_to_num(gaps.energy_j), gaps.linear_j - given[some]).sum())
+        joules = np.where(gaps.resolvable, np.nan_to_num(gaps.energy_j), gaps.linear_j - given[some])
+        rest += float(joules[counted[some]].sum())
     return rest
+
+
+def _in_order(first: Ints, second: Ints) -> tuple[Ints, NDArray[np.intp]]:
+    """Two lists of moments in one order, of equal ones those of ``first`` earlier, and where each one was."""
+    times = np.concatenate([first, second])
+    order = np.argsort(times, kind="stable")
+    return times[order], order
+
+
+def _plain_j(part: Part, begin: Ints, end: Ints, which: NDArray[np.bool_]) -> float:
+    """Joules of gaps, plainly integrated; readings are not looked at for those of no length."""
+    which = which & (end > begin)
+    if not which.any():
+        return 0.0
+    return float(sum(plain_j(s, (begin[which], end[which]))[0].sum() for s in part.signals))
+
+
+def _with_neighbours(part: Part, begin: Ints, end: Ints, which: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """The gaps ``which``, and those on their sides: how far an edge can be looked at depends on the next edge, where
+    edges nearer than lines can tell are none."""
+    kept = which.copy()
+    last = len(begin) - 1
+    for signal in part.signals if which.any() else ():
+        near = round(JOIN_SHARE * signal.resolution_ns)
+        # Of gaps in order: these hold the nearest begin and the nearest end on either side.
+        before, after = np.searchsorted(end, begin[which] - near, "left"), np.searchsorted(begin, end[which] + near)
+        for at in (before - 1, before, after - 1, after, after + 1):
+            kept[np.clip(at, 0, last)] = True
+    return kept

@@ -54,7 +54,8 @@ def write_tables(path: Path, sheets: Sequence[Sheet], *, overwrite: bool = False
                 os.fsync(written.fileno())
             partial.replace(path)
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
+            partial.unlink(missing_ok=True)
 
 
 def read_table(path: str | Path, name: str) -> pd.DataFrame:

@@ -16,6 +16,7 @@ HEADINGS = {
     "s_per_training": "s/training", "j_per_batch": "J/batch", "u95_j": "± U95 J", "u95_j_per_batch": "± U95 J",
     "power_w": "W", "j_per_training": "J/training", "u95_j_per_training": "± U95 J/training", "time_s": "s",
     "energy_j": "J", "edp_js": "EDP (J s)", "u95_edp_js": "± U95 J s", "gflops_per_w": "GFLOPS/W (paper)",
+    "s_per_batch_min": "fastest rank s", "s_per_batch_max": "slowest rank s",
     "u95_gflops_per_w": "± U95", "gflops_basis": "over the joules of", "phase_path": "phase",
 }  # fmt: skip
 _SIGNS = dict.fromkeys(("j_per_batch", "j_per_training", "energy_j", "power_w", "edp_js"), "≥") | {"gflops_per_w": "≤"}

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.edges.cells import prefix_sums
+from powerd_analytics.energy.budget import KINDS, distribution
+from powerd_analytics.energy.coverage import one_rectangle
 from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.folding.means import Equations, Solution, solve
+from powerd_analytics.folding.lag import Places, most_lag_ns
+from powerd_analytics.folding.means import Equations, Solution, joining, solve
+from powerd_analytics.folding.priors import precisions
 from powerd_analytics.folding.segments import Phases, Segments, segments_of
-from powerd_analytics.folding.timeline import Bins, Timeline
+from powerd_analytics.folding.timeline import Timeline
 from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.slices import parts_between
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-FOLDING = "folding"
+FOLDING, LAG = "folding", "lag"
 LEAST_PHASES = 50
 """Phases of a kind that folding needs."""
 LEAST_READINGS = 60
@@ -81,7 +86,7 @@ class _Watts:
     watts: float
     u_random_w: float
     u_model_w: float
-    u_moment_w: float
+    u_lag_w: float
     why: str = ""
 
 
@@ -92,17 +97,21 @@ def _sum(signals: Sequence[Signal], found: list[_Watts], count: int) -> Folded:
     watts = sum(f.watts for f in found)
     lines = list(zip(signals, found, strict=True))
     of_lines = {
-        FOLDING: [np.hypot(f.u_model_w, f.u_moment_w) for f in found],
-        "gain": [s.line.accuracy.u_gain * f.watts for s, f in lines],
+        "gain": [s.line.accuracy.u_gain * abs(f.watts) for s, f in lines],
         "offset": [s.line.accuracy.u_offset_w for s in signals],
         "quantisation": [s.line.accuracy.step_w / np.sqrt(12) for s in signals],
     }
-    parts = tuple((name, float(np.sqrt(np.sum(np.square(u))))) for name, u in of_lines.items())
+    limits = [u for name in of_lines if name in KINDS for s, u in zip(signals, of_lines[name], strict=True)
+              if distribution(name, s) == "rectangular"]  # fmt: skip
+    parts = {name: float(np.sqrt(np.sum(np.square(u)))) for name, u in of_lines.items()}
+    # All lines of a device follow the same load: what no window sees is in all of them, and late in all of them.
+    parts |= {FOLDING: float(sum(f.u_model_w for f in found)), LAG: float(sum(f.u_lag_w for f in found))}
     random_w = float(np.sqrt(sum(f.u_random_w**2 for f in found)))
-    estimate = Estimate(watts, random_w, float(np.sqrt(sum(u**2 for _, u in parts))), degrees=_BLOCKS - 1)
+    rectangle = float(one_rectangle(0.0, *limits))
+    estimate = Estimate(watts, random_w, float(np.sqrt(sum(u**2 for u in parts.values()))), rectangle, _BLOCKS - 1)
     if not estimate.u95_j <= WIDEST * abs(watts):
         return Folded(None, count, f"folded over {count} it is only known to ± {estimate.u95_j / abs(watts):.0%}")
-    return Folded(estimate, count, parts_w=parts)
+    return Folded(estimate, count, parts_w=tuple(parts.items()))
 
 
 def _fold_line(signal: Signal, phases: Phases) -> list[_Watts]:
@@ -116,30 +125,46 @@ def _fold_line(signal: Signal, phases: Phases) -> list[_Watts]:
     # All windows together may lie beside where they are said to be: for the sensor, and for the clocks.
     bound_ns = 0.0 if signal.clock is None else float(np.median(signal.clock.bound_ns(phases.begin_ns)))
     beside = round(signal.centre_ns + bound_ns)
-    equations = [_equations(blocks, segments, usual_w, by) for by in _shifts(beside)]
-    solved = [_solved(e, segments.bins, segments, usual_w) for e in equations]
-    at = solved[0]
-    # Power is taken as flat in each bin: bins twice as long show how much that matters.
-    coarse, which = segments.bins.joined()
-    flat = np.abs(_solved(equations[0].coarser(which), coarse, segments, usual_w).watts - at.watts) / np.sqrt(3)
-    moment = np.max([np.abs(s.watts - at.watts) for s in solved], axis=0) / np.sqrt(3)
     window_ns = float(np.median(np.concatenate([b.end_ns - b.begin_ns for b in blocks])))
-    # Which of the places is the right one is not known, so neither is what windows cannot see from there.
-    unseen = np.max([s.u_model_w for s in solved], axis=0)
-    model = np.sqrt(unseen**2 + flat**2 + segments.edge_u_w(at.watts, window_ns) ** 2)
+    places = Places(beside, most_lag_ns(), window_ns)
+    equations = cache(lambda by_ns: _equations(blocks, segments, usual_w, round(by_ns)))
+    marks = np.array([segments.between_marks(round(by), [b.which for b in blocks]) for by in places.lag_ns.tolist()])
+    fine = precisions(segments.bins, segments.before())
+    at = solve(equations, places, marks, fine, _scale(usual_w))
+    flat = _flat(equations, segments, places, marks, usual_w, at)
+    model = np.sqrt(at.u_model_w**2 + flat**2 + segments.edge_u_w(at.watts, window_ns) ** 2)
     made = []
     for k in range(phases.kinds):
         seen = _looked_at(blocks, phases, k)
         why = "" if seen >= LOOKED_AT else _aliased(signal, seen)
         if segments.bins.length_ms[k] * 1e6 < NEED_LENGTH * beside:
             why = f"when {signal.line.name} looks is only known to ± {beside * 1e-6:.3g} ms"
-        watts_k = usual_w + float(at.watts[k])
-        made.append(_Watts(watts_k, float(at.u_random_w[k]), float(model[k]), float(moment[k]), why))
+        parts = [x[k] for x in (at.u_random_w, model, at.u_lag_w)]
+        random, of_model, lag = map(float, parts)
+        made.append(_Watts(usual_w + float(at.watts[k]), random, of_model, lag, why))
     return made
 
 
-def _shifts(beside: int) -> tuple[int, ...]:
-    return (0, -beside, -beside // 2, beside // 2, beside) if beside else (0,)
+def _flat(
+    equations: Callable[[float], Equations],
+    segments: Segments,
+    places: Places,
+    marks: Values,
+    usual_w: float,
+    at: Solution,
+) -> Values:
+    """[kinds] what it makes that power is taken as flat in each bin: bins twice as long show how much."""
+    coarse, which = segments.bins.joined()
+    # Marks cut bins where they lie: the joined ones have the shares of both.
+    joined = marks @ joining(which, marks.shape[-1])
+    priors = precisions(coarse, segments.before())
+    found = solve(lambda by_ns: equations(by_ns).coarser(which), places, joined, priors, _scale(usual_w))
+    made: Values = np.abs(found.watts - at.watts) / np.sqrt(3)
+    return made
+
+
+def _scale(usual_w: float) -> float:
+    return max(abs(usual_w), 1e-9)
 
 
 def _aliased(signal: Signal, seen: float) -> str:
@@ -199,10 +224,6 @@ def _equations(blocks: list[_Block], segments: Segments, usual_w: float, by_ns: 
         timeline = Timeline(segments.begin_ns[b.which], segments.end_ns[b.which], segments.kind[b.which], segments.bins)
         made.append(Equations.of_block(timeline, b.begin_ns + by_ns, b.end_ns + by_ns, b.watts - usual_w))
     return Equations.joined(made)
-
-
-def _solved(equations: Equations, bins: Bins, segments: Segments, usual_w: float) -> Solution:
-    return solve(equations, bins, segments.before(), max(abs(usual_w), 1e-9))
 
 
 def _looked_at(blocks: list[_Block], phases: Phases, kind: int) -> float:

@@ -3,10 +3,11 @@
 A reading is the mean power over its window: a linear function of the power in each bin of each kind of phase, with the
 shares of the window as coefficients. Iterations come at moments that have nothing to do with the sensor's, so that many
 readings are many different equations for the same unknowns. Least squares solves them. Windows say little of what goes
-on inside a phase much shorter than they are; there a prior takes over: after an edge the power comes from its old level
-with some time constant, and beside that it walks at random. Time constant and size of the walk are unknown; all are
-weighed by how well they explain the readings (Bayesian model averaging), so that what the readings leave open widens
-the interval instead of being decided by a choice.
+on inside a phase much shorter than they are; there a prior takes over (`powerd_analytics.folding.priors`): after an
+edge the power comes from its old level with some time constant, and beside that it walks at random. Time constant and
+size of the walk are unknown; all are weighed by how well they explain the readings (Bayesian model averaging), so that
+what the readings leave open widens the interval instead of being decided by a choice. So does where the windows lie,
+and how much later than its phases power comes (`powerd_analytics.folding.lag`).
 
 Where every window holds whole iterations, only phases that last longer or shorter than usual tell the kinds apart, and
 what they tell is the power of the time that is more, which need not be that of the rest. It is an unknown of its own.
@@ -14,27 +15,20 @@ what they tell is the power of the time that is more, which need not be that of 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.folding.timeline import Bins, Timeline
+from powerd_analytics.folding.lag import Cases, Places
+from powerd_analytics.folding.timeline import Timeline
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-WALKS = (0.003, 0.01, 0.03, 0.1, 0.3)
-"""Sizes of the walk from a phase's begin to its end, over the usual power."""
-DELAYS_MS = (0.001, 0.15, 0.3, 0.6, 1.0, 1.6, 2.5, 4.0, 6.0)
-"""Time constants with which power comes to its level after an edge."""
-_TOLD_BY = 100
+_TOLD_BY = 20
 """Readings whose worth of evidence is believed at most: no model is right to more than that, however many agree."""
-_NOT_TOLD_APART = float(np.e)
-"""Evidence of one model over another's, below which neither is preferred (Kass and Raftery, 1995, section 3.2)."""
-_LEVEL, _LEAST = 10.0, 1e-3
-"""Standard deviation of a kind's mean power around the usual one, over that: says nothing, but keeps sums finite.
-The second: how much bins differ at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +57,27 @@ class Equations:
 
     def coarser(self, which: Values) -> Equations:
         """The same for bins that are joined, ``which`` of `Bins.joined`."""
-        kinds = self.right.shape[1] - len(which)
-        to = np.zeros((self.right.shape[1], which.shape[1] + kinds))
-        to[: len(which), : which.shape[1]], to[len(which) :, which.shape[1] :] = which, np.eye(kinds)
+        to = joining(which, self.right.shape[1])
         return Equations(to.T @ self.normal @ to, self.right @ to, self.square, self.rows)
+
+    @property
+    def total(self) -> tuple[Values, Values, float, int]:
+        """Of all blocks together: normal, right, square, rows."""
+        return self.normal.sum(axis=0), self.right.sum(axis=0), float(self.square.sum()), int(self.rows.sum())
 
     @staticmethod
     def joined(blocks: list[Equations]) -> Equations:
         """All blocks together."""
         names = ("normal", "right", "square", "rows")
         return Equations(*(np.concatenate([getattr(b, n) for b in blocks]) for n in names))
+
+
+def joining(which: Values, unknowns: int) -> Values:
+    """[unknowns, theirs] from bins that are joined, and what longer phases have more of, to what they were."""
+    kinds = unknowns - len(which)
+    to = np.zeros((unknowns, which.shape[1] + kinds))
+    to[: len(which), : which.shape[1]], to[len(which) :, which.shape[1] :] = which, np.eye(kinds)
+    return to
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,118 +88,103 @@ class Solution:
     u_random_w: Values
     """From the scatter of the readings and of the iterations: shrinks with their number."""
     u_model_w: Values
-    """From what windows cannot see inside a phase: stays."""
+    """From what windows cannot see inside a phase, and from where they lie: stays."""
+    u_lag_w: Values
+    """What goes with how much later than its phases the power comes: stays."""
 
 
-def solve(equations: Equations, bins: Bins, before: Values, usual_w: float) -> Solution:
-    """Weigh all `WALKS` and `DELAYS_MS`, with either meaning of a longer phase (`_precision`), and mix what they give.
+def solve(
+    equations: Callable[[float], Equations],
+    places: Places,
+    marks: Values,
+    priors: Values,
+    usual_w: float,
+) -> Solution:
+    """Weigh all ``priors`` [models, p, p] with all ``places``, and mix what they give.
 
-    ``before`` [kinds, kinds] is the share of a kind's phases (row) that follow one of another (column).
+    ``equations`` are those of windows that are later by a number of ns than they seem. ``marks`` [lags, k, p] takes the
+    mean power between the marks of a kind's phases.
     """
-    n = int(equations.rows.sum())
-    normal, right = equations.normal.sum(axis=0), equations.right.sum(axis=0)
-    square = float(equations.square.sum())
-    means = np.pad(bins.means(), ((0, 0), (0, len(bins.edges))))
-    priors = [
-        _precision(bins, before, walk, delay, grows) / usual_w**2
-        for grows in (False, True) for walk in WALKS for delay in DELAYS_MS
-    ]  # fmt: skip
-    # The noise is what the most pliant model leaves.
-    loose = np.linalg.solve(normal + 1e-9 * n * priors[-len(DELAYS_MS)] * usual_w**2, right)
-    left = max(square - 2 * loose @ right + loose @ normal @ loose, 0.0)
-    sigma2 = max(left / max(n - len(right), 1), (1e-6 * usual_w) ** 2)
-    fits = [_Fit(normal, right, square, n, sigma2, q, means) for q in priors]
-    weights = _weights(fits, n)
+    q = priors / usual_w**2
+    log_q = np.linalg.slogdet(q)[1]
+    nodes = places.nodes()
+    made = [equations(by) for by in nodes.tolist()]
+    sigma2 = _noise(made, priors[-1], usual_w)
+    middle, of_lags = made[len(made) // 2], len(marks) // 2
+    first = _Fits(middle, sigma2, q, log_q, marks[of_lags : of_lags + 1])
     # Iterations differ, and readings that overlap are off together: blocks that lie apart tell by how much.
-    best = fits[int(np.argmax(weights))]
-    apart = _jackknife(equations, best, means)
-    inflation = max(1.0, float(np.median(apart / np.maximum(best.noise, 1e-300))))
-    fits = [_Fit(normal, right, square, n, sigma2 * inflation, q, means) for q in priors]
-    weights = _weights(fits, n)
-    watts = np.array([f.watts for f in fits])
-    mean = weights @ watts
-    noise = weights @ np.array([f.noise for f in fits])
-    # What readings do not tell apart is equally possible, also where most of the models happen to say another thing.
-    alike = np.abs(watts - mean)[weights >= weights.max() / _NOT_TOLD_APART].max(axis=0)
-    between = np.maximum(weights @ (watts - mean) ** 2, alike**2 / 3)
-    model = weights @ np.array([f.model for f in fits]) + between
-    return Solution(mean, np.sqrt(np.maximum(noise, apart)), np.sqrt(model))
+    best = int(np.argmax(first.evidence))
+    apart = _jackknife(middle, q[best], sigma2, marks[of_lags])
+    inflation = max(1.0, float(np.median(apart / np.maximum(first.noise[best, 0], 1e-300))))
+    fits = [_Fits(e, sigma2 * inflation, q, log_q, marks) for e in made]
+    return _mixed(fits, places.cases(nodes), apart)
 
 
-class _Fit:
-    """The posterior under one prior."""
+def _mixed(fits: list[_Fits], cases: Cases, apart: Values) -> Solution:
+    evidence = fits[0].told * cases.between_nodes(np.array([f.evidence for f in fits]))
+    # Readings weigh the models, not where windows lie: power that is smoothed otherwise than models have it looks like
+    # windows that lie elsewhere. Where readings are sharp the place makes no difference to what they say.
+    weights = np.exp(evidence - evidence.max(axis=1)[:, None])
+    weights = weights / weights.sum(axis=1)[:, None] * cases.weight[:, None]
+    watts, noise, model = (
+        cases.with_lags(np.array([getattr(f, name) for f in fits])) for name in ("watts", "noise", "model")
+    )
+    # [differences, models, lags, kinds]
+    w = np.broadcast_to((weights / watts.shape[2])[:, :, None, None], (*watts.shape[:3], 1))
+    every = (0, 1, 2)
+    mean = np.sum(w * watts, axis=every)
+    beside = watts - mean
+    variance = np.sum(w * (model + beside**2), axis=every)
+    # What goes with the lag.
+    late = (cases.lag_ns - np.sum(w[..., 0] * cases.lag_ns[:, None, :]))[:, None, :, None]
+    lag = np.sum(w * late * beside, axis=every) ** 2 / np.maximum(np.sum(w * late**2), 1e-300)
+    lag = np.minimum(lag, variance)
+    random = np.maximum(np.sum(w * noise, axis=every), apart)
+    return Solution(mean, np.sqrt(random), np.sqrt(variance - lag), np.sqrt(lag))
 
-    def __init__(
-        self, normal: Values, right: Values, square: float, n: int, sigma2: float, prior: Values, means: Values
-    ) -> None:
-        self.sigma2, self.prior = sigma2, prior
+
+def _noise(all_equations: Iterable[Equations], prior: Values, usual_w: float) -> float:
+    """Variance of readings: what the most pliant model leaves where it leaves least."""
+    found = []
+    for e in all_equations:
+        normal, right, square, n = e.total
+        found.append(_left(normal, right, square, n, prior) / max(n - len(right), 1))
+    return max(min(found), (1e-6 * usual_w) ** 2)
+
+
+def _left(normal: Values, right: Values, square: float, n: int, prior: Values) -> float:
+    """Squares that are left of a pliant model."""
+    x = np.linalg.solve(normal + 1e-9 * n * prior, right)
+    return max(square - 2 * float(x @ right) + float(x @ normal @ x), 0.0)
+
+
+class _Fits:
+    """Posteriors under each prior: watts [models, lags, k], variances of noise and prior alike, evidence [models]."""
+
+    def __init__(self, equations: Equations, sigma2: float, prior: Values, log_prior: Values, marks: Values) -> None:
+        normal, right, square, n = equations.total
+        lags, kinds, p = marks.shape
+        self.told = min(1.0, _TOLD_BY / n)
+        flat = marks.reshape(-1, p)
         precision = normal / sigma2 + prior
-        self.x = np.linalg.solve(precision, right / sigma2)
-        self.to_means = np.linalg.solve(precision, means.T).T
-        self.watts = means @ self.x
-        self.noise = np.einsum("kp,pq,kq->k", self.to_means, normal / sigma2, self.to_means)
-        self.model = np.einsum("kp,pq,kq->k", self.to_means, prior, self.to_means)
+        known = np.linalg.solve(precision, np.column_stack([right / sigma2, flat.T])[None])
+        x, to = known[..., 0], known[..., 1:]
+        shape = (len(prior), lags, kinds)
+        self.watts = (x @ flat.T).reshape(shape)
+        self.noise = np.sum(to * (normal / sigma2 @ to), axis=1).reshape(shape)
+        self.model = np.maximum(np.sum(to * flat.T, axis=1).reshape(shape) - self.noise, 0.0)
         self.evidence = 0.5 * (
-            np.linalg.slogdet(prior)[1]
-            - np.linalg.slogdet(precision)[1]
-            - (square - right @ self.x) / sigma2
-            - n * np.log(sigma2)
+            log_prior - np.linalg.slogdet(precision)[1] - (square - x @ right) / sigma2 - n * np.log(sigma2)
         )
 
 
-def _precision(bins: Bins, before: Values, walk: float, delay_ms: float, grows: bool) -> Values:
-    """[p, p] of the prior, in units of the usual power: of bins, and behind them of what longer phases have more of,
-    over the phase's mean. ``grows``: that is more of the last level; else it is like the rest of the phase."""
-    p, first = bins.columns, bins.first
-    levels: Values = np.zeros((p, p))
-    lag, own, last = np.zeros((p, len(first))), np.zeros((len(first), p)), np.zeros((len(first), p))
-    left = np.diag(np.exp(-np.asarray(bins.length_ms) / delay_ms))
-    for k, n in enumerate(bins.count):
-        begin, share = np.asarray(bins.edges[k]), bins.shares_of(k)
-        middle = begin + share / 2
-        here = slice(first[k], first[k] + n)
-        levels[here, here] = _LEVEL**2 + walk**2 * np.minimum(middle[:, None], middle[None, :])
-        lag[here, k] = _mean_decay(begin, share, delay_ms / bins.length_ms[k])
-        own[k, first[k]], last[k, first[k] + n - 1] = 1, 1
-    # Power after an edge is its level, and what is still there of the power before: with levels z, power e at the ends
-    # of phases, e = last z + left (before e - own z), and in bins x = z + lag (before e - own z).
-    end = np.linalg.solve(np.eye(len(first)) - left @ before, last - left @ own)
-    follows = np.eye(p) + lag @ (before @ end - own)
-    # A phase that goes on for longer at its last level takes that much more, whatever the time constant: what has not
-    # come when it ends comes in the phases behind it.
-    more = (last - bins.means() @ follows) if grows else np.zeros((len(first), p))
-    of_levels = np.concatenate([follows, more])
-    own_part = np.concatenate([np.full(p, _LEAST**2), np.full(len(first), _LEAST**2 + walk**2 / 3)])
-    return np.asarray(np.linalg.inv(of_levels @ levels @ of_levels.T + np.diag(own_part)), np.float64)
-
-
-def _mean_decay(begin: Values, share: Values, constant: float) -> Values:
-    """exp(-u/constant) averaged over each bin."""
-    made: Values = np.exp(-begin / constant) * -np.expm1(-share / constant) * constant / share
-    return made
-
-
-def _weights(fits: list[_Fit], n: int) -> Values:
-    evidence = np.array([f.evidence for f in fits])
-    weights = np.exp((evidence - evidence.max()) * min(1.0, _TOLD_BY / n))
-    made: Values = weights / weights.sum()
-    return made
-
-
-def _jackknife(equations: Equations, fit: _Fit, means: Values) -> Values:
+def _jackknife(equations: Equations, prior: Values, sigma2: float, means: Values) -> Values:
     """[k] variance of the means when blocks are left out in turn (Efron and Stein, 1981)."""
     b = len(equations.rows)
     if b < 4:
         return np.zeros(len(means))
-    normal, right = equations.normal.sum(axis=0), equations.right.sum(axis=0)
-    without = np.array(
-        [
-            means
-            @ np.linalg.solve(
-                (normal - equations.normal[i]) / fit.sigma2 + fit.prior, (right - equations.right[i]) / fit.sigma2
-            )
-            for i in range(b)
-        ]
-    )
+    normal = equations.normal.sum(axis=0) - equations.normal
+    right = equations.right.sum(axis=0) - equations.right
+    without = np.linalg.solve(normal / sigma2 + prior, right[..., None] / sigma2)[..., 0] @ means.T
     made: Values = (b - 1) / b * np.sum((without - without.mean(axis=0)) ** 2, axis=0)
     return made

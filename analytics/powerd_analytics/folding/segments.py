@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.folding.timeline import Bins
+from powerd_analytics.edges.cells import prefix_sums
+from powerd_analytics.folding.timeline import Bins, Timeline
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -16,6 +18,8 @@ _COLUMNS, _LEAST_BINS, _FINEST = 16, 2, 12
 """Bins of an iteration, about, and of a phase at least; as many as windows find room in it, up to the last."""
 _EDGE_SHARE, _EDGE_NS = 0.004, 10_000
 """By how much power may move beside its edge, or otherwise than the model has it: of a window, and in any case."""
+_MARKS = 512
+"""Segments of a stretch from which it is found what marks hold of late power: they are much alike."""
 _NEGLIGIBLE = 1e-3
 """Share of the time between phases, all together, below which nobody asks what goes on there."""
 
@@ -51,6 +55,28 @@ class Segments:
         """The same as shares of the kind in each row."""
         return _shares(self.pairs())
 
+    def between_marks(self, lag_ns: int, stretches: Sequence[slice]) -> Values:
+        """[kinds, columns + kinds] what takes the mean power between the marks of a kind's segments, when power follows
+        them ``lag_ns`` late: what the marks hold of the bins is what a window as long as the segment, and that much
+        before it, would."""
+        kinds, columns = len(self.bins.edges), self.bins.columns
+        total, time = np.zeros((kinds, columns + kinds)), np.zeros(kinds)
+        for which in stretches:
+            few = slice(which.start, min(which.stop, which.start + _MARKS))
+            timeline = Timeline(self.begin_ns[few], self.end_ns[few], self.kind[few], self.bins)
+            begin, end, kind = self.begin_ns[few] - lag_ns, self.end_ns[few] - lag_ns, self.kind[few]
+            pause = prefix_sums(self.unknown[few].astype(np.float64))
+            first = np.searchsorted(self.begin_ns[few], begin, "right") - 1
+            use = (begin >= self.begin_ns[few.start]) & (pause[1:] == pause[np.maximum(first, 0)]) & (end > begin)
+            shares = timeline.equations(begin[use], end[use])
+            length = (end - begin)[use].astype(np.float64)
+            np.add.at(total, kind[use], shares * length[:, None])
+            np.add.at(time, kind[use], length)
+        plain = np.pad(self.bins.means(), ((0, 0), (0, kinds)))
+        # A kind that always comes after a pause: what went before it is not known, and is taken as the same.
+        made: Values = np.where(time[:, None] > 0, total / np.maximum(time, 1)[:, None], plain)
+        return made
+
     def edge_u_w(self, watts: Values, window_ns: float) -> Values:
         """[kinds] standard uncertainty from when power moves at edges. That it follows an edge with one time constant
         is a model; how far off it was in simulations grows with the window (docs/energy.md)."""
@@ -84,7 +110,8 @@ def segments_of(phases: Phases, window_ns: float) -> Segments:
     of_gap = kinds + kind[there]
     lengths = np.concatenate([mean, np.bincount(kind[there], gap[there], kinds) / np.maximum(1, count)]) * 1e-6
     equal = [
-        max(_LEAST_BINS, round(_COLUMNS * d / max(iteration, 1)), min(_FINEST, int(d / max(window_ns, 1.0))))
+        # A phase that comes once in a long while may last many iterations.
+        max(_LEAST_BINS, round(_COLUMNS * min(d / max(iteration, 1), 1)), min(_FINEST, int(d / max(window_ns, 1.0))))
         for d in mean
     ] + [1] * kinds
     return Segments(

@@ -35,7 +35,9 @@ FILE_COLUMNS = {
     )
 }
 """Columns that only rows of kind `FILE` have, beside ``path``, ``run``, ``run_id``, ``created_utc`` and ``host``."""
-INDEX_COLUMNS = COLUMNS | FILE_COLUMNS
+OF_JOB, PART, WHOLE = "of_job", "part", "whole"
+_OF_JOB = Column(OF_JOB, "text", "", "part: of one machine of a job over several; whole: of such a job")
+INDEX_COLUMNS = COLUMNS | FILE_COLUMNS | {OF_JOB: _OF_JOB}
 _BATCH_ROWS = 50_000
 
 
@@ -132,14 +134,17 @@ def index_files(path: Path) -> list[Path]:
 
 
 def index_records(path: Path, device: str | None = None, *, progress: Progress = no_progress) -> list[Record]:
-    """The records of all runs of an index, as `run_records` gives them, without opening a run file.
+    """The records of all runs of an index, as `run_records` gives them, without opening a run file: those of jobs over
+    several machines are left to `merge_jobs`.
 
     Raises `RunFileError` as `open_index`, `AnalysisError` for an unknown device.
     """
     import pyarrow.compute as pc
 
     index = open_index(path)
-    table = index.table(tuple(COLUMNS)).filter(pc.field("kind") != FILE)
+    table = index.table((*COLUMNS, OF_JOB))
+    is_of_file = pc.field(OF_JOB).is_null() | (pc.field(OF_JOB) != WHOLE)
+    table = table.filter((pc.field("kind") != FILE) & is_of_file).drop_columns([OF_JOB])
     if device is not None:
         known = table["device"].unique().to_pylist()
         table = table.filter(pc.field("device") == pick(device, known, "device"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,19 @@ from typing import TYPE_CHECKING
 
 from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.indexes.files import run_files
-from powerd_analytics.indexes.index import CURRENT, FILE, INDEX_COLUMNS, NAME, SUFFIX, Index, open_index, schema_of
+from powerd_analytics.indexes.index import (
+    CURRENT,
+    FILE,
+    INDEX_COLUMNS,
+    NAME,
+    OF_JOB,
+    SUFFIX,
+    WHOLE,
+    Index,
+    open_index,
+    schema_of,
+)
+from powerd_analytics.indexes.jobs import with_jobs
 from powerd_analytics.records.columns import Cell, Record
 from powerd_analytics.reducing.reduce import Reduced, reduce_runs
 from powerd_core.errors import ConfigError, RunFileError
@@ -93,7 +106,7 @@ def index_runs(
     if good and (todo or vanished or before is None):
         progress(1.0, f"writing {out}")
         kept = _kept(before, [name for name, state in states.items() if known.get(name) == state])
-        _write(out, _ordered(kept, blocks, list(states)), _root(folder, out))
+        _write(out, with_jobs(_ordered(kept, blocks, list(states))), _root(folder, out))
     gone = tuple(str(folder / name) for name in vanished)
     return IndexReport(out, good, good - len(states) + len(todo), tuple(failed), gone, afresh)
 
@@ -196,7 +209,9 @@ def _kept(before: Index | None, names: Sequence[str]) -> list[pa.Table]:
     import pyarrow.compute as pc
 
     table = before.table(tuple(INDEX_COLUMNS))
-    return [table.filter(pc.is_in(table["path"], pa.array(names)))]
+    # Jobs over several machines are made anew of what is there then.
+    is_whole = pc.fill_null(pc.equal(table[OF_JOB], WHOLE), False)
+    return [table.filter(pc.and_(pc.is_in(table["path"], pa.array(names)), pc.invert(is_whole)))]
 
 
 def _ordered(kept: Sequence[pa.Table], blocks: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
@@ -225,4 +240,5 @@ def _write(out: Path, table: pa.Table, root: str) -> None:
     except OSError as error:
         raise RunFileError(f"{out} cannot be written: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
+            partial.unlink(missing_ok=True)

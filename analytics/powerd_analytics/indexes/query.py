@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.exports.sheet import Sheet, SheetColumn
-from powerd_analytics.indexes.index import FILE, FILE_COLUMNS, Index, open_index
+from powerd_analytics.indexes.index import FILE, FILE_COLUMNS, OF_JOB, PART, Index, open_index
 from powerd_analytics.records.columns import COLUMNS, Cell
 from powerd_core.errors import AnalysisError, ConfigError
 
 if TYPE_CHECKING:
     import duckdb
 
-VIEWS = {"runs": "run", "phases": "phase", "totals": "total"}
-"""View -> ``kind`` of its records. Beside these there is ``files``, a row a run file."""
+VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank", "jobs": "job"}
+"""View -> ``kind`` of its records. Beside these there is ``files``, a row a run file. Of a job over several machines
+there are its own records, not those of its parts."""
 _OF_FILES = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
 _POLL_S = 0.1
 _PIVOT = re.compile(r"\s*(PIVOT|UNPIVOT|SELECT|FROM|WITH|\()", re.IGNORECASE)
@@ -33,7 +34,7 @@ _ALONE: dict[str, str | bool | int | float | list[str]] = {
 
 
 def query(path: Path, sql: str, *, progress: Progress = no_progress) -> Sheet:
-    """The answer of an index to one SELECT over the views ``runs``, ``phases``, ``totals`` and ``files``.
+    """The answer of an index to one SELECT over its views: those of `VIEWS` and ``files``.
 
     Raises `RunFileError` as `open_index`, `AnalysisError` for SQL that cannot be answered or would do something else
     than ask.
@@ -82,7 +83,8 @@ def connected(index: Index) -> duckdb.DuckDBPyConnection:
     full = f"{_text(runs)} || path AS path"
     for view, kind in VIEWS.items():
         names = ", ".join(full if name == "path" else name for name in COLUMNS if name in index.columns)
-        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE kind = {_text(kind)}")
+        once = f" AND {OF_JOB} IS DISTINCT FROM {_text(PART)}" if OF_JOB in index.columns else ""
+        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE kind = {_text(kind)}{once}")
     names = ", ".join(full if name == "path" else name for name in _OF_FILES if name in index.columns)
     connection.execute(f"CREATE VIEW files AS SELECT {names} FROM _index WHERE kind = {_text(FILE)}")
     connection.execute("SET lock_configuration = true")

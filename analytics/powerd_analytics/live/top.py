@@ -50,6 +50,9 @@ def top(
 
 
 def _open(urls: list[str], path: Path | None, keys: Path | None) -> Watch:
+    for url in urls:
+        if url.endswith(".h5"):
+            raise ConfigError(f"{url} is no address of a powerd: a run is named with --run {url}")
     runs = runs_here()
     run = None if path is None else RunPhases(path)
     for found in runs if run is None else ():

@@ -111,6 +111,8 @@ def _inputs(
     """Arguments for the model, on ``meta``, and what to call them in a message."""
     import torch
 
+    from powerd_analytics.operations.shapes_layout import on_meta
+
     if (sample_shape is None) == (inputs is None):
         raise AnalysisError("give the shape of one sample, or inputs, and not both")
     if inputs is None:
@@ -124,21 +126,23 @@ def _inputs(
             raise AnalysisError(f"{tuple(sample_shape)} is no shape of a sample: {error}") from error
         return (made,), {}, f"a sample of shape {tuple(sample_shape)}"
 
-    def on_meta(value: Any) -> Any:
-        return torch.empty_like(value, device="meta") if isinstance(value, torch.Tensor) else value
+    def shape_of(value: Any) -> Any:
+        return on_meta(value) if isinstance(value, torch.Tensor) else value
 
     if isinstance(inputs, Mapping):
-        return (), {k: on_meta(v) for k, v in inputs.items()}, "these inputs"
-    return tuple(on_meta(v) for v in inputs), {}, "these inputs"
+        return (), {k: shape_of(v) for k, v in inputs.items()}, "these inputs"
+    return tuple(shape_of(v) for v in inputs), {}, "these inputs"
 
 
 def _shadow(model: Model) -> torch.nn.Module:
     """The same modules with shapes for parameters; a model that was handed in is copied, not changed."""
     import torch
 
+    from powerd_analytics.operations.executed import ShapesMode
+
     if not isinstance(model, torch.nn.Module):
         try:
-            with torch.device("meta"):
+            with torch.device("meta"), ShapesMode():  # type: ignore[no-untyped-call, unused-ignore]
                 made = model()
         except Exception as error:
             raise AnalysisError(f"the model cannot be made: {type(error).__name__}: {error}") from error
@@ -156,11 +160,13 @@ def _meta_memo(model: torch.nn.Module) -> dict[int, Any]:
     """A memo with which deepcopy puts a shape in the place of each parameter and buffer: nothing is allocated."""
     import torch
 
+    from powerd_analytics.operations.shapes_layout import on_meta
+
     memo: dict[int, Any] = {}
     for p in model.parameters():
-        memo[id(p)] = torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        memo[id(p)] = torch.nn.Parameter(on_meta(p), requires_grad=p.requires_grad)
     for b in model.buffers():
-        memo[id(b)] = torch.empty_like(b, device="meta")
+        memo[id(b)] = on_meta(b)
     return memo
 
 

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from powerd_analytics.operations.counts import ExecutedCount, Work
 from powerd_analytics.operations.kernels import PRODUCTS, Effort, effort_of
-from powerd_analytics.operations.shapes import SHAPES
+from powerd_analytics.operations.shapes import shaped
+from powerd_analytics.operations.shapes_layout import on_meta
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -84,10 +85,7 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
     ) -> Any:
         # Whatever asks a tensor for its shape in here would pass torch.device("meta") again: a third of the time.
         with torch._C.DisableTorchFunction():
-            shape = SHAPES.get(func)
-            out = shape(args) if shape is not None and not kwargs else None
-            if out is None:
-                out = _run(func, args, kwargs or {})
+            out = run_shapes(func, args, kwargs or {})
             effort = self._efforts.get(func)
             if effort is None:
                 effort = self._efforts[func] = effort_of(func)
@@ -123,15 +121,34 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         return tuple(found)
 
 
-def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run_shapes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a kernel returns on ``meta``: by our own rules, else by torch's."""
+    out = shaped(func, args, kwargs)
+    if out is not None:
+        return out
     try:
         return func(*args, **kwargs)
     except (RuntimeError, NotImplementedError):
         if not any(isinstance(a, Tensor) and not a.is_meta for a in args):
             raise
         # A tensor that the model keeps as a plain attribute was left where it is: its shape serves as well.
-        moved = tree_map_only(Tensor, lambda t: t if t.is_meta else torch.empty_like(t, device="meta"), args)
+        moved = tree_map_only(Tensor, lambda t: t if t.is_meta else on_meta(t), args)
         return func(*moved, **kwargs)
+
+
+class ShapesMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+    """Makes a model by shapes alone where our rules know the kernel, and counts nothing."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        with torch._C.DisableTorchFunction():
+            made = shaped(func, args, kwargs or {})
+            return made if made is not None else func(*args, **(kwargs or {}))
 
 
 def _sizes(values: Any) -> tuple[int, int]:

@@ -79,6 +79,18 @@ def attention(passes: int, first: int = 0) -> Formula:
     return count
 
 
+def trilinear(args: Sequence[Any], _out: Any) -> int:
+    """Three factors multiplied and added up: three operations for each place of their common shape (`nn.Bilinear`)."""
+    sizes: dict[int, int] = {}
+    for x, places in zip(args[:3], args[3:6], strict=True):
+        shape = [*x.shape]
+        for at in places:
+            shape.insert(at, 1)
+        for i, n in enumerate(shape):
+            sizes[i] = max(sizes.get(i, 1), n)
+    return 3 * prod(sizes.values())
+
+
 def _table(names: dict[str, Formula]) -> dict[Any, Formula]:
     # Not every release of torch has all of them.
     return {getattr(aten, name): formula for name, formula in names.items() if hasattr(aten, name)}
@@ -102,6 +114,7 @@ PRODUCTS = _table(
         "dot": product(0, 1),
         "vdot": product(0, 1),
         "addr": outer,
+        "_trilinear": trilinear,
         **{f"_scaled_dot_product_{name}": attention(1) for name in _FUSED},
         **{f"_scaled_dot_product_{name}_backward": attention(2, first=1) for name in _FUSED},
     }
@@ -129,19 +142,35 @@ _ELEMENTWISE = (
     "upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_linear1d "
     "upsample_linear1d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d "
     "upsample_bicubic2d_backward upsample_trilinear3d upsample_trilinear3d_backward "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell rand rand_like randn randn_like randint"
+    "_thnn_fused_lstm_cell _thnn_fused_gru_cell rand rand_like randn randn_like randint "
+    "_upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d "
+    "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward "
+    "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward "
+    "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward "
+    "replication_pad2d_backward replication_pad3d_backward col2im grid_sampler_2d grid_sampler_2d_backward "
+    "grid_sampler_3d grid_sampler_3d_backward fractional_max_pool2d fractional_max_pool2d_backward "
+    "fractional_max_pool3d fractional_max_pool3d_backward hardswish hardswish_ mish_ hardshrink_backward "
+    "softshrink_backward log_sigmoid_forward log_sigmoid_backward rrelu_with_noise rrelu_with_noise_ "
+    "rrelu_with_noise_backward floor_divide floor_divide_ smooth_l1_loss smooth_l1_loss_backward huber_loss "
+    "huber_loss_backward soft_margin_loss soft_margin_loss_backward binary_cross_entropy "
+    "binary_cross_entropy_backward binary_cross_entropy_with_logits multi_margin_loss multi_margin_loss_backward "
+    "multilabel_margin_loss_forward multilabel_margin_loss_backward aminmax count_nonzero nansum logcumsumexp cummax "
+    "cummin scatter_reduce scatter_reduce_ polar linalg_cross"
 )
 _MOVES = (
     "clone copy_ _to_copy contiguous cat stack embedding index index_select gather scatter scatter_ repeat flip roll "
-    "constant_pad_nd reflection_pad1d reflection_pad2d replication_pad2d slice_backward select_backward "
-    "slice_scatter select_scatter unfold_backward pixel_shuffle pixel_unshuffle channel_shuffle "
+    "constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d "
+    "replication_pad3d slice_backward select_backward diagonal_backward slice_scatter select_scatter unfold_backward "
+    "im2col index_fill index_fill_ index_copy index_copy_ masked_scatter masked_scatter_ masked_scatter_backward "
+    "max_unpool2d max_unpool3d diag_embed rot90 complex affine_grid_generator pixel_shuffle pixel_unshuffle "
+    "channel_shuffle "
     "view_copy split_with_sizes_copy narrow_copy zeros zeros_like new_zeros ones ones_like new_ones "
     "full full_like new_full fill fill_ zero_ zero arange linspace scalar_tensor eye"
 )
 _NOTHING = (
     "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh detach alias "
     "lift_fresh_copy _local_scalar_dense unsafe_split unsafe_chunk unsafe_split_with_sizes as_strided as_strided_ "
-    "resize_ set_ record_stream is_same_size"
+    "resize_ resize_as_ set_ record_stream is_same_size _linalg_check_errors"
 )
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())
 MOVES = frozenset(_MOVES.split())
@@ -155,7 +184,7 @@ def effort_of(func: Any) -> Effort:
     if func.namespace not in ("aten", "prims", "prim"):
         return Effort.NOTHING if func.namespace == "profiler" else Effort.UNKNOWN
     name = func.overloadpacket.__name__
-    if name in NOTHING or func.is_view:
+    if name in NOTHING or func.is_view or getattr(torch.Tag, "inplace_view", None) in func.tags:
         return Effort.NOTHING
     if name in MOVES:
         return Effort.MOVE

@@ -86,12 +86,12 @@ def reference_of(found: Sequence[Configuration], condition: str | None, fallback
 
 def configurations_of_records(records: Sequence[Record]) -> list[Configuration]:
     """Innermost phases a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
-    found = averaged(r for r in prepared(records, Length()) if r["kind"] != "run")
+    found = averaged(r for r in prepared(records, Length()) if r["kind"] in ("phase", "total"))
     totals = [r for r in found if r["kind"] == "total"]
     # One of several GPUs is no configuration where all of them are there added up.
     parts = {(r["path"], d) for r in totals if "+" in str(r["device"]) for d in str(r["device"]).split("+")}
-    totals = [r for r in totals if (r["path"], r["device"]) not in parts]
-    return [_of_record(r) for r in [*of_configurations(innermost(found)), *totals]]
+    whole = [r for r in [*of_configurations(innermost(found)), *totals] if (r["path"], r["device"]) not in parts]
+    return [_of_record(r) for r in whole]
 
 
 def _of_record(r: Record) -> Configuration:

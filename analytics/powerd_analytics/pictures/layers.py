@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -93,9 +93,8 @@ def _joined(cells: Sequence[_Cell]) -> list[Layer]:
         # Without a figure for both, what the passes' errors share is not known: they may add up.
         u95 = both[6] if both is not None else None if None in u else sum(v for v in u if v is not None)
         parts = tuple((p, float(j)) for p, j in singles if j is not None)
-        if parts:
-            found.append(Layer(panel, name, same[0][2], provenance, parts, u95, any(c[7] for c in same)))
-    if not found:
+        found.append(Layer(panel, name, same[0][2], provenance, parts, u95 if parts else None, any(c[7] for c in same)))
+    if not any(layer.parts for layer in found):
         raise AnalysisError("no layer has joules: phases of layers are marked with meter.watch(model, layers=True)")
     return found
 
@@ -116,13 +115,12 @@ def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
     chosen = colours(p for same in lists for x in same for p, _ in x.parts)
     for (ax,), same in zip(axes, lists, strict=True):
         _list(ax, same, chosen)
-    said = "bars: 95 % interval of the layer; ≥: lower bound"
+    _legend(figure, chosen)
+    said = "bars: 95 % interval of the layer; ≥: lower bound; n.r.: not resolvable"
     return finish(figure, f"{name}: energy of layers", (x.provenance for x in layers), said)
 
 
 def _list(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
-    from matplotlib.patches import Patch
-
     named, rest = same[:MOST_LAYERS], same[MOST_LAYERS:]
     for y, layer in enumerate(named):
         left = 0.0
@@ -140,7 +138,7 @@ def _list(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
             left += j
         if layer.u95_j is not None:
             ax.errorbar(left, y, xerr=layer.u95_j, color="black", capsize=2.5, lw=1, ls="none")
-        said = ("≥ " if layer.is_lower_bound else "") + digits(left, 3)
+        said = ("≥ " if layer.is_lower_bound else "") + digits(left, 3) if layer.parts else "n.r."
         ax.annotate(
             said, (left + (layer.u95_j or 0.0), y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7
         )
@@ -153,8 +151,11 @@ def _list(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
     ax.set_xlim(0, 1.14 * max(x.energy_j + (x.u95_j or 0.0) for x in same))
     ax.set_xlabel("energy a batch (J)")
     ax.set_title(shown(same[0].panel, 70))
-    ax.legend(
-        handles=[Patch(facecolor=c, label=shown(p or "all")) for p, c in chosen.items()],
-        fontsize=7.5,
-        loc="lower right",
-    )
+
+
+def _legend(figure: Figure, chosen: Mapping[str, str]) -> None:
+    """Beside the panels: within one, it would hide the values of the short bars."""
+    from matplotlib.patches import Patch
+
+    handles = [Patch(facecolor=c, label=shown(p or "all")) for p, c in chosen.items()]
+    figure.legend(handles=handles, fontsize=7.5, frameon=False, loc="outside right upper")

@@ -63,7 +63,9 @@ def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
     for side in ax.spines.values():
         side.set_visible(False)
     figure.colorbar(image, ax=ax, label="GFLOPS/W", shrink=0.8)
-    said = "small: ± 95 % interval; ≤: upper bound"
+    conventions = sorted({c.cells.get("gflops_convention", "") for c in kept} - {""})
+    counted = f"operations: {', '.join(shown(name) for name in conventions) or 'convention not stated'}"
+    said = f"{counted}; small: ± 95 % interval; ≤: upper bound"
     return finish(figure, f"{name}: GFLOPS/W", (c.provenance for c in kept), said)
 
 

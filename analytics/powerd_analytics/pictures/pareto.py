@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 MARKERS = "osD^vP*X"
 NAMED = 24
 """More points than this get no text, but those of the front do."""
+_PANEL_PT = (390.0, 300.0)
+"""About the size of a panel's axes in points: enough to tell whether two names meet."""
+_PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 13), (5, -19), (-5, 13), (-5, -19))
+"""Where a name may stand beside its point, in points; the first that is free."""
 
 
 def draw_pareto(found: Sequence[Configuration], name: str, reference: str | None = None, k: float = 2.0) -> Figure:
@@ -28,7 +32,7 @@ def draw_pareto(found: Sequence[Configuration], name: str, reference: str | None
     """
     kept = wholes(found, "pareto")
     models = list(dict.fromkeys((c.model, c.per) for c in kept))
-    figure, axes = panels(len(models), (6.2, 4.8), most_columns=2)
+    figure, axes = panels(len(models), (8.2, 4.8), most_columns=2)
     for (ax,), (model, per) in zip(axes, models, strict=True):
         _panel(ax, [c for c in kept if (c.model, c.per) == (model, per)], reference, k)
         ax.set_title(shown(model))
@@ -63,13 +67,29 @@ def _panel(ax: Axes, same: Sequence[Configuration], condition: str | None, k: fl
             front |= set(order)
             ax.plot(time[order], energy[order], color="#333333", lw=1.2, drawstyle="steps-post", zorder=2,
                     label="Pareto front" if provenance == same[0].provenance else None)  # fmt: skip
-    for i, c in enumerate(same):
-        if len(same) <= NAMED or i in front:
-            text = shown(_point(c, same), 30)
-            ax.annotate(
-                text, (time[i], energy[i]), xytext=(4, 4), textcoords="offset points", fontsize=7, color="#333333"
-            )
-    ax.legend(fontsize=7.5, framealpha=0.85, loc="best")
+    _name(ax, [
+        (float(time[i]), float(energy[i]), shown(_point(c, same), 30))
+        for i, c in enumerate(same) if len(same) <= NAMED or i in front
+    ])  # fmt: skip
+    # Beside the panel: within, it would hide points and their names.
+    ax.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
+def _name(ax: Axes, points: Sequence[tuple[float, float, str]]) -> None:
+    """Names beside their points, each at the first place where it covers no other; where there is none, left out."""
+    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+    taken: list[tuple[float, float, float, float]] = []
+    for x, y, text in dict.fromkeys(points):
+        at = _PANEL_PT[0] * (x - left) / (right - left), _PANEL_PT[1] * (y - low) / (high - low)
+        width, height = 3.9 * max(map(len, text.split("\n"))), 8.5 * (1 + text.count("\n"))
+        for dx, dy in _PLACES:
+            x0 = at[0] + (dx if dx > 0 else dx - width)
+            box = (x0, at[1] + dy, x0 + width, at[1] + dy + height)
+            if not any(box[0] < b[2] and b[0] < box[2] and box[1] < b[3] and b[1] < box[3] for b in taken):
+                taken.append(box)
+                ax.annotate(text, (x, y), xytext=(dx, dy), textcoords="offset points", fontsize=7, color="#333333",
+                            ha="left" if dx > 0 else "right")  # fmt: skip
+                break
 
 
 def _series(c: Configuration, among: Sequence[Configuration]) -> str:

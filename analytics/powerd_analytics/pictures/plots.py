@@ -13,9 +13,11 @@ from powerd_analytics.pictures.bars import draw_bars
 from powerd_analytics.pictures.style import PALETTE, shown
 from powerd_analytics.pictures.traces import draw_legend, draw_trace
 from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.signal import Signal, load_signal
+from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import IN_MEMORY, load_bounded
 from powerd_analytics.tables.rows import PhaseTable
 from powerd_analytics.tables.table import table_of
+from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,11 +39,13 @@ def plot_run(
     import matplotlib as mpl
 
     mpl.use("Agg")
-    parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
+    parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text), in_memory=IN_MEMORY)
+    if not parts:
+        raise AnalysisError(f"{run.path}: this run is empty: no line feeds any of its devices")
     table = PhaseTable((), (), ())
     if with_bars:
         table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
-    compared = {p.device: [load_signal(run, name) for name in run.compared(p.device)] for p in parts}
+    compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     progress(0.8, "drawing")
     style: dict[Any, Any] = {
         "font.size": 9,

@@ -13,7 +13,8 @@ from powerd_core.text import printable
 
 COLOURS = {
     "repeats": "#0072B2", "sampling": "#56B4E9", "gain": "#D55E00", "offset": "#E69F00", "quantisation": "#F0E442",
-    "edges": "#009E73", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000", "folding": "#999999",
+    "edges": "#009E73", "left over": "#44AA99", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000",
+    "lag": "#117733", "folding": "#999999",
 }  # fmt: skip
 """After Okabe and Ito, told apart by colour-blind readers too."""
 

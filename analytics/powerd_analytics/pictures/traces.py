@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,10 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.devices import Part
 from powerd_analytics.pictures.style import shown
 from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.envelopes import envelope_of, joined
 from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.slices import SlicedSignal
+from powerd_analytics.signals.streams import Points, View, count_points, fastest_of, points_of, summed_of
 from powerd_analytics.tables.groups import group_text
 
 if TYPE_CHECKING:
@@ -25,13 +28,18 @@ def envelope(
     t_ns: NDArray[np.int64], watts: NDArray[np.float64], begin_ns: int, end_ns: int, columns: int = PIXELS
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
     """Times, least and greatest power of each column of a trace; all readings where they are few."""
-    i = max(int(np.searchsorted(t_ns, begin_ns, "left")) - 1, 0)
-    j = min(int(np.searchsorted(t_ns, end_ns, "right")) + 1, len(t_ns))
-    t, p = t_ns[i:j], watts[i:j]
-    if len(t) <= 2 * columns:
+    inside = View(begin_ns, end_ns).cut(t_ns)
+    return envelope_of_many([(t_ns[inside], watts[inside])], inside.stop - inside.start, columns)
+
+
+def envelope_of_many(
+    points: Iterable[Points], n: int, columns: int = PIXELS
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """The same of ``n`` points that come piece by piece."""
+    if n <= 2 * columns:
+        t, p = joined(points)
         return t, p, p
-    starts = np.unique(np.linspace(0, len(t), columns, endpoint=False).astype(np.int64))
-    return t[starts], np.minimum.reduceat(p, starts), np.maximum.reduceat(p, starts)
+    return envelope_of(points, np.unique(np.linspace(0, n, columns, endpoint=False).astype(np.int64)))
 
 
 def draw_trace(
@@ -54,7 +62,7 @@ def draw_trace(
     highest, lowest = 1.0, 0.0
     for signal, colour in zip(part.signals, shades, strict=False):
         highest = max(highest, _draw_line(axes, signal, window, origin, scale, color=colour, lw=1.0))
-        lowest = min(lowest, float(signal.power()[1].min(initial=0.0)))
+        lowest = min(lowest, _lowest_w(signal))
     if len(part.signals) > 1:
         highest = max(highest, _draw_sum(axes, part, window, origin, scale))
     for signal in compared:
@@ -74,8 +82,8 @@ def _draw_line(
 ) -> float:  # fmt: skip
     if len(signal) < 2:
         return 0.0
-    t, watts = signal.power()
-    at, low, high = envelope(t, watts, *window)
+    view = View(*window)
+    at, low, high = envelope_of_many(points_of(signal, view), count_points(signal, view))
     return _draw_envelope(axes, (at - origin) * scale, low, high, color, lw, ls, shown(label or signal.line.name))
 
 
@@ -84,14 +92,16 @@ def _draw_sum(axes: Axes, part: Part, window: tuple[int, int], origin: int, scal
     signals = [s for s in part.signals if len(s) > 1]
     if not signals:
         return 0.0
-    moments = max((s.power()[0] for s in signals), key=len)
-    total = np.zeros(len(moments))
-    for s in signals:
-        t, watts = s.power()
-        total += np.interp((moments - moments[0]).astype(float), (t - moments[0]).astype(float), watts)
-    at, low, high = envelope(moments, total, *window)
+    fastest, view = fastest_of(signals), View(*window)
+    at, low, high = envelope_of_many(summed_of(signals, fastest, view), count_points(fastest, view))
     label = shown(f"{part.device}, sum of lines")
     return _draw_envelope(axes, (at - origin) * scale, low, high, "black", 1.3, "-", label)
+
+
+def _lowest_w(signal: Signal) -> float:
+    if isinstance(signal, SlicedSignal):
+        return signal.range_w[0] if signal.range_w is not None else 0.0
+    return float(signal.power()[1].min(initial=0.0))
 
 
 def _draw_envelope(

@@ -63,6 +63,8 @@ def draw_treemap(layers: Sequence[Layer], name: str) -> Figure:
     for (ax,), same in zip(axes, maps, strict=True):
         _map(ax, same, chosen)
     said = "area: joules a batch, forward and backward as far as known; ±: 95 % interval; hatched: not measured"
+    if absent := sum(not x.parts for x in layers):
+        said += f"; {absent} not resolvable, not drawn"
     return finish(figure, f"{name}: energy of layers", (x.provenance for x in layers), said)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -104,6 +105,9 @@ def choose(
             notes.append(f"{table.at(left[0])}{many}: no energy or no time: not among the choices")
         if ref not in run:
             raise AnalysisError(f"{table.at(ref)}: the reference {reference} has no energy or no time")
+        if zeros := [i for i in run if energy[i] == 0 or time[i] == 0]:
+            many = f" and {len(zeros) - 1} more" if len(zeros) > 1 else ""
+            notes.append(f"{table.at(zeros[0])}{many}: 0 counts as 0; leave it empty if it was not measured")
         chosen.append(_best(table, criterion, run, ref, (energy, time), notes))
     return Choices(table, tuple(chosen), tuple(notes))
 
@@ -131,6 +135,9 @@ def _best(
         return metrics.zeus_cost_j(e[i], t[i], power_w, criterion.eta)
 
     values = [value(i) for i in rows]
+    for i, v in zip(rows, values, strict=True):
+        if not math.isfinite(v):
+            raise AnalysisError(f"{table.at(i)}: energy and time are too large: their metric is no finite number")
     at = metrics.best(values)
     best = rows[at]
     ties = [table.lines[i] for i, v in zip(rows, values, strict=True) if v == values[at] and i != best]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 COLUMNS = ("device", "model", "gpus", "batch", "time_s", "energy_j", "edp_js", "gflops_per_w")
+AROUND = ("iteration", "step", "epoch", "training", "total", "all")
+"""Names of phases that usually hold the others: beside these, a sum over phases counts them twice."""
 PASSES = ("forward", "backward")
 """Phases whose joules GFLOPS/W divides by; each counts a model's operations once."""
 _SCALES = {"operations": 1.0, "operations_m": 1e6, "ops_m": 1e6}
@@ -83,15 +86,18 @@ def training_totals(
     """Totals of every configuration in the table.
 
     Time is the sum over phases, energy the sum over phases x GPUs. A configuration of as many GPUs as a mix, on a kind
-    of the mix: time of the slowest kind in each phase, energy the sum over kinds of count x that kind's joules; each
-    kind has its row, as in the paper. A figure that lacks a phase is None, never a part; the notes say why. Raises
+    of the mix: its own time, energy the sum over kinds of count x that kind's joules; each kind has its row, as in the
+    paper. A figure that lacks a phase is None, never a part; the notes say why. Raises
     `ConfigError` for a mix with a kind that is not in the table, `AnalysisError` when no figure can be had at all.
     """
     maker = _Maker(table.rows, operations, mixes or {})
     rows = tuple(maker.total(configuration) for configuration in maker.ordered())
     if not any(row.energy_j is not None or row.time_s is not None for row in rows):
         raise AnalysisError(f"no configuration has a total: {maker.notes[0]}")
-    return TrainingTotals(rows, (*table.notes, *maker.mix_notes(), *dict.fromkeys(maker.notes)))
+    for row in rows:
+        if not all(math.isfinite(v) for v in (row.time_s, row.energy_j, row.edp_js, row.gflops_per_w) if v is not None):
+            raise AnalysisError(f"{row.configuration}: its figures are too large: a sum or a product is not finite")
+    return TrainingTotals(rows, (*table.notes, *maker.mix_notes(), *maker.around_notes(), *dict.fromkeys(maker.notes)))
 
 
 class _Maker:
@@ -126,6 +132,17 @@ class _Maker:
             if not any(c.gpus == gpus and c.device in mix.kinds for c in self.found)
         ]
 
+    def around_notes(self) -> list[str]:
+        notes = []
+        for model, phases in self.phases.items():
+            around, others = ([p for p in phases if (p in AROUND) is is_around] for is_around in (True, False))
+            if around and others:
+                notes.append(
+                    f"{printable(model, limit=60)}: {_listed(around)} and {_listed(others)} are all summed: "
+                    "leave out the rows of phases that hold others, or these count twice"
+                )
+        return notes
+
     def total(self, configuration: Configuration) -> TrainingTotal:
         c = configuration
         mix = self.mixes.get(c.gpus)
@@ -136,19 +153,18 @@ class _Maker:
         return TrainingTotal(c, time, energy, edp, self._gflops_per_w(c, kinds, rows))
 
     def _time_s(self, c: Configuration, rows: Mapping[str, Mapping[str, PhaseFigures]]) -> float | None:
-        """Kinds of one configuration train together: a phase ends with the slowest of them."""
+        """Each row's own; of phases for which it has none, that of the other kinds, which train together with it."""
         total, lacking = 0.0, []
         for phase in self.phases[c.model]:
             times = {k: t for k, of in rows.items() if phase in of and (t := of[phase].per_training("s")) is not None}
             if not times:
                 lacking.append(phase)
                 continue
-            slowest = max(times, key=times.__getitem__)
-            if min(times.values()) != times[slowest]:
+            if min(times.values()) != max(times.values()):
                 each = " and ".join(f"{times[k]:.6g} s on {printable(k, limit=60)}" for k in times)
                 where = f"{printable(c.model, limit=60)}, {c.gpus} GPUs, batch {c.batch}"
-                self.notes.append(f"{where}: {_listed([phase])} took {each}; the longest counts")
-            total += times[slowest]
+                self.notes.append(f"{where}: {_listed([phase])} took {each}; each row keeps its own")
+            total += times[c.device] if c.device in times else max(times.values())
         if lacking:
             self.notes.append(f"{c}: no time, as {_listed(lacking)} {_have(lacking)} none")
         return None if lacking else total

@@ -16,7 +16,9 @@ def check_run(path: Path, records: Sequence[Record]) -> None:
     if not records:
         raise AnalysisError(f"{path}: this run is empty: no line feeds any of its devices")
     if not any(r["kind"] == "phase" for r in records):
-        raise AnalysisError(f"{path}: this run has no phases: mark them with `meter.phase(...)` and record again")
+        raise AnalysisError(
+            f"{path}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
+        )
     if all(r["energy_j"] is None for r in records if r["kind"] == "run"):
         raise AnalysisError(
             f"{path}: its lines have fewer than two good readings while it ran: there is no energy "

@@ -24,7 +24,13 @@ class Column:
 
 
 _COLUMNS = (
-    Column("kind", "text", "", "phase: mean of one kind of phase; total: all phases of a group; run: the recording"),
+    Column(
+        "kind",
+        "text",
+        "",
+        "phase: mean of one kind of phase; total: all phases of a group; run: the recording; rank: what one rank took; "
+        "job: all ranks",
+    ),
     Column("run", "text", "", "file name without suffix"),
     Column("path", "text", "", "the run file"),
     Column("run_id", "text", "", "the recording's own id"),
@@ -36,7 +42,18 @@ _COLUMNS = (
         "gpus", "integer", "1", "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"
     ),
     Column("ranks", "integer", "1", "processes of a job in the run; each with a batch of its own where more than one"),
+    Column("rank", "integer", "1", "of kind rank: which one"),
+    Column("sharing", "integer", "1", "ranks that share the device"),
+    Column("job", "text", "", "how the launcher names the training"),
+    Column("world_size", "integer", "1", "ranks of the whole training, as the launcher says"),
+    Column("rank_numbers", "text", "", "the ranks whose processes are in the run"),
+    Column("machines", "integer", "1", "of a job's sums: machines whose runs are added up"),
+    Column("machine", "integer", "1", "of one machine's part of a job: which, by its ranks"),
+    Column("job_machines", "integer", "1", "machines of the whole training, as the launcher says"),
+    Column("begin_unix_s", "number", "s", "when a part of a job began, by that machine's wall clock, since 1970"),
     Column("device", "text", "", "whose joules they are"),
+    Column("sensors", "text", "", "of a part of a job: JSON list of the lines, by board and start of its powerd"),
+    Column("gpu", "text", "", "of a part of a job: JSON list of the GPUs that the device is"),
     Column("device_name", "text", "", "product: attribute of the phases, else as the driver names it"),
     Column("provenance", "text", "", "measured, modelled or simulated"),
     Column("power_cap_w", "number", "W", "attribute of the phases, else median of the power limit while they ran"),
@@ -50,6 +67,9 @@ _COLUMNS = (
     Column("iterations", "integer", "1", "phases that ended; of totals and runs, batches"),
     Column("s_per_batch", "number", "s", "mean duration of one phase; of totals, time_s / iterations"),
     Column("u_s_per_batch", "number", "s", "standard uncertainty of that mean by the spread of the phases"),
+    Column("s_per_batch_min", "number", "s", "of a job's sums: the same of the fastest rank"),
+    Column("s_per_batch_max", "number", "s", "of a job's sums: the same of the slowest rank"),
+    Column("s_by_rank", "text", "", "of a part of a job: JSON, for each rank how many phases and their seconds"),
     Column("j_per_batch", "number", "J", "mean joules of one phase; of totals, energy_j / iterations"),
     Column("u95_j", "number", "J", "95 % interval of j_per_batch (phase) or energy_j (total, run)"),
     Column("u_statistical_j", "number", "J", "standard uncertainty of the same, what averages out"),
@@ -72,7 +92,9 @@ _COLUMNS = (
     Column("u_systematic_gflops_per_w", "number", "1e9/J", "standard uncertainty of that, what repeats share"),
     Column("gflops_convention", "text", "", "paper: forward and backward count the operations once each"),
     Column("gflops_basis", "text", "", "whose joules it divides by"),
+    Column("phases_j", "number", "J", "of runs and ranks: joules in the outermost phases"),
     Column("rest_j", "number", "J", "joules in no phase"),
+    Column("devices_j", "number", "J", "of kind job: joules of the devices, each once"),
     Column("residual_j", "number", "J", "what phases and rest leave of the whole"),
     Column("missing_s", "number", "s", "seconds without readings"),
     Column("is_lower_bound", "flag", "", "a line stood at full scale: joules are the least they can be"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 from pathlib import Path
 
@@ -10,12 +11,22 @@ import numpy as np
 from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.records.columns import Cell, Record, empty_record
-from powerd_analytics.records.groups import Group, check_numbers, group_key, groups_of, others_of, text_of, whole_run
+from powerd_analytics.records.groups import (
+    Group,
+    GroupKey,
+    check_numbers,
+    group_key,
+    groups_of,
+    others_of,
+    text_of,
+    whole_run,
+)
+from powerd_analytics.records.job import JobPart
 from powerd_analytics.records.setting import Setting, gpus_of, ranks_of
 from powerd_analytics.runs.phases import OPERATIONS, PhaseClass
 from powerd_analytics.runs.recalibration import recalibrate
 from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
+from powerd_analytics.tables.rows import JobRow, PhaseRow, PhaseTable, RankRow, RunRow, TotalRow
 from powerd_analytics.tables.table import phase_table
 from powerd_analytics.tables.totals import number
 
@@ -46,25 +57,68 @@ def run_records(
 def records_of(run: Run, table: PhaseTable) -> list[Record]:
     """The records of a run whose table is at hand."""
     found = groups_of(run)
-    setting = Setting(run)
+    setting, part = Setting(run), JobPart(run)
     common: Record = {
         "run": run.path.stem,
         "path": str(run.path),
         "run_id": text_of(run.attributes.get("run_id")),
         "created_utc": text_of(run.attributes.get("created_utc")),
         "host": text_of(run.environment.get("host")),
+        **part.columns(),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]
     records = []
     for row in rows:
         group = whole_run(run, found) if isinstance(row, RunRow) else found[group_key(row.group)]
         record = empty_record() | common | _described(run, setting, row, group) | _figures(run, row, group)
-        if record["ranks"] == 1:
+        record |= part.of_device(row.device)
+        record |= part.seconds(row) if not isinstance(row, RunRow) else {}
+        if record["ranks"] == 1 and (record["world_size"] or 1) == 1:
             record |= _of_one_gpu(record)
         record |= _u_gflops(record, row, table)
         check_numbers(run, record, group)
-        records.append({name: _finite(value) for name, value in record.items()})
-    return records
+        records.append(record)
+    about = empty_record() | common | _described_run(run, setting, found)
+    records += [about | part.of_device(of_rank.device) | _of_rank(of_rank) for of_rank in table.ranks]
+    records += [about | part.of_devices(job.devices) | _of_job(job) for job in table.jobs]
+    return [{name: _finite(value) for name, value in record.items()} for record in records]
+
+
+def _described_run(run: Run, setting: Setting, found: Mapping[GroupKey, Group]) -> Record:
+    """What all of a run has in common, whatever the device."""
+    row = RunRow("", "", 0.0, None, None, None, None, None, None, 0.0, is_lower_bound=False, note="")
+    return _described(run, setting, row, whole_run(run, found))
+
+
+def _of_rank(row: RankRow) -> Record:
+    return {
+        "kind": "rank",
+        "rank": row.rank,
+        "device": row.device,
+        "provenance": row.provenance,
+        "sharing": row.ranks,
+        "time_s": row.busy_s,
+        "energy_j": row.energy_j,
+        "phases_j": row.phases_j,
+        "rest_j": row.rest_j,
+        "residual_j": row.residual_j,
+        "is_lower_bound": row.is_lower_bound,
+        "note": row.note,
+    }
+
+
+def _of_job(row: JobRow) -> Record:
+    return {
+        "kind": "job",
+        "ranks": row.ranks,
+        "device": "+".join(row.devices),
+        "provenance": row.provenance,
+        "energy_j": row.energy_j,
+        "devices_j": row.devices_j,
+        "residual_j": row.residual_j,
+        "is_lower_bound": row.is_lower_bound,
+        "note": row.note,
+    }
 
 
 def _described(run: Run, setting: Setting, row: Row, group: Group) -> Record:
@@ -109,6 +163,7 @@ def _figures(run: Run, row: Row, group: Group) -> Record:
         "energy_j": energy,
         "u95_j": row.u95_j,
         "edp_js": edp_js(energy, row.time_s) if energy is not None else None,
+        "phases_j": row.phases_j,
         "rest_j": row.rest_j,
         "residual_j": row.residual_j,
     }

@@ -9,9 +9,11 @@ from math import hypot
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.innermost import group_of, innermost
 from powerd_analytics.campaigns.repeats import averaged
+from powerd_analytics.comparison.samples import Sample
 from powerd_analytics.energy.reasons import digits, seconds
 from powerd_analytics.records.columns import Cell, Record, number_of
 from powerd_analytics.records.frame import attributes_of
+from powerd_analytics.report.differences import in_words, steps, untested
 
 _MOST_LINES = 6
 
@@ -31,11 +33,14 @@ class _Best:
     u95: float | None
 
 
-def findings(records: Sequence[Record]) -> Findings:
-    """Sentences on the records of one or many runs (`powerd_analytics.campaigns.fieldtables.prepared`)."""
-    found = averaged(r for r in records if r["kind"] != "run")
+def findings(records: Sequence[Record], samples: Sequence[Sample] = ()) -> Findings:
+    """Sentences on the records of one or many runs (`powerd_analytics.campaigns.fieldtables.prepared`).
+
+    ``samples``: what is behind these records, from which differences between configurations get their significance.
+    """
+    found = averaged(r for r in records if r["kind"] in ("phase", "total"))
     largest = _largest_phases(found)
-    best = _best_configurations(found)
+    best = _best_configurations(found, samples)
     lines = [*largest, *best, *_recordings(records), *_unknown(found)]
     main = lines.pop(0) if lines else "No phase of these runs has an energy that the sensors could resolve."
     return Findings(main, tuple(lines))
@@ -140,7 +145,7 @@ def _figure(record: Record) -> str:
     return least + digits(value) + (f" ± {digits(u, 2)}" if u is not None else "")
 
 
-def _best_configurations(records: Sequence[Record]) -> list[str]:
+def _best_configurations(records: Sequence[Record], samples: Sequence[Sample]) -> list[str]:
     """Least energy and least energy-delay product a sample, among totals of one model by joules of one kind."""
     groups: dict[tuple[Cell, ...], list[Record]] = {}
     for r in records:
@@ -158,10 +163,10 @@ def _best_configurations(records: Sequence[Record]) -> list[str]:
         of = f"{model}: " if model is not None and several else ""
         energies = [_per_sample(r, 0) for r in rated]
         products = [_per_sample(r, 1) for r in rated]
-        lines.append(
-            f"{of}Least energy a sample: {_best(energies, rated, 'J')} ({provenance}, {len(rated)} configurations)."
-        )
-        lines.append(f"{of}Least energy-delay product a sample: {_best(products, rated, 'J s')} ({provenance}).")
+        energy = _best(energies, rated, "J", samples)
+        product = _best(products, rated, "J s", samples, with_delay=True)
+        lines.append(f"{of}Least energy a sample: {energy} ({provenance}, {len(rated)} configurations).")
+        lines.append(f"{of}Least energy-delay product a sample: {product} ({provenance}).")
     return lines
 
 
@@ -173,22 +178,18 @@ def _per_sample(record: Record, delays: int) -> _Best:
     return _Best(record, power.value * factor, None if power.u95 is None else power.u95 * factor)
 
 
-def _best(values: Sequence[_Best], among: Sequence[Record], unit: str) -> str:
+def _best(
+    values: Sequence[_Best], among: Sequence[Record], unit: str, samples: Sequence[Sample], *, with_delay: bool = False
+) -> str:
+    """The configuration with least, and how sure it is that others have more: as `joules compare` finds it."""
     ranked = sorted(values, key=lambda v: v.value)
-    first = ranked[0]
-    close = [
-        v for v in ranked[1:] if first.u95 is None or v.u95 is None or v.value - first.value <= hypot(first.u95, v.u95)
-    ]
+    first, others = ranked[0], ranked[1:]
+    rises = [100 * (v.value / first.value - 1) if first.value else 0.0 for v in others]
+    tested = steps(first.record, [v.record for v in others], samples, with_delay=with_delay)
+    found = [step or untested(rise) for step, rise in zip(tested, rises, strict=True)]
     said = f"{configuration(first.record, among)}, {digits(first.value)}"
     said += f" ± {digits(first.u95, 2)} {unit}" if first.u95 is not None else f" {unit}"
-    if close:
-        names = "; ".join(configuration(v.record, among) for v in close[:3])
-        more = f" and {len(close) - 3} more" if len(close) > 3 else ""
-        return f"{said}, not distinguishable from {names}{more}"
-    rise = 100 * (ranked[1].value / first.value - 1) if first.value else 0.0
-    return (
-        f"{said}, distinguishable from all others; next is {configuration(ranked[1].record, among)}, {rise:.3g} % more"
-    )
+    return f"{said}, {in_words([configuration(v.record, among) for v in others], found)}"
 
 
 def _recordings(records: Sequence[Record]) -> list[str]:
@@ -220,7 +221,7 @@ def _unknown(records: Sequence[Record]) -> list[str]:
         lines.append(f"Not resolvable: {len(none)} of {len(phases)} kinds of phases ({names}): {reason}.")
     elif phases:
         lines.append(f"All {len(phases)} kinds of phases are resolvable.")
-    bounds = sum(r["is_lower_bound"] is True for r in records)
+    bounds = sum(r["is_lower_bound"] is True for r in records if r["kind"] in ("phase", "total", "run"))
     if bounds:
         lines.append(f"{bounds} energies are lower bounds: a line stood at full scale.")
     missing = [r for r in records if r["kind"] == "total" and (number_of(r, "missing_s") or 0.0) > 0]

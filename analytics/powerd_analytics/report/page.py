@@ -14,14 +14,17 @@ from typing import Any
 from powerd_analytics.campaigns.campaign import part_of
 from powerd_analytics.campaigns.fieldtables import field_tables, prepared
 from powerd_analytics.campaigns.innermost import innermost, of_configurations
+from powerd_analytics.campaigns.jobtables import are_over_machines, job_tables
 from powerd_analytics.campaigns.repeats import averaged
 from powerd_analytics.campaigns.trainings import Length
+from powerd_analytics.comparison.samples import Sample, samples_of
 from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
 from powerd_analytics.exports.sheet import Sheet
 from powerd_analytics.indexes.files import run_files
 from powerd_analytics.records.checks import check_campaign, check_run
 from powerd_analytics.records.columns import Record
 from powerd_analytics.records.flat import records_of
+from powerd_analytics.records.jobsums import merge_jobs
 from powerd_analytics.report import provenance, quality
 from powerd_analytics.report.figures import phase_bars
 from powerd_analytics.report.findings import findings
@@ -65,6 +68,7 @@ class _RunPart:
 
     run: Run
     records: list[Record]
+    samples: list[Sample]
     budget: list[BudgetRow]
     lines: list[tuple[Run, Signal, str]]
     traces: list[Trace]
@@ -98,6 +102,7 @@ def _read(path: Path, options: ReportOptions, most_points: int, progress: Progre
     table = table_of(run, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
     records = records_of(run, table)
     check_run(path, records)
+    samples = samples_of(run, loaded, records)
     budget = budget_rows(run, options.device, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in loaded}
     lines = [(run, s, "feeds it") for p in loaded for s in p.signals]
@@ -107,7 +112,7 @@ def _read(path: Path, options: ReportOptions, most_points: int, progress: Progre
     ]
     progress(0.9, f"checksum of {path.name}")
     phases = phases_of(run) if most_points and len(run.phases) else None
-    return _RunPart(run, records, budget, lines, traces, phases, provenance.sha256(path))
+    return _RunPart(run, records, samples, budget, lines, traces, phases, provenance.sha256(path))
 
 
 def _once(parts: Sequence[Part], part: Part, compared: dict[str, list[Signal]]) -> list[Signal]:
@@ -126,11 +131,11 @@ def render(parts: Sequence[_RunPart], options: ReportOptions) -> str:
     script = "\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     runs = [p.run for p in parts]
-    records = prepared([r for p in parts for r in p.records], options.length)
+    records = prepared(merge_jobs([r for p in parts for r in p.records]), options.length)
     colours = _colours(records)
     blocks = Blocks()
     boxes, documents = _boxes(parts, colours, blocks)
-    said = findings(records)
+    said = findings(records, [s for p in parts for s in p.samples])
     said_again = provenance.commands(runs, options.device, options.calibration, options.length)
     kinds = sorted({str(r["provenance"]) for r in records})
     figures = [(Markup(f.svg), f.caption) for f in phase_bars(of_configurations(innermost(averaged(records))), colours)]
@@ -178,7 +183,8 @@ def _boxes(
 
 
 def _tables(records: Sequence[Record]) -> list[Sheet]:
-    return [s for s in field_tables(records) if s.name != "records"] + [recordings_sheet(records)]
+    of_jobs = job_tables(records) if are_over_machines(records) else []
+    return [s for s in field_tables(records) if s.name != "records"] + of_jobs + [recordings_sheet(records)]
 
 
 def _quality(parts: Sequence[_RunPart]) -> list[Sheet]:

@@ -110,11 +110,7 @@ def _said(trace: Trace) -> str:
         if line.block > 1:
             points += f", thinned: least and greatest of every {line.block}"
         said.append(f"{line.name}: {points}, power to within {line.watts.step / 2:.2g} W")
-    feeds = sum(line.role == "feed" for line in trace.lines)
-    no_sum = (
-        " Their sum is not drawn: lines of so many readings are read in slices." if feeds > 1 > trace.has_sum else ""
-    )
-    return "; ".join(said) + "." + no_sum
+    return "; ".join(said) + "."
 
 
 def _left_out(phases: TracePhases | None) -> str:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.devices import Part
 from powerd_analytics.report.packing import Packed, PackedValues, pack, pack_values
 from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.envelopes import envelope_of
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal
-from powerd_analytics.signals.slices import FAR_NS, SlicedSignal, parts_between
+from powerd_analytics.signals.streams import Points, count_points, fastest_of, holes_of, points_of, summed_of
 from powerd_analytics.tables.groups import group_line
 
 UNIT_NS = 1000
@@ -77,18 +78,16 @@ def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int)
     """The trace of one device with at most about ``most_points`` points in all curves together."""
     signals = [s for s in (*part.signals, *compared) if len(s) > 1]
     whole = [s for s in part.signals if len(s) > 1]
-    has_sum = len(whole) > 1 and not any(isinstance(s, SlicedSignal) for s in whole)
+    has_sum = len(whole) > 1
     each = max(most_points // max(len(signals) + has_sum, 1), 1000)
     lines = []
     if has_sum:
-        t, watts = _sum(whole)
-        gap = LATE_FACTOR * max(s.spacing_ns for s in whole)
-        lines.append(_line(run, f"{part.device}, sum of lines", "sum", iter([(t, watts)]), len(t), gap, each))
+        fastest = fastest_of(whole)
+        name, gap = f"{part.device}, sum of lines", LATE_FACTOR * max(s.spacing_ns for s in whole)
+        lines.append(_line(run, name, "sum", summed_of(whole, fastest), count_points(fastest), gap, each))
     for s in signals:
         role = "feed" if s in whole else "compared"
-        found = _powers(s)
-        n = s.line.count if isinstance(s, SlicedSignal) else len(s.power()[0])
-        lines.append(_line(run, s.line.name, role, found, n, LATE_FACTOR * s.spacing_ns, each))
+        lines.append(_line(run, s.line.name, role, _finite(s), count_points(s), LATE_FACTOR * s.spacing_ns, each))
     gaps = _gaps(run, whole)
     return Trace(part.device, part.provenance, _us(run, run.end_ns), tuple(lines), gaps, has_sum)
 
@@ -122,43 +121,17 @@ def _within(run: Run, t_ns: Ints) -> Ints:
     return found // UNIT_NS
 
 
-def _powers(signal: Signal) -> Iterator[tuple[Ints, Values]]:
-    """Moments and watts, slice by slice, each reading once."""
-    last = -FAR_NS
-    for piece in parts_between(signal, -FAR_NS, FAR_NS):
-        if len(piece) < 2:
-            continue
-        t, watts = piece.power()
-        new = int(np.searchsorted(t, last, "right"))
-        good = np.isfinite(watts[new:])
+def _finite(signal: Signal) -> Iterator[Points]:
+    for t, watts in points_of(signal):
+        good = np.isfinite(watts)
         if good.any():
-            yield t[new:][good], watts[new:][good]
-            last = int(t[-1])
+            yield t[good], watts[good]
 
 
-def _sum(signals: Sequence[Signal]) -> tuple[Ints, Values]:
-    """The device's power: all lines interpolated at the readings of the one that is read most often."""
-    powers = [s.power() for s in signals]
-    moments = max((t for t, _ in powers), key=len)
-    total = np.zeros(len(moments))
-    for t, watts in powers:
-        total += np.interp((moments - moments[0]).astype(float), (t - moments[0]).astype(float), watts)
-    return moments, total
-
-
-def _line(
-    run: Run, name: str, role: str, powers: Iterator[tuple[Ints, Values]], n: int, gap_ns: float, most: int
-) -> TraceLine:
+def _line(run: Run, name: str, role: str, points: Iterator[Points], n: int, gap_ns: float, most: int) -> TraceLine:
     block = 1 if n <= most else int(np.ceil(2 * n / most))
-    times, lows, highs = [], [], []
-    for t, watts in powers:
-        starts = np.arange(0, len(t), block)
-        times.append(_within(run, t[starts]))
-        lows.append(watts if block == 1 else np.minimum.reduceat(watts, starts))
-        highs.append(watts if block == 1 else np.maximum.reduceat(watts, starts))
-    time = np.concatenate(times) if times else np.zeros(0, np.int64)
-    low, high = (np.concatenate(x) if x else np.zeros(0) for x in (lows, highs))
-    watts_columns = (low,) if block == 1 else (low, high)
+    t_ns, low, high = envelope_of(points, np.arange(0, n, block))
+    time, watts_columns = _within(run, t_ns), (low,) if block == 1 else (low, high)
     # What a block spans is known only to the next one's begin.
     gap_us = gap_ns / UNIT_NS * (1 if block == 1 else block + 1)
     return TraceLine(name, role, n, block, gap_us, pack(time), pack_values(*watts_columns))
@@ -166,14 +139,7 @@ def _line(
 
 def _gaps(run: Run, signals: Sequence[Signal]) -> tuple[tuple[int, int], ...]:
     """Stretches that miss readings of any line; of very many, the longest."""
-    found: set[tuple[int, int]] = set()
-    for s in signals:
-        for piece in parts_between(s, -FAR_NS, FAR_NS):
-            if len(piece) > 1:
-                at = np.flatnonzero(piece.missing_ns() > 0)
-                found |= {
-                    (_us(run, int(b)), _us(run, int(e)))
-                    for b, e in zip(piece.t_ns[at], piece.t_ns[at + 1], strict=True)
-                }
-    longest = sorted(found, key=lambda g: g[0] - g[1])[:MOST_GAPS]
-    return tuple(sorted(longest))
+    found = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s) for s in signals)])
+    found = np.unique((found - run.begin_ns) // UNIT_NS, axis=0)
+    longest = found[np.argsort(found[:, 0] - found[:, 1], kind="stable")[:MOST_GAPS]]
+    return tuple((b, e) for b, e in sorted(map(tuple, longest.tolist())))

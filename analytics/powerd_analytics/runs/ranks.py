@@ -8,8 +8,9 @@ nobody takes so belongs to all ranks. A device of n ranks is divided among them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -51,15 +52,18 @@ class RunRank:
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """The ranks of a run in order. With fewer than two of them every phase has the whole of every device."""
+    """The ranks of a run in order. In a training of fewer than two every phase has the whole of every device."""
 
     ranks: tuple[RunRank, ...]
     of_process: NDArray[np.int64]
     """[p] rank of each of the run's processes, `NOBODY` for none."""
+    world_size: int = 1
+    """Ranks of the whole training, of which those of other machines are not in the run."""
 
     @property
     def are_many(self) -> bool:
-        return len(self.ranks) > 1
+        """Whether the training has several ranks, of which at least one is in the run."""
+        return len(self.ranks) > 1 or (bool(self.ranks) and self.world_size > 1)
 
     def users(self, device: str) -> tuple[RunRank, ...]:
         """The ranks that take joules from a device."""
@@ -90,7 +94,8 @@ def ranks_of(run: Run) -> Ranks:
             of_process[i] = rank
             found.setdefault(rank, []).append(process)
     ranks = [_rank(number, found[number]) for number in sorted(found)]
-    return Ranks(tuple(_shared_out(run, ranks)), of_process)
+    said = [n for process in run.processes if (n := _number(process.get("world_size"))) is not None]
+    return Ranks(tuple(_shared_out(run, ranks)), of_process, max([1, *said]))
 
 
 def _number(value: object) -> int | None:
@@ -156,8 +161,17 @@ def _mapped(rank: RunRank, known: Mapping[str, Identity]) -> set[str]:
     return found
 
 
+def missing_ranks(numbers: Collection[int], world_size: int) -> str:
+    """Ranks of a training that are not among ``numbers``, in words; empty where none is missing."""
+    edges = [-1, *sorted(n for n in set(numbers) if n < world_size), world_size]
+    spans = [(a + 1, b - 1) for a, b in pairwise(edges) if b - a > 1]
+    shown = [str(a) if a == b else f"{a} to {b}" for a, b in spans[:8]] + (["…"] if len(spans) > 8 else [])
+    word = "rank" if sum(b - a + 1 for a, b in spans) == 1 else "ranks"
+    return f"{word} {', '.join(shown)} of {world_size}" if spans else ""
+
+
 def describe_ranks(run: Run) -> list[str]:
-    """Lines for `joules info`: each rank, its GPUs and its devices; none for a run of fewer than two ranks."""
+    """Lines for `joules info`: each rank, its GPUs and its devices; none for a training of fewer than two ranks."""
     ranks = ranks_of(run)
     if not ranks.are_many:
         return []
@@ -173,4 +187,6 @@ def describe_ranks(run: Run) -> list[str]:
             f"rank {rank.rank} (process {pids}){f' on {gpus}' if gpus else ''}: {', '.join(shares) or 'no device'}"
         )
     unused = [name for name in run.devices if not ranks.users(name)]
+    if missing := missing_ranks([r.rank for r in ranks.ranks], ranks.world_size):
+        lines.append(f"not in this run: {missing}")
     return [*lines, *([f"used by no rank: {', '.join(unused)}"] if unused else [])]

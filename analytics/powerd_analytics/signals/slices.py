@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -39,6 +39,8 @@ class SlicedSignal(Signal):
     bounds: Ints = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     """[k, 3] for each slice: its first reading in the file and the one behind its last, with margins, and the good
     one at which it meets the slice before where that lies in front of these, else -1."""
+    good: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[k] good readings of each slice, without its margins."""
     unknown_ns: int = 0
     """Time in which the counter was set back."""
     whole: dict[int, Any] = field(default_factory=dict)
@@ -101,14 +103,26 @@ def load_sliced(run: Run, name: str, size: int = SLICE, progress: Progress = lam
         run=run,
         cuts_ns=np.array(scan.cuts[:-1], np.int64),
         bounds=bounds,
+        good=np.array(scan.good, np.int64),
         unknown_ns=scan.unknown_ns,
         progress=progress,
     )
 
 
-def load_bounded(run: Run, name: str) -> Signal:
+def load_bounded(run: Run, name: str, progress: Progress = lambda share, text: None) -> Signal:
     """The signal of one line, read in slices when it is too long to be loaded."""
-    return load_sliced(run, name) if run.line(name).count > IN_MEMORY else load_signal(run, name)
+    is_long = run.line(name).count > IN_MEMORY
+    return load_sliced(run, name, progress=progress) if is_long else load_signal(run, name)
+
+
+def load_together(run: Run, names: Sequence[str], progress: Progress = lambda share, text: None) -> list[Signal]:
+    """The signals of lines that are looked at together, in slices when they are too long together."""
+    is_long = sum(run.line(name).count for name in names) > IN_MEMORY
+    found: list[Signal] = []
+    for i, name in enumerate(names):
+        progress(i / len(names), f"reading {name}")
+        found.append(load_sliced(run, name, progress=progress) if is_long else load_signal(run, name))
+    return found
 
 
 def parts_between(signal: Signal, low_ns: int, high_ns: int) -> Iterator[Signal]:
@@ -131,6 +145,7 @@ class _Scan:
         self.clipped: list[Ints] = [np.zeros(0, np.int64)]
         self.clipped_low: list[Ints] = [np.zeros(0, np.int64)]
         self.before: list[int] = []
+        self.good: list[int] = []
         self.bad, self.unknown_ns, self.centre_ns = 0, 0, 0.0
         self.range_w: tuple[float, float] | None = None
         self._spacings: list[tuple[int, float]] = []
@@ -142,6 +157,7 @@ class _Scan:
         old = 0 if self._last is None else 1
         good = np.flatnonzero(good_readings(joined)[old:])
         self.before.append(self._last_good)
+        self.good.append(len(good))
         self.bad += len(readings.t_ns) - len(good)
         for found, times in zip((self.clipped, self.clipped_low), clipped_times(line, readings), strict=True):
             found.append(times)

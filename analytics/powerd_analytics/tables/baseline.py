@@ -11,6 +11,7 @@ from powerd_analytics.energy.devices import Part, PhaseColumns, Progress, load_p
 from powerd_analytics.energy.reasons import digits, seconds
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.runs.run import Run
+from powerd_analytics.signals.slices import IN_MEMORY
 from powerd_analytics.tables.rows import IdleRow, PhaseTable
 from powerd_analytics.tables.table import table_of
 from powerd_client.baseline import BASELINE
@@ -29,7 +30,7 @@ class _Level:
 
 def table_above_idle(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> PhaseTable:
     """The table of a run with the idle power of its devices. Raises `AnalysisError` for a run without a baseline."""
-    parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
+    parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text), in_memory=IN_MEMORY)
     idle = tuple(row for part in parts if (row := idle_of(run, part)) is not None)
     if not idle:
         raise AnalysisError(

@@ -18,7 +18,7 @@ from powerd_analytics.energy.reasons import AT_LEAST, digits, not_resolvable
 from powerd_analytics.energy.rest import merged, rest_energy_j
 from powerd_analytics.energy.uncertainty import Estimate, mean_of
 from powerd_analytics.runs.phases import kept
-from powerd_analytics.runs.ranks import Ranks, RunRank, device_identity
+from powerd_analytics.runs.ranks import Ranks, RunRank, device_identity, missing_ranks
 from powerd_analytics.runs.run import Run
 from powerd_analytics.tables.rows import JobRow, PhaseTable, RankRow, RunRow
 
@@ -58,7 +58,7 @@ def mean_by_rank(columns: Sequence[NDArray[np.float64]], tracks: NDArray[np.int6
 
 
 def rank_rows(run: Run, part: Part, ranks: Ranks, whole: RunRow) -> list[RankRow]:
-    """The rows of all ranks that take joules from a part's device, none for a run of fewer than two ranks."""
+    """The rows of all ranks that take joules from a part's device, none for a training of fewer than two ranks."""
     users = ranks.users(part.device)
     return [_rank_row(run, part, ranks, rank, len(users), whole) for rank in users]
 
@@ -120,10 +120,12 @@ def job_rows(run: Run, ranks: Ranks, rows: Sequence[RankRow], runs: Sequence[Run
                 break
         else:
             groups.append((row.provenance, [row]))
-    return [_job_row(provenance, members, rows) for provenance, members in groups]
+    missing = missing_ranks([r.rank for r in ranks.ranks], ranks.world_size)
+    said = f"without what is not in this run: {missing}" if missing else ""
+    return [_job_row(provenance, members, rows, said) for provenance, members in groups]
 
 
-def _job_row(provenance: str, members: list[RunRow], rows: Sequence[RankRow]) -> JobRow:
+def _job_row(provenance: str, members: list[RunRow], rows: Sequence[RankRow], missing: str) -> JobRow:
     names = {m.device for m in members}
     own = [r for r in rows if r.device in names and r.provenance == provenance]
     # A sum without one of its devices would pass for the whole.
@@ -141,7 +143,7 @@ def _job_row(provenance: str, members: list[RunRow], rows: Sequence[RankRow]) ->
         devices_j=devices_j,
         residual_j=devices_j - ranks_j if devices_j is not None and ranks_j is not None else None,
         is_lower_bound=is_lower_bound,
-        note=AT_LEAST if is_lower_bound else note,
+        note="; ".join(filter(None, [AT_LEAST if is_lower_bound else note, missing])),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.devices import Part, Progress, line_energies, load_parts, no_progress
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.signals.slices import IN_MEMORY
+from powerd_analytics.signals.streams import plain_j
 from powerd_analytics.tables.table import table_of
 from powerd_client.findings import Check, Finding, found
 from powerd_core.errors import PowerdError
@@ -26,7 +29,7 @@ def verify_sums(path: str | Path, progress: Progress = no_progress) -> Iterator[
     """Findings on the energies of a run file that could be opened; raises nothing of its own."""
     try:
         run = read_run(path)
-        parts = load_parts(run, progress=lambda share, text: progress(0.6 * share, text))
+        parts = load_parts(run, progress=lambda share, text: progress(0.6 * share, text), in_memory=IN_MEMORY)
         for part in parts:
             yield _finding(f"energy of {part.device} ({part.provenance})", _sums(run, part))
         progress(0.6, "comparing phases and rest with the run")
@@ -47,32 +50,41 @@ def _finding(name: str, check: Check) -> Finding:
 
 def _sums(run: Run, part: Part) -> Check:
     begin, end = run.begin_ns, run.end_ns
-    total, size = _between(part, np.array([begin]), np.array([end]))
-    if not np.isfinite(total):
-        yield "the run's energy is no number"
-    lines = float(line_energies(part.signals, begin, end).sum())
     p = run.phases
     top = p.parent < 0
     covered = merged(np.clip(p.begin_ns[top], begin, end), np.clip(p.end_ns[top], begin, end))
-    phases_j, phases_size = _between(part, *covered)
-    rest_j, rest_size = _between(part, *outside(begin, end, *covered))
     cuts = np.linspace(begin, end, _PIECES + 1).astype(np.int64)
-    split_j, split_size = _between(part, cuts[:-1], cuts[1:])
-    size = max(size, phases_size + rest_size, split_size)
+    whole, phases, rest, split = _between(
+        part, (np.array([begin]), np.array([end])), covered, outside(begin, end, *covered), (cuts[:-1], cuts[1:])
+    )
+    total = whole.joules
+    if not np.isfinite(total):
+        yield "the run's energy is no number"
+    lines = float(line_energies(part.signals, begin, end).sum())
+    size = max(whole.size, phases.size + rest.size, split.size)
     for what, joules in (
         ("lines together", lines),
-        ("phases and rest", phases_j + rest_j),
-        (f"{_PIECES} pieces", split_j),
+        ("phases and rest", phases.joules + rest.joules),
+        (f"{_PIECES} pieces", split.joules),
     ):
         if not abs(joules - total) <= ROUNDING * max(size, 1.0):
             yield f"{what} give {joules:.12g} J, the run {total:.12g} J"
     return f"{total:.6g} J = {len(part.signals)} lines = phases + rest = {_PIECES} pieces, within {ROUNDING:g}"
 
 
-def _between(part: Part, begin: Ints, end: Ints) -> tuple[float, float]:
-    """Joules of a part in all these intervals, plainly integrated, and their sum without regard to signs."""
-    joules = [s.integral().between(begin, end) for s in part.signals]
-    return float(sum(j.sum() for j in joules)), float(sum(np.abs(j).sum() for j in joules))
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Joules of intervals together, plainly integrated; ``size`` is without regard to their signs."""
+
+    joules: float
+    size: float
+
+
+def _between(part: Part, *intervals: tuple[Ints, Ints]) -> list[_Sum]:
+    """Of each list of intervals what a part's lines have in all of them. Readings are gone through once."""
+    by_line = [plain_j(signal, *intervals) for signal in part.signals]
+    every = [[joules[i] for joules in by_line] for i in range(len(intervals))]
+    return [_Sum(float(sum(j.sum() for j in x)), float(sum(np.abs(j).sum() for j in x))) for x in every]
 
 
 def outside(begin_ns: int, end_ns: int, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:
@@ -83,7 +95,7 @@ def outside(begin_ns: int, end_ns: int, begins: Ints, ends: Ints) -> tuple[Ints,
 def _balance(run: Run, parts: tuple[Part, ...]) -> Check:
     """What the table calls its residual, against the uncertainty that it states."""
     said = []
-    for row in table_of(run, parts).runs:
+    for row in table_of(run, parts, is_folded=False).runs:
         if row.residual_j is None or row.energy_j is None:
             continue
         if not abs(row.residual_j) <= max(row.u95_j or 0.0, ROUNDING * max(abs(row.energy_j), 1.0)):

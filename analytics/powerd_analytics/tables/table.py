@@ -46,8 +46,10 @@ def phase_table(run: Run, device: str | None = None, *, progress: Progress = no_
     return table_of(run, parts, progress=lambda share, text: progress(0.6 + 0.4 * share, text))
 
 
-def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progress) -> PhaseTable:
-    """The same from parts whose readings are in memory."""
+def table_of(
+    whole: Run, parts: Sequence[Part], *, is_folded: bool = True, progress: Progress = no_progress
+) -> PhaseTable:
+    """The same from parts whose readings are in memory; unless ``is_folded``, without what takes longest."""
     among = ranks_of(whole)
     of_ranks: list[RankRow] = []
     phases: list[PhaseRow] = []
@@ -63,7 +65,8 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
             tracks = among.tracks(run)
             share = tracks, sharing if (tracks[np.isin(run.phases.label, labels)] != NOBODY).any() else 1
             rows |= _phase_rows(run, part, columns, labels, share)
-            rows |= folded_rows(run, part, labels, rows)
+            if is_folded:
+                rows |= folded_rows(run, part, labels, rows)
             found.append(group_total(run, part, columns, labels, rows, share))
         totals += one_basis(found)
         phases += rows.values()

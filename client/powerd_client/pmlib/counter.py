@@ -49,15 +49,17 @@ class Counter:
         self._kind("host")  # written down now, so that the first start costs no more than the others
 
     def start(self) -> None:
-        """Forget all sets and begin the first one. Raises `ConfigError` while a set goes on."""
+        """Forget all sets and begin the first one. Raises `ConfigError` while a set goes on, and after the server was
+        closed."""
         self._begin(forget=True)
 
     def resume(self) -> None:
-        """Begin a further set (pmlib's *continue*). Raises `ConfigError` while a set goes on."""
+        """Begin a further set (pmlib's *continue*). Raises as `start` does."""
         self._begin(forget=False)
 
     def _begin(self, *, forget: bool) -> None:
         writer = self._usable()
+        self._server.check_open()
         if self._begun is not None:
             raise ConfigError(f"{self.name!r} runs already: stop it before a further set begins")
         if forget:

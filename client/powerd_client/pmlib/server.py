@@ -124,9 +124,13 @@ class Server:
             chosen = {i: info.lines[i].name for i in numbers}
             return Counter(self, name or f"counter {self._counters}", device, chosen, bool(aggregate), frequency)
 
-    def _start(self) -> None:
+    def check_open(self) -> None:
+        """Raises `ConfigError` after `close`."""
         if self._is_closed:
             raise ConfigError(f"this server is closed: its run is in {self.out}")
+
+    def _start(self) -> None:
+        self.check_open()
         if self._reader is not None:
             return
         if joined := os.environ.get(journals.RUN_ENVIRONMENT):

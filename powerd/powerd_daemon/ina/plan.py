@@ -48,6 +48,7 @@ class Plan:
         self.call = bus.prepare(self.reads) if combined else singly(bus, self.reads)
         self._nominal_ns = scan_periods(self.reads, combined=combined) * 1e9 / scl_hz
         self._shortest_ns = _NEVER
+        self._calls = 0
         self._ages_ns = [
             round(s.age_ns(sensor.channel) * cycle_ratios.get(sensor.address, 1.0))
             for sensor, s in zip(bank.sensors, bank.settings, strict=True)
@@ -69,15 +70,17 @@ class Plan:
         # The first call has only the bus clock to be compared with: it may itself be the late one.
         usual_ns = self._nominal_ns if self._shortest_ns == _NEVER else max(self._nominal_ns, self._shortest_ns)
         self._shortest_ns = min(self._shortest_ns, elapsed_ns)
+        self._calls += 1
         return elapsed_ns - usual_ns
 
     def offsets_ns(self) -> list[int]:
         """Each line's time: the middle of its SHUNT transfer less the mean age of what the register holds.
 
         The call's end is late by however long the process took to wake up, its beginning is not. So the transfer is
-        taken to last as long as the bus clock says, or the shortest call so far when the bus is slower than that.
+        taken to last as long as the bus clock says, or the shortest call so far when the bus is slower than that. One
+        call alone does not tell a slow bus from a late call: readings behind it would lie before those it gave.
         """
-        shortest_ns = self._shortest_ns if self._shortest_ns < _NEVER else 0
+        shortest_ns = self._shortest_ns if self._calls > 1 else 0
         slower = max(1.0, shortest_ns / self._nominal_ns) if self.reads else 1.0
         return [round(m * slower) - a for m, a in zip(self._middles_ns, self._ages_ns, strict=True)]
 

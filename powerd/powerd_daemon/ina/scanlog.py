@@ -85,8 +85,9 @@ class ScanLog:
         self._ages.append(0)
         self._ages_next = 1
 
-    def add_missing(self, last_ns: int, next_ns: int, period_ns: int, offsets_ns: list[int]) -> int:
-        """Rows in place of the scans that should have been between two that are too far apart. A full scan follows.
+    def add_missing(self, last_ns: int, next_ns: int, period_ns: int, plan: Plan) -> int:
+        """Rows in place of the scans that should have been between two that are too far apart. A scan by ``plan``, of
+        all lines, follows.
 
         Returns how many scans are missing; there may be fewer rows.
         """
@@ -95,10 +96,9 @@ class ScanLog:
         for k in range(1, count + 1):
             for at in range(self.total * self._lines, (self.total + 1) * self._lines):
                 self._flags[at] = Flag.MISSING
-            self._offsets_ns[self.total] = offsets_ns
             self._raw += bytes(self._decoder.row_bytes)
             self._start_ns.append(last_ns + k * (next_ns - last_ns) // (count + 1))
-            self._plans.append(None)
+            self._plans.append(plan)
             self._ages.append(0)
         return missing
 

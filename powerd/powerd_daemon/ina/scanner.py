@@ -119,9 +119,7 @@ class Scanner:
         start_ns = now()
         if start_ns - self._last_ns > self._late_ns:
             plan = self._full
-            self.counts.missing_scans += self._log.add_missing(
-                self._last_ns, start_ns, self._period_ns, plan.offsets_ns()
-            )
+            self.counts.missing_scans += self._log.add_missing(self._last_ns, start_ns, self._period_ns, plan)
         self._last_ns = start_ns
         try:
             words = plan.call()

@@ -1,0 +1,86 @@
+"""Shares of hits: of one cell with its interval, and of all cells of a phase length together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+LOW, HIGH = 0.93, 0.97
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share of hits with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+    variance: float = 0.0
+    """Of ``value``, from how runs differ."""
+
+    @property
+    def is_missed(self) -> bool:
+        return self.high < LOW or self.low > HIGH
+
+    @property
+    def is_inside(self) -> bool:
+        return LOW <= self.value <= HIGH
+
+    def __str__(self) -> str:
+        return f"{self.value:6.1%} ({self.low:5.1%}-{self.high:6.1%})"
+
+
+def share_of(by_run: np.ndarray) -> Share:
+    """From shares [runs]: Wilson's interval for as many independent trials as the scatter between runs amounts to."""
+    n, p = len(by_run), float(np.mean(by_run))
+    variance = float(np.var(by_run, ddof=1)) / n if n > 1 else 0.25
+    trials = max(p * (1 - p) / variance, n) if variance > 0 else n
+    z2 = 1.96**2
+    middle, half = p + z2 / (2 * trials), 1.96 * np.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
+    return Share(p, float((middle - half) / (1 + z2 / trials)), float((middle + half) / (1 + z2 / trials)), variance)
+
+
+def pooled(shares: list[Share]) -> Share:
+    """Of runs that draw their cell too, each as likely as any other; the cells are strata, so that only the scatter
+    within them counts."""
+    value = float(np.mean([s.value for s in shares]))
+    variance = sum(s.variance for s in shares) / len(shares) ** 2
+    half = 1.96 * float(np.sqrt(variance))
+    return Share(value, max(value - half, 0.0), min(value + half, 1.0), variance)
+
+
+@dataclass(slots=True)
+class Length:
+    """What came of all cells of one phase length."""
+
+    single: list[Share] = field(default_factory=list)
+    mean: list[Share] = field(default_factory=list)
+    """All cells that have a number, those apart as well."""
+    judged_single: list[Share] = field(default_factory=list)
+    judged_mean: list[Share] = field(default_factory=list)
+    resolvable: list[float] = field(default_factory=list)
+    """Shares of phases with a number [cells], 0 where a cell has none."""
+
+    @property
+    def is_missed(self) -> bool:
+        """Whether single phases or means of all cells together lie outside 93-97 %, or no sensor resolves them."""
+        return not self.single or not (pooled(self.single).is_inside and pooled(self.mean).is_inside)
+
+    def row(self, length_ms: float) -> str:
+        none = 1 - float(np.mean(self.resolvable)) if self.resolvable else 1.0
+        groups = (self.single, self.judged_single, self.mean, self.judged_mean)
+        texts = [_cells(group) for group in groups]
+        return f"  {length_ms:6g} ms {none:15.1%} {' '.join(texts)}"
+
+
+def _cells(group: list[Share]) -> str:
+    if not group:
+        return f"{'none':>5} {'':25}"
+    share = pooled(group)
+    return f"{len(group):5} {share!s:24}{' ' if share.is_inside else '!'}"
+
+
+HEAD = f"  {'phase':>9} {'not resolvable':>15} " + " ".join(
+    f"{'cells':>5} {name:25}" for name in ("single phases, all", "less those apart", "means, all", "less those apart")
+)

@@ -1,0 +1,288 @@
+"""A line read slice by slice gives the points, holes, joules and pictures that it gives in memory."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_run import MS, LineSpec, PhaseSpec, make_run
+
+from powerd_analytics import cli
+from powerd_analytics.chrome import trace as chrome
+from powerd_analytics.chrome.events import power_of, summed, thinned
+from powerd_analytics.energy import devices
+from powerd_analytics.pictures.traces import envelope, envelope_of_many
+from powerd_analytics.report.traces import trace_of
+from powerd_analytics.runs.run import LineReader, read_run
+from powerd_analytics.signals import slices
+from powerd_analytics.signals.envelopes import extremes_of
+from powerd_analytics.signals.signal import load_signal
+from powerd_analytics.signals.slices import load_sliced
+from powerd_analytics.signals.streams import (
+    View,
+    count_points,
+    fastest_of,
+    good_readings_of,
+    holes_of,
+    plain_j,
+    points_of,
+    summed_of,
+)
+from powerd_analytics.tables.sums import verify_sums
+
+SIZE = 250
+COUNTER = {"kind": "counter", "column": "e", "j_per_code": 0.001, "background_w": 3.0, "bits": 32}
+
+
+def times(rng, n, period_ns):
+    """Readings with jitter, and a hole longer than a slice's margin."""
+    t = np.arange(n, dtype=np.int64) * period_ns + rng.integers(-period_ns // 5, period_ns // 5, n)
+    t[n // 2 :] += 90 * period_ns
+    return t
+
+
+def lines(seed, n=3000):
+    """Three lines that differ in rate: two of power, one counter that moves at every eighth reading."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for name, period in (("gpu0.a", 2 * MS), ("gpu0.b", 3 * MS)):
+        t = times(rng, n * 2 * MS // period, period)
+        flags = (rng.random(len(t)) < 0.02).astype(np.uint16) * 8
+        flags[900:1350] = 32  # longer than a slice with its margins
+        watts = rng.integers(20, 40, len(t)) * 5000
+        made.append(LineSpec(name, t_ns=t, codes={"power_mw": watts}, flags=flags, period_ns=period))
+    t = times(rng, n, 2 * MS)
+    moved = np.repeat(np.cumsum(rng.integers(100, 900, n // 8 + 1)), 8)[:n]
+    more = {"accuracy": {"update_ns": 16 * MS}, "conversion": COUNTER}
+    made.append(LineSpec("gpu0.c", t_ns=t, codes={"e": moved}, **more))
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    made, end = lines(1), 6100 * MS
+    phases = [PhaseSpec("p", int(b), int(b) + 290 * MS) for b in np.arange(50, 6000, 300) * MS]
+    path = tmp_path_factory.mktemp("streams") / "r.h5"
+    feeds = {"gpu0": ["gpu0.a", "gpu0.b"]}
+    return read_run(make_run(path, made, phases, feeds, end_ns=end))
+
+
+NAMES = ("gpu0.a", "gpu0.b", "gpu0.c")
+
+
+class OpenRun:
+    """A run whose file is opened once."""
+
+    def __init__(self, file):
+        self.file = file
+
+    @contextmanager
+    def reader(self, name):
+        yield LineReader(name, self.file["lines"][name])
+
+
+@pytest.fixture(scope="module")
+def signals(run):
+    with h5py.File(run.path, "r") as file:
+        held = OpenRun(file)
+        yield {n: (load_signal(run, n), replace(load_sliced(run, n, SIZE), run=held)) for n in NAMES}
+
+
+def together(points):
+    found = list(points)
+    return [np.concatenate(x) if found else np.zeros(0) for x in zip(*found, strict=True)] or [np.zeros(0)] * 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("is_step", [False, True])
+def test_every_point_comes_once(signals, name, is_step):
+    whole, sliced = signals[name]
+    view = View(is_step=is_step)
+    (t, watts), (t_sliced, watts_sliced) = (together(points_of(s, view)) for s in (whole, sliced))
+    np.testing.assert_array_equal(t_sliced, t)
+    np.testing.assert_allclose(watts_sliced, watts, rtol=1e-9)
+    assert count_points(sliced, view) == count_points(whole, view) == len(t)
+    assert good_readings_of(sliced) == len(whole)
+
+
+MOMENTS = st.tuples(st.sampled_from(["any", "reading", "cut"]), st.integers(0, 6999 * MS))
+
+
+def moment(kind, number, whole, sliced):
+    """A time; at a reading, and where slices meet, too."""
+    among = {"any": [number - 200 * MS], "reading": whole.t_ns, "cut": sliced.cuts_ns}[kind]
+    return int(among[number % len(among)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(NAMES), MOMENTS, MOMENTS, st.booleans(), st.sampled_from([2, 7, 100, 10_000]))
+def test_any_view_is_the_same(signals, name, one, other, is_step, most):
+    whole, sliced = signals[name]
+    begin, end = sorted(moment(*m, whole, sliced) for m in (one, other))
+    view = View(begin, end, is_step)
+    (t, watts), (t_sliced, watts_sliced) = (together(points_of(s, view)) for s in (whole, sliced))
+    np.testing.assert_array_equal(t_sliced, t)
+    np.testing.assert_allclose(watts_sliced, watts, rtol=1e-9)
+    assert count_points(sliced, view) == len(t)
+    np.testing.assert_array_equal(holes_of(sliced, view), holes_of(whole, view))
+    if whole.is_counter:
+        return  # equal rates differ in their last digits, and with them which is the highest
+    for a, b in zip(power_of(whole, (begin, end), most), power_of(sliced, (begin, end), most), strict=True):
+        np.testing.assert_array_equal(b, a)
+
+
+@settings(max_examples=8, deadline=None)
+@given(begin=st.integers(-100 * MS, 6500 * MS), length=st.integers(0, 6500 * MS))
+def test_sums_of_lines_are_the_same(signals, begin, length):
+    chosen = [signals[name] for name in NAMES]
+    of_whole, of_sliced = ([pair[i] for pair in chosen] for i in (0, 1))
+    view = View(begin, begin + length)
+    (t, watts), (t_sliced, watts_sliced) = (together(summed_of(s, fastest_of(s), view)) for s in (of_whole, of_sliced))
+    np.testing.assert_array_equal(t_sliced, t)
+    np.testing.assert_allclose(watts_sliced, watts, rtol=1e-9)
+    # The whole sum, by one interpolation over everything.
+    moments, total = fastest_of(of_whole).power()[0], 0.0
+    for s in of_whole:
+        total = total + np.interp(moments.astype(float), s.power()[0].astype(float), s.power()[1])
+    np.testing.assert_allclose(watts, total[np.searchsorted(moments, t)], rtol=1e-9)
+    for a, b in zip(*(summed(s, (begin, begin + length), 50) for s in (of_whole, of_sliced)), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_plain_joules_are_the_same(signals, name):
+    whole, sliced = signals[name]
+    rng = np.random.default_rng(5)
+    edges = np.sort(rng.integers(-100 * MS, 7000 * MS, 400))
+    lists = (np.array([0]), np.array([6100 * MS])), (edges[:-1:2], edges[1::2]), (edges[:0], edges[:0])
+    for a, b in zip(plain_j(whole, *lists), plain_j(sliced, *lists), strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.integers(0, 6), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(0, 120), max_size=5),
+    most=st.integers(2, 40),
+)
+def test_thinning_in_pieces_keeps_what_thinning_the_whole_keeps(values, cuts, most):
+    t, watts = np.arange(len(values), dtype=np.int64) * 3, np.array(values, np.float64)
+    edges = sorted({0, len(t), *(c for c in cuts if c < len(t))})
+    pieces = [(t[a:b], watts[a:b]) for a, b in pairwise(edges)]
+    kept_t, kept = extremes_of(pieces, len(t), most)
+    expected_t, expected = _thinned_by_sorting(t, watts, most)
+    np.testing.assert_array_equal(kept_t, expected_t)
+    np.testing.assert_array_equal(kept, expected)
+    np.testing.assert_array_equal(thinned(t, watts, most)[0], expected_t)
+    for a, b in zip(envelope_of_many(iter(pieces), len(t), most), envelope(t, watts, 0, 3 * len(t), most), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def _thinned_by_sorting(t, value, most):
+    """The same said another way: the lowest (first of equals) and the highest (last of equals) of every stretch."""
+    n = len(t)
+    if n <= max(most, 4):
+        return t, value
+    starts = np.linspace(0, n, max(most // 2, 1), endpoint=False).astype(int)
+    keep = {0, n - 1}
+    for a, b in pairwise([*starts.tolist(), n]):
+        keep.add(a + int(np.argmin(value[a:b])))
+        keep.add(b - 1 - int(np.argmax(value[a:b][::-1])))
+    at = sorted(keep)
+    return t[at], value[at]
+
+
+def test_a_page_has_the_same_traces(run, signals):
+    whole, sliced = ([signals[name][i] for name in ("gpu0.a", "gpu0.b")] for i in (0, 1))
+    compared = [[signals["gpu0.c"][i]] for i in (0, 1)]
+    for most in (3000, 100_000):
+        a, b = (
+            trace_of(run, devices.Part("gpu0", "simulated", tuple(s)), c, most)
+            for s, c in zip((whole, sliced), compared, strict=True)
+        )
+        assert [(x.name, x.readings, x.block, x.time) for x in a.lines] == [
+            (x.name, x.readings, x.block, x.time) for x in b.lines
+        ]
+        assert [x.watts for x in a.lines if x.name != "gpu0.c"] == [x.watts for x in b.lines if x.name != "gpu0.c"]
+        assert (a.gaps, a.has_sum) == (b.gaps, b.has_sum)
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Every line in slices of `SIZE` readings."""
+    sliced = lambda run, name, size=SIZE, progress=lambda share, text: None: load_sliced(run, name, SIZE, progress)  # noqa: E731
+    monkeypatch.setattr("powerd_client.runfile.problems", lambda file: iter(()))  # looked at once a pass
+    monkeypatch.setattr(slices, "load_sliced", sliced)
+    monkeypatch.setattr(devices, "load_sliced", sliced)
+    for module in (slices, chrome, "powerd_analytics.pictures.plots", "powerd_analytics.tables.sums"):
+        name = f"{module}.IN_MEMORY" if isinstance(module, str) else f"{module.__name__}.IN_MEMORY"
+        monkeypatch.setattr(name, 0)
+
+
+def test_commands_hold_few_slices(run, small, monkeypatch, tmp_path):
+    """Of a file of 20 slices, no command asks the reader for more than one with its margins."""
+    asked = []
+    values, readings = LineReader.values, LineReader.readings
+
+    def watched(self, columns, first, last):
+        asked.append(last - first)
+        return values(self, columns, first, last)
+
+    def refused(self, first, last):
+        asked.append(last - first)
+        return readings(self, first, last)
+
+    monkeypatch.setattr(LineReader, "values", watched)
+    monkeypatch.setattr(LineReader, "readings", refused)
+    path = str(run.path)
+    for words in (
+        ["info", path],
+        ["plot", path, "--kind", "power", "-o", str(tmp_path / "p.svg")],
+        ["trace", path, "-o", str(tmp_path / "t.json")],
+    ):
+        asked.clear()
+        with pytest.raises(SystemExit):
+            cli.main(words)
+        assert len(asked) > 20, words
+        assert max(asked) <= 3 * SIZE, words
+
+
+def test_what_commands_say_does_not_depend_on_slices(run, monkeypatch, tmp_path, capsys, request):
+    def said(*words):
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            cli.main([*words])
+        return capsys.readouterr().out
+
+    def counters(path):
+        with pytest.raises(SystemExit):
+            cli.main(["trace", str(run.path), "--max-points", "500", "-o", str(path)])
+        return [
+            (e["name"], e["ts"], e.get("dur"), e["args"].get("W"))
+            for e in json.loads(path.read_text())["traceEvents"]
+            if e["ph"] != "M" and e.get("cat") != "phase"
+        ]
+
+    def info():
+        """Without what limits a sensor in time, which slices estimate each for themselves."""
+        return [
+            line.partition("; the counter")[0].partition("; sensor")[0]
+            for line in said("info", str(run.path)).splitlines()
+        ]
+
+    before = info(), counters(tmp_path / "a.json")
+    request.getfixturevalue("small")
+    assert info() == before[0]
+    assert counters(tmp_path / "b.json") == before[1]
+
+
+def test_sums_are_verified_slice_by_slice(run, small, monkeypatch):
+    findings = list(verify_sums(run.path))
+    assert [f.state for f in findings] == ["ok"] * len(findings) != []
+    monkeypatch.setattr("powerd_analytics.tables.sums.IN_MEMORY", 1 << 22)
+    assert [(f.check, f.text[:12]) for f in verify_sums(run.path)] == [(f.check, f.text[:12]) for f in findings]

@@ -1,0 +1,48 @@
+"""A powerd that measures by itself, and waiting for what it does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import zmq
+
+from support.fake_daemon import PERIOD_NS, FakeDaemon
+
+READINGS = 20
+
+
+@contextmanager
+def steady_daemon() -> Iterator[FakeDaemon]:
+    """Adds a block of 20 readings of 1.5 W a line every 20 ms and forgets none; its clock is 7 s behind."""
+    context = zmq.Context()
+    made = FakeDaemon(context, offset_ns=-7_000_000_000)
+    stop = threading.Event()
+
+    def produce() -> None:
+        t = made.now_ns()
+        while not stop.wait(max(0.0, (t - made.now_ns()) * 1e-9)):
+            made.add_block([1500] * READINGS, t - READINGS * PERIOD_NS)
+            t += READINGS * PERIOD_NS
+
+    thread = threading.Thread(target=produce)
+    thread.start()
+    try:
+        yield made
+    finally:
+        stop.set()
+        thread.join()
+        made.close()
+        context.destroy(linger=0)
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 20) -> Any:
+    """What ``condition`` says as soon as it says something."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
