@@ -172,7 +172,8 @@ def again(kept: Path) -> dict[str, Any]:
 
 def _kind(key: Any) -> tuple[str, dict[str, Any]]:
     """Name and attributes of a key of `Meter`'s kinds."""
-    return (key, {}) if isinstance(key, str) else (key[0], dict(key[1:]))
+    # Behind the attributes stand their types.
+    return (key, {}) if isinstance(key, str) else (key[0], dict(item for item in key[1:] if isinstance(item, tuple)))
 
 
 def show(r: dict[str, Any]) -> None:

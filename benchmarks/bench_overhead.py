@@ -2,7 +2,8 @@
 
 One run is recorded all the time. Its powerd, sampler and recorder are stopped and continued in turn, half a second
 each, and the loop's rate is compared between neighbouring halves, so that slow drifts of the machine cancel. The first
-tenth of a second after each switch is not counted: there the continued processes catch up.
+tenth of a second after each switch is not counted: there the continued processes catch up. Then the same with
+`joules top` beside it, which alone is stopped and continued.
 
 Target: less than 1 %.
 """
@@ -14,8 +15,11 @@ import os
 import random
 import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import descendants, machine, powerd, progress
@@ -37,38 +41,56 @@ def loop(seconds: float) -> float:
     return done / (time.perf_counter() - begun)
 
 
+def ratios(pairs: int, others: Sequence[int], what: str) -> list[float]:
+    """The loop's rate while ``others`` are stopped over its rate while they run, for neighbouring halves."""
+    found = []
+    for pair in range(pairs):
+        progress(f"{what}: pair {pair + 1} of {pairs}")
+        rate = {}
+        for is_running in (pair % 2 == 0, pair % 2 == 1):
+            for process in others:
+                os.kill(process, signal.SIGCONT if is_running else signal.SIGSTOP)
+            loop(SETTLE_S)
+            rate[is_running] = loop(ROUND_S)
+        found.append(rate[False] / rate[True])
+    for process in others:
+        os.kill(process, signal.SIGCONT)
+    progress("")
+    return found
+
+
+def say(what: str, found: list[float]) -> None:
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(found, k=len(found))) for _ in range(2000))
+    print(f"  {what}, {len(found)} pairs of {ROUND_S} s in one process:")
+    print(
+        f"  {statistics.median(found) - 1:+.2%} "
+        f"(median; 95 % interval {medians[50] - 1:+.2%} .. {medians[1949] - 1:+.2%})"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=100)
     pairs = parser.parse_args().pairs
-    ratios = []
     with tempfile.TemporaryDirectory() as directory, powerd(SOURCE) as (url, pid):
         out = Path(directory) / "run.h5"
         with Meter(url, out):
             others = [pid, *descendants(pid), *descendants(os.getpid())]
             others = [p for p in dict.fromkeys(others) if p != os.getpid()]
             loop(1.0)
-            for pair in range(pairs):
-                progress(f"pair {pair + 1} of {pairs}")
-                rate = {}
-                for recording in (pair % 2 == 0, pair % 2 == 1):
-                    for process in others:
-                        os.kill(process, signal.SIGCONT if recording else signal.SIGSTOP)
-                    loop(SETTLE_S)
-                    rate[recording] = loop(ROUND_S)
-                ratios.append(rate[False] / rate[True])
-            for process in others:
-                os.kill(process, signal.SIGCONT)
+            recorded = ratios(pairs, others, "recording")
+            command = [sys.executable, "-P", "-m", "powerd_analytics", "top", url, "--run", str(out), "--json"]
+            with subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as top:
+                loop(3.0)
+                if top.poll() is not None:
+                    raise SystemExit(f"`joules top` ended with {top.returncode}")
+                watched = ratios(pairs, [top.pid], "joules top")
+                top.terminate()
             time.sleep(0.5)
-    progress("")
-    rng = random.Random(1)
-    medians = sorted(statistics.median(rng.choices(ratios, k=pairs)) for _ in range(2000))
     print(f"Slow-down of a pure-Python loop while 8 lines x 1 kHz are recorded ({machine()})")
-    print(f"  recording / everything stopped, {pairs} pairs of {ROUND_S} s in one process:")
-    print(
-        f"  {statistics.median(ratios) - 1:+.2%} "
-        f"(median; 95 % interval {medians[50] - 1:+.2%} .. {medians[1949] - 1:+.2%})"
-    )
+    say("recording / everything stopped", recorded)
+    say("recording and `joules top` / recording, `joules top` stopped", watched)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ class Tape:
     def __init__(self):
         self.failure, self.dropped, self.token = None, 0, 0
         self.kinds, self.cuts, self.notes, self.marks = {}, {}, [], []
+        self.devices = []
         self.is_closed = False
 
     def kind(self, name, attributes, timing):
@@ -27,6 +28,9 @@ class Tape:
 
     def _number(self, key):
         return self.kinds.setdefault(key, len(self.kinds))
+
+    def identify(self, devices):
+        self.devices = devices
 
     def note(self, text, level="warning"):
         self.notes.append(text)
