@@ -19,15 +19,13 @@ from powerd_client.datasets import write_documents
 from powerd_client.frames import StreamFrames
 from powerd_client.gpus import each_once
 from powerd_client.phases import Phases, kind_key, pair_marks
+from powerd_client.steadyfile import SteadyFile, steady_hdf5
 from powerd_client.streams import Account, Part, clock_name, write_stream
 from powerd_client.tables import seal, write_clock, write_devices, write_gaps, write_head, write_phases
 from powerd_core.clock import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError
 from powerd_core.model import CLOCK_NAME
 from powerd_core.wire import HEADER_BYTES
-
-LIBVER = ("v110", "v110")
-"""The first version of HDF5's format in which everything but strings of variable length carries a checksum."""
 
 Progress = Callable[[float], None]
 
@@ -43,30 +41,37 @@ def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Pr
     """
     contents = read_contents(journal, progress=lambda share: progress(0.3 * share))
     try:
-        with whole_file(out, overwrite=overwrite) as file:
-            write_run(file, contents, journal / "journal.bin", lambda share: progress(0.3 + 0.7 * share))
+        with whole_file(out, overwrite=overwrite) as (file, raw):
+
+            def written(share: float) -> None:
+                raw.check()
+                progress(0.3 + 0.7 * share)
+
+            write_run(file, contents, journal / "journal.bin", written)
     except (OSError, RuntimeError) as error:
         if isinstance(error, RunFileError):
             raise
         raise RunFileError(
-            f"{out} could not be written ({error}): nothing is lost, `joules info {out}` tries again from {journal}"
+            f"{out} could not be written ({_reason(error)}): nothing is lost, "
+            f"`joules info {out}` tries again from {journal}"
         ) from error
     shutil.rmtree(journal, ignore_errors=True)
 
 
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 @contextlib.contextmanager
-def whole_file(out: Path, *, overwrite: bool) -> Iterator[h5py.File]:
+def whole_file(out: Path, *, overwrite: bool) -> Iterator[tuple[h5py.File, SteadyFile]]:
     """An HDF5 file under another name, which becomes ``out`` when it is written and on the disk, else nothing.
 
-    Raises `RunFileError` for a file in the way, `OSError` and `RuntimeError` as h5py does.
+    Raises `RunFileError` for a file in the way, `OSError` for what cannot be written, and what h5py raises.
     """
     partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
     try:
-        with h5py.File(partial, "x", libver=LIBVER) as file:
-            yield file
-            file.flush()
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
+        with steady_hdf5(partial) as made:
+            yield made
         _move(partial, out, overwrite)
     finally:
         partial.unlink(missing_ok=True)

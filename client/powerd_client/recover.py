@@ -56,7 +56,7 @@ def recover(
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
     lost: list[str] = []
     try:
-        with whole_file(target, overwrite=overwrite) as file:
+        with whole_file(target, overwrite=overwrite) as (file, _):
             if source.is_dir():
                 lost = _from_journal(source, file, progress)
             else:
@@ -67,7 +67,7 @@ def recover(
     except (OSError, RuntimeError) as error:
         if isinstance(error, RunFileError):
             raise
-        raise RunFileError(f"{target} could not be written ({error})") from error
+        raise RunFileError(f"{target} could not be written ({getattr(error, 'strerror', None) or error})") from error
     with open_run(target) as file, reading(target):
         return Report(source, target, _recovered(file), lost)
 

@@ -230,7 +230,13 @@ def _declared(
 
     A gap may know a number; at the edges of the run, where a hole is not ``whole``, that tells of scans outside too.
     """
-    here = [g for g in gaps if g.end_ns > begin + edge and g.begin_ns < end - edge]
+    # A node that is stopped inside a scan has slept through deadlines that lie behind it by number and not by time.
+    here = [
+        g
+        for g in gaps
+        if (g.end_ns > begin + edge and g.begin_ns < end - edge)
+        or (g.end_ns - g.begin_ns <= 2 * edge and begin <= (g.begin_ns + g.end_ns) // 2 < end)
+    ]
     if not here:
         return min(told, lost)
     if whole and all(g.lost >= 0 for g in here):

@@ -21,6 +21,7 @@ from powerd_analytics.exports.sheet import Sheet, SheetColumn
 from powerd_client.datasets import DIGEST, clean, copy_attributes, digest, own_name, write_numbers, write_strings
 from powerd_client.fileshape import dataset_problems
 from powerd_client.runfile import open_run
+from powerd_client.steadyfile import steady_hdf5
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 FORMAT = "powerd-tables"
 FORMAT_VERSION = 1
 TABLES = "tables"
-_LIBVER = ("v110", "v110")
 
 
 def write_tables(path: Path, sheets: Sequence[Sheet], *, overwrite: bool = False) -> None:
@@ -44,14 +44,12 @@ def write_tables(path: Path, sheets: Sequence[Sheet], *, overwrite: bool = False
             is_run = path.exists() and _is_run(path)
             if path.exists():
                 shutil.copy2(path, partial)
-            with h5py.File(partial, "r+" if path.exists() else "w", libver=_LIBVER) as file:
+            with steady_hdf5(partial, "r+" if path.exists() else "x") as (file, _):
                 if not path.exists():
                     file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
                 _add(path, file, sheets, overwrite)
                 if is_run:
                     _sign(file)
-            with partial.open("rb") as written:
-                os.fsync(written.fileno())
             partial.replace(path)
     finally:
         with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
