@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from powerd_analytics.cli.common import refuse_existing, stderr, write
+from powerd_analytics.cli.common import Device, refuse_existing, stderr, write
 
 if TYPE_CHECKING:
     from powerd_analytics.comparison.samples import Sample
@@ -24,7 +24,7 @@ def compare(
     *,
     format: Annotated[Format, Parameter(help="How to print it.")] = "table",
     output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
-    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
+    device: Device = None,
     overwrite: Annotated[bool, Parameter(negative="", help="Replace a file that exists.")] = False,
 ) -> None:
     """Say which joules and seconds a batch differ between two runs or campaigns, and whether by more than chance.

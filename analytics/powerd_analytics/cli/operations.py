@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import check_picture, refuse_existing, write
+from powerd_analytics.cli.common import Device, check_picture, refuse_existing, write
 
 if TYPE_CHECKING:
     from powerd_analytics.layers.energy import CountOf
@@ -66,7 +66,7 @@ def layers(
     input: Inputs = (),
     batch: Annotated[int | None, Parameter(help="Samples a batch, where the run's phases do not say.")] = None,
     model: Annotated[str | None, Parameter(help="Only the phases of this model.")] = None,
-    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
+    device: Device = None,
     plot: Annotated[Path | None, Parameter(help="Draw the roofline as well (.png, .pdf, .svg).")] = None,
     format: Annotated[Format, Parameter(help="How to print it.")] = "table",
     output: Output = None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import check_picture, open_run, refuse_existing, write
+from powerd_analytics.cli.common import Calibration, Device, check_picture, open_run, refuse_existing, write
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,11 +35,8 @@ def plot(
     output: Annotated[
         Path | None, Parameter(alias="-o", help="Picture to write (.png, .pdf, .svg); RUN.png without it.")
     ] = None,
-    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
-    calibration: Annotated[
-        Path | None,
-        Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
-    ] = None,
+    device: Device = None,
+    calibration: Calibration = None,
     reference: Annotated[
         str | None, Parameter(help="COLUMN=VALUE of the configuration that EDS and caps are relative to.")
     ] = None,

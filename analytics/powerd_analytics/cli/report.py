@@ -8,14 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import refuse_existing, write
+from powerd_analytics.cli.common import Device, refuse_existing, write
 from powerd_core.errors import ConfigError
 
 
 def report(
     *runs: Annotated[Path, Parameter(help="Run files, and directories of them.")],
     output: Annotated[Path | None, Parameter(alias="-o", help="Page to write (.html).")] = None,
-    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
+    device: Device = None,
     calibration: Annotated[
         Path | None,
         Parameter(help="Compute again with this file of `powerd calibrate`; the run files stay as they are."),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import open_run, refuse_existing, stderr, write
+from powerd_analytics.cli.common import Calibration, Device, open_run, refuse_existing, stderr, write
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,11 +31,8 @@ def tables(
     *runs: Annotated[Path, Parameter(help="Run files, and directories and indexes of them.")],
     format: Annotated[Format, Parameter(help="How to print it.")] = "table",
     output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
-    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
-    calibration: Annotated[
-        Path | None,
-        Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
-    ] = None,
+    device: Device = None,
+    calibration: Calibration = None,
     above_idle: Annotated[
         bool, Parameter(negative="", help="Show the energy above idle beside the whole; one run, with a baseline.")
     ] = False,

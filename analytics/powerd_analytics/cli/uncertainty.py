@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import check_picture, refuse_existing, write
+from powerd_analytics.cli.common import Device, check_picture, refuse_existing, write
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def uncertainty(
     run: Annotated[Path, Parameter(help="A run file.")],
     *,
-    device: Annotated[str | None, Parameter(help="Only this device; all of them without it.")] = None,
+    device: Device = None,
     phase: Annotated[str | None, Parameter(help="Only phases of this name; totals and run are left out.")] = None,
     format: Annotated[Literal["table", "csv", "json", "markdown"], Parameter(help="How to print it.")] = "table",
     output: Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")] = None,
