@@ -25,7 +25,7 @@ import h5py
 import numpy as np
 from common import HERE, cpu_seconds, machine, progress
 
-sys.path.insert(0, str(HERE.parent / "tests" / "analytics"))
+sys.path.insert(0, str(HERE.parent / "tests" / "analytics" / "support"))
 
 SQL = """SELECT device_name, batch_size, phase, count(*) AS n, avg(j_per_batch) AS j, stddev(j_per_batch) AS s
 FROM phases GROUP BY ALL ORDER BY ALL"""
@@ -34,7 +34,7 @@ KEYS = ["device_name", "batch_size", "phase"]
 
 def make_files(folder: Path, count: int, iterations: int) -> int:
     """Run files in ``folder``; returns the bytes of one."""
-    from campaigns import one_run
+    from make_campaign import one_run
 
     made = [
         one_run(folder / f"{i}.h5", 1 + 0.1 * i, (64, 128, 256), iterations, device_name=f"card{i % 4}", seed=i)

@@ -23,7 +23,7 @@ from common import HERE, machine, progress
 
 from powerd_analytics.report import ReportOptions, write_report
 
-sys.path.insert(0, str(HERE.parent / "tests" / "analytics"))
+sys.path.insert(0, str(HERE.parent / "tests" / "analytics" / "support"))
 from make_run import LineSpec, PhaseSpec, make_run
 
 RATE_HZ = 1000

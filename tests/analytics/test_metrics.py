@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published import CAPS, CASTRO, DATA, rows
+from published_tables import CAPS, CASTRO, DATA, rows
 
 from powerd_analytics import metrics
 from powerd_analytics.energy.uncertainty import Estimate

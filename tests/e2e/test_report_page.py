@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from browser import browser_page, find_browser
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "analytics"))
-from campaigns import one_run
+sys.path.insert(0, str(Path(__file__).parents[1] / "analytics" / "support"))
+from make_campaign import one_run
 from make_run import MS, LineSpec, S, make_run, training
 
 from powerd_analytics.campaigns.campaign import read_campaign

@@ -1,0 +1,152 @@
+"""Pivots: every cell holds one configuration, and averages and gains are of what is shown."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_campaign import one_run
+
+from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
+from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
+from powerd_analytics.campaigns.repeats import RUNS
+from powerd_analytics.records.columns import empty_record
+from powerd_core.errors import AnalysisError, ConfigError
+
+
+def record(**given):
+    made = empty_record() | {
+        "kind": "phase", "path": "p", "run_id": "r", "model": "m", "gpus": 1, "ranks": 1, "device": "gpu0",
+        "provenance": "measured", "attributes": "{}", "phase": "forward", "phase_path": "forward", "timing": "host",
+        "iterations": 10, "s_per_batch": 0.1, "u_s_per_batch": 0.001, "u_statistical_j": 0.1, "u_systematic_j": 0.2,
+        "u95_j": 0.45, "is_lower_bound": False, "note": "", "clock_set": False, "missing_s": 0.0,
+    }  # fmt: skip
+    return made | given
+
+
+def pivot(records, text):
+    return make_pivot(records, PivotRequest.parse(text))
+
+
+def test_what_differs_within_a_cell_is_added_to_the_rows():
+    records = [record(batch_size=b, j_per_batch=float(b)) for b in (64, 128)]
+    found = pivot(records, "model,phase::j_per_batch")
+    assert found.row_names == ("model", "phase", "batch_size", "provenance")
+    assert [f.value for f in found.cells.values()] == [64.0, 128.0]
+    assert "batch_size added" in found.notes[0]
+
+
+def test_measured_and_modelled_are_rows_of_their_own():
+    records = [record(provenance=p, j_per_batch=j) for p, j in (("measured", 5.0), ("modelled", 50.0))]
+    found = pivot(records, "model,phase:gpus:j_per_batch")
+    assert {row[-1]: found.cells[row, (1,)].value for row in found.rows} == {"measured": 5.0, "modelled": 50.0}
+    sheet = pivot_sheet(found, averages=True)
+    assert [row[0] for row in sheet.rows] == ["m", "m"]  # one of each: there is nothing to average
+
+
+def test_rows_and_columns_are_in_order_and_may_be_attributes():
+    records = [
+        record(batch_size=b, attributes=f'{{"precision": "{p}"}}', j_per_batch=float(b + i))
+        for i, p in enumerate(("fp32", "fp16"))
+        for b in (256, 64, 128)
+    ]
+    found = pivot(records, "batch,phase:precision:j-per-batch")
+    assert [row[0] for row in found.rows] == [64, 128, 256]
+    assert found.columns == (("fp32",), ("fp16",))
+    assert found.row_names == ("batch_size", "phase", "provenance")
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["a", "b"]),
+            st.sampled_from([32, 64]),
+            st.sampled_from(["gpu0", "gpu1"]),
+            st.sampled_from(["measured", "modelled"]),
+            st.floats(1, 100),
+        ),
+        min_size=1,
+        max_size=25,
+    )
+)
+def test_every_record_is_in_exactly_one_cell_with_its_own_kind(drawn):
+    records = [
+        record(run_id=str(i), path=str(i), model=m, batch_size=b, device=d, provenance=p, j_per_batch=j)
+        for i, (m, b, d, p, j) in enumerate(drawn)
+    ]
+    found = pivot(records, "model:phase:j_per_batch")
+    assert sum(f.count for f in [*found.cells.values()] if f.count) <= len(records)
+    names = (*found.row_names, *found.column_names)
+    for (row, column), figure in found.cells.items():
+        cell = dict(zip(names, (*row, *column), strict=True))
+        inside = [r["j_per_batch"] for r in records if all(r[n] == v for n, v in cell.items())]
+        assert figure.value == pytest.approx(sum(inside) / len(inside))
+        assert len({(r["batch_size"], r["device"]) for r in records if all(r[n] == v for n, v in cell.items())}) == 1
+
+
+def test_a_mean_over_a_side_needs_all_its_cells():
+    records = [record(batch_size=b, gpus=g, j_per_batch=float(b)) for b, g in ((64, 1), (64, 2), (128, 1))]
+    found = pivot(records, "batch,phase:gpus:j_per_batch")
+    means = {row[0]: found.row_mean(row) for row in found.rows}
+    assert means[64].value == 64.0
+    assert means[128] is None
+    assert found.column_mean((1,), "measured").value == 96.0
+    assert found.column_mean((2,), "measured") is None
+    # Cells of other configurations are no repeats: that they differ is no uncertainty.
+    assert found.column_mean((1,), "measured").u_statistical == pytest.approx(0.1 / 2**0.5)
+
+
+def test_a_gain_is_second_over_first_with_both_uncertainties():
+    records = [
+        record(device_name=n, batch_size=64, j_per_batch=j, u_statistical_j=0.0, u_systematic_j=0.01 * j)
+        for n, j in (("old", 10.0), ("new", 5.0))
+    ]
+    found = pivot(records, "batch,phase:generation:j_per_batch")
+    sheet = gain_sheet(found, "device_name", ("old", "new"))
+    assert sheet.rows[0][-2] == pytest.approx(0.5)
+    assert sheet.rows[0][-1] == pytest.approx(2 * 0.5 * 0.01 * 2**0.5)
+    assert gain_sheet(found, "device_name").rows == sheet.rows  # exactly two: in their order
+    with pytest.raises(AnalysisError, match="there is old, new"):
+        gain_sheet(found, "device_name", ("old", "newer"))
+
+
+def test_a_bound_is_shown_as_one_and_has_no_gain():
+    records = [
+        record(device_name=n, j_per_batch=5.0, is_lower_bound=bound, u95_j=None)
+        for n, bound in (("a", True), ("b", False))
+    ]
+    found = pivot(records, "phase:generation:j_per_batch")
+    columns, lines, _ = pivot_sheet(found).shown()
+    assert lines[0][2] == "≥ 5.000"
+    assert [c.heading for c in columns][2] == "a"
+    assert gain_sheet(found, "device_name") is None
+
+
+def test_a_figure_that_nobody_has_says_why():
+    records = [record(j_per_batch=None, note="not resolvable: phases too short")]
+    with pytest.raises(AnalysisError, match="not resolvable: phases too short"):
+        pivot(records, "phase::j_per_batch")
+
+
+@pytest.mark.parametrize("text", ["", "a", "a:b", "a:b:c:d", ":b:c", "a:b:"])
+def test_requests_that_are_none_are_refused(text):
+    with pytest.raises(ConfigError, match="ROWS:COLUMNS:VALUE"):
+        PivotRequest.parse(text)
+
+
+def test_a_figure_along_the_side_or_a_name_twice_is_refused():
+    records = [record(j_per_batch=5.0)]
+    with pytest.raises(AnalysisError, match="nothing to lay along"):
+        pivot(records, "power_w::j_per_batch")
+    with pytest.raises(AnalysisError, match="twice"):
+        pivot(records, "model:model:j_per_batch")
+
+
+def test_totals_are_shown_unless_phases_are_asked_for(tmp_path):
+    records = read_campaign([one_run(tmp_path / "a.h5")])
+    total = next(r for r in records if r["kind"] == "total")
+    (figure,) = pivot(records, "model:gpus:j_per_batch").cells.values()
+    assert figure.value == pytest.approx(total["energy_j"] / total["iterations"])
+    by_phase = pivot(records, "model:phase:j_per_batch")
+    assert {c[0] for c in by_phase.columns} >= {"iteration", "forward", "backward"}
+    assert RUNS not in by_phase.row_names

@@ -1,0 +1,148 @@
+import csv
+import io
+import json
+
+import pytest
+from command import joules
+from make_run import LineSpec, make_run, training
+
+from powerd_analytics.tables.render import CSV_COLUMNS
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    tr = training((64, 128), 10)
+    lines = [
+        LineSpec("gpu0.a", tr.power()),
+        LineSpec("cpu0.m", tr.power(0.3), "cpu0", "modelled", period_ns=20_000_000),
+    ]
+    return make_run(tmp_path_factory.mktemp("cli") / "run.h5", lines, tr.phases, end_ns=tr.end_ns)
+
+
+def test_the_columns_are_these_and_stay(run, capsys):
+    code, out, _ = joules(capsys, "tables", run, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert code == 0
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert CSV_COLUMNS == (
+        "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations",
+        "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s",
+        "time_s", "energy_j", "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j",
+        "missing_s", "off_by_j", "is_lower_bound", "method", "note",
+    )  # fmt: skip
+    assert {r["table"] for r in rows} == {"phase", "total", "run"}
+    unresolved = next(r for r in rows if r["phase"] == "update")
+    assert unresolved["j_per_batch"] == ""
+    assert unresolved["note"].startswith("not resolvable")
+
+
+def test_json_has_the_same_rows(run, capsys):
+    _, out, _ = joules(capsys, "tables", run, "--format", "json", "--device", "gpu0")
+    rows = json.loads(out)
+    assert {r["device"] for r in rows} == {"gpu0"}
+    assert tuple(rows[0]) == CSV_COLUMNS
+    assert next(r for r in rows if r["phase"] == "update")["j_per_batch"] is None
+
+
+def test_the_terminal_and_markdown_say_the_provenance_and_what_is_not_resolvable(run, capsys):
+    for form in ("table", "markdown"):
+        code, out, _ = joules(capsys, "tables", run, "--format", form)
+        assert code == 0
+        for word in ("simulated", "modelled", "n.r.", "not resolvable", "GFLOPS/W (paper)", "residual J"):
+            assert word in out
+
+
+def test_an_output_file_is_written_once(run, capsys, tmp_path):
+    out = tmp_path / "t.md"
+    assert joules(capsys, "tables", run, "--format", "markdown", "-o", out)[0] == 0
+    before = out.read_text()
+    code, _, err = joules(capsys, "tables", run, "--output", out)
+    assert code == 2
+    assert err == f"joules: {out} exists: give another name or --overwrite\n"
+    assert out.read_text() == before
+    assert joules(capsys, "tables", run, "--output", out, "--overwrite")[0] == 0
+    assert out.read_text() != before
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_picture_is_drawn(run, capsys, tmp_path):
+    out = tmp_path / "p.png"
+    code, said, _ = joules(capsys, "plot", run, "-o", out)
+    assert (code, said) == (0, f"{out}\n")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    assert joules(capsys, "plot", run, "-o", out)[0] == 2
+    assert joules(capsys, "plot", run, "-o", tmp_path / "p.xyz")[0] == 2
+
+
+def test_info_tells_what_is_there(run, capsys):
+    code, out, _ = joules(capsys, "info", run)
+    assert code == 0
+    for word in ("gpu0.a", "modelled", "20 forward", "guaranteed bound", "host: box"):
+        assert word in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("tables", "absent.h5"), "no run file"),
+        (("tables", "{run}", "--device", "gpu1"), "did you mean 'gpu0'"),
+        (("info", "{run}", "--device", "quite-another"), "this run has 'cpu0', 'gpu0'"),
+        (("tables", "{run}", "--frmat", "csv"), "--format"),
+        (("tables", "{run}", "--format", "xls"), "xls"),
+        (("tabels", "{run}"), "tables"),
+        (("tables",), "run"),
+        (("record",), "nothing to record"),
+        (("tables", "{run}", "-o", "no/such/dir/t.csv"), "no directory"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(run, capsys, arguments, text):
+    code, out, err = joules(capsys, *(a.format(run=run) for a in arguments))
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert text.lower() in err.lower()
+
+
+def test_files_that_are_no_runs(capsys, tmp_path, run):
+    text = tmp_path / "a.h5"
+    text.write_text("hello")
+    short = tmp_path / "b.h5"
+    short.write_bytes(run.read_bytes()[:5000])
+    for path in (text, short, tmp_path):
+        code, _, err = joules(capsys, "tables", path)
+        assert code == 2
+        assert err.count("\n") == 1
+
+
+def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
+    seen = {}
+
+    def record_command(command, **options):
+        seen.update(options, command=list(command))
+        return 7
+
+    monkeypatch.setattr("powerd_client.record.record_command", record_command)
+    out = tmp_path / "r.h5"
+    code, _, _ = joules(capsys, "record", "--out", out, "--quiet", "--", "python", "train.py", "--out", "x", "-v")
+    assert code == 7
+    assert seen == {
+        "command": ["python", "train.py", "--out", "x", "-v"], "url": None, "out": out, "overwrite": False,
+        "quiet": True, "keys": None,
+    }  # fmt: skip
+
+
+def test_interrupt_is_quiet(monkeypatch, capsys, run):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("powerd_analytics.runs.run.read_run", interrupted)
+    code, _, err = joules(capsys, "tables", run)
+    assert code == 130
+    assert "Traceback" not in err
+
+
+def test_version_and_help(capsys):
+    assert joules(capsys, "--version")[1].startswith("joules (powerd)")
+    code, out, _ = joules(capsys, "tables", "--help")
+    assert code == 0
+    assert "joules tables run.h5 --format csv" in out

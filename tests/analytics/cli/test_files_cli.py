@@ -1,0 +1,143 @@
+"""`joules verify` and `joules recover`, and what tables say of what is missing."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from command import joules
+from make_run import LineSpec, make_run, training
+
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.tables.sums import outside, verify_sums
+from powerd_analytics.tables.table import phase_table
+from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
+
+
+@pytest.fixture
+def run(tmp_path):
+    return make_run_file(tmp_path / "run.h5")
+
+
+def test_a_good_run_is_said_to_be_good(run, capsys):
+    code, out, err = joules(capsys, "verify", run)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == str(run)
+    assert len(lines) == 17
+    assert all(line.startswith("  OK     ") for line in lines[1:])
+    assert (
+        "  OK     energy of gpu0 (simulated): 2.43277 J = 2 lines = phases + rest = 1000 pieces, within 1e-09" in lines
+    )
+
+
+def test_one_bad_run_of_several_is_enough_for_status_1(run, tmp_path, capsys):
+    bad = tmp_path / "bad.h5"
+    bad.write_bytes(run.read_bytes())
+    with h5py.File(bad, "r+") as file:
+        file["phases/end_ns"][3] = 0
+    code, out, _ = joules(capsys, "verify", run, bad, "--json")
+    documents = json.loads(out)
+    assert code == 1
+    assert [(d["run"], d["good"]) for d in documents] == [(str(run), True), (str(bad), False)]
+    wrong = {c["check"] for c in documents[1]["checks"] if c["state"] == "wrong"}
+    assert wrong == {"phases", "energy"}
+    assert joules(capsys, "verify", bad, run)[0] == 1
+
+
+def test_a_file_that_is_no_run_is_wrong_and_one_that_is_not_there_an_error(tmp_path, capsys):
+    text = tmp_path / "a.h5"
+    text.write_text("hello")
+    code, out, _ = joules(capsys, "verify", text)
+    assert code == 1
+    assert "  WRONG  structure:" in out
+    code, _, err = joules(capsys, "verify", tmp_path / "absent.h5")
+    assert (code, err.count("\n")) == (2, 1)
+    assert joules(capsys, "verify")[0] == 2
+
+
+def test_a_run_of_an_older_release_is_told_from_a_bad_one(tmp_path, capsys):
+    tr = training((64,), 10)
+    path = make_run(tmp_path / "old.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
+    code, out, _ = joules(capsys, "verify", path)
+    assert code == 1
+    wrong = [line for line in out.splitlines() if "WRONG" in line]
+    assert len(wrong) == 1
+    assert "attributes" in wrong[0]
+    assert "  --     metadata: " in out
+
+
+def test_recovering_says_what_is_kept_and_what_is_lost(run, tmp_path, capsys):
+    data = run.read_bytes()
+    run.write_bytes(data[: int(0.9 * len(data))])
+    code, out, err = joules(capsys, "recover", run)
+    assert (code, err) == (0, "")
+    assert f"{tmp_path / 'run.recovered.h5'}: recovered from {run}" in out
+    assert "  kept: " in out
+    assert "  lost: the last " in out
+    assert joules(capsys, "verify", tmp_path / "run.recovered.h5")[0] == 0
+    code, _, err = joules(capsys, "recover", run)
+    assert code == 2
+    assert err.endswith("run.recovered.h5 exists: choose another name with -o, or replace it with --overwrite\n")
+    assert joules(capsys, "recover", run, "--overwrite")[0] == 0
+    assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
+
+
+def test_tables_in_a_run_file_are_not_taken_over_and_this_is_said(run, tmp_path, capsys):
+    assert joules(capsys, "tables", run, "--into", run)[0] == 0
+    code, out, err = joules(capsys, "recover", run, "-o", tmp_path / "saved.h5")
+    assert (code, err) == (0, "")
+    assert "  lost: /tables, which are not taken over: `joules tables --into` makes them again\n" in out
+    assert "nothing is lost" not in out
+    with h5py.File(tmp_path / "saved.h5") as file:
+        assert "tables" not in file
+        assert file.attrs["complete"] == 1
+    assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
+    with h5py.File(run, "r+") as file:
+        del file["tables"]
+        file["other"] = [1]
+    assert "lost: /other, which is no part of a run" in joules(capsys, "recover", run, "-o", tmp_path / "b.h5")[1]
+
+
+def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
+    directory = make_journal(tmp_path / "run.h5", whole())
+    code, out, _ = joules(capsys, "recover", directory, "-o", tmp_path / "saved.h5")
+    assert code == 0
+    assert "2400 readings" in out
+    assert "nothing is lost" in out
+    assert directory.is_dir()
+    assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
+
+
+def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
+    first, later = frames(), frames(10, 40, epoch=6, start_ns=2 * 10**9)
+    del first[20:24]
+    pieces = [*head(), description(), *first, description(6), *later[:8], *later[10:], *stop(2 * 10**9 + 400 * 10**6)]
+    run = read_run(make_run_file(tmp_path / "run.h5", pieces))
+    (row,) = phase_table(run).runs
+    assert row.missing_s == pytest.approx(0.08 + 0.8 + 0.04, abs=0.01)
+    for text in (
+        "missing 80.0 ms in 1 gaps: 2 blocks were not received",
+        "missing 801 ms in 1 gaps: powerd was started anew",
+        "missing 40.0 ms in 1 gaps: 1 blocks were not received",
+    ):
+        assert text.split(": ")[1] in row.note
+    said = "\n".join(describe_run(run))
+    for cause in ("2 blocks were not received", "powerd was started anew", "1 blocks were not received"):
+        assert cause in said
+
+
+def test_sums_that_do_not_agree_are_said(run, monkeypatch):
+    assert {f.state for f in verify_sums(run)} == {"ok"}
+    monkeypatch.setattr(
+        "powerd_analytics.tables.sums.outside", lambda begin, end, b, e: outside(begin + 10**8, end, b, e)
+    )
+    (energy, _) = verify_sums(run)
+    assert energy.state == "wrong"
+    assert "phases and rest give 2.2" in energy.text
+
+
+def test_what_is_outside_of_intervals_is_the_rest_of_the_time():
+    begin, end = outside(0, 100, np.array([10, 50]), np.array([20, 100]))
+    assert list(zip(begin.tolist(), end.tolist(), strict=True)) == [(0, 10), (20, 50), (100, 100)]

@@ -1,0 +1,176 @@
+"""Energy of layers, GFLOPS/W by both conventions, and the roofline, from a run whose power is known."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+from make_layers import BATCH, ITERATIONS, write_run
+from make_run import MS, LineSpec, PhaseSpec, make_run
+
+from powerd_analytics import phase_table, read_run
+from powerd_analytics.cli import main
+from powerd_analytics.layers.energy import layer_energies
+from powerd_analytics.layers.roofline import roof_of, roofline
+from powerd_analytics.layers.rows import BOTH
+from powerd_analytics.operations import ExecutedCount, LayerCount, OperationCount, Work, to_document
+from powerd_analytics.operations.counts import EXECUTED, PAPER
+from powerd_core.errors import AnalysisError
+
+COUNT = OperationCount(
+    layers=(
+        LayerCount("conv", "Conv2d", 10**9, (1,), (1,), 10**6, 10**6),
+        LayerCount("relu", "ReLU", 10**6, (1,), (1,), 10**6, 10**6),
+        LayerCount("relu", "ReLU", 10**6, (1,), (1,), 10**6, 10**6),
+    ),
+    not_counted=("norm (GroupNorm)",),
+    batch_size=BATCH,
+    executed=(
+        ExecutedCount("conv", "Conv2d", Work(16 * 10**9, 0, 10**7), Work(32 * 10**9, 0, 2 * 10**7)),
+        ExecutedCount("relu", "ReLU", Work(0, 10**6, 10**6), Work(0, 10**6, 10**6)),
+        ExecutedCount("norm", "GroupNorm", Work(0, 10**6, 10**6), Work(0, 10**6, 10**6)),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("r") / "r.h5")
+
+
+@pytest.fixture(scope="module")
+def rows(path):
+    found = layer_energies(phase_table(read_run(path)), lambda _batch: COUNT)
+    return {(r.level, r.layer, r.passes): r for r in found}
+
+
+def test_joules_of_layers(rows):
+    conv = rows["layer", "conv", "forward"]
+    assert conv.j_per_batch == pytest.approx(2.0, rel=0.01)
+    assert conv.u95_j > 0
+    assert rows["layer", "conv", "backward"].j_per_batch == pytest.approx(4.0, rel=0.01)
+    assert rows["layer", "conv", BOTH].j_per_batch == pytest.approx(6.0, rel=0.01)
+
+
+def test_a_layer_called_twice_has_the_joules_of_both(rows):
+    relu = rows["layer", "relu", "forward"]
+    assert relu.calls == 2
+    assert relu.j_per_batch == pytest.approx(2.0, rel=0.02)
+    assert relu.s_per_batch == pytest.approx(0.020)
+
+
+def test_gflops_per_watt_by_both_conventions(rows):
+    forward, both = rows["layer", "conv", "forward"], rows["layer", "conv", BOTH]
+    assert forward.paper.gflops_per_w == pytest.approx(BATCH * 1.0 / 2.0, rel=0.01)
+    assert forward.executed.gflops_per_w == pytest.approx(16 / 2.0, rel=0.01)
+    assert both.paper.operations == 2 * BATCH * 10**9  # each pass counts them once
+    assert both.executed.operations == 48 * 10**9
+    model = rows["model", "", BOTH]
+    assert model.paper.operations == 2 * BATCH * COUNT.total
+    assert model.executed.gflops_per_w == pytest.approx(48 / 12.3, rel=0.01)
+    assert model.kind == ""
+
+
+def test_the_uncertainty_of_the_joules_is_that_of_gflops_per_watt(rows):
+    for row in rows.values():
+        for convention in (PAPER, EXECUTED):
+            figure = row.by(convention)
+            if figure.gflops_per_w is not None:
+                assert figure.u95_gflops_per_w / figure.gflops_per_w == pytest.approx(row.u95_j / row.j_per_batch)
+
+
+def test_forward_and_backward_share_their_systematic_part(rows):
+    a, b, both = (rows["layer", "conv", p].energy for p in ("forward", "backward", BOTH))
+    assert both.u_systematic_j == pytest.approx(a.u_systematic_j + b.u_systematic_j)
+    assert both.u_statistical_j == pytest.approx(np.hypot(a.u_statistical_j, b.u_statistical_j))
+
+
+def test_what_is_not_resolvable_or_not_counted_says_so(rows):
+    norm = rows["layer", "norm", "forward"]
+    assert norm.j_per_batch is None
+    assert norm.paper.gflops_per_w is None
+    assert "not resolvable" in norm.note
+    assert "not counted (paper)" in norm.note
+    assert ("layer", "norm", BOTH) not in rows
+    relu = rows["layer", "relu", "forward"]
+    assert relu.executed.gflops_per_w is None
+    assert "no products (executed)" in relu.note
+
+
+def test_backward_without_the_models_attributes_is_the_only_models(tmp_path):
+    """`Meter.watch(model, model="net")` gives its attributes to forward and layers; autograd's passes have none."""
+    phases, t = [], 100 * MS
+    for _ in range(ITERATIONS):
+        for name in ("forward", "backward"):
+            attributes = {"batch_size": BATCH, "model": "net"}
+            parent = len(phases)
+            phases.append(PhaseSpec(name, t, t + 20 * MS, attributes if name == "forward" else {}))
+            phases.append(PhaseSpec("layer", t, t + 20 * MS, attributes | {"layer": "conv"}, parent))
+            t += 20 * MS
+    line = LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0))
+    table = phase_table(read_run(make_run(tmp_path / "r.h5", [line], phases, end_ns=t + 100 * MS)))
+    found = {(r.level, r.passes): r for r in layer_energies(table, lambda _batch: COUNT)}
+    assert found["phase", "backward"].j_per_batch == pytest.approx(2.0, rel=0.02)
+    assert found["model", BOTH].j_per_batch == pytest.approx(4.0, rel=0.02)
+    assert found["layer", BOTH].calls == 1
+
+
+def test_another_batch_is_in_proportion_and_says_so(tmp_path):
+    table = phase_table(read_run(write_run(tmp_path / "r.h5", batch=2 * BATCH)))
+    found = {(r.layer, r.passes): r for r in layer_energies(table, lambda _batch: COUNT) if r.level == "layer"}
+    assert found["conv", "forward"].executed.operations == 32 * 10**9
+    assert "in proportion to those of a batch of 8" in found["conv", "forward"].note
+
+
+def test_what_does_not_fit_is_refused(tmp_path, path):
+    other = OperationCount((LayerCount("x", "Conv2d", 1, (1,), (1,)),), ())
+    table = phase_table(read_run(path))
+    with pytest.raises(AnalysisError, match="are not those of the operations"):
+        layer_energies(table, lambda _batch: other)
+    with pytest.raises(AnalysisError, match="has no model 'b'"):
+        layer_energies(table, model="b")
+    with pytest.raises(AnalysisError, match="no batch_size"):
+        layer_energies(phase_table(read_run(write_run(tmp_path / "a.h5", batch=0))), lambda _batch: COUNT)
+    with pytest.raises(AnalysisError, match="no phases of layers"):
+        layer_energies(phase_table(read_run(write_run(tmp_path / "b.h5", layers=False))))
+
+
+def test_the_roof_lies_on_the_best_and_over_all(rows):
+    for convention in (PAPER, EXECUTED):
+        points = roofline(list(rows.values()), convention)
+        roof = roof_of(points)
+        assert all(p.gflops_per_w <= roof.at(p.operations_per_byte) * (1 + 1e-12) for p in points)
+        assert any(p.gflops_per_w == pytest.approx(roof.at(p.operations_per_byte)) for p in points)
+    conv = next(p for p in roofline(list(rows.values()), PAPER) if (p.name, p.passes) == ("conv", "forward"))
+    assert conv.operations_per_byte == pytest.approx(10**9 / (4 * 2 * 10**6))
+    with pytest.raises(AnalysisError, match="nothing to draw"):
+        roof_of(())
+
+
+def test_the_command(path, tmp_path, capsys):
+    counted, picture = tmp_path / "ops.json", tmp_path / "roof.svg"
+    counted.write_text(json.dumps(to_document(COUNT)))
+    with pytest.raises(SystemExit) as done:
+        main(["layers", str(path), "--operations", str(counted), "--plot", str(picture), "--format", "csv"])
+    assert not done.value.code
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    conv = next(r for r in rows if (r["layer"], r["pass"]) == ("conv", BOTH))
+    assert float(conv["gflops_per_w_executed"]) == pytest.approx(8.0, rel=0.01)
+    assert conv["batch_size"] == "8"
+    drawn = picture.read_text()
+    assert "<svg" in drawn
+    for form in ("table", "markdown", "json"):
+        with pytest.raises(SystemExit):
+            main(["layers", str(path), "--operations", str(counted), "--format", form])
+        text = capsys.readouterr().out
+        assert "conv" in text
+        assert "paper" in text
+        assert "executed" in text
+    with pytest.raises(SystemExit) as done:
+        main(["layers", str(path), "--plot", str(tmp_path / "p.png")])
+    assert done.value.code == 2
+    assert "give --operations too" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["layers", str(path)])
+    assert "GFLOPS/W" not in capsys.readouterr().out

@@ -1,0 +1,13 @@
+"""`joules` inside the test's process."""
+
+import pytest
+
+from powerd_analytics import cli
+
+
+def joules(capsys, *arguments):
+    """Exit status, what it printed, and what it said on stderr."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return stopped.value.code, out, err
