@@ -1,6 +1,6 @@
 """How often do the true joules lie inside the 95 % interval? 93 to 97 % of simulated runs, for phases of 2 ms to 10 s.
 
-    python benchmarks/bench_coverage.py [--runs 400] [--seed 0] [--sensor NAME ...] [--lengths MS ...]
+    python benchmarks/bench_coverage.py [--runs 400] [--seed 0] [--sensor NAME ...] [--lengths MS ...] [--jobs N]
 
 Every run draws its own errors: gain, zero, shunt, conversion clock, offset of the board's clock within its bound, the
 moment of sampling, noise. *Single*: share of single phases whose own joules lie in their interval. *Mean*: share of
@@ -25,13 +25,16 @@ outside 93-97 %.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from common import machine, progress
-from coverage_runs import KINDS, LENGTHS, WAVEFORMS, Sensor, part_of, plan_of, waveform
-from coverage_shares import HEAD, HIGH, LOW, Length, Share, share_of
+from coverage_runs import KINDS, LENGTHS, WAVEFORMS, part_of, plan_of, waveform
+from coverage_sensors import SENSORS, Sensor
+from coverage_shares import HEAD, Length, Share, Verdict, share_of
 
 from powerd_analytics.energy.budget import Budget
 from powerd_analytics.energy.coverage import factor
@@ -46,19 +49,6 @@ AT_MOST = 30_000_000
 """Readings of one line in a cell: fast sensors and long phases get fewer runs,"""
 FEWEST = 60
 """but so many at least."""
-SHEET = {"gain_limits": (0.01, 0.01, 0.01), "offset_limit_w": 0.24, "step_w": 0.06}
-SENSORS = (
-    Sensor("INA219, data sheet", **SHEET),
-    Sensor("INA219, calibrated", u_gain=0.001, offset_limit_w=0.02, step_w=0.06, noise_w=0.5),
-    Sensor("8 rails, data sheet", shares=(0.1, 0.25, 0.25, 0.2, 0.05, 0.05, 0.05, 0.05), **SHEET),
-    Sensor("counter, 500/s", window_ms=0.0, shared_centre_ms=0.0, own_centre_ms=0.1, counter=True,
-           gain_limits=(0.005,), is_shunt=False),
-    # One chip, shunt only, 84 us a conversion, pointer kept between reads: 29 clocks of 400 kHz and a call each.
-    Sensor("INA219 alone, 9 bit, 4500/s", 1 / 4.5, 0.084, 0.008, 0.042, 0.02, u_gain=0.002, offset_limit_w=0.02,
-           step_w=0.48, noise_w=0.5),
-    Sensor("NVML, 50/s", 20.0, 29.0, 0.5, 0.5, 0.3, gain_limits=(0.05,), step_w=1e-3, is_shunt=False),
-    Sensor("wall meter, 10/s", 100.0, 100.0, 1.0, 1.0, 1.0, gain_limits=(0.0015,), offset_limit_w=0.3, is_shunt=False),
-)  # fmt: skip
 SLOW = {"steps+noise": 1.0, "square": 18.5, "random steps": 8.0, "rare steps": 60.0, "sine": 23.7, "wander": 100.0}
 """Milliseconds in which power that knows nothing of the phases moves."""
 SLOWER = 5
@@ -123,9 +113,10 @@ def _without_edges(found: PhaseColumns, budget: Budget) -> np.ndarray:
     return factor(u, np.minimum(found.rectangle_j, u)) * u
 
 
-def _edges2(budget: Budget) -> np.ndarray:
-    """What phases share of their edges, squared."""
-    return budget.parts["edges"] ** 2 + budget.parts["left over"] ** 2
+def _edges2(budget: Budget) -> np.ndarray | float:
+    """What phases share of their edges, squared; a part that no phase has is not there."""
+    found = [u for u in (budget.part("edges"), budget.part("left over")) if u is not None]
+    return sum((u**2 for u in found), 0.0)
 
 
 def _shares(hits: np.ndarray, run: np.ndarray) -> np.ndarray:
@@ -157,32 +148,41 @@ def _means(
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What came of the judged shares."""
+class Summary:
+    """All cells so far."""
 
-    judged: int = 0
-    inside: int = 0
-    below: int = 0
-    above: int = 0
-    cautious: int = 0
-    worst_low: float = 1.0
-    worst_high: float = 0.0
+    lengths: dict[float, Length]
+    singles: Verdict = field(default_factory=Verdict)
+    means: Verdict = field(default_factory=Verdict)
+    apart: dict[str, list[float]] = field(default_factory=lambda: {"single": [], "mean": []})
 
-    def add(self, share: Share, bare: Share | None = None) -> str:
-        """Count one share; the text to print behind it. ``bare`` is the same without the bound of the edges."""
-        self.judged += 1
-        self.inside += LOW <= share.value <= HIGH
-        self.worst_low, self.worst_high = min(self.worst_low, share.value), max(self.worst_high, share.value)
-        if share.high < LOW:
-            self.below += 1
-            return f"<-- below by {LOW - share.value:.1%}"
-        if share.low <= HIGH:
-            return ""
-        if bare is not None and bare.low <= HIGH:
-            self.cautious += 1
-            return f"cautious: edges are a bound ({bare.value:.1%} without)"
-        self.above += 1
-        return f"<-- above by {share.value - HIGH:.1%}"
+    def add(self, sensor: Sensor, length_ms: float, kind: str, cell: Cell) -> None:
+        """Count one cell and print it."""
+        length = self.lengths[length_ms]
+        length.resolvable.append(cell.resolvable)
+        where = f"  {length_ms:6g} ms {kind:13} {cell.resolvable:8.0%}"
+        if cell.single is None or cell.mean is None or cell.these is None:
+            print(f"{where}  not resolvable")
+            return
+        length.single.append(cell.single)
+        length.mean.append(cell.mean)
+        if SLOW.get(kind, np.inf) <= SLOWER * sensor.period_ms:
+            self.apart["single"].append(cell.single.value)
+            notes = ["apart: faster than the sensor"]
+        else:
+            length.judged_single.append(cell.single)
+            notes = [self.singles.add(cell.single, cell.bare)]
+        if kind in SLOW:
+            self.apart["mean"].append(cell.mean.value)
+        else:
+            length.judged_mean.append(cell.mean)
+            notes.append(self.means.add(cell.mean, cell.bare_mean).replace("<--", "<-- mean"))
+        text = "; ".join(n for n in notes if n)
+        print(f"{where}  {cell.single} {cell.mean} {cell.these.value:6.1%}  {text}", flush=True)
+
+
+def _measured(cell: tuple[Sensor, str, float, int, int]) -> Cell:
+    return measure(*cell)
 
 
 def main() -> int:
@@ -191,38 +191,39 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--sensor", nargs="+", default=[s.name for s in SENSORS], help="part of the names of sensors")
     parser.add_argument("--lengths", type=float, nargs="+", default=LENGTHS_MS, help="phase lengths in ms")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes; results do not depend on it")
     args = parser.parse_args()
     print(f"Coverage of 95 % intervals over {args.runs} simulated runs a cell, seed {args.seed} ({machine()})")
-    singles, means, apart = Verdict(), Verdict(), {"single": [], "mean": []}
-    lengths = {length_ms: Length() for length_ms in args.lengths}
-    for sensor in [s for s in SENSORS if any(name in s.name for name in args.sensor)]:
-        print(f"\n{sensor.name}")
-        print(f"  {'phase':>8} {'waveform':13} resolved  {'single phases':23} {'mean of the kind':23} of these")
-        for length_ms, length in lengths.items():
-            for kind in WAVEFORMS:
+    sensors = [s for s in SENSORS if any(name in s.name for name in args.sensor)]
+    groups = [(sensor, length_ms) for sensor in sensors for length_ms in args.lengths]
+    kinds, summary = list(WAVEFORMS), Summary({length_ms: Length() for length_ms in args.lengths})
+    with multiprocessing.get_context("spawn").Pool(max(args.jobs, 1)) as pool:
+        # Whether phases have an interval does not depend on the waveform: the first one tells for all.
+        firsts = pool.imap(_measured, [(s, kinds[0], ms, args.runs, args.seed) for s, ms in groups])
+        first = {}
+        for group in groups:
+            progress(f"{kinds[0]}: {group[0].name}, {group[1]:g} ms")
+            first[group] = next(firsts)
+        todo = [(*group, kind) for group in groups if first[group].single is not None for kind in kinds[1:]]
+        others = pool.imap(_measured, [(s, kind, ms, args.runs, args.seed) for s, ms, kind in todo])
+        for sensor, length_ms in groups:
+            if length_ms == args.lengths[0]:
+                print(f"\n{sensor.name}")
+                print(f"  {'phase':>8} {'waveform':13} resolved  {'single phases':23} {'mean of the kind':23} of these")
+            cell = first[sensor, length_ms]
+            if cell.single is None:
+                print(f"  {length_ms:6g} ms {'':13} {cell.resolvable:8.0%}  not resolvable, whatever the waveform")
+                summary.lengths[length_ms].resolvable += [cell.resolvable] * len(kinds)
+                continue
+            for kind in kinds:
                 progress(f"{sensor.name}, {length_ms:g} ms, {kind}")
-                cell = measure(sensor, kind, length_ms, args.runs, args.seed)
-                length.resolvable.append(cell.resolvable)
-                where = f"  {length_ms:6g} ms {kind:13} {cell.resolvable:8.0%}"
-                if cell.single is None or cell.mean is None or cell.these is None:
-                    print(f"{where}  not resolvable, whatever the waveform")
-                    length.resolvable += [cell.resolvable] * (len(WAVEFORMS) - 1)
-                    break
-                length.single.append(cell.single)
-                length.mean.append(cell.mean)
-                if SLOW.get(kind, np.inf) <= SLOWER * sensor.period_ms:
-                    apart["single"].append(cell.single.value)
-                    notes = ["apart: faster than the sensor"]
-                else:
-                    length.judged_single.append(cell.single)
-                    notes = [singles.add(cell.single, cell.bare)]
-                if kind in SLOW:
-                    apart["mean"].append(cell.mean.value)
-                else:
-                    length.judged_mean.append(cell.mean)
-                    notes.append(means.add(cell.mean, cell.bare_mean).replace("<--", "<-- mean"))
-                text = "; ".join(n for n in notes if n)
-                print(f"{where}  {cell.single} {cell.mean} {cell.these.value:6.1%}  {text}", flush=True)
+                summary.add(sensor, length_ms, kind, cell if kind == kinds[0] else next(others))
+    return _verdict(summary)
+
+
+def _verdict(summary: Summary) -> int:
+    """Print what came of all cells; the exit status."""
+    singles, means, apart, lengths = summary.singles, summary.means, summary.apart, summary.lengths
     for name, v in (("single phases", singles), ("means", means)):
         if v.judged:
             print(f"\n{name}: {v.judged} cells judged, {v.inside} in 93-97 %, {v.worst_low:.1%} to {v.worst_high:.1%};")

@@ -1,7 +1,7 @@
 """Joules of phases from many readings: time and memory, from memory and from a run file on disk.
 
     python benchmarks/bench_integration.py [--largest 1e8 | --full] [--table 1e7]
-    python benchmarks/bench_integration.py --commands [1e7 1e8]
+    python benchmarks/bench_integration.py --commands [1e7 1e8] [--minutes 10] [--only recover compare]
 
 1. From memory: 10^8 readings, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
    `numpy.trapezoid` (on 1000 of the phases, scaled), and pandas: cumsum of the steps and `Index.searchsorted`, then an
@@ -10,6 +10,7 @@
    them, read in pieces by `Sweep`. It is written to a temporary directory and removed.
 3. `joules tables` of such a file, which reads it in slices; with --table the number of readings.
 4. With --commands only this: the peak memory of each command on files of two sizes (`integration_commands.py`).
+   Times are of this run: where other things run beside it, CPU seconds say more than those on the wall.
 """
 
 from __future__ import annotations
@@ -23,15 +24,13 @@ import sys
 import tempfile
 import threading
 import time
-import zlib
 from pathlib import Path
 
 import numpy as np
 from common import machine, progress
 from integration_commands import compare_sizes
+from integration_file import PERIOD_NS, make_file, phases_of
 
-PERIOD_NS = 2_000_000
-CHUNK = 1 << 18
 READINGS_A_PHASE = 100
 IN_MEMORY = ("cumsum", "powerd", "trapezoid", "pandas")
 
@@ -56,14 +55,6 @@ class Peak(threading.Thread):
 
 
 PEAK = Peak()
-
-
-def phases_of(n: int, m: int) -> np.ndarray:
-    """Edges [m + 1] of m phases back to back, their durations within 10 %, over n readings."""
-    rng = np.random.default_rng(1)
-    lengths = 1 + 0.1 * (rng.random(m) - 0.5)
-    edges = np.concatenate([[0.0], np.cumsum(lengths)])
-    return (edges * ((n - 1) * PERIOD_NS / edges[-1])).astype(np.int64)
 
 
 def in_memory(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -135,79 +126,6 @@ def in_process(*words: str) -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def make_file(path: Path, n: int, m: int) -> None:
-    """A run file with one line. What repeats from chunk to chunk is compressed once."""
-    import h5py
-
-    edges = phases_of(n, m)
-    with h5py.File(path, "w", libver=("v110", "v110")) as f:
-        f.attrs.update(
-            {
-                "format": "powerd-run", "format_version": 1, "run_id": "bench", "created_utc": "", "powerd_version": "",
-                "host_clock": "CLOCK_MONOTONIC_RAW", "t_start_ns": 0, "t_stop_ns": n * PERIOD_NS, "complete": 1,
-                "rebuilt": 0, "command": "[]", "environment": "{}",
-            }
-        )  # fmt: skip
-        line = f.create_group("lines/gpu0.sim")
-        line.attrs.update(
-            {
-                "device": "gpu0", "source": "sim", "board": "b", "provenance": "simulated", "quantity": "power_w",
-                "description": "", "period_ns": PERIOD_NS, "detail": "{}", "clock": "",
-                "conversion": json.dumps({"kind": "scaled", "column": "power_mw", "w_per_code": 0.01}),
-                "accuracy": json.dumps({"window_ns": 1_060_000, "centre_ns": 100_000}),
-            }
-        )  # fmt: skip
-        at = np.arange(CHUNK)
-        codes = (15_000 + 10_000 * ((at // 37) % 2) + 100 * (at % 11)).astype(np.uint16)
-        repeated(line, "power_mw", n, codes)
-        repeated(line, "flags", n, np.zeros(CHUNK, np.uint16))
-        repeated(line, "t_board_ns", n, np.zeros(CHUNK, np.int64))
-        t_ns = line.create_dataset("t_ns", (n,), np.int64, chunks=(min(CHUNK, n),))
-        jitter = np.random.default_rng(0).integers(-50_000, 50_000, CHUNK)
-        for i in range(0, n, CHUNK):
-            k = min(CHUNK, n - i)
-            t_ns[i : i + k] = (np.arange(i, i + k, dtype=np.int64)) * PERIOD_NS + jitter[:k]
-            progress(f"writing {i / n:.0%} of {n:.0e} readings")
-        f.create_group("devices/gpu0").attrs.update({"feeds": np.array(["gpu0.sim"], object), "description": ""})
-        write_phases(f, edges)
-        f.create_group("clocks")
-        gaps = f.create_group("gaps")
-        for name in ("begin_ns", "end_ns", "lost"):
-            gaps[name] = np.zeros(0, np.int64)
-        for name in ("stream", "lines", "cause"):
-            gaps.create_dataset(name, (0,), h5py.string_dtype())
-        f.create_dataset("processes", data=['{"pid": 1}'], dtype=h5py.string_dtype())
-        f.create_dataset("messages", (0,), h5py.string_dtype())
-
-
-def repeated(group: object, name: str, n: int, chunk: np.ndarray) -> None:
-    """A dataset in which the same chunk comes again and again."""
-    made = group.create_dataset(name, (n,), chunk.dtype, chunks=(CHUNK,), compression="gzip", compression_opts=1)
-    packed = zlib.compress(chunk.tobytes(), 1)
-    for i in range(0, n, CHUNK):
-        made.id.write_direct_chunk((i,), packed)
-
-
-def write_phases(f: object, edges: np.ndarray) -> None:
-    """One training around all; forward, backward, update in turn."""
-    import h5py
-
-    m = len(edges) - 1
-    g = f.create_group("phases")
-    columns = {
-        "begin_ns": np.concatenate([edges[:1], edges[:-1]]),
-        "end_ns": np.concatenate([edges[-1:], edges[1:]]),
-        "kind": np.concatenate([[0], 1 + np.arange(m) % 3]).astype(np.int32),
-        "parent": np.concatenate([[-1], np.zeros(m, np.int64)]),
-        "process": np.zeros(m + 1, np.int32),
-        "cut": np.zeros(m + 1, np.uint8),
-    }
-    for name, values in columns.items():
-        g.create_dataset(name, data=values, chunks=(min(CHUNK, m + 1),), compression="gzip", compression_opts=1)
-    kinds = [json.dumps({"name": k, "attributes": {}, "timing": "host"}) for k in ("training", "f", "b", "u")]
-    g.create_dataset("kinds", data=kinds, dtype=h5py.string_dtype())
-
-
 def sweep_file(path: Path) -> dict[str, float]:
     """All phases of the file by one sweep over its readings."""
     from powerd_analytics.runs.run import read_run
@@ -253,6 +171,8 @@ def main() -> None:
     parser.add_argument("--table", type=float, default=1e7, help="readings of the file whose table is made; 0: none")
     parser.add_argument("--only-disk", action="store_true", help="leave the comparison in memory out")
     parser.add_argument("--commands", type=float, nargs="*", help="memory of each command, at two numbers of readings")
+    parser.add_argument("--minutes", type=float, default=10.0, help="with --commands: what is not done then is named")
+    parser.add_argument("--only", nargs="+", default=[], help="with --commands: these alone")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -266,7 +186,7 @@ def main() -> None:
     print(machine())
     if args.commands is not None:
         small, large = sorted(int(n) for n in args.commands or (1e7, 1e8))
-        compare_sizes(make_file, (small, large), READINGS_A_PHASE)
+        compare_sizes(make_file, (small, large), READINGS_A_PHASE, args.minutes, args.only)
         return
     if not args.only_disk:
         compare(10**8, 10**6)
@@ -297,7 +217,7 @@ def compare(n: int, m: int) -> None:
 
 def with_file(n: int, how: str, report: object) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-integration-") as directory:
-        need, free = 8.2 * n + 20e6, shutil.disk_usage(directory).free
+        need, free = 9.2 * n + 20e6, shutil.disk_usage(directory).free
         if need > 0.8 * free:
             print(f"{n:10.0e}  left out: needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {directory}")
             return

@@ -10,56 +10,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from coverage_sensors import FILTER_SHARE, MS, Sensor
 from energy_estimators import Waveform
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part
 from powerd_analytics.runs.run import RunClock, RunLine
 from powerd_analytics.signals.signal import Signal
-from powerd_core.model import Accuracy, CounterConversion, Provenance, ScaledConversion, ShuntConversion
+from powerd_core.model import CounterConversion, Provenance, ScaledConversion, ShuntConversion
 
-MS = 1_000_000
 KINDS = 3
 LEVELS = np.array([80.0, 250.0, 150.0])
 LENGTHS = np.array([1.0, 2.0, 1.0])
 """Phases of the second kind are twice as long."""
 PAD_NS = 120 * MS
+_PARTS = 100
+"""Of a low-pass: the mean of their ages is 0.3 % less than its time constant."""
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Sensor:
-    """What measures: limits are half-widths of rectangles from which each run and line draws its own error."""
-
-    name: str
-    period_ms: float = 2.0
-    window_ms: float = 1.06
-    shared_centre_ms: float = 0.03
-    """The window's middle is off by up to this much, the same way all through a run: the conversion clock."""
-    own_centre_ms: float = 0.70
-    """And by up to this much from reading to reading: scans and conversions go past each other."""
-    jitter_ms: float = 0.03
-    gain_limits: tuple[float, ...] = ()
-    u_gain: float = 0.0
-    """Normal part of the gain: a calibration."""
-    offset_limit_w: float = 0.0
-    step_w: float = 0.0
-    noise_w: float = 0.0
-    bound_ms: float = 0.02
-    counter: bool = False
-    is_shunt: bool = True
-    shares: tuple[float, ...] = (1.0,)
-    """The part of the device's power that each of its lines carries."""
-
-    @property
-    def accuracy(self) -> Accuracy:
-        u_gain = float(np.sqrt(sum(g**2 for g in self.gain_limits) / 3 + self.u_gain**2))
-        return Accuracy(
-            u_gain, self.offset_limit_w / np.sqrt(3), self.step_w, round(self.window_ms * MS),
-            round((self.shared_centre_ms + self.own_centre_ms) * MS),
-        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +206,8 @@ def _signal(
         value = np.concatenate([[0.0], np.cumsum(steps)])
         conversion: object = CounterConversion("c", 1e-9, 64)
     else:
-        clipped = np.clip(moment, window / 2, stop - window / 2)
-        value = share * (wave.energy(clipped + window / 2) - wave.energy(clipped - window / 2)) / max(window, 1)
+        tau = s.filter_ms * (1 + FILTER_SHARE * rng.uniform(-1, 1, plan.runs))[run] * MS if s.filter_ms else 0.0
+        value = share * _shown(wave, np.clip(moment, window / 2, stop - window / 2), window, tau)
         value = value * (1 + gain[run]) + zero[run]
         if s.noise_w:
             value = value + rng.normal(0, s.noise_w, n)
@@ -246,10 +215,23 @@ def _signal(
     if s.step_w and not s.counter:
         value = np.round(value / s.step_w) * s.step_w
     line = RunLine(
-        f"l{number}", "gpu0", "s", "b", Provenance.SIMULATED, "power_w", "", round(period), conversion, s.accuracy, {},
-        "", n,
+        f"gpu0.l{number}", "gpu0", "s", "b", Provenance.SIMULATED, "power_w", "", round(period), conversion, s.accuracy,
+        {"sensors": [{"name": f"l{number}", "chip": s.chip, "shunt_tolerance": 0.01}]} if s.is_shunt else {}, "", n,
     )  # fmt: skip
     none = np.zeros(n - 1, bool)
     clock = RunClock("b", 0.0, np.array([0.0, float(stop)]), np.full(2, s.bound_ms * MS), 0)
     centre = (s.shared_centre_ms + s.own_centre_ms) * MS
-    return Signal(line, stamp, value, s.counter, none, none, period, 0.0 if s.counter else window, centre, 0, clock)
+    reach = 0.0 if s.counter else float(s.accuracy.reach_ns)
+    return Signal(line, stamp, value, s.counter, none, none, period, reach, centre, 0, clock)
+
+
+def _shown(wave: Waveform, moment: Values, window: float, tau: Values | float) -> Values:
+    """What readings show whose weight is centred at ``moment``: the mean over a window, and of such means, each as much
+    older as one part in `_PARTS` of a low-pass is, the mean again."""
+    made = np.zeros(len(moment))
+    tau = np.asarray(tau)
+    parts = _PARTS if np.any(tau) else 1
+    for share in (np.arange(parts) + 0.5) / parts:
+        at = np.maximum(moment + tau * (1 + np.log1p(-share) if parts > 1 else 0), window / 2)
+        made += (wave.energy(at + window / 2) - wave.energy(at - window / 2)) / max(window, 1)
+    return np.asarray(made / parts, np.float64)

@@ -51,6 +51,35 @@ def pooled(shares: list[Share]) -> Share:
 
 
 @dataclass(slots=True)
+class Verdict:
+    """What came of the judged shares."""
+
+    judged: int = 0
+    inside: int = 0
+    below: int = 0
+    above: int = 0
+    cautious: int = 0
+    worst_low: float = 1.0
+    worst_high: float = 0.0
+
+    def add(self, share: Share, bare: Share | None = None) -> str:
+        """Count one share; the text to print behind it. ``bare`` is the same without the bound of the edges."""
+        self.judged += 1
+        self.inside += LOW <= share.value <= HIGH
+        self.worst_low, self.worst_high = min(self.worst_low, share.value), max(self.worst_high, share.value)
+        if share.high < LOW:
+            self.below += 1
+            return f"<-- below by {LOW - share.value:.1%}"
+        if share.low <= HIGH:
+            return ""
+        if bare is not None and bare.low <= HIGH:
+            self.cautious += 1
+            return f"cautious: edges are a bound ({bare.value:.1%} without)"
+        self.above += 1
+        return f"<-- above by {share.value - HIGH:.1%}"
+
+
+@dataclass(slots=True)
 class Length:
     """What came of all cells of one phase length."""
 

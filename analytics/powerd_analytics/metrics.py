@@ -111,7 +111,7 @@ def samples_per_s(samples: float, time_s: N) -> N:
     return samples / time_s
 
 
-def iterations_of(epochs: float, dataset_size: int, batch_size: int, *, drop_last: bool = False) -> int:
+def iterations_of(epochs: float, dataset_size: float, batch_size: float, *, drop_last: bool = False) -> int:
     """Batches of ``epochs`` passes over the data; the last of each pass may be smaller, or is dropped.
 
     Raises `AnalysisError` for sizes below 1.
@@ -132,12 +132,12 @@ def of_training(per_batch: N, iterations: N | float) -> N:
     return per_batch * iterations
 
 
-def co2_g(energy_j: N, g_per_kwh: float) -> N:
+def co2_g(energy_j: N, g_per_kwh: N | float) -> N:
     """Grams of CO2 equivalent at a stated intensity of the grid. Multiply by a site's PUE beforehand, if it counts."""
     return energy_j * (_factor(g_per_kwh, "g/kWh") / J_PER_KWH)
 
 
-def money(energy_j: N, price_per_kwh: float) -> N:
+def money(energy_j: N, price_per_kwh: N | float) -> N:
     """What the energy costs, in the currency of a stated price."""
     return energy_j * (_factor(price_per_kwh, "a price of a kWh") / J_PER_KWH)
 
@@ -212,7 +212,8 @@ def _same_length(energy_j: Values, time_s: Values) -> None:
         raise AnalysisError(f"{len(energy_j)} energies and {len(time_s)} times: each configuration needs both")
 
 
-def _factor(value: float, what: str) -> float:
-    if not (math.isfinite(value) and value >= 0):
+def _factor(value: N | float, what: str) -> N | float:
+    number = value.value if isinstance(value, Quantity) else value
+    if not (np.isfinite(number) & (np.asarray(number) >= 0)).all():
         raise AnalysisError(f"{what} is {value}: it must be a finite number, 0 or more")
     return value

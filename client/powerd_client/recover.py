@@ -22,6 +22,7 @@ from powerd_core.model import BAD, Description, Stream
 from powerd_core.wire import HEADER_BYTES
 
 Progress = Callable[[float, str], None]
+_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,10 @@ def _recovered(file: h5py.File) -> list[str]:
     readings = good = 0
     first, last = [], []
     for line in file["lines"].values():
-        flags, t_ns = line["flags"][:], line["t_ns"]
+        flags, t_ns = line["flags"], line["t_ns"]
         readings += len(flags)
-        good += int(np.count_nonzero((flags & int(BAD)) == 0))
+        for begin in range(0, len(flags), _ROWS):
+            good += int(np.count_nonzero((flags[begin : begin + _ROWS] & int(BAD)) == 0))
         if len(t_ns):
             first.append(int(t_ns[0]))
             last.append(int(t_ns[-1]))

@@ -10,29 +10,24 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
 from powerd_client import recover_rows, verify_tables
 from powerd_client.datasets import DIGEST, digest, own_name, write_documents
-from powerd_client.devicetimes import DEVICE
 from powerd_client.fileshape import FARTHEST_NS, GROUPS, TEXTS, read_json, texts_of
 from powerd_client.findings import LEVELS
-from powerd_client.phases import Phases
 from powerd_client.recover_lines import Clocks, LineRecovery, recover_line
+from powerd_client.recover_phases import LOST_KIND, RecoveredPhases, mend_kinds, recover_phases
 from powerd_client.recover_rows import BROKEN, members, open_damaged
 from powerd_client.tables import (
-    BOUND_COLUMNS,
     FORMAT,
     GAP_NUMBERS,
     GAP_TEXTS,
-    PHASE_COLUMNS,
     read_pieces,
     seal,
     write_clock,
     write_device,
     write_gaps,
     write_head,
-    write_phases,
 )
 from powerd_core.clock import ClockPiece, map_clock
 from powerd_core.errors import PowerdError, RunFileError
@@ -83,7 +78,7 @@ class FileRecovery:
         limits = (head["t_start_ns"], head["t_stop_ns"])
         lines = self._lines(root.get("lines"), clocks, limits)
         self._devices(root.get("devices"), {line.name for line in lines})
-        write_phases(self._out, phases, kinds)
+        phases.write(self._out, kinds)
         whole = self._read_gaps(root.get("gaps"))
         if whole:
             self._parts(root, lines)
@@ -92,9 +87,9 @@ class FileRecovery:
             del self._out["parts"]
             self.lost.append("the count of what was received, which does not fit what is left")
         messages = self._texts(root, "messages")
-        reach = self._reach()
-        head["t_start_ns"] = head["t_start_ns"] or min([reach[0], *phases.begin_ns])
-        head["t_stop_ns"] = max(head["t_start_ns"], head["t_stop_ns"] or max([reach[1], *phases.end_ns]))
+        reach = [self._reach(), *([phases.reach_ns] if phases.reach_ns else [])]
+        head["t_start_ns"] = head["t_start_ns"] or min(first for first, _ in reach)
+        head["t_stop_ns"] = max(head["t_start_ns"], head["t_stop_ns"] or max(last for _, last in reach))
         if self.lost:
             head["complete"] = 0
         self._say_left_out(root)
@@ -201,47 +196,14 @@ class FileRecovery:
             if own_name(name) not in out:
                 write_device(out, name, [feed for feed in feeds if feed in lines], description, uuid, pci)
 
-    def _phases(self, root: dict[str, Any]) -> tuple[Phases, list[dict[str, Any]]]:
+    def _phases(self, root: dict[str, Any]) -> tuple[RecoveredPhases, list[dict[str, Any]]]:
         group = members(root.get("phases"), self.lost)
-        kinds = self._texts(group, "kinds", {"name": "phase whose name is lost", "attributes": {}, "timing": "host"})
-        for kind in kinds:
-            if not isinstance(kind.get("name"), str) or not isinstance(kind.get("attributes"), dict):
-                kind.update({"name": "phase whose name is lost", "attributes": {}, "timing": "host"})
+        kinds = self._texts(group, "kinds", LOST_KIND)
+        mend_kinds(kinds)
         processes = self._texts(root, "processes", {})
-        names = tuple(name for name, _, _ in PHASE_COLUMNS)
-        rows, good, claimed = recover_rows.table(group, names)
-        phases = Phases()
-        # Cast to a time, what is no number would be any number.
-        if rows and all(_is_whole_numbers(values) for values in rows.values()):
-            columns = {name: values.astype(np.int64) for name, values in rows.items()}
-            sound = (columns["begin_ns"] <= columns["end_ns"]) & (columns["kind"] >= 0) & (columns["process"] >= 0)
-            sound &= (columns["begin_ns"] > -FARTHEST_NS) & (columns["end_ns"] < FARTHEST_NS)
-            sound &= (columns["kind"] < len(kinds)) & (columns["process"] < len(processes))
-            columns |= self._bounds(group, columns["kind"], kinds)
-            _keep(phases, columns, good & sound)
-        if len(phases.begin_ns) < claimed:
-            self.lost.append(f"{claimed - len(phases.begin_ns)} of {claimed} phases")
+        phases = recover_phases(group, kinds, len(processes), self.lost)
         write_documents(self._out, "processes", processes)
         return phases, kinds
-
-    def _bounds(
-        self, group: dict[str, Any], kind: NDArray[np.int64], kinds: list[dict[str, Any]]
-    ) -> dict[str, NDArray[np.int64]]:
-        """How far the edges can be from their times. A bound that is lost is none, but for what the host timed."""
-        timed = np.array([entry.get("timing") == DEVICE for entry in kinds] + [False])
-        found = {}
-        for name in BOUND_COLUMNS:
-            known = np.where(timed[np.clip(kind, -1, len(kinds))], -1, 0)
-            rows, good, claimed = recover_rows.table(group, (name,))
-            if rows and not _is_whole_numbers(rows[name]):
-                good = np.zeros(0, bool)
-            elif rows:
-                good = good[: len(kind)] & (rows[name][: len(kind)] >= -1)
-                known[: len(good)][good] = rows[name][: len(good)][good]
-            if (lost := claimed - int(good.sum())) > 0:
-                self.lost.append(f"{lost} of {claimed} {name} of phases")
-            found[name] = known
-        return found
 
     def _texts(self, group: dict[str, Any], name: str, instead: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         """A table of objects; ``instead`` stands for each that is lost, which is left out without it."""
@@ -307,10 +269,6 @@ def _is_whole(group: dict[str, Any], names: tuple[str, ...]) -> bool:
     return claimed > 0 and int(good.sum()) == claimed
 
 
-def _is_whole_numbers(values: NDArray[Any]) -> bool:
-    return values.dtype.kind in "iu" and values.ndim == 1
-
-
 def _is_message(document: dict[str, Any]) -> bool:
     t_ns = document.get("t_ns")
     return (
@@ -319,24 +277,3 @@ def _is_message(document: dict[str, Any]) -> bool:
         and document.get("level") in LEVELS
         and isinstance(document.get("text"), str)
     )
-
-
-def _keep(phases: Phases, columns: dict[str, Any], kept: Any) -> None:
-    """Take over phases; one whose parent is gone moves up to the nearest one left that it lies in."""
-    parent, begin, end = (columns[name].tolist() for name in ("parent", "begin_ns", "end_ns"))
-    process = columns["process"].tolist()
-    place: dict[int, int] = {}
-    for row in np.flatnonzero(kept).tolist():
-        above = parent[row]
-        while 0 <= above < row and above not in place:
-            row_above = above
-            above = parent[above] if parent[above] < row_above else -1
-        fits = (
-            above in place and process[above] == process[row] and begin[above] <= begin[row] <= end[row] <= end[above]
-        )
-        place[row] = len(place)
-        phases.parent.append(place[above] if fits else -1)
-        for name in ("begin_ns", "end_ns", "kind", "process", *BOUND_COLUMNS):
-            getattr(phases, name).append(int(columns[name][row]))
-        phases.cut.append(int(columns["cut"][row] != 0))
-    phases.sort()

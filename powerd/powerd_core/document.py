@@ -45,7 +45,8 @@ because a number would come out otherwise, is a new conversion or a new version 
 def to_document(value: Any) -> Any:
     """``value`` with its dataclasses as dicts, tuples as lists and enums as their values."""
     if is_dataclass(value) and not isinstance(value, type):
-        made = {f.name: to_document(getattr(value, f.name)) for f in fields(value)}
+        held = ((f, getattr(value, f.name)) for f in fields(value))
+        made = {f.name: to_document(v) for f, v in held if not (f.metadata.get("later") and v == f.default)}
         for kind, cls in _CONVERSIONS.items():
             if type(value) is cls:
                 made["kind"] = kind

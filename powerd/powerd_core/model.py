@@ -62,13 +62,19 @@ class Column:
     typecode: str
 
 
+LATER = {"later": True}
+"""Marks a field that was added later: it is written only where it is not its default, so that who does not know it
+reads everything else, and refuses what he would get wrong."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accuracy:
     """What is known of a line's errors, as standard uncertainties (GUM: half-width / sqrt(3) for limits).
 
-    The averaging window of a reading with timestamp ``t`` is ``window_ns`` wide and centred within
-    ``t ± centre_ns``. ``update_ns`` is the distance at which new values appear when that is longer
-    than the distance of the readings.
+    A reading with timestamp ``t`` is the mean over a window ``window_ns`` wide, behind which there may be a low-pass of
+    first order with the time constant ``filter_ns``: of what lies ``a`` before the newest, exp(-a / filter_ns) is left.
+    The centre of that weight is within ``t ± centre_ns``. ``update_ns`` is the distance at which new values appear when
+    that is longer than the distance of the readings.
     """
 
     u_gain: float = 0.0
@@ -82,6 +88,12 @@ class Accuracy:
     update_ns: int = 0
     origin: str = ""
     """Where these figures come from: a data sheet's section, a calibration, a measurement."""
+    filter_ns: int = field(default=0, metadata=LATER)
+
+    @property
+    def reach_ns(self) -> int:
+        """Width around a timestamp that holds nearly all of a reading's weight: 95 % of what a low-pass adds."""
+        return self.window_ns + 4 * self.filter_ns
 
 
 @dataclass(frozen=True, slots=True)

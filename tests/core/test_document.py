@@ -43,6 +43,15 @@ def test_a_description_survives_json():
     assert read_description(document()) == DESCRIPTION
 
 
+def test_what_was_added_later_is_written_only_where_it_says_something():
+    # Who does not know a low-pass reads every other line, and refuses the one he would get wrong.
+    assert "filter_ns" not in to_document(Accuracy(window_ns=5))
+    smoothed = Accuracy(window_ns=5, filter_ns=13_000_000)
+    assert to_document(smoothed)["filter_ns"] == 13_000_000
+    assert from_document(Accuracy, to_document(smoothed)) == smoothed
+    assert from_document(Accuracy, to_document(Accuracy())).filter_ns == 0
+
+
 def test_a_whole_number_serves_where_a_float_is_meant():
     made = document()
     made["streams"][0]["lines"][0]["conversion"]["shunt_ohm"] = 1

@@ -1,6 +1,7 @@
 """The NVML source against a fake of the library's functions."""
 
 import sys
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -89,7 +90,8 @@ class TestWhatThereIs:
             {line.name: line.accuracy for s in opened(FakeNvml(clock, architecture=a)).streams for line in s.lines}
             for a in (9, VOLTA)
         )
-        assert (hopper["gpu0.nvml_samples"].window_ns, hopper["gpu0.nvml_samples"].centre_ns) == (29 * MS, 5 * MS)
+        samples = hopper["gpu0.nvml_samples"]
+        assert (samples.window_ns, samples.filter_ns, samples.centre_ns) == (1 * MS, 13 * MS, 1 * MS)
         assert (volta["gpu0.nvml_samples"].window_ns, volta["gpu0.nvml_samples"].centre_ns) == (100 * MS, 50 * MS)
         assert "not characterised" in volta["gpu0.nvml"].origin
 
@@ -99,9 +101,12 @@ class TestWhatThereIs:
         assert not [c for c in nvml.calls if "Set" in c or "Clear" in c or "Reset" in c]
 
 
+AGE_NS = 16_500_000
+
+
 class TestSamples:
     def expected(self, nvml, begin, made):
-        return [t - 16 * MS for t in nvml.sample_times_ns(begin, max(made) + 17 * MS)]
+        return [t - AGE_NS for t in nvml.sample_times_ns(begin, max(made) + 17 * MS)]
 
     def test_each_sample_once_at_the_middle_of_its_window(self, clock):
         nvml = FakeNvml(clock)
@@ -110,7 +115,7 @@ class TestSamples:
         r = o.readings(o.run(400), "gpu0.nvml_samples")
         assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
         assert len(r["t_ns"]) > 150
-        assert r["power_mw"] == [round(nvml.power_w(t + 16 * MS) * 1000) for t in r["t_ns"]]
+        assert r["power_mw"] == [round(nvml.power_w(t + AGE_NS) * 1000) for t in r["t_ns"]]
         assert not any(r["flags"])
 
     def test_samples_that_come_again_with_a_shifted_timestamp_are_the_same(self, clock):
@@ -146,6 +151,41 @@ class TestSamples:
         made += o.run(100)
         r = o.readings(made, "gpu0.nvml_samples")
         assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
+
+    def test_late_stamps_move_no_sample(self, clock):
+        nvml = FakeNvml(clock)
+        random = Random(7)
+        late, last = {}, 0
+        for t in nvml.samples:
+            # The driver's buffer is in order.
+            last = max(last + 4 * MS, t + random.choice((*(0,) * 8, 100_000, 3 * MS, 14 * MS, 21 * MS)))
+            late[t] = last - t
+        nvml.late_ns = late.__getitem__
+        o = opened(nvml)
+        begin = clock.now_ns()
+        made = o.run(600)
+        r = o.readings(made, "gpu0.nvml_samples")
+        moments = [t + AGE_NS for t in r["t_ns"]]
+        assert max(min(abs(t - m) for m in nvml.samples) for t in moments) <= 150_000
+        assert [round((b - a) / (20 * MS)) for a, b in pairwise(moments)] == [1] * (len(moments) - 1)
+        assert moments[-1] > clock.now_ns() - 300 * MS
+        assert moments[0] <= begin + 25 * MS
+        assert not any(r["flags"])
+
+    def test_stamps_on_no_grid_are_said_to_be_late(self, clock):
+        nvml = FakeNvml(clock)
+        random = Random(3)
+        late = {t: random.randint(0, 15 * MS) for t in nvml.samples}
+        nvml.late_ns = late.__getitem__
+        o = opened(nvml)
+        accuracy = next(line.accuracy for s in o.streams for line in s.lines if line.name == "gpu0.nvml_samples")
+        assert accuracy.centre_ns == 8_500_000
+        assert "no grid" in accuracy.origin
+        begin = clock.now_ns()
+        r = o.readings(o.run(200), "gpu0.nvml_samples")
+        stamps = [t + late[t] for t in nvml.samples if begin < t + late[t]]
+        assert len(r["t_ns"]) > 90
+        assert all(0 <= t - 24 * MS - found < 1000 for t, found in zip(stamps, r["t_ns"], strict=False))
 
     @pytest.mark.parametrize("fails", [True, False])
     def test_a_long_silence_is_flagged(self, clock, fails):

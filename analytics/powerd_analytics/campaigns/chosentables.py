@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from powerd_analytics.campaigns.factors import Factors
 from powerd_analytics.campaigns.fieldtables import field_tables, prepared
 from powerd_analytics.campaigns.jobtables import are_over_machines, job_tables
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
@@ -30,6 +31,7 @@ class Choice:
     averages: bool = False
     length: Length = field(default_factory=Length)
     gain: tuple[str, str] | None = None
+    factors: Factors = field(default_factory=Factors)
 
     def __bool__(self) -> bool:
         return self != Choice()
@@ -66,7 +68,7 @@ def chosen_tables(records: Sequence[Record], choice: Choice) -> list[Sheet]:
     ready = where(prepared(records, choice.length), choice.conditions)
     if choice.pivot is not None:
         return _pivot(ready, choice, choice.pivot)
-    there, of_jobs = field_tables(ready, choice.gain), job_tables(ready)
+    there, of_jobs = field_tables(ready, choice.gain, choice.factors), job_tables(ready)
     known = {sheet.name: sheet for sheet in [*there, *of_jobs]}
     # Of trainings on one machine they are there for those who ask.
     there += of_jobs if are_over_machines(ready) else []

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+from powerd_analytics.campaigns.factors import Factors, with_factors
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
 from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
@@ -27,11 +29,15 @@ def prepared(records: Sequence[Record], length: Length) -> list[Record]:
     return scaled + summed_devices(scaled)
 
 
-def field_tables(records: Sequence[Record], gain: tuple[str, str] | None = None) -> list[Sheet]:
+def field_tables(
+    records: Sequence[Record], gain: tuple[str, str] | None = None, factors: Factors | None = None
+) -> list[Sheet]:
     """All tables of `prepared` records. Those for which nothing is known are left out."""
-    found = _sorted(averaged(r for r in records if r["kind"] not in WHOLE))
-    sheets = [time_table(found), energy_table(found), totals_table(found), *efficiency_tables(records, gain)]
-    return [sheet for sheet in [*sheets, records_sheet(records)] if sheet.rows]
+    factors = factors or Factors()
+    found = with_factors(_sorted(averaged(r for r in records if r["kind"] not in WHOLE)), factors)
+    sheets = [time_table(found), energy_table(found, factors), totals_table(found, factors)]
+    sheets += efficiency_tables(records, gain)
+    return [sheet for sheet in [*sheets, records_sheet(records, factors)] if sheet.rows]
 
 
 def time_table(records: Sequence[Record]) -> Sheet:
@@ -43,19 +49,25 @@ def time_table(records: Sequence[Record]) -> Sheet:
     return _long("time", "Time by phase", records, names)
 
 
-def energy_table(records: Sequence[Record]) -> Sheet:
-    """Joules a batch, watts and joules of the whole training, by phase."""
+def energy_table(records: Sequence[Record], factors: Factors | None = None) -> Sheet:
+    """Joules a batch, watts and joules of the whole training, by phase, with what these cost."""
     names = ["j_per_batch", "u95_j_per_batch", "power_w"]
-    names += ["j_per_training", "u95_j_per_training"] if _is_whole(records) else []
-    return _long("energy", "Energy by phase", records, names)
+    if not _is_whole(records):
+        return _long("energy", "Energy by phase", records, names)
+    factors = factors or Factors()
+    names += ["j_per_training", "u95_j_per_training", *factors.columns]
+    return replace(_long("energy", "Energy by phase", records, names), notes=factors.notes)
 
 
-def totals_table(records: Sequence[Record]) -> Sheet:
-    """Time, energy and their product for each configuration: of the whole training where its length is given."""
+def totals_table(records: Sequence[Record], factors: Factors | None = None) -> Sheet:
+    """Time, energy and their product for each configuration: of the whole training where its length is given; with CO2
+    and money where their ``factors`` are."""
+    factors = factors or Factors()
     totals = [r for r in records if r["kind"] == "total"]
     title = "Totals of the whole training" if _is_whole(records) else "Totals of what was recorded"
-    names = ["iterations", "time_s", "energy_j", "u95_j", "power_w", "edp_js", "u95_edp_js", "samples_per_s"]
-    return _long("totals", title, totals, [*names, "gflops_per_w", "u95_gflops_per_w", "gflops_basis"], phases=False)
+    names = ["iterations", "time_s", "energy_j", "u95_j", *factors.columns, "power_w", "edp_js", "u95_edp_js"]
+    names += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
+    return replace(_long("totals", title, totals, names, phases=False), notes=factors.notes)
 
 
 def efficiency_tables(records: Sequence[Record], gain: tuple[str, str] | None = None) -> list[Sheet]:
@@ -88,14 +100,16 @@ def _summands(record: Record) -> list[str]:
     return names if len(names) > 1 else []
 
 
-def records_sheet(records: Sequence[Record]) -> Sheet:
+def records_sheet(records: Sequence[Record], factors: Factors | None = None) -> Sheet:
     """All averaged records with all columns, for programs."""
-    found = averaged(records)
+    factors = factors or Factors()
+    found = with_factors(averaged(records), factors)
     names = list(dict.fromkeys([*COLUMNS, *(k for r in found for k in r)]))
     columns = tuple(sheet_column(n) for n in names)
     signed = [k for k, column in enumerate(columns) if column.sign]
     bounds = frozenset((i, k) for i, r in enumerate(found) if r["is_lower_bound"] is True for k in signed)
-    return Sheet("records", "Records", columns, tuple(tuple(r.get(n) for n in names) for r in found), (), bounds)
+    rows = tuple(tuple(r.get(n) for n in names) for r in found)
+    return Sheet("records", "Records", columns, rows, factors.notes, bounds)
 
 
 def _is_whole(records: Sequence[Record]) -> bool:

@@ -95,11 +95,20 @@ def mean_figure(figures: Sequence[Figure]) -> Figure:
 
 
 def mean_of_cells(figures: Sequence[Figure]) -> Figure:
-    """The mean of cells of different configurations: their differences are no uncertainty."""
+    """The mean of cells of different configurations: their differences are no uncertainty.
+
+    Systematic parts are taken as shared by all cells, so that the mean has their mean. Where nothing is known of one
+    cell's uncertainty, nothing is of the mean's.
+    """
     mean = mean_figure(figures)
+    if len(figures) < 2:
+        return mean
+    if any(f.u95 is None for f in figures):
+        return replace(mean, u_statistical=None, u_systematic=None)
     parts = [f.u_statistical for f in figures if f.u_statistical is not None]
+    shared = sum(f.u_systematic or 0.0 for f in figures) / len(figures)
     known = float(np.sqrt(np.sum(np.square(parts))) / len(figures)) if parts else None
-    return replace(mean, u_statistical=known) if len(figures) > 1 else mean
+    return replace(mean, u_statistical=known, u_systematic=shared if mean.u_systematic is not None else None)
 
 
 def _relative(u: float | None, value: float | None) -> float | None:

@@ -54,9 +54,10 @@ class Pivot:
         """Mean over the row's cells, None unless all columns have one: means over different ones do not compare."""
         return _mean([self.cells.get((row, c)) for c in self.columns])
 
-    def column_mean(self, column: Key, provenance: Cell) -> Figure | None:
-        """Mean over the column's cells of one provenance, under the same condition."""
-        return _mean([self.cells.get((r, column)) for r in self.rows if r[-1] == provenance])
+    def column_mean(self, column: Key | None, provenance: Cell) -> Figure | None:
+        """Mean over the column's cells of one provenance, under the same condition; over all columns for None."""
+        columns = self.columns if column is None else (column,)
+        return _mean([self.cells.get((r, c)) for r in self.rows if r[-1] == provenance for c in columns])
 
 
 def make_pivot(records: Sequence[Record], request: PivotRequest) -> Pivot:

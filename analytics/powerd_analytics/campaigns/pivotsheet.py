@@ -35,7 +35,7 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
         for p in provenances:
             if sum(row[-1] == p for row in pivot.rows) > 1:
                 side: Key = ("average", *[None] * (len(pivot.row_names) - 2), p) if len(pivot.row_names) > 1 else (p,)
-                figures.append((side, [None if k is None else pivot.column_mean(k, p) for k in keys]))
+                figures.append((side, [pivot.column_mean(k, p) for k in keys]))
     for r, (row, found) in enumerate(figures):
         cells: list[Cell] = list(row)
         for f in found:

@@ -9,10 +9,13 @@ from math import isfinite, sqrt
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.metrics import edp_js, iterations_of
 from powerd_analytics.records.columns import Cell, Record, number_of
-from powerd_core.errors import ConfigError
+from powerd_core.errors import AnalysisError, ConfigError
 
 _SAME = ("path", "run_id", "model", "batch_size", "gpus", "provenance", "attributes", "power_cap_w")
 _ROW = (*_SAME, "kind", "phase", "phase_path", "timing")
+
+MOST = 1e12
+"""Of iterations, epochs and samples: more than this is a slip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +29,10 @@ class Length:
     def __post_init__(self) -> None:
         given = {"--iterations": self.iterations, "--epochs": self.epochs, "--dataset-size": self.dataset_size}
         for name, value in given.items():
-            if value is not None and not (isfinite(value) and value > 0):
-                raise ConfigError(f"{name} {value:g}: it must be more than 0")
+            if value is not None and not (isfinite(value) and 0 < value < MOST):
+                raise ConfigError(f"{name} {value:g}: it must be more than 0, and less than {MOST:g}")
+            if value is not None and name != "--epochs" and not float(value).is_integer():
+                raise ConfigError(f"{name} {value:.12g}: it must be a whole number")
         if (self.epochs is None) != (self.dataset_size is None):
             raise ConfigError(
                 "--epochs and --dataset-size go together: iterations = epochs x dataset size / batch size"
@@ -39,12 +44,18 @@ class Length:
         return self.iterations is not None or self.epochs is not None
 
     def of(self, batch_size: float | None) -> float | None:
-        """Iterations of a training at that batch size; None where epochs need a batch size that is not known."""
+        """Iterations of a training at that batch size; None where epochs need a batch size that is not known.
+
+        Raises `AnalysisError` for less than one.
+        """
         if self.iterations is not None:
             return self.iterations
         if self.epochs is None or self.dataset_size is None or not batch_size or batch_size < 1:
             return None
-        return iterations_of(self.epochs, round(self.dataset_size), round(batch_size))
+        if not (found := iterations_of(self.epochs, self.dataset_size, batch_size)):
+            said = f"--epochs {self.epochs:g} --dataset-size {self.dataset_size:g}"
+            raise AnalysisError(f"{said}: that is not one batch of {batch_size:g}")
+        return found
 
 
 def whole_trainings(records: Sequence[Record], length: Length) -> list[Record]:
@@ -52,23 +63,26 @@ def whole_trainings(records: Sequence[Record], length: Length) -> list[Record]:
 
     A phase that comes several times an iteration, or not in each, counts as often as it did in the run. What is
     systematic grows with the training, what is statistical is that of the mean batch: the run measured no more.
+
+    An iteration of the training is one in every rank. Joules of the training are those of all ranks that share the
+    device, seconds those of one.
     """
     totals = {_key(r, _SAME, "device"): r for r in records if r["kind"] == "total"}
     found = []
     for r in records:
         n = length.of(_batch_of_all(r)) if r["kind"] in ("phase", "total") else None
-        of_run = number_of(totals.get(_key(r, _SAME, "device"), r), "iterations")
-        share = _share(number_of(r, "iterations"), of_run) if r["kind"] == "phase" else 1.0
-        found.append(_scaled(r, n, share))
+        total = totals.get(_key(r, _SAME, "device"), r)
+        share = _share(number_of(r, "iterations"), number_of(total, "iterations")) if r["kind"] == "phase" else 1.0
+        found.append(_scaled(r, n, share, number_of(total, "ranks_counted") or 1.0))
     return found
 
 
 def _batch_of_all(record: Record) -> float | None:
-    """Samples of one iteration: ranks have a batch each, GPUs of one process share it."""
-    batch, ranks = number_of(record, "batch_size"), number_of(record, "ranks") or 1
-    if batch is None or ranks < 2:
-        return batch
-    return batch * max(ranks, number_of(record, "gpus") or 1)
+    """Samples of one iteration: ranks have a batch each, also those that are not in the run; GPUs of one process share
+    theirs."""
+    batch = number_of(record, "batch_size")
+    ranks = max(number_of(record, name) or 1 for name in ("ranks", "world_size"))
+    return None if batch is None else batch * ranks
 
 
 def _share(phases: float | None, iterations: float | None) -> float | None:
@@ -79,19 +93,24 @@ def _share(phases: float | None, iterations: float | None) -> float | None:
     return float(round(share)) if round(share) >= 1 and abs(phases - round(share) * iterations) <= share + 1 else share
 
 
-def _scaled(record: Record, iterations: float | None, share: float | None) -> Record:
+def _scaled(record: Record, iterations: float | None, share: float | None, ranks: float) -> Record:
+    """A record of the training; ``ranks`` share the device."""
     found = {**record, "s_per_training": None, "j_per_training": None, "u95_j_per_training": None}
     s, j = number_of(record, "s_per_batch"), number_of(record, "j_per_batch")
     if iterations is None or share is None or s is None:
         return found
-    times = iterations * share
-    found["s_per_training"] = s * times
-    is_total = record["kind"] == "total"
+    times, is_total = iterations * share, record["kind"] == "total"
+    if is_total and ranks > 1:
+        # In the run each rank's iteration counted by itself, and took its part of the device's seconds and joules.
+        s, j = s * ranks, None if j is None else j * ranks
+        found |= {"s_per_batch": s, "j_per_batch": j, "note": _of_training(record["note"])}
+    in_training = times if is_total else times * ranks
     recorded = number_of(record, "iterations")
-    grow = times / recorded if is_total and recorded else times
+    grow = times * ranks / recorded if is_total and recorded else in_training
     u95 = number_of(record, "u95_j")
+    found["s_per_training"] = s * times
     if j is not None:
-        found["j_per_training"] = j * times
+        found["j_per_training"] = j * in_training
         found["u95_j_per_training"] = None if u95 is None else u95 * grow
     if is_total:
         found |= {"iterations": round(iterations), "time_s": s * times, "energy_j": None, "edp_js": None}
@@ -101,6 +120,11 @@ def _scaled(record: Record, iterations: float | None, share: float | None) -> Re
             value = number_of(record, name)
             found[name] = None if value is None else value * grow
     return found
+
+
+def _of_training(note: Cell) -> str:
+    """Notes without what holds for the iterations of the run only."""
+    return "; ".join(text for text in str(note or "").split("; ") if not text.startswith("n counts the iterations of"))
 
 
 def summed_devices(records: Sequence[Record]) -> list[Record]:
@@ -125,9 +149,10 @@ def _sum(same: Sequence[Record]) -> Record:
     made["note"] = "; ".join(dict.fromkeys(str(r["note"]) for r in same if r["note"]))
     made["clock_hz"] = None
     if made["ranks"] != 1:
-        # Each rank has its own batch; where several share a GPU its rate is not that of one of them.
+        # Each rank has its own batch. A phase's rate is that of one rank, a total's that of all on its GPU.
         rates = [number_of(r, "samples_per_s") for r in same]
-        is_each = made["ranks"] == len(same) and None not in rates
+        counted = [number_of(r, "ranks_counted") or 1 for r in same]
+        is_each = made["ranks"] == sum(counted if made["kind"] == "total" else [1 for _ in same]) and None not in rates
         made["samples_per_s"] = sum(v for v in rates if v is not None) if is_each else None
     made["is_lower_bound"] = any(r["is_lower_bound"] is True for r in same)
     for name in ("time_s", "s_per_batch"):

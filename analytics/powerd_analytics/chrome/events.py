@@ -11,12 +11,14 @@ import heapq
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
+from math import isfinite
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import PhaseColumns
+from powerd_analytics.runs.phases import Small, pieces
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.envelopes import extremes_of
 from powerd_analytics.signals.signal import Signal
@@ -90,11 +92,11 @@ def missing_events(pid: int, tid: int, name: str, holes_ns: Ints, to_us: ToMicro
         yield _event(_slice(f"no readings: {name}", "powerd", pid, tid, begin, end, {}))
 
 
-def lanes(run: Run, process: int) -> tuple[Ints, Ints]:
+def lanes(run: Run, process: int) -> tuple[Ints, Small]:
     """Phases of a process by index, and the lane [0..] of each: those of one thread share one as long as they nest."""
     p = run.phases
     own = np.flatnonzero(p.process == process)
-    lane = np.zeros(len(p), np.int64)
+    lane = np.zeros(len(p), np.int32)
     free: list[int] = []
     busy: list[tuple[int, int]] = []
     count = 0
@@ -123,14 +125,30 @@ def phase_events(
     p = run.phases
     own, lane = lanes(run, process)
     begin, end = nested(run)
-    kept = (p.end_ns[own] >= window_ns[0]) & (p.begin_ns[own] <= window_ns[1])
-    pid = PHASE_PID + process
-    own, lane = own[kept], lane[kept]
-    begin_us, end_us = to_us(begin[own]), to_us(end[own])
+    for some in pieces(len(own)):
+        here = own[some]
+        kept = (p.end_ns[here] >= window_ns[0]) & (p.begin_ns[here] <= window_ns[1])
+        here = here[kept]
+        edges_us = to_us(begin[here]), to_us(end[here])
+        yield from _events_of(run, process, (here, lane[some][kept]), edges_us, energies)
+
+
+def _events_of(
+    run: Run,
+    process: int,
+    chosen: tuple[Ints, Small],
+    edges_us: tuple[Values, Values],
+    energies: Mapping[str, PhaseColumns],
+) -> Iterator[bytes]:
+    """Phases by index, with their lanes, edges and joules."""
+    p, pid = run.phases, PHASE_PID + process
+    (own, lane), (begin_us, end_us) = chosen, edges_us
     joules = {name: (c.resolvable[own], c.energy_j[own], _kept(c, own).u95_j) for name, c in energies.items()}
     for k, i in enumerate(own.tolist()):
         kind = p.classes[int(p.label[i])]
-        details: dict[str, Any] = {"timed": kind.timing, **kind.attributes}
+        # JSON has no number that is not finite; an attribute of the user's own may be one.
+        own_words = {n: v if not isinstance(v, float) or isfinite(v) else str(v) for n, v in kind.attributes.items()}
+        details: dict[str, Any] = {"timed": kind.timing, **own_words}
         if p.cut[i]:
             details["cut"] = "it was not ended"
         for name, (resolvable, energy_j, u95_j) in joules.items():

@@ -17,10 +17,8 @@ from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
+    from powerd_analytics.campaigns.factors import Factors
     from powerd_analytics.published.choice import Choices
-
-COMPUTED = 4
-"""Columns behind those of the table."""
 
 
 def pick(
@@ -43,6 +41,11 @@ def pick(
     by: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN: one pick for each of its values. May be repeated.")
     ] = None,
+    co2_g_per_kwh: Annotated[
+        float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds those of the pick.")
+    ] = None,
+    price_per_kwh: Annotated[float | None, Parameter(help="Price of a kWh: adds what the pick costs.")] = None,
+    currency: Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")] = None,
     format: Annotated[
         Literal["table", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
     ] = None,
@@ -56,12 +59,16 @@ def pick(
       joules pick caps.csv --reference power_cap_w=260 --metric edp
 
       joules pick caps.csv --reference target=default --metric eds --k 1.5 --by model
+
+      joules pick totals.csv --reference gpus=1 --metric e --price-per-kwh 0.30 --currency EUR
     """
+    from powerd_analytics.campaigns.factors import Factors
     from powerd_analytics.progress import LateProgress
     from powerd_analytics.published.choice import Criterion, choose, parse_condition
     from powerd_analytics.published.tablefile import read_table
 
     _check(k, eta, max_power)
+    factors = Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency)
     ref = parse_condition("--reference", reference)
     conditions = [parse_condition("--where", text) for text in where or []]
     refuse_existing(output, overwrite)
@@ -69,9 +76,9 @@ def pick(
         found = choose(read_table(table, progress), ref, Criterion(metric, k, eta, max_power), conditions, by or [])
     for note in found.notes:
         sys.stderr.write(f"joules: {note}\n")
-    header, rows = _cells(found, metric)
+    header, rows, behind = _cells(found, metric, factors)
     if format == "table" or (format is None and output is None and sys.stdout.isatty()):
-        made = _as_table(header, rows)
+        made = _as_table(header, rows, behind)
     else:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
@@ -92,23 +99,30 @@ def _check(k: float, eta: float, max_power: float | None) -> None:
         raise ConfigError(f"--max-power {max_power:g}: must be above 0")
 
 
-def _cells(found: Choices, metric: Literal["e", "edp", "eds", "cost"]) -> tuple[list[str], list[list[str]]]:
-    """The rows as they stand in the table, and behind them what was computed; that replaces cells of the same name."""
+def _cells(
+    found: Choices, metric: Literal["e", "edp", "eds", "cost"], factors: Factors
+) -> tuple[list[str], list[list[str]], int]:
+    """The rows as they stand in the table, and behind them what was computed, which replaces cells of the same name;
+    and where that begins."""
     from powerd_analytics.cli.totals import number_text
     from powerd_analytics.published.choice import COLUMN_OF
 
-    computed = [COLUMN_OF[metric], "energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct"]
+    # A table of configurations says nothing of what its joules are unsure of.
+    added = [name for name in factors.columns if not name.startswith("u95_")]
+    computed = [COLUMN_OF[metric], "energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct", *added]
     given = [column for column in found.table.columns if column and column not in computed]
     rows = []
     for choice in found.chosen:
+        costs = factors.of(choice.energy_j, None)
         figures = (
             choice.value, choice.energy_saving_pct, choice.performance_loss_pct, choice.saving_minus_loss_pct,
+            *(cost for name in added if (cost := costs[name]) is not None),
         )  # fmt: skip
         rows.append([*(found.table.cells[column][choice.row] for column in given), *map(number_text, figures)])
-    return [*given, *computed], rows
+    return [*given, *computed], rows, len(given)
 
 
-def _as_table(header: list[str], rows: list[list[str]]) -> str:
+def _as_table(header: list[str], rows: list[list[str]], behind: int) -> str:
     from rich.table import Table
     from rich.text import Text
 
@@ -118,7 +132,6 @@ def _as_table(header: list[str], rows: list[list[str]]) -> str:
     # One line for each column: tables of configurations are wide, and picks are few.
     shown = Table(box=None, pad_edge=False, show_header=False)
     shown.add_column(no_wrap=True)
-    behind = len(header) - COMPUTED
     for i, name in enumerate(header):
         cells = [printable(row[i], limit=200) if i < behind else digits(float(row[i])) for row in rows]
         shown.add_row(*map(Text, (printable(name), *cells)))

@@ -102,6 +102,9 @@ def _of_one(
     from powerd_analytics.layers.energy import layer_energies
     from powerd_analytics.pictures.plots import plot_run
     from powerd_analytics.published.tablefile import read_table
+    from powerd_analytics.records.checks import check_run
+    from powerd_analytics.records.flat import records_of
+    from powerd_analytics.records.groups import check_models
     from powerd_analytics.tables.table import phase_table
 
     if kind in ("layers", "treemap"):
@@ -109,10 +112,14 @@ def _of_one(
         if is_table:
             layers = pictures.layers_of_table(read_table(path, progress))
         else:
-            table = phase_table(open_run(path, calibration, progress), device, progress=progress)
+            run = open_run(path, calibration, progress)
+            check_models(run)
+            table = phase_table(run, device, progress=progress)
+            check_run(path, records_of(run, table))
             layers = pictures.layers_of_rows(layer_energies(table))
         return lambda partial: pictures.save(draw(layers, path.name), partial)
     run = open_run(path, calibration, progress)
+    check_models(run)
     if kind == "quality":
         return lambda partial: pictures.save(pictures.draw_quality(run, device, progress=progress), partial)
     return lambda partial: plot_run(run, partial, device, with_bars=kind is None, progress=progress)

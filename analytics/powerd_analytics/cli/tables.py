@@ -56,6 +56,13 @@ def tables(
     iterations: Annotated[float | None, Parameter(help="Iterations of the whole training.")] = None,
     epochs: Annotated[float | None, Parameter(help="Epochs of the whole training, with --dataset-size.")] = None,
     dataset_size: Annotated[float | None, Parameter(help="Samples of one epoch.")] = None,
+    co2_g_per_kwh: Annotated[
+        float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")
+    ] = None,
+    u_co2_g_per_kwh: Annotated[float | None, Parameter(help="Standard uncertainty of that.")] = None,
+    price_per_kwh: Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")] = None,
+    u_price_per_kwh: Annotated[float | None, Parameter(help="Standard uncertainty of that.")] = None,
+    currency: Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")] = None,
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
     ] = None,
@@ -71,6 +78,8 @@ def tables(
 
       joules tables runs/ --epochs 90 --dataset-size 1281167
 
+      joules tables run.h5 --epochs 90 --dataset-size 1281167 --co2-g-per-kwh 380 --price-per-kwh 0.30 --currency EUR
+
       joules tables run.h5 run.node1.h5
 
       joules tables runs/ --pivot model,batch:gpus:j_per_batch
@@ -80,6 +89,7 @@ def tables(
       joules tables run.h5 --calibration calibration.toml
     """
     from powerd_analytics.campaigns.chosentables import Choice, chosen_tables, pair_of, request_of
+    from powerd_analytics.campaigns.factors import Factors
     from powerd_analytics.campaigns.trainings import Length
     from powerd_analytics.exports import write_tables
     from powerd_analytics.indexes.index import is_index
@@ -88,7 +98,8 @@ def tables(
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
     request, length = request_of(pivot, rows, columns, value), Length(iterations, epochs, dataset_size)
-    choice = Choice(tuple(table or ()), tuple(where or ()), request, averages, length, pair_of(gain))
+    factors = Factors(co2_g_per_kwh, u_co2_g_per_kwh, price_per_kwh, u_price_per_kwh, currency)
+    choice = Choice(tuple(table or ()), tuple(where or ()), request, averages, length, pair_of(gain), factors)
     is_many = len(runs) > 1 or runs[0].is_dir() or is_index(runs[0])
     is_campaign = is_many or bool(choice) or into is not None or format not in _OF_ONE_RUN or job
     _check(choice, format, output, above_idle=above_idle and is_campaign)
@@ -133,6 +144,8 @@ def _check(choice: Choice, format: Format, output: Path | None, *, above_idle: b
         raise ConfigError(f"--format {format} holds one table: choose one")
     if choice.pivot is not None and choice.names:
         raise ConfigError("--pivot is a table of its own: leave --table out")
+    if choice.pivot is not None and choice.factors:
+        raise ConfigError("CO2 and money are columns of totals, not of a pivot: leave --pivot or their factors out")
     if choice.averages and choice.pivot is None:
         raise ConfigError("--averages belongs to a pivot: add --pivot ROWS:COLUMNS:VALUE")
 

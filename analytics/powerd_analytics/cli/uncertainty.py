@@ -37,6 +37,7 @@ def uncertainty(
       joules uncertainty run.h5 --phase forward --plot budget.png
     """
     from powerd_analytics.progress import LateProgress
+    from powerd_analytics.records.groups import check_models
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.tables import share_render as render
     from powerd_analytics.tables.shares import budget_rows
@@ -48,9 +49,13 @@ def uncertainty(
     for path in (output, plot):
         refuse_existing(path, overwrite)
     with LateProgress(Console(stderr=True)) as progress:
-        rows = budget_rows(read_run(run, progress=progress), device, phase, progress=progress)
+        opened = read_run(run, progress=progress)
+        check_models(opened)
+        rows = budget_rows(opened, device, phase, progress=progress)
     if phase is None:
         _check_rows(run, rows)
+    if plot is not None and not any(row.parts for row in rows):
+        raise AnalysisError(f"{run}: nothing to draw: {rows[0].words}")
     if format == "table":
         text = io.StringIO()
         is_shown = output is None and sys.stdout.isatty()

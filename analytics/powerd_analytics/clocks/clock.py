@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.reasons import seconds
+from powerd_analytics.runs.quantities import CodeCounts, good_pieces
 from powerd_analytics.runs.run import Run
 from powerd_client.runfile import open_run
 from powerd_core.errors import RunFileError
-from powerd_core.model import BAD, QuantityConversion
+from powerd_core.model import QuantityConversion
 
 Floats = NDArray[np.float64]
 
@@ -176,10 +177,9 @@ def other_clocks(run: Run) -> tuple[OtherClock, ...]:
     for line in run.lines.values():
         c = line.conversion
         if isinstance(c, QuantityConversion) and c.quantity == "clock_bound_s":
-            readings = run.readings(line.name)
-            codes = readings.codes[c.column][(readings.flags & np.uint16(int(BAD))) == 0] * c.per_code
-            if len(codes):
-                median, largest = float(np.median(codes)), float(codes.max())
+            counts = CodeCounts(piece.codes[c.column] for piece in good_pieces(run, line.name, c.column))
+            if len(counts):
+                median, largest = counts.median() * c.per_code, counts.largest() * c.per_code
                 found[line.name] = OtherClock(line.name, line.description, median, largest)
         elif "clock_half_ns" in line.detail and (limit_ns := line.detail.get("clock_limit_ns")):
             name = f"{line.source} at {line.detail.get('port', '?')}"

@@ -15,12 +15,15 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.reasons import seconds
 from powerd_analytics.runs.names import pick
+from powerd_analytics.runs.quantities import good_pieces
 from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError
-from powerd_core.model import BAD, QuantityConversion
+from powerd_core.model import QuantityConversion
 
 REACH_NS = 100_000_000
 """An edge farther from every mark than this belongs to none."""
+_COUNT = "edge"
+"""The column in which a source counts edges, where it does."""
 
 Ints = NDArray[np.int64]
 
@@ -91,20 +94,23 @@ def describe_marker(report: MarkerReport) -> Iterator[str]:
 
 def _edges(run: Run, line: str, column: str) -> tuple[Ints, Ints]:
     """Host times of rising and falling edges. A reading that only repeats the level is none."""
-    readings = run.readings(line)
-    good = (readings.flags & np.uint16(int(BAD))) == 0
-    t, level = readings.t_ns[good], readings.codes[column][good] != 0
-    if len(t) < 2:
-        return t[:0], t[:0]
-    is_edge = level[1:] != level[:-1]
-    if (count := readings.codes.get("edge")) is not None:
-        counted = count[good].astype(np.int64)
-        is_edge &= ((counted[1:] - counted[:-1]) & 0xFFFF) == 1
-    for gap in run.gaps:
-        # Behind lost edges the level may be told by a status, at a time at which nothing happened.
-        if line in gap.lines:
-            is_edge &= ~((t[1:] >= gap.begin_ns) & (t[:-1] <= gap.end_ns))
-    return t[1:][is_edge & level[1:]], t[1:][is_edge & ~level[1:]]
+    t, level, counted = np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64)
+    rising, falling = [t], [t]
+    for piece in good_pieces(run, line, column, _COUNT):
+        # An edge is told by the reading before it, which may be the last of another piece.
+        t = np.concatenate([t[-1:], piece.t_ns])
+        level = np.concatenate([level[-1:], piece.codes[column] != 0])
+        is_edge = level[1:] != level[:-1]
+        if _COUNT in piece.codes:
+            counted = np.concatenate([counted[-1:], piece.codes[_COUNT].astype(np.int64)])
+            is_edge &= ((counted[1:] - counted[:-1]) & 0xFFFF) == 1
+        for gap in run.gaps:
+            # Behind lost edges the level may be told by a status, at a time at which nothing happened.
+            if line in gap.lines:
+                is_edge &= ~((t[1:] >= gap.begin_ns) & (t[:-1] <= gap.end_ns))
+        rising.append(t[1:][is_edge & level[1:]])
+        falling.append(t[1:][is_edge & ~level[1:]])
+    return np.concatenate(rising), np.concatenate(falling)
 
 
 def _pair(edges: Ints, marks: Ints) -> tuple[Ints, Ints]:

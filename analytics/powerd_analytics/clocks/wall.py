@@ -6,7 +6,7 @@ do not fit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,11 @@ from numpy.typing import NDArray
 
 from powerd_analytics.chrome.clock import SLEW, wall_clock
 from powerd_analytics.energy.reasons import seconds
+from powerd_analytics.runs.quantities import good_pieces
 from powerd_analytics.runs.run import Run
-from powerd_core.model import BAD, QuantityConversion
+from powerd_core.model import QuantityConversion
+
+Ints = NDArray[np.int64]
 
 HOST = "host"
 OFFSETS = "clock_offset_s"
@@ -44,36 +47,53 @@ def wall_drifts(run: Run) -> tuple[WallDrift, ...]:
     found = []
     if (wall := wall_clock(run)) is not None:
         half = float(wall.half_ns.max())
-        found.append(_drift(HOST, wall.t_host_ns, wall.offset_ns, half))
+        found.append(_drift(HOST, [(wall.t_host_ns, wall.offset_ns)], half))
     boards: set[str] = set()
     for line in run.lines.values():
         c = line.conversion
         if not (isinstance(c, QuantityConversion) and c.quantity == OFFSETS) or line.board in boards:
             continue
-        readings = run.readings(line.name)
-        good = (readings.flags & np.uint16(int(BAD))) == 0
-        if good.any():
+        drift = _drift(f"{line.board}, {line.name}", _offsets(run, line.name, c), None)
+        if drift is not None:
             boards.add(line.board)
-            # A float of nanoseconds since 1970 would lose hundreds of them.
-            codes = readings.codes[c.column][good].astype(np.int64)
-            offset_ns = np.rint((codes - codes[0]).astype(np.float64) * (c.per_code * 1e9)).astype(np.int64)
-            found.append(_drift(f"{line.board}, {line.name}", readings.t_ns[good], offset_ns, None))
-    return tuple(found)
+            found.append(drift)
+    return tuple(d for d in found if d is not None)
 
 
-def _drift(against: str, t_ns: NDArray[np.int64], offset_ns: NDArray[np.int64], half_ns: float | None) -> WallDrift:
-    apart, moved = np.diff(t_ns).astype(np.float64), np.diff(offset_ns)
-    is_step = np.abs(moved) > SLEW * np.abs(apart) + 2 * (half_ns or 0.0)
-    drift_ns, length_ns = float(moved[~is_step].sum()), float(t_ns[-1] - t_ns[0])
-    slewed_ns = float(apart[~is_step].sum())
+def _offsets(run: Run, name: str, c: QuantityConversion) -> Iterator[tuple[Ints, Ints]]:
+    """Times and offsets, these since the first one: a float of nanoseconds since 1970 would lose hundreds of them."""
+    first: int | None = None
+    for piece in good_pieces(run, name, c.column):
+        codes = piece.codes[c.column].astype(np.int64)
+        if len(codes):
+            first = int(codes[0]) if first is None else first
+            yield piece.t_ns, np.rint((codes - first).astype(np.float64) * (c.per_code * 1e9)).astype(np.int64)
+
+
+def _drift(against: str, pieces: Iterable[tuple[Ints, Ints]], half_ns: float | None) -> WallDrift | None:
+    """From times and offsets in pieces that are not empty; None without any."""
+    count, begin_ns, drift_ns, slewed_ns = 0, 0, 0.0, 0.0
+    steps: list[float] = []
+    t_ns, offset_ns = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for t_new, offset_new in pieces:
+        begin_ns = begin_ns if count else int(t_new[0])
+        count += len(t_new)
+        t_ns, offset_ns = np.concatenate([t_ns[-1:], t_new]), np.concatenate([offset_ns[-1:], offset_new])
+        apart, moved = np.diff(t_ns).astype(np.float64), np.diff(offset_ns)
+        is_step = np.abs(moved) > SLEW * np.abs(apart) + 2 * (half_ns or 0.0)
+        drift_ns += float(moved[~is_step].sum())
+        slewed_ns += float(apart[~is_step].sum())
+        steps += (moved[is_step] * 1e-9).tolist()
+    if not count:
+        return None
     return WallDrift(
         against,
-        len(t_ns),
-        length_ns * 1e-9,
+        count,
+        float(t_ns[-1] - begin_ns) * 1e-9,
         drift_ns * 1e-9,
         drift_ns / slewed_ns * 1e6 if slewed_ns > 0 else None,
         None if half_ns is None else half_ns * 1e-9,
-        tuple((moved[is_step] * 1e-9).tolist()),
+        tuple(steps),
     )
 
 

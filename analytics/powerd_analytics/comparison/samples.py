@@ -80,8 +80,11 @@ def samples_of(
 
 def _of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
     run, sharing = ranks_of(whole).on(whole, part.device)
+    # Before all columns of the device are in memory: of a line one is kept. A device's only line is the device.
+    several = part.signals if len(part.signals) > 1 else ()
+    lines = [(s.line, part_phase_energies(run, replace(part, signals=(s,))).energy_j) for s in several]
     columns = part_phase_energies(run, part)
-    lines = [(s.line, part_phase_energies(run, replace(part, signals=(s,))).energy_j) for s in part.signals]
+    lines = lines or [(s.line, columns.energy_j) for s in part.signals]
     good = usable(columns) & ~run.phases.cut
     found = []
     for record in records:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.edges.belief import believed
 from powerd_analytics.edges.leftover import Side, left_over_j
+from powerd_analytics.edges.place import shared_place_ns
 from powerd_analytics.edges.stretched import Look, Stretched
 from powerd_analytics.signals.integral import Integral
 from powerd_core.model import ShuntConversion
@@ -21,6 +22,10 @@ CLEAR_RATIO = 4.0
 """Mean square movement across edges over that inside phases, from which on edges are taken for steps altogether."""
 NEED_LATE = 8
 """Edges of a kind from which on the mean of what is left over at them is known well enough to be assigned."""
+UNDER_WAY = 0.05
+"""Share of a step that power moves from one clean cell to the next, from which on it is on its way."""
+USUAL_LAG_S = 1e-3
+"""How late power comes after an edge where it does so at all: 2 ms at most, as for folding, taken as two of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +43,8 @@ class Correction:
     """[classes] the share of it that is applied."""
     excess2: Values
     """[classes] mean square (W^2) of how much more power moves across the edge than it does elsewhere."""
+    late_w: Values
+    """[classes] joules by which windows that lie a second later would change what is assigned: a share of the step."""
     late_u_j: Values
     """[classes] standard uncertainty, the same at all edges of the class, of what is left over there: what clocks may
     explain, and what is assigned to nobody."""
@@ -52,6 +59,7 @@ class _LeftOver:
     """Joules by class [classes]: what goes to the phases at this edge, and its standard uncertainties."""
 
     assigned: Values
+    shift_w: Values
     u_j: Values
     line_u_j: Values
     own_u_j: Values
@@ -87,7 +95,9 @@ def _correct(
     late = _left_over(found, integral, look, slope)
     if use_late and look.is_begin:
         full_j = full_j + np.where(found.resolvable, late.assigned[label], 0.0)
-    return Correction(look, dist_ns, full_j, bend_j, share, excess2, late.u_j, late.line_u_j, late.own_u_j)
+    return Correction(
+        look, dist_ns, full_j, bend_j, share, excess2, late.shift_w, late.u_j, late.line_u_j, late.own_u_j
+    )
 
 
 def _weight(found: Stretched, look: Look) -> tuple[Values, Values]:
@@ -101,6 +111,14 @@ def _weight(found: Stretched, look: Look) -> tuple[Values, Values]:
     ratio = np.maximum(across, 1e-300) / np.maximum(elsewhere, 1e-300)
     excess2 = np.maximum(across - elsewhere, 0) / np.maximum(found.count(there), 1)
     return np.clip((ratio - 1) / (CLEAR_RATIO - 1), 0, 1), excess2
+
+
+def _is_under_way(found: Stretched, look: Look, slope: Values, known: Mask) -> Mask:
+    """By class: whether clean cells behind the edges still see power come from its old level, faster than it moves all
+    through the phase. A step leaves nothing of that, wherever a chip's windows lie."""
+    steeper = np.where(slope != 0, slope - found.steady_slope(look), 0.0) * found.cells.spacing_ns
+    jump, _, _ = found.jump(look)
+    return np.asarray(-steeper * found.sum(jump, known) > UNDER_WAY * found.sum(jump**2, known))
 
 
 def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) -> _LeftOver:
@@ -120,24 +138,31 @@ def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) 
     left_j = left_over_j(found.signal, found.cells, integral, look.edge_ns, low, high)
     count = found.count(known)
     mean, variance = found.mean(left_j, known)
-    # An offset of the clocks moves joules across a step just so, and so does a delay that a sensor always has: only
-    # what is more than that is assigned. A chip's conversions and its scans go past each other, which averages out.
-    signal = found.signal
-    is_delay = not signal.is_counter and not isinstance(signal.line.conversion, ShuntConversion)
-    bound_s = (found.bound_ns + (signal.centre_ns if is_delay else 0.0)) * 1e-9
-    of_clocks = found.sum((jump * bound_s) ** 2, known) / np.maximum(count, 1) / 3
-    sure = np.sqrt(np.clip(1 - 4 * of_clocks / np.maximum(mean**2, 1e-300), 0, 1))
-    share, variance = believed(sure * mean, variance, count)
-    # Of what clocks may explain, nothing or all is real.
+    # An offset of the clocks moves joules across a step just so, and so does a delay that nobody states: only what is
+    # more than that is assigned. Where a chip's windows lie is known far better than how late power comes.
+    step2 = found.sum(jump**2, known) / np.maximum(count, 1)
+    of_clocks = found.sum((jump * found.bound_ns * 1e-9) ** 2, known) / np.maximum(count, 1) / 3
+    of_place = step2 * (shared_place_ns(found.signal) * 1e-9) ** 2 / 3
+    is_chip = isinstance(found.signal.line.conversion, ShuntConversion)
+    limits2 = of_clocks + (0.0 if is_chip else of_place)
+    sure = np.sqrt(np.clip(1 - 4 * limits2 / np.maximum(mean**2, 1e-300), 0, 1))
+    size2 = np.maximum(np.maximum(count, 1) * variance, step2 * USUAL_LAG_S**2 if is_chip else 0.0)
+    half = np.sqrt(3 * of_place) if is_chip else np.zeros_like(mean)
+    share, left2 = believed(sure * mean, variance, half, size2, _is_under_way(found, look, slope, known))
+    # Place moves what is assigned as it moves the mean, which is a part of its own (`late_w`). Of what clocks may
+    # explain, nothing or all is real.
+    variance = np.maximum(left2 - share**2 * half**2 / 3, 0)
     u2 = share**2 * of_clocks + ((1 - sure) * mean) ** 2 / 2
-    share *= sure
+    share = share * sure
+    step = found.sum(jump, known) / np.maximum(count, 1)
     mean = np.where(count >= NEED_LATE, mean, found.mean(left_j, there)[0])
     share = np.where(count >= NEED_LATE, share, 0.0)
     # What begins at an edge takes all of it, so that what ends there is unsure only where nothing can be assigned.
     none = np.zeros_like(mean)
     if not look.is_begin:
-        return _LeftOver(none, np.where(count >= NEED_LATE, 0.0, np.abs(mean) / np.sqrt(3)), none, none)
+        return _LeftOver(none, none, np.where(count >= NEED_LATE, 0.0, np.abs(mean) / np.sqrt(3)), none, none)
     u2, variance = np.where(count >= NEED_LATE, (u2, variance), (mean**2 / 3, none))
     # A clean cell near the edge has seen the end of the transition, one farther off has not, and each edge gets the
     # mean of both: between nothing of it and all of it, evenly for cells at moments that know nothing of the edge.
-    return _LeftOver(share * mean, np.sqrt(u2), np.sqrt(variance), share * np.abs(mean) / np.sqrt(12))
+    own = share * np.abs(mean) / np.sqrt(12)
+    return _LeftOver(share * mean, share * step, np.sqrt(u2), np.sqrt(variance), own)

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from powerd_analytics.edges.cells import Cells
 from powerd_analytics.edges.corrections import Correction, correct_edges
 from powerd_analytics.edges.missing import missing_in
+from powerd_analytics.edges.place import shared_place_ns
 from powerd_analytics.edges.rounding import rounding_u
 from powerd_analytics.edges.stretched import Look, Stretched
 from powerd_analytics.edges.stretches import JOIN_SHARE, join_stretches
@@ -52,9 +53,10 @@ class PhaseEnergies:
     that it counts for single phases and not for their mean."""
     u_edge_j: Values
     u_left_j: Values
+    u_place_j: Values
     u_clock_j: Values
     """Shared by all phases of a class: imperfect edge correction; what is left over at edges, as far as the line's own
-    readings leave that open; an offset of the clocks."""
+    readings leave that open; windows that all lie beside their stamps; an offset of the clocks."""
     u_shift_w: Values
     """Joules by which all edges a second later would change the mean of the class."""
     u_round_w: Values
@@ -88,7 +90,7 @@ def phase_line_energies(
     if cells is None or m == 0:
         none, nan = np.zeros(m), np.full(m, np.nan)
         return PhaseEnergies(
-            nan, linear, none, none, np.zeros(m, bool), nan, nan, nan, nan, nan, none, none, missing_s, off_by
+            nan, linear, none, none, np.zeros(m, bool), nan, nan, nan, nan, nan, nan, none, none, missing_s, off_by
         )
     s = join_stretches(begin_ns, end_ns, label, process, JOIN_SHARE * signal.resolution_ns)
     # Both come in order nearly always: a stable sort merges them, and what is there twice does no harm.
@@ -100,7 +102,8 @@ def phase_line_energies(
     resolvable = found.resolvable[i]
     u_random, u_inner = _random_j(found, begins, ends, begin_ns, end_ns)
     shift_w, spread_w = _shift_w(found, begins, ends)
-    offset_s = found.bound_ns * 1e-9 / np.sqrt(3)
+    late_w = (begins.weight * begins.late_w)[s.label]
+    offset_s, place_s = found.bound_ns * 1e-9 / np.sqrt(3), shared_place_ns(signal) * 1e-9 / np.sqrt(3)
     u_begin, u_end = _shared_j(found, begins)[i], _shared_j(found, ends)[i]
     return PhaseEnergies(
         energy_j=np.where(resolvable, linear + begin_j + end_j, np.nan),
@@ -108,13 +111,14 @@ def phase_line_energies(
         begin_j=np.where(resolvable, begin_j, 0.0),
         end_j=np.where(resolvable, end_j, 0.0),
         resolvable=resolvable,
-        # Power that moves up in one phase and down in the next makes an offset of the clocks a matter of chance.
-        u_random_j=np.hypot(u_random, (offset_s * spread_w)[i]),
+        # Power that moves up in one phase and down in the next makes an offset a matter of chance.
+        u_random_j=np.hypot(u_random, (np.hypot(offset_s, place_s) * spread_w)[i]),
         u_inner_j=u_inner,
         u_edge_j=np.hypot(np.where(s.is_first, u_begin, 0.0), np.where(s.is_last, u_end, 0.0)),
         u_left_j=np.where(s.is_first, (begins.weight * begins.late_line_u_j)[s.label][i], 0.0),
-        u_clock_j=(offset_s * shift_w)[i],
-        u_shift_w=shift_w[i],
+        u_place_j=(place_s * np.abs(shift_w + late_w))[i],
+        u_clock_j=(offset_s * np.abs(shift_w))[i],
+        u_shift_w=np.abs(shift_w)[i],
         u_round_w=rounding_u(signal.line.accuracy.step_w, found.sigma2)[s.label][i],
         missing_s=missing_s,
         off_by_j=off_by,
@@ -184,8 +188,8 @@ def _shared_j(found: Stretched, fix: Correction) -> Values:
 
 
 def _shift_w(found: Stretched, begins: Correction, ends: Correction) -> tuple[Values, Values]:
-    """By stretch: joules (W s) by which all edges a second later would change the mean of its class, and how much that
-    differs from one to the next.
+    """By stretch: joules (W s) by which all edges a second later would change the mean of its class, and how far that
+    of its own is from it.
 
     What is held moves with the readings; a straight line meets the edge half way up a step.
     """
@@ -197,5 +201,4 @@ def _shift_w(found: Stretched, begins: Correction, ends: Correction) -> tuple[Va
     moved = level[1] - level[0]
     n = np.maximum(found.count(), 1)
     mean = found.sum(moved) / n
-    spread = np.sqrt(np.clip(found.sum(moved**2) / n - mean**2, 0, None))
-    return np.abs(mean)[k], spread[k]
+    return mean[k], np.abs(moved - mean[k])

@@ -22,27 +22,29 @@ from powerd_analytics.signals.slices import FAR_NS, SlicedSignal
 Ints = NDArray[np.int64]
 Indexes = NDArray[np.intp]
 Which = slice | Indexes
+Numbers = NDArray[np.signedinteger[Any]]
 
 _SQUARED = "u_"
 """Uncertainties of pieces are of different readings and ends, and add up squared; all else adds up as it is."""
-_LARGEST = frozenset({"u_clock_j", "u_inner_j", "u_shift_w", "u_round_w"})
+_LARGEST = frozenset({"u_place_j", "u_clock_j", "u_inner_j", "u_shift_w", "u_round_w"})
 """But for these: inside, one piece loses what the next one gains."""
 
 
 def energies_of(
-    signal: Signal, begin_ns: Ints, end_ns: Ints, label: Ints, process: Ints
+    signal: Signal, begin_ns: Ints, end_ns: Ints, label: Numbers, process: Numbers
 ) -> Iterator[tuple[Which, PhaseEnergies]]:
     """Energies of phases [m] from one signal, as parts: which phases, and their energies. Each phase comes once."""
     if isinstance(signal, SlicedSignal):
         yield from _Pieces(signal, begin_ns, end_ns, label, process).parts()
     else:
+        label, process = (x.astype(np.int64, copy=False) for x in (label, process))
         yield slice(None), phase_line_energies(signal, begin_ns, end_ns, label, process)
 
 
 class _Pieces:
     """One walk over the slices of a signal with phases [m]."""
 
-    def __init__(self, signal: SlicedSignal, begin: Ints, end: Ints, label: Ints, process: Ints) -> None:
+    def __init__(self, signal: SlicedSignal, begin: Ints, end: Ints, label: Numbers, process: Numbers) -> None:
         self.signal, self.begin, self.end, self.label, self.process = signal, begin, end, label, process
         cuts = signal.cuts_ns
         self.split = np.flatnonzero(np.searchsorted(cuts, end, "left") > np.searchsorted(cuts, begin, "right"))

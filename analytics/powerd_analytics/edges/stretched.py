@@ -99,7 +99,14 @@ class Stretched:
             bent, moved = np.maximum(bent - 10 * shaken, 0), np.maximum(moved - 6 * shaken, 0)
         ramp = np.maximum(self.sum(steady) / pairs, 0.0)
         noise = (bent * g.square - (moved - ramp) * g.second) / (3 * g.square - 2 * g.second)
-        self.sigma2 = np.where(triples > 0, np.clip(noise, 0, moved / 2), 0.0)
+        # A few steps look a little like noise as often as the other way round, but only the one would count: noise is
+        # what goes beyond a standard error, from how the stretches differ. Noise that is there is in all of them.
+        k = self.s.label
+        alone = g.square * second / np.maximum(triples, 1)[k]
+        alone = alone - g.second * (span(c.square, first, last) - steady) / pairs[k]
+        alone = alone / (3 * g.square - 2 * g.second) - (noise / np.maximum(self.count(), 1))[k]
+        beyond = noise - np.sqrt(self.sum(alone**2))
+        self.sigma2 = np.where(triples > 0, np.clip(beyond, 0, moved / 2), 0.0)
         moved, turned = moved - 2 * self.sigma2, bent - 3 * self.sigma2
         # For readings, it turns smooth movement into noise of c^2 / h^2 of its square.
         kappa = 0.0 if self.signal.is_counter else kappa
@@ -146,6 +153,13 @@ class Stretched:
         mean, var = self.mean(slope, use)
         shrunk: Values = np.where(n >= 3, mean * np.clip(1 - 4 * var / np.maximum(mean**2, 1e-300), 0, 1), 0.0)
         return shrunk
+
+    def steady_slope(self, look: Look) -> Values:
+        """By class: mean slope from one end of the stretches to the other, in W/ns of the way towards this edge."""
+        c, first, last = self.cells, self.first, self.last
+        dt = np.maximum(c.left[last] - c.left[first], 1)
+        climb = (c.watts[last] - c.watts[first]) / dt
+        return self.mean(-climb if look.is_begin else climb, np.ones(len(climb), bool))[0]
 
 
 def _bound(signal: Signal, t: Ints) -> Values:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.edges.edges import PhaseEnergies
+from powerd_analytics.edges.sensor import sensor_of
 from powerd_analytics.energy.coverage import one_rectangle
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import CounterConversion, ShuntConversion
@@ -42,6 +44,7 @@ KINDS = {
         Kind("quantisation", True, False, "take a finer range or resolution, or a larger shunt"),
         Kind("edges", True, True, "read more often or with shorter averaging, so that edges are seen"),
         Kind("left over", True, False, "average more phases of the kind, so that edges are seen at more moments"),
+        Kind("place", True, False, "state the sensor's delay better: a shorter cycle, or one that is measured"),
         Kind("clock", True, True, "shorten the way to the board (a wire, a quiet machine): the bound follows delay"),
         Kind(
             "device clock", True, True, "record on a quieter host: the tie of device events to its clock gets tighter"
@@ -65,15 +68,28 @@ MISSING = "missing"
 def distribution(name: str, signal: Signal) -> str:
     """``rectangular`` for a limit that stands alone, ``normal`` for what has several sources.
 
-    A shunt's gain and zero are the sum of limits of amplifier, voltage and shunt, or a calibration's; another
-    line's are one limit that its maker states. Clock bounds and missing readings are limits too. What edges leave
-    open is a model's error, of no known shape.
+    A shunt's gain and zero are the sum of limits of amplifier, voltage and shunt, or a calibration's (of the first,
+    `_even_share`); another line's are one limit that its maker states. Clock bounds, a sensor's delay and missing
+    readings are limits too. What edges leave open is a model's error, of no known shape.
     """
-    if name in ("clock", "device clock", MISSING, "quantisation"):
+    if name in ("place", "clock", "device clock", MISSING, "quantisation"):
         return "rectangular"
     if name in ("gain", "offset"):
         return "normal" if isinstance(signal.line.conversion, ShuntConversion) else "rectangular"
     return "normal"
+
+
+def _even_share(name: str, signal: Signal) -> float:
+    """How much of a part that has several sources is the one limit of a shunt's tolerance: 0 to 1, of its standard
+    uncertainty. A gain that is known better than the tolerance has been calibrated."""
+    if name != "gain" or not isinstance(signal.line.conversion, ShuntConversion):
+        return 0.0
+    tolerance = sensor_of(signal.line).get("shunt_tolerance", 0.0)
+    limit, u = (
+        (float(tolerance) if isinstance(tolerance, (int, float)) else 0.0) / np.sqrt(3),
+        signal.line.accuracy.u_gain,
+    )
+    return limit / u if 0 < limit <= u * (1 + 1e-9) else 0.0
 
 
 def line_parts(
@@ -93,6 +109,7 @@ def line_parts(
         "quantisation": found.u_round_w * duration_s,
         "edges": found.u_edge_j,
         "left over": found.u_left_j,
+        "place": found.u_place_j,
         "clock": found.u_clock_j,
     }
     if edge_bound_ns is not None:
@@ -117,26 +134,34 @@ class Budget:
         """A line's parts for the phases ``which``."""
         for name, u in parts.items():
             shape = distribution(name, signal)
+            if not np.any(u):
+                continue  # of a column that stays 0, no memory is ever used
             if np.any(u > 0):
                 self.shapes.setdefault(name, set()).add(shape)
             if KINDS[name].of_lines:
                 self._of(self._shared, name)[which] += u
                 continue
             self._of(self._squares, name if self._details else self._group(name))[which] += u**2
-            if shape == "rectangular":
-                self._rectangle[which] = one_rectangle(self._rectangle[which], u)
+            if (even := 1.0 if shape == "rectangular" else _even_share(name, signal)) > 0:
+                self._rectangle[which] = one_rectangle(self._rectangle[which], even * u)
 
     def add_missing(self, off_by_j: Values) -> None:
         """What missing readings can have done, by all lines together [m]: they are scanned, and missed, together."""
-        self._of(self._shared, MISSING)[:] += off_by_j / np.sqrt(3)
+        if np.any(off_by_j):
+            self._of(self._shared, MISSING)[:] += off_by_j / np.sqrt(3)
         if np.any(off_by_j > 0):
             self.shapes[MISSING] = {"rectangular"}
 
     @property
     def parts(self) -> dict[str, Values]:
         """By name, in the order of `KINDS`."""
-        found = {name: np.sqrt(v) for name, v in self._squares.items()} | self._shared
-        return {name: found[name] for name in KINDS if name in found}
+        return {name: u for name in KINDS if (u := self.part(name)) is not None}
+
+    def part(self, name: str, which: slice | NDArray[Any] = slice(None)) -> Values | None:
+        """One of them for the phases ``which``, None where no phase has it."""
+        if name in self._squares:
+            return np.sqrt(self._squares[name][which])
+        return self._shared[name][which] if name in self._shared else None
 
     @property
     def u_random_j(self) -> Values:
@@ -147,10 +172,21 @@ class Budget:
     def u_inner_j(self) -> Values:
         return np.sqrt(self._squares.get(INNER, np.zeros(self._m)))
 
-    def forget_random(self) -> None:
-        """Leave out what differs from phase to phase, which the systematic uncertainty does without."""
-        for name in (*RANDOM, INNER):
-            self._squares.pop(name, None)
+    def taken(self) -> tuple[Values, Values, Values, Values]:
+        """``u_random_j``, ``u_inner_j``, ``u_systematic_j`` and ``rectangle_j`` made out of the parts, where these are:
+        of many phases there is no room for both. Nothing can be asked for afterwards. Not with ``details``."""
+        limits = [u for name, u in self._shared.items() if "rectangular" in self.shapes.get(name, ())]
+        random, inner = (self._squares.pop(name, np.zeros(self._m)) for name in (*RANDOM, INNER))
+        total = self._squares.pop("gain", np.zeros(self._m))
+        for i in range(0, self._m, AT_A_TIME):
+            some = slice(i, i + AT_A_TIME)
+            self._rectangle[some] = one_rectangle(self._rectangle[some], *(u[some] for u in limits))
+            for u in self._shared.values():
+                total[some] += u[some] ** 2
+            for square in (random, inner, total):
+                np.sqrt(square[some], out=square[some])
+        self._shared.clear()
+        return random, inner, total, self._rectangle
 
     @property
     def u_systematic_j(self) -> Values:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.edges.pieces import energies_of
+from powerd_analytics.edges.pieces import Numbers, Which, energies_of
 from powerd_analytics.edges.stretches import JOIN_SHARE
 from powerd_analytics.energy.budget import Budget, line_parts
 from powerd_analytics.energy.coverage import factor
+from powerd_analytics.runs.phases import Phases
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import Signal, load_signal
 from powerd_analytics.signals.slices import IN_MEMORY, SLICE, SlicedSignal, load_sliced
@@ -39,6 +40,15 @@ class Part:
     def gap_ns(self) -> float:
         """Phases closer together than this have no gap between them that the sensors could tell."""
         return JOIN_SHARE * min((s.resolution_ns for s in self.signals), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Whether the sensors tell of intervals [m], as the columns of `PhaseColumns` say."""
+
+    resolvable: NDArray[np.bool_]
+    missing_s: Values
+    duration_s: Values
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +110,9 @@ def interval_energies(
     part: Part,
     begin_ns: Ints,
     end_ns: Ints,
-    label: Ints,
-    process: Ints,
-    edge_bound_ns: Values | None = None,
+    label: Numbers,
+    process: Numbers,
+    edge_bound_ns: Numbers | None = None,
     budget: Budget | None = None,
 ) -> PhaseColumns:
     """Energies of intervals [m] that fall into classes ``label``.
@@ -110,42 +120,77 @@ def interval_energies(
     ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. The parts of the uncertainty are added up
     in ``budget``, for those who ask for them.
     """
-    m = len(begin_ns)
-    duration = (end_ns - begin_ns).astype(np.float64) * 1e-9
+    m, is_own = len(begin_ns), budget is None
     sums = {name: np.zeros(m) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
-    missing, is_own = np.zeros(m), budget is None
     budget = Budget(m) if budget is None else budget
-    resolvable = np.full(m, bool(part.signals))
-    for signal in part.signals:
-        for which, found in energies_of(signal, begin_ns, end_ns, label, process):
-            for name, column in sums.items():
-                column[which] += getattr(found, name)
-            bound = None if edge_bound_ns is None else edge_bound_ns[which]
-            budget.add(which, signal, line_parts(signal, found, duration[which], bound))
-            missing[which] = np.maximum(missing[which], found.missing_s)
-            resolvable[which] &= found.resolvable
-    budget.add_missing(sums["off_by_j"])
-    u_random, u_inner = budget.u_random_j, budget.u_inner_j
+    seen = _add_up(part, (begin_ns, end_ns, label, process), edge_bound_ns, budget, sums)
     if is_own:
-        budget.forget_random()
+        u_random, u_inner, u_systematic, rectangle = budget.taken()
+    else:
+        u_random, u_inner = budget.u_random_j, budget.u_inner_j
+        u_systematic, rectangle = budget.u_systematic_j, budget.rectangle_j
     return PhaseColumns(
         **sums,
         u_random_j=u_random,
         u_inner_j=u_inner,
-        u_systematic_j=budget.u_systematic_j,
-        rectangle_j=budget.rectangle_j,
-        resolvable=resolvable,
-        missing_s=missing,
-        duration_s=duration,
+        u_systematic_j=u_systematic,
+        rectangle_j=rectangle,
+        resolvable=seen.resolvable,
+        missing_s=seen.missing_s,
+        duration_s=seen.duration_s,
     )
+
+
+def _add_up(
+    part: Part,
+    intervals: tuple[Ints, Ints, Numbers, Numbers],
+    edge_bound_ns: Numbers | None,
+    budget: Budget,
+    sums: Mapping[str, Values],
+) -> Seen:
+    """Add what each line has of intervals (begins, ends, classes, processes) up in ``budget`` and ``sums``."""
+    begin_ns, end_ns, label, process = intervals
+    m = len(begin_ns)
+    missing, resolvable = np.zeros(m), np.full(m, bool(part.signals))
+    for signal in part.signals:
+        for which, found in energies_of(signal, begin_ns, end_ns, label, process):
+            for name, column in sums.items():
+                _add(column, which, getattr(found, name))
+            bound = None if edge_bound_ns is None else edge_bound_ns[which].astype(np.float64)
+            length_s = (end_ns[which] - begin_ns[which]).astype(np.float64) * 1e-9
+            budget.add(which, signal, line_parts(signal, found, length_s, bound))
+            if np.any(found.missing_s):
+                missing[which] = np.maximum(missing[which], found.missing_s)
+            resolvable[which] &= found.resolvable
+    budget.add_missing(sums["off_by_j"])
+    duration = (end_ns - begin_ns).astype(np.float64)
+    duration *= 1e-9
+    return Seen(resolvable, missing, duration)
+
+
+def _add(column: Values, which: Which, values: Values) -> None:
+    """Add, but for zeros: of a column that stays 0 (nothing is missing anywhere), no memory is ever used."""
+    if np.any(values):
+        column[which] += values
 
 
 def part_phase_energies(run: Run, part: Part, budget: Budget | None = None) -> PhaseColumns:
     """Energies of all phases of a run, in the order of `Run.phases`."""
     p = run.phases
+    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, _edge_bound_ns(p), budget)
+
+
+def part_phases_seen(run: Run, part: Part, budget: Budget) -> Seen:
+    """The parts of the uncertainty of all phases of a run alone, added up in ``budget``: of many phases there is no
+    room for their energies beside."""
+    p = run.phases
+    off_by_j = {"off_by_j": np.zeros(len(p))}
+    return _add_up(part, (p.begin_ns, p.end_ns, p.label, p.process), _edge_bound_ns(p), budget, off_by_j)
+
+
+def _edge_bound_ns(p: Phases) -> Numbers | None:
     is_bound = np.any(p.begin_bound_ns > 0) or np.any(p.end_bound_ns > 0)
-    edge_bound = np.maximum(np.maximum(p.begin_bound_ns, p.end_bound_ns), 0).astype(np.float64) if is_bound else None
-    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, edge_bound, budget)
+    return np.maximum(np.maximum(p.begin_bound_ns, p.end_bound_ns), 0) if is_bound else None
 
 
 def phase_energies(run: Run, device: str, provenance: str | None = None) -> PhaseColumns:

@@ -8,7 +8,7 @@ from math import floor, log10
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.devices import Part, PhaseColumns
+from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
 from powerd_analytics.signals.signal import Signal
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
@@ -39,12 +39,12 @@ def digits(value: float | None, places: int = 4) -> str:
     return f"{round(value, decimals):.{max(decimals, 0)}f}"
 
 
-def usable(columns: PhaseColumns) -> NDArray[np.bool_]:
+def usable(columns: PhaseColumns | Seen) -> NDArray[np.bool_]:
     """[m] phases that have a number of their own: resolvable, and not mostly without readings."""
     return columns.resolvable & (columns.missing_s <= MOSTLY * columns.duration_s)
 
 
-def not_resolvable(part: Part, columns: PhaseColumns, which: NDArray[np.bool_]) -> str:
+def not_resolvable(part: Part, columns: PhaseColumns | Seen, which: NDArray[np.bool_]) -> str:
     """Why the phases ``which`` of a kind have no energy."""
     duration = columns.duration_s[which]
     if not part.signals:
@@ -65,6 +65,9 @@ def sensor(signal: Signal) -> str:
     if 2 * signal.guard_ns < 0.05 * signal.spacing_ns:
         return f"sensor reads every {every}"
     around = f" (± {seconds(centre * 1e-9)})" if centre > 0.1 * window else ""
+    if low_pass := signal.line.accuracy.filter_ns:
+        around = f" (± {seconds(centre * 1e-9)})" if centre else ""
+        return f"sensor smooths with a time constant of {seconds(low_pass * 1e-9)}{around} and reads every {every}"
     return f"sensor averages {seconds(window * 1e-9)}{around} and reads every {every}"
 
 

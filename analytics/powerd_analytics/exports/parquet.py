@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_analytics.exports.sheet import Sheet
+from powerd_analytics.tables.celltext import encodable
 
 
 def write_parquet(sheet: Sheet, path: Path) -> None:
@@ -18,11 +19,11 @@ def write_parquet(sheet: Sheet, path: Path) -> None:
     for i, column in enumerate(sheet.columns):
         values: list[Any] = [row[i] for row in sheet.rows]
         if column.kind == "text":
-            values = [None if v is None else str(v) for v in values]
+            values = [None if v is None else encodable(str(v)) for v in values]
         elif column.kind == "number":
             values = [None if v is None else float(v) for v in values]
         arrays.append(pa.array(values, types[column.kind]))
         metadata = {"units": column.units} if column.units else None
-        fields.append(pa.field(column.name, types[column.kind], metadata=metadata))
-    schema = pa.schema(fields, metadata={"title": sheet.title, "notes": "\n".join(sheet.notes)})
+        fields.append(pa.field(encodable(column.name), types[column.kind], metadata=metadata))
+    schema = pa.schema(fields, metadata={"title": encodable(sheet.title), "notes": encodable("\n".join(sheet.notes))})
     pq.write_table(pa.Table.from_arrays(arrays, schema=schema), path)

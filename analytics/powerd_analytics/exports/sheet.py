@@ -17,9 +17,13 @@ HEADINGS = {
     "power_w": "W", "j_per_training": "J/training", "u95_j_per_training": "± U95 J/training", "time_s": "s",
     "energy_j": "J", "edp_js": "EDP (J s)", "u95_edp_js": "± U95 J s", "gflops_per_w": "GFLOPS/W (paper)",
     "s_per_batch_min": "fastest rank s", "s_per_batch_max": "slowest rank s",
+    "co2_g": "g CO2e", "u95_co2_g": "± U95 g CO2e", "cost": "cost", "u95_cost": "± U95 cost",
     "u95_gflops_per_w": "± U95", "gflops_basis": "over the joules of", "phase_path": "phase",
 }  # fmt: skip
-_SIGNS = dict.fromkeys(("j_per_batch", "j_per_training", "energy_j", "power_w", "edp_js"), "≥") | {"gflops_per_w": "≤"}
+_SIGNS = dict.fromkeys(("j_per_batch", "j_per_training", "energy_j", "power_w", "edp_js", "co2_g", "cost"), "≥")
+_SIGNS |= {"gflops_per_w": "≤"}
+COST = "cost_"
+"""What a column of money begins with; its currency follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +96,18 @@ def cell_text(name: str, value: float, places: int = 4) -> str:
 
 def sheet_column(name: str, *, heading: str = "") -> SheetColumn:
     """A column of records, or of what is derived from them."""
-    known = COLUMNS.get(name) or COLUMNS.get(name.removeprefix("u95_"))
+    plain = name.removeprefix("u95_")
+    known = COLUMNS.get(name) or COLUMNS.get(plain)
     kind: Kind = known.kind if known else "number"
-    derived = {"s_per_training": "s", "j_per_training": "J", "u95_j_per_training": "J", "runs": "1"}
-    units = derived.get(name, known.units if known else "")
+    derived = {"s_per_training": "s", "j_per_training": "J", "runs": "1", "co2_g": "g"}
+    units, sign = derived.get(plain, known.units if known else ""), _SIGNS.get(name, "")
+    if plain.startswith(COST):
+        units = plain.removeprefix(COST).upper()
+        sign = _SIGNS["cost"] if plain == name else ""
+        heading = heading or (units if plain == name else f"± U95 {units}")
     hidden = name in ("is_lower_bound",)
     is_count = name == "runs"
     return SheetColumn(
-        name, heading or HEADINGS.get(name, name), "integer" if is_count else kind, units, _SIGNS.get(name, ""),
+        name, heading or HEADINGS.get(name, name), "integer" if is_count else kind, units, sign,
         name.startswith("u95_"), hidden,
     )  # fmt: skip

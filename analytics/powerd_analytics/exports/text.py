@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 
 from powerd_analytics.exports.sheet import Sheet
+from powerd_analytics.tables.celltext import encodable, to_json_text
 from powerd_core.text import printable
 
 
@@ -15,8 +15,8 @@ def to_csv(sheet: Sheet) -> str:
     """RFC 4180 with the columns' names as header; numbers in full precision, nothing for what has no value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([column.name for column in sheet.columns])
-    writer.writerows(sheet.rows)
+    writer.writerow([encodable(column.name) for column in sheet.columns])
+    writer.writerows([encodable(cell) for cell in row] for row in sheet.rows)
     return out.getvalue()
 
 
@@ -31,7 +31,7 @@ def to_json(sheets: Sequence[Sheet]) -> str:
         }
         for sheet in sheets
     }
-    return json.dumps(made, indent=1, allow_nan=False) + "\n"
+    return to_json_text(made) + "\n"
 
 
 def to_markdown(sheets: Sequence[Sheet]) -> str:

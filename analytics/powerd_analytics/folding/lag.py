@@ -25,11 +25,17 @@ LAG_VARIABLE = "POWERD_LAG_MS"
 MOST_LAG_MS = 2.0
 """The bound when nothing is set. No data sheet has one: ramps behind a regulator are taken as 0.8 ms in this project's
 simulations, and a launch and the filter of a sensor may come to as much again."""
+NO_LAG = 0.25
+"""How likely it is beforehand that power moves with its marks: there are such loads, and an even share of all lags has
+none of them."""
 _LONGEST_MS = 50.0
 _NODES, _MOST_NODES, _OF_WINDOW = 7, 15, 0.25
 """Differences at which the equations are solved at first: this many, or as many as lie a quarter of a window apart."""
-_LOOKED_UP, _LAGS, _WITHIN = 9, 5, 4
-"""Lags for which it is looked up what marks hold, lags that go with a difference, and points between two nodes."""
+_LEAST_FINE, _FINE_NS = 9, 80_000.0
+"""And then, where the readings have them: this many, or as many as lie this far apart, `_MOST_NODES` at most. A step
+that lies between two nodes fits neither."""
+_LOOKED_UP, _LAGS, _WITHIN = 9, 9, 4
+"""Lags for which it is looked up what marks hold, lags that go with a difference, and cases from node to node."""
 
 
 def most_lag_ns() -> int:
@@ -51,7 +57,8 @@ def most_lag_ns() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """A place of all windows within ± ``beside_ns`` and a lag of power from 0 to ``most_lag_ns``, evenly likely."""
+    """A place of all windows within ± ``beside_ns``, evenly likely, and a lag of power from 0 to ``most_lag_ns``: none
+    with a probability of its own (`NO_LAG`), else evenly likely."""
 
     beside_ns: float
     most_lag_ns: float
@@ -68,26 +75,45 @@ class Places:
         n = min(max(_NODES, 1 + round((high - low) / max(_OF_WINDOW * self.window_ns, 1.0))), _MOST_NODES)
         return np.asarray(np.linspace(low, high, n) if high > low else [high], np.float64)
 
+    @staticmethod
+    def finer(node_ns: Values, possible: NDArray[np.bool_]) -> Values:
+        """[nodes] between the neighbours of the nodes that are possible."""
+        at = np.flatnonzero(possible)
+        low, high = node_ns[max(at[0] - 1, 0)], node_ns[min(at[-1] + 1, len(node_ns) - 1)]
+        n = min(max(_LEAST_FINE, 1 + round((high - low) / _FINE_NS)), _MOST_NODES)
+        return np.asarray(np.linspace(low, high, n) if high > low else [high], np.float64)
+
     def cases(self, node_ns: Values) -> Cases:
         """What to weigh between nodes that are in order."""
         if len(node_ns) == 1:
-            return Cases(np.ones(1), np.zeros(1, np.int64), np.zeros(1), np.zeros((1, 1), np.int64), np.zeros((1, 1)),
-                         np.full((1, 1), -node_ns[0]))  # fmt: skip
-        at = (np.arange(_WITHIN) + 0.5) / _WITHIN
+            none, lag_ns = np.zeros((1, 1)), np.full((1, 1), -node_ns[0])
+            first = np.zeros(1, np.int64)
+            return Cases(np.ones(1), np.zeros(1), first, np.zeros(1), first[:, None], none, lag_ns)
         width = np.diff(node_ns)
-        low = np.repeat(np.arange(len(width)), _WITHIN)
-        share = np.tile(at, len(width))
+        # The ends are cases too.
+        low = np.append(np.repeat(np.arange(len(width)), _WITHIN), len(width) - 1)
+        share = np.append(np.tile(np.arange(_WITHIN) / _WITHIN, len(width)), 1.0)
         difference = node_ns[low] + share * width[low]
         first = np.maximum(0.0, -difference - self.beside_ns)
         last = np.minimum(self.most_lag_ns, self.beside_ns - difference)
         # As many pairs make a difference as lags are possible with it; without a place there is one.
-        pairs = np.maximum(last - first, 0.0) if min(self.beside_ns, self.most_lag_ns) >= 1 else np.ones(len(low))
-        weight = pairs * width[low] / _WITHIN
-        lag = (first + last)[:, None] / 2 + (last - first)[:, None] / 2 * _even(_LAGS)
+        both = min(self.beside_ns, self.most_lag_ns) >= 1
+        pairs = np.maximum(last - first, 0.0) / self.most_lag_ns if both else np.ones(len(low))
+        stands_for = np.convolve(np.repeat(width, _WITHIN) / _WITHIN, [0.5, 0.5])
+        places = 2 * self.beside_ns if both else 2 * self.beside_ns + self.most_lag_ns
+        weight = pairs * stands_for / places
+        no_lag = np.where(-difference - self.beside_ns < 1, stands_for, 0.0)
+        if self.beside_ns >= 1:
+            # The share of all places that lies between the nodes, however coarse these are.
+            inside = min(node_ns[-1], self.beside_ns) - max(node_ns[0], -self.beside_ns)
+            no_lag *= max(inside, 0.0) / (2 * self.beside_ns) / max(no_lag.sum(), 1e-300)
+        else:
+            no_lag = (no_lag > 0).astype(np.float64)
+        lag = first[:, None] + np.maximum(last - first, 0.0)[:, None] * np.linspace(0, 1, _LAGS)
         step = self.most_lag_ns / (_LOOKED_UP - 1)
         of = np.clip(lag / step if step else 0 * lag, 0, _LOOKED_UP - 1)
         lag_low = np.minimum(of.astype(np.int64), _LOOKED_UP - 2) if step else np.zeros(lag.shape, np.int64)
-        return Cases(weight / weight.sum(), low, share, lag_low, of - lag_low, lag)
+        return Cases(weight / weight.sum(), no_lag / weight.sum(), low, share, lag_low, of - lag_low, lag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +121,9 @@ class Cases:
     """Differences [d] with lags [d, l] that go with each, and where among the nodes both are."""
 
     weight: Values
-    """[d] how likely before any reading."""
+    """[d] how likely before any reading, with all lags alike."""
+    no_lag: Values
+    """[d] the same without a lag, in the same units."""
     low: Ints
     share: Values
     """[d] the node below, and how far towards the next."""
@@ -103,6 +131,14 @@ class Cases:
     lag_share: Values
     """[d, l] the same for `Places.lag_ns`."""
     lag_ns: Values
+
+    @property
+    def prior(self) -> Values:
+        """[d, l] of both together."""
+        lags = self.lag_ns.shape[1]
+        made: Values = np.repeat((1 - NO_LAG) * self.weight[:, None] / lags, lags, axis=1)
+        made[:, 0] += NO_LAG * self.no_lag
+        return made
 
     def between_nodes(self, of_nodes: Values) -> Values:
         """[d, ...] of what is known at nodes [nodes, ...]."""
@@ -119,8 +155,3 @@ class Cases:
         share = self.lag_share[:, None, :, None]
         made: Values = low * (1 - share) + up * share
         return made
-
-
-def _even(n: int) -> Values:
-    """``n`` points around 0 with the variance of a rectangle from -1 to 1."""
-    return np.asarray(np.linspace(-1, 1, n) * np.sqrt((n - 1) / (n + 1)), np.float64)

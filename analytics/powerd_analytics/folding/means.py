@@ -6,8 +6,9 @@ readings are many different equations for the same unknowns. Least squares solve
 on inside a phase much shorter than they are; there a prior takes over (`powerd_analytics.folding.priors`): after an
 edge the power comes from its old level with some time constant, and beside that it walks at random. Time constant and
 size of the walk are unknown; all are weighed by how well they explain the readings (Bayesian model averaging), so that
-what the readings leave open widens the interval instead of being decided by a choice. So does where the windows lie,
-and how much later than its phases power comes (`powerd_analytics.folding.lag`).
+what the readings leave open widens the interval instead of being decided by a choice. Where the windows lie, and how
+much later than its phases power comes (`powerd_analytics.folding.lag`), are limits: what they make is taken from end to
+end of what the readings do not speak against.
 
 Where every window holds whole iterations, only phases that last longer or shorter than usual tell the kinds apart, and
 what they tell is the power of the time that is more, which need not be that of the rest. It is an unknown of its own.
@@ -22,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.folding.lag import Cases, Places
+from powerd_analytics.folding.response import Response
 from powerd_analytics.folding.timeline import Timeline
 
 Ints = NDArray[np.int64]
@@ -29,6 +31,9 @@ Values = NDArray[np.float64]
 
 _TOLD_BY = 20
 """Readings whose worth of evidence is believed at most: no model is right to more than that, however many agree."""
+_AGAINST = 1.92
+"""How much smaller the logarithm of that evidence is where readings speak against a place and a lag of the windows: the
+95 % limit of a likelihood ratio for one unknown (Wilks, 1938)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +50,14 @@ class Equations:
     """[b]"""
 
     @staticmethod
-    def of_block(timeline: Timeline, begin_ns: Ints, end_ns: Ints, watts: Values) -> Equations:
+    def of_block(
+        timeline: Timeline, begin_ns: Ints, end_ns: Ints, watts: Values, response: Response | None = None
+    ) -> Equations:
         """One block: windows [n] inside the timeline, and what they showed."""
         p = timeline.columns + timeline.kinds
         normal, right = np.zeros((p, p)), np.zeros(p)
         for rows in timeline.blocks(begin_ns, end_ns):
-            shares = timeline.equations(begin_ns[rows], end_ns[rows])
+            shares = timeline.equations(begin_ns[rows], end_ns[rows], response)
             normal += shares.T @ shares
             right += shares.T @ watts[rows]
         return Equations(normal[None], right[None], np.array([watts @ watts]), np.array([len(watts)]))
@@ -84,13 +91,17 @@ def joining(which: Values, unknowns: int) -> Values:
 class Solution:
     """Mean power of each kind [k], around ``usual_w``, with standard uncertainties (W)."""
 
+    node_ns: Values
+    """[nodes] differences of place and lag that are possible, `Places.nodes`."""
     watts: Values
     u_random_w: Values
     """From the scatter of the readings and of the iterations: shrinks with their number."""
     u_model_w: Values
-    """From what windows cannot see inside a phase, and from where they lie: stays."""
-    u_lag_w: Values
-    """What goes with how much later than its phases the power comes: stays."""
+    """From what windows cannot see inside a phase: stays."""
+    limit_w: Values
+    """How far the places of windows and the lags of power that are possible take it at most: stays."""
+    of_lag: Values
+    """Share of that which goes with the lag, 0 to 1, as of a variance; the rest goes with the place."""
 
 
 def solve(
@@ -99,48 +110,64 @@ def solve(
     marks: Values,
     priors: Values,
     usual_w: float,
+    node_ns: Values | None = None,
 ) -> Solution:
-    """Weigh all ``priors`` [models, p, p] with all ``places``, and mix what they give.
+    """Weigh all ``priors`` [models, p, p] at all ``places`` that are possible, and mix what they give.
 
     ``equations`` are those of windows that are later by a number of ns than they seem. ``marks`` [lags, k, p] takes the
-    mean power between the marks of a kind's phases.
+    mean power between the marks of a kind's phases. ``node_ns`` are the differences to look at, when that is known.
     """
     q = priors / usual_w**2
     log_q = np.linalg.slogdet(q)[1]
-    nodes = places.nodes()
+    nodes = places.nodes() if node_ns is None else node_ns
     made = [equations(by) for by in nodes.tolist()]
     sigma2 = _noise(made, priors[-1], usual_w)
     middle, of_lags = made[len(made) // 2], len(marks) // 2
-    first = _Fits(middle, sigma2, q, log_q, marks[of_lags : of_lags + 1])
+    few = marks[of_lags : of_lags + 1]
+    first = _Fits(middle, sigma2, q, log_q, few)
     # Iterations differ, and readings that overlap are off together: blocks that lie apart tell by how much.
     best = int(np.argmax(first.evidence))
     apart = _jackknife(middle, q[best], sigma2, marks[of_lags])
-    inflation = max(1.0, float(np.median(apart / np.maximum(first.noise[best, 0], 1e-300))))
-    fits = [_Fits(e, sigma2 * inflation, q, log_q, marks) for e in made]
-    return _mixed(fits, places.cases(nodes), apart)
+    sigma2 *= max(1.0, float(np.median(apart / np.maximum(first.noise[best, 0], 1e-300))))
+    if node_ns is None:
+        told = _together(np.array([f.told * f.evidence for f in (_Fits(e, sigma2, q, log_q, few) for e in made)]))
+        nodes = places.finer(nodes, told >= told.max() - _AGAINST)
+        made = [equations(by) for by in nodes.tolist()]
+    return _mixed([_Fits(e, sigma2, q, log_q, marks) for e in made], places.cases(nodes), nodes, apart)
 
 
-def _mixed(fits: list[_Fits], cases: Cases, apart: Values) -> Solution:
+def _mixed(fits: list[_Fits], cases: Cases, node_ns: Values, apart: Values) -> Solution:
     evidence = fits[0].told * cases.between_nodes(np.array([f.evidence for f in fits]))
-    # Readings weigh the models, not where windows lie: power that is smoothed otherwise than models have it looks like
-    # windows that lie elsewhere. Where readings are sharp the place makes no difference to what they say.
-    weights = np.exp(evidence - evidence.max(axis=1)[:, None])
-    weights = weights / weights.sum(axis=1)[:, None] * cases.weight[:, None]
+    told = _together(evidence)
+    # One run has one place and one lag, which may be any that the readings do not speak against.
+    possible = told >= told.max() - _AGAINST
+    weights = np.exp(evidence - told[:, None])[possible][:, :, None, None]
     watts, noise, model = (
-        cases.with_lags(np.array([getattr(f, name) for f in fits])) for name in ("watts", "noise", "model")
+        cases.with_lags(np.array([getattr(f, name) for f in fits]))[possible] for name in ("watts", "noise", "model")
     )
-    # [differences, models, lags, kinds]
-    w = np.broadcast_to((weights / watts.shape[2])[:, :, None, None], (*watts.shape[:3], 1))
-    every = (0, 1, 2)
-    mean = np.sum(w * watts, axis=every)
-    beside = watts - mean
-    variance = np.sum(w * (model + beside**2), axis=every)
-    # What goes with the lag.
-    late = (cases.lag_ns - np.sum(w[..., 0] * cases.lag_ns[:, None, :]))[:, None, :, None]
-    lag = np.sum(w * late * beside, axis=every) ** 2 / np.maximum(np.sum(w * late**2), 1e-300)
-    lag = np.minimum(lag, variance)
-    random = np.maximum(np.sum(w * noise, axis=every), apart)
-    return Solution(mean, np.sqrt(random), np.sqrt(variance - lag), np.sqrt(lag))
+    # [differences, lags, kinds], with the models mixed.
+    each = np.sum(weights * watts, axis=1)
+    inside = np.sum(weights * (model + (watts - each[:, None]) ** 2), axis=1)
+    usual = np.maximum(cases.prior * np.exp(told - told.max())[:, None], 1e-300)[possible][:, :, None]
+    usual /= usual.sum()
+    both = (0, 1)
+    mean = np.sum(usual * each, axis=both)
+    beside = each - mean
+    limit = np.abs(beside).max(axis=both)
+    late = cases.lag_ns[possible][:, :, None]
+    late = late - np.sum(usual * late)
+    with_lag = np.sum(usual * late * beside, axis=both) ** 2 / np.maximum(np.sum(usual * late**2), 1e-300)
+    of_lag = np.clip(with_lag / np.maximum(np.sum(usual * beside**2, axis=both), 1e-300), 0.0, 1.0)
+    random = np.maximum(np.sum(usual * np.sum(weights * noise, axis=1), axis=both), apart)
+    inside_w = np.sqrt(np.sum(usual * inside, axis=both))
+    return Solution(node_ns, mean, np.sqrt(random), inside_w, limit, of_lag)
+
+
+def _together(evidence: Values) -> Values:
+    """[n] of all models together, from the logarithms [n, models]."""
+    best = evidence.max(axis=1)
+    made: Values = best + np.log(np.sum(np.exp(evidence - best[:, None]), axis=1))
+    return made
 
 
 def _noise(all_equations: Iterable[Equations], prior: Values, usual_w: float) -> float:

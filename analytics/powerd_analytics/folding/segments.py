@@ -16,7 +16,7 @@ Values = NDArray[np.float64]
 
 _COLUMNS, _LEAST_BINS, _FINEST = 16, 2, 12
 """Bins of an iteration, about, and of a phase at least; as many as windows find room in it, up to the last."""
-_EDGE_SHARE, _EDGE_NS = 0.004, 10_000
+_EDGE_SHARE, _EDGE_NS = 0.001, 10_000
 """By how much power may move beside its edge, or otherwise than the model has it: of a window, and in any case."""
 _MARKS = 512
 """Segments of a stretch from which it is found what marks hold of late power: they are much alike."""

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.folding.response import Response
+
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
@@ -108,11 +110,17 @@ class Timeline:
         row, at, overlap = self._overlaps(begin_ns, end_ns)
         return self._summed(row, self.column[at], overlap, self.columns, end_ns - begin_ns)
 
-    def equations(self, begin_ns: Ints, end_ns: Ints) -> Values:
+    def equations(self, begin_ns: Ints, end_ns: Ints, response: Response | None = None) -> Values:
         """[n, columns + kinds] the same, and for each kind the share of the window that its phases there last longer
-        than usual (or, below 0, that they are shorter)."""
+        than usual (or, below 0, that they are shorter). With a response that has a low-pass, `Response.length_ns` long,
+        the newest in a window counts for more."""
         row, at, overlap = self._overlaps(begin_ns, end_ns)
         length = end_ns - begin_ns
+        if response is not None and response.filter_ns:
+            newest = end_ns[row]
+            ages = (newest - np.maximum(self.begin_ns[at], begin_ns[row]), newest - np.minimum(self.end_ns[at], newest))
+            older, newer = (response.before(a) for a in ages)
+            overlap = np.maximum(older - newer, 0) * length[row]
         shares = self._summed(row, self.column[at], overlap, self.columns, length)
         more = self._summed(row, self._kind[at], overlap * self._more[at], self.kinds, length)
         return np.concatenate([shares, more], axis=1)

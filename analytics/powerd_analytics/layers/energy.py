@@ -63,6 +63,10 @@ class _Counts:
 
     def __init__(self, count_of: CountOf | None, group: Mapping[str, Any], batch_size: int | None) -> None:
         self.rows: dict[str, LayerRow] | None = None
+        self.missing: dict[str, list[str]] = {}
+        """Kernels that are not counted as executed, by layer."""
+        self.without_paper = 0
+        """Modules that the paper's equations leave out."""
         self.note = ""
         self.factor = 1.0
         if count_of is None:
@@ -73,6 +77,10 @@ class _Counts:
         count = count_of(batch)
         self.rows = {row.name: row for row in count.rows()}
         self.factor = batch / count.batch_size
+        self.without_paper = len(count.not_counted)
+        for text in count.executed_not_counted:
+            layer, _, kernel = text.partition(" (")
+            self.missing.setdefault(layer, []).append(kernel.partition("): ")[2])
         if count.batch_size != batch:
             self.note = f"operations in proportion to those of a batch of {count.batch_size}"
 
@@ -175,6 +183,9 @@ def _with_operations(entry: LayerEnergy, counts: _Counts, names: Sequence[str], 
         notes.append("the operations know no such layer")
     else:
         notes += ["not counted (paper)"] if paper is None else []
+        notes += [f"not counted (executed): {text}" for name in names for text in counts.missing.get(name, [])]
+        if entry.level != LAYER and counts.without_paper:
+            notes.append(f"not counted (paper): {counts.without_paper} modules")
         notes += ["no products (executed)"] if executed is not None and not executed.operations else []
     return replace(
         entry,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.operations.counts import OperationCount
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     Model = torch.nn.Module | Callable[[], torch.nn.Module]
 
 NO_BACKWARD = "no output needs a gradient: torch runs no backward pass"
-ONE_SAMPLE = "batch of 1: normalisation counted as in evaluation, since torch does not train it on one value a channel"
+FUSED = (
+    "attention counted as its products, two in forward and four in backward; a fused kernel computes the first again"
+    " in backward: {:,} operations more in all"
+)
+AUTOCAST = "autocast does nothing on meta: operations are right, types and so bytes are those without it"
 
 
 def count_operations(
@@ -42,37 +47,48 @@ def count_operations(
     import torch
 
     from powerd_analytics.operations.executed import BACKWARD, ExecutedMode
-    from powerd_analytics.operations.paper import PaperHook
+    from powerd_analytics.operations.models import in_evaluation_for_one, shadow_of, without_lazies
+    from powerd_analytics.operations.on_meta import MetaDevice
+    from powerd_analytics.operations.outputs import NO_TENSOR, tensors_of
+    from powerd_analytics.operations.paper import PaperHook, has_equation
+    from powerd_analytics.operations.refusals import why
 
     if batch_size < 1:
         raise AnalysisError(f"batch size {batch_size}: must be at least 1")
     args, kwargs, said = _inputs(sample_shape, inputs, batch_size, dtype)
-    shadow = _shadow(model)
-    notes = _one_sample(shadow) if batch_size == 1 else []
-    modules = dict(shadow.named_modules())
+    shadow, notes = shadow_of(model)
+    notes += in_evaluation_for_one(shadow) if batch_size == 1 else []
 
     def label(path: str) -> str:
         return path or type(shadow).__name__
 
     paper, executed = PaperHook(), ExecutedMode()
+    modules: dict[str, torch.nn.Module] = {}
+    found: list[torch.Tensor] = []
     roots: list[torch.Tensor] = []
     try:
+        without_lazies(shadow, args, kwargs)
+        modules = dict(shadow.named_modules())
         for path, module in modules.items():
-            if next(module.children(), None) is None:
+            if next(module.children(), None) is None or has_equation(module):
                 module.register_forward_hook(paper.hook(label(path)))
             executed.watch(path, module)
-        with torch.device("meta"), torch.enable_grad(), executed:
+        device = MetaDevice()
+        with device, torch.enable_grad(), _eager(), executed:
             outputs = shadow(*args, **kwargs)
-            roots = [t for t in _tensors(outputs) if t.requires_grad]
-            executed.current_pass = BACKWARD
+            found = list(tensors_of(outputs))
+            roots = [t for t in found if t.requires_grad]
+            executed.current_pass, device.in_backward = BACKWARD, True
+            paper.is_open = False  # a checkpoint calls modules again
             if roots and backward:
                 _run_backward(roots)
     except Exception as error:
         what = "does not run" if executed.current_pass != BACKWARD else "has a backward pass that does not run"
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise AnalysisError(f"the model {what} on {said}, on torch's meta device: {reason}") from error
+        raise AnalysisError(f"the model {what} on {said}, on torch's meta device: {why(error)}") from error
     if backward and not roots:
-        notes.append(NO_BACKWARD)
+        notes.append(NO_BACKWARD if found else NO_TENSOR.format(type(outputs).__name__))
+    notes += [AUTOCAST] if executed.saw_autocast else []
+    notes += [FUSED.format(device.again)] if backward and roots and device.again else []
     for path, module in modules.items():
         if label(path) in paper.seen:
             continue
@@ -91,6 +107,14 @@ def count_operations(
         notes=tuple(notes),
         model=name or type(shadow).__name__,
     )
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Run compiled modules without torch's compiler, which is imported where there are any."""
+    import torch
+
+    stance: Any = getattr(torch.compiler, "set_stance", None)
+    return stance("force_eager") if stance is not None and "torch._dynamo" in sys.modules else nullcontext()
 
 
 def _run_backward(roots: list[torch.Tensor]) -> None:
@@ -132,62 +156,3 @@ def _inputs(
     if isinstance(inputs, Mapping):
         return (), {k: shape_of(v) for k, v in inputs.items()}, "these inputs"
     return tuple(shape_of(v) for v in inputs), {}, "these inputs"
-
-
-def _shadow(model: Model) -> torch.nn.Module:
-    """The same modules with shapes for parameters; a model that was handed in is copied, not changed."""
-    import torch
-
-    from powerd_analytics.operations.executed import ShapesMode
-
-    if not isinstance(model, torch.nn.Module):
-        try:
-            with torch.device("meta"), ShapesMode():  # type: ignore[no-untyped-call, unused-ignore]
-                made = model()
-        except Exception as error:
-            raise AnalysisError(f"the model cannot be made: {type(error).__name__}: {error}") from error
-        if not isinstance(made, torch.nn.Module):
-            raise AnalysisError(f"the model cannot be made: got a {type(made).__name__}, which is no torch.nn.Module")
-        # What was made under torch.device("meta") is on it, unless it names another device or reads weights.
-        return made if all(t.is_meta for t in (*made.parameters(), *made.buffers())) else _shadow(made)
-    try:
-        return copy.deepcopy(model, _meta_memo(model)).to("meta")
-    except Exception as error:
-        raise AnalysisError(f"the model cannot be copied to count its operations: {error}") from error
-
-
-def _meta_memo(model: torch.nn.Module) -> dict[int, Any]:
-    """A memo with which deepcopy puts a shape in the place of each parameter and buffer: nothing is allocated."""
-    import torch
-
-    from powerd_analytics.operations.shapes_layout import on_meta
-
-    memo: dict[int, Any] = {}
-    for p in model.parameters():
-        memo[id(p)] = torch.nn.Parameter(on_meta(p), requires_grad=p.requires_grad)
-    for b in model.buffers():
-        memo[id(b)] = on_meta(b)
-    return memo
-
-
-def _one_sample(model: torch.nn.Module) -> list[str]:
-    """Put normalisation over the batch into evaluation: torch refuses to train it on one value a channel."""
-    from torch.nn.modules import batchnorm
-
-    found = [m for m in model.modules() if isinstance(m, batchnorm._BatchNorm) and m.training]
-    for module in found:
-        module.eval()
-    return [ONE_SAMPLE] if found else []
-
-
-def _tensors(output: Any) -> Iterator[torch.Tensor]:
-    import torch
-
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from _tensors(value)

@@ -15,6 +15,7 @@ from powerd_analytics.operations.counts import ExecutedCount, Work
 from powerd_analytics.operations.kernels import PRODUCTS, Effort, effort_of
 from powerd_analytics.operations.shapes import shaped
 from powerd_analytics.operations.shapes_layout import on_meta
+from powerd_analytics.operations.touched import is_dense, touched
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -30,6 +31,7 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.current_pass = FORWARD
         self.unknown: dict[tuple[str, str], int] = {}
+        self.saw_autocast = False
         self._stack = [""]
         self._since: list[int] = [0]
         self._names: list[str] = [""]
@@ -62,6 +64,7 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         module.register_forward_hook(leave, always_call=True)
 
     def _mark(self) -> None:
+        self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
         number = torch._C._autograd._get_sequence_nr()
         if self._since[-1] == number:
             self._names[-1] = self._stack[-1]
@@ -96,17 +99,22 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
     def _count(self, func: Any, effort: Effort, args: Sequence[Any], out: Any) -> None:
         place = self._place()
         tally = self._tally.setdefault((place, self.current_pass), [0, 0, 0])
-        read, widest_in = _sizes(args)
-        written, widest_out = _sizes((out,))
-        tally[2] += read + written
+        name = func.overloadpacket.__name__
+        if is_dense(args) and is_dense((out,)):
+            moved_bytes, values = touched(name, args, out)
+            tally[2] += moved_bytes
+        else:  # its tensors do not say how many values they hold
+            effort, values = Effort.UNKNOWN, 0
         if effort is Effort.MOVE:
             return
-        self.kernels.setdefault(place, {}).setdefault(func.overloadpacket.__name__)
+        self.kernels.setdefault(place, {}).setdefault(name)
         if effort is Effort.PRODUCT:
-            tally[0] += PRODUCTS[func.overloadpacket](args, out)
+            # A product of two complex numbers is four of real ones, and so is the sum.
+            parts = 4 if any(isinstance(a, Tensor) and a.is_complex() for a in args) else 1
+            tally[0] += parts * PRODUCTS[func.overloadpacket](args, out)
             tally[1] += _bias_values(func, args, out)
         elif effort is Effort.ELEMENTWISE:
-            tally[1] += max(widest_in, widest_out)
+            tally[1] += values
         else:
             key = place, str(func)
             self.unknown[key] = self.unknown.get(key, 0) + 1
@@ -151,26 +159,14 @@ class ShapesMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unus
             return made if made is not None else func(*args, **(kwargs or {}))
 
 
-def _sizes(values: Any) -> tuple[int, int]:
-    """Bytes of all tensors, and the values of the largest."""
-    total = widest = 0
-    for value in values:
-        if isinstance(value, Tensor):
-            n = value.numel()
-            total += n * value.element_size()
-            widest = max(widest, n)
-        elif isinstance(value, tuple | list):
-            inner, n = _sizes(value)
-            total += inner
-            widest = max(widest, n)
-    return total, widest
+_ADDING = ("addmm", "baddbmm", "addbmm", "addmv", "addr", "conv_tbc")
 
 
 def _bias_values(func: Any, args: Sequence[Any], out: Any) -> int:
     """Additions for a bias inside a product's kernel: one an output value, and one for its gradient."""
-    name = func.overloadpacket.__name__
+    name = func.overloadpacket.__name__.removesuffix("_")
     if name == "convolution_backward" and args[10][2]:
         return int(args[0].numel())
-    if (name == "convolution" and args[2] is not None) or name in ("addmm", "baddbmm", "addbmm", "addmv", "addr"):
+    if (name == "convolution" and args[2] is not None) or name in _ADDING:
         return int(out.numel())
     return 0

@@ -47,6 +47,11 @@ def convolution_backward(args: Sequence[Any], _out: Any) -> int:
     return 2 * int(values * prod(weight.shape[1:])) * (bool(mask[0]) + bool(mask[1]))
 
 
+def convolution_of_sequence(args: Sequence[Any], out: Any) -> int:
+    """``conv_tbc``: [t, n, cin] and [kernel, cin, cout] to [t, n, cout]."""
+    return 2 * int(out.numel() * prod(args[1].shape[:2]))
+
+
 def product(left: int, right: int) -> Formula:
     """A matrix product of the arguments at two places: all values of the left one, each with a row of the right one."""
 
@@ -114,6 +119,11 @@ PRODUCTS = _table(
         "dot": product(0, 1),
         "vdot": product(0, 1),
         "addr": outer,
+        **{f"{name}_": product(1, 2) for name in ("addmm", "baddbmm", "addbmm", "addmv")},
+        "addr_": outer,
+        "conv_tbc": convolution_of_sequence,
+        "_int_mm": product(0, 1),
+        "_scaled_mm": product(0, 1),
         "_trilinear": trilinear,
         **{f"_scaled_dot_product_{name}": attention(1) for name in _FUSED},
         **{f"_scaled_dot_product_{name}_backward": attention(2, first=1) for name in _FUSED},
@@ -122,28 +132,27 @@ PRODUCTS = _table(
 
 _ELEMENTWISE = (
     "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional "
-    "_native_batch_norm_legit_no_training batch_norm_backward native_batch_norm_backward "
-    "cudnn_batch_norm cudnn_batch_norm_backward "
-    "native_layer_norm native_layer_norm_backward native_group_norm native_group_norm_backward _fused_rms_norm "
-    "_fused_rms_norm_backward _softmax _softmax_backward_data _safe_softmax _log_softmax _log_softmax_backward_data "
-    "_masked_softmax _masked_softmax_backward max_pool2d_with_indices max_pool2d_with_indices_backward "
-    "max_pool3d_with_indices max_pool3d_with_indices_backward avg_pool2d avg_pool2d_backward avg_pool3d "
-    "avg_pool3d_backward _adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d "
-    "_adaptive_avg_pool3d_backward adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d "
-    "adaptive_max_pool3d_backward native_dropout native_dropout_backward bernoulli_ bernoulli "
-    "sum mean amax amin argmax argmin max min prod var var_mean std std_mean logsumexp norm linalg_vector_norm any all "
-    "cumsum cumprod embedding_dense_backward hardtanh hardtanh_ hardtanh_backward leaky_relu_backward elu_backward "
-    "hardsigmoid_backward hardswish_backward silu_backward softplus_backward gelu_backward glu glu_backward prelu "
-    "_prelu_kernel _prelu_kernel_backward nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward "
-    "mse_loss mse_loss_backward masked_fill masked_fill_ where rsub index_put index_put_ _index_put_impl_ "
-    "index_add index_add_ scatter_add scatter_add_ tril triu uniform_ normal_ random_ exponential_ "
-    "_weight_norm_interface _weight_norm_interface_backward _embedding_bag _embedding_bag_backward "
-    "_embedding_bag_dense_backward upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d "
-    "upsample_nearest2d_backward upsample_nearest3d upsample_nearest3d_backward upsample_linear1d "
-    "upsample_linear1d_backward upsample_bilinear2d upsample_bilinear2d_backward upsample_bicubic2d "
-    "upsample_bicubic2d_backward upsample_trilinear3d upsample_trilinear3d_backward "
-    "_thnn_fused_lstm_cell _thnn_fused_gru_cell rand rand_like randn randn_like randint "
-    "_upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d "
+    "_native_batch_norm_legit_no_training batch_norm_backward native_batch_norm_backward cudnn_batch_norm "
+    "cudnn_batch_norm_backward native_layer_norm native_layer_norm_backward native_group_norm "
+    "native_group_norm_backward _fused_rms_norm _fused_rms_norm_backward _softmax _softmax_backward_data "
+    "_safe_softmax _log_softmax _log_softmax_backward_data _masked_softmax _masked_softmax_backward "
+    "max_pool2d_with_indices max_pool2d_with_indices_backward max_pool3d_with_indices "
+    "max_pool3d_with_indices_backward avg_pool2d avg_pool2d_backward avg_pool3d avg_pool3d_backward "
+    "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward "
+    "adaptive_max_pool2d adaptive_max_pool2d_backward adaptive_max_pool3d adaptive_max_pool3d_backward "
+    "native_dropout native_dropout_backward bernoulli_ bernoulli sum mean amax amin argmax argmin max min prod var "
+    "var_mean std std_mean logsumexp norm linalg_vector_norm any all cumsum cumprod embedding_dense_backward "
+    "hardtanh hardtanh_ hardtanh_backward leaky_relu_backward elu_backward hardsigmoid_backward hardswish_backward "
+    "silu_backward softplus_backward gelu_backward glu glu_backward prelu _prelu_kernel _prelu_kernel_backward "
+    "nll_loss_forward nll_loss_backward nll_loss2d_forward nll_loss2d_backward mse_loss mse_loss_backward "
+    "masked_fill masked_fill_ where rsub index_put index_put_ _index_put_impl_ index_add index_add_ scatter_add "
+    "scatter_add_ tril triu uniform_ normal_ random_ exponential_ _weight_norm_interface "
+    "_weight_norm_interface_backward _embedding_bag _embedding_bag_backward _embedding_bag_dense_backward "
+    "upsample_nearest1d upsample_nearest1d_backward upsample_nearest2d upsample_nearest2d_backward "
+    "upsample_nearest3d upsample_nearest3d_backward upsample_linear1d upsample_linear1d_backward upsample_bilinear2d "
+    "upsample_bilinear2d_backward upsample_bicubic2d upsample_bicubic2d_backward upsample_trilinear3d "
+    "upsample_trilinear3d_backward _thnn_fused_lstm_cell _thnn_fused_gru_cell rand rand_like randn randn_like "
+    "randint _upsample_nearest_exact1d _upsample_nearest_exact1d_backward _upsample_nearest_exact2d "
     "_upsample_nearest_exact2d_backward _upsample_nearest_exact3d _upsample_nearest_exact3d_backward "
     "_upsample_bilinear2d_aa _upsample_bilinear2d_aa_backward _upsample_bicubic2d_aa _upsample_bicubic2d_aa_backward "
     "reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward replication_pad1d_backward "
@@ -154,8 +163,17 @@ _ELEMENTWISE = (
     "rrelu_with_noise_backward floor_divide floor_divide_ smooth_l1_loss smooth_l1_loss_backward huber_loss "
     "huber_loss_backward soft_margin_loss soft_margin_loss_backward binary_cross_entropy "
     "binary_cross_entropy_backward binary_cross_entropy_with_logits multi_margin_loss multi_margin_loss_backward "
-    "multilabel_margin_loss_forward multilabel_margin_loss_backward aminmax count_nonzero nansum logcumsumexp cummax "
-    "cummin scatter_reduce scatter_reduce_ polar linalg_cross"
+    "_embedding_bag_per_sample_weights_backward multilabel_margin_loss_forward multilabel_margin_loss_backward "
+    "aminmax count_nonzero nansum logcumsumexp cummax cummin scatter_reduce scatter_reduce_ polar linalg_cross "
+    "uniform normal normal_functional random geometric cauchy log_normal exponential poisson binomial randint_like "
+    "randperm dist trace renorm native_norm _aminmax _masked_scale _fused_dropout _batch_norm_with_update "
+    "_batch_norm_no_update _batch_norm_with_update_functional batch_norm_stats batch_norm_elemt "
+    "batch_norm_backward_elemt batch_norm_backward_reduce batch_norm_gather_stats "
+    "batch_norm_gather_stats_with_counts batch_norm_update_stats fake_quantize_per_tensor_affine_cachemask "
+    "fake_quantize_per_channel_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams "
+    "_fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine "
+    "_fake_quantize_learnable_per_tensor_affine_backward _fake_quantize_learnable_per_channel_affine_backward "
+    "quantize_per_tensor quantize_per_channel dequantize rrelu_with_noise_functional _logcumsumexp index_reduce"
 )
 _MOVES = (
     "clone copy_ _to_copy contiguous cat stack embedding index index_select gather scatter scatter_ repeat flip roll "
@@ -163,9 +181,12 @@ _MOVES = (
     "replication_pad3d slice_backward select_backward diagonal_backward slice_scatter select_scatter unfold_backward "
     "im2col index_fill index_fill_ index_copy index_copy_ masked_scatter masked_scatter_ masked_scatter_backward "
     "max_unpool2d max_unpool3d diag_embed rot90 complex affine_grid_generator pixel_shuffle pixel_unshuffle "
-    "channel_shuffle "
-    "view_copy split_with_sizes_copy narrow_copy zeros zeros_like new_zeros ones ones_like new_ones "
-    "full full_like new_full fill fill_ zero_ zero arange linspace scalar_tensor eye"
+    "channel_shuffle view_copy split_with_sizes_copy narrow_copy zeros zeros_like new_zeros ones ones_like new_ones "
+    "full full_like new_full fill fill_ zero_ zero arange linspace scalar_tensor eye copy take put _unsafe_index "
+    "_chunk_cat _stack block_diag logspace range hann_window hamming_window blackman_window bartlett_window "
+    "kaiser_window tril_indices triu_indices permute_copy transpose_copy t_copy expand_copy slice_copy select_copy "
+    "squeeze_copy unsqueeze_copy split_copy unbind_copy unfold_copy as_strided_copy as_strided_scatter diagonal_copy "
+    "diagonal_scatter detach_copy alias_copy _reshape_copy _pack_padded_sequence _lazy_clone _to_dense"
 )
 _NOTHING = (
     "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh detach alias "
@@ -186,9 +207,19 @@ def effort_of(func: Any) -> Effort:
     name = func.overloadpacket.__name__
     if name in NOTHING or func.is_view or getattr(torch.Tag, "inplace_view", None) in func.tags:
         return Effort.NOTHING
+    if not func._schema.is_mutable and not any("Tensor" in str(r.type) for r in func._schema.returns):
+        # Asks for a length or a setting, or checks one; what reads values does not run on meta.
+        return Effort.NOTHING
     if name in MOVES:
         return Effort.MOVE
-    pointwise = getattr(torch.Tag, "pointwise", None)
-    if name in ELEMENTWISE or pointwise in func.tags:
+    if name in ELEMENTWISE or _is_pointwise(func):
         return Effort.ELEMENTWISE
-    return Effort.UNKNOWN
+    base = name.removesuffix("_")
+    other = getattr(aten, base, None) if base != name else None
+    # In place as well, where torch marks only the other as such.
+    has_other = other is not None and any(_is_pointwise(getattr(other, o)) for o in other.overloads())
+    return Effort.ELEMENTWISE if has_other or (other is not None and base in ELEMENTWISE) else Effort.UNKNOWN
+
+
+def _is_pointwise(func: Any) -> bool:
+    return getattr(torch.Tag, "pointwise", None) in func.tags

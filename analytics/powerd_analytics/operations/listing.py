@@ -158,7 +158,8 @@ def _work(forward: Work | None, backward: Work | None) -> dict[str, int | None]:
 
 def _view(count: OperationCount) -> tuple[list[str], list[list[str]]]:
     header = ["layer", "kind", "input", "output", "Mops (paper)", "MB read (paper)", "MB written (paper)",
-              "CTC (paper)", "Mops forward (executed)", "Mops backward (executed)", "M element-wise, both"]  # fmt: skip
+              "CTC (paper)", "Mops forward (executed)", "Mops backward (executed)",
+              "M element-wise, both (executed)"]  # fmt: skip
     lines = []
     for r in records(count):
         elementwise = None

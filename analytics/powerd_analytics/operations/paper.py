@@ -16,6 +16,8 @@ class PaperHook:
     """Collects a `LayerCount` for each call of a module without modules inside."""
 
     def __init__(self) -> None:
+        self.is_open = True
+        """False in backward, whose calls are no part of the convention."""
         self.layers: list[LayerCount] = []
         self.not_counted: dict[str, None] = {}
         self.seen: set[str] = set()
@@ -26,6 +28,8 @@ class PaperHook:
         def leave(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
             import torch
 
+            if not self.is_open:
+                return
             kind = type(module).__name__
             self.seen.add(name)
             count = None
@@ -39,6 +43,14 @@ class PaperHook:
             self.layers.append(LayerCount(name, kind, count, x, y, read, prod(y)))
 
         return leave
+
+
+def has_equation(module: torch.nn.Module) -> bool:
+    """Whether it is a convolution or fully connected, even with modules inside: normalised or quantised weights."""
+    from torch import nn
+    from torch.nn.modules import conv
+
+    return isinstance(module, conv._ConvNd | nn.Linear)
 
 
 def operations_of(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> int | None:
@@ -85,4 +97,8 @@ def weights_of(module: torch.nn.Module) -> int:
     from torch import nn
     from torch.nn.modules import conv
 
-    return int(module.weight.numel()) if isinstance(module, conv._ConvNd | nn.Linear) else 0
+    m: Any = module
+    if isinstance(module, conv._ConvNd):
+        return int(prod(m.kernel_size) * m.in_channels * m.out_channels // m.groups)
+    # By its lengths: a weight that is made from others would be made once more.
+    return int(m.in_features * m.out_features) if isinstance(module, nn.Linear) else 0

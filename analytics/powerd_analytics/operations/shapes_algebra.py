@@ -64,13 +64,16 @@ def to_complex(args: Sequence[Any]) -> Tensor | None:
         made, made.shape, made.stride(), _COMPLEX[made.dtype])  # fmt: skip
 
 
-def to_real(args: Sequence[Any]) -> Tensor | None:
-    """``abs`` and ``angle``: of complex tensors real ones."""
-    x = args[0]
-    if not x.is_complex():
-        return elementwise("abs", args) if x.is_floating_point() else None
-    made = elementwise("neg", args)
-    return None if made is None else strided(made, made.shape, made.stride(), _REAL[made.dtype])
+def to_real(name: str) -> Any:
+    """A rule for ``abs`` or ``angle``: of complex tensors real ones."""
+
+    def rule(args: Sequence[Any]) -> Tensor | None:
+        if not args[0].is_complex():
+            return elementwise(name, args)
+        made = elementwise("neg", args)
+        return None if made is None else strided(made, made.shape, made.stride(), _REAL[made.dtype])
+
+    return rule
 
 
 def polygamma(args: Sequence[Any]) -> Tensor | None:

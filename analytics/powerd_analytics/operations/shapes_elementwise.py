@@ -15,13 +15,22 @@ _TRUTH = names(
 )
 _INTEGERS = names(
     "add sub mul rsub remainder fmod floor_divide maximum minimum neg abs sign sgn clamp clamp_min clamp_max "
-    "bitwise_and bitwise_or bitwise_xor bitwise_not where masked_fill pow fill"
+    "bitwise_and bitwise_or bitwise_xor bitwise_not where masked_fill pow fill "
+    "__lshift__ __rshift__ bitwise_left_shift bitwise_right_shift"
 )
 """Whose result is of the operands' type where that is an integer; others divide, or make floating-point numbers."""
+_ROOTS = names(
+    "div true_divide exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sigmoid logit sin cos tan asin acos "
+    "atan sinh cosh tanh asinh acosh atanh erf erfc erfinv sinc lgamma digamma i0 deg2rad rad2deg atan2 angle"
+)
+"""That make floating-point numbers of integers and of truths."""
 _DRAWS = names("fill zero random bernoulli logical_and logical_or logical_not eq ne lt le gt ge")
+_SHIFTS = names("__lshift__ __rshift__ bitwise_left_shift bitwise_right_shift")
+_NEVER_REAL = names("bitwise_and bitwise_or bitwise_xor") | _SHIFTS
 _MIXED = names("add sub mul div rsub pow where")
 """That make floating-point numbers of integers and a number that is none."""
 _TRUTHS_TOO = names("bitwise_and bitwise_or bitwise_xor bitwise_not mul where masked_fill")
+_NOT_OF_ONE_TYPE = _TRUTH | _NEVER_REAL
 _COMPLEX = names("add sub mul div neg sgn where masked_fill")
 _TYPE_IS_FIRSTS = frozenset(("masked_fill", "fill", "copy"))
 _NOT_COUNTED_AMONG_OPERANDS = frozenset(("where", "masked_fill"))
@@ -35,10 +44,17 @@ EXCLUDED = names(
 def elementwise(name: str, args: Sequence[Any]) -> Tensor | None:
     """What the element-wise kernel ``name`` makes of ``args``; None where torch should say."""
     tensors = [a for a in args if isinstance(a, Tensor)]
+    first, is_imaginary = tensors[0], any(isinstance(a, complex) for a in args)
+    # Most calls: of one shape and type, in order.
+    if first.is_floating_point() and name not in _NOT_OF_ONE_TYPE and not is_imaginary:
+        kind, size = first.dtype, first.shape
+        if all(t.is_meta and t.dtype == kind and t.shape == size and t.is_contiguous() for t in tensors):
+            made: Tensor = first.new_empty(size)
+            return made
     has_meta = any(t.is_meta for t in tensors)
     if not has_meta or any(not t.is_meta and t.dim() for t in tensors):
         return None
-    number = any(isinstance(a, int | float) for a in args[:2])
+    number = any(isinstance(a, int | float | complex) for a in args[:2])
     shape = broadcast([t.shape for t in tensors])
     dtype = _dtype(name, args, tensors)
     if shape is None or dtype is None:
@@ -86,7 +102,9 @@ def broadcast(shapes: Sequence[Sequence[int]]) -> tuple[int, ...] | None:
 def _dtype(name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> torch.dtype | None:
     if name in _TRUTH:
         return torch.bool
-    operands = [a for a in args if isinstance(a, Tensor | int | float)]
+    if name == "div" and any(isinstance(a, str) for a in args):
+        name = "floor_divide"
+    operands = [a for a in args if isinstance(a, Tensor | int | float | complex)]
     if name in _NOT_COUNTED_AMONG_OPERANDS:  # the condition
         condition = 0 if name == "where" else 1
         if not isinstance(args[condition], Tensor) or args[condition].dtype != torch.bool:
@@ -97,7 +115,13 @@ def _dtype(name: str, args: Sequence[Any], tensors: Sequence[Tensor]) -> torch.d
         kinds = [_category(a.dtype if isinstance(a, Tensor) else type(a)) for a in operands]
         return tensors[0].dtype if max(kinds) <= kinds[0] else None
     dtypes = {t.dtype for t in tensors}
-    if len(dtypes) == 1 and tensors[0].is_floating_point():
+    if name in _NEVER_REAL and any(d.is_floating_point or d.is_complex for d in dtypes):
+        return None
+    if name in _SHIFTS and torch.bool in dtypes:
+        return None
+    if name in _ROOTS and not any(t.is_floating_point() or t.is_complex() for t in tensors):
+        return torch.get_default_dtype() if not any(isinstance(a, complex) for a in operands) else None
+    if len(dtypes) == 1 and tensors[0].is_floating_point() and not any(isinstance(a, complex) for a in operands):
         return tensors[0].dtype
     if len(dtypes) == 1 and len(operands) == len(tensors):
         dtype = tensors[0].dtype

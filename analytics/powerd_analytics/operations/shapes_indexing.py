@@ -1,4 +1,4 @@
-"""Results of picking, joining and sorting tensors on ``meta``, by shape alone. None: torch should say."""
+"""Results of picking from tensors and writing into them on ``meta``, by shape alone. None: torch should say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from powerd_analytics.operations.shapes_elementwise import broadcast
-from powerd_analytics.operations.shapes_layout import elementwise_strides, is_plain, like, strided
+from powerd_analytics.operations.shapes_layout import (
+    is_plain,
+    like,
+)
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -24,7 +27,7 @@ def gather(args: Sequence[Any]) -> Tensor | None:
 def scatter(args: Sequence[Any]) -> Tensor | None:
     """The first argument with other values in places."""
     x, dim, index, source = args[:4]
-    if not is_plain(x) or not _reaches(x, dim, index):
+    if not _reaches(x, dim, index):
         return None
     if isinstance(source, Tensor) and (source.dtype != x.dtype or not _is_inside(index, source)):
         return None
@@ -50,7 +53,7 @@ def _is_inside(index: Tensor, source: Tensor) -> bool:
 def index(args: Sequence[Any]) -> Tensor | None:
     """``x[:, i, j]``: places of integers beside each other become those of the indices."""
     x, indices = args[:2]
-    shape = _indexed(x, indices)
+    shape = indexed_shape(x, indices)
     made: Tensor | None = x.new_empty(shape) if shape is not None and x.is_contiguous() else None
     return made
 
@@ -58,13 +61,14 @@ def index(args: Sequence[Any]) -> Tensor | None:
 def index_put(args: Sequence[Any]) -> Tensor | None:
     """The first argument with other values in places."""
     x, indices, values = args[:3]
-    shape = _indexed(x, indices)
+    shape = indexed_shape(x, indices)
     if shape is None or not is_plain(x) or values.dtype != x.dtype or broadcast([values.shape, shape]) != shape:
         return None
     return like(x)
 
 
-def _indexed(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[int, ...] | None:
+def indexed_shape(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[int, ...] | None:
+    """The shape of ``x[indices]`` for integers beside each other, else None."""
     at = [i for i, index in enumerate(indices) if index is not None]
     given = [index for index in indices if index is not None]
     if not at or at != list(range(at[0], at[-1] + 1)) or len(indices) > x.dim() or not x.is_meta:
@@ -132,130 +136,10 @@ def embedding_bag_backward(args: Sequence[Any]) -> Tensor | None:
     return grad.new_empty((rows, grad.shape[1])) if grad.is_meta and not is_sparse else None
 
 
-def cat(args: Sequence[Any]) -> Tensor | None:
-    """Tensors behind each other."""
-    tensors, dim = args
-    first = tensors[0]
-    n = first.dim()
-    if (
-        not n
-        or not -n <= dim < n
-        or not _joins(tensors)
-        or any(t.dtype != first.dtype or t.dim() != n for t in tensors)
-    ):
-        return None
-    at = dim % n
-    if any(t.shape[i] != first.shape[i] for t in tensors for i in range(n) if i != at):
-        return None
-    length = sum(t.shape[at] for t in tensors)
-    made: Tensor = first.new_empty([length if i == at else size for i, size in enumerate(first.shape)])
-    return made
-
-
-def _joins(tensors: Sequence[Tensor]) -> bool:
-    """Whether what is joined is contiguous: all but tensors whose channels are the fastest dimension."""
-    return is_plain(*tensors) or (all(t.is_meta for t in tensors) and tensors[0].dim() < 4)
-
-
-def stack(args: Sequence[Any]) -> Tensor | None:
-    """Tensors of one shape along a new dimension."""
-    tensors, dim = args
-    first = tensors[0]
-    n = first.dim() + 1
-    if not -n <= dim < n or not is_plain(*tensors):
-        return None
-    if any(t.dtype != first.dtype or t.shape != first.shape for t in tensors):
-        return None
-    shape = [*first.shape]
-    shape.insert(dim % n, len(tensors))
-    made: Tensor = first.new_empty(shape)
-    return made
-
-
-def repeat(args: Sequence[Any]) -> Tensor | None:
-    """Each dimension so many times."""
-    x, times = args
-    missing = len(times) - x.dim()
-    if missing < 0 or min(times, default=0) < 1 or not x.is_meta:
-        return None
-    made: Tensor = x.new_empty([a * b for a, b in zip((*[1] * missing, *x.shape), times, strict=True)])
-    return made
-
-
-def same(args: Sequence[Any]) -> Tensor | None:
-    """Of the first argument's shape, type and order of dimensions."""
-    x = args[0]
-    return strided(x, x.shape, elementwise_strides(x.shape, [x])) if x.is_meta else None
-
-
-def rolled(args: Sequence[Any]) -> Tensor | None:
-    """Values in another order along dimensions that are there."""
-    x = args[0]
-    dims = args[-1]
-    return like(x) if is_plain(x) and all(-x.dim() <= d < x.dim() for d in dims) else None
-
-
-def half_turns(args: Sequence[Any]) -> Tensor | None:
-    """``rot90`` by an even number."""
-    x, k, dims = args
-    fits = k % 2 == 0 and len(dims) == 2 and all(-x.dim() <= d < x.dim() for d in dims)
-    fits = fits and dims[0] % x.dim() != dims[1] % x.dim()
-    return like(x) if fits and is_plain(x) else None
-
-
-def triangle(args: Sequence[Any]) -> Tensor | None:
-    """Of the same shape."""
-    x = args[0]
-    return like(x) if is_plain(x) and x.dim() > 1 else None
-
-
-def diag_embed(args: Sequence[Any]) -> Tensor | None:
-    """[..., k] to [..., k + |offset|, k + |offset|] in the places of two dimensions."""
-    x, offset, first, second = args
-    n = x.dim() + 1
-    if not x.is_meta or not x.dim() or not all(-n <= d < n for d in (first, second)):
-        return None
-    places = sorted((first % n, second % n))
-    if places[0] == places[1]:
-        return None
-    shape = [*x.shape[:-1]]
-    for at in places:
-        shape.insert(at, x.shape[-1] + abs(offset))
-    made: Tensor = x.new_empty(shape)
-    return made
-
-
 def back_into(args: Sequence[Any]) -> Tensor | None:
     """A gradient with zeros where nothing was picked."""
     made: Tensor | None = args[0].new_empty(tuple(args[1])) if args[0].is_meta else None
     return made
-
-
-def ordered(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """``sort``: values, and where they were."""
-    x, dim = args[:2]
-    fits = is_plain(x) and (-x.dim() <= dim < x.dim() or not x.dim())
-    return (like(x), x.new_empty(x.shape, dtype=torch.int64)) if fits else None
-
-
-def largest(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """``topk``: so many values, and where they were."""
-    x, k, dim = args[:3]
-    n = x.dim()
-    if not x.is_meta or not n or not -n <= dim < n or not 0 < k <= x.shape[dim]:
-        return None
-    shape = [k if i == dim % n else size for i, size in enumerate(x.shape)]
-    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
-
-
-def one_of(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """``kthvalue``: a value, and where it was."""
-    x, k, dim, keeps = args
-    n = x.dim()
-    if not x.is_meta or not n or not -n <= dim < n or not 0 < k <= x.shape[dim]:
-        return None
-    shape = [1 if i == dim % n else size for i, size in enumerate(x.shape) if keeps or i != dim % n]
-    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 
 def drawn(args: Sequence[Any]) -> Tensor | None:

@@ -116,8 +116,42 @@ def strided(x: Tensor, shape: Sequence[int], strides: Sequence[int] | None, dtyp
     return torch.empty_strided(tuple(shape), tuple(strides), dtype=kind, device=x.device)
 
 
+def is_channels_last(x: Tensor) -> bool:
+    """Whether kernels that know pictures and volumes take channels for the fastest dimension.
+
+    As torch's ``suggest_memory_format``: [n, c, *places], strides growing from channels over the last place to the
+    first, and then the batch.
+    """
+    n = x.dim()
+    if n not in (4, 5) or x.stride(1) == 0 or 0 in x.shape:
+        return False
+    least = 0
+    for d in (1, *range(n - 1, 1, -1), 0):
+        if x.stride(d) < least or (d == 0 and least == x.stride(1)):
+            return False
+        least = x.stride(d) * max(1, x.shape[d])
+    return True
+
+
+def laid_out(x: Tensor, shape: Sequence[int], *, channels_last: bool, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory without contents of the type of ``x`` unless another is given, contiguous or with channels last."""
+    kind = x.dtype if dtype is None else dtype
+    if not channels_last:
+        made: Tensor = x.new_empty(tuple(shape), dtype=kind)
+        return made
+    layout = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    return torch.empty(tuple(shape), dtype=kind, device=x.device, memory_format=layout)
+
+
+def as_suggested(x: Tensor, shape: Sequence[int] | None = None) -> Tensor:
+    """Of the type of ``x``, and with channels last where it has them so; of the same shape unless another is given."""
+    return laid_out(x, x.shape if shape is None else shape, channels_last=is_channels_last(x))
+
+
 def on_meta(x: Tensor) -> Tensor:
-    """The shape, type and order of dimensions of any tensor."""
+    """The shape, type and order of dimensions of any tensor; what is sparse stays so."""
+    if x.layout is not torch.strided:
+        return x.to("meta")
     strides = elementwise_strides(x.shape, [x])
     if strides is None:
         return torch.empty(x.shape, dtype=x.dtype, device="meta")

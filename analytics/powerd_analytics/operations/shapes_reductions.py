@@ -1,4 +1,4 @@
-"""Results of sums, normalisations, products and losses on ``meta``, by shape alone. None: torch should say."""
+"""Results of sums, products and losses on ``meta``, by shape alone. None: torch should say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powerd_analytics.operations.shapes_layout import is_plain, is_real, like
 def reduction(dtype: str = "same", *, over: int | None = 1, keeps: int = 2, kind: int | None = None) -> Any:
     """A rule for a reduction whose dimensions, ``keepdim`` and ``dtype`` are the arguments at these places.
 
-    ``dtype``: ``same``, of real numbers alone; ``sum``, integers become int64; or the name of a type.
+    ``dtype``: ``own``; ``same``, of real numbers alone; ``sum``, integers become int64; or the name of a type.
     """
 
     def rule(args: Sequence[Any]) -> Tensor | None:
@@ -32,6 +32,8 @@ def reduction(dtype: str = "same", *, over: int | None = 1, keeps: int = 2, kind
 
 
 def _reduced_dtype(x: Tensor, dtype: str) -> torch.dtype | None:
+    if dtype == "own":
+        return x.dtype
     if dtype == "same":
         return x.dtype if x.is_floating_point() else None
     if dtype == "sum":
@@ -63,7 +65,7 @@ def running(args: Sequence[Any]) -> Tensor | None:
     """Sums and products of what is before each value."""
     x, dim, dtype = args
     n = x.dim()
-    if not is_plain(x) or x.is_complex() or not (-n <= dim < n):
+    if not x.is_meta or x.is_complex() or not (-n <= dim < n):
         return None
     made: Tensor = x.new_empty(x.shape, dtype=dtype or (x.dtype if x.is_floating_point() else torch.int64))
     return made
@@ -86,94 +88,19 @@ def softmax_backward(args: Sequence[Any]) -> Tensor | None:
 def glu(args: Sequence[Any]) -> Tensor | None:
     """Half as long in one dimension."""
     x, dim = args
-    if not is_plain(x) or not x.is_floating_point() or not -x.dim() <= dim < x.dim() or x.shape[dim] % 2:
+    if not x.is_meta or not x.is_floating_point() or not -x.dim() <= dim < x.dim() or x.shape[dim] % 2:
         return None
-    made: Tensor = x.new_empty([n // 2 if i == dim % x.dim() else n for i, n in enumerate(x.shape)])
-    return made
-
-
-def batch_norm(args: Sequence[Any]) -> tuple[Tensor, ...] | None:
-    """Output, and the batch's mean and deviation."""
-    x = args[0]
-    if not is_plain(x) or x.dim() < 2 or x.dtype != torch.float32:  # shorter types keep statistics in a longer one
-        return None
-    channels = (x.shape[1],)
-    if any(a is not None and (tuple(a.shape) != channels or a.dtype != x.dtype) for a in args[1:5]):
-        return None
-    return like(x), x.new_empty(channels), x.new_empty(channels)
-
-
-def batch_norm_backward(args: Sequence[Any]) -> tuple[Tensor | None, ...] | None:
-    """Gradients of input, weight and bias."""
-    x, mask = args[1], args[9]
-    return _gradients(args[0], x, (x.shape[1],), mask)
-
-
-def layer_norm(args: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Output, and mean and deviation over the last dimensions, which stay with length 1."""
-    x, over = args[0], args[1]
-    if any(a is not None and tuple(a.shape) != tuple(over) for a in args[2:4]) or not is_real([x, *args[2:4]]):
-        return None
-    if not is_plain(x) or tuple(x.shape[x.dim() - len(over) :]) != tuple(over) or x.dtype != torch.float32:
-        return None
-    kept = (*x.shape[: x.dim() - len(over)], *(1 for _ in over))
-    return like(x), x.new_empty(kept), x.new_empty(kept)
-
-
-def layer_norm_backward(args: Sequence[Any]) -> tuple[Tensor | None, ...] | None:
-    """Gradients of input, weight and bias."""
-    grad, x, over, mask = args[0], args[1], args[2], args[7]
-    return _gradients(grad, x, tuple(over), mask)
-
-
-def group_norm(args: Sequence[Any]) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Output, and mean and deviation of each group."""
-    x, n, channels, places, groups = args[0], *args[3:7]
-    if any(a is not None and tuple(a.shape) != (channels,) for a in args[1:3]) or tuple(x.shape[:2]) != (n, channels):
-        return None
-    if not is_plain(x) or x.dtype != torch.float32 or x.numel() != n * channels * places or channels % groups:
-        return None
-    return like(x), x.new_empty((n, groups)), x.new_empty((n, groups))
-
-
-def group_norm_backward(args: Sequence[Any]) -> tuple[Tensor | None, ...] | None:
-    """Gradients of input, weight and bias."""
-    grad, x, channels, mask = args[0], args[1], args[6], args[9]
-    return _gradients(grad, x, (channels,), mask)
-
-
-def _gradients(
-    grad: Tensor, x: Tensor, shape: tuple[int, ...], mask: Sequence[bool]
-) -> tuple[Tensor | None, ...] | None:
-    if not grad.is_meta or not is_plain(x) or x.dtype != torch.float32:
-        return None
-    return (
-        like(x) if mask[0] else None,
-        x.new_empty(shape) if mask[1] else None,
-        x.new_empty(shape) if mask[2] else None,
-    )
-
-
-def weight_norm(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """The weights, and their norms in the shape of ``g``."""
-    v, g, dim = args
-    fits = dim in (0, v.dim() - 1) and tuple(g.shape) == tuple(n if i == dim else 1 for i, n in enumerate(v.shape))
-    return (like(v), like(g)) if fits and is_plain(v, g) and v.dtype == g.dtype == torch.float32 else None
-
-
-def weight_norm_backward(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
-    """Gradients of both."""
-    v, g = args[1], args[2]
-    return (like(v), like(g)) if is_plain(v, g) else None
+    half = x.shape[dim] // 2
+    return elementwise("mul", [x.narrow(dim, 0, half), x.narrow(dim, half, half)])
 
 
 def mm(args: Sequence[Any]) -> Tensor | None:
     """[m, k] @ [k, n], or the same in batches: [b, m, k] @ [b, k, n]."""
     a, b = args[:2]
     fits = a.dim() == b.dim() and a.dim() > 1 and a.shape[-1] == b.shape[-2] and a.shape[:-2] == b.shape[:-2]
-    return (
-        a.new_empty((*a.shape[:-1], b.shape[-1])) if fits and a.is_meta and b.is_meta and a.dtype == b.dtype else None
-    )
+    if not fits or not a.is_meta or not b.is_meta or a.dtype != b.dtype or a.layout != b.layout:
+        return None
+    return a.new_empty((*a.shape[:-1], b.shape[-1])) if a.layout is torch.strided else None
 
 
 def addmm(args: Sequence[Any]) -> Tensor | None:

@@ -9,11 +9,14 @@ from torch import Tensor
 
 from powerd_analytics.operations import shapes_algebra as algebra
 from powerd_analytics.operations import shapes_indexing as indexing
+from powerd_analytics.operations import shapes_joining as joining
 from powerd_analytics.operations import shapes_made as made
+from powerd_analytics.operations import shapes_norms as norms
 from powerd_analytics.operations import shapes_reductions as reductions
+from powerd_analytics.operations import shapes_resizing as resizing
 from powerd_analytics.operations import shapes_windows as windows
 from powerd_analytics.operations.shapes_elementwise import elementwise
-from powerd_analytics.operations.shapes_layout import is_plain, like
+from powerd_analytics.operations.shapes_layout import as_suggested, is_plain, like
 
 Shape = Callable[[Sequence[Any]], Any]
 """The result of a kernel from all its arguments in the order of its schema, or None to let torch make it."""
@@ -26,6 +29,16 @@ def _like(at: int) -> Shape:
         return like(args[at]) if is_plain(*(a for a in args if isinstance(a, Tensor))) else None
 
     return rule
+
+
+def _as_suggested(at: int) -> Shape:
+    """The same of pictures and volumes, whose channels may come last."""
+    return lambda args: as_suggested(args[at]) if all(a.is_meta for a in args if isinstance(a, Tensor)) else None
+
+
+def _contiguous(at: int) -> Shape:
+    """The same, whatever the order of dimensions of the arguments."""
+    return lambda args: like(args[at]) if all(a.is_meta for a in args if isinstance(a, Tensor)) else None
 
 
 def _both_gradients(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
@@ -58,64 +71,66 @@ SHAPES: dict[str, Shape] = {
     "max_pool3d_with_indices": windows.max_pool,
     "avg_pool2d": windows.avg_pool,
     "avg_pool3d": windows.avg_pool,
-    "_adaptive_avg_pool2d": windows.resized(2),
-    "_adaptive_avg_pool3d": windows.resized(3),
-    "adaptive_max_pool2d": windows.with_places(windows.resized(2)),
-    "adaptive_max_pool3d": windows.with_places(windows.resized(3)),
-    "fractional_max_pool2d": windows.with_places(windows.fractional(2)),
-    "fractional_max_pool3d": windows.with_places(windows.fractional(3)),
-    "max_unpool2d": windows.unpooled(2),
-    "max_unpool3d": windows.unpooled(3),
-    "upsample_nearest1d": windows.upsampled(1),
-    "upsample_linear1d": windows.upsampled(1),
-    **{f"{kind}2d": windows.upsampled(2) for kind in (
+    "_adaptive_avg_pool2d": resizing.resized(2),
+    "_adaptive_avg_pool3d": resizing.plain_volumes(resizing.resized(3)),
+    "adaptive_max_pool2d": windows.with_places(resizing.resized(2)),
+    "adaptive_max_pool3d": windows.with_places(resizing.plain_volumes(resizing.resized(3))),
+    "fractional_max_pool2d": windows.with_places(resizing.fractional(2)),
+    "fractional_max_pool3d": windows.with_places(resizing.fractional(3)),
+    "max_unpool2d": resizing.unpooled(2),
+    "max_unpool3d": resizing.unpooled(3),
+    "upsample_nearest1d": resizing.upsampled(1),
+    "upsample_linear1d": resizing.upsampled(1),
+    **{f"{kind}2d": resizing.upsampled(2) for kind in (
         "upsample_nearest", "_upsample_nearest_exact", "upsample_bilinear", "upsample_bicubic")},
-    **{f"_upsample_{kind}2d_aa": windows.upsampled(2) for kind in ("bilinear", "bicubic")},
-    **{f"_upsample_{kind}2d_aa_backward": windows.sized_as(2) for kind in ("bilinear", "bicubic")},
-    **{f"{kind}3d": windows.upsampled(3) for kind in (
+    **{f"_upsample_{kind}2d_aa": resizing.upsampled(2) for kind in ("bilinear", "bicubic")},
+    **{f"_upsample_{kind}2d_aa_backward": resizing.sized_as(2) for kind in ("bilinear", "bicubic")},
+    **{f"{kind}3d": resizing.upsampled(3) for kind in (
         "upsample_nearest", "_upsample_nearest_exact", "upsample_trilinear")},
-    "_upsample_nearest_exact1d": windows.upsampled(1),
-    **{f"{kind}{n}d_backward": windows.sized_as(2) for n in (1, 2, 3)
-       for kind in ("upsample_nearest", "_upsample_nearest_exact")},
-    **{f"upsample_{kind}_backward": windows.sized_as(2) for kind in (
+    "_upsample_nearest_exact1d": resizing.upsampled(1),
+    **{f"{kind}{n}d_backward": resizing.plain_volumes(resizing.sized_as(2)) if n == 3 else resizing.sized_as(2)
+       for n in (1, 2, 3) for kind in ("upsample_nearest", "_upsample_nearest_exact")},
+    **{f"upsample_{kind}_backward": resizing.sized_as(2) for kind in (
         "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")},
-    **{f"reflection_pad{n}d": windows.reflected for n in (1, 2, 3)},
-    **{f"replication_pad{n}d": windows.padded for n in (1, 2, 3)},
-    **{f"{kind}_pad{n}d_backward": _like(1) for n in (1, 2, 3) for kind in ("reflection", "replication")},
-    "constant_pad_nd": windows.padded_with_number,
+    **{f"reflection_pad{n}d": resizing.reflected for n in (1, 2, 3)},
+    **{f"replication_pad{n}d": resizing.padded for n in (1, 2, 3)},
+    **{f"{kind}_pad{n}d_backward": _as_suggested(1) for n in (1, 2, 3) for kind in ("reflection", "replication")},
+    "constant_pad_nd": resizing.padded_with_number,
     "im2col": windows.im2col,
     "col2im": windows.col2im,
-    "pixel_shuffle": windows.pixel_shuffle,
-    "pixel_unshuffle": windows.pixel_unshuffle,
-    "channel_shuffle": windows.channel_shuffle,
-    "grid_sampler_2d": windows.grid_sampler,
-    "grid_sampler_3d": windows.grid_sampler,
-    "affine_grid_generator": windows.affine_grid,
+    "pixel_shuffle": resizing.pixel_shuffle,
+    "pixel_unshuffle": resizing.pixel_unshuffle,
+    "channel_shuffle": resizing.channel_shuffle,
+    "grid_sampler_2d": resizing.grid_sampler,
+    "grid_sampler_3d": resizing.grid_sampler,
+    "affine_grid_generator": resizing.affine_grid,
     # A gradient has the shape of what it is a gradient of.
-    **{name: _like(1) for name in (
+    **{name: _as_suggested(1) for name in (
         "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward",
-        "avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward",
-        "adaptive_max_pool2d_backward", "adaptive_max_pool3d_backward", "mse_loss_backward",
-        "smooth_l1_loss_backward", "huber_loss_backward", "binary_cross_entropy_backward", "nll_loss_backward",
-        "nll_loss2d_backward", "glu_backward", "_cdist_backward", "fractional_max_pool2d_backward",
+        "_adaptive_avg_pool2d_backward", "adaptive_max_pool2d_backward")},
+    **{name: _contiguous(1) for name in (
+        "avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward", "glu_backward")},
+    **{name: _like(1) for name in (
+        "mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward", "binary_cross_entropy_backward",
+        "nll_loss_backward", "nll_loss2d_backward", "_cdist_backward", "fractional_max_pool2d_backward",
         "soft_margin_loss_backward",
         # torch has no shapes for these at all.
         "fractional_max_pool3d_backward", "multi_margin_loss_backward", "multilabel_margin_loss_backward",
         "_ctc_loss_backward")},
-    "grid_sampler_2d_backward": windows.grid_sampler_backward,
-    "grid_sampler_3d_backward": windows.grid_sampler_backward,
+    "grid_sampler_2d_backward": resizing.grid_sampler_backward,
+    "grid_sampler_3d_backward": resizing.grid_sampler_backward,
     "_prelu_kernel_backward": _both_gradients,
     "log_sigmoid_forward": _twice_like,
     "rrelu_with_noise": _with_noise,
     "rrelu_with_noise_": _with_noise_in_place,
-    "native_batch_norm": reductions.batch_norm,
-    "native_batch_norm_backward": reductions.batch_norm_backward,
-    "native_layer_norm": reductions.layer_norm,
-    "native_layer_norm_backward": reductions.layer_norm_backward,
-    "native_group_norm": reductions.group_norm,
-    "native_group_norm_backward": reductions.group_norm_backward,
-    "_weight_norm_interface": reductions.weight_norm,
-    "_weight_norm_interface_backward": reductions.weight_norm_backward,
+    "native_batch_norm": norms.batch_norm,
+    "native_batch_norm_backward": norms.batch_norm_backward,
+    "native_layer_norm": norms.layer_norm,
+    "native_layer_norm_backward": norms.layer_norm_backward,
+    "native_group_norm": norms.group_norm,
+    "native_group_norm_backward": norms.group_norm_backward,
+    "_weight_norm_interface": norms.weight_norm,
+    "_weight_norm_interface_backward": norms.weight_norm_backward,
     "_softmax": reductions.softmax,
     "_log_softmax": reductions.softmax,
     "_safe_softmax": reductions.softmax,
@@ -137,8 +152,8 @@ SHAPES: dict[str, Shape] = {
     "mean.dim": _reduction(kind=3),
     "prod.default": _reduction("sum", over=None, kind=1),
     "prod.dim_int": _reduction("sum", kind=3),
-    "amax": _reduction(),
-    "amin": _reduction(),
+    "amax": _reduction("own"),
+    "amin": _reduction("own"),
     "aminmax": reductions.both_extremes,
     "argmax": _reduction("int64"),
     "argmin": _reduction("int64"),
@@ -163,8 +178,8 @@ SHAPES: dict[str, Shape] = {
     "_fft_c2r": algebra.fourier_to_real,
     "complex": algebra.to_complex,
     "polar": algebra.to_complex,
-    "abs": algebra.to_real,
-    "angle": algebra.to_real,
+    "abs": algebra.to_real("abs"),
+    "angle": algebra.to_real("angle"),
     "polygamma": algebra.polygamma,
     "_linalg_det": algebra.determinant,
     "_linalg_solve_ex": algebra.solution,
@@ -198,22 +213,22 @@ SHAPES: dict[str, Shape] = {
     "embedding": indexing.embedding,
     "_embedding_bag": indexing.embedding_bag,
     "_embedding_bag_backward": indexing.embedding_bag_backward,
-    "cat.default": indexing.cat,
-    "stack": indexing.stack,
-    "repeat": indexing.repeat,
-    "flip": indexing.rolled,
-    "roll": indexing.rolled,
-    "rot90": indexing.half_turns,
-    "tril": indexing.triangle,
-    "triu": indexing.triangle,
-    "diag_embed": indexing.diag_embed,
+    "cat.default": joining.cat,
+    "stack": joining.stack,
+    "repeat": joining.repeat,
+    "flip": joining.flipped,
+    "roll": joining.rolled,
+    "rot90": joining.half_turns,
+    "tril": joining.triangle,
+    "triu": joining.triangle,
+    "diag_embed": joining.diag_embed,
     "select_backward": indexing.back_into,
     "slice_backward": indexing.back_into,
     "diagonal_backward": indexing.back_into,
     "unfold_backward": indexing.back_into,
-    "sort.default": indexing.ordered,
-    "topk": indexing.largest,
-    "kthvalue.default": indexing.one_of,
+    "sort.default": joining.ordered,
+    "topk": joining.largest,
+    "kthvalue.default": joining.one_of,
     "multinomial": indexing.drawn,
     "searchsorted.Tensor": indexing.places_in,
     "clone": made.copied,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 HATCHES = {"measured": "", "simulated": "//", "modelled": ".."}
 """A joule that was not measured never looks like one that was."""
+MOST_NAMES = 24
+"""Phases that a legend names."""
 
 
 def draw_bars(axes: Sequence[Axes], table: PhaseTable, colours: Mapping[str, str]) -> None:
@@ -75,7 +77,9 @@ def _bar(ax: Axes, x: float, width: float, row: PhaseRow, colour: str, highest: 
 def _legend(ax: Axes, names: Sequence[str], colours: Mapping[str, str], rows: Sequence[PhaseRow]) -> None:
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=colours.get(n, "#777777"), alpha=0.85, label=shown(n)) for n in names]
+    handles = [Patch(facecolor=colours.get(n, "#777777"), alpha=0.85, label=shown(n)) for n in names[:MOST_NAMES]]
+    if more := len(names) - len(handles):
+        handles.append(Patch(facecolor="none", label=f"and {more} more"))
     for provenance in sorted({r.provenance for r in rows}):
         hatch = HATCHES[provenance] * 2
         handles.append(Patch(facecolor="#bbbbbb", hatch=hatch, edgecolor="white", label=provenance))

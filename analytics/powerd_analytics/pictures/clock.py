@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clocks.clock import ClockTrace
-from powerd_analytics.pictures.style import PALETTE
+from powerd_analytics.pictures.style import PALETTE, shown, without_glyphs
 from powerd_analytics.pictures.traces import envelope
 from powerd_analytics.runs.run import Run
 
@@ -27,7 +27,7 @@ def plot_clocks(run: Run, traces: Sequence[ClockTrace], out: Path, *, dpi: int =
     import matplotlib as mpl
 
     mpl.use("Agg")
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}), without_glyphs():
         draw_clocks(run, traces).savefig(out, dpi=dpi)
 
 
@@ -39,7 +39,7 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
     offset, skew, delay, bound = figure.subplots(4, 1, sharex=True)
     for i, trace in enumerate(traces):
         colour = PALETTE[i % len(PALETTE)]
-        rest, label = trace.offset_ns - trace.trend_ns(), f"{trace.board} ({trace.epoch})"
+        rest, label = trace.offset_ns - trace.trend_ns(), shown(f"{trace.board} ({trace.epoch})")
         for k, part in enumerate(trace.pieces()):
             t = trace.t_host_ns[part].astype(np.int64)
             _draw(offset, run, t, rest[part] * 1e-3, colour, label if k == 0 else None)
@@ -56,7 +56,9 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
     bound.set_xlabel("time (s)")
     if traces:
         offset.legend(fontsize=8, frameon=False)
-    figure.suptitle(f"{run.path.name}: clocks of the boards against the host's", x=0.01, ha="left", fontsize=11)
+    figure.suptitle(
+        f"{shown(run.path.name, 100)}: clocks of the boards against the host's", x=0.01, ha="left", fontsize=11
+    )
     return figure
 
 

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isclose
+from math import hypot, isclose
 
 from powerd_analytics.campaigns.fieldtables import prepared
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.innermost import innermost, of_configurations
 from powerd_analytics.campaigns.repeats import averaged
 from powerd_analytics.campaigns.trainings import Length
-from powerd_analytics.published.choice import CAPS_W, ENERGY_J, TIME_S, parse_condition
+from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
+from powerd_analytics.pictures.limits import numbers_to_draw
+from powerd_analytics.published.choice import CAPS_W, parse_condition
 from powerd_analytics.published.tablefile import TableFile, parsed
+from powerd_analytics.published.units import ENERGY_J, TIME_S, column_in
 from powerd_analytics.records.columns import Record, number_of
 from powerd_core.errors import AnalysisError
 
@@ -23,6 +26,7 @@ _NAMES = {
     "phase": ("phase",), "provenance": ("provenance",), "u95_j": ("u95_j",), "u95_s": ("u95_s",),
     "gflops": ("gflops_per_w", "gflops_per_w_paper"), "u95_gflops": ("u95_gflops_per_w",),
 }  # fmt: skip
+_U_GFLOPS = ("u_statistical_gflops_per_w", "u_systematic_gflops_per_w")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,8 @@ class Configuration:
     u95_s: float | None = None
     gflops_per_w: float | None = None
     u95_gflops_per_w: float | None = None
+    u_gflops_per_w: tuple[float, float] | None = None
+    """Standard uncertainty: what averages out, and what is shared; None where they are not known apart."""
     is_lower_bound: bool = False
     per: str = WHOLE
     """What energy and time are of: `WHOLE`, `BATCH` or `SAMPLE`."""
@@ -111,8 +117,17 @@ def _of_record(r: Record) -> Configuration:
         time_s=None if time is None else time.value * scale,
         u95_s=None if time is None or time.u95 is None else time.u95 * scale,
         gflops_per_w=None if gflops is None else gflops.value, u95_gflops_per_w=None if gflops is None else gflops.u95,
+        u_gflops_per_w=None if gflops is None else _apart(gflops.u_statistical, gflops.u_systematic),
         is_lower_bound=r["is_lower_bound"] is True, per=per, cells={k: _text(v) for k, v in r.items()},
     )  # fmt: skip
+
+
+def _apart(statistical: float | None, systematic: float | None) -> tuple[float, float] | None:
+    return None if statistical is None or systematic is None else (statistical, systematic)
+
+
+def _u95(parts: tuple[float, float] | None) -> float | None:
+    return None if parts is None else COVERAGE_FACTOR * hypot(*parts)
 
 
 def _u95_j(r: Record, scale: float) -> float | None:
@@ -130,11 +145,12 @@ def configurations_of_table(table: TableFile) -> list[Configuration]:
     recordings in a table of ours are left out. Raises `AnalysisError` with file, row and column.
     """
     column = {key: next((n for n in names if n in table.columns), "") for key, names in _NAMES.items()}
-    batch_j, batch_s = _numbers(table, "j_per_batch", signed=True), _numbers(table, "s_per_batch")
+    batch_j, batch_s = numbers_to_draw(table, "j_per_batch", signed=True), numbers_to_draw(table, "s_per_batch")
     whole_j, whole_s = _first(table, ENERGY_J), _first(table, TIME_S)
-    caps = _numbers(table, next((n for n in CAPS_W if n in table.columns), ""), positive=True)
-    numbers = {k: _numbers(table, column[k]) for k in ("batch", "u95_j", "u95_s", "gflops", "u95_gflops")}
-    gpus = _numbers(table, column["gpus"], positive=True, whole=True)
+    caps = numbers_to_draw(table, next((n for n in CAPS_W if n in table.columns), ""), positive=True)
+    numbers = {k: numbers_to_draw(table, column[k]) for k in ("batch", "u95_j", "u95_s", "gflops", "u95_gflops")}
+    gpus = numbers_to_draw(table, column["gpus"], positive=True, whole=True)
+    parts = [_apart(*u) for u in zip(*(numbers_to_draw(table, name) for name in _U_GFLOPS), strict=True)]
     kinds = table.cells[next((n for n in ("table", "kind") if n in table.columns), table.columns[0])]
     found = []
     for i in range(len(table)):
@@ -148,25 +164,20 @@ def configurations_of_table(table: TableFile) -> list[Configuration]:
             device=texts["device"], provenance=texts["provenance"], power_cap_w=caps[i], phase=texts["phase"],
             energy_j=batch_j[i] if is_batch else whole_j[i], u95_j=numbers["u95_j"][i],
             time_s=batch_s[i] if is_batch else whole_s[i], u95_s=numbers["u95_s"][i],
-            gflops_per_w=numbers["gflops"][i], u95_gflops_per_w=numbers["u95_gflops"][i],
+            gflops_per_w=numbers["gflops"][i], u95_gflops_per_w=numbers["u95_gflops"][i] or _u95(parts[i]),
+            u_gflops_per_w=parts[i],
             is_lower_bound="is_lower_bound" in table.columns and table.cells["is_lower_bound"][i].lower() == "true",
             per=BATCH if is_batch else WHOLE, cells={n: table.cells[n][i] for n in table.columns if n},
         ))  # fmt: skip
     return found
 
 
-def _numbers(
-    table: TableFile, name: str, *, positive: bool = False, signed: bool = False, whole: bool = False
-) -> list[float | None]:
-    if not name or name not in table.columns:
-        return [None] * len(table)
-    return table.numbers(name, positive=positive, signed=signed, whole=whole)
-
-
 def _first(table: TableFile, names: Mapping[str, float]) -> list[float | None]:
-    """The first column of these that there is, in SI units."""
-    name = next((n for n in names if n in table.columns), "")
-    return [None if v is None else v * names[name] for v in _numbers(table, name)]
+    """The column of these that there is, in SI units."""
+    there = [name for name in names if name in table.columns]
+    for name in there:
+        numbers_to_draw(table, name)
+    return column_in(table, names) if there else [None] * len(table)
 
 
 def wholes(found: Sequence[Configuration], kind: str) -> list[Configuration]:

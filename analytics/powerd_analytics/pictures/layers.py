@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.layers.rows import BOTH, LayerEnergy
 from powerd_analytics.pictures.bars import HATCHES
+from powerd_analytics.pictures.limits import numbers_to_draw
 from powerd_analytics.pictures.style import colours, finish, panels, shown
 from powerd_analytics.published.tablefile import TableFile
 from powerd_analytics.tables.groups import group_line
@@ -54,11 +55,9 @@ def layers_of_rows(rows: Sequence[LayerEnergy]) -> list[Layer]:
 
 def layers_of_table(table: TableFile) -> list[Layer]:
     """The same from a table as `joules layers --format csv` writes it; needs the columns layer and j_per_batch."""
-    names, joules = (
-        table.texts("layer") if "level" not in table.columns else table.cells["layer"],
-        table.numbers("j_per_batch", signed=True),
-    )
-    u95 = table.numbers("u95_j") if "u95_j" in table.columns else [None] * len(table)
+    table.require("layer", "j_per_batch")
+    names = table.texts("layer") if "level" not in table.columns else table.cells["layer"]
+    joules, u95 = numbers_to_draw(table, "j_per_batch", signed=True), numbers_to_draw(table, "u95_j")
 
     def text(column: str, row: int) -> str:
         return table.cells[column][row] if column in table.columns else ""
@@ -107,6 +106,12 @@ def by_panel(layers: Sequence[Layer]) -> list[list[Layer]]:
     return [sorted(same, key=lambda x: -x.energy_j) for same in list(panels_.values())[:MOST_PANELS]]
 
 
+def left_out(layers: Sequence[Layer]) -> str:
+    """What the foot of a picture says of configurations that have no panel in it."""
+    more = len({(layer.panel, layer.provenance) for layer in layers}) - MOST_PANELS
+    return f"; {more} more configurations are not drawn" if more > 0 else ""
+
+
 def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
     """A list for each configuration: a bar a layer, its passes one behind the other, ± 95 % at its end."""
     lists = by_panel(layers)
@@ -116,7 +121,7 @@ def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
     for (ax,), same in zip(axes, lists, strict=True):
         _list(ax, same, chosen)
     _legend(figure, chosen)
-    said = "bars: 95 % interval of the layer; ≥: lower bound; n.r.: not resolvable"
+    said = "bars: 95 % interval of the layer; ≥: lower bound; n.r.: not resolvable" + left_out(layers)
     return finish(figure, f"{name}: energy of layers", (x.provenance for x in layers), said)
 
 

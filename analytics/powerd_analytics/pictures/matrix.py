@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from powerd_analytics.campaigns.figures import Figure as Value
+from powerd_analytics.campaigns.figures import mean_of_cells
 from powerd_analytics.energy.reasons import digits
+from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.pictures.configurations import Configuration, label
 from powerd_analytics.pictures.style import finish, panels, shown
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _ROW, _COLUMN = ("model", "batch"), ("device", "gpus", "power_cap_w", "provenance")
 
 
 def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
-    """A heat map with numbers. Averages are left out where a cell is missing or provenances differ.
+    """A heat map with numbers. Averages, with their uncertainty, are left out where a cell is missing or
+    provenances differ.
 
     Raises `AnalysisError` where no configuration has GFLOPS/W, or two stand in one cell.
     """
@@ -37,20 +43,17 @@ def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
         at = tuple(g.index(tuple(getattr(c, n) for n in names)) for g, names in ((rows, _ROW), (columns, _COLUMN)))
         if cells.setdefault((at[0], at[1]), c) is not c:
             raise AnalysisError(f"two configurations stand in one cell of the matrix: {label(c, kept) or c.model}")
+    figures = {at: _figure(c) for at, c in cells.items()} | _means(cells, (len(rows), len(columns)))
     values = np.full((len(rows) + 1, len(columns) + 1), np.nan)
-    for (i, k), c in cells.items():
-        values[i, k] = c.gflops_per_w
-    # A mean over what was run by chance compares with no other.
-    if len({c.provenance for c in kept}) == 1:
-        values[:-1, -1] = values[:-1, :-1].mean(axis=1)
-    values[-1, :-1] = values[:-1, :-1].mean(axis=0)
-    values[-1, -1] = values[:-1, -1].mean()
+    for at, figure_ in figures.items():
+        values[at] = figure_.value
     figure, axes = panels(1, (max(2.6 + 1.35 * (len(columns) + 1), 6.4), 1.2 + 0.42 * (len(rows) + 1)))
     ax = axes[0][0]
     image = ax.imshow(np.ma.masked_invalid(values[:-1, :-1]), cmap="cividis", aspect="auto",
                       extent=(-0.5, len(columns) - 0.5, len(rows) - 0.5, -0.5), vmin=0)  # fmt: skip
     for (i, k), value in np.ndenumerate(values):
-        _number(ax, (i, k), float(value), cells.get((i, k)), float(np.nanmax(values)))
+        colour = "white" if (i, k) in cells and value <= 0.55 * float(np.nanmax(values)) else "black"
+        _number(ax, (i, k), figures.get((i, k)), colour)
     ax.set_xlim(-0.5, len(columns) + 0.5)
     ax.set_ylim(len(rows) + 0.5, -0.5)
     named = {"columns": [next(c for c in kept if _is(c, _COLUMN, key)) for key in columns]}
@@ -65,7 +68,7 @@ def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
     figure.colorbar(image, ax=ax, label="GFLOPS/W", shrink=0.8)
     conventions = sorted({c.cells.get("gflops_convention", "") for c in kept} - {""})
     counted = f"operations: {', '.join(shown(name) for name in conventions) or 'convention not stated'}"
-    said = f"{counted}; small: ± 95 % interval; ≤: upper bound"
+    said = f"{counted}; small: ± 95 %, means share systematic parts; ≤: upper bound"
     return finish(figure, f"{name}: GFLOPS/W", (c.provenance for c in kept), said)
 
 
@@ -73,15 +76,39 @@ def _is(c: Configuration, names: Sequence[str], key: tuple[object, ...]) -> bool
     return tuple(getattr(c, n) for n in names) == key
 
 
-def _number(ax: object, at: tuple[int, int], value: float, cell: Configuration | None, highest: float) -> None:
-    if np.isnan(value):
-        ax.text(at[1], at[0], "–", ha="center", va="center", fontsize=8, color="#666666")  # type: ignore[attr-defined]
+Cells = Mapping[tuple[int, int], Configuration]
+
+
+def _figure(c: Configuration) -> Value:
+    """What is not known apart may all be shared."""
+    u95 = c.u95_gflops_per_w
+    statistical, systematic = c.u_gflops_per_w or (None, None if u95 is None else u95 / COVERAGE_FACTOR)
+    return Value(float(c.gflops_per_w or 0.0), statistical, systematic, c.is_lower_bound, interval=u95)
+
+
+def _means(cells: Cells, shape: tuple[int, int]) -> dict[tuple[int, int], Value]:
+    """Means of rows, of columns and of all, behind the last of each; none over a missing cell.
+
+    A mean over what was run by chance compares with no other, nor does one over several provenances.
+    """
+    lines = {(i, shape[1]): [(i, k) for k in range(shape[1])] for i in range(shape[0])}
+    lines |= {(shape[0], k): [(i, k) for i in range(shape[0])] for k in range(shape[1])}
+    lines[shape] = list(product(range(shape[0]), range(shape[1])))
+    return {
+        at: mean_of_cells([_figure(cells[place]) for place in line])
+        for at, line in lines.items()
+        if all(place in cells for place in line) and len({cells[place].provenance for place in line}) == 1
+    }
+
+
+def _number(ax: Axes, at: tuple[int, int], figure: Value | None, colour: str) -> None:
+    """Averages stand on the paper, cells on their colour."""
+    if figure is None:
+        ax.text(at[1], at[0], "–", ha="center", va="center", fontsize=8, color="#666666")
         return
-    # Averages stand on the paper, cells on their colour.
-    colour = "black" if cell is None or value > 0.55 * highest else "white"
-    text = ("≤ " if cell is not None and cell.is_lower_bound else "") + digits(value, 3)
-    has_u = cell is not None and cell.u95_gflops_per_w is not None
-    ax.text(at[1], at[0], text, ha="center", va="bottom" if has_u else "center", fontsize=8.5, color=colour)  # type: ignore[attr-defined]
-    if cell is not None and cell.u95_gflops_per_w is not None:
-        small = f"± {digits(cell.u95_gflops_per_w, 2)}"
-        ax.text(at[1], at[0] + 0.05, small, ha="center", va="top", fontsize=6.5, color=colour)  # type: ignore[attr-defined]
+    text = ("≤ " if figure.is_lower_bound else "") + digits(figure.value, 3)
+    u95 = figure.u95
+    ax.text(at[1], at[0], text, ha="center", va="center" if u95 is None else "bottom", fontsize=8.5, color=colour)
+    if u95 is not None:
+        small = f"± {digits(u95, 2)}"
+        ax.text(at[1], at[0] + 0.05, small, ha="center", va="top", fontsize=6.5, color=colour)

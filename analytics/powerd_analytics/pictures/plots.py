@@ -10,8 +10,10 @@ import numpy as np
 
 from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
 from powerd_analytics.pictures.bars import draw_bars
-from powerd_analytics.pictures.style import PALETTE, shown
-from powerd_analytics.pictures.traces import draw_legend, draw_trace
+from powerd_analytics.pictures.style import PALETTE, shown, without_glyphs
+from powerd_analytics.pictures.traces import check_readings, draw_legend, draw_trace
+from powerd_analytics.records.checks import check_run
+from powerd_analytics.records.flat import records_of
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.slices import IN_MEMORY, load_bounded
@@ -42,9 +44,12 @@ def plot_run(
     parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text), in_memory=IN_MEMORY)
     if not parts:
         raise AnalysisError(f"{run.path}: this run is empty: no line feeds any of its devices")
+    check_readings(run, [signal for part in parts for signal in part.signals])
     table = PhaseTable((), (), ())
     if with_bars:
         table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+        if len(run.phases):
+            check_run(run.path, records_of(run, table))
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     progress(0.8, "drawing")
     style: dict[Any, Any] = {
@@ -53,7 +58,7 @@ def plot_run(
         "axes.spines.right": False,
         "axes.titlelocation": "left",
     }
-    with mpl.rc_context(style | {"axes.titlesize": 10, "axes.titleweight": "bold"}):
+    with mpl.rc_context(style | {"axes.titlesize": 10, "axes.titleweight": "bold"}), without_glyphs():
         figure = draw(run, table, parts, compared)
         figure.savefig(out, dpi=dpi)
 
@@ -116,6 +121,8 @@ def zoom_window(run: Run, iterations: int = 3) -> tuple[int, int]:
             )
             if end <= p.begin_ns[i] or end - p.begin_ns[i] > 0.5 * (run.end_ns - run.begin_ns):
                 end = p.end_ns[i]
+            if end <= p.begin_ns[i]:
+                continue  # phases without any length
             margin = int(end - p.begin_ns[i]) // 12
             return int(p.begin_ns[i]) - margin, int(end) + margin
     length = run.end_ns - run.begin_ns

@@ -9,9 +9,11 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.pictures.style import PALETTE, finish, panels, shown
+from powerd_analytics.pictures.traces import check_readings
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.slices import FAR_NS, load_bounded, parts_between
+from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,10 +24,17 @@ MOST_LINES = 8
 
 
 def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Figure:
-    """Four rows over the run's time. Raises `AnalysisError` for an unknown device."""
+    """Four rows over the run's time. Raises `AnalysisError` for an unknown device, and where there are no readings."""
     devices = [run.device(device)] if device is not None else list(run.devices.values())
     names = [n for d in devices for n in (*d.feeds, *run.compared(d.name))]
     names = list(dict.fromkeys(names))[:MOST_LINES]
+    if not names:
+        raise AnalysisError(f"{run.path}: this run is empty: no line feeds any of its devices")
+    signals = {}
+    for i, name in enumerate(names):
+        progress(i / len(names), f"reading {name}")
+        signals[name] = load_bounded(run, name)
+    check_readings(run, list(signals.values()))
     figure, axes = panels(1, (11.0, 1.9), rows=4)
     clock, rate, age, lost = axes[0]
     _clocks(clock, run)
@@ -33,8 +42,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     bins = int(np.clip(min((run.lines[n].count for n in names), default=0) // LEAST_IN_BIN, 20, MOST_BINS))
     edges = np.linspace(run.begin_ns, max(run.end_ns, run.begin_ns + 1), bins + 1)
     for i, name in enumerate(names):
-        progress(i / max(len(names), 1), f"reading {name}")
-        _line(run, load_bounded(run, name), (rate, age, lost), edges, i)
+        _line(run, signals[name], (rate, age, lost), edges, i)
     for k, gap in enumerate(run.gaps):
         for ax in axes[0]:
             ax.axvspan(_s(run, gap.begin_ns), _s(run, gap.end_ns), color="#D55E00", alpha=0.25, lw=0,

@@ -11,6 +11,7 @@ import numpy as np
 from powerd_analytics.layers.roofline import RooflinePoint, roof_of, roofline
 from powerd_analytics.layers.rows import BOTH, LayerEnergy
 from powerd_analytics.operations.counts import EXECUTED, PAPER
+from powerd_analytics.pictures.style import shown, without_glyphs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -37,7 +38,7 @@ def plot_roofline(rows: Sequence[LayerEnergy], out: Path, *, title: str = "", dp
     panels = {c: points for c in (PAPER, EXECUTED) if (points := roofline(rows, c))}
     if not panels:
         roof_of(())
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}), without_glyphs():
         figure = Figure(figsize=(6.8 * len(panels), 5.2), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for ax, (convention, points) in zip(axes, panels.items(), strict=True):
@@ -46,7 +47,7 @@ def plot_roofline(rows: Sequence[LayerEnergy], out: Path, *, title: str = "", dp
         provenances = ", ".join(sorted({p.provenance for points in panels.values() for p in points}))
         hollow = "" if provenances == "measured" else " (hollow: not measured)"
         said = f"energy roofline, {provenances} joules{hollow}; bars: 95 %"
-        figure.suptitle(f"{title}: {said}" if title else said, x=0.01, ha="left", fontsize=10)
+        figure.suptitle(f"{shown(title, 100)}: {said}" if title else said, x=0.01, ha="left", fontsize=10)
         figure.savefig(out, dpi=dpi)
 
 
@@ -73,7 +74,11 @@ def _draw(ax: Axes, convention: str, points: Sequence[RooflinePoint]) -> None:
     layers = sorted((p for p in points if p.level == "layer" and p.passes == BOTH), key=lambda p: -p.energy_j)
     for p in layers[:NAMED]:
         ax.annotate(
-            p.name, (p.operations_per_byte, p.gflops_per_w), xytext=(5, 4), fontsize=7, textcoords="offset points"
+            shown(p.name, 40),
+            (p.operations_per_byte, p.gflops_per_w),
+            xytext=(5, 4),
+            fontsize=7,
+            textcoords="offset points",
         )
     ax.set_xscale("log")
     ax.set_yscale("log")

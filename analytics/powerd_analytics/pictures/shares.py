@@ -7,16 +7,17 @@ from pathlib import Path
 
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.pictures.bars import HATCHES
+from powerd_analytics.pictures.style import shown, without_glyphs
 from powerd_analytics.tables.groups import group_line
 from powerd_analytics.tables.shares import BudgetRow
-from powerd_core.text import printable
 
 COLOURS = {
     "repeats": "#0072B2", "sampling": "#56B4E9", "gain": "#D55E00", "offset": "#E69F00", "quantisation": "#F0E442",
     "edges": "#009E73", "left over": "#44AA99", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000",
-    "lag": "#117733", "folding": "#999999",
+    "place": "#332288", "lag": "#117733", "folding": "#999999",
 }  # fmt: skip
-"""After Okabe and Ito, told apart by colour-blind readers too."""
+"""After Okabe and Ito, and Tol, told apart by colour-blind readers too."""
+OTHER = "#DDDDDD"
 
 
 def plot_budget(rows: Sequence[BudgetRow], path: Path) -> None:
@@ -25,27 +26,31 @@ def plot_budget(rows: Sequence[BudgetRow], path: Path) -> None:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
-    shown = [r for r in rows if r.parts]
-    figure = Figure(figsize=(9, 1.6 + 0.42 * max(len(shown), 1)), layout="constrained")
+    drawn = [r for r in rows if r.parts]
+    figure = Figure(figsize=(9, 1.6 + 0.42 * max(len(drawn), 1)), layout="constrained")
     FigureCanvasAgg(figure)
     ax = figure.add_subplot()
-    for y, row in enumerate(shown):
+    for y, row in enumerate(drawn):
         left = 0.0
         for s in row.parts:
             hatch = HATCHES[row.provenance]
-            ax.barh(y, 100 * s.share, left=left, color=COLOURS[s.part], edgecolor="white", lw=0.5, hatch=hatch)
+            ax.barh(
+                y, 100 * s.share, left=left, color=COLOURS.get(s.part, OTHER), edgecolor="white", lw=0.5, hatch=hatch
+            )
             left += 100 * s.share
         ax.text(101, y, f"{digits(row.energy_j)} J ± {digits(row.u95_j, 2)}", va="center", fontsize=8)
     labels = [
         " ".join(x for x in (group_line(r.group), r.phase or f"({r.table})", r.device, r.provenance) if x)
-        for r in shown
+        for r in drawn
     ]
-    ax.set_yticks(range(len(shown)), [printable(t) for t in labels], fontsize=8)
-    ax.set_ylim(len(shown) - 0.4, -0.6)
+    ax.set_yticks(range(len(drawn)), [shown(t, 100) for t in labels], fontsize=8)
+    ax.set_ylim(len(drawn) - 0.4, -0.6)
     ax.set_xlim(0, 100)
     ax.set_xlabel("share of the variance (%); beside it: energy ± 95 % half-width")
-    names = [n for n in COLOURS if any(s.part == n for r in shown for s in r.parts)]
+    parts = list(dict.fromkeys(s.part for r in drawn for s in r.parts))
+    names = sorted(parts, key=lambda n: list(COLOURS).index(n) if n in COLOURS else len(COLOURS))
     if names:
-        handles = [Patch(facecolor=COLOURS[n], label=n) for n in names]
+        handles = [Patch(facecolor=COLOURS.get(n, OTHER), label=n) for n in names]
         figure.legend(handles=handles, loc="outside upper left", ncols=min(len(names), 6), fontsize=8)
-    figure.savefig(path, dpi=150)
+    with without_glyphs():
+        figure.savefig(path, dpi=150)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +49,7 @@ def panels(
 def finish(figure: Figure, title: str, provenances: Iterable[str], said: str = "error bars: 95 % interval") -> Figure:
     """Heading, and at the foot how the power came about and what the bars are."""
     kinds = sorted(set(provenances))
-    power = " and ".join(NOT_STATED if not kind else f"{kind} power" for kind in kinds)
+    power = " and ".join(NOT_STATED if not kind else f"{shown(kind)} power" for kind in kinds)
     figure.suptitle(shown(title, 150), x=0.01, ha="left", fontsize=11)
     foot = " · ".join(part for part in (power, said) if part)
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color="#444444")
@@ -60,8 +62,16 @@ def save(figure: Figure, out: Path, *, dpi: int = 150) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)
-    with rc_context(RC):
+    with rc_context(RC), without_glyphs():
         figure.savefig(out, dpi=dpi)
+
+
+@contextmanager
+def without_glyphs() -> Iterator[None]:
+    """Characters that the font does not have become boxes, without a word on the error stream about each."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
+        yield
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:

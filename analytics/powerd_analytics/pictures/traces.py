@@ -16,12 +16,27 @@ from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.slices import SlicedSignal
 from powerd_analytics.signals.streams import Points, View, count_points, fastest_of, points_of, summed_of
 from powerd_analytics.tables.groups import group_text
+from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PIXELS = 1600
 """Columns of a trace: more readings than this are drawn as the envelope of their least and greatest."""
+
+
+def is_silent(run: Run, signal: Signal) -> bool:
+    """Whether a line has no two good readings that say anything of the time of the run."""
+    return len(signal) < 2 or min(run.end_ns, int(signal.t_ns[-1])) <= max(run.begin_ns, int(signal.t_ns[0]))
+
+
+def check_readings(run: Run, signals: Sequence[Signal]) -> None:
+    """Raises `AnalysisError` for a run of which all lines are silent: axes without anything would pass for 0 W."""
+    if all(is_silent(run, signal) for signal in signals):
+        raise AnalysisError(
+            f"{run.path}: its lines have fewer than two good readings while it ran: there is nothing to draw "
+            "(`joules info` and `joules clock` say what was read, and when)"
+        )
 
 
 def envelope(
@@ -70,6 +85,10 @@ def draw_trace(
         highest = max(
             highest, _draw_line(axes, signal, window, origin, scale, color="#888888", lw=0.9, ls=":", label=label)
         )
+    if silent := [signal.line.name for signal in part.signals if is_silent(run, signal)]:
+        box = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8}
+        axes.annotate(f"no readings of {shown(', '.join(silent), 80)}", (0.5, 0.5), xycoords="axes fraction",
+                      ha="center", va="center", fontsize=9, bbox=box)  # fmt: skip
     axes.set_xlim((window[0] - origin) * scale, (window[1] - origin) * scale)
     axes.set_ylim(min(0.0, 1.05 * lowest), highest * (1.06 if is_zoom else 1.28))
     axes.set_xlabel(f"time ({unit})")

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.pictures.bars import HATCHES
-from powerd_analytics.pictures.layers import Layer, by_panel
+from powerd_analytics.pictures.layers import Layer, by_panel, left_out
 from powerd_analytics.pictures.style import colours, finish, panels, shown
+from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -56,8 +57,13 @@ def _worst(row: Sequence[float], side: float) -> float:
 
 
 def draw_treemap(layers: Sequence[Layer], name: str) -> Figure:
-    """A map for each configuration; colours by kind of layer where it is known, else by the block it belongs to."""
+    """A map for each configuration; colours by kind of layer where it is known, else by the block it belongs to.
+
+    Raises `AnalysisError` where no layer has joules above 0.
+    """
     maps = by_panel([x for x in layers if x.energy_j > 0])
+    if not maps:
+        raise AnalysisError("no layer took more than 0 J: there is no area to draw; --kind layers has bars")
     figure, axes = panels(len(maps), (7.2, 5.0), most_columns=2)
     chosen = colours(_kind(x) for same in maps for x in same)
     for (ax,), same in zip(axes, maps, strict=True):
@@ -65,6 +71,9 @@ def draw_treemap(layers: Sequence[Layer], name: str) -> Figure:
     said = "area: joules a batch, forward and backward as far as known; ±: 95 % interval; hatched: not measured"
     if absent := sum(not x.parts for x in layers):
         said += f"; {absent} not resolvable, not drawn"
+    if below := sum(bool(x.parts) and x.energy_j <= 0 for x in layers):
+        said += f"; {below} without joules above 0, not drawn"
+    said += left_out(layers)
     return finish(figure, f"{name}: energy of layers", (x.provenance for x in layers), said)
 
 

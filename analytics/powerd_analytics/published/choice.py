@@ -9,14 +9,12 @@ from typing import Literal
 
 from powerd_analytics import metrics
 from powerd_analytics.published.tablefile import TableFile, parsed
+from powerd_analytics.published.units import ENERGY_J, TIME_S, column_in
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 Metric = Literal["e", "edp", "eds", "cost"]
 
-ENERGY_J = {"energy_j": 1.0, "energy_kj": 1e3, "energy_wh": 3.6e3, "energy_kwh": 3.6e6}
-TIME_S = {"time_s": 1.0, "time_ms": 1e-3, "time_us": 1e-6, "time_ns": 1e-9, "time_ks": 1e3, "time_min": 60.0,
-          "time_h": 3600.0}  # fmt: skip
 CAPS_W = ("max_power_w", "power_cap_w", "power_limit_w", "power_limit")
 """Columns whose highest value is taken for the maximum power of a Zeus cost."""
 COLUMN_OF: Mapping[Metric, str] = {"e": "energy_j", "edp": "edp_js", "eds": "eds", "cost": "cost_j"}
@@ -83,12 +81,12 @@ def choose(
 ) -> Choices:
     """The best row in all that fulfil ``where``, or in each group of equal cells in the columns ``by``.
 
-    Energy comes from one of the columns `ENERGY_J`, time from one of `TIME_S`. Rows without one of them were not run
-    and are passed over. Raises `AnalysisError` for a table without these columns, without exactly one reference row in
-    a group, and with cells that are no numbers, in any row.
+    Energy comes from one of the columns `ENERGY_J`, time from one of `TIME_S` (`column_in`). Rows without one of them
+    were not run and are passed over. Raises `AnalysisError` for a table without these columns or with two that differ,
+    without exactly one reference row in a group, and with cells that are no numbers, in any row.
     """
     table.require(reference.column, *(c.column for c in where), *by)
-    energy, time = _column(table, ENERGY_J, "energy"), _column(table, TIME_S, "time")
+    energy, time = column_in(table, ENERGY_J), column_in(table, TIME_S)
     rows = list(range(len(table)))
     for condition in where:
         rows = condition.rows(table, rows)
@@ -152,15 +150,6 @@ def _best(
         metrics.performance_loss_pct(t[best], t[ref]),
         metrics.saving_minus_loss_pct(e[best], t[best], e[ref], t[ref]),
     )
-
-
-def _column(table: TableFile, names: Mapping[str, float], what: str) -> list[float | None]:
-    """A column of energies or times in SI units; the first that there is."""
-    found = next((name for name in names if name in table.columns), None)
-    if found is None:
-        table.require(next(iter(names)))
-    assert found is not None
-    return [None if v is None else v * names[found] for v in table.numbers(found)]
 
 
 def _groups(table: TableFile, rows: Sequence[int], by: Sequence[str]) -> Iterator[tuple[str, list[int]]]:

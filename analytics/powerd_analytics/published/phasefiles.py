@@ -123,7 +123,7 @@ def _keys(table: TableFile, names: Sequence[str]) -> list[tuple[str | int, ...]]
 
 def _figures(table: TableFile, name: str) -> list[float | None]:
     if name == "iterations":
-        return table.numbers(name, positive=True)
+        return table.numbers(name, positive=True, whole=True)
     return table.numbers(name)
 
 

@@ -16,6 +16,8 @@ from powerd_core.text import printable
 
 # float() also takes "1_000", "infinity" and digits of other scripts: nothing that a table should hold.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""But tabs and line breaks, which a quoted cell may hold."""
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 _EVERY = 1 << 16
 
@@ -51,11 +53,13 @@ class TableFile:
                 raise AnalysisError(f"{self._header()}: no column {column!r}: {self._hint(column)}")
 
     def texts(self, column: str) -> Sequence[str]:
-        """Cells [n] of a column that must have none empty."""
+        """Cells [n] of a column of names: none empty, none with control characters."""
         self.require(column)
         for row, text in enumerate(self.cells[column]):
             if not text:
                 raise self.fault(row, column, "is empty")
+            if _CONTROL.search(text):
+                raise self.fault(row, column, _no_text(text))
         return self.cells[column]
 
     def numbers(
@@ -158,7 +162,7 @@ def _csv(name: str, text: str, progress: Callable[[float, str], None]) -> TableF
         raise AnalysisError(f"{name}: the file is empty: it needs a header and rows")
     if not rows:
         raise AnalysisError(f"{name}: has a header and no rows")
-    return TableFile(name, header, dict(zip(header, zip(*rows, strict=True), strict=True)), lines)
+    return _checked(TableFile(name, header, dict(zip(header, zip(*rows, strict=True), strict=True)), lines))
 
 
 def _parquet(name: str, data: bytes) -> TableFile:
@@ -177,7 +181,7 @@ def _parquet(name: str, data: bytes) -> TableFile:
     _check_header(name, tuple(c.strip() for c in table.column_names))
     if not table.num_rows:
         raise AnalysisError(f"{name}: has no rows")
-    return TableFile(name, tuple(columns), columns, range(1, table.num_rows + 1), "row")
+    return _checked(TableFile(name, tuple(columns), columns, range(1, table.num_rows + 1), "row"))
 
 
 def _text(value: object) -> str:
@@ -186,8 +190,27 @@ def _text(value: object) -> str:
     return "" if value is None else str(value).strip()
 
 
+def _checked(table: TableFile) -> TableFile:
+    """The table. Raises `AnalysisError` for a cell with a NUL: bytes of something else than text."""
+    for column, cells in table.cells.items():
+        # Most tables hold none: all cells of a column are looked through at once.
+        if "\0" in "".join(cells):
+            row = next(i for i, cell in enumerate(cells) if "\0" in cell)
+            raise table.fault(row, column, _no_text(cells[row]))
+    return table
+
+
+def _no_text(cell: str) -> str:
+    found = _CONTROL.search(cell)
+    code = f"U+{ord(found.group()):04X}" if found else ""
+    hint = ": save the table as UTF-8 text" if code == "U+0000" else ": a name holds none"
+    return f"'{printable(cell, limit=60)}' holds the control character {code}{hint}"
+
+
 def _check_header(where: str, header: tuple[str, ...]) -> None:
     for column in header:
+        if _CONTROL.search(column):
+            raise AnalysisError(f"{where}: a column's name {_no_text(column)}")
         if column and header.count(column) > 1:
             raise AnalysisError(f"{where}: two columns are called {printable(column, limit=60)!r}")
 

@@ -12,6 +12,7 @@ from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.published.mix import Mix
 from powerd_analytics.published.phasefiles import Key, PhaseFigures, PhaseTable
 from powerd_analytics.published.tablefile import read_table
+from powerd_analytics.published.units import column_in
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
@@ -59,11 +60,12 @@ def read_operations(path: Path) -> dict[str, float]:
     Raises `AnalysisError`, too, for a model that stands there twice.
     """
     table = read_table(path)
+    table.require("model")
     column = next((name for name in _SCALES if name in table.columns), "operations")
-    table.require("model", column)
     first: dict[str, int] = {}
     found: dict[str, float] = {}
-    for row, (model, value) in enumerate(zip(table.texts("model"), table.numbers(column, positive=True), strict=True)):
+    values = column_in(table, _SCALES, positive=True)
+    for row, (model, value) in enumerate(zip(table.texts("model"), values, strict=True)):
         if model in first:
             other = table.cells[column][first[model]]
             what = "with other operations " if _differ(other, table.cells[column][row]) else ""
@@ -71,7 +73,7 @@ def read_operations(path: Path) -> dict[str, float]:
             raise table.fault(row, "model", f"{printable(model, limit=60)!r} stands {what}in {where} already")
         first[model] = row
         if value is not None:
-            found[model] = value * _SCALES[column]
+            found[model] = value
     return found
 
 
@@ -86,9 +88,10 @@ def training_totals(
     """Totals of every configuration in the table.
 
     Time is the sum over phases, energy the sum over phases x GPUs. A configuration of as many GPUs as a mix, on a kind
-    of the mix: its own time, energy the sum over kinds of count x that kind's joules; each kind has its row, as in the
-    paper. A figure that lacks a phase is None, never a part; the notes say why. Raises
-    `ConfigError` for a mix with a kind that is not in the table, `AnalysisError` when no figure can be had at all.
+    of the mix: the time of the slowest kind, since all train together, energy the sum over kinds of count x that kind's
+    joules; each kind has its row with these figures, as in the paper. A figure that lacks a phase is None, never a
+    part; the notes say why. Raises `ConfigError` for a mix with a kind that is not in the table, `AnalysisError` when
+    no figure can be had at all.
     """
     maker = _Maker(table.rows, operations, mixes or {})
     rows = tuple(maker.total(configuration) for configuration in maker.ordered())
@@ -153,21 +156,29 @@ class _Maker:
         return TrainingTotal(c, time, energy, edp, self._gflops_per_w(c, kinds, rows))
 
     def _time_s(self, c: Configuration, rows: Mapping[str, Mapping[str, PhaseFigures]]) -> float | None:
-        """Each row's own; of phases for which it has none, that of the other kinds, which train together with it."""
-        total, lacking = 0.0, []
+        """The sum over phases; of kinds that train together, that of the slowest.
+
+        Not a sum over each phase's slowest: who is done with one phase first waits in the next, whose time has that in
+        it. Of a phase for which a kind has no time, that of the others counts.
+        """
+        times: dict[str, dict[str, float]] = {kind: {} for kind in rows}
+        lacking = []
         for phase in self.phases[c.model]:
-            times = {k: t for k, of in rows.items() if phase in of and (t := of[phase].per_training("s")) is not None}
-            if not times:
+            known = {k: t for k, of in rows.items() if phase in of and (t := of[phase].per_training("s")) is not None}
+            if not known:
                 lacking.append(phase)
-                continue
-            if min(times.values()) != max(times.values()):
-                each = " and ".join(f"{times[k]:.6g} s on {printable(k, limit=60)}" for k in times)
-                where = f"{printable(c.model, limit=60)}, {c.gpus} GPUs, batch {c.batch}"
-                self.notes.append(f"{where}: {_listed([phase])} took {each}; each row keeps its own")
-            total += times[c.device] if c.device in times else max(times.values())
+            for kind in rows if known else ():
+                times[kind][phase] = known.get(kind, max(known.values(), default=0.0))
         if lacking:
             self.notes.append(f"{c}: no time, as {_listed(lacking)} {_have(lacking)} none")
-        return None if lacking else total
+            return None
+        totals = {kind: math.fsum(of.values()) for kind, of in times.items()}
+        slowest = max(totals, key=lambda kind: totals[kind])
+        if min(totals.values()) < totals[slowest]:
+            each = " and ".join(f"{t:.6g} s on {printable(kind, limit=60)}" for kind, t in totals.items())
+            where = f"{printable(c.model, limit=60)}, {c.gpus} GPUs, batch {c.batch}"
+            self.notes.append(f"{where}: {each}; they train together: that of the slowest counts")
+        return totals[slowest]
 
     def _energy_j(
         self, c: Configuration, kinds: Mapping[str, int], rows: Mapping[str, Mapping[str, PhaseFigures]]

@@ -44,6 +44,7 @@ _COLUMNS = (
     Column("ranks", "integer", "1", "processes of a job in the run; each with a batch of its own where more than one"),
     Column("rank", "integer", "1", "of kind rank: which one"),
     Column("sharing", "integer", "1", "ranks that share the device"),
+    Column("ranks_counted", "integer", "1", "of totals: ranks that share the device and whose iterations are counted"),
     Column("job", "text", "", "how the launcher names the training"),
     Column("world_size", "integer", "1", "ranks of the whole training, as the launcher says"),
     Column("rank_numbers", "text", "", "the ranks whose processes are in the run"),

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from powerd_analytics.energy.devices import Progress, no_progress
+from powerd_analytics.energy.negligible import known
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.records.columns import Cell, Record, empty_record
 from powerd_analytics.records.groups import (
@@ -76,7 +77,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
         if record["ranks"] == 1 and (record["world_size"] or 1) == 1:
             record |= _of_one_gpu(record)
         record |= _u_gflops(record, row, table)
-        check_numbers(run, record, group)
+        check_numbers(run, record)
         records.append(record)
     about = empty_record() | common | _described_run(run, setting, found)
     records += [about | part.of_device(of_rank.device) | _of_rank(of_rank) for of_rank in table.ranks]
@@ -198,6 +199,7 @@ def _total(row: TotalRow) -> Record:
     n = row.iterations
     return {
         "kind": "total",
+        "ranks_counted": row.ranks_counted,
         "iterations": n,
         "s_per_batch": row.time_s / n if n else None,
         "j_per_batch": row.energy_j / n if n and row.energy_j is not None else None,
@@ -246,7 +248,9 @@ def _u_mean_s(run: Run, row: PhaseRow) -> float | None:
     p = run.phases
     labels = [i for i, kind in enumerate(p.classes) if _is(kind, row)]
     seconds = p.duration_s[np.isin(p.label, labels) & ~p.cut]
-    return float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))) if len(seconds) > 1 else None
+    if len(seconds) < 2:
+        return None
+    return known(float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))), float(np.mean(seconds)))
 
 
 def _is(kind: PhaseClass, row: PhaseRow) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
@@ -13,6 +12,8 @@ import numpy as np
 from powerd_analytics.records.columns import Record
 from powerd_analytics.runs.phases import OPERATIONS, PhaseClass
 from powerd_analytics.runs.run import Run
+from powerd_analytics.tables.attributes import check_attributes
+from powerd_analytics.tables.celltext import to_json_text
 from powerd_analytics.tables.totals import number
 from powerd_core.errors import AnalysisError
 
@@ -33,6 +34,7 @@ class Group:
 
 def groups_of(run: Run) -> dict[GroupKey, Group]:
     """The groups by their attributes but for the operations. Raises `AnalysisError` as `check_models`."""
+    check_attributes(run)
     p = run.phases
     first = np.full(len(p.classes), np.iinfo(np.int64).max)
     last = np.full(len(p.classes), np.iinfo(np.int64).min)
@@ -65,7 +67,8 @@ def _shown(value: Any) -> str:
 
 
 def check_models(run: Run) -> None:
-    """Raises `AnalysisError` where one model's name stands for two numbers of operations in a run."""
+    """Raises `AnalysisError` where one model's name stands for two numbers of operations in a run, and as
+    `check_attributes`."""
     groups_of(run)
 
 
@@ -83,11 +86,9 @@ def whole_run(run: Run, found: Mapping[GroupKey, Group]) -> Group:
 
 
 def others_of(attributes: Mapping[str, Any]) -> str:
-    """The attributes without a column of their own, and those whose column is of numbers and that are none."""
-    numbers = ("batch_size", "gpus", "power_cap_w", "clock_hz", "clock_mhz")
-    odd = {k: v for k, v in attributes.items() if k in numbers and number(attributes, k) is None}
+    """The attributes without a column of their own."""
     rest = {k: v for k, v in attributes.items() if k not in (*PROMOTED, OPERATIONS)}
-    return json.dumps(rest | odd, sort_keys=True, default=str)
+    return to_json_text(rest, indent=None, sort_keys=True)
 
 
 def is_of_class(record: Record, kind: PhaseClass) -> bool:
@@ -104,11 +105,8 @@ def is_of_class(record: Record, kind: PhaseClass) -> bool:
     return all(v is None or record[n] == v for n, v in [*said.items(), *names.items()])
 
 
-def check_numbers(run: Run, record: Record, group: Group) -> None:
-    """Raises `AnalysisError` for what is not a number where one belongs: neither a value nor missing."""
-    for name, value in group.attributes.items():
-        if name in (*PROMOTED, OPERATIONS) and isinstance(value, float) and not isfinite(value):
-            raise AnalysisError(f"{run.path}: phases have the attribute {name} = {value}: it must be a number")
+def check_numbers(run: Run, record: Record) -> None:
+    """Raises `AnalysisError` for a figure that is neither a finite number nor missing."""
     for name in ("s_per_batch", "j_per_batch", "energy_j", "u95_j"):
         value = record[name]
         if isinstance(value, float) and not isfinite(value):

@@ -18,7 +18,7 @@ from powerd_analytics.records.jobdevices import JobDevices, Place
 
 _KIND = ("kind", "model", "batch_size", "attributes", "operations_per_sample", "phase", "phase_path", "timing")
 _PASSES = ("forward", "backward")
-_OF_A_PART = ("mean per rank:", "n counts the iterations of all", "joules are the device's")
+_OF_A_PART = ("mean per rank:", "n counts the iterations of", "joules are the device's")
 """Notes on how ranks share a machine's device, which do not hold for sums over all ranks."""
 
 Parts = list[tuple[Place, Record]]
@@ -43,6 +43,7 @@ def _sum(devices: JobDevices, parts: Parts, whole: Record) -> Record:
     first = parts[0][1]
     is_total = first["kind"] == "total"
     made = first | whole | {"sensors": None, "gpu": None, "begin_unix_s": None, "s_by_rank": None, "sharing": None}
+    made["ranks_counted"] = None  # a batch is one in every rank
     made["device_name"] = "; ".join(dict.fromkeys(str(r["device_name"]) for _, r in parts if r["device_name"])) or None
     for name in ("power_cap_w", "clock_hz"):
         values = [v for _, r in parts if (v := number_of(r, name)) is not None]

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from powerd_analytics.runs.quantities import CodeCounts, GoodReadings, good_pieces
 from powerd_analytics.runs.run import Run, RunLine
+from powerd_analytics.signals.slices import IN_MEMORY
 from powerd_analytics.tables.totals import number
-from powerd_core.model import BAD, QuantityConversion
+from powerd_core.model import QuantityConversion
 
 SM_CLOCK = "sm_clock"
 """The line, behind the device's name, that holds the clock of the multiprocessors."""
 
 
 class Setting:
-    """What a run's lines beside power and energy say; each line is read once."""
+    """What a run's lines beside power and energy say. Each line is read once, or where it is too long to be kept, once
+    for each time that is asked for."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._read: dict[str, tuple[NDArray[np.int64], NDArray[np.float64]]] = {}
+        self._kept: dict[str, list[GoodReadings]] = {}
+        self._known: dict[tuple[str, int, int], float | None] = {}
 
     def device_name(self, device: str) -> str | None:
         """The product, as the driver names it."""
@@ -48,18 +49,21 @@ class Setting:
         return [line for line in self._run.lines.values() if line.device == device]
 
     def _median(self, line: RunLine, begin_ns: int, end_ns: int) -> float | None:
-        t_ns, values = self._values(line)
-        here = values[np.searchsorted(t_ns, begin_ns) : np.searchsorted(t_ns, end_ns, "right")]
-        return float(np.median(here)) if len(here) else None
+        c, asked = line.conversion, (line.name, begin_ns, end_ns)
+        if isinstance(c, QuantityConversion) and asked not in self._known:
+            counts = CodeCounts()
+            for piece in self._pieces(line, c.column):
+                counts.add(piece.codes[c.column][(piece.t_ns >= begin_ns) & (piece.t_ns <= end_ns)])
+            self._known[asked] = counts.median() * c.per_code if len(counts) else None
+        return self._known.get(asked)
 
-    def _values(self, line: RunLine) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        c = line.conversion
-        if line.name not in self._read and isinstance(c, QuantityConversion):
-            readings = self._run.readings(line.name)
-            good = (readings.flags & np.uint16(int(BAD))) == 0
-            codes = readings.codes.get(c.column, np.zeros(0))[good[: len(readings.codes.get(c.column, ()))]]
-            self._read[line.name] = (readings.t_ns[good], codes.astype(np.float64) * c.per_code)
-        return self._read.get(line.name, (np.zeros(0, np.int64), np.zeros(0)))
+    def _pieces(self, line: RunLine, column: str) -> Iterable[GoodReadings]:
+        if line.name in self._kept:
+            return self._kept[line.name]
+        pieces = good_pieces(self._run, line.name, column)
+        if line.count > IN_MEMORY:
+            return pieces
+        return self._kept.setdefault(line.name, list(pieces))
 
 
 def gpus_of(run: Run) -> int:

@@ -51,11 +51,11 @@ def _svg(
     bar = max(min(46.0, 900 / (len(places) * (len(names) + 0.8))), 6.0)
     cluster = bar * (len(names) + 0.8)
     width = LEFT + cluster * len(places) + 10
-    highest = max(
-        ((number_of(r, "j_per_batch") or 0.0) + (number_of(r, "u95_j") or 0.0) for r in at.values()), default=0
-    )
-    step = _step(highest or 1.0)
-    top = step * ceil((highest or 1.0) * 1.05 / step)
+    highest = max((number_of(r, "j_per_batch") or 0.0) + (number_of(r, "u95_j") or 0.0) for r in at.values())
+    if highest <= 0:
+        highest = 1.0  # a device that took nothing, or whose shunt let some flow back
+    step = _step(highest)
+    top = step * ceil(highest * 1.05 / step)
     out = [_open(width, places, names, at)]
     for i in range(round(top / step) + 1):
         y = _y(i * step, top)

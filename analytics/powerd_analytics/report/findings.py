@@ -75,8 +75,9 @@ def _largest_phases(records: Sequence[Record]) -> list[str]:
             groups.setdefault(group_of(r), []).append(r)
     devices: dict[tuple[Cell, Cell], list[list[Record]]] = {}
     for same in groups.values():
-        # What belongs to no configuration (a warm-up, an evaluation) is alone in its group.
-        if len(same) > 1:
+        # What belongs to no configuration (a warm-up, an evaluation) is alone in its group. Of no joules at all, or of
+        # some that a shunt let flow back, nothing has a share.
+        if len(same) > 1 and sum(_joules(r) or 0.0 for r in same) > 0:
             devices.setdefault((same[0]["device"], same[0]["provenance"]), []).append(same)
     lines = []
     for (device, provenance), found in sorted(devices.items(), key=_weight):

@@ -1,35 +1,41 @@
-"""Lines that are neither power nor energy, in words: temperatures, clocks, limits, reasons for slowing down."""
+"""What a line beside power and energy shows over a run, in words."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from powerd_analytics.runs.quantities import good_pieces
 from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError
-from powerd_core.model import BAD, QuantityConversion
+from powerd_core.model import QuantityConversion
 
 
 def describe_beside(run: Run, name: str) -> str:
     """One line of text for `joules info`: range and mean of a quantity, or how often each of its bits was set."""
-    line, readings = run.line(name), run.readings(name)
+    line = run.line(name)
     c = line.conversion
     if not isinstance(c, QuantityConversion):
         raise AnalysisError(f"line {name!r} is {line.quantity}: it is shown with the energies")
-    if c.column not in readings.codes:
-        raise AnalysisError(f"line {name!r} has no column {c.column!r}, which its conversion needs")
-    good = (readings.flags & np.uint16(int(BAD))) == 0
-    codes = readings.codes[c.column][good]
-    text = f"  {name} ({line.provenance.value}, {line.source}): "
-    if not len(codes):
-        return f"{text}{c.quantity}, no good reading"
-    count = f"{len(codes)} good readings, {len(good) - len(codes)} bad"
-    if c.quantity.endswith("_bits"):
-        names = line.detail.get("bits", {})
-        named = names.get(name, {}) if isinstance(names, dict) else {}
+    names = line.detail.get("bits", {}) if c.quantity.endswith("_bits") else {}
+    named = names.get(name, {}) if isinstance(names, dict) else {}
+    times = dict.fromkeys(named, 0)
+    good, bad, total, low, high = 0, 0, 0.0, np.inf, -np.inf
+    for piece in good_pieces(run, name, c.column):
+        codes = piece.codes[c.column]
+        good, bad = good + len(codes), bad + piece.bad
+        if not len(codes):
+            continue
         unsigned = codes.astype(np.int64).view(np.uint64)
-        shares = {n: float(np.mean((unsigned & np.uint64(int(bit))) != 0)) for n, bit in named.items()}
-        said = ", ".join(f"{n} in {share:.1%}" for n, share in shares.items() if share)
+        for n, bit in named.items():
+            times[n] += int(np.count_nonzero(unsigned & np.uint64(int(bit))))
+        values = codes.astype(np.float64) * c.per_code
+        total += float(values.sum())
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+    text = f"  {name} ({line.provenance.value}, {line.source}): "
+    if not good:
+        return f"{text}{c.quantity}, no good reading"
+    count = f"{good} good readings, {bad} bad"
+    if c.quantity.endswith("_bits"):
+        said = ", ".join(f"{n} in {k / good:.1%}" for n, k in times.items() if k)
         return f"{text}{c.quantity}: {said or 'none set'}; {count}"
-    values = codes.astype(np.float64) * c.per_code
-    low, mean, high = float(values.min()), float(values.mean()), float(values.max())
-    return f"{text}{c.quantity} {low:.6g} to {high:.6g}, mean of the readings {mean:.6g}; {count}"
+    return f"{text}{c.quantity} {low:.6g} to {high:.6g}, mean of the readings {total / good:.6g}; {count}"

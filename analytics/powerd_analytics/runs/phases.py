@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,13 @@ from powerd_client.tables import BOUND_COLUMNS
 OPERATIONS = "operations_per_sample"
 """The attribute that describes the model's work; it does not tell one group of phases from another."""
 
+AT_A_TIME = 1 << 20
+"""Phases for which more than what is kept of them is in memory together."""
+
 Group = tuple[tuple[str, Any], ...]
+Whole = NDArray[np.signedinteger[Any]]
+Small = NDArray[np.int32]
+"""Numbers of phases, classes, processes: of ten million phases each column is in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +56,17 @@ class Phases:
 
     begin_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    label: NDArray[np.int64]
-    parent: NDArray[np.int64]
+    label: Small
+    parent: Small
     """Index of the enclosing phase, -1 for none."""
-    depth: NDArray[np.int64]
-    process: NDArray[np.int64]
+    depth: Small
+    process: Small
     cut: NDArray[np.bool_]
     classes: tuple[PhaseClass, ...]
-    begin_bound_ns: NDArray[np.int64]
+    begin_bound_ns: Whole
     """How far the edge can be from its time: 0 for one that the host timed, -1 where a device was to time it and only
     the host's time is known; zeros for files that do not say."""
-    end_bound_ns: NDArray[np.int64]
+    end_bound_ns: Whole
 
     def __len__(self) -> int:
         return len(self.begin_ns)
@@ -69,26 +75,45 @@ class Phases:
     def duration_s(self) -> NDArray[np.float64]:
         return (self.end_ns - self.begin_ns).astype(np.float64) * 1e-9
 
+    def of(self, labels: Sequence[int]) -> NDArray[np.bool_]:
+        """[m] which phases are of these classes."""
+        wanted = np.zeros(len(self.classes), bool)
+        wanted[list(labels)] = True
+        found = np.empty(len(self), bool)
+        for some in pieces(len(self)):
+            found[some] = wanted[self.label[some]]
+        return found
+
     @staticmethod
     def empty() -> Phases:
-        none = np.zeros(0, np.int64)
-        return Phases(none, none, none, none, none, none, np.zeros(0, np.bool_), (), none, none)
+        none, small = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return Phases(none, none, small, small, small, small, np.zeros(0, np.bool_), (), none, none)
+
+
+def pieces(count: int) -> Iterator[slice]:
+    """All of ``count`` rows, `AT_A_TIME` in each piece."""
+    return (slice(i, min(i + AT_A_TIME, count)) for i in range(0, count, AT_A_TIME))
+
+
+def as_range(which: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
+    """The same as a slice where all of it lies together: what a slice takes is no copy."""
+    first, count = int(np.argmax(which)) if len(which) else 0, int(np.count_nonzero(which))
+    together = slice(first, first + count)
+    return together if which[together].all() else which
 
 
 def kept(phases: Phases, which: NDArray[np.bool_]) -> Phases:
     """The phases ``which`` [m] alone; one whose parent is not among them is outermost."""
-    place = np.cumsum(which) - 1
-    inside = (phases.parent >= 0) & which[phases.parent]
-    parent = np.where(inside, place[phases.parent], -1)
-    columns = {name: getattr(phases, name) for name in Phases.__dataclass_fields__ if name != "classes"}
-    columns |= {"parent": parent}
-    return Phases(**{name: values[which] for name, values in columns.items()}, classes=phases.classes)
+    place = np.cumsum(which, dtype=np.int32) - np.int32(1)
+    columns = {name: getattr(phases, name)[which] for name in Phases.__dataclass_fields__ if name != "classes"}
+    parent = columns["parent"]
+    inside = (parent >= 0) & which[parent]
+    return Phases(**columns | {"parent": np.where(inside, place[parent], np.int32(-1))}, classes=phases.classes)
 
 
 def read_phases(group: h5py.Group) -> Phases:
     """The phases of a run file. Raises KeyError, TypeError or ValueError when they contradict themselves."""
-    begin, end = group["begin_ns"][:].astype(np.int64), group["end_ns"][:].astype(np.int64)
-    kind, parent = group["kind"][:].astype(np.int64), group["parent"][:].astype(np.int64)
+    begin, end = (group[name][:].astype(np.int64, copy=False) for name in ("begin_ns", "end_ns"))
     kinds = read_objects(group["kinds"])
     for entry in kinds:
         if not isinstance(entry.get("name"), str) or not isinstance(entry.get("attributes") or {}, dict):
@@ -98,54 +123,95 @@ def read_phases(group: h5py.Group) -> Phases:
         check_times(edges, "a phase")
     if np.any(end < begin):
         raise ValueError("a phase ends before it begins")
-    if np.any((kind < 0) | (kind >= len(kinds))):
-        raise ValueError("a phase of a kind that is not listed")
-    if np.any((parent < -1) | (parent >= np.arange(m))):
-        raise ValueError("a phase is listed before the phase around it")
+    kind = _small(group, "kind", m, 0, len(kinds) - 1, "a phase of a kind that is not listed")
+    parent = _small(group, "parent", m, -1, m - 1, _ORDER)
+    if any(np.any(parent[some] >= np.arange(some.start, some.stop)) for some in pieces(m)):
+        raise ValueError(_ORDER)
     depth, label, classes = _classify(kind, parent, kinds)
-    process, cut = group["process"][:].astype(np.int64), group["cut"][:].astype(bool)
+    least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    process = _small(group, "process", m, least, most, "a phase of a process that cannot be")
+    cut = group["cut"][:].astype(bool)
     bounds = [_bound(group, name, m) for name in BOUND_COLUMNS]
     return Phases(begin, end, label, parent, depth, process, cut, classes, *bounds)
 
 
-def _bound(group: h5py.Group, name: str, m: int) -> NDArray[np.int64]:
-    bound: NDArray[np.int64] = group[name][:].astype(np.int64) if name in group else np.zeros(m, np.int64)
-    if np.any(bound < -1) or np.any(bound > FARTHEST_NS):
-        raise ValueError(f"a phase with a {name} that cannot be")
+_ORDER = "a phase is listed before the phase around it"
+
+
+def _small(group: h5py.Group, name: str, m: int, least: int, most: int, wrong: str) -> Small:
+    """A column [m] of whole numbers. Raises ValueError, as ``wrong`` says, for one that is not in this range."""
+    found = np.empty(m, np.int32)
+    for some, values in _read(group, name, m):
+        if values.min() < least or values.max() > most:
+            raise ValueError(wrong)
+        found[some] = values
+    return found
+
+
+def _read(group: h5py.Group, name: str, m: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+    column = group[name]
+    if len(column) != m:
+        raise ValueError(f"the phases' columns differ in length: {name}")
+    for some in pieces(m):
+        yield some, column[some].astype(np.int64, copy=False)
+
+
+def _bound(group: h5py.Group, name: str, m: int) -> Whole:
+    if name not in group:
+        none: Whole = np.broadcast_to(np.zeros(1, np.int32), m)
+        return none
+    bound: Whole = np.empty(m, np.int32)
+    for some, values in _read(group, name, m):
+        if values.min() < -1 or values.max() > FARTHEST_NS:
+            raise ValueError(f"a phase with a {name} that cannot be")
+        if values.max() > np.iinfo(bound.dtype).max:
+            bound = np.asarray(bound, np.int64)  # more than two seconds: hardly ever
+        bound[some] = values
     return bound
 
 
-def _classify(
-    kind: NDArray[np.int64], parent: NDArray[np.int64], kinds: list[dict[str, Any]]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], tuple[PhaseClass, ...]]:
-    """Depth and class of every phase: one vectorised pass a level of nesting."""
-    depth, label = np.full(len(kind), -1, np.int64), np.full(len(kind), -1, np.int64)
+def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[Small, Small, tuple[PhaseClass, ...]]:
+    """Depth and class of every phase: two vectorised passes a level of nesting."""
+    depth, label = np.full(len(kind), -1, np.int32), np.full(len(kind), -1, np.int32)
     classes: list[PhaseClass] = []
     index: dict[tuple[tuple[str, ...], Group, str], int] = {}
-    level = np.flatnonzero(parent < 0)
-    while len(level):
-        above = np.where(parent[level] < 0, -1, label[parent[level]])
-        depth[level] = np.where(parent[level] < 0, 0, depth[parent[level]] + 1)
-        pairs, which = np.unique(np.stack([above, kind[level]], axis=1), axis=0, return_inverse=True)
+
+    def rows_of(level: int, some: slice) -> NDArray[np.intp]:
+        above = parent[some]
+        is_of = above < 0 if level == 0 else (above >= 0) & (depth[above] == level - 1)
+        return np.flatnonzero(is_of) + int(some.start)
+
+    def keys_of(rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Class around a phase (-1 for none) and its kind as one number, in the order of both."""
+        above = np.where(parent[rows] < 0, -1, label[parent[rows]]).astype(np.int64)
+        return (above + 1) * len(kinds) + kind[rows]
+
+    level = 0
+    while True:
+        each = [np.unique(keys_of(rows_of(level, some))) for some in pieces(len(kind))]
+        keys = np.unique(np.concatenate([np.zeros(0, np.int64), *each]))
+        if not len(keys):
+            return depth, label, tuple(classes)
         numbers = []
-        for outer, k in pairs:
+        for key in keys.tolist():
+            outer, k = key // len(kinds) - 1, key % len(kinds)
             around = classes[outer] if outer >= 0 else PhaseClass((), {}, "")
             attributes = {**around.attributes, **(kinds[k].get("attributes") or {})}
             attributes = {n: _hashable(v) for n, v in attributes.items()}
             timing = str(kinds[k].get("timing", "host"))
             made = PhaseClass((*around.path, kinds[k]["name"]), attributes, timing)
-            key = (made.path, tuple((n, str(v)) for n, v in made.group), made.timing)
-            if key not in index:
-                index[key] = len(classes)
+            same = (made.path, tuple((n, str(v)) for n, v in made.group), made.timing)
+            if same not in index:
+                index[same] = len(classes)
                 classes.append(made)
             else:
-                classes[index[key]] = _with_operations(classes[index[key]], made)
-            numbers.append(index[key])
-        label[level] = np.array(numbers, np.int64)[which.ravel()]
-        inside = np.zeros(len(kind) + 1, bool)
-        inside[level] = True
-        level = np.flatnonzero(inside[parent] & (parent >= 0))
-    return depth, label, tuple(classes)
+                classes[index[same]] = _with_operations(classes[index[same]], made)
+            numbers.append(index[same])
+        for some in pieces(len(kind)):
+            rows = rows_of(level, some)
+            label[rows] = np.array(numbers, np.int32)[np.searchsorted(keys, keys_of(rows))]
+            depth[rows] = level
+        level += 1
 
 
 def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.phases import kept
+from powerd_analytics.runs.phases import kept, pieces
 from powerd_analytics.runs.run import Run
 from powerd_core.identity import pci_key, uuid_key
 
@@ -55,7 +55,7 @@ class Ranks:
     """The ranks of a run in order. In a training of fewer than two every phase has the whole of every device."""
 
     ranks: tuple[RunRank, ...]
-    of_process: NDArray[np.int64]
+    of_process: NDArray[np.int32]
     """[p] rank of each of the run's processes, `NOBODY` for none."""
     world_size: int = 1
     """Ranks of the whole training, of which those of other machines are not in the run."""
@@ -75,18 +75,29 @@ class Ranks:
         if not self.are_many:
             return run, 1
         users = [r.rank for r in self.users(device)]
-        keep = np.isin(self.tracks(run), [*users, NOBODY])
+        keep = np.isin(self.of_process, [*users, NOBODY])[run.phases.process]
         return (run if keep.all() else replace(run, phases=kept(run.phases, keep))), max(1, len(users))
 
-    def tracks(self, run: Run) -> NDArray[np.int64]:
+    def tracks(self, run: Run) -> NDArray[np.int32]:
         """[m] rank of each phase of ``run``, which may be one that `on` made."""
-        return self.of_process[run.phases.process]
+        process = run.phases.process
+        if np.all(self.of_process == self.of_process[:1]):
+            return np.broadcast_to(self.of_process[:1], process.shape)  # of many phases there is not one more column
+        found = np.empty(len(process), np.int32)
+        for some in pieces(len(process)):
+            found[some] = self.of_process[process[some]]
+        return found
+
+
+def present_in(tracks: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The ranks among those of phases [m], in order."""
+    return np.unique(np.concatenate([tracks[:0], *(np.unique(tracks[some]) for some in pieces(len(tracks)))]))
 
 
 def ranks_of(run: Run) -> Ranks:
     """The ranks that the run's processes say they are, with the devices they take joules from."""
     count = max(len(run.processes), int(run.phases.process.max(initial=-1)) + 1)
-    of_process = np.full(count, NOBODY, np.int64)
+    of_process = np.full(count, NOBODY, np.int32)
     found: dict[int, list[Mapping[str, Any]]] = {}
     for i, process in enumerate(run.processes):
         rank = _number(process.get("rank"))

@@ -194,7 +194,7 @@ class _Scan:
 
 def _reach_ns(line: RunLine) -> int:
     a = line.accuracy
-    return max(a.update_ns, a.window_ns + 2 * a.centre_ns, line.period_ns if _counts(line) else 0)
+    return max(a.update_ns, a.reach_ns + 2 * a.centre_ns, line.period_ns if _counts(line) else 0)
 
 
 def _counts(line: RunLine) -> bool:

@@ -111,12 +111,17 @@ def holes_of(signal: Signal, view: View = View()) -> Ints:
 
 
 def plain_j(signal: Signal, *intervals: tuple[Ints, Ints]) -> list[Values]:
-    """Plain integrals over several lists of intervals [m], each list disjoint and in order, in one pass."""
+    """Plain integrals over several lists of intervals [m], each list disjoint and in order, in one pass over the slices
+    that they lie in."""
     if not isinstance(signal, SlicedSignal):
         integral = signal.integral()
         return [integral.between(begin, end) for begin, end in intervals]
     joules = [np.zeros(len(begin)) for begin, _ in intervals]
-    for piece, low, high in cores_of(signal):
+    there = [(int(begin[0]), int(end[-1])) for begin, end in intervals if len(begin)]
+    if not there:
+        return joules
+    first, last = np.searchsorted(signal.cuts_ns, [min(b for b, _ in there), max(e for _, e in there)], "left")
+    for piece, low, high in cores_of(signal, range(int(first), int(last) + 1)):
         if len(piece) < 2:
             continue
         integral = piece.integral()

@@ -18,7 +18,7 @@ from powerd_analytics.energy.reasons import AT_LEAST, digits, not_resolvable
 from powerd_analytics.energy.rest import merged, rest_energy_j
 from powerd_analytics.energy.uncertainty import Estimate, mean_of
 from powerd_analytics.runs.phases import kept
-from powerd_analytics.runs.ranks import Ranks, RunRank, device_identity, missing_ranks
+from powerd_analytics.runs.ranks import Ranks, RunRank, device_identity, missing_ranks, present_in
 from powerd_analytics.runs.run import Run
 from powerd_analytics.tables.rows import JobRow, PhaseTable, RankRow, RunRow
 
@@ -33,7 +33,7 @@ def energies_by_rank(run: Run, part: Part, ranks: Ranks) -> PhaseColumns:
     by the same readings, are no more of them.
     """
     tracks = ranks.tracks(run)
-    present = np.unique(tracks)
+    present = present_in(tracks)
     if len(present) < 2:
         return part_phase_energies(run, part)
     found: dict[str, NDArray[Any]] = {}
@@ -46,12 +46,15 @@ def energies_by_rank(run: Run, part: Part, ranks: Ranks) -> PhaseColumns:
     return PhaseColumns(**found)
 
 
-def mean_by_rank(columns: Sequence[NDArray[np.float64]], tracks: NDArray[np.int64]) -> Estimate:
+def mean_by_rank(columns: Sequence[NDArray[np.float64]], tracks: NDArray[np.int32]) -> Estimate:
     """`mean_of` over phases of several ranks, whose ranks are ``tracks``.
 
     The ranks saw the same readings: their means are off together, and more ranks are no more repeats.
     """
-    of_ranks = [(mean_of(*(c[tracks == t] for c in columns)), int(np.sum(tracks == t))) for t in np.unique(tracks)]
+    present = present_in(tracks)
+    if len(present) == 1:
+        return mean_of(*columns)
+    of_ranks = [(mean_of(*(c[tracks == t] for c in columns)), int(np.sum(tracks == t))) for t in present]
     count = sum(n for _, n in of_ranks)
     found = {f.name: sum(getattr(mean, f.name) * n for mean, n in of_ranks) / count for f in fields(Estimate)}
     return Estimate(**found | {"degrees": min(mean.degrees for mean, _ in of_ranks)})

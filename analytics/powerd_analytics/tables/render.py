@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -16,6 +15,7 @@ from rich.text import Text
 
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.tables.above_idle import ABOVE_IDLE_HEADER, above_idle_cells, above_idle_lines
+from powerd_analytics.tables.celltext import encodable, to_json_text
 from powerd_analytics.tables.ranktable import JOB_HEADER, RANK_HEADER, job_lines, rank_lines, rank_records
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
 from powerd_core.text import printable
@@ -61,15 +61,16 @@ def to_csv(table: PhaseTable) -> str:
     """RFC 4180 with a header; numbers in full precision, a dot as decimal mark."""
     rows = records(table)
     out = io.StringIO()
-    writer = csv.DictWriter(out, list(rows[0]) if rows else list(CSV_COLUMNS), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    names = list(rows[0]) if rows else list(CSV_COLUMNS)
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(encodable, names))
+    writer.writerows([encodable(row[name]) for name in names] for row in rows)
     return out.getvalue()
 
 
 def to_json(table: PhaseTable) -> str:
     """A JSON list of the same rows."""
-    return json.dumps(records(table), indent=1, allow_nan=False, default=str) + "\n"
+    return to_json_text(records(table)) + "\n"
 
 
 def to_markdown(table: PhaseTable) -> str:

@@ -78,6 +78,8 @@ class TotalRow:
     missing_s: float
     is_lower_bound: bool
     note: str
+    ranks_counted: int = 1
+    """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
 
 
 @dataclass(frozen=True, slots=True)

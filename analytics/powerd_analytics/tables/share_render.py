@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.energy.reasons import digits
+from powerd_analytics.tables.celltext import encodable, to_json_text
 from powerd_analytics.tables.groups import group_line
 from powerd_analytics.tables.shares import BudgetRow, Share
 from powerd_core.text import printable
@@ -45,7 +45,7 @@ def to_csv(rows: Sequence[BudgetRow]) -> str:
     writer.writeheader()
     for cells in records(rows):
         writer.writerow(
-            {k: "" if v is None else str(v).lower() if isinstance(v, bool) else v for k, v in cells.items()}
+            {k: "" if v is None else str(v).lower() if isinstance(v, bool) else encodable(v) for k, v in cells.items()}
         )
     return out.getvalue()
 
@@ -56,7 +56,7 @@ def to_json(rows: Sequence[BudgetRow]) -> str:
         | {"group": dict(r.group), "parts": [{n: getattr(s, n) for n in Share.__dataclass_fields__} for s in r.parts]}
         for r in rows
     ]
-    return json.dumps({"rows": documents}, indent=1, default=str) + "\n"
+    return to_json_text({"rows": documents}) + "\n"
 
 
 def _lines(rows: Sequence[BudgetRow]) -> list[tuple[str, ...]]:

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.budget import INNER, KINDS, Budget, distribution
 from powerd_analytics.energy.devices import (
     Part,
-    PhaseColumns,
     Progress,
     interval_energies,
     load_parts,
     no_progress,
-    part_phase_energies,
+    part_phases_seen,
 )
+from powerd_analytics.energy.negligible import known
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.folding.folded import FOLDING
@@ -93,10 +93,10 @@ def budget_rows(
 
 def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list[BudgetRow]:
     budget = Budget(len(run.phases), details=True)
-    columns = part_phase_energies(run, part, budget)
+    is_used = usable(part_phases_seen(run, part, budget)) & ~run.phases.cut
     is_own = (part.device, part.provenance)
     found = [
-        _phase_row(run, part, columns, budget, row)
+        _phase_row(run, part, is_used, budget, row)
         for row in table.phases
         if (row.device, row.provenance) == is_own and phase in (None, row.phase)
     ]
@@ -113,21 +113,22 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
     return found
 
 
-def _phase_row(run: Run, part: Part, columns: PhaseColumns, budget: Budget, row: PhaseRow) -> BudgetRow:
+def _phase_row(run: Run, part: Part, is_used: NDArray[np.bool_], budget: Budget, row: PhaseRow) -> BudgetRow:
     p = run.phases
     labels = [
         i
         for i, c in enumerate(p.classes)
         if "/".join(c.path) == row.path and c.timing == row.timing and dict(c.group) == dict(row.group)
     ]
-    used = np.isin(p.label, labels) & ~p.cut & usable(columns)
+    used = p.of(labels) & is_used
     if row.method == "folded":
         means = dict(row.folded_parts_j)
         shapes = {
             name: " and ".join(sorted({distribution(name, s) for s in part.signals})) for name in means if name in KINDS
         }
     else:
-        means = {name: float(np.mean(u[used])) for name, u in budget.parts.items() if used.any() and _counts(name)}
+        each = ((name, budget.part(name, used)) for name in KINDS if used.any() and _counts(name))
+        means = {name: float(np.mean(u)) for name, u in each if u is not None}
         shapes = _shapes(budget)
     shares = _shares(REPEATS, row.u_statistical_j, means, row.u_systematic_j, shapes)
     return _made("phase", row, row.phase, row.iterations, row.j_per_batch, shares)
@@ -175,6 +176,7 @@ def _shares(
     scale = u_systematic_j / norm if norm > 0 else 0.0
     u = {random: u_random_j} | {name: value * scale for name, value in parts.items()}
     variance = sum(value**2 for value in u.values())
+    u = {name: known(value, variance**0.5) for name, value in u.items()}
     made = []
     for name, value in u.items():
         kind = KINDS.get(name)
@@ -192,7 +194,7 @@ def _made(
     u = float(np.sqrt(sum(s.u_j**2 for s in shares))) if shares else None
     if energy_j is None or row.u95_j is None:
         shares, u = (), None
-    words = _words(shares) if shares else row.note or "nothing is known of its uncertainty"
+    words = _words(shares) if shares else row.note or _without_parts(row.u95_j)
     return BudgetRow(table, group, phase, row.device, row.provenance, n, energy_j, u, row.u95_j, shares, words)
 
 
@@ -200,3 +202,9 @@ def _words(shares: Sequence[Share]) -> str:
     first = shares[0]
     remedy = REMEDIES.get(first.part) or KINDS[first.part].remedy
     return f"mostly {first.part} ({first.share:.0%} of the variance): to shrink it, {remedy}"
+
+
+def _without_parts(u95_j: float | None) -> str:
+    if u95_j == 0:
+        return "its lines state no error, and its readings show none"
+    return "nothing is known of its uncertainty"

@@ -15,6 +15,7 @@ from powerd_analytics.energy.devices import (
     load_parts,
     no_progress,
 )
+from powerd_analytics.energy.negligible import known, without_rounding
 from powerd_analytics.energy.reasons import (
     clipped,
     digits,
@@ -26,13 +27,16 @@ from powerd_analytics.energy.reasons import (
 )
 from powerd_analytics.energy.rest import merged, rest_energy_j
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS
-from powerd_analytics.runs.phases import Group
+from powerd_analytics.energy.whole import whole_of
+from powerd_analytics.runs.phases import Group, pieces
 from powerd_analytics.runs.ranks import NOBODY, ranks_of
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.slices import IN_MEMORY, load_bounded
+from powerd_analytics.tables.attributes import check_attributes
 from powerd_analytics.tables.foldedrows import folded_rows
 from powerd_analytics.tables.ranktable import energies_by_rank, job_rows, mean_by_rank, rank_rows
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RankRow, RunRow, TotalRow
+from powerd_analytics.tables.settled import settled
 from powerd_analytics.tables.totals import Bases, Sharing, group_total, iterations_of, number, one_basis, outermost
 from powerd_client.baseline import BASELINE
 
@@ -41,7 +45,9 @@ RESOLVABLE_SHARE = 0.9
 
 
 def phase_table(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> PhaseTable:
-    """The table of a run, for one device or all. Raises `AnalysisError` for an unknown device."""
+    """The table of a run, for one device or all. Raises `AnalysisError` for an unknown device, and as
+    `check_attributes`."""
+    check_attributes(run)
     parts = load_parts(run, device, lambda share, text: progress(0.6 * share, text), in_memory=IN_MEMORY)
     return table_of(run, parts, progress=lambda share, text: progress(0.6 + 0.4 * share, text))
 
@@ -63,11 +69,12 @@ def table_of(
         found: list[tuple[TotalRow, Bases]] = []
         for labels in groups(run).values():
             tracks = among.tracks(run)
-            share = tracks, sharing if (tracks[np.isin(run.phases.label, labels)] != NOBODY).any() else 1
+            share = tracks, sharing if (run.phases.of(labels) & (tracks != NOBODY)).any() else 1
             rows |= _phase_rows(run, part, columns, labels, share)
             if is_folded:
                 rows |= folded_rows(run, part, labels, rows)
-            found.append(group_total(run, part, columns, labels, rows, share))
+            total, bases = group_total(run, part, columns, labels, rows, share)
+            found.append((settled(total, run, labels, share), bases))
         totals += one_basis(found)
         phases += rows.values()
         runs.append(_run_row(run, part, columns, is_unused=among.are_many and not among.users(part.device)))
@@ -78,10 +85,15 @@ def table_of(
 
 def groups(run: Run) -> dict[Group, list[int]]:
     """The classes of each group; groups and classes in the order in which they first occur."""
-    labels, first = np.unique(run.phases.label, return_index=True)
+    p = run.phases
+    first: dict[int, int] = {}
+    for some in pieces(len(p)):
+        labels, at = np.unique(p.label[some], return_index=True)
+        for label, place in zip(labels.tolist(), at.tolist(), strict=True):
+            first.setdefault(label, some.start + place)
     found: dict[Group, list[int]] = {}
-    for label in labels[np.argsort(first)]:
-        found.setdefault(run.phases.classes[label].group, []).append(int(label))
+    for label in sorted(first, key=first.__getitem__):
+        found.setdefault(p.classes[label].group, []).append(label)
     return found
 
 
@@ -120,7 +132,7 @@ def _phase_row(
     if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
         mean = mean_by_rank([getattr(columns, name)[used] for name in MEAN_COLUMNS], tracks[used])
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
-        mean = mean.scaled(s_mean / s_used / ranks)
+        mean = without_rounding(mean.scaled(s_mean / s_used / ranks))
         note = phase_note(columns, of_kind, run.phases.cut, clip)
     else:
         note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
@@ -164,11 +176,10 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = F
     phases_j = rest_j = residual = None
     notes = []
     if top.any():
-        nothing = np.zeros(len(first), np.int64)
-        cover = interval_energies(part, first, last, nothing, nothing)
-        if cover.resolvable.all() and energy is not None:
-            phases_j = float(cover.energy_j.sum())
-            rest_j = rest_energy_j(part, (begin, end), (first, last), cover)
+        cover = whole_of(part, first, last)
+        if cover.seen.resolvable.all() and energy is not None:
+            phases_j = cover.energy.energy_j
+            rest_j = rest_energy_j(part, (begin, end), (first, last), cover.given)
             residual = energy - phases_j - rest_j
     missing, clip = float(whole.missing_s[0]), clipped(part, begin, end)
     is_lower_bound = clip.is_lower_bound and energy is not None
@@ -186,7 +197,7 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = F
         provenance=part.provenance,
         time_s=float(whole.duration_s[0]),
         energy_j=energy,
-        u95_j=None if clip or energy is None else float(np.nan_to_num(whole.u95_j[0])),
+        u95_j=None if clip or energy is None else known(float(np.nan_to_num(whole.u95_j[0])), energy),
         power_w=power_w,
         phases_j=phases_j,
         rest_j=rest_j,

@@ -8,13 +8,14 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.devices import Part, PhaseColumns, interval_energies
+from powerd_analytics.energy.devices import Part, PhaseColumns
 from powerd_analytics.energy.reasons import clipped, not_resolvable, without_readings
 from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j
-from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, sum_of
+from powerd_analytics.energy.uncertainty import Estimate
+from powerd_analytics.energy.whole import whole_of
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.phases import OPERATIONS, PhaseClass
-from powerd_analytics.runs.ranks import NOBODY
+from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, as_range, pieces
+from powerd_analytics.runs.ranks import NOBODY, present_in
 from powerd_analytics.runs.run import Run
 from powerd_analytics.tables.rows import INTEGRAL, PhaseRow, TotalRow
 
@@ -24,7 +25,7 @@ ITERATION = "iteration"
 Bases = dict[str, float]
 """GFLOPS/W by the phases whose joules it divides by."""
 
-Sharing = tuple[NDArray[np.int64], int]
+Sharing = tuple[NDArray[np.int32], int]
 """Rank of each phase [m], and how many ranks share the device."""
 
 
@@ -48,8 +49,12 @@ def iterations_of(run: Run, labels: Sequence[int]) -> int:
 def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
     """[m] phases of these classes that no other phase of these classes encloses directly."""
     p = run.phases
-    inside = np.isin(p.label, labels)
-    return inside & ~(inside[p.parent] & (p.parent >= 0))
+    inside = p.of(labels)
+    found = inside.copy()
+    for some in pieces(len(p)):
+        parent = p.parent[some]
+        found[some] &= ~(inside[parent] & (parent >= 0))
+    return found
 
 
 def group_total(
@@ -65,24 +70,23 @@ def group_total(
     classes = {i: p.classes[i] for i in labels}
     outer = outermost(run, labels)
     begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
-    none = np.zeros(len(begin), np.int64)
-    found = interval_energies(part, begin, end, none, none)
-    time_s, missing_s = float(found.duration_s.sum()), float(found.missing_s.sum())
+    found = whole_of(part, begin, end)
+    time_s, missing_s = float(found.seen.duration_s.sum()), float(found.seen.missing_s.sum())
     notes, clip = [], clipped(part, begin, end)
     if cut := int(np.sum(p.cut & outer)):
         notes.append(f"{cut} cut off, counted up to there")
     if missing_s > 1e-3 * time_s:
-        notes.append(without_readings(missing_s, float(found.off_by_j.sum()), clip))
+        notes.append(without_readings(missing_s, found.off_by_j, clip))
     total: Estimate | None = None
-    if found.resolvable.all() and missing_s <= 0.5 * time_s:
-        total = sum_of(*(getattr(found, name) for name in MEAN_COLUMNS))
+    if found.seen.resolvable.all() and missing_s <= 0.5 * time_s:
+        total = found.energy
     else:
-        notes = [not_resolvable(part, found, np.ones(len(begin), bool))]
+        notes = [not_resolvable(part, found.seen, np.ones(len(begin), bool))]
     is_lower_bound = clip.is_lower_bound and total is not None
     notes += [clip.note(has_number=total is not None)] if clip else []
     rest = residual = None
     if total is not None:
-        tracks, ranks = sharing or (np.zeros(len(p), np.int64), 1)
+        tracks, ranks = sharing or (np.zeros(len(p), np.int32), 1)
         rest, residual, note = _balance(
             part, columns, run, classes, rows, outer, (begin, end), total.energy_j, (tracks, ranks)
         )
@@ -137,21 +141,21 @@ def _balance(
         for i, c in good.items()
         if not any(len(d.path) > len(c.path) and d.path[: len(c.path)] == c.path for d in good.values())
     ]
-    cover = np.isin(p.label, inner) & columns.resolvable
+    cover = p.of(inner) & columns.resolvable
     if not (cover & ~outer).any():
         return None, None, ""
     tracks, ranks = sharing
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What runs beside the
     # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
-    beside = np.isin(p.label, [i for i, c in classes.items() if c.overlaps])
+    beside = p.of([i for i, c in classes.items() if c.overlaps])
     if np.any(tracks[cover] != NOBODY):
         beside |= tracks == NOBODY
     cover &= ~(outer & beside)
-    with_phases = np.unique(tracks[cover])
+    with_phases = present_in(tracks[cover])
     ranks = max(ranks, len(with_phases))
     rest, phases = (ranks - len(with_phases)) * total_j, 0.0
     for track in with_phases:
-        own = cover & (tracks == track)
+        own = as_range(cover & (tracks == track))
         begin, end = p.begin_ns[own], p.end_ns[own]
         if overlapping(begin, end):
             return None, None, "phases overlap (several processes or threads): no rest"

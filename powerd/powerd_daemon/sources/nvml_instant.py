@@ -13,7 +13,16 @@ from powerd_daemon.sources.nvml_api import (
     Nvml,
     NvmlRefused,
 )
-from powerd_daemon.sources.nvml_quantity import FITTED, GAIN_ORIGIN, U_GAIN, UNKNOWN, UPDATE_NS, Gpu, Quantity
+from powerd_daemon.sources.nvml_quantity import (
+    FILTER_NS,
+    FITTED,
+    GAIN_ORIGIN,
+    U_GAIN,
+    UNKNOWN,
+    UPDATE_NS,
+    Gpu,
+    Quantity,
+)
 
 
 class InstantPower(Quantity):
@@ -61,7 +70,7 @@ class InstantPower(Quantity):
 
     @property
     def _age_ns(self) -> int:
-        """From the middle of the window to the renewal."""
+        """From the centre of what a value shows to its renewal."""
         return 20_000_000 if self._fitted else 500_000_000 if self._is_slow else 0
 
     @property
@@ -73,15 +82,15 @@ class InstantPower(Quantity):
 
     @property
     def accuracy(self) -> Accuracy:
-        poll_ns = self.interval_ns
+        poll_ns, filter_ns = self.interval_ns, 0
         if self._fitted:
-            window_ns, centre_ns, origin = 41_000_000, 5_000_000 + poll_ns, FITTED
+            window_ns, filter_ns, centre_ns, origin = 1_000_000, FILTER_NS, 3_000_000 + poll_ns, FITTED
         elif self._is_slow:
             window_ns, centre_ns, origin = 1_000_000_000, 100_000_000 + poll_ns, "window by NVIDIA's documentation"
         else:
             window_ns, centre_ns, origin = 100_000_000, 50_000_000 + poll_ns, UNKNOWN
         update_ns = UPDATE_NS if self.period_ns < UPDATE_NS else 0
-        return Accuracy(U_GAIN, 0.0, 1e-3, window_ns, centre_ns, update_ns, f"{GAIN_ORIGIN}; {origin}")
+        return Accuracy(U_GAIN, 0.0, 1e-3, window_ns, centre_ns, update_ns, f"{GAIN_ORIGIN}; {origin}", filter_ns)
 
     def poll(self) -> None:
         before_ns, now_ns = self._polled_ns, self.clock.now_ns()

@@ -1,7 +1,7 @@
 """What NVML tells of one GPU: each quantity is a stream of one line that is polled at its own pace.
 
-What one reading averages was fitted on one H200 (driver 580) against loads switched on and off at known times; other
-architectures get wide limits that say so.
+What one reading shows was fitted on one H200 (driver 580) against loads switched at known times; other architectures
+get wide limits that say so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ UPDATE_NS = 100_000_000
 """Distance at which the driver renews the instant power and the energy counter."""
 U_GAIN = 0.05 / sqrt(3)
 GAIN_ORIGIN = "gain published as +-5 %, not calibrated"
-FITTED = "window fitted on one H200, driver 580"
+FILTER_NS = 13_000_000
+"""On an H200 a value is what a low-pass of first order has made of the power. Fitted to matrix products, copies and
+waiting that took turns every 5 to 50 ms (`benchmarks/bench_folding_gpu.py`): samples 12 to 13.5 ms, instant power 12 to
+17 ms."""
+FITTED = "low-pass fitted on one H200, driver 580"
 UNKNOWN = "window not characterised for this architecture"
 
 

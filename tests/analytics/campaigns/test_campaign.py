@@ -137,11 +137,19 @@ def test_a_phase_that_comes_more_than_once_an_iteration_counts_as_often(tmp_path
         ({"iterations": 10, "epochs": 1, "dataset_size": 5}, "either"),
         ({"iterations": 0}, "more than 0"),
         ({"epochs": float("nan"), "dataset_size": 5}, "more than 0"),
+        ({"epochs": 1e308, "dataset_size": 5}, "less than 1e"),
+        ({"iterations": 2.5}, "--iterations 2.5: it must be a whole number"),
+        ({"epochs": 0.5, "dataset_size": 1000.5}, "--dataset-size 1000.5: it must be a whole number"),
     ],
 )
 def test_lengths_that_say_nothing_or_two_things_are_refused(given, text):
     with pytest.raises(ConfigError, match=text):
         Length(**given)
+
+
+def test_less_than_one_batch_is_no_training(records):
+    with pytest.raises(AnalysisError, match="--epochs 0.001 --dataset-size 100: that is not one batch of"):
+        whole_trainings(records, Length(epochs=0.001, dataset_size=100))
 
 
 def test_gpus_of_one_run_are_added_up_with_independent_uncertainties(records):
@@ -282,7 +290,7 @@ def bad_run(path, what):
         ("one", "fewer than two good readings while it ran"),
         ("clocks", "fewer than two good readings while it ran"),
         ("outside", "its phases lie outside the readings: clocks or times do not overlap"),
-        ("nan", "phases have the attribute batch_size = nan"),
+        ("nan", "phase row 1 ('training'), attribute batch_size: nan is no finite number"),
         ("operations", "model 'AlexNet' has 5e+06 operations per sample, but 7.264e+08 in"),
     ],
 )

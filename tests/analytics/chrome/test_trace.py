@@ -284,3 +284,13 @@ def test_the_torch_profiler_dates_its_events_by_the_wall_clock(tmp_path):
         theirs = next(e for e in events if e["name"] == f"mine{i}" and e["cat"] != "phase")
         assert phase["ts"] - tolerance_us <= theirs["ts"]
         assert theirs["ts"] + theirs["dur"] <= phase["ts"] + phase["dur"] + tolerance_us
+
+
+def test_an_attribute_that_is_not_finite_is_a_word(tmp_path):
+    phases = [PhaseSpec("iteration", 100 * MS, 200 * MS, {"loss": float("nan"), "limit": float("inf"), "lr": 0.5})]
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: np.full(len(t), 9.0))], phases, end_ns=S)
+    run = read_run(add_anchors(path, [WallAnchor(t * S, UNIX_NS + t * S, 30) for t in range(2)]))
+    write_trace(run, tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    (found,) = (e["args"] for e in events if e.get("name") == "iteration")
+    assert (found["loss"], found["limit"], found["lr"]) == ("nan", "inf", 0.5)

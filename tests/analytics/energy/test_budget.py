@@ -15,6 +15,7 @@ from powerd_analytics.energy.devices import load_parts, part_phase_energies
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.tables.shares import budget_rows
 from powerd_analytics.tables.table import phase_table
+from powerd_core.model import ShuntConversion
 
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.5, "step_w": 0.2, "window_ns": MS}
 
@@ -61,6 +62,29 @@ def test_parts_are_those_of_the_table(tmp_path):
         assert 1.64 * row.u_j <= row.u95_j <= 2.4 * row.u_j
         if row.table != "run":
             assert row.u_j == pytest.approx(np.hypot(told.u_statistical_j, told.u_systematic_j))
+
+
+def test_a_shunt_that_is_most_of_the_gain_is_a_limit_and_a_calibrated_one_is_not(tmp_path):
+    """The 1 % of an INA228's shunt leave little to its chip: nothing is 1.96 standard uncertainties off."""
+    run = run_of(tmp_path, [LineSpec("a", steady, accuracy=ACCURACY | {"u_gain": 0.006, "u_offset_w": 0.0})])
+    (part,) = load_parts(run)
+    (signal,) = part.signals
+    detail = {"sensors": [{"name": signal.line.name.rpartition(".")[2], "shunt_tolerance": 0.01}]}
+
+    def factor_of(u_gain, detail):
+        line = replace(
+            signal.line,
+            name=f"gpu0.{signal.line.name.rpartition('.')[2]}",
+            conversion=ShuntConversion(0.01, 1e-5, 1.0),
+            accuracy=replace(signal.line.accuracy, u_gain=u_gain),
+            detail=detail,
+        )
+        columns = part_phase_energies(run, replace(part, signals=(replace(signal, line=line),)))
+        return columns.u95_j[0] / columns.u_systematic_j[0]
+
+    assert factor_of(0.006, detail) == pytest.approx(1.70, abs=0.04)
+    assert factor_of(0.001, detail) == pytest.approx(1.96, abs=0.03)
+    assert factor_of(0.006, {}) == pytest.approx(1.96, abs=0.03)
 
 
 def test_averaging_shrinks_what_differs_and_nothing_that_is_shared(tmp_path):

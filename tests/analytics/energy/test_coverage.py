@@ -74,6 +74,8 @@ def bench():
         ("NVML, 50/s", "steps", 200, 0.88, 0.995),
         ("counter, 500/s", "edge ramps", 10, 0.93, 0.97),
         ("INA219 alone, 9 bit, 4500/s", "edge ramps", 2, 0.93, 0.995),
+        ("INA228 alone, 84 us, 4000/s", "edge ramps", 2, 0.93, 0.995),
+        ("INA226 alone, 140 us, 3500/s", "sine", 5, 0.90, 0.99),
     ],
 )
 def test_true_joules_lie_in_intervals_of_simulated_runs(bench, sensor, kind, length_ms, low, high):
@@ -83,6 +85,18 @@ def test_true_joules_lie_in_intervals_of_simulated_runs(bench, sensor, kind, len
     assert low <= cell.single.value <= high
     if kind not in bench.SLOW:
         assert 0.88 <= cell.mean.value <= 0.995
+
+
+def test_processes_change_no_figure(bench, monkeypatch, capsys):
+    printed = []
+    for jobs in "12":
+        few = ["--runs", "3", "--seed", "4", "--lengths", "2", "--sensor", "INA219 alone", "wall", "--jobs", jobs]
+        monkeypatch.setattr(sys, "argv", ["bench_coverage.py", *few])
+        bench.main()
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert "not resolvable, whatever the waveform" in printed[0]
+    assert "wander" in printed[0]
 
 
 def test_cells_of_a_length_are_pooled_alike_and_judged_together(bench):

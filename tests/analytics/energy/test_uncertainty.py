@@ -57,8 +57,8 @@ def test_intervals_of_few_repeats_that_hang_together_hold_more_often_than_their_
     held = np.mean([abs(e.energy_j) <= e.u95_j for e in (mean_of(x, none, none) for x in draws[:, 100:])])
     alone = rng.normal(size=(400, 30))
     as_said = np.mean([abs(e.energy_j) <= e.u95_j for e in (mean_of(x, none, none) for x in alone)])
-    # 0.78 without the correction: better, and still not 0.95.
-    assert 0.79 <= held < 0.93
+    # 0.78 with a sum of correlations alone, 0.81 with its first-order correction: better, and still not 0.95.
+    assert 0.885 <= held < 0.96
     assert 0.925 <= as_said <= 0.975
 
 

@@ -21,20 +21,22 @@ FAST = Sensor("500/s", 2, 1.06)
 
 
 @pytest.mark.parametrize("sensor", [NVML, COUNTER, FAST], ids=lambda s: s.name)
-@pytest.mark.parametrize(("waveform", "lengths"), [("inside", (5.0, 10.0, 3.0)), ("edge ramps", (12.0, 21.0))])
+@pytest.mark.parametrize("waveform", ["steps", "inside", "edge ramps"])
+@pytest.mark.parametrize("lengths", [(5.0, 10.0, 3.0), (22.0, 51.0)])
 def test_joules_are_right_within_what_is_stated(sensor, waveform, lengths):
-    found, why = one(sensor, lengths, waveform, 15, seed=11)
+    found, why = one(sensor, lengths, waveform, 40, seed=11, lag_ms=0.0)
     assert why == [""] * len(lengths)
     error, u95, *_ = found.T
     assert np.all(np.abs(error) <= u95)
-    assert np.all(np.abs(error) < 12)
-    assert np.all(u95 < 50)
+    assert np.all(np.abs(error) < 6)
+    assert np.all(u95 < 40)
 
 
-def test_intervals_hold_whatever_the_window_s_place():
+@pytest.mark.parametrize("seed", [0, 1])
+def test_intervals_hold_whatever_the_window_s_place(seed):
     inside = []
-    for i in range(8):
-        found, _ = one(Sensor("", 20, 29, 2.0), (22.0, 51.0), "steps", 20, seed=i)
+    for i in range(6):
+        found, _ = one(Sensor("", 20, 29, 2.0), (22.0, 51.0), "steps", 30, seed=100 * seed + i, lag_ms=0.0)
         inside += list(np.abs(found[:, 0]) <= found[:, 1])
     assert np.mean(inside) > 0.8
 
@@ -64,7 +66,7 @@ def test_pauses_are_left_out_and_lines_add_up():
     begin, end, kind, _ = draw("steps", (10.0, 25.0), 30.0, rng)
     late = 900 * MS * (np.arange(len(begin)) // 200)
     begin, end = begin + late, end + late
-    wave = wave_of("steps", begin, end, kind, rng, lag_ms=0.6)
+    wave = wave_of("steps", begin, end, kind, rng)
     # What goes on in the pauses is nobody's business: here a power as in no phase.
     lines = [readings(wave, int(end[-1]) + 100 * MS, NVML, rng) for _ in range(2)]
     found = fold(lines, Phases(begin, end, kind, 2))
@@ -146,12 +148,12 @@ def test_the_budget_of_a_folded_phase_tells_the_sensor_from_the_folding(tmp_path
 
 @pytest.mark.parametrize("waveform", ["decay", "rise and fall"])
 @pytest.mark.parametrize(
-    ("sensor", "lengths"), [(COUNTER, (2.0, 5.0, 2.0)), (FAST, (10.0, 20.0, 5.0))], ids=["all in a window", "sharp"]
+    ("sensor", "lengths"), [(COUNTER, (2.0, 5.0, 2.0)), (FAST, (22.0, 51.0, 2.0))], ids=["all in a window", "sharp"]
 )
 def test_power_that_does_not_come_to_its_level_in_a_phase(sensor, lengths, waveform):
     inside = []
-    for seed in range(2):
-        found, why = one(sensor, lengths, waveform, 12, seed=70 + seed)
+    for seed in range(4):
+        found, why = one(sensor, lengths, waveform, 40, seed=70 + seed, lag_ms=0.0)
         inside += [abs(e) <= u for (e, u, *_), w in zip(found, why, strict=True) if not w]
     assert np.mean(inside) > 0.8
 

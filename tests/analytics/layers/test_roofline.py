@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,6 +71,18 @@ def test_gflops_per_watt_by_both_conventions(rows):
     assert model.paper.operations == 2 * BATCH * COUNT.total
     assert model.executed.gflops_per_w == pytest.approx(48 / 12.3, rel=0.01)
     assert model.kind == ""
+
+
+def test_what_is_not_counted_stands_beside_the_figures(path):
+    count = replace(COUNT, executed_not_counted=("relu (ReLU): aten._fft_c2c.default, 2 times",))
+    found = layer_energies(phase_table(read_run(path)), lambda _batch: count)
+    notes = {(r.level, r.layer, r.passes): r.note for r in found}
+    said = "not counted (executed): aten._fft_c2c.default, 2 times"
+    assert said in notes["layer", "relu", "forward"]
+    assert said not in notes["layer", "conv", "forward"]
+    for name in (("phase", "", "forward"), ("model", "", BOTH)):
+        assert said in notes[name]
+        assert "not counted (paper): 1 modules" in notes[name]
 
 
 def test_the_uncertainty_of_the_joules_is_that_of_gflops_per_watt(rows):

@@ -1,6 +1,5 @@
 """Shapes of kernels by our own rules, against what torch really makes on a CPU, and what torch itself refuses."""
 
-import ast
 import subprocess
 import sys
 import warnings
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 
 import layer_zoo  # noqa: E402
+import layer_zoo_layouts  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils._pytree import tree_leaves, tree_map  # noqa: E402
 
@@ -22,7 +22,8 @@ from powerd_analytics.operations.shapes import SHAPES, shaped  # noqa: E402
 from powerd_analytics.operations.shapes_layout import on_meta  # noqa: E402
 
 aten = torch.ops.aten
-MODELS = layer_zoo.LAYERS | layer_zoo.FUNCTIONS
+OTHERS = layer_zoo_layouts.LAYOUTS | layer_zoo_layouts.TYPES
+MODELS = layer_zoo.LAYERS | layer_zoo.FUNCTIONS | OTHERS
 OTHER_ON_CPU = {
     # On a CPU these leave out what only other devices' backward needs; ours are those of torch's own meta kernels.
     "aten.native_batch_norm.default", "aten._embedding_bag.default",
@@ -88,7 +89,9 @@ class Compared(TorchDispatchMode):
         real = func(*args, **kwargs)
         if ours is not None:
             self.used.add(str(func))
-            if looks(ours) != looks(real) and str(func) not in OTHER_ON_CPU:
+            # A CPU keeps statistics of short types in the short type, accelerators in single precision.
+            n = 1 if func is aten.native_layer_norm.default and args[0].dtype.itemsize == 2 else None
+            if looks(ours)[:n] != looks(real)[:n] and str(func) not in OTHER_ON_CPU:
                 self.different.append((str(func), looks(ours), looks(real), meta_args))
         return real
 
@@ -308,7 +311,7 @@ sys.path.insert(0, sys.argv[1])
 import torch
 HEAVY = ("torch._dynamo", "torch._inductor", "torch._functorch", "torch.fx.experimental.symbolic_shapes", "sympy")
 there = {name for name in HEAVY if name in sys.modules}
-import layer_zoo
+import layer_zoo, layer_zoo_layouts
 from powerd_analytics.operations import count_operations
 from powerd_analytics.operations.named import count_named
 from powerd_analytics.operations.zoo import ZOO
@@ -321,33 +324,22 @@ def check(name):
 
 import warnings
 warnings.simplefilter("ignore")
-late = []
-for name, (make, shapes) in {**layer_zoo.LAYERS, **layer_zoo.FUNCTIONS}.items():
-    if name in sys.argv[2].split(","):
-        late.append(name)
-        continue
+models = {**layer_zoo.LAYERS, **layer_zoo.FUNCTIONS, **layer_zoo_layouts.LAYOUTS, **layer_zoo_layouts.TYPES}
+for name, (make, shapes) in models.items():
     count_operations(lambda: layer_zoo.Behind(make()), inputs=layer_zoo.inputs(shapes), batch_size=2)
     check(name)
 for name, entry in ZOO.items():
     count_named(name, batch_size=2)
     check(name)
 check(count_operations(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)), (3,), batch_size=2).model)
-print("counted", len(layer_zoo.LAYERS) + len(layer_zoo.FUNCTIONS) - len(late))
-for name in late:
-    make, shapes = layer_zoo.LAYERS[name]
-    count_operations(lambda: layer_zoo.Behind(make()), inputs=layer_zoo.inputs(shapes), batch_size=2)
-print("late", sorted(m for m in HEAVY if m in sys.modules and m not in there))
+print("counted", len(models))
 """
-IN_TORCHS_OWN_LAYERS = ("MaxUnpool1d", "MaxUnpool2d", "MaxUnpool3d", "MultiheadAttention padding")
-"""Not kernels: these layers' Python code in torch.nn imports a part of the compiler to check their arguments."""
 
 
 def test_no_layer_imports_torchs_compiler():
     done = subprocess.run(
-        [sys.executable, "-P", "-c", CHILD, str(Path(__file__).parents[1] / "support"), ",".join(IN_TORCHS_OWN_LAYERS)],
+        [sys.executable, "-P", "-c", CHILD, str(Path(__file__).parents[1] / "support")],
         capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
-    counted, late = done.stdout.splitlines()
-    assert counted == f"counted {len(MODELS) - len(IN_TORCHS_OWN_LAYERS)}"
-    assert set(ast.literal_eval(late.removeprefix("late "))) <= {"torch.fx.experimental.symbolic_shapes", "sympy"}
+    assert done.stdout == f"counted {len(MODELS)}\n"

@@ -134,6 +134,39 @@ def test_the_matrix_has_every_number_and_no_mean_of_holes(campaign, tmp_path):
         pictures.draw_matrix([*found, *(replace(c) for c in found)], "runs")
 
 
+def matrix(*cells):
+    """Four configurations: two batches on two devices, with value and uncertainty (statistical, systematic)."""
+    at = [(b, d) for b in (64, 128) for d in ("x", "y")]
+    return [
+        pictures.Configuration(model="m", batch=b, device=d, provenance="measured", gflops_per_w=v,
+                               u95_gflops_per_w=None if u is None else 2 * float(np.hypot(*u)), u_gflops_per_w=u)
+        for (b, d), (v, u) in zip(at, cells, strict=True)
+    ]  # fmt: skip
+
+
+def test_means_of_the_matrix_carry_their_uncertainty():
+    def u95s(found):
+        return {t for t in texts(pictures.draw_matrix(found, "t")) if t.startswith("± ")}
+
+    # Statistical parts of 0.3 and 0.4 average to 0.25, systematic ones that are shared to their mean, not to less.
+    random = matrix((10.0, (0.3, 0.0)), (11.0, (0.4, 0.0)), (12.0, (0.3, 0.0)), (13.0, (0.4, 0.0)))
+    assert u95s(random) == {"± 0.60", "± 0.80", "± 0.50", f"± {digits(2 * 0.3 / 2**0.5, 2)}", "± 0.57", "± 0.35"}
+    shared = matrix((10.0, (0.0, 0.3)), (11.0, (0.0, 0.5)), (12.0, (0.0, 0.3)), (13.0, (0.0, 0.5)))
+    assert u95s(shared) == {"± 0.60", "± 1.0", "± 0.80"}
+    # What is not known apart may all be shared; what is not known of one cell is not known of its means.
+    half = [replace(c, u_gflops_per_w=None) for c in shared]
+    assert u95s(half) == u95s(shared)
+    unknown = matrix((10.0, None), (11.0, (0.0, 0.5)), (12.0, (0.0, 0.3)), (13.0, (0.0, 0.5)))
+    said = texts(pictures.draw_matrix(unknown, "t"))
+    assert [said.count(t) for t in ("± 0.80", "± 1.0", "± 0.60")] == [1, 3, 1]
+
+
+def test_a_mean_over_a_bound_is_a_bound():
+    found = matrix(*[(v, (0.1, 0.1)) for v in (10.0, 11.0, 12.0, 13.0)])
+    said = texts(pictures.draw_matrix([replace(found[0], is_lower_bound=True), *found[1:]], "t"))
+    assert {"≤ 10.0", "≤ 10.5", "≤ 11.0", "≤ 11.5"} <= set(said)
+
+
 def test_layers_of_a_run_have_the_joules_of_its_table(tmp_path):
     path = write_layers(tmp_path / "layers.h5")
     rows = layer_energies(phase_table(read_run(path)))
@@ -266,3 +299,43 @@ def test_bad_input_is_one_line_and_no_file(caps, tmp_path, capsys, monkeypatch, 
     assert message in said
     assert said.count("\n") == 1
     assert not (tmp_path / "p.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "message"),
+    [
+        ("level,name,j_per_batch\nlayer,a,3\n", "layers", "line 1: no column 'layer'"),
+        ("layer,j_per_batch\na,0\nb,-2\n", "treemap", "no layer took more than 0 J: there is no area to draw"),
+        ("layer,j_per_batch\na,1e308\n", "treemap", "line 2, column j_per_batch: 1e308 is too large to be drawn"),
+        ("energy_j,time_s\n1,2\n2,1e-300\n", "pareto", "line 3, column time_s: 1e-300 is too small to be drawn"),
+        ("model,batch,gflops_per_w\nm,8,1e200\n", "matrix", "line 2, column gflops_per_w: 1e200 is too large"),
+    ],
+)
+def test_tables_that_no_axis_can_show(tmp_path, capsys, text, kind, message):
+    table, out = tmp_path / "t.csv", tmp_path / "p.png"
+    table.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["plot", str(table), "--kind", kind, "-o", str(out)])
+    said = capsys.readouterr().err
+    assert (end.value.code, said.count("\n")) == (2, 1)
+    assert message in said
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("name", ["$x_{$", "\U0001f642", "a\x1b[2J"])
+def test_any_name_can_be_drawn(tmp_path, capsys, name):
+    """As a provenance, too, which stands at the foot; a character that the font lacks is no warning."""
+    table = tmp_path / "t.csv"
+    table.write_text(f"layer,j_per_batch,provenance,model,kind\nconv,3,{name},{name},{name}\n")
+    for kind in ("layers", "treemap"):
+        with pytest.raises(SystemExit) as end:
+            main(["plot", str(table), "--kind", kind, "-o", str(tmp_path / f"{kind}.png")])
+        assert (end.value.code, capsys.readouterr().err) == (0, "")
+
+
+def test_configurations_without_a_panel_are_counted(tmp_path):
+    table_ = tmp_path / "t.csv"
+    table_.write_text("layer,j_per_batch,model\n" + "".join(f"conv,3,m{i}\n" for i in range(6)))
+    layers = pictures.layers_of_table(read_table(table_))
+    for draw in (pictures.draw_layers, pictures.draw_treemap):
+        assert any("2 more configurations are not drawn" in t for t in texts(draw(layers, "t")))

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
@@ -6,6 +8,7 @@ from powerd_analytics import phase_table, read_run
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.pictures.plots import draw, phase_colours, plot_run, zoom_window
 from powerd_analytics.pictures.traces import envelope
+from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 
 pytest.importorskip("matplotlib")
@@ -74,10 +77,24 @@ def test_runs_with_hardly_a_phase_are_drawn(tmp_path, phases):
     assert (tmp_path / "p.svg").stat().st_size > 1000
 
 
-def test_a_line_without_readings_is_survived(tmp_path):
-    none = LineSpec("a", t_ns=np.zeros(0, np.int64), codes={"power_mw": np.zeros(0, np.int64)})
-    run = read_run(make_run(tmp_path / "r.h5", [none], [PhaseSpec("x", 100 * MS, 200 * MS)]))
+NONE = LineSpec("a", t_ns=np.zeros(0, np.int64), codes={"power_mw": np.zeros(0, np.int64)})
+
+
+def test_a_line_without_readings_has_no_joules_and_no_picture(tmp_path):
+    run = read_run(make_run(tmp_path / "r.h5", [NONE], [PhaseSpec("x", 100 * MS, 200 * MS)]))
     row = phase_table(run).phases[0]
     assert row.j_per_batch is None
     assert "no readings" in row.note
-    plot_run(run, tmp_path / "p.png")
+    with pytest.raises(AnalysisError, match="nothing to draw"):
+        plot_run(run, tmp_path / "p.png")
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_a_line_without_readings_is_named_beside_others(tmp_path):
+    silent = replace(NONE, name="b", device="gpu1")
+    good = LineSpec("a", lambda t: np.full(len(t), 100.0))
+    run = read_run(make_run(tmp_path / "r.h5", [good, silent], [PhaseSpec("x", 100 * MS, 200 * MS)]))
+    parts = load_parts(run)
+    said = [t.get_text() for t in draw(run, phase_table(run), parts, {}).findobj(lambda a: hasattr(a, "get_text"))]
+    assert said.count("no readings of b") == 2  # in the trace of the whole run, and in the one near
+    assert not any(text == "no readings of a" for text in said)

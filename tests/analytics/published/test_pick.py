@@ -134,6 +134,42 @@ def test_bad_cells(tmp_path, capsys, cells, said):
     assert said in refused(capsys, "pick", table, "--reference", "cap=200", "--metric", "e")
 
 
+def both_units(**cells):
+    """The table with energies in joules beside those in kilojoules, and times in seconds beside milliseconds."""
+    full = [r for r in TABLE if r["energy_kj"] and r["time_ms"]]
+    made = [{**r, "energy_j": float(r["energy_kj"]) * 1e3, "time_s": float(r["time_ms"]) / 1e3} for r in full]
+    return [{**made[0], **cells}, *made[1:]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"energy_j": 17}, "line 2, columns energy_j and energy_kj: energy_j is 17 and energy_kj is "),
+        ({"time_s": 17}, "line 2, columns time_s and time_ms: time_s is 17 and time_ms is "),
+        ({"energy_j": ""}, "line 2, columns energy_j and energy_kj: energy_j is empty and energy_kj is "),
+    ],
+)
+def test_two_columns_of_one_quantity_must_agree(tmp_path, capsys, cells, said):
+    table, out = write(tmp_path / "t.csv", both_units(**cells)), tmp_path / "made.csv"
+    err = refused(capsys, "pick", table, "--reference", "cap=200", "--metric", "e", "-o", out)
+    assert said in err
+    assert "which of the two counts is not clear" in err
+    assert not out.exists()
+    picture = tmp_path / "made.png"
+    assert said in refused(capsys, "plot", table, "--kind", "pareto", "-o", picture)
+    assert not picture.exists()
+
+
+def test_two_columns_that_are_roundings_of_one_number_agree(tmp_path, capsys):
+    one = [{"cap": 100, "energy_j": 22445.3, "time_s": 132.1, "energy_kj": "22.445", "time_min": "2.20"},
+           {"cap": 200, "energy_j": 27068.4, "time_s": 125.4, "energy_kj": "27.07", "time_min": "2.09"}]  # fmt: skip
+    options = ("--reference", "cap=200", "--metric", "e")
+    code, out, err = joules(capsys, "pick", write(tmp_path / "t.csv", one), *options)
+    assert (code, err, rows(out)[0]["energy_j"]) == (0, "", "22445.3")
+    one[0]["energy_kj"] = "22.446"
+    assert "line 2, columns energy_j and energy_kj" in refused(capsys, "pick", write(tmp_path / "u.csv", one), *options)
+
+
 def test_tables_without_energy_or_time(tmp_path, capsys):
     for column in ("energy", "time"):
         table = write(tmp_path / "t.csv", [{k: v for k, v in r.items() if column not in k} for r in TABLE])
@@ -156,6 +192,18 @@ def test_equal_rows_are_said_and_the_first_is_taken(tmp_path, capsys):
     code, out, err = joules(capsys, "pick", table, "--reference", "cap=200", "--metric", "e")
     assert (code, rows(out)[0]["cap"]) == (0, "100")
     assert "line 2: line 5 is as good; the first is taken" in err
+
+
+def test_what_the_pick_costs(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", [{"cap": 1, "energy_kwh": 2.5, "time_h": 1}, {"cap": 2, "energy_kwh": 3,
+                  "time_h": 1}])  # fmt: skip
+    options = ("--co2-g-per-kwh", 400, "--price-per-kwh", 0.3, "--currency", "CHF")
+    code, out, err = joules(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", *options)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].endswith("saving_minus_loss_pct,co2_g,cost_chf")
+    assert (rows(out)[0]["co2_g"], rows(out)[0]["cost_chf"]) == ("1000.0", "0.75")
+    said = refused(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", "--currency", "CHF")
+    assert "--currency is that of --price-per-kwh" in said
 
 
 def test_a_table_for_people_and_a_file(tmp_path, capsys):

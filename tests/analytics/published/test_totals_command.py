@@ -170,6 +170,12 @@ def test_a_zero_counts_but_is_said(tmp_path, capsys):
         (changed(2, gpus=0), "line 4, column gpus: 0: must be above 0"),
         (changed(2, batch=1.5), "line 4, column batch: 1.5 is no whole number"),
         (changed(2, model=""), "line 4, column model: is empty"),
+        (changed(2, model="a\0b"), r"line 4, column model: 'a\x00b' holds the control character U+0000"),
+        (changed(2, phase="a\x1b[2J"), r"line 4, column phase: 'a\x1b[2J' holds the control character U+001B"),
+        (
+            [*({**r, "iterations": 3} for r in LONG[:2]), {**LONG[2], "iterations": 2.5}],
+            "line 4, column iterations: 2.5 is no whole number",
+        ),
         ([*LONG, LONG[0]], "line 6, column batch: a second row of device g, gpus 1, model m, phase forward, batch 8"),
         ([*LONG, {**LONG[0], "j_per_training": 7}], "line 6, column batch: a second row of"),
     ],
@@ -229,15 +235,28 @@ def test_mixes_that_do_not_fit(tmp_path, capsys):
     assert "no configuration of 3 GPUs (3 g) in the tables" in err
 
 
-def test_kinds_keep_their_own_times_where_they_differ(tmp_path, capsys):
+def test_kinds_train_together_so_the_slowest_decides(tmp_path, capsys):
     both = [{**r, "device": d, "gpus": 3, "s_per_training": r["s_per_training"] + n, "j_per_training": 10 * (n + 1)}
             for d, n in (("g", 0), ("h", 1)) for r in LONG]  # fmt: skip
     both[0]["s_per_training"] = 100
     code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=2,h=1")
     assert code == 0
-    first = rows(out)[0]
-    assert (first["time_s"], first["energy_j"]) == ("116.0", "80.0")
-    assert "m, 3 GPUs, batch 8: forward took 100 s on g and 17 s on h; each row keeps its own" in err
+    made = {(r["device"], r["batch"]): (r["time_s"], r["energy_j"], r["edp_js"]) for r in rows(out)}
+    assert made["g", "8"] == ("116.0", "80.0", "9280.0")  # energy: 2 x (10 + 10) + (20 + 20)
+    assert made["g", "16"] == ("66.0", "80.0", "5280.0")  # here h is the slower
+    assert {batch: made["h", batch] for batch in ("8", "16")} == {batch: made["g", batch] for batch in ("8", "16")}
+    assert "m, 3 GPUs, batch 8: 116 s on g and 34 s on h; they train together: that of the slowest counts" in err
+    assert err.count("they train together") == 2
+
+
+def test_who_is_done_with_one_phase_waits_in_the_next(tmp_path, capsys):
+    """Phases of two kinds end together but once an iteration: a sum of each phase's slowest would count waits twice."""
+    times = (("g", "forward", 1), ("g", "backward", 3), ("h", "forward", 2), ("h", "backward", 2))
+    both = [{"device": d, "gpus": 2, "model": "m", "batch": 8, "phase": p, "s_per_training": s, "j_per_training": 1}
+            for d, p, s in times]  # fmt: skip
+    code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=1,h=1")
+    assert (code, err) == (0, "")
+    assert [r["time_s"] for r in rows(out)] == ["4.0", "4.0"]
 
 
 def test_a_mix_without_the_row_of_one_kind_has_no_energy():

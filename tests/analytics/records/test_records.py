@@ -1,11 +1,12 @@
 """Records of runs: their columns, where each value comes from, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from make_campaign import one_run
+from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics.records.columns import COLUMNS
@@ -137,13 +138,42 @@ def test_two_models_under_one_name_in_a_run_are_refused(tmp_path):
         run_records(path)
 
 
-def test_an_attribute_that_is_no_number_is_refused(tmp_path):
-    path = one_run(tmp_path / "r.h5", batch_size=float("nan"))
-    with pytest.raises(AnalysisError, match=rf"{path}: phases have the attribute batch_size = nan"):
+@pytest.mark.parametrize(
+    ("attributes", "said"),
+    [
+        ({"batch_size": float("nan")}, "attribute batch_size: nan is no finite number"),
+        ({"batch_size": "lots"}, "attribute batch_size: 'lots' is no number"),
+        ({"batch_size": 0.5}, "attribute batch_size: 0.5: must be 1 or more"),
+        ({"batch_size": [64, 128]}, r"attribute batch_size: (64, 128) is no number"),
+        ({"gpus": -1}, "attribute gpus: -1: must be above 0"),
+        ({"gpus": 1.5}, "attribute gpus: 1.5 is no whole number"),
+        ({"gpus": True}, "attribute gpus: True is no number"),
+        ({"epochs": float("nan")}, "attribute epochs: nan is no finite number"),
+        ({"power_cap_w": "high"}, "attribute power_cap_w: 'high' is no number"),
+        ({"clock_mhz": float("inf")}, "attribute clock_mhz: inf is no finite number"),
+        ({"dataset_size": -5}, "attribute dataset_size: -5 is negative"),
+        ({"samples": 10**400}, "is no finite number"),
+        ({"operations_per_sample": "some"}, "attribute operations_per_sample: 'some' is no number"),
+    ],
+)
+def test_a_figure_that_is_none_is_refused_with_file_row_and_attribute(tmp_path, attributes, said):
+    tr = with_attributes(training((64,), 5), **attributes)
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
+    with pytest.raises(AnalysisError, match=re.escape(f"{path}: phase row 1 ('training'), attribute ")) as refused:
+        run_records(path)
+    assert said in str(refused.value)
+
+
+def test_the_row_that_is_named_is_the_first_that_was_given_it(tmp_path):
+    phases = [PhaseSpec("training", 0, S, {"batch_size": 8})]
+    phases += [PhaseSpec("forward", 100 * i * MS, (100 * i + 80) * MS, {"gpus": "two"} if i > 4 else {}, 0)
+               for i in range(8)]  # fmt: skip
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", training((64,), 5).power())], phases, end_ns=S)
+    with pytest.raises(AnalysisError, match=r"phase row 7 \('forward'\), attribute gpus: 'two' is no number"):
         run_records(path)
 
 
-def test_a_text_where_a_number_belongs_stays_an_attribute(tmp_path):
-    record = run_records(one_run(tmp_path / "r.h5", batch_size="many"))[0]
-    assert record["batch_size"] is None
-    assert json.loads(record["attributes"]) == {"batch_size": "many"}
+def test_attributes_of_the_users_own_may_be_anything(tmp_path):
+    own = {"optimizer": "adam", "epoch": "last", "lr": -1.0, "tags": ["a", "b"], "resumed": True, "sizes": "huge"}
+    record = run_records(one_run(tmp_path / "r.h5", epochs=0, samples=1e6, **own))[0]
+    assert json.loads(record["attributes"]) == {**own, "epochs": 0, "samples": 1e6}

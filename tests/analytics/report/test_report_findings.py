@@ -4,9 +4,11 @@ import csv
 import io
 import re
 
+import numpy as np
 import pytest
 from command import joules
 from make_campaign import one_run
+from make_run import LineSpec, make_run, training
 from page import report
 
 pytest.importorskip("jinja2")
@@ -89,3 +91,14 @@ def test_bars_show_the_numbers_of_the_table(tmp_path):
     for *name, height in bars:
         joules_of = next(row[3] for row in table if list(row[:3]) == name)
         assert float(height) == pytest.approx(max(joules_of * per_joule, 0.5), abs=0.2)
+
+
+@pytest.mark.parametrize("watts", [0.0, -5.0])
+def test_a_device_that_took_nothing_has_a_page(tmp_path, watts):
+    tr = training((64,), 12)
+    path = make_run(
+        tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: np.full(len(t), watts))], tr.phases, end_ns=tr.end_ns
+    )
+    text, page = report([path], tmp_path / "page.html")
+    assert page.tables
+    assert "takes most of the joules" not in text

@@ -1,13 +1,12 @@
 """NVML at its function boundary: what ``pynvml`` would answer for GPUs whose power is known at any time.
 
-Modelled on one H200: instant power and the counter change every 100 ms, samples are some 20 ms apart with wall-clock
-timestamps in microseconds, and a sample asked for again comes with a slightly different timestamp.
+Modelled on one H200: instant power and the counter change every 100 ms, samples are taken every 20 ms and stamped with
+the wall clock's microseconds then or later, and a sample asked for again comes with a slightly different timestamp.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,12 +40,10 @@ class FakeNvml:
         self.stamp_ahead_ns: Callable[[int], int] = lambda t_ns: self.clock.wall_ns() - self.clock.t_ns
         self.in_read: Callable[[], None] = lambda: None
         self.silent_from_ns = 1 << 62
-        self._random = Random(1)
+        # How long after its moment a sample is stamped.
+        self.late_ns: Callable[[int], int] = lambda t_ns: 0
         # Two seconds of samples before the clock's first moment, and plenty after it.
-        t, self._samples = clock.t_ns - 2_400 * MS, []
-        for _ in range(2_000):
-            t += self._random.choice((10, 18, 20, 20, 22, 33)) * MS
-            self._samples.append(t)
+        self.samples = [clock.t_ns - 2_400 * MS + i * 20 * MS for i in range(2_000)]
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("nvml"):
@@ -132,15 +129,15 @@ class FakeNvml:
         assert kind == 0
         self.in_read()
         now = min(self.clock.t_ns, self.silent_from_ns)
-        held = [t for t in self._samples if now - 2_400 * MS < t <= now]
+        held = [(t, t + self.late_ns(t)) for t in self.samples if now - 2_400 * MS < t + self.late_ns(t) <= now]
         found = [
             SimpleNamespace(timeStamp=t_us, sampleValue=SimpleNamespace(uiVal=round(self.power_w(t) * 1000)))
-            for t in held
-            if (t_us := (t + self.stamp_ahead_ns(t)) // 1000 + self.jitter_us()) > newer_than_us
+            for t, stamped in held
+            if (t_us := (stamped + self.stamp_ahead_ns(stamped)) // 1000 + self.jitter_us()) > newer_than_us
         ]
         if not found:
             raise NVMLError(6)
         return 1, found
 
     def sample_times_ns(self, begin_ns: int, end_ns: int) -> list[int]:
-        return [t for t in self._samples if begin_ns < t <= end_ns]
+        return [t for t in self.samples if begin_ns < t <= end_ns]
