@@ -37,7 +37,7 @@ if __name__ == "__main__":
 
 import numpy as np
 from common import machine, progress
-from energy_estimators import MS, Waveform, sensor
+from energy_estimators import MS, Waveform, low_passed, sensor
 from folding_pools import END_SHAPES, LOW, Pools, cell_text, end_text, print_pools
 from folding_sim import print_sim
 from folding_waveforms import TUNED, UNTUNED, draw
@@ -67,7 +67,7 @@ class Sensor:
     zero_w: float = 0.0
     is_chip: bool = False
     filter_ms: float = 0.0
-    """Time constant of a low-pass of first order behind the window, by up to `FILTER_SHARE` another in each run."""
+    """Time constant of a low-pass of first order instead of the window, by up to `FILTER_SHARE` another in each run."""
 
 
 SENSORS = (
@@ -76,7 +76,7 @@ SENSORS = (
     Sensor("10/s, chip, 1.06 ms ± 0.3", 100, 1.06, 0.3, gain=0.005, zero_w=0.2, is_chip=True),
     Sensor("50/s, mean of 29 ms", 20, 29, gain=0.05),
     Sensor("50/s, 29 ms ± 1 ms", 20, 29, 1.0, gain=0.05),
-    Sensor("50/s, low-pass of 13 ms ± 1", 20, 1, 1.0, gain=0.05, filter_ms=13),
+    Sensor("50/s, low-pass of 13 ms ± 1", 20, 0, 1.0, gain=0.05, filter_ms=13),
     Sensor("50/s, chip, 1.06 ms ± 0.3", 20, 1.06, 0.3, gain=0.005, zero_w=0.2, is_chip=True),
     Sensor("500/s, chip, 1.06 ms", 2, 1.06, gain=0.005, zero_w=0.2, is_chip=True),
     Sensor("500/s, chip, 1.06 ms ± 0.3", 2, 1.06, 0.3, gain=0.005, zero_w=0.2, is_chip=True),
@@ -100,9 +100,7 @@ def readings(wave: Waveform, stop: int, s: Sensor, rng, gain: float = 0.0, zero_
     )  # fmt: skip
     if s.filter_ms:
         tau = s.filter_ms * (1 + FILTER_SHARE * rng.uniform(-1, 1))
-        made = replace(
-            made, value=_smoothed(moved, made.t_ns, s.window_ms * MS, tau * MS) + rng.normal(0, 1, len(made))
-        )
+        made = replace(made, value=low_passed(moved, made.t_ns, tau * MS) + rng.normal(0, 1, len(made)))
     zero = zero_w * (made.t_ns - made.t_ns[0]) * 1e-9 if s.counter else zero_w
     accuracy = Accuracy(
         u_gain=s.gain if s.is_chip else s.gain / sqrt(3), u_offset_w=s.zero_w, filter_ns=round(s.filter_ms * MS)
@@ -116,15 +114,6 @@ def readings(wave: Waveform, stop: int, s: Sensor, rng, gain: float = 0.0, zero_
     return replace(
         made, centre_ns=s.centre_ms * MS, window_ns=reach_ns, line=line, value=made.value * (1 + gain) + zero
     )
-
-
-def _smoothed(wave: Waveform, t_ns: np.ndarray, window_ns: float, tau_ns: float) -> np.ndarray:
-    """Means over a window, and of such, each as much older as one part in 200 of a low-pass is, the mean again."""
-    value = np.zeros(len(t_ns))
-    for share in (np.arange(200) + 0.5) / 200:
-        at = t_ns + tau_ns * (1 + np.log1p(-share))
-        value += (wave.energy(at + window_ns / 2) - wave.energy(at - window_ns / 2)) / window_ns
-    return value / 200
 
 
 def one(s: Sensor, lengths, waveform: str, seconds: float, seed: int, lag_ms=None, place=None):

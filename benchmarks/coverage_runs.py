@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from coverage_sensors import FILTER_SHARE, MS, Sensor
-from energy_estimators import Waveform
+from energy_estimators import Waveform, low_passed
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part
@@ -24,8 +24,6 @@ LEVELS = np.array([80.0, 250.0, 150.0])
 LENGTHS = np.array([1.0, 2.0, 1.0])
 """Phases of the second kind are twice as long."""
 PAD_NS = 120 * MS
-_PARTS = 100
-"""Of a low-pass: the mean of their ages is 0.3 % less than its time constant."""
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -206,8 +204,12 @@ def _signal(
         value = np.concatenate([[0.0], np.cumsum(steps)])
         conversion: object = CounterConversion("c", 1e-9, 64)
     else:
-        tau = s.filter_ms * (1 + FILTER_SHARE * rng.uniform(-1, 1, plan.runs))[run] * MS if s.filter_ms else 0.0
-        value = share * _shown(wave, np.clip(moment, window / 2, stop - window / 2), window, tau)
+        clipped = np.clip(moment, window / 2, stop - window / 2)
+        if s.filter_ms:
+            tau = s.filter_ms * (1 + FILTER_SHARE * rng.uniform(-1, 1, plan.runs)) * MS
+            value = share * low_passed(wave, clipped, tau[run])
+        else:
+            value = share * (wave.energy(clipped + window / 2) - wave.energy(clipped - window / 2)) / max(window, 1)
         value = value * (1 + gain[run]) + zero[run]
         if s.noise_w:
             value = value + rng.normal(0, s.noise_w, n)
@@ -223,15 +225,3 @@ def _signal(
     centre = (s.shared_centre_ms + s.own_centre_ms) * MS
     reach = 0.0 if s.counter else float(s.accuracy.reach_ns)
     return Signal(line, stamp, value, s.counter, none, none, period, reach, centre, 0, clock)
-
-
-def _shown(wave: Waveform, moment: Values, window: float, tau: Values | float) -> Values:
-    """What readings show whose weight is centred at ``moment``: the mean over a window, and of such means, each as much
-    older as one part in `_PARTS` of a low-pass is, the mean again."""
-    made = np.zeros(len(moment))
-    tau = np.asarray(tau)
-    parts = _PARTS if np.any(tau) else 1
-    for share in (np.arange(parts) + 0.5) / parts:
-        at = np.maximum(moment + tau * (1 + np.log1p(-share) if parts > 1 else 0), window / 2)
-        made += (wave.energy(at + window / 2) - wave.energy(at - window / 2)) / max(window, 1)
-    return np.asarray(made / parts, np.float64)

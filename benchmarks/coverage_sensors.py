@@ -23,7 +23,7 @@ class Sensor:
     period_ms: float = 2.0
     window_ms: float = 1.06
     filter_ms: float = 0.0
-    """Time constant of a low-pass of first order behind the window, by up to `FILTER_SHARE` another in each run."""
+    """Time constant of a low-pass of first order instead of the window, by up to `FILTER_SHARE` another in each run."""
     shared_centre_ms: float = 0.03
     """The window's middle is off by up to this much, the same way all through a run: the conversion clock."""
     own_centre_ms: float = 0.70
@@ -72,7 +72,7 @@ SENSORS = (
     # INA228 (SLYS021): 84 us each, three bytes a reading; +-0.05 % + 20 ppm/K, 1 uV + 10 nV/K; 312.5 nV a code; +-1 %.
     Sensor("INA228 alone, 84 us, 4000/s", 1 / 4.0, 0.084, 0.102, 0.084, 0.02, gain_limits=(0.0017, 0.0017, 0.01),
            offset_limit_w=0.0096, step_w=0.0019, noise_w=0.5, chip="INA228"),
-    Sensor("NVML, 50/s", 20.0, 1.0, shared_centre_ms=0.9, own_centre_ms=0.1, jitter_ms=0.01, filter_ms=13.0,
+    Sensor("NVML, 50/s", 20.0, 0.0, shared_centre_ms=0.9, own_centre_ms=0.1, jitter_ms=0.01, filter_ms=13.0,
            gain_limits=(0.05,), step_w=1e-3, is_shunt=False),
     Sensor("wall meter, 10/s", 100.0, 100.0, 1.0, 1.0, 1.0, gain_limits=(0.0015,), offset_limit_w=0.3, is_shunt=False),
 )  # fmt: skip

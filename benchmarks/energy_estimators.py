@@ -9,6 +9,7 @@ phase lie inside its stated 95 % interval, for: straight lines only, power held 
 from __future__ import annotations
 
 import argparse
+from itertools import pairwise
 
 import numpy as np
 
@@ -95,6 +96,23 @@ def make_waveform(kind, rng, begin, end, label):
             out[i] = x
         return Waveform(t, 160 + out)
     raise ValueError(kind)
+
+
+PARTS = 32
+"""Of a low-pass, each with as much weight and even within itself."""
+
+
+def low_passed(wave, t_ns, tau_ns):
+    """[n] power behind a low-pass of first order whose weight is centred at ``t_ns`` [n]; ``tau_ns`` for each."""
+    age = np.append(-np.log1p(-np.arange(PARTS) / PARTS), 0.0)
+    age[-1] = age[-2] + 2.0  # what is older than all has a mean age of one time constant more
+    centre = np.mean((age[1:] + age[:-1]) / 2)
+    made, newer = np.zeros(len(t_ns)), wave.energy(t_ns + tau_ns * centre)
+    for first, last in pairwise(age):
+        older = wave.energy(t_ns + tau_ns * (centre - last))
+        made += (newer - older) / (tau_ns * (last - first))
+        newer = older
+    return made / PARTS
 
 
 def sensor(

@@ -22,8 +22,9 @@ MOSTLY = 0.5
 def seconds(value_s: float) -> str:
     """A duration for people, three digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if value_s >= scale:
-            return f"{value_s / scale:.3g} {unit}"
+        rounded = float(f"{value_s / scale:.3g}")
+        if rounded >= 1:
+            return f"{rounded:g} {unit}"
     return f"{value_s * 1e9:.0f} ns"
 
 
