@@ -22,8 +22,6 @@ class Sensor:
     name: str
     period_ms: float = 2.0
     window_ms: float = 1.06
-    filter_ms: float = 0.0
-    """Time constant of a low-pass of first order instead of the window, by up to `FILTER_SHARE` another in each run."""
     shared_centre_ms: float = 0.03
     """The window's middle is off by up to this much, the same way all through a run: the conversion clock."""
     own_centre_ms: float = 0.70
@@ -42,6 +40,8 @@ class Sensor:
     """The part of the device's power that each of its lines carries."""
     chip: str = "INA219"
     """What the source names in the line's detail, where it is a shunt."""
+    filter_ms: float = 0.0
+    """Time constant of a low-pass of first order instead of the window, by up to `FILTER_SHARE` another in each run."""
 
     @property
     def accuracy(self) -> Accuracy:

@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import coverage_runs
+import coverage_sensors
 import numpy as np
 import pytest
 from make_run import MS
@@ -270,3 +272,18 @@ def test_noise_steps_and_ramps_are_told_apart(noise_w):
     error = found.energy_j - (wave.joules(end) - wave.joules(begin))
     assert np.std(error) == pytest.approx(np.sqrt(np.mean(found.u_random_j**2)), rel=0.25, abs=1e-6)
     assert noise_w or found.u_random_j.max() < 1e-6
+
+
+@pytest.mark.parametrize("kind", ["square", "random steps"])
+def test_a_few_steps_are_not_taken_for_noise(kind):
+    # Phases of 2 ms, five steps in all thirty of a kind: the stated variance is that of the errors.
+    rng = np.random.default_rng(77)
+    sensor = coverage_sensors.Sensor("quick", 1 / 4.5, 0.084, 0.0, 0.042, 0.02, bound_ms=1e-3)
+    plan = coverage_runs.plan_of(rng, 80, 30, 2.0)
+    wave = coverage_runs.waveform(kind, rng, plan)
+    (signal,) = coverage_runs.part_of(wave, rng, plan, sensor).signals
+    label = plan.run * coverage_runs.KINDS + plan.kind
+    found = phase_line_energies(signal, plan.begin, plan.end, label, plan.run)
+    exact = (wave.energy(plan.end) - wave.energy(plan.begin)) * 1e-9
+    ratio = np.mean(found.u_random_j**2) / np.mean((found.energy_j - exact) ** 2)
+    assert 0.7 < ratio < 1.35
