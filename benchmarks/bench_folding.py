@@ -227,7 +227,7 @@ def main() -> int:
     parser.add_argument("--sensors", default="", help="only sensors with this in their name")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes; the results are the same")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--untuned", action="store_true", help="the waveforms that played no part in the method instead")
+    what.add_argument("--untuned", action="store_true", help="other waveforms, to which nothing is fitted, instead")
     what.add_argument("--ends", action="store_true", help="lag and place at the ends of their limits instead")
     what.add_argument("--sim", action="store_true", help="powerd's source sim instead")
     args = parser.parse_args()

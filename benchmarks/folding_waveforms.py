@@ -20,7 +20,7 @@ UNTUNED = (
     "decay of 10 ms", "kernels of 1.3 ms", "peak at the begin", "waits at the end", "sine inside", "ringing",
     "longer takes less", "drifts", "capped at 20 Hz",
 )  # fmt: skip
-"""Waveforms that played no part when the method's rules were made."""
+"""Waveforms that the method has no model of. They were looked at when the part of the edges was chosen."""
 _KNOTS = 25
 
 

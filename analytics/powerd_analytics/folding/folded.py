@@ -22,6 +22,7 @@ from powerd_analytics.folding.segments import Phases, Segments, segments_of
 from powerd_analytics.folding.timeline import Timeline
 from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.slices import parts_between
+from powerd_core.model import ShuntConversion
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -36,6 +37,8 @@ WIDEST = 0.5
 """The largest U95, as a share of the energy, that is still a number."""
 NEED_LENGTH = 1.5
 """Length of a phase over the bound of a window's place: of shorter ones it is not known which readings saw them."""
+NEED_LENGTH_FREE = 2.0
+"""The same for chips that convert freely: their place differs from reading to reading, and is taken as one for all."""
 MOST_UNLIKE = 2.0
 """Usual length over the length of the phases, or the other way round, for all but a tenth of them at most."""
 _BLOCKS, _BLOCK_SEGMENTS = 16, 4096
@@ -149,11 +152,12 @@ def _fold_line(signal: Signal, phases: Phases) -> list[_Watts]:
     flat = _flat(equations, segments, places, marks, usual_w, at)
     smooth = _other_filter(blocks, response, segments, places, marks, usual_w, at)
     model = np.sqrt(at.u_model_w**2 + flat**2 + smooth**2 + segments.edge_u_w(at.watts, response.width_ns) ** 2)
+    is_free = isinstance(signal.line.conversion, ShuntConversion)
     made = []
     for k in range(phases.kinds):
         seen = _looked_at(blocks, phases, k)
         why = "" if seen >= LOOKED_AT else _aliased(signal, seen)
-        if segments.bins.length_ms[k] * 1e6 < NEED_LENGTH * beside:
+        if segments.bins.length_ms[k] * 1e6 < (NEED_LENGTH_FREE if is_free else NEED_LENGTH) * beside:
             why = f"when {signal.line.name} looks is only known to ± {beside * 1e-6:.3g} ms"
         random, of_model, limit, of_lag = (float(x[k]) for x in (at.u_random_w, model, at.limit_w, at.of_lag))
         made.append(_Watts(usual_w + float(at.watts[k]), random, of_model, limit, of_lag, why))
