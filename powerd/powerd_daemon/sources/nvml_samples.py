@@ -118,8 +118,9 @@ class SampleBuffer(Quantity):
         return found
 
     def take_bound_ns(self) -> int:
-        """How far the times of the samples since the last call may be off by their stamps, at most."""
-        bound_ns, self._widest_ns = self._widest_ns or self.stamps.half_ns, 0
+        """How far the times of the samples since the last call may be off by their stamps, at most, and of those that
+        wait for the grid."""
+        bound_ns, self._widest_ns = max(self._widest_ns, self.stamps.half_ns), 0
         return bound_ns
 
 
