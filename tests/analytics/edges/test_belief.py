@@ -29,7 +29,7 @@ def test_shares_lie_between_none_and_all_grow_with_the_mean_and_know_no_unit(mea
     assert left >= 0
     assert one(1.1 * mean, variance, size2)[0] >= one(mean, variance, size2)[0] - 1e-12
     scaled = one(scale * mean, scale**2 * variance, scale**2 * size2, scale * half)
-    np.testing.assert_allclose(scaled, (share, scale**2 * left), rtol=1e-5, atol=1e-9 * scale**2 * (1 + mean**2))
+    np.testing.assert_allclose(scaled, (share, scale**2 * left), rtol=1e-6, atol=1e-12 * scale**2)
 
 
 def test_what_there_is_differs_from_what_is_believed_by_the_stated_variance():
