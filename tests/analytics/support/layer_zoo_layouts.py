@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import torch
+from layer_zoo import Call, Unpooled
 from torch import nn
 
 F = nn.functional
@@ -39,17 +40,6 @@ class As(nn.Module):
 
     def forward(self, x, *others):
         return self.inner(x.to(self.dtype), *others)
-
-
-class Call(nn.Module):
-    """A function as a module."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def forward(self, *inputs):
-        return self.function(*inputs)
 
 
 def _of_places():
@@ -93,18 +83,6 @@ def _of_places():
         "roll and flip": (lambda: Call(lambda x: x.roll(1, 2) + x.flip(3)), _IMAGE),
         "grid_sample": (lambda: Call(lambda x: F.grid_sample(x, x[:, :2].permute(0, 2, 3, 1))), _IMAGE),
     }
-
-
-class Unpooled(nn.Module):
-    """Pooled with the places of the largest values, and back."""
-
-    def __init__(self, n):
-        super().__init__()
-        self.pool = getattr(nn, f"MaxPool{n}d")(2, return_indices=True)
-        self.back = getattr(nn, f"MaxUnpool{n}d")(2)
-
-    def forward(self, x):
-        return self.back(*self.pool(x))
 
 
 def _layouts():
