@@ -4,11 +4,12 @@
     python benchmarks/bench_operations.py --runs 9
     python benchmarks/bench_operations.py --runs 3 --models all --alone
 
-Thirteen models: the zoo's, and four of other kinds from `operation_models.py`; with ``all`` 17 more from the files
+Thirteen models: the zoo's, and four of other kinds from `operation_models.py`; with ``all`` 31 more from the files
 beside it, those that are large at batches of their own. Time is from torch imported to the total known, the model's
 making and all imports of either counter included; the CPU time of the process stands beside it, which other work on the
-machine does not lengthen. Memory is the peak above that of a process that has imported torch. Then a table of grouped
-convolutions, whose backward pass is known by hand: two products for each of forward's.
+machine does not lengthen. Memory is the peak above that of a process that has imported torch. Then what a kernel costs
+in a loop in Python; a table of grouped convolutions, whose backward pass is known by hand: two products for each of
+forward's; and the worst of all models, by the best of their runs, against the limits. Exit status 1: one is missed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -60,6 +62,7 @@ print(json.dumps(spent | {"heavy": heavy, "mb": peak() - before, "total": total}
 TARGET_S, TARGET_MB = 0.5, 100
 LIMIT_S = 1.0
 """For any model."""
+CELL_STEPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,17 @@ MORE = {
     "resnet50_bfloat16": Model("operation_models_variants", _PICTURE),
     "llama_bfloat16": Model("operation_models_variants", ("2048:int64",), 1),
     "gpt2_checkpointed": Model("operation_models_variants", ("1024:int64",), 4),
+    "gpt2_reentrant": Model("operation_models_variants", ("1024:int64",), 4),
+    **{n: Model("operation_models_deep", _PICTURE) for n in ("resnet152", "densenet201", "vit_large", "swin")},
+    "gpt2_xl": Model("operation_models_deep", ("1024:int64",), 4),
+    "encoder96": Model("operation_models_deep", ("128x512",), 16),
+    "wavenet": Model("operation_models_deep", ("16000:int64",), 4),
+    "both_ways": Model("operation_models_loops", ("1000x64",), 8),
+    "gru": Model("operation_models_loops", ("2000x64",), 8),
+    "packed": Model("operation_models_loops", ("1000x64",), 8),
+    "lstm_again": Model("operation_models_loops", ("1000x64",), 8),
+    "translator": Model("operation_models_loops", ("200:int64", "200:int64"), 16),
+    "mamba": Model("operation_models_loops", ("512:int64",), 4),
 }
 ALL = MODELS | MORE
 
@@ -107,6 +121,45 @@ def measure(way: str, model: str, batch: int) -> dict[str, Any]:
     )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def kernel_cost() -> None:
+    """A cell called step by step: counted, and run on ``meta`` without counting; CPU time, best of 3."""
+    import torch
+    from operation_models_language import Cells
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from powerd_analytics.operations import count_operations
+
+    class Number(TorchDispatchMode):  # type: ignore[misc]
+        ran = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.ran += 1
+            return func(*args, **(kwargs or {}))
+
+    def plain() -> None:
+        with torch.device("meta"):
+            y = Cells()(torch.empty(8, CELL_STEPS, 64))
+            y.backward(torch.empty_like(y))
+
+    def cpu_s(run: Any) -> float:
+        begin = time.process_time()
+        run()
+        return time.process_time() - begin
+
+    progress("what a kernel costs")
+    with Number() as number:
+        plain()
+    ours = min(cpu_s(lambda: count_operations(Cells, (CELL_STEPS, 64), batch_size=8)) for _ in range(3))
+    theirs = min(cpu_s(plain) for _ in range(3))
+    progress("")
+    print(
+        f"\nan LSTM cell called {CELL_STEPS} times in a loop, forward and backward: {number.ran:,} kernels,"
+        " views among them"
+    )
+    for name, seconds in (("counted", ours), ("run on meta, not counted", theirs)):
+        print(f"{name:>26} {seconds:>8.3f} s of CPU {1e6 * seconds / number.ran:>8.1f} µs a kernel")
 
 
 def groups_table() -> None:
@@ -156,7 +209,8 @@ def main() -> int:
     )
     print("model".ljust(23), *(text.rjust(width) for text, width in header if "ours" in text or not args.alone))
     is_met = True
-    slowest, imported, large = 0.0, dict[str, list[str]](), dict[str, str]()
+    slowest, imported = 0.0, dict[str, list[str]]()
+    best = dict[str, tuple[float, float]]()
     for model in list(ALL) if args.models == "all" else args.models.split(","):
         found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
         for run in range(args.runs):
@@ -179,9 +233,8 @@ def main() -> int:
         slowest = max(slowest, median(r["s"] for r in found["ours"]))
         if heavy := sorted({name for r in found["ours"] for name in r["heavy"]}):
             imported[model] = heavy
-        best, mb = (min(r[k] for r in found["ours"]) for k in ("cpu", "mb"))
-        if best > LIMIT_S or mb > TARGET_MB:
-            large[model] = f"{best:.2f} s, {mb:.0f} MB"
+        cpu_s, mb = (min(r[k] for r in found["ours"]) for k in ("cpu", "mb"))
+        best[model] = cpu_s, mb
         if model == "resnet50":
             time_s, mb = (median(r[k] for r in found["ours"]) for k in ("s", "mb"))
             is_met = time_s <= TARGET_S and mb <= TARGET_MB
@@ -191,10 +244,16 @@ def main() -> int:
     print(f"slowest of ours {slowest:.3f} s, limit {LIMIT_S} s: {verdict}")
     said = "; ".join(f"{model}: {', '.join(names)}" for model, names in imported.items())
     print(f"of torch's compiler ours imported {said or 'nothing'}")
-    said = "; ".join(f"{model} ({figures})" for model, figures in large.items())
-    print(f"more than {LIMIT_S} s of CPU or {TARGET_MB} MB, best of {args.runs}: {said or 'none'}")
+    kernel_cost()
     groups_table()
-    return 0 if is_met and slowest <= LIMIT_S and not imported else 1
+    longest, largest = (max(best, key=lambda model, i=i: best[model][i]) for i in (0, 1))
+    cpu_s, mb = best[longest][0], best[largest][1]
+    is_small = cpu_s <= LIMIT_S and mb <= TARGET_MB
+    print(
+        f"\nworst of {len(best)} models, best of {args.runs} runs each: {cpu_s:.2f} s of CPU ({longest}), {mb:.0f} MB"
+        f" ({largest}); limits {LIMIT_S} s and {TARGET_MB} MB: {'met' if is_small else 'MISSED'}"
+    )
+    return 0 if is_met and is_small and slowest <= LIMIT_S and not imported else 1
 
 
 if __name__ == "__main__":

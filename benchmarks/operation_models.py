@@ -11,16 +11,18 @@ from torch import Tensor, nn
 
 
 class Vit(nn.Module):
-    """[n, 3, 224, 224] to [n, 1000]: patches of 16, twelve layers of width 768."""
+    """[n, 3, 224, 224] to [n, 1000]: patches of 16, twelve layers of width 768, or of another size."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 768, layers: int = 12) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(3, 768, 16, 16)
-        self.first = nn.Parameter(torch.zeros(1, 1, 768))
-        self.places = nn.Parameter(torch.randn(1, 197, 768) * 0.02)
-        layer = nn.TransformerEncoderLayer(768, 12, 3072, activation="gelu", batch_first=True, norm_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 12, nn.LayerNorm(768), enable_nested_tensor=False)
-        self.classifier = nn.Linear(768, 1000)
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.places = nn.Parameter(torch.randn(1, 197, width) * 0.02)
+        layer = nn.TransformerEncoderLayer(
+            width, width // 64, 4 * width, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, nn.LayerNorm(width), enable_nested_tensor=False)
+        self.classifier = nn.Linear(width, 1000)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.patches(x).flatten(2).transpose(1, 2)

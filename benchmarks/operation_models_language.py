@@ -31,13 +31,13 @@ class Bert(nn.Module):
 
 
 class Gpt(nn.Module):
-    """[n, s] tokens to a dict with [n, s, tokens]: twelve layers of width 768, each token seeing those before it."""
+    """[n, s] tokens to a dict with [n, s, tokens], each token seeing those before it: GPT-2, or one of another size."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 768, layers: int = 12, heads: int = 12) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(50257, 768), nn.Embedding(1024, 768)
-        self.layers = nn.ModuleList(GptLayer(768, 12) for _ in range(12))
-        self.norm, self.head = nn.LayerNorm(768), nn.Linear(768, 50257, bias=False)
+        self.tokens, self.places = nn.Embedding(50257, width), nn.Embedding(1024, width)
+        self.layers = nn.ModuleList(GptLayer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 50257, bias=False)
         self.head.weight = self.tokens.weight
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:

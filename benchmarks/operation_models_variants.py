@@ -38,12 +38,12 @@ class Short(nn.Module):
 class Checkpointed(nn.Module):
     """A layer that is computed again in backward."""
 
-    def __init__(self, inner: nn.Module) -> None:
+    def __init__(self, inner: nn.Module, *, reentrant: bool = False) -> None:
         super().__init__()
-        self.inner = inner
+        self.inner, self.is_reentrant = inner, reentrant
 
     def forward(self, x: Tensor) -> Any:
-        return checkpoint(self.inner, x, use_reentrant=False)
+        return checkpoint(self.inner, x, use_reentrant=self.is_reentrant)
 
 
 def resnet50_channels_last() -> nn.Module:
@@ -63,6 +63,15 @@ def llama_bfloat16() -> nn.Module:
 
 def gpt2_checkpointed() -> nn.Module:
     """124 million parameters."""
+    return _checkpointed(reentrant=False)
+
+
+def gpt2_reentrant() -> nn.Module:
+    """The same with the older kind of checkpoint."""
+    return _checkpointed(reentrant=True)
+
+
+def _checkpointed(*, reentrant: bool) -> nn.Module:
     made = Gpt()
-    made.layers = nn.ModuleList(Checkpointed(layer) for layer in made.layers)
+    made.layers = nn.ModuleList(Checkpointed(layer, reentrant=reentrant) for layer in made.layers)
     return made

@@ -7,6 +7,7 @@ al. (2022, ConvNeXt-T), Ho et al. (2020, the U-Net of a diffusion model) and Rad
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -188,11 +189,11 @@ def inception() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.4), nn.Linear(1024, 1000))
 
 
-def densenet() -> nn.Module:
-    """8 million parameters."""
+def densenet(blocks: Sequence[int] = (6, 12, 24, 16)) -> nn.Module:
+    """8 million parameters (DenseNet-121)."""
     layers: list[nn.Module] = [*_rectified(3, 64, 7, 2), nn.MaxPool2d(3, 2, 1)]
     channels = 64
-    for i, count in enumerate((6, 12, 24, 16)):
+    for i, count in enumerate(blocks):
         layers.append(Dense(channels, count, 32))
         channels += 32 * count
         layers += [nn.BatchNorm2d(channels), nn.ReLU()]

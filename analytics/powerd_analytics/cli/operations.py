@@ -48,8 +48,13 @@ def operations(
 
     refuse_existing(output, overwrite)
     with LateProgress(Console(stderr=True)) as progress:
-        progress(0.0, f"counting {model}")
-        count = count_named(model, input, batch, backward=not forward_only)
+        count = count_named(
+            model,
+            input,
+            batch,
+            backward=not forward_only,
+            progress=lambda share, text: progress(share, f"counting {model}: {text}"),
+        )
     if format == "table":
         _put_table(lambda console: listing.print_table(count, console), output, overwrite)
     else:

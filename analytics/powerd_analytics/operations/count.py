@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.operations.counts import OperationCount
@@ -32,6 +33,7 @@ def count_operations(
     dtype: str = "float32",
     backward: bool = True,
     name: str = "",
+    progress: Callable[[float, str], None] | None = None,
 ) -> OperationCount:
     """Count a model's operations, forward and backward, on torch's ``meta`` device.
 
@@ -40,22 +42,52 @@ def count_operations(
     ``inputs``        instead of ``sample_shape``: tensors of a whole batch, by place or by name; only shapes are used
     ``dtype``         of the input made from ``sample_shape``, such as ``int64`` for tokens
     ``backward``      False counts forward alone
+    ``progress``      called now and then with the share done (0 to 1; 0 all through forward) and what is being done
 
     Training mode counts as the model has it. The loss and the update of parameters are not in it.
     Raises `AnalysisError` when the model cannot be made or does not run on such a sample.
     """
-    import torch
-
-    from powerd_analytics.operations.executed import BACKWARD, ExecutedMode
-    from powerd_analytics.operations.models import in_evaluation_for_one, shadow_of, without_lazies
-    from powerd_analytics.operations.on_meta import MetaDevice
-    from powerd_analytics.operations.outputs import NO_TENSOR, tensors_of
-    from powerd_analytics.operations.paper import PaperHook, has_equation
-    from powerd_analytics.operations.refusals import why
+    from powerd_analytics.operations.no_compiler import without_compiler
 
     if batch_size < 1:
         raise AnalysisError(f"batch size {batch_size}: must be at least 1")
     args, kwargs, said = _inputs(sample_shape, inputs, batch_size, dtype)
+    with without_compiler():
+        count = partial(_count, model, args, kwargs, said, batch_size, backward=backward, name=name, progress=progress)
+        found = count() or count(all_steps=True)
+        assert found is not None
+        return found
+
+
+def _count(
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    said: str,
+    batch_size: int,
+    *,
+    backward: bool,
+    name: str,
+    progress: Callable[[float, str], None] | None,
+    all_steps: bool = False,
+) -> OperationCount | None:
+    """`count_operations` with arguments for the model; ``said`` is what messages call them.
+
+    None where all steps of recurrent layers are needed and were not asked for.
+    """
+    import torch
+
+    from powerd_analytics.operations.causal import without_asking
+    from powerd_analytics.operations.executed import BACKWARD, ExecutedMode, Told
+    from powerd_analytics.operations.models import in_evaluation_for_one, shadow_of, without_lazies
+    from powerd_analytics.operations.no_compiler import run_backward
+    from powerd_analytics.operations.on_meta import MetaDevice
+    from powerd_analytics.operations.outputs import NO_TENSOR, let_go, tensors_of
+    from powerd_analytics.operations.paper import PaperHook, has_equation
+    from powerd_analytics.operations.recurrent import Recurrent
+    from powerd_analytics.operations.recurrent_calls import RECURRENT
+    from powerd_analytics.operations.refusals import why
+
     shadow, notes = shadow_of(model)
     notes += in_evaluation_for_one(shadow) if batch_size == 1 else []
 
@@ -63,17 +95,21 @@ def count_operations(
         return path or type(shadow).__name__
 
     paper, executed = PaperHook(), ExecutedMode()
+    if progress is not None:
+        executed.tick = Told(executed, progress)
     modules: dict[str, torch.nn.Module] = {}
     found: list[torch.Tensor] = []
     roots: list[torch.Tensor] = []
+    held: list[Any] = []
     try:
+        without_asking(shadow, notes)
         without_lazies(shadow, args, kwargs)
         modules = dict(shadow.named_modules())
         for path, module in modules.items():
             if next(module.children(), None) is None or has_equation(module):
                 module.register_forward_hook(paper.hook(label(path)))
             executed.watch(path, module)
-        device = MetaDevice()
+        device = MetaDevice({} if all_steps else dict.fromkeys(RECURRENT, Recurrent(executed)))
         with device, torch.enable_grad(), _eager(), executed:
             outputs = shadow(*args, **kwargs)
             found = list(tensors_of(outputs))
@@ -81,14 +117,22 @@ def count_operations(
             executed.current_pass, device.in_backward = BACKWARD, True
             paper.is_open = False  # a checkpoint calls modules again
             if roots and backward:
-                _run_backward(roots)
+                run_backward(roots, [t.detach().new_empty(t.shape) for t in roots])
     except Exception as error:
+        if executed.needs_all_steps:
+            return None
         what = "does not run" if executed.current_pass != BACKWARD else "has a backward pass that does not run"
         raise AnalysisError(f"the model {what} on {said}, on torch's meta device: {why(error)}") from error
-    if backward and not roots:
+    if executed.needs_all_steps:
+        return None
+    has_roots = bool(roots)
+    if backward and not has_roots:
         notes.append(NO_BACKWARD if found else NO_TENSOR.format(type(outputs).__name__))
+    held += [outputs, *found]
+    del outputs, found, roots
+    let_go(held)
     notes += [AUTOCAST] if executed.saw_autocast else []
-    notes += [FUSED.format(device.again)] if backward and roots and device.again else []
+    notes += [FUSED.format(device.again)] if backward and has_roots and device.again else []
     for path, module in modules.items():
         if label(path) in paper.seen:
             continue
@@ -115,18 +159,6 @@ def _eager() -> AbstractContextManager[Any]:
 
     stance: Any = getattr(torch.compiler, "set_stance", None)
     return stance("force_eager") if stance is not None and "torch._dynamo" in sys.modules else nullcontext()
-
-
-def _run_backward(roots: list[torch.Tensor]) -> None:
-    import torch
-
-    gradients = [t.detach().new_empty(t.shape) for t in roots]
-    engine = getattr(torch.autograd.graph, "_engine_run_backward", None)
-    if engine is None:
-        torch.autograd.backward(roots, gradients)
-        return
-    # What `torch.autograd.backward` ends in; before that it imports a computer algebra system (0.3 s, 40 MB).
-    engine(tuple(roots), tuple(gradients), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
 def _inputs(

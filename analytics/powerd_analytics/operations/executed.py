@@ -7,17 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
+from powerd_analytics.operations.by_shape import run_as_torch, run_shapes
 from powerd_analytics.operations.counts import ExecutedCount, Work
-from powerd_analytics.operations.kernels import PRODUCTS, Effort, effort_of
-from powerd_analytics.operations.shapes import shaped
-from powerd_analytics.operations.shapes_layout import on_meta
-from powerd_analytics.operations.touched import is_dense, touched
+from powerd_analytics.operations.did import Did, did_by
+from powerd_analytics.operations.kernels import Effort
+from powerd_analytics.operations.known import LARGEST, Key, Known, Traits, again, key_of, remembered, traits_of
+from powerd_analytics.operations.record import Record
 
 FORWARD, BACKWARD = "forward", "backward"
+TICK = 4096
 
 
 class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
@@ -36,7 +37,16 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         self._since: list[int] = [0]
         self._names: list[str] = [""]
         self._tally: dict[tuple[str, str], list[int]] = {}
-        self._efforts: dict[Any, Effort] = {}
+        self._traits: dict[int, Traits] = {}
+        self._known: dict[Key, Known] = {}
+        self.ran = 0
+        """Kernels, views among them."""
+        self.needs_all_steps = False
+        """Recurrent layers were shortened that cannot be."""
+        self.tick: Callable[[], None] | None = None
+        """Called every `TICK` kernels."""
+        self.record: Record | None = None
+        """Takes what runs in the place of the counts, while there is one."""
         self.kernels: dict[str, dict[str, None]] = {}
         """Counted kernels that ran for a module, by the module's name."""
 
@@ -72,52 +82,82 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
             self._since.append(number)
             self._names.append(self._stack[-1])
 
-    def _place(self) -> str:
+    def place(self) -> str:
+        """The module that what runs now belongs to, by name."""
         # In backward a module is on the stack where a checkpoint computes it again.
         if self.current_pass == BACKWARD and len(self._stack) == 1:
-            node = torch._C._current_autograd_node()
-            number = node._sequence_nr() if node is not None else 0
-            # What adds gradients to parameters has the highest of all numbers, and no module.
-            if node is not None and number < 2**63:
-                return self._names[bisect_right(self._since, number) - 1]
-            return ""
+            number = self.node_number()
+            return self._names[bisect_right(self._since, number) - 1] if number is not None else ""
         return self._stack[-1]
+
+    @staticmethod
+    def node_number() -> int | None:
+        """Of autograd's node that runs; None outside backward, and for what adds gradients to parameters."""
+        node = torch._C._current_autograd_node()
+        number: int | None = node._sequence_nr() if node is not None else None
+        return number if number is not None and number < 2**63 else None
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        given = kwargs or {}
+        self.ran += 1
+        if not self.ran % TICK and self.tick is not None:
+            self.tick()
         # Whatever asks a tensor for its shape in here would pass torch.device("meta") again: a third of the time.
         with torch._C.DisableTorchFunction():
-            out = run_shapes(func, args, kwargs or {})
-            effort = self._efforts.get(func)
-            if effort is None:
-                effort = self._efforts[func] = effort_of(func)
-            if effort is not Effort.NOTHING:
-                self._count(func, effort, args, out)
+            traits = self._traits.get(id(func))
+            if traits is None:
+                traits = self._traits[id(func)] = traits_of(func)
+            if traits.is_view:
+                return run_as_torch(func, args, given)
+            key = key_of(traits, args, given) if traits.is_remembered else None
+            known = self._known.get(key) if key is not None else None
+            if known is not None:
+                if known.work is not None:
+                    self._add(known.work)
+                return again(known, args)
+            out = run_shapes(func, args, given)
+            did = None if traits.effort is Effort.NOTHING else did_by(func, traits.effort, args, out)
+            if did is not None:
+                self._add(did)
+            if key is not None and (known := remembered(args, given, out, did)) is not None:
+                if len(self._known) >= LARGEST:
+                    self._known.clear()
+                self._known[key] = known
         return out
 
-    def _count(self, func: Any, effort: Effort, args: Sequence[Any], out: Any) -> None:
-        place = self._place()
-        tally = self._tally.setdefault((place, self.current_pass), [0, 0, 0])
-        name = func.overloadpacket.__name__
-        if is_dense(args) and is_dense((out,)):
-            moved_bytes, values = touched(name, args, out)
-            tally[2] += moved_bytes
-        else:  # its tensors do not say how many values they hold
-            effort, values = Effort.UNKNOWN, 0
-        if effort is Effort.MOVE:
+    def _add(self, did: Did) -> None:
+        if self.record is not None:
+            self.record.add(did)
             return
-        self.kernels.setdefault(place, {}).setdefault(name)
-        if effort is Effort.PRODUCT:
-            # A product of two complex numbers is four of real ones, and so is the sum.
-            parts = 4 if any(isinstance(a, Tensor) and a.is_complex() for a in args) else 1
-            tally[0] += parts * PRODUCTS[func.overloadpacket](args, out)
-            tally[1] += _bias_values(func, args, out)
-        elif effort is Effort.ELEMENTWISE:
-            tally[1] += values
-        else:
-            key = place, str(func)
-            self.unknown[key] = self.unknown.get(key, 0) + 1
+        place = self.place()
+        tally = self._tally.get((place, self.current_pass))
+        if tally is None:
+            tally = self._tally[place, self.current_pass] = [0, 0, 0]
+        tally[0] += did.operations
+        tally[1] += did.elementwise
+        tally[2] += did.moved_bytes
+        if did.is_shown:
+            kernels = self.kernels.get(place)
+            if kernels is None:
+                kernels = self.kernels[place] = {}
+            kernels[did.name] = None
+            if did.unknown:
+                key = place, did.unknown
+                self.unknown[key] = self.unknown.get(key, 0) + 1
+
+    def add_record(self, record: Record, place: str) -> None:
+        """Count what was recorded for a module."""
+        for (name, is_shown, unknown), (times, operations, elementwise, moved_bytes) in record.sums.items():
+            tally = self._tally.setdefault((place, self.current_pass), [0, 0, 0])
+            tally[0] += operations
+            tally[1] += elementwise
+            tally[2] += moved_bytes
+            if is_shown:
+                self.kernels.setdefault(place, {}).setdefault(name)
+            if unknown:
+                self.unknown[place, unknown] = self.unknown.get((place, unknown), 0) + times
 
     def counts(self, modules: Mapping[str, nn.Module], label: Callable[[str], str]) -> tuple[ExecutedCount, ...]:
         """What ran, by module in the order in which they first ran; ``label`` words a module's name."""
@@ -129,44 +169,20 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         return tuple(found)
 
 
-def run_shapes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What a kernel returns on ``meta``: by our own rules, else by torch's."""
-    out = shaped(func, args, kwargs)
-    if out is not None:
-        return out
-    try:
-        return func(*args, **kwargs)
-    except (RuntimeError, NotImplementedError):
-        if not any(isinstance(a, Tensor) and not a.is_meta for a in args):
-            raise
-        # A tensor that the model keeps as a plain attribute was left where it is: its shape serves as well.
-        moved = tree_map_only(Tensor, lambda t: t if t.is_meta else on_meta(t), args)
-        return func(*moved, **kwargs)
+class Told:
+    """Says how far a mode is: in backward by the numbers of autograd's nodes, which run from the last to the first."""
 
+    def __init__(self, mode: ExecutedMode, progress: Callable[[float, str], None]) -> None:
+        self._mode, self._progress = mode, progress
+        self._share = 0.0
+        self._first = int(torch._C._autograd._get_sequence_nr())
+        self._most = 0
 
-class ShapesMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """Makes a model by shapes alone where our rules know the kernel, and counts nothing."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        with torch._C.DisableTorchFunction():
-            made = shaped(func, args, kwargs or {})
-            return made if made is not None else func(*args, **(kwargs or {}))
-
-
-_ADDING = ("addmm", "baddbmm", "addbmm", "addmv", "addr", "conv_tbc")
-
-
-def _bias_values(func: Any, args: Sequence[Any], out: Any) -> int:
-    """Additions for a bias inside a product's kernel: one an output value, and one for its gradient."""
-    name = func.overloadpacket.__name__.removesuffix("_")
-    if name == "convolution_backward" and args[10][2]:
-        return int(args[0].numel())
-    if (name == "convolution" and args[2] is not None) or name in _ADDING:
-        return int(out.numel())
-    return 0
+    def __call__(self) -> None:
+        mode = self._mode
+        number = mode.node_number() if mode.current_pass == BACKWARD else None
+        if number is not None:
+            ahead = max(number - self._first, 0)
+            self._most = max(self._most, ahead, 1)
+            self._share = max(self._share, 1 - ahead / self._most)
+        self._progress(self._share, f"{mode.current_pass}, {mode.ran:,} kernels")

@@ -212,14 +212,15 @@ def effort_of(func: Any) -> Effort:
         return Effort.NOTHING
     if name in MOVES:
         return Effort.MOVE
-    if name in ELEMENTWISE or _is_pointwise(func):
+    if name in ELEMENTWISE or is_pointwise(func):
         return Effort.ELEMENTWISE
     base = name.removesuffix("_")
     other = getattr(aten, base, None) if base != name else None
     # In place as well, where torch marks only the other as such.
-    has_other = other is not None and any(_is_pointwise(getattr(other, o)) for o in other.overloads())
+    has_other = other is not None and any(is_pointwise(getattr(other, o)) for o in other.overloads())
     return Effort.ELEMENTWISE if has_other or (other is not None and base in ELEMENTWISE) else Effort.UNKNOWN
 
 
-def _is_pointwise(func: Any) -> bool:
+def is_pointwise(func: Any) -> bool:
+    """Whether torch marks it so: each value of its result is made from one value of each operand."""
     return getattr(torch.Tag, "pointwise", None) in func.tags

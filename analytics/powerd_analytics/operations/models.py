@@ -13,7 +13,7 @@ from torch.nn.modules import batchnorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
-from powerd_analytics.operations.executed import ShapesMode
+from powerd_analytics.operations.by_shape import ShapesMode
 from powerd_analytics.operations.on_meta import MetaDevice
 from powerd_analytics.operations.shapes_layout import on_meta
 from powerd_core.errors import AnalysisError

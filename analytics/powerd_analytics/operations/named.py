@@ -14,12 +14,17 @@ from powerd_core.errors import ConfigError
 
 
 def count_named(
-    model: str, inputs: Sequence[str] = (), batch_size: int = 1, *, backward: bool = True
+    model: str,
+    inputs: Sequence[str] = (),
+    batch_size: int = 1,
+    *,
+    backward: bool = True,
+    progress: Callable[[float, str], None] | None = None,
 ) -> OperationCount:
     """Count ``model``: a name of the zoo, or ``FILE.py:FUNCTION``, which is imported and called.
 
     ``inputs``: shapes of one sample such as ``3x224x224`` or ``128:int64``, one for each argument;
-    the zoo knows its own.
+    the zoo knows its own. ``progress`` as for `count_operations`.
     Raises `ConfigError` for what cannot be found or understood, `AnalysisError` for what does not run.
     """
     if batch_size < 1:
@@ -45,11 +50,15 @@ def count_named(
         raise ConfigError("counting needs torch: pip install 'powerd[torch]'") from error
     if len(shapes) == 1:
         shape, dtype = shapes[0]
-        return count_operations(make, shape, batch_size=batch_size, dtype=dtype, backward=backward, name=model)
+        return count_operations(
+            make, shape, batch_size=batch_size, dtype=dtype, backward=backward, name=model, progress=progress
+        )
     tensors = []
     for shape, dtype in shapes:
         tensors.append(torch.empty(batch_size, *shape, dtype=getattr(torch, dtype), device="meta"))
-    return count_operations(make, inputs=tensors, batch_size=batch_size, backward=backward, name=model)
+    return count_operations(
+        make, inputs=tensors, batch_size=batch_size, backward=backward, name=model, progress=progress
+    )
 
 
 def _parse(text: str) -> tuple[tuple[int, ...], str]:

@@ -39,7 +39,9 @@ _ATTENTION = "scaled_dot_product_attention"
 class MetaDevice(_device.DeviceContext):  # type: ignore[misc, unused-ignore]
     """New tensors are made on ``meta``, as in ``with torch.device("meta")``."""
 
-    def __init__(self) -> None:
+    def __init__(self, instead: Mapping[Any, Callable[..., Any]] | None = None) -> None:
+        """``instead``: what runs in the place of functions of torch, given the function, its arguments and names."""
+        self._instead = instead or {}
         self.in_backward = False
         self._first = dict.fromkeys(("forward", "without gradients", "backward"), 0)
         super().__init__("meta")  # type: ignore[no-untyped-call, unused-ignore]
@@ -70,6 +72,8 @@ class MetaDevice(_device.DeviceContext):  # type: ignore[misc, unused-ignore]
             if self._copies[func] is None:
                 self._copies[func] = with_own(func, {**CHECKS, _ATTENTION: partial(self._attend, attend)})
             func = self._copies[func]
+        elif func in self._instead:
+            return self._instead[func](func, args, given)
         elif func is attend:
             return self._attend(func, *args, **given)
         return func(*args, **given)

@@ -44,6 +44,11 @@ def shaped(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return None
 
 
+def has_rule(func: Any) -> bool:
+    """Whether `shaped` may know what ``func`` returns."""
+    return _rule_of(func)[0] is not None
+
+
 @cache
 def _rule_of(func: Any) -> tuple[Shape | None, dict[str, int], tuple[Any, ...]]:
     schema = func._schema

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -56,6 +57,29 @@ def stack(args: Sequence[Any]) -> Tensor | None:
     shape.insert(at, len(tensors))
     made: Tensor = first.new_empty(shape)
     return made
+
+
+def packed(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
+    """[t, n, *] to [sum of lengths, *], and the sequences that there are in each step; lengths have values."""
+    x, lengths, is_batch_first = args
+    if (
+        lengths.is_meta
+        or lengths.dtype != torch.int64
+        or lengths.dim() != 1
+        or not x.is_meta
+        or x.dim() < 2
+        or 0 in x.shape
+    ):
+        return None
+    known: list[int] = lengths.tolist()
+    steps, batch = x.shape[1 if is_batch_first else 0], x.shape[0 if is_batch_first else 1]
+    if len(known) != batch or known[-1] < 1 or known[0] > steps or known != sorted(known, reverse=True):
+        return None
+    ends = [0] * known[0]
+    for n in known:
+        ends[n - 1] += 1
+    sizes = list(accumulate(reversed(ends)))[::-1]
+    return x.new_empty((sum(known), *x.shape[2:])), torch.tensor(sizes, device="cpu")
 
 
 def repeat(args: Sequence[Any]) -> Tensor | None:

@@ -215,6 +215,7 @@ SHAPES: dict[str, Shape] = {
     "_embedding_bag_backward": indexing.embedding_bag_backward,
     "cat.default": joining.cat,
     "stack": joining.stack,
+    "_pack_padded_sequence": joining.packed,
     "repeat": joining.repeat,
     "flip": joining.flipped,
     "roll": joining.rolled,

@@ -9,7 +9,9 @@ from powerd_analytics.operations import count_operations
 
 torch = pytest.importorskip("torch")
 
+import operation_models_deep as deep  # noqa: E402
 import operation_models_language as language  # noqa: E402
+import operation_models_loops  # noqa: E402, F401
 import operation_models_variants as variants  # noqa: E402
 import operation_models_vision as vision  # noqa: E402
 from bench_operations import ALL, MORE  # noqa: E402
@@ -60,3 +62,26 @@ def test_a_transformer_has_torchs_count():
 def test_every_model_has_its_file():
     folder = Path(vision.__file__).parent
     assert all(not e.file or (folder / f"{e.file}.py").is_file() for e in ALL.values())
+
+
+@pytest.mark.parametrize(
+    ("make", "parameters"),
+    [(deep.resnet152, 60192808), (deep.densenet201, 20013928), (deep.vit_large, 304326632), (deep.gpt2_xl, 1557611200)],
+)
+def test_parameters_of_deep_ones_are_the_published_ones(make, parameters):
+    with torch.device("meta"):
+        assert sum(p.numel() for p in make().parameters()) == parameters
+
+
+@pytest.mark.parametrize("name", ["swin", "wavenet", "translator", "packed", "both_ways"])
+def test_deep_ones_and_loops_are_counted(name):
+    entry = MORE[name]
+    make = getattr(sys.modules[entry.file], name)
+    inputs = []
+    for shape in entry.shapes:
+        sizes, _, dtype = shape.partition(":")
+        size = (2, *(int(n) for n in sizes.replace("200", "9").replace("16000", "64").split("x")))
+        inputs.append(torch.empty(size, dtype=getattr(torch, dtype or "float32"), device="meta"))
+    count = count_operations(make, inputs=inputs)
+    assert count.executed_not_counted == ()
+    assert 1.5 * count.forward.operations < count.backward.operations < 2.1 * count.forward.operations

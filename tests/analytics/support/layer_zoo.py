@@ -431,6 +431,8 @@ def _functions():
     add("gumbel_softmax", lambda x: F.gumbel_softmax(x, hard=True), t)
     add("dropouts", lambda x: F.dropout(x, 0.2) + F.alpha_dropout(x, 0.2, training=True), t)
     add("multinomial", lambda x: x.softmax(-1).multinomial(2).float() + x.mean(), m)
+    add("packed", lambda x: nn.utils.rnn.pack_padded_sequence(x, [5, 3], batch_first=True).data, t)
+    add("packed steps first", lambda x: nn.utils.rnn.pack_padded_sequence(x, [2, 2, 1, 1, 1]).data, t)
     add("bernoulli", lambda x: x.sigmoid().bernoulli() * x, t)
     add("detached", lambda x: x + x.detach().clone(), t)
     add("softmax of halves", lambda x: x.half().softmax(-1, dtype=torch.float32), t)
