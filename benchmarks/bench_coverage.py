@@ -29,6 +29,7 @@ import multiprocessing
 import os
 import sys
 from dataclasses import dataclass, field
+from zlib import crc32
 
 import numpy as np
 from common import machine, progress
@@ -81,7 +82,8 @@ def measure(sensor: Sensor, kind: str, length_ms: float, runs: int, seed: int) -
     batch = max(1, min(runs, round(READINGS / in_run)))
     singles, bare, means, exacts, resolvable = [], [], [], [], []
     for i, first in enumerate(range(0, runs, batch)):
-        rng = np.random.default_rng([seed, number, round(length_ms), i])
+        # Each sensor sees power of its own, or the cells of a length would be no independent draws.
+        rng = np.random.default_rng([seed, crc32(sensor.name.encode()), number, round(length_ms), i])
         plan = plan_of(rng, min(batch, runs - first), repeats_of(length_ms), length_ms)
         wave = waveform(kind, rng, plan)
         part = part_of(wave, rng, plan, sensor)

@@ -3,7 +3,8 @@
     python benchmarks/bench_repeats.py [--draws 1500] [--seed 1]
 
 Each repeat is a share of the one before and something new, normal; besides, means of three, slow movement with as much
-independent scatter, and independent repeats that are exponentially distributed. Beside what powerd does: the sum of
+independent scatter, independent repeats that are exponentially distributed, and some that come and go with a period,
+with a fifth of its height as noise and steps of 1 % in its phase. Beside what powerd does: the sum of
 correlations alone, batch means with Student's factor (which batches are taken only where the first correlation stands
 out), and the median half-width of each, in standard deviations of a repeat.
 """
@@ -59,6 +60,11 @@ def first_order(rng: np.random.Generator, draws: int, n: int, rho: float) -> np.
     return x
 
 
+def periodic(rng: np.random.Generator, draws: int, n: int, period: float) -> np.ndarray:
+    times = np.cumsum(1 + 0.01 * rng.normal(size=(draws, n)), axis=1) + period * rng.random((draws, 1))
+    return np.sin(2 * np.pi * times / period) + 0.2 * rng.normal(size=(draws, n))
+
+
 def cases(rng: np.random.Generator, draws: int) -> dict[str, np.ndarray]:
     found = {f"{n} repeats, each {r:g} of the last": first_order(rng, draws, n, r) for n in (16, 30, 60) for r in RHOS}
     three = rng.normal(size=(draws, 32))
@@ -66,6 +72,8 @@ def cases(rng: np.random.Generator, draws: int) -> dict[str, np.ndarray]:
     for n, rho in ((30, 0.9), (200, 0.95)):
         found[f"{n}, {rho:g} and as much scatter"] = first_order(rng, draws, n, rho) + rng.normal(size=(draws, n))
     found["30, independent, exponential"] = rng.exponential(size=(draws, 30)) - 1
+    for n, period in ((16, 2.2), (30, 2.2), (30, 6.2), (60, 2.2), (60, 6.2)):
+        found[f"{n}, period of {period:g}"] = periodic(rng, draws, n, period)
     return found
 
 

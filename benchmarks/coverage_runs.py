@@ -15,7 +15,8 @@ from energy_estimators import Waveform, low_passed
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part
-from powerd_analytics.runs.run import RunClock, RunLine
+from powerd_analytics.runs.clock import RunClock
+from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import CounterConversion, Provenance, ScaledConversion, ShuntConversion
 

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.edges.geometry import geometry_of
+from powerd_analytics.edges.lowpass import filter_ns
+from powerd_analytics.edges.place import shared_place_ns
 from powerd_analytics.signals.signal import Signal
 
 Ints = NDArray[np.int64]
@@ -28,9 +30,11 @@ class Cells:
             self.half_ns, self.window_ns = 0.0, signal.window_ns
         self.spacing_ns = signal.spacing_ns
         centres = (self.left + self.right) // 2
+        # What all windows lie beside their stamps together is no scatter; it is a part of its own (`place`).
+        self.centre_ns = signal.centre_ns - shared_place_ns(signal)
         self.geometry = geometry_of(
-            signal.spacing_ns, self.window_ns, 0.0 if signal.is_counter else signal.centre_ns,
-            is_counter=signal.is_counter,
+            signal.spacing_ns, self.window_ns, 0.0 if signal.is_counter else self.centre_ns,
+            filter_ns(signal), is_counter=signal.is_counter,
         )  # fmt: skip
         d, h = np.diff(self.watts), np.diff(centres).astype(np.float64)
         # A cell that came late leaves more room for what nobody saw: its movement counts by the square of its time.
@@ -42,6 +46,12 @@ class Cells:
 
     def __len__(self) -> int:
         return len(self.watts)
+
+    def at(self, t_ns: Ints) -> Values:
+        """[n] power at moments on the straight line between readings, or of the interval that holds them."""
+        if self.half_ns:
+            return self.watts[np.clip(np.searchsorted(self.left, t_ns, "right") - 1, 0, len(self) - 1)]
+        return np.interp(t_ns, self.left, self.watts)
 
 
 def prefix_sums(values: Values) -> Values:

@@ -39,6 +39,8 @@ class Correction:
     """[n] what would be added if the edge were surely a step."""
     bend_j: Values
     """[n] the part of it that comes from the slope."""
+    steeper: Values
+    """[classes] slope towards the edge beyond that all through the phase, W/ns."""
     weight: Values
     """[classes] the share of it that is applied."""
     excess2: Values
@@ -79,7 +81,10 @@ def _correct(
     cells, label, t_ns = found.cells, found.s.label, found.signal.t_ns
     own, excess2 = _weight(found, look)
     share = own if weight is None else np.full(found.classes, weight)
-    slope = found.slope(look.inside, look.deeper, found.clean >= 3) if use_slope else np.zeros(found.classes)
+    slope = np.zeros(found.classes)
+    if use_slope:
+        slope = found.slope(look.inside, look.deeper, look.inside_w - look.deeper_w, found.clean >= 3)
+    steeper = np.where(slope != 0, slope - found.steady_slope(look), 0.0)
     # Power is never held beyond the first and last reading: what lies there is missing, not guessed.
     edge_ns = np.clip(look.edge_ns, t_ns[0], t_ns[-1])
     if look.is_begin:
@@ -87,16 +92,16 @@ def _correct(
     else:
         begin_ns, end_ns = cells.right[look.inside], edge_ns
     dist_ns = np.maximum(end_ns - begin_ns, 0).astype(np.float64)
-    held_j = cells.watts[look.inside] * dist_ns * 1e-9
+    held_j = look.inside_w * dist_ns * 1e-9
     # Between an edge and a counter's interval the mean of that interval is half a cell farther away.
     bend_j = slope[label] * dist_ns * (dist_ns / 2 + cells.half_ns) * 1e-9
     straight_j = integral.between(begin_ns, np.maximum(end_ns, begin_ns))
     full_j = np.where(found.resolvable, held_j + bend_j - straight_j, 0.0)
-    late = _left_over(found, integral, look, slope)
+    late = _left_over(found, integral, look, slope, steeper)
     if use_late and look.is_begin:
         full_j = full_j + np.where(found.resolvable, late.assigned[label], 0.0)
     return Correction(
-        look, dist_ns, full_j, bend_j, share, excess2, late.shift_w, late.u_j, late.line_u_j, late.own_u_j
+        look, dist_ns, full_j, bend_j, steeper, share, excess2, late.shift_w, late.u_j, late.line_u_j, late.own_u_j
     )
 
 
@@ -113,15 +118,16 @@ def _weight(found: Stretched, look: Look) -> tuple[Values, Values]:
     return np.clip((ratio - 1) / (CLEAR_RATIO - 1), 0, 1), excess2
 
 
-def _is_under_way(found: Stretched, look: Look, slope: Values, known: Mask) -> Mask:
+def _is_under_way(found: Stretched, look: Look, steeper: Values, known: Mask) -> Mask:
     """By class: whether clean cells behind the edges still see power come from its old level, faster than it moves all
     through the phase. A step leaves nothing of that, wherever a chip's windows lie."""
-    steeper = np.where(slope != 0, slope - found.steady_slope(look), 0.0) * found.cells.spacing_ns
     jump, _, _ = found.jump(look)
-    return np.asarray(-steeper * found.sum(jump, known) > UNDER_WAY * found.sum(jump**2, known))
+    return np.asarray(
+        -steeper * found.cells.spacing_ns * found.sum(jump, known) > UNDER_WAY * found.sum(jump**2, known)
+    )
 
 
-def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) -> _LeftOver:
+def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values, steeper: Values) -> _LeftOver:
     """Joules around the edges that power held on both sides does not account for, by class.
 
     A step at the edge leaves nothing on average, whatever the sensor. A ramp does, and so does a sensor that is
@@ -132,8 +138,10 @@ def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) 
     jump, _, there = found.jump(look)
     known = look.known & there
     outside, farther = np.clip(look.outside, 0, n - 1), np.clip(look.farther, 0, n - 1)
-    beyond = Side(outside, found.slope(outside, farther, known & look.is_farther_known)[label])
-    within = Side(look.inside, slope[label])
+    w = found.cells.watts
+    beyond_slope = found.slope(outside, farther, w[outside] - w[farther], known & look.is_farther_known)[label]
+    beyond = Side(outside, w[outside], beyond_slope)
+    within = Side(look.inside, look.inside_w, slope[label])
     low, high = (beyond, within) if look.is_begin else (within, beyond)
     left_j = left_over_j(found.signal, found.cells, integral, look.edge_ns, low, high)
     count = found.count(known)
@@ -148,7 +156,7 @@ def _left_over(found: Stretched, integral: Integral, look: Look, slope: Values) 
     sure = np.sqrt(np.clip(1 - 4 * limits2 / np.maximum(mean**2, 1e-300), 0, 1))
     size2 = np.maximum(np.maximum(count, 1) * variance, step2 * USUAL_LAG_S**2 if is_chip else 0.0)
     half = np.sqrt(3 * of_place) if is_chip else np.zeros_like(mean)
-    share, left2 = believed(sure * mean, variance, half, size2, _is_under_way(found, look, slope, known))
+    share, left2 = believed(sure * mean, variance, half, size2, _is_under_way(found, look, steeper, known))
     # Place moves what is assigned as it moves the mean, which is a part of its own (`late_w`). Of what clocks may
     # explain, nothing or all is real.
     variance = np.maximum(left2 - share**2 * half**2 / 3, 0)

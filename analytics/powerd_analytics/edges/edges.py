@@ -135,12 +135,12 @@ def _random_j(
     held = begins.weight[k] * begins.dist_ns + ends.weight[k] * ends.dist_ns
     share = np.clip(1 - held / np.maximum(found.length_ns, 1.0), 0, 1)[i]
     readings = length * share / h
-    g, centre = found.cells.geometry, 0.0 if found.signal.is_counter else found.signal.centre_ns
-    own = OWN * found.own_share + (1 - OWN)
+    g, centre = found.cells.geometry, 0.0 if found.signal.is_counter else found.cells.centre_ns
+    own = _own(found, begins, ends)
     rate = (g.inside * found.step2[k] * h**2 + found.smooth2[k] * centre**2 / 3) * own
     rate = rate + (0.0 if found.signal.is_counter else found.sigma2[k] * h**2)
     inside = rate[i] * readings * 1e-18
-    edge_b, edge_e = _edge_j2(found, begins), _edge_j2(found, ends)
+    edge_b, edge_e = _edge_j2(found, begins, own), _edge_j2(found, ends, own)
     swing = found.move1[k] * (h**2 + found.signal.window_ns**2) / 12 * 1e-18
     inner = swing + _moment_j2(found, begins.look)
     own_j2 = inside + np.where(s.is_first, edge_b[i], 0.0) + np.where(s.is_last, edge_e[i], 0.0)
@@ -163,14 +163,28 @@ def _moment_j2(found: Stretched, look: Look, weight: Values | float = 0.0, dist_
     return variance
 
 
-def _edge_j2(found: Stretched, fix: Correction) -> Values:
+def _own(found: Stretched, begins: Correction, ends: Correction) -> Values:
+    """By stretch: how much of its class's movement between readings is its own.
+
+    What steps at the edges is corrected there, and all else lies between clean cells. Straight lines take in what moves
+    up to the readings beyond the edges.
+    """
+    w = (begins.weight + ends.weight)[found.s.label] / 2
+    own: Values = OWN * (w * found.own_share + (1 - w) * found.wide_share) + (1 - OWN)
+    return own
+
+
+def _edge_j2(found: Stretched, fix: Correction, own: Values) -> Values:
     """Variance (J^2) of one edge: power that wanders on the way to the edge and noise of the cell held; for straight
     lines steps near the edge, and how much more power moves across it than elsewhere."""
     k, h, dist_ns = found.s.label, found.cells.spacing_ns, fix.dist_ns
     w2, rest2 = fix.weight[k] ** 2, (1 - fix.weight[k]) ** 2
     wander = found.step2[k] * dist_ns**3 / (3 * h) + found.wild2[k] * dist_ns**4 / (4 * h**2)
     noise = found.sigma2[k] * dist_ns * (dist_ns + h)
-    straight = found.cells.geometry.edge * found.step2[k] * h**2 + fix.excess2[k] * h**2 / 12
+    if not found.signal.is_counter:
+        # On its way to another level, power is another where the window of the reading held lies beside its stamp.
+        noise = noise + (fix.steeper[k] * found.cells.centre_ns * (dist_ns + h / 2)) ** 2 / 3
+    straight = found.cells.geometry.edge * found.step2[k] * h**2 * own + fix.excess2[k] * h**2 / 12
     moment = _moment_j2(found, fix.look, fix.weight[k], dist_ns)
     late = w2 * fix.late_own_u_j[k] ** 2
     variance: Values = (w2 * (wander + noise) + rest2 * straight) * 1e-18 + moment + late
@@ -191,13 +205,13 @@ def _shift_w(found: Stretched, begins: Correction, ends: Correction) -> tuple[Va
     """By stretch: joules (W s) by which all edges a second later would change the mean of its class, and how far that
     of its own is from it.
 
-    What is held moves with the readings; a straight line meets the edge half way up a step.
+    What is held moves with the readings; a straight line has at the edge what lies there between two of them.
     """
-    c, k = found.cells, found.s.label
-    level = [c.watts[found.first], c.watts[found.last]]
-    for at, fix in enumerate((begins, ends)):
-        jump, _, there = found.jump(fix.look)
-        level[at] = level[at] - np.where(there, (1 - fix.weight[k]) * jump / 2, 0.0)
+    k = found.s.label
+    level = [
+        fix.weight[k] * fix.look.inside_w + (1 - fix.weight[k]) * found.cells.at(fix.look.edge_ns)
+        for fix in (begins, ends)
+    ]
     moved = level[1] - level[0]
     n = np.maximum(found.count(), 1)
     mean = found.sum(moved) / n

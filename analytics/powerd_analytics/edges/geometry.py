@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 Values = NDArray[np.float64]
 
 _PLACES, _CENTRES = 48, 32
+_CONSTANTS = 7
+"""Time constants of a low-pass after which nothing is looked at: 0.1 % is left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +34,33 @@ class Geometry:
     moment, less what ``inside`` counts up to the edge."""
 
 
-def geometry_of(spacing_ns: float, window_ns: float, centre_ns: float, *, is_counter: bool) -> Geometry:
+def geometry_of(
+    spacing_ns: float, window_ns: float, centre_ns: float, tau_ns: float = 0.0, *, is_counter: bool
+) -> Geometry:
     """Of readings ``spacing_ns`` apart that average over a window centred within ± ``centre_ns`` of their time.
 
-    A counter's energy is exact at its readings and straight between them.
+    A counter's energy is exact at its readings and straight between them. Behind a low-pass of the time constant
+    ``tau_ns`` only that counts, with its weight centred there.
     """
     if is_counter:
         # Means over whole intervals; within one, a step's error is that of a Brownian bridge: h^3 / 90.
         return Geometry(2 / 3, 0.5, 0.0, 1 / 90)
     h = max(spacing_ns, 1.0)
-    return _averaged(round(window_ns / h, 3), round(centre_ns / h, 3))
+    return _averaged(round(window_ns / h, 3), round(centre_ns / h, 3), round(tau_ns / h, 3))
 
 
 @lru_cache(maxsize=64)
-def _averaged(window: float, centre: float) -> Geometry:
+def _averaged(window: float, centre: float, tau: float) -> Geometry:
     """Distances in units of the reading distance; readings at whole numbers, an edge between 0 and 1."""
-    reach = int(np.ceil(window / 2 + centre)) + 1
+    reach = int(np.ceil((_CONSTANTS * tau if tau else window / 2) + centre)) + 1
     readings = np.arange(-2 * reach - 2, 2 * reach + 4)
     step = np.arange(-reach - 1, reach + 2, 1 / _PLACES) + 0.5 / _PLACES
     off = (np.arange(_CENTRES) + 0.5) / _CENTRES * 2 - 1
     x = readings[None, :, None] - step[:, None, None] + centre * off[None, None, :]
-    seen = np.clip(x / window + 0.5, 0, 1) if window > 0 else (x >= 0).astype(np.float64)
+    if tau > 0:
+        seen = -np.expm1(-np.maximum(x / tau + 1, 0))
+    else:
+        seen = np.clip(x / window + 0.5, 0, 1) if window > 0 else (x >= 0).astype(np.float64)
     mean = seen.mean(axis=2)
     spread = seen.var(axis=2)
     one = (step >= 0) & (step < 1)  # one reading distance stands for all

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.edges.cells import Cells
+from powerd_analytics.edges.lowpass import filter_ns
 from powerd_analytics.signals.integral import Integral
 from powerd_analytics.signals.signal import Signal
 
@@ -20,9 +21,10 @@ MOST_BETWEEN = 16
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """The clean cells [m] nearest to edges on one side, and the slope (W/ns) towards each edge."""
+    """The clean cells [m] nearest to edges on one side, what power is held, and the slope (W/ns) towards each edge."""
 
     cell: Ints
+    watts: Values
     slope: Values
 
 
@@ -36,20 +38,20 @@ def left_over_j(signal: Signal, cells: Cells, integral: Integral, edge: Ints, lo
     begin, end = cells.right[low.cell], np.maximum(cells.left[high.cell], cells.right[low.cell])
     inside = np.clip(edge, begin, end)
     before_ns, after_ns = (inside - begin).astype(np.float64), (end - inside).astype(np.float64)
-    w_low, w_high = cells.watts[low.cell], cells.watts[high.cell]
+    w_low, w_high = low.watts, high.watts
     if signal.is_counter:
         half = cells.half_ns
         step = w_low * before_ns + low.slope * before_ns * (before_ns / 2 + half)
         step += w_high * after_ns + high.slope * after_ns * (after_ns / 2 + half)
         counted: Values = integral.between(begin, end) - step * 1e-9
         return counted
-    t, n = signal.t_ns, len(signal)
+    t, n, tau = signal.t_ns, len(signal), filter_ns(signal)
     left = np.zeros(len(edge))
     for j in range(1, min(MOST_BETWEEN, int(np.max(high.cell - low.cell, initial=0)))):
         k = low.cell + j
         between = k < high.cell
         k = np.clip(k, 1, n - 2)
-        share = seen_of_step((t[k] - edge).astype(np.float64), signal.window_ns, signal.centre_ns)
+        share = seen_of_step((t[k] - edge).astype(np.float64), signal.window_ns, signal.centre_ns, tau)
         old = w_low + low.slope * np.clip(t[k] - begin, 0, before_ns)
         new = w_high + high.slope * np.clip(end - t[k], 0, after_ns)
         weight = (t[k + 1] - t[k - 1]) / 2 * 1e-9
@@ -57,14 +59,18 @@ def left_over_j(signal: Signal, cells: Cells, integral: Integral, edge: Ints, lo
     return left
 
 
-def seen_of_step(after_ns: Values, window_ns: float, centre_ns: float) -> Values:
+def seen_of_step(after_ns: Values, window_ns: float, centre_ns: float, tau_ns: float = 0.0) -> Values:
     """Mean share of a step that a reading shows whose timestamp lies ``after_ns`` behind it.
 
-    The window is ``window_ns`` wide and centred anywhere within ± ``centre_ns`` of the timestamp.
+    The window is ``window_ns`` wide and centred anywhere within ± ``centre_ns`` of the timestamp. Behind a low-pass of
+    the time constant ``tau_ns`` only that counts, with its weight centred there.
     """
 
     def reached(x: Values) -> Values:
         """Integral of the share over the centre's position: 0 before the window's first touch, x after its last."""
+        if tau_ns > 0:
+            since = np.maximum(x + tau_ns, 0)
+            return np.asarray(since + tau_ns * np.expm1(-since / tau_ns))
         if window_ns <= 0:
             return np.clip(x, 0, None)
         part = (x + window_ns / 2) ** 2 / (2 * window_ns)

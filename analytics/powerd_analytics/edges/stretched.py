@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.edges.cells import Cells, span
+from powerd_analytics.edges.lowpass import filter_ns, without_the_old
 from powerd_analytics.edges.stretches import JOIN_SHARE, Stretches
 from powerd_analytics.signals.signal import Signal
 
@@ -37,6 +38,9 @@ class Look:
     """Whether the cell outside tells what power stood at the edge: no other phase began or ended in between."""
     is_farther_known: Mask
     """The same for the one beyond it; else the two tell no slope."""
+    inside_w: Values
+    deeper_w: Values
+    """Power there, less what a low-pass has left in it of what was before the stretch."""
 
 
 class Stretched:
@@ -68,9 +72,14 @@ class Stretched:
         known_b, far_b = ((at >= 0) & (cells.left[np.clip(at, 0, n - 1)] >= low) for at in (before, before - 1))
         known_e, far_e = ((at < n) & (cells.right[np.clip(at, 0, n - 1)] <= high) for at in (after, after + 1))
         deeper_b, deeper_e = np.minimum(self.first + 1, n - 1), np.maximum(self.last - 1, 0)
+        tau, old_w = filter_ns(signal), cells.watts[np.clip(before, 0, n - 1)]
+        first_w, second_w, last_w, last_but_one_w = (
+            without_the_old(cells.watts[at], old_w, cells.left[at] - s.begin_ns, tau)
+            for at in (self.first, deeper_b, self.last, deeper_e)
+        )
         self.looks = (
-            Look(True, s.begin_ns, self.first, deeper_b, before, before - 1, known_b, far_b),
-            Look(False, s.end_ns, self.last, deeper_e, after, after + 1, known_e, far_e),
+            Look(True, s.begin_ns, self.first, deeper_b, before, before - 1, known_b, far_b, first_w, second_w),
+            Look(False, s.end_ns, self.last, deeper_e, after, after + 1, known_e, far_e, last_w, last_but_one_w),
         )
         self._pool()
 
@@ -87,7 +96,7 @@ class Stretched:
         # What the power does between readings, from two figures by class: noise turns back at the next reading and
         # shows most in second differences, smooth movement goes on and shows least, steps lie between. A ramp's steady
         # movement is taken out first, or it would hide the noise.
-        g, kappa = c.geometry, (self.signal.centre_ns / c.spacing_ns) ** 2
+        g, kappa = c.geometry, (c.centre_ns / c.spacing_ns) ** 2
         second = span(c.second, first, last - 1)
         whole = (c.watts[last] - c.watts[first]) ** 2 - span(c.square, first, last)
         steady = np.where(count > 1, whole / np.maximum(count - 1, 1), 0.0)
@@ -118,6 +127,11 @@ class Stretched:
         self.own_share = np.where(
             count > 1, second / np.maximum(count - 1, 1) / np.maximum(bent, 1e-300)[self.s.label], 1.0
         )
+        # The same up to the readings beyond the edges. What all phases of a class have there is the class's own.
+        low = np.searchsorted(c.left, self.s.begin_ns, "right") - 1
+        high = np.searchsorted(c.right, self.s.end_ns, "left")
+        wide = span(c.second, low - 1, high) / np.maximum(high - low + 1, 1)
+        self.wide_share = wide / np.maximum(self.sum(wide) / np.maximum(self.count(), 1), 1e-300)[k]
         self.length_ns = (self.s.end_ns - self.s.begin_ns).astype(np.float64)
 
     def sum(self, values: Values, where: Mask | None = None) -> Values:
@@ -141,14 +155,13 @@ class Stretched:
         there = (look.outside >= 0) & (look.outside < len(c))
         o = np.clip(look.outside, 0, len(c) - 1)
         lag = np.abs((c.left[at] + c.right[at] - c.left[o] - c.right[o]) / 2)
-        return c.watts[at] - c.watts[o], lag, there
+        return look.inside_w - c.watts[o], lag, there
 
-    def slope(self, near: Ints, far: Ints, use: Mask) -> Values:
-        """By class: mean slope from the cells ``far`` to the cells ``near`` an edge in W/ns of the way towards it,
-        shrunk by how sure it is that there is one."""
-        c = self.cells
-        dt = np.abs(c.left[far] - c.left[near]) + 1e-300
-        slope = (c.watts[near] - c.watts[far]) / np.maximum(dt, 1.0)
+    def slope(self, near: Ints, far: Ints, rise_w: Values, use: Mask) -> Values:
+        """By class: mean slope from the cells ``far`` to the cells ``near`` an edge, where power is ``rise_w`` more, in
+        W/ns of the way towards it, shrunk by how sure it is that there is one."""
+        dt = np.abs(self.cells.left[far] - self.cells.left[near])
+        slope = rise_w / np.maximum(dt, 1.0)
         n = self.count(use)
         mean, var = self.mean(slope, use)
         shrunk: Values = np.where(n >= 3, mean * np.clip(1 - 4 * var / np.maximum(mean**2, 1e-300), 0, 1), 0.0)

@@ -27,6 +27,12 @@ FEW = 30
 """Independent repeats that all are worth, below which what they have in common is badly known."""
 STANDS_OUT = 1.645
 """Standard deviations of a correlation of independent repeats that 5 % of them exceed."""
+BY_CHANCE = 0.01
+"""Of series of independent repeats that seem to have a period."""
+SHARE_OF_LOW, MOST_LOW = 6, 16
+"""The lowest frequencies are this part of the repeats, and at most so many."""
+MOST_PERIODIC = 1 << 16
+"""Repeats up to which a period is looked for: of more a mean is known well enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +100,52 @@ def _of_spread(energy_j: Values) -> tuple[float, float]:
 
     Repeats that go up and down together count for fewer, by their integrated autocorrelation time: as a sum of
     correlations, which is right for many repeats, and where they are worth few as that of a first-order process too,
-    which loses less of it. The one that gives the wider interval counts.
+    which loses less of it. The one that gives the wider interval counts. Repeats that come and go with a period count
+    for more, as ups and downs cancel.
     """
     n = len(energy_j)
     if n < 2:
         return 0.0, float("inf")
     away = energy_j - np.mean(energy_j)
     square = float(np.dot(away, away))
+    rho = float(np.dot(away[1:], away[:-1])) / square if square > 0 else 0.0
+    if NEED_REPEATS <= n <= MOST_PERIODIC and square > 0 and (periodic := _periodic(away, rho)) is not None:
+        return periodic
     found = [_windowed(away, square)]
     if n >= NEED_REPEATS and square > 0 and found[0][1] < FEW:
-        found.append(_first_order(float(np.dot(away[1:], away[:-1])) / square, square, n))
+        found.append(_first_order(rho, square, n))
     return max(found, key=lambda x: x[0] * student(x[1]))
+
+
+def _periodic(away: Values, rho: float) -> tuple[float, float] | None:
+    """Where deviations ``away`` from their mean have a period, from their lowest frequencies; else None.
+
+    The variance of a mean is the spectrum at frequency 0 over n, and that is taken as the mean of the lowest ordinates
+    of the periodogram, two degrees of freedom each (Heidelberger and Welch, 1981), up to half the frequency of the
+    period: what a period that fits in no whole number of times leaves in the mean, it leaves in them too. A period is
+    an ordinate that stands out from all together (Fisher, 1929) and, as repeats that hang together have more of low
+    frequencies, from those of a first-order process with the first correlation ``rho``. That of independent repeats
+    says nothing of the lowest ones, so that taking a chance for a period costs width and no coverage.
+    """
+    n = len(away)
+    power = np.abs(np.fft.rfft(away)[1:]) ** 2 / n
+    if not np.any(power):
+        return None  # equal repeats, all as far from their mean as it is rounded
+    if n % 2 == 0:
+        power[-1] /= 2  # one degree of freedom: its tail is within that of the others so
+    rho = max(_put_back(rho, n), 0.0)
+    white = power * (1 + rho**2 - 2 * rho * np.cos(2 * np.pi * np.arange(1, len(power) + 1) / n))
+    m, at = len(power), int(np.argmax(power))
+    share = float(min(power[at] / np.sum(power), white[at] / np.sum(white)))
+    low = min(n // SHARE_OF_LOW, MOST_LOW, (at + 1) // 2)
+    if low < 2 or m * (1 - share) ** (m - 1) > BY_CHANCE:
+        return None
+    return float(np.sqrt(np.mean(power[:low]) / n)), 2.0 * low
+
+
+def _put_back(rho: float, n: int) -> float:
+    """A first correlation of n repeats with what their own mean has taken out of it (Kendall, 1954)."""
+    return min((n * rho + 1) / (n - 3), 1 - 1 / n)
 
 
 def _windowed(away: Values, square: float) -> tuple[float, float]:
@@ -122,17 +163,29 @@ def _windowed(away: Values, square: float) -> tuple[float, float]:
     return float(np.sqrt(square / (n - 1) / n * together)), max(n / together - 1, 1.0)
 
 
+def _beside_a_beat(away: Values) -> tuple[float, float] | None:
+    n = len(away)
+    power = np.abs(np.fft.rfft(away)[1 : (n - 1) // 2 + 1]) ** 2 / n
+    rho = max(_put_back(float(np.dot(away[1:], away[:-1]) / np.dot(away, away)), n), 0.0)
+    white = power * (1 + rho**2 - 2 * rho * np.cos(2 * np.pi * np.arange(1, len(power) + 1) / n))
+    m, at = len(power), int(np.argmax(power))
+    share = float(min(power[at] / np.sum(power), white[at] / np.sum(white)))
+    low = min(n // SHARE_OF_LOW, MOST_LOW, (at + 1) // 2)
+    if low < 2 or m * (1 - share) ** (m - 1) > BY_CHANCE:
+        return None
+    return float(np.sqrt(np.mean(power[:low]) / n)), 2.0 * low
+
+
 def _first_order(rho: float, square: float, n: int) -> tuple[float, float]:
     """As if each repeat were ``rho`` of the last and something new, with n squared deviations of the sum ``square``.
 
-    What the mean takes out of ``rho`` is put back (Kendall, 1954), and out of the scatter: square / (n - t) for a time
+    What the mean takes out of ``rho`` is put back, and out of the scatter: square / (n - t) for a time
     t. As ln t is unsure by 2 / (1 - rho^2) times what rho is, sqrt((1 - rho^2) / n), the degrees of freedom are fewer
     than the scatter's own, (n - 1) (1 - rho^2) / (1 + rho^2) (Bartlett, 1935).
     """
-    rho = (n * rho + 1) / (n - 3)
+    rho = _put_back(rho, n)
     if rho <= STANDS_OUT / np.sqrt(n):
         return float(np.sqrt(square / (n - 1) / n)), float(n - 1)
-    rho = min(rho, 1 - 1 / n)
     time = 1 + 2 * rho / (1 - rho) - 2 * rho * (1 - rho**n) / (n * (1 - rho) ** 2)
     own = (n - 1) * (1 - rho**2) / (1 + rho**2)
     degrees = 1 / (1 / own + 2 / (n * (1 - rho**2)))

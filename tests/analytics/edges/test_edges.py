@@ -10,7 +10,8 @@ from make_run import MS
 
 from powerd_analytics.edges.edges import phase_line_energies
 from powerd_analytics.edges.stretches import join_stretches
-from powerd_analytics.runs.run import RunClock, RunLine
+from powerd_analytics.runs.clock import RunClock
+from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import Accuracy, Provenance, ScaledConversion
 
@@ -287,3 +288,23 @@ def test_a_few_steps_are_not_taken_for_noise(kind):
     exact = (wave.energy(plan.end) - wave.energy(plan.begin)) * 1e-9
     ratio = np.mean(found.u_random_j**2) / np.mean((found.energy_j - exact) ** 2)
     assert 0.7 < ratio < 1.35
+
+
+def test_a_step_near_an_edge_makes_its_phase_unsure_though_no_clean_reading_sees_it():
+    """Power of 18.5 ms a level that knows nothing of phases of 10 ms, a reading every 2 ms: a step within a reading
+    distance of an edge lies between two readings that count, and neither is clean."""
+    rng = np.random.default_rng(4)
+    begin, end, label = rounds(600, (10,))
+    half = round(18.5 * MS)
+    edges = np.arange(0, end[-1] + 200 * MS, half) + int(rng.integers(0, half))
+    wave = Steps(edges, 100.0 + 150 * (np.arange(len(edges)) % 2))
+    # Phases begin wherever they like, so that they are no stretch.
+    begin, end = begin + np.arange(600) * 3 * MS, end + np.arange(600) * 3 * MS
+    begin, end, label = (x[end < edges[-1] - 100 * MS] for x in (begin, end, label))
+    got = energies(sample(wave, edges[-1]), begin, end, label)
+    step = edges[np.searchsorted(edges, begin)]
+    error_j, u = got.energy_j - (wave.joules(end) - wave.joules(begin)), np.hypot(got.u_random_j, got.u_edge_j)
+    near = (step < end) & (np.minimum(step - begin, end - step) < 1.5 * MS)
+    assert near.sum() > 50
+    assert np.mean(np.abs(error_j[near]) <= 1.96 * u[near]) > 0.88
+    assert np.mean(np.abs(error_j) <= 1.96 * u) > 0.92

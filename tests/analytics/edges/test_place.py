@@ -5,7 +5,9 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
+from powerd_analytics.edges.cells import Cells
 from powerd_analytics.edges.edges import phase_line_energies
+from powerd_analytics.edges.geometry import geometry_of
 from powerd_analytics.edges.place import shared_place_ns
 from powerd_analytics.edges.sensor import sensor_of
 from powerd_analytics.runs.run import RunLine
@@ -62,10 +64,10 @@ def test_what_is_known_of_other_sensors():
         assert shared_place_ns(signal_of(SHUNT, given, strange)) == 200_000
 
 
-def seen(power, place_ns, chip="INA226"):
-    """30 rounds of two phases of 10 ms; the chip of 140 us a conversion, all of whose windows lie ``place_ns`` late."""
+def seen(power, place_ns, chip="INA226", length_ms=10):
+    """30 rounds of two phases, ``length_ms`` each; the chip of 140 us a conversion, all windows ``place_ns`` late."""
     rng = np.random.default_rng(1)
-    lengths = (10 * MS * (1 + 0.1 * (rng.random(60) - 0.5))).astype(np.int64)
+    lengths = (length_ms * MS * (1 + 0.1 * (rng.random(60) - 0.5))).astype(np.int64)
     edges = np.concatenate([[0], np.cumsum(lengths)]) + 20 * MS
     begin, end, label = edges[:-1], edges[1:], np.arange(60) % 2
     fine = np.arange(0, edges[-1] + 20 * MS, 5000)
@@ -110,3 +112,33 @@ def test_a_ramp_is_assigned_wherever_the_windows_lie_and_their_place_is_a_part_o
     assert abs(error_j.mean()) < 0.045
     assert abs(error_j.mean()) < 2 * u.mean()
     assert found.u_place_j[which].mean() == pytest.approx(0.204e-3 / np.sqrt(3) * 150, rel=0.25)
+
+
+def kinking(fine, edges):
+    """Power that turns at each edge and is steepest right behind it: 5 ms on its way to 250 or 100 W."""
+    watts, last = np.full(len(fine), 100.0), 100.0
+    for i in range(len(edges) - 1):
+        inside = (fine >= edges[i]) & (fine < edges[i + 1])
+        level = 250.0 if i % 2 == 1 else 100.0
+        watts[inside] = level + (last - level) * np.exp(-(fine[inside] - edges[i]) / (5 * MS))
+        last = level + (last - level) * np.exp(-(edges[i + 1] - edges[i]) / (5 * MS))
+    watts[fine >= edges[-1]] = last
+    return watts
+
+
+def test_windows_beside_their_stamps_move_joules_as_power_at_the_edges_says():
+    """Where lines are straight at the edges, power there counts, not that half way between two readings beside them."""
+    late, exact, early = (seen(kinking, place_ns, length_ms=2) for place_ns in (190_000, 0, -190_000))
+    moved_w = abs(late[1].mean() - early[1].mean()) / 380e-6
+    assert moved_w > 20
+    assert exact[0].u_shift_w[exact[2]].mean() == pytest.approx(moved_w, rel=0.15)
+
+
+def test_the_place_that_windows_share_is_no_scatter_besides():
+    given = Accuracy(window_ns=140_000, centre_ns=344_000)
+    t = np.arange(0, 20 * MS, 285_714)
+    chip = signal_of(SHUNT, given, {"sensors": [{"name": "a", "chip": "INA226"}]}, t, None, 285_714)
+    own = chip.centre_ns - shared_place_ns(chip)
+    assert 0 < own < 0.5 * chip.centre_ns
+    plain = geometry_of(285_714, 140_000, own, is_counter=False)
+    assert Cells(chip).geometry == plain != geometry_of(285_714, 140_000, chip.centre_ns, is_counter=False)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from powerd_analytics import metrics
-from powerd_analytics.energy.uncertainty import Estimate, mean_of, sum_of
+from powerd_analytics.energy.uncertainty import Estimate, _periodic, mean_of, sum_of
 
 
 def test_repeats_shrink_the_statistical_part_only():
@@ -60,6 +60,42 @@ def test_intervals_of_few_repeats_that_hang_together_hold_more_often_than_their_
     # 0.78 with a sum of correlations alone, 0.81 with its first-order correction: better, and still not 0.95.
     assert 0.885 <= held < 0.96
     assert 0.925 <= as_said <= 0.975
+
+
+def held_and_wide(draws, truth=0.0):
+    """Share of intervals of means that hold, and their median half-width."""
+    none = np.zeros(draws.shape[1])
+    found = [mean_of(x, none, none) for x in draws]
+    return np.mean([abs(e.energy_j - truth) <= e.u95_j for e in found]), np.median([e.u95_j for e in found])
+
+
+@pytest.mark.parametrize("frequency", [0.16, 0.34, 0.46])
+def test_repeats_that_come_and_go_with_a_period_are_known_better_than_by_their_scatter(frequency):
+    """As of phases in which something else comes and goes: their scatter alone would hold in all cases."""
+    rng = np.random.default_rng(11)
+    times = np.cumsum(1 + 0.01 * rng.normal(size=(400, 30)), axis=1) + 1e3 * rng.random((400, 1))
+    held, wide = held_and_wide(np.sin(2 * np.pi * frequency * times) + 0.2 * rng.normal(size=(400, 30)))
+    assert 0.93 <= held <= 0.99
+    assert wide < 0.8 * 2.045 * np.hypot(np.sqrt(0.5), 0.2) / np.sqrt(30)
+
+
+@pytest.mark.parametrize("repeats", [30, 31])
+def test_two_kinds_of_repeats_by_turns_are_no_scatter(repeats):
+    rng = np.random.default_rng(12)
+    turns = np.where(np.arange(repeats) % 2 == 0, 10.0, 12.0) + 0.1 * rng.normal(size=(300, repeats))
+    held, wide = held_and_wide(turns, turns.mean())
+    assert held >= 0.93
+    assert wide < 0.25 * 2.04 / np.sqrt(repeats)
+
+
+def test_a_period_by_chance_costs_no_coverage():
+    """Of independent repeats one series in a hundred seems to have one, and its interval holds like all others."""
+    draws = np.random.default_rng(13).normal(size=(3000, 24))
+    is_taken = np.array([_periodic(x - x.mean(), float(x[1:] @ x[:-1]) / float(x @ x)) is not None for x in draws])
+    assert 0 < is_taken.mean() <= 0.015
+    assert held_and_wide(draws)[0] == pytest.approx(0.955, abs=0.02)
+    assert _periodic(np.full(20, -1e-15), 0.95) is None
+    assert _periodic(np.tile([1.0, -1.0], 15), -1.0) == (pytest.approx(0, abs=1e-12), 10.0)
 
 
 def test_sums_add_shared_parts_one_to_one():
