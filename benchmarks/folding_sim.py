@@ -15,7 +15,8 @@ from folding_pools import LOW, scatter
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.folding.folded import fold
 from powerd_analytics.folding.segments import Phases
-from powerd_analytics.runs.run import Readings, RunLine
+from powerd_analytics.runs.readings import Readings
+from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import Signal, make_signal
 from powerd_core.blocks import columns
 from powerd_core.model import Block, Stream

@@ -9,7 +9,7 @@ later phase has (P1 - P2) * lag more than it would without a lag, and the one be
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,7 @@ _NODES, _MOST_NODES, _OF_WINDOW = 7, 15, 0.25
 _LEAST_FINE, _FINE_NS = 9, 80_000.0
 """And then, where the readings have them: this many, or as many as lie this far apart, `_MOST_NODES` at most. A step
 that lies between two nodes fits neither."""
+_LEAST_ROOM_NS = 2_000_000
 _LOOKED_UP, _LAGS, _WITHIN = 9, 9, 4
 """Lags for which it is looked up what marks hold, lags that go with a difference, and cases from node to node."""
 
@@ -68,6 +69,11 @@ class Places:
     def lag_ns(self) -> Values:
         """[lags] at which it is looked up what marks hold; between them it is interpolated."""
         return np.linspace(0, self.most_lag_ns, _LOOKED_UP if self.most_lag_ns else 1)
+
+    @property
+    def room_ns(self) -> int:
+        """How far windows must lie from what is not known, so that no difference takes them there."""
+        return round(self.beside_ns + max(self.most_lag_ns, _LEAST_ROOM_NS))
 
     def nodes(self) -> Values:
         """[nodes] differences place - lag from end to end."""
@@ -139,6 +145,10 @@ class Cases:
         made: Values = np.repeat((1 - NO_LAG) * self.weight[:, None] / lags, lags, axis=1)
         made[:, 0] += NO_LAG * self.no_lag
         return made
+
+    def only(self, which: NDArray[np.bool_]) -> Cases:
+        """Some of the differences."""
+        return Cases(*(getattr(self, f.name)[which] for f in fields(self)))
 
     def between_nodes(self, of_nodes: Values) -> Values:
         """[d, ...] of what is known at nodes [nodes, ...]."""

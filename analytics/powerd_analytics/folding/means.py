@@ -16,75 +16,26 @@ what they tell is the power of the time that is more, which need not be that of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.folding.equations import Equations, jackknife, noise_of
 from powerd_analytics.folding.lag import Cases, Places
-from powerd_analytics.folding.response import Response
-from powerd_analytics.folding.timeline import Timeline
+from powerd_analytics.folding.posterior import evidence, means, means_and_variances
+from powerd_analytics.folding.priors import Priors
 
-Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
-_TOLD_BY = 20
-"""Readings whose worth of evidence is believed at most: no model is right to more than that, however many agree."""
 _AGAINST = 1.92
 """How much smaller the logarithm of that evidence is where readings speak against a place and a lag of the windows: the
 95 % limit of a likelihood ratio for one unknown (Wilks, 1938)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Equations:
-    """Normal equations of blocks of readings [b] that lie apart in time; watts around ``usual_w``."""
-
-    normal: Values
-    """[b, p, p]; unknowns are the bins, then for each kind what its longer phases have more of."""
-    right: Values
-    """[b, p]"""
-    square: Values
-    """[b] sum of squares."""
-    rows: Ints
-    """[b]"""
-
-    @staticmethod
-    def of_block(
-        timeline: Timeline, begin_ns: Ints, end_ns: Ints, watts: Values, response: Response | None = None
-    ) -> Equations:
-        """One block: windows [n] inside the timeline, and what they showed."""
-        p = timeline.columns + timeline.kinds
-        normal, right = np.zeros((p, p)), np.zeros(p)
-        for rows in timeline.blocks(begin_ns, end_ns):
-            shares = timeline.equations(begin_ns[rows], end_ns[rows], response)
-            normal += shares.T @ shares
-            right += shares.T @ watts[rows]
-        return Equations(normal[None], right[None], np.array([watts @ watts]), np.array([len(watts)]))
-
-    def coarser(self, which: Values) -> Equations:
-        """The same for bins that are joined, ``which`` of `Bins.joined`."""
-        to = joining(which, self.right.shape[1])
-        return Equations(to.T @ self.normal @ to, self.right @ to, self.square, self.rows)
-
-    @property
-    def total(self) -> tuple[Values, Values, float, int]:
-        """Of all blocks together: normal, right, square, rows."""
-        return self.normal.sum(axis=0), self.right.sum(axis=0), float(self.square.sum()), int(self.rows.sum())
-
-    @staticmethod
-    def joined(blocks: list[Equations]) -> Equations:
-        """All blocks together."""
-        names = ("normal", "right", "square", "rows")
-        return Equations(*(np.concatenate([getattr(b, n) for b in blocks]) for n in names))
-
-
-def joining(which: Values, unknowns: int) -> Values:
-    """[unknowns, theirs] from bins that are joined, and what longer phases have more of, to what they were."""
-    kinds = unknowns - len(which)
-    to = np.zeros((unknowns, which.shape[1] + kinds))
-    to[: len(which), : which.shape[1]], to[len(which) :, which.shape[1] :] = which, np.eye(kinds)
-    return to
+_BY_CHANCE = 2.0
+"""How many times the variance that their noise explains 16 blocks may well differ by (1.8 in one of 40 cases)."""
+_NEXT_TO_NOTHING = 1e-12
+"""Share of all models' below which one is not asked for its power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,65 +53,118 @@ class Solution:
     """How far the places of windows and the lags of power that are possible take it at most: stays."""
     of_lag: Values
     """Share of that which goes with the lag, 0 to 1, as of a variance; the rest goes with the place."""
+    u_in_step_w: Values
+    """From how readings at the same moments of an iteration are off together, whatever their number: stays."""
 
 
 def solve(
     equations: Callable[[float], Equations],
     places: Places,
     marks: Values,
-    priors: Values,
+    priors: Priors,
     usual_w: float,
-    node_ns: Values | None = None,
+    in_step: Callable[[float], Equations] | None = None,
 ) -> Solution:
-    """Weigh all ``priors`` [models, p, p] at all ``places`` that are possible, and mix what they give.
+    """Weigh all ``priors`` at all ``places`` that are possible, and mix what they give.
 
     ``equations`` are those of windows that are later by a number of ns than they seem. ``marks`` [lags, k, p] takes the
-    mean power between the marks of a kind's phases. ``node_ns`` are the differences to look at, when that is known.
+    mean power between the marks of a kind's phases. ``in_step`` are the same equations, in blocks of readings at the
+    same moments of an iteration; `Solution.u_in_step_w` is 0 without them.
     """
-    q = priors / usual_w**2
-    log_q = np.linalg.slogdet(q)[1]
-    nodes = places.nodes() if node_ns is None else node_ns
+    made = [equations(by) for by in places.nodes().tolist()]
+    sigma2, apart = _scatter(made, priors, usual_w, marks[len(marks) // 2])
+    q = priors.scaled(usual_w)
+    told = _together(np.array([e.told * evidence(e.total, sigma2, q) for e in made]))
+    nodes = places.finer(places.nodes(), told >= told.max() - _AGAINST)
     made = [equations(by) for by in nodes.tolist()]
-    sigma2 = _noise(made, priors[-1], usual_w)
-    middle, of_lags = made[len(made) // 2], len(marks) // 2
-    few = marks[of_lags : of_lags + 1]
-    first = _Fits(middle, sigma2, q, log_q, few)
-    # Iterations differ, and readings that overlap are off together: blocks that lie apart tell by how much.
-    best = int(np.argmax(first.evidence))
-    apart = _jackknife(middle, q[best], sigma2, marks[of_lags])
-    sigma2 *= max(1.0, float(np.median(apart / np.maximum(first.noise[best, 0], 1e-300))))
-    if node_ns is None:
-        told = _together(np.array([f.told * f.evidence for f in (_Fits(e, sigma2, q, log_q, few) for e in made)]))
-        nodes = places.finer(nodes, told >= told.max() - _AGAINST)
-        made = [equations(by) for by in nodes.tolist()]
-    return _mixed([_Fits(e, sigma2, q, log_q, marks) for e in made], places.cases(nodes), nodes, apart)
+    weights = _Weights.of(made, sigma2, q, places.cases(nodes))
+    watts, noise, model = weights.of_cases(made, lambda e, some: means_and_variances(e.total, sigma2, some, marks), q)
+    together = np.zeros(len(apart))
+    if in_step is not None:
+        # Windows where they are not would be off in step too.
+        found = np.array([evidence(e.total, sigma2, q) for e in made])
+        node, best = np.unravel_index(np.argmax(found), found.shape)
+        together = jackknife(in_step(nodes[node]), q.precision[best], sigma2, marks[len(marks) // 2])
+    return _mixed(weights, watts, noise, model, nodes, apart, np.sqrt(together))
 
 
-def _mixed(fits: list[_Fits], cases: Cases, node_ns: Values, apart: Values) -> Solution:
-    evidence = fits[0].told * cases.between_nodes(np.array([f.evidence for f in fits]))
-    told = _together(evidence)
-    # One run has one place and one lag, which may be any that the readings do not speak against.
-    possible = told >= told.max() - _AGAINST
-    weights = np.exp(evidence - told[:, None])[possible][:, :, None, None]
-    watts, noise, model = (
-        cases.with_lags(np.array([getattr(f, name) for f in fits]))[possible] for name in ("watts", "noise", "model")
-    )
+def means_at(
+    node_ns: Values,
+    equations: Callable[[float], Equations],
+    places: Places,
+    marks: Values,
+    priors: Priors,
+    usual_w: float,
+) -> Values:
+    """[k] `Solution.watts` alone, from differences that are known to be possible."""
+    made = [equations(by) for by in node_ns.tolist()]
+    sigma2, _ = _scatter(made, priors, usual_w, marks[len(marks) // 2])
+    q = priors.scaled(usual_w)
+    weights = _Weights.of(made, sigma2, q, places.cases(node_ns))
+    (watts,) = weights.of_cases(made, lambda e, some: means(e.total, sigma2, some, marks), q)
+    return weights.mean(watts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """How likely places, lags and models are with the readings, of those that these do not speak against."""
+
+    cases: Cases
+    which: NDArray[np.bool_]
+    """[models] that count."""
+    of_models: Values
+    """[d, models that count, 1, 1] for each difference; sum to 1 for one."""
+    of_lags: Values
+    """[d, l, 1] of differences and lags; sum to 1."""
+
+    @staticmethod
+    def of(made: list[Equations], sigma2: float, priors: Priors, cases: Cases) -> _Weights:
+        """``made`` are the equations at the nodes of ``cases``."""
+        told_by = made[0].told * cases.between_nodes(np.array([evidence(e.total, sigma2, priors) for e in made]))
+        told = _together(told_by)
+        # One run has one place and one lag, which may be any that the readings do not speak against.
+        possible = told >= told.max() - _AGAINST
+        of_models = np.exp(told_by - told[:, None])[possible]
+        which = of_models.max(axis=0) > _NEXT_TO_NOTHING
+        usual = np.maximum(cases.prior * np.exp(told - told.max())[:, None], 1e-300)[possible][:, :, None]
+        return _Weights(cases.only(possible), which, of_models[:, which, None, None], usual / usual.sum())
+
+    def of_cases(
+        self, made: list[Equations], known: Callable[[Equations, Priors], Values], priors: Priors
+    ) -> list[Values]:
+        """Each [d, models that count, l, k], of what is ``known`` [each, models, lags, k] of equations."""
+        some = priors.only(self.which)
+        there = np.unique(np.append(self.cases.low, np.minimum(self.cases.low + 1, len(made) - 1)))
+        first = known(made[there[0]], some)
+        # Between nodes that no case lies at nothing is looked up.
+        at_nodes = np.zeros((len(first), len(made), *first.shape[1:]))
+        at_nodes[:, there[0]] = first
+        for i in there[1:]:
+            at_nodes[:, i] = known(made[i], some)
+        return [self.cases.with_lags(each) for each in at_nodes]
+
+    def mean(self, watts: Values) -> Values:
+        """[k] over models, differences and lags, of [d, models that count, l, k]."""
+        made: Values = np.sum(self.of_lags * np.sum(self.of_models * watts, axis=1), axis=(0, 1))
+        return made
+
+
+def _mixed(
+    weights: _Weights, watts: Values, noise: Values, model: Values, node_ns: Values, apart: Values, in_step_w: Values
+) -> Solution:
+    usual, both = weights.of_lags, (0, 1)
     # [differences, lags, kinds], with the models mixed.
-    each = np.sum(weights * watts, axis=1)
-    inside = np.sum(weights * (model + (watts - each[:, None]) ** 2), axis=1)
-    usual = np.maximum(cases.prior * np.exp(told - told.max())[:, None], 1e-300)[possible][:, :, None]
-    usual /= usual.sum()
-    both = (0, 1)
+    each = np.sum(weights.of_models * watts, axis=1)
     mean = np.sum(usual * each, axis=both)
     beside = each - mean
     limit = np.abs(beside).max(axis=both)
-    late = cases.lag_ns[possible][:, :, None]
+    late = weights.cases.lag_ns[:, :, None]
     late = late - np.sum(usual * late)
     with_lag = np.sum(usual * late * beside, axis=both) ** 2 / np.maximum(np.sum(usual * late**2), 1e-300)
     of_lag = np.clip(with_lag / np.maximum(np.sum(usual * beside**2, axis=both), 1e-300), 0.0, 1.0)
-    random = np.maximum(np.sum(usual * np.sum(weights * noise, axis=1), axis=both), apart)
-    inside_w = np.sqrt(np.sum(usual * inside, axis=both))
-    return Solution(node_ns, mean, np.sqrt(random), inside_w, limit, of_lag)
+    random = np.maximum(weights.mean(noise), apart)
+    inside_w = np.sqrt(weights.mean(model + (watts - each[:, None]) ** 2))
+    return Solution(node_ns, mean, np.sqrt(random), inside_w, limit, of_lag, in_step_w)
 
 
 def _together(evidence: Values) -> Values:
@@ -170,48 +174,13 @@ def _together(evidence: Values) -> Values:
     return made
 
 
-def _noise(all_equations: Iterable[Equations], prior: Values, usual_w: float) -> float:
-    """Variance of readings: what the most pliant model leaves where it leaves least."""
-    found = []
-    for e in all_equations:
-        normal, right, square, n = e.total
-        found.append(_left(normal, right, square, n, prior) / max(n - len(right), 1))
-    return max(min(found), (1e-6 * usual_w) ** 2)
-
-
-def _left(normal: Values, right: Values, square: float, n: int, prior: Values) -> float:
-    """Squares that are left of a pliant model."""
-    x = np.linalg.solve(normal + 1e-9 * n * prior, right)
-    return max(square - 2 * float(x @ right) + float(x @ normal @ x), 0.0)
-
-
-class _Fits:
-    """Posteriors under each prior: watts [models, lags, k], variances of noise and prior alike, evidence [models]."""
-
-    def __init__(self, equations: Equations, sigma2: float, prior: Values, log_prior: Values, marks: Values) -> None:
-        normal, right, square, n = equations.total
-        lags, kinds, p = marks.shape
-        self.told = min(1.0, _TOLD_BY / n)
-        flat = marks.reshape(-1, p)
-        precision = normal / sigma2 + prior
-        known = np.linalg.solve(precision, np.column_stack([right / sigma2, flat.T])[None])
-        x, to = known[..., 0], known[..., 1:]
-        shape = (len(prior), lags, kinds)
-        self.watts = (x @ flat.T).reshape(shape)
-        self.noise = np.sum(to * (normal / sigma2 @ to), axis=1).reshape(shape)
-        self.model = np.maximum(np.sum(to * flat.T, axis=1).reshape(shape) - self.noise, 0.0)
-        self.evidence = 0.5 * (
-            log_prior - np.linalg.slogdet(precision)[1] - (square - x @ right) / sigma2 - n * np.log(sigma2)
-        )
-
-
-def _jackknife(equations: Equations, prior: Values, sigma2: float, means: Values) -> Values:
-    """[k] variance of the means when blocks are left out in turn (Efron and Stein, 1981)."""
-    b = len(equations.rows)
-    if b < 4:
-        return np.zeros(len(means))
-    normal = equations.normal.sum(axis=0) - equations.normal
-    right = equations.right.sum(axis=0) - equations.right
-    without = np.linalg.solve(normal / sigma2 + prior, right[..., None] / sigma2)[..., 0] @ means.T
-    made: Values = (b - 1) / b * np.sum((without - without.mean(axis=0)) ** 2, axis=0)
-    return made
+def _scatter(made: list[Equations], priors: Priors, usual_w: float, of: Values) -> tuple[float, Values]:
+    """Variance of readings, such that it explains how blocks of them differ; and the variance [k] that means ``of``
+    [k, p] have by how blocks differ."""
+    sigma2 = noise_of(made, priors.precision[-1], usual_w)
+    middle, q = made[len(made) // 2], priors.scaled(usual_w)
+    best = int(np.argmax(evidence(middle.total, sigma2, q)))
+    noise = means_and_variances(middle.total, sigma2, q.only(slice(best, best + 1)), of[None])[1, 0, 0]
+    # Iterations differ, and readings that overlap are off together: blocks that lie apart tell by how much.
+    apart = jackknife(middle, q.precision[best], sigma2, of)
+    return sigma2 * max(1.0, float(np.min(apart / np.maximum(noise, 1e-300))) / _BY_CHANCE), apart

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,41 +20,67 @@ _LEVEL, _LEAST = 10.0, 1e-3
 The second: how much bins differ at least."""
 
 
-def precisions(bins: Bins, before: Values) -> Values:
-    """[models, p, p] of all combinations of `WALKS` and `DELAYS_MS` with either meaning of a longer phase, in units of
+@dataclass(frozen=True, slots=True)
+class Priors:
+    """All combinations of `WALKS` and `DELAYS_MS` with either meaning of a longer phase, as normal distributions around
     the usual power; the last is among the most pliant."""
-    return np.array(
-        [
-            _precision(bins, before, walk, delay, grows)
-            for grows in (False, True) for walk in WALKS for delay in DELAYS_MS
-        ]
-    )  # fmt: skip
+
+    precision: Values
+    """[models, p, p] of the bins, and behind them of what longer phases have more of, over the phase's mean."""
+    log_det: Values
+    """[models] logarithms of the determinants."""
+
+    @staticmethod
+    def of(bins: Bins, before: Values) -> Priors:
+        """In units of the usual power. ``before`` is `powerd_analytics.folding.segments.Segments.before`."""
+        p, kinds = bins.columns, len(bins.edges)
+        followed = [_follows(bins, before, delay) for delay in DELAYS_MS]
+        # [2, 1, delays, p + kinds, p] and [walks, 1, p, p]
+        of_levels = np.array([[np.vstack([f, more * last]) for f, last in followed] for more in (0, 1)])[:, None]
+        levels = np.array([_levels(bins, walk) for walk in WALKS])[:, None]
+        covariance = of_levels @ levels @ np.swapaxes(of_levels, -1, -2)
+        own = np.array([np.repeat([_LEAST**2, _LEAST**2 + walk**2 / 3], [p, kinds]) for walk in WALKS])
+        at = np.arange(p + kinds)
+        covariance[..., at, at] += own[:, None]
+        covariance = covariance.reshape(-1, p + kinds, p + kinds)
+        return Priors(np.linalg.inv(covariance), -np.linalg.slogdet(covariance)[1])
+
+    def scaled(self, usual_w: float) -> Priors:
+        """The same in watts."""
+        return Priors(self.precision / usual_w**2, self.log_det - 2 * self.precision.shape[-1] * np.log(usual_w))
+
+    def only(self, which: NDArray[np.bool_] | slice) -> Priors:
+        """Some of the models."""
+        return Priors(self.precision[which], self.log_det[which])
 
 
-def _precision(bins: Bins, before: Values, walk: float, delay_ms: float, grows: bool) -> Values:
-    """[p, p] of the prior, in units of the usual power: of bins, and behind them of what longer phases have more of,
-    over the phase's mean. ``grows``: that is more of the last level; else it is like the rest of the phase."""
-    p, first = bins.columns, bins.first
-    levels: Values = np.zeros((p, p))
-    lag, own, last = np.zeros((p, len(first))), np.zeros((len(first), p)), np.zeros((len(first), p))
+def _levels(bins: Bins, walk: float) -> Values:
+    """[p, p] covariance of what power goes to in each bin."""
+    made: Values = np.zeros((bins.columns, bins.columns))
+    for k, (first, n) in enumerate(zip(bins.first, bins.count, strict=True)):
+        middle = np.asarray(bins.edges[k]) + bins.shares_of(k) / 2
+        here = slice(first, first + n)
+        made[here, here] = _LEVEL**2 + walk**2 * np.minimum(middle[:, None], middle[None, :])
+    return made
+
+
+def _follows(bins: Bins, before: Values, delay_ms: float) -> tuple[Values, Values]:
+    """[p, p] what takes levels to power in bins, and [kinds, p] to the power of time that is more than usual, over the
+    phase's mean, where that is more of the last level (else it is like the rest of the phase)."""
+    p, kinds = bins.columns, len(bins.edges)
+    lag, own, last = np.zeros((p, kinds)), np.zeros((kinds, p)), np.zeros((kinds, p))
     left = np.diag(np.exp(-np.asarray(bins.length_ms) / delay_ms))
-    for k, n in enumerate(bins.count):
-        begin, share = np.asarray(bins.edges[k]), bins.shares_of(k)
-        middle = begin + share / 2
-        here = slice(first[k], first[k] + n)
-        levels[here, here] = _LEVEL**2 + walk**2 * np.minimum(middle[:, None], middle[None, :])
-        lag[here, k] = _mean_decay(begin, share, delay_ms / bins.length_ms[k])
-        own[k, first[k]], last[k, first[k] + n - 1] = 1, 1
+    for k, (first, n) in enumerate(zip(bins.first, bins.count, strict=True)):
+        constant = delay_ms / bins.length_ms[k]
+        lag[first : first + n, k] = _mean_decay(np.asarray(bins.edges[k]), bins.shares_of(k), constant)
+        own[k, first], last[k, first + n - 1] = 1, 1
     # Power after an edge is its level, and what is still there of the power before: with levels z, power e at the ends
     # of phases, e = last z + left (before e - own z), and in bins x = z + lag (before e - own z).
-    end = np.linalg.solve(np.eye(len(first)) - left @ before, last - left @ own)
+    end = np.linalg.solve(np.eye(kinds) - left @ before, last - left @ own)
     follows = np.eye(p) + lag @ (before @ end - own)
     # A phase that goes on for longer at its last level takes that much more, whatever the time constant: what has not
     # come when it ends comes in the phases behind it.
-    more = (last - bins.means() @ follows) if grows else np.zeros((len(first), p))
-    of_levels = np.concatenate([follows, more])
-    own_part = np.concatenate([np.full(p, _LEAST**2), np.full(len(first), _LEAST**2 + walk**2 / 3)])
-    return np.asarray(np.linalg.inv(of_levels @ levels @ of_levels.T + np.diag(own_part)), np.float64)
+    return follows, last - bins.means() @ follows
 
 
 def _mean_decay(begin: Values, share: Values, constant: float) -> Values:

@@ -60,10 +60,9 @@ class Response:
         w, tau = self.window_ns, self.filter_ns
         if not tau:
             return np.asarray(np.clip(age / w, 0, 1), np.float64)
-        within = np.minimum(age, w)
-        made: Values = np.where(
-            age < w,
-            (within + tau * np.expm1(-within / tau)) / w,
-            1 - tau / w * -np.expm1(-w / tau) * np.exp(-(np.maximum(age, w) - w) / tau),
-        )
+        made: Values = 1 - tau / w * -np.expm1(-w / tau) * np.exp(-(np.maximum(age, w) - w) / tau)
+        # Windows in front of a low-pass are short: few ages are within one.
+        is_within = age < w
+        within = age[is_within]
+        made[is_within] = (within + tau * np.expm1(-within / tau)) / w
         return made

@@ -33,6 +33,12 @@ class Phases:
     kind: Ints
     kinds: int
 
+    @property
+    def iteration_ns(self) -> float:
+        """Usual time in phases from one of the most frequent kind to the next."""
+        count = np.bincount(self.kind, minlength=self.kinds)
+        return float(np.sum(self.end_ns - self.begin_ns)) / max(int(count.max()), 1)
+
 
 @dataclass(frozen=True, slots=True)
 class Segments:
@@ -55,26 +61,27 @@ class Segments:
         """The same as shares of the kind in each row."""
         return _shares(self.pairs())
 
-    def between_marks(self, lag_ns: int, stretches: Sequence[slice]) -> Values:
-        """[kinds, columns + kinds] what takes the mean power between the marks of a kind's segments, when power follows
-        them ``lag_ns`` late: what the marks hold of the bins is what a window as long as the segment, and that much
+    def between_marks(self, lags_ns: Sequence[int], stretches: Sequence[slice]) -> Values:
+        """[lags, kinds, columns + kinds] what takes the mean power between the marks of a kind's segments, when power
+        follows them so late: what the marks hold of the bins is what a window as long as the segment, and that much
         before it, would."""
         kinds, columns = len(self.bins.edges), self.bins.columns
-        total, time = np.zeros((kinds, columns + kinds)), np.zeros(kinds)
+        total, time = np.zeros((len(lags_ns), kinds, columns + kinds)), np.zeros((len(lags_ns), kinds, 1))
         for which in stretches:
             few = slice(which.start, min(which.stop, which.start + _MARKS))
             timeline = Timeline(self.begin_ns[few], self.end_ns[few], self.kind[few], self.bins)
-            begin, end, kind = self.begin_ns[few] - lag_ns, self.end_ns[few] - lag_ns, self.kind[few]
             pause = prefix_sums(self.unknown[few].astype(np.float64))
-            first = np.searchsorted(self.begin_ns[few], begin, "right") - 1
-            use = (begin >= self.begin_ns[few.start]) & (pause[1:] == pause[np.maximum(first, 0)]) & (end > begin)
-            shares = timeline.equations(begin[use], end[use])
-            length = (end - begin)[use].astype(np.float64)
-            np.add.at(total, kind[use], shares * length[:, None])
-            np.add.at(time, kind[use], length)
+            for i, lag_ns in enumerate(lags_ns):
+                begin, end, kind = self.begin_ns[few] - lag_ns, self.end_ns[few] - lag_ns, self.kind[few]
+                first = np.searchsorted(self.begin_ns[few], begin, "right") - 1
+                use = (begin >= self.begin_ns[few.start]) & (pause[1:] == pause[np.maximum(first, 0)]) & (end > begin)
+                shares = timeline.equations(begin[use], end[use])
+                length = (end - begin)[use].astype(np.float64)[:, None]
+                np.add.at(total[i], kind[use], shares * length)
+                np.add.at(time[i], kind[use], length)
         plain = np.pad(self.bins.means(), ((0, 0), (0, kinds)))
         # A kind that always comes after a pause: what went before it is not known, and is taken as the same.
-        made: Values = np.where(time[:, None] > 0, total / np.maximum(time, 1)[:, None], plain)
+        made: Values = np.where(time > 0, total / np.maximum(time, 1), plain)
         return made
 
     def edge_u_w(self, watts: Values, window_ns: float) -> Values:
@@ -97,7 +104,7 @@ def segments_of(phases: Phases, window_ns: float) -> Segments:
     begin, end, kind, kinds = phases.begin_ns, phases.end_ns, phases.kind, phases.kinds
     count = np.maximum(np.bincount(kind, minlength=kinds), 1)
     mean = np.bincount(kind, end - begin, kinds) / count
-    iteration = float(np.sum(mean * count) / count.max())
+    iteration = phases.iteration_ns
     gap = np.maximum(begin[1:] - end[:-1], 0)
     unknown = gap > iteration
     if gap[~unknown].sum() < _NEGLIGIBLE * (end - begin).sum():

@@ -104,35 +104,43 @@ class Timeline:
         # What a segment has more than usual, over its length.
         length = np.maximum(end_ns - begin_ns, 1) * 1e-6
         self._kind, self._more = kind[of], (1 - np.asarray(bins.length_ms)[kind] / length)[of]
+        self._usual_ns = max(int(np.median(self.end_ns - self.begin_ns)), 1)
 
     def shares(self, begin_ns: Ints, end_ns: Ints) -> Values:
         """[n, columns] shares of windows [n] that lie in each bin. Windows must lie inside the timeline."""
-        row, at, overlap = self._overlaps(begin_ns, end_ns)
-        return self._summed(row, self.column[at], overlap, self.columns, end_ns - begin_ns)
+        row, at, begin, end = self._overlaps(begin_ns, end_ns)
+        return self._summed(row, self.column[at], end - begin, self.columns, end_ns - begin_ns)
 
     def equations(self, begin_ns: Ints, end_ns: Ints, response: Response | None = None) -> Values:
         """[n, columns + kinds] the same, and for each kind the share of the window that its phases there last longer
         than usual (or, below 0, that they are shorter). With a response that has a low-pass, `Response.length_ns` long,
         the newest in a window counts for more."""
-        row, at, overlap = self._overlaps(begin_ns, end_ns)
+        row, at, begin, end = self._overlaps(begin_ns, end_ns)
         length = end_ns - begin_ns
+        overlap: NDArray[Any] = end - begin
         if response is not None and response.filter_ns:
             newest = end_ns[row]
-            ages = (newest - np.maximum(self.begin_ns[at], begin_ns[row]), newest - np.minimum(self.end_ns[at], newest))
-            older, newer = (response.before(a) for a in ages)
+            older = response.before(np.asarray(newest - begin, np.float64))
+            # What is newer than an overlap is what the next one of the window has, and nothing behind the last.
+            newer = np.where(end < newest, np.append(older[1:], 0.0), 0.0)
             overlap = np.maximum(older - newer, 0) * length[row]
         shares = self._summed(row, self.column[at], overlap, self.columns, length)
         more = self._summed(row, self._kind[at], overlap * self._more[at], self.kinds, length)
         return np.concatenate([shares, more], axis=1)
 
-    def _overlaps(self, begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints, Ints]:
-        """For each pair of a window and a bin in it: both indices, and how long they overlap (ns)."""
+    def _overlaps(self, begin_ns: Ints, end_ns: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """For each pair of a window and a bin in it, in order: both indices, and from when to when they overlap."""
         first = np.searchsorted(self.begin_ns, begin_ns, "right") - 1
         count = np.searchsorted(self.begin_ns, end_ns, "left") - first
+        stop = np.cumsum(count)
         row = np.repeat(np.arange(len(begin_ns)), count)
-        at = np.arange(len(row)) - np.repeat(np.cumsum(count) - count - first, count)
-        overlap = np.minimum(self.end_ns[at], end_ns[row]) - np.maximum(self.begin_ns[at], begin_ns[row])
-        return row, at, np.maximum(overlap, 0)
+        at = np.arange(len(row)) - np.repeat(stop - count - first, count)
+        begin = self.begin_ns[at]
+        begin[stop - count] = begin_ns
+        # Bins have no gaps: where one ends the next begins.
+        end = np.append(begin[1:], end_ns[-1:])
+        end[stop - 1] = end_ns
+        return row, at, begin, end
 
     @staticmethod
     def _summed(row: Ints, column: Ints, of: NDArray[Any], columns: int, length: Ints) -> Values:
@@ -142,6 +150,5 @@ class Timeline:
     def blocks(self, begin_ns: Ints, end_ns: Ints) -> Sequence[slice]:
         """Rows to be asked for at a time."""
         widest = int(np.max(end_ns - begin_ns, initial=1))
-        usual = max(int(np.median(self.end_ns - self.begin_ns)), 1)
-        rows = max(1, _PAIRS // (widest // usual + 2 + self.columns))
+        rows = max(1, _PAIRS // (widest // self._usual_ns + 2 + self.columns))
         return [slice(i, i + rows) for i in range(0, len(begin_ns), rows)]

@@ -36,7 +36,7 @@ def test_late_power_moves_joules_over_edges_and_none_away(lag_ms, seed):
     phases = phases_of((8.0, 6.0, 9.0), seed=seed)
     segments = segments_of(phases, 1e6)
     watts = np.array([100.0, 300.0, 180.0])
-    marks = segments.between_marks(round(lag_ms * MS), [slice(0, len(segments.kind))])[:3]
+    marks = segments.between_marks([round(lag_ms * MS)], [slice(0, len(segments.kind))])[0, :3]
     of_bins = np.concatenate(
         [np.repeat(watts, segments.bins.count[:3]), np.zeros(marks.shape[1] - sum(segments.bins.count[:3]))]
     )
