@@ -99,7 +99,7 @@ def replicate(index: Path, out: Path, runs: int) -> int:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from powerd_analytics.indexes.indexing import ROW_GROUP
+    from powerd_analytics.indexes.rows import ROW_GROUP
 
     table = pq.read_table(index)
     names = table.filter(pc.field("kind") == "file")["path"].to_pylist()

@@ -1,7 +1,7 @@
 """Joules of phases from many readings: time and memory, from memory and from a run file on disk.
 
     python benchmarks/bench_integration.py [--largest 1e8 | --full] [--table 1e7]
-    python benchmarks/bench_integration.py --commands [1e7 1e8] [--minutes 10] [--only recover compare]
+    python benchmarks/bench_integration.py --commands [1e7 1e8] [--phases-every 10] [--minutes 10] [--only trace]
 
 1. From memory: 10^8 readings, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
    `numpy.trapezoid` (on 1000 of the phases, scaled), and pandas: cumsum of the steps and `Index.searchsorted`, then an
@@ -9,7 +9,8 @@
 2. From disk: a run file with one line of 10^7, 10^8 (and with --full 10^9) readings and a phase for every 100 of
    them, read in pieces by `Sweep`. It is written to a temporary directory and removed.
 3. `joules tables` of such a file, which reads it in slices; with --table the number of readings.
-4. With --commands only this: the peak memory of each command on files of two sizes (`integration_commands.py`).
+4. With --commands only this: the peak memory of each command on files of one or more sizes, with a phase for every
+   --phases-every readings (`integration_commands.py`).
    Times are of this run: where other things run beside it, CPU seconds say more than those on the wall.
 """
 
@@ -28,7 +29,7 @@ from pathlib import Path
 
 import numpy as np
 from common import machine, progress
-from integration_commands import compare_sizes
+from integration_commands import COMMANDS, compare_sizes
 from integration_file import PERIOD_NS, make_file, phases_of
 
 READINGS_A_PHASE = 100
@@ -170,9 +171,10 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="10^9 from disk")
     parser.add_argument("--table", type=float, default=1e7, help="readings of the file whose table is made; 0: none")
     parser.add_argument("--only-disk", action="store_true", help="leave the comparison in memory out")
-    parser.add_argument("--commands", type=float, nargs="*", help="memory of each command, at two numbers of readings")
+    parser.add_argument("--commands", type=float, nargs="*", help="memory of commands, at these numbers of readings")
     parser.add_argument("--minutes", type=float, default=10.0, help="with --commands: what is not done then is named")
-    parser.add_argument("--only", nargs="+", default=[], help="with --commands: these alone")
+    parser.add_argument("--only", nargs="+", default=[], help="with --commands: these alone, in this order")
+    parser.add_argument("--phases-every", type=int, default=READINGS_A_PHASE, help="with --commands: readings a phase")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -185,8 +187,10 @@ def main() -> None:
         return
     print(machine())
     if args.commands is not None:
-        small, large = sorted(int(n) for n in args.commands or (1e7, 1e8))
-        compare_sizes(make_file, (small, large), READINGS_A_PHASE, args.minutes, args.only)
+        sizes = sorted({int(n) for n in args.commands or (1e7, 1e8)})
+        if unknown := sorted(set(args.only) - set(COMMANDS)):
+            raise SystemExit(f"--only {unknown[0]!r}: there is {'; '.join(COMMANDS)}")
+        compare_sizes(sizes, args.phases_every, args.minutes, args.only)
         return
     if not args.only_disk:
         compare(10**8, 10**6)

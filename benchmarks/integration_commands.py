@@ -1,18 +1,20 @@
-"""Peak memory of every `joules` command that opens a run file, at two sizes: `bench_integration.py --commands`."""
+"""Peak memory of every `joules` command that opens a run file, by size: `bench_integration.py --commands`."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common import progress
+from integration_file import Shape, make_file
 
 LIMIT_MIB = 2048
 COMMANDS = {
@@ -22,7 +24,6 @@ COMMANDS = {
     "recover": ["recover", "RUN", "-o", "OUT.h5", "--overwrite"],
     "tables": ["tables", "RUN"],
     "uncertainty": ["uncertainty", "RUN"],
-    "layers": ["layers", "LAYERS"],
     "index": ["index", "FOLDER", "--out", "OUT.parquet", "--jobs", "1"],
     "tag": ["tag", "RUN", "--tensorboard", "OUT.log"],
     "plot": ["plot", "RUN", "-o", "OUT.png", "--overwrite"],
@@ -32,7 +33,15 @@ COMMANDS = {
     "trace": ["trace", "RUN", "-o", "OUT.json", "--overwrite"],
     "compare": ["compare", "RUN", "TWIN"],
     "report": ["report", "RUN", "-o", "OUT.html", "--overwrite"],
+    "layers": ["layers", "LAYERS"],
+    "tables, gaps": ["tables", "GAPS"],
+    "uncertainty, gaps": ["uncertainty", "GAPS"],
+    "verify, gaps": ["verify", "GAPS"],
+    "trace, gaps": ["trace", "GAPS", "-o", "OUT.json", "--overwrite"],
+    "report, gaps": ["report", "GAPS", "-o", "OUT.html", "--overwrite"],
 }
+SHAPES: dict[str, Shape] = {"RUN": "training", "LAYERS": "layers", "GAPS": "gaps"}
+"""How the phases lie in the file that stands for a word in capitals. TWIN is RUN by another name, FOLDER holds it."""
 _JOULES = "import sys; from powerd_analytics.cli.app import main; main(sys.argv[1:])"
 _NO_TENSORBOARD = '''
 class SummaryWriter:
@@ -99,19 +108,18 @@ def _own_kib(pid: int) -> int:
     return (int(rest.split()[0]) if rest else 0) + sum(_own_kib(int(child)) for child in below)
 
 
-def compare_sizes(
-    make_file: Callable[..., None], sizes: tuple[int, int], readings_a_phase: int, minutes: float, only: list[str]
-) -> None:
-    """A row a command at each size, as they end, and by how many bytes a phase they grew.
+def compare_sizes(sizes: Sequence[int], readings_a_phase: int, minutes: float, only: Sequence[str]) -> None:
+    """A row a command at each size, as they end, and by how many bytes a phase they grew since the first size.
 
-    ``make_file(path, readings, phases, layers=...)`` makes a run file. What is not done after ``minutes`` is named.
+    What is not done after ``minutes`` is named, and what the disk has no room for.
     """
-    commands = {name: words for name, words in COMMANDS.items() if not only or name in only}
+    commands = {name: COMMANDS[name] for name in only or COMMANDS}
     until_s, before = time.perf_counter() + 60 * minutes, dict[str, Peak]()
     if is_stood_in := not any(importlib.util.find_spec(p) for p in ("tensorboard", "tensorboardX")):
         print("TensorBoard is not installed: `tag` writes to a stand-in")
     for n in sizes:
-        print(f"\n{n:.0e} readings, {n // readings_a_phase:.0e} phases, {n // 10:.0e} readings of a clock beside them")
+        m = n // readings_a_phase
+        print(f"\n{n:.0e} readings, {m:.0e} phases, {n // 10:.0e} readings of a clock beside them")
         print(f"{'':20s} {'own MiB':>8s} {'resident':>9s} {'wall s':>7s} {'CPU s':>7s} {'B/phase more':>13s}  exit")
         with tempfile.TemporaryDirectory(prefix="bench-commands-") as directory:
             folder = Path(directory)
@@ -123,23 +131,38 @@ def compare_sizes(
                 if time.perf_counter() > until_s:
                     print(f"{name:20s} not run: {minutes:g} minutes are over (--minutes)", flush=True)
                     continue
-                filled = [_place(word, folder, make_file, n, n // readings_a_phase) for word in words]
+                need, free = _need_bytes(n, m), shutil.disk_usage(folder).free
+                if need > free:
+                    gigabytes = f"needs {need / 1e9:.1f} GB of disk, {free / 1e9:.1f} are free"
+                    print(f"{name:20s} not run: {gigabytes}", flush=True)
+                    continue
+                filled = [_place(word, folder, n, m) for word in words]
                 found = peak_of(filled, stand_ins, until_s, f"{name}, {n:.0e} readings")
                 _say(name, found, before.get(name), (n - sizes[0]) // readings_a_phase)
                 before.setdefault(name, found)
+                for made in folder.glob("out*"):
+                    shutil.rmtree(made) if made.is_dir() else made.unlink()
 
 
-def _place(word: str, folder: Path, make_file: Callable[..., None], n: int, m: int) -> str:
-    """A word of a command with files in the places of those in capitals; these are made when first needed."""
-    run, layers, twin, campaign = (folder / name for name in ("run.h5", "layers.h5", "twin.h5", "runs"))
-    if word in ("RUN", "TWIN", "FOLDER") and not run.exists():
-        make_file(run, n, m)
+def _need_bytes(n: int, m: int) -> int:
+    """Disk for a file and for what a command makes of it: `recover` a file like it, `trace` some text a phase."""
+    return 2 * 10 * n + 400 * m
+
+
+def _place(word: str, folder: Path, n: int, m: int) -> str:
+    """A word of a command with files in the places of those in capitals; these are made when first needed. Files of
+    other phases are removed then: of a billion readings there is room for one."""
+    run, twin, campaign = folder / "run.h5", folder / "twin.h5", folder / "runs"
+    shape = SHAPES.get(word) or (SHAPES["RUN"] if word in ("TWIN", "FOLDER") else None)
+    if shape is not None and not (made := folder / f"{shape}.made").exists():
+        for old in (run, twin, campaign / "run.h5", *folder.glob("*.made")):
+            old.unlink(missing_ok=True)
+        make_file(run, n, m, shape)
+        made.touch()
         twin.hardlink_to(run)
-        campaign.mkdir()
+        campaign.mkdir(exist_ok=True)
         (campaign / "run.h5").hardlink_to(run)
-    if word == "LAYERS":
-        make_file(layers, n, m, layers=True)
-    known = {"RUN": run, "TWIN": twin, "FOLDER": campaign, "LAYERS": layers}
+    known = {**dict.fromkeys(SHAPES, run), "TWIN": twin, "FOLDER": campaign}
     return str(known[word]) if word in known else word.replace("OUT", str(folder / "out"))
 
 

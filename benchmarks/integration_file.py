@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import zlib
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from common import progress
 
 PERIOD_NS = 2_000_000
 CHUNK = 1 << 18
+
+Shape = Literal["training", "layers", "gaps"]
+"""How the phases lie: all within one training; the layers of one forward pass; or outermost, a gap after each."""
+GAP_SHARE = 0.2
+"""Of each phase's time, where there are gaps."""
 
 
 def phases_of(n: int, m: int) -> np.ndarray:
@@ -21,9 +27,9 @@ def phases_of(n: int, m: int) -> np.ndarray:
     return (edges * ((n - 1) * PERIOD_NS / edges[-1])).astype(np.int64)
 
 
-def make_file(path: Path, n: int, m: int, *, layers: bool = False) -> None:
-    """A run file with a line of power, and one of a clock with a tenth of its readings. With ``layers`` the phases are
-    layers of a forward pass. What repeats from chunk to chunk is compressed once."""
+def make_file(path: Path, n: int, m: int, shape: Shape = "training") -> None:
+    """A run file with a line of power, and one of a clock with a tenth of its readings. What repeats from chunk to
+    chunk is compressed once."""
     import h5py
 
     edges = phases_of(n, m)
@@ -42,7 +48,7 @@ def make_file(path: Path, n: int, m: int, *, layers: bool = False) -> None:
         clock = {"kind": "quantity", "column": "mhz", "quantity": "clock_hz", "per_code": 1e6}
         write_line(f, "gpu0.sm_clock", n // 10, 10 * PERIOD_NS, "clock_hz", clock, (1400 + at % 40).astype(np.uint16))
         f.create_group("devices/gpu0").attrs.update({"feeds": np.array(["gpu0.sim"], object), "description": ""})
-        write_phases(f, edges, layers=layers)
+        write_phases(f, edges, shape)
         f.create_group("clocks")
         gaps = f.create_group("gaps")
         for name in ("begin_ns", "end_ns", "lost"):
@@ -86,23 +92,27 @@ def repeated(group: object, name: str, n: int, chunk: np.ndarray) -> None:
         made.id.write_direct_chunk((i,), packed)
 
 
-def write_phases(f: object, edges: np.ndarray, *, layers: bool) -> None:
-    """One training around all; forward, backward, update in turn, or three layers."""
+def write_phases(f: object, edges: np.ndarray, shape: Shape) -> None:
+    """Forward, backward, update in turn, or three layers; one phase around all but where there are gaps."""
     import h5py
 
     m = len(edges) - 1
     g = f.create_group("phases")
+    gap_ns = (np.diff(edges) * GAP_SHARE).astype(np.int64) if shape == "gaps" else 0
     columns = {
         "begin_ns": np.concatenate([edges[:1], edges[:-1]]),
-        "end_ns": np.concatenate([edges[-1:], edges[1:]]),
+        "end_ns": np.concatenate([edges[-1:], edges[1:] - gap_ns]),
         "kind": np.concatenate([[0], 1 + np.arange(m) % 3]).astype(np.int32),
-        "parent": np.concatenate([[-1], np.zeros(m, np.int64)]),
+        "parent": np.concatenate([[-1], np.full(m, -1 if shape == "gaps" else 0, np.int64)]),
         "process": np.zeros(m + 1, np.int32),
         "cut": np.zeros(m + 1, np.uint8),
     }
+    around = 1 if shape == "gaps" else 0
     for name, values in columns.items():
-        g.create_dataset(name, data=values, chunks=(min(CHUNK, m + 1),), compression="gzip", compression_opts=1)
-    around = "forward" if layers else "training"
-    kinds = [(around, {}), *((("layer", {"layer": k}) if layers else (k, {})) for k in ("f", "b", "u"))]
+        kept = values[around:]
+        g.create_dataset(name, data=kept, chunks=(min(CHUNK, len(kept)),), compression="gzip", compression_opts=1)
+    is_layers = shape == "layers"
+    outer = "forward" if is_layers else "training"
+    kinds = [(outer, {}), *((("layer", {"layer": k}) if is_layers else (k, {})) for k in ("f", "b", "u"))]
     documents = [json.dumps({"name": name, "attributes": a, "timing": "host"}) for name, a in kinds]
     g.create_dataset("kinds", data=documents, dtype=h5py.string_dtype())

@@ -9,29 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 
-from powerd_client import recover_rows, verify_tables
+from powerd_client import recover_rows
 from powerd_client.datasets import DIGEST, digest, own_name, write_documents
 from powerd_client.fileshape import FARTHEST_NS, GROUPS, TEXTS, read_json, texts_of
 from powerd_client.findings import LEVELS
+from powerd_client.recover_clocks import recover_clocks
+from powerd_client.recover_gaps import agrees, recover_gaps, recover_parts
 from powerd_client.recover_lines import Clocks, LineRecovery, recover_line
 from powerd_client.recover_phases import LOST_KIND, RecoveredPhases, mend_kinds, recover_phases
 from powerd_client.recover_rows import BROKEN, members, open_damaged
-from powerd_client.tables import (
-    FORMAT,
-    GAP_NUMBERS,
-    GAP_TEXTS,
-    read_pieces,
-    seal,
-    write_clock,
-    write_device,
-    write_gaps,
-    write_head,
-)
-from powerd_core.clock import ClockPiece, map_clock
-from powerd_core.errors import PowerdError, RunFileError
-from powerd_core.model import CLOCK_NAME, ClockExchange
+from powerd_client.tables import FORMAT, seal, write_device, write_gaps, write_head
+from powerd_core.errors import RunFileError
+from powerd_core.model import CLOCK_NAME
 
 _HEAD: dict[str, Any] = {
     "run_id": "unknown",
@@ -46,8 +36,6 @@ _HEAD: dict[str, Any] = {
     "environment": "{}",
     "reception": "{}",
 }
-_MAP = ("map", "map_t_board_ns", "map_piece")
-_PIECES = ("piece_rates", "piece_limits_ns")
 
 
 class FileRecovery:
@@ -56,7 +44,6 @@ class FileRecovery:
     def __init__(self, path: Path, out: h5py.File, progress: Callable[[float, str], None]) -> None:
         self.lost: list[str] = []
         self._path, self._out, self._progress = path, out, progress
-        self._gaps: list[dict[str, Any]] = []
         self._copied: recover_rows.Copies = {}
 
     def run(self) -> None:
@@ -73,17 +60,17 @@ class FileRecovery:
         if named != FORMAT and "lines" not in root:
             raise RunFileError(f"{self._path} is an HDF5 file, but no powerd run")
         head = self._head(source)
-        clocks = self._clocks(root.get("clocks"))
+        clocks = recover_clocks(root.get("clocks"), self._out, self._copied, self.lost)
         phases, kinds = self._phases(root)
         limits = (head["t_start_ns"], head["t_stop_ns"])
         lines = self._lines(root.get("lines"), clocks, limits)
         self._devices(root.get("devices"), {line.name for line in lines})
         phases.write(self._out, kinds)
-        whole = self._read_gaps(root.get("gaps"))
-        if whole:
-            self._parts(root, lines)
-        write_gaps(self._out, self._gaps)
-        if "parts" in self._out and not _agrees(self._out):
+        gaps, is_whole = recover_gaps(root.get("gaps"), self._out["lines"], self.lost)
+        if is_whole:
+            recover_parts(root.get("parts"), self._out, lines, self.lost)
+        write_gaps(self._out, [gap for line in lines for gap in line.gaps] + gaps)
+        if "parts" in self._out and not agrees(self._out):
             del self._out["parts"]
             self.lost.append("the count of what was received, which does not fit what is left")
         messages = self._texts(root, "messages")
@@ -127,36 +114,6 @@ class FileRecovery:
                 head[name] = usual
         return head | {"complete": int(head["complete"] == 1), "rebuilt": int(head["rebuilt"] == 1)}
 
-    def _clocks(self, group: h5py.Group | None) -> Clocks:
-        out, found = self._out.create_group("clocks"), Clocks()
-        for name, clock in members(group, self.lost).items():
-            try:
-                found[name] = self._clock(out, name, clock)
-            except (*BROKEN, PowerdError) as error:
-                self.lost.append(f"clock {name!r}: its readings cannot be given times anew ({error})")
-        return found
-
-    def _clock(self, out: h5py.Group, name: str, clock: h5py.Group) -> tuple[Any, bool]:
-        head: dict[str, Any] = {"board": "", "epoch": "0", "drift_ppm": 100.0} | recover_rows.attributes(
-            clock, ("board", "epoch", "drift_ppm"), self._copied
-        )
-        inside = members(clock, self.lost)
-        rows, good, claimed = recover_rows.table(inside, ("exchanges",))
-        kept = rows["exchanges"][good].tolist() if rows else []
-        exchanges = [ClockExchange(int(str(head["epoch"])), *row) for row in kept]
-        if len(exchanges) < claimed:
-            self.lost.append(f"{claimed - len(exchanges)} of {claimed} exchanges with clock {name!r}")
-        pieces: tuple[ClockPiece, ...] = ()
-        if all(_is_whole(inside, names) for names in (_MAP, _PIECES)):
-            with suppress(*BROKEN):
-                pieces = read_pieces(clock, float(head["drift_ppm"]))
-        is_new = not pieces
-        if is_new:
-            self.lost.append(f"the mapping of clock {name!r}, which was made anew from {len(exchanges)} exchanges")
-            pieces = map_clock(exchanges)
-        write_clock(out, name, str(head["board"]), int(str(head["epoch"])), exchanges, pieces)
-        return pieces, is_new
-
     def _lines(self, group: h5py.Group | None, clocks: Clocks, limits: tuple[int, int]) -> list[LineRecovery]:
         out, found = self._out.create_group("lines"), []
         inside = members(group, self.lost)
@@ -168,7 +125,6 @@ class FileRecovery:
             if made is None:
                 continue
             found.append(made)
-            self._gaps += made.gaps
             for count, what in (
                 (made.dropped, "are gone"),
                 (made.flagged, "have lost a column: they are flagged, and no values"),
@@ -218,55 +174,9 @@ class FileRecovery:
             return list(found.values())
         return [found.get(row, dict(instead)) for row in range(claimed)]
 
-    def _read_gaps(self, group: h5py.Group | None) -> bool:
-        """Take over the gaps. False when some are lost, or never counted numbers."""
-        inside = members(group, self.lost)
-        old = ("begin_ns", "end_ns", "lost")
-        numbers = tuple(name for name, _ in GAP_NUMBERS if name in inside or name in old)
-        texts = (*(name for name in GAP_TEXTS if name in inside or name != "clock"), "lines")
-        rows, good, claimed = recover_rows.table(inside, (*numbers, *texts))
-        kept = 0
-        for row in np.flatnonzero(good).tolist():
-            with suppress(ValueError, TypeError):
-                gap: dict[str, Any] = {name: int(rows[name][row]) for name in numbers}
-                gap |= {name: recover_rows.text_of(rows[name][row]) for name in texts}
-                gap["lines"] = [str(n) for n in read_json(gap["lines"]) if str(n) in self._out["lines"]]
-                if abs(gap["begin_ns"]) < FARTHEST_NS and gap["begin_ns"] <= gap["end_ns"] < FARTHEST_NS:
-                    self._gaps.append({"numbers": 0, "clock": "", **gap})
-                    kept += 1
-        if kept < claimed or not inside:
-            self.lost.append(f"{claimed - kept} of {claimed} gaps: what they told is not told any more")
-        return kept == claimed and len(numbers) == len(GAP_NUMBERS)
-
-    def _parts(self, root: dict[str, Any], lines: list[LineRecovery]) -> None:
-        """The numbers of blocks go on, with the readings that the damage took from each line."""
-        found, claimed = recover_rows.objects(root.get("parts"))
-        if not found or len(found) < claimed:
-            self.lost.append("the count of what was received")
-            return
-        taken = {line.name: line.by_clock for line in lines}
-        for part in found.values():
-            names = [str(name) for name in part.get("lines", [])]
-            clock = str(part.get("clock"))
-            part["damaged"] = {n: taken[n][clock] for n in names if clock in taken.get(n, {})}
-        write_documents(self._out, "parts", list(found.values()))
-
     def _reach(self) -> tuple[int, int]:
         edges = [(int(t[0]), int(t[-1])) for line in self._out["lines"].values() if len(t := line["t_ns"])]
         return (min(e[0] for e in edges), max(e[1] for e in edges)) if edges else (0, 0)
-
-
-def _agrees(file: h5py.File) -> bool:
-    """Whether what was received and lost is what is in the lines and gaps."""
-    try:
-        return next(verify_tables.counts(file), None) is None
-    except BROKEN:
-        return False
-
-
-def _is_whole(group: dict[str, Any], names: tuple[str, ...]) -> bool:
-    _, good, claimed = recover_rows.table(group, names)
-    return claimed > 0 and int(good.sum()) == claimed
 
 
 def _is_message(document: dict[str, Any]) -> bool:

@@ -18,16 +18,15 @@ from powerd_analytics.chrome.events import (
     Ints,
     Values,
     counter_events,
-    lanes,
     metadata,
     missing_events,
-    phase_events,
     power_of,
     summed,
     thread_name,
 )
+from powerd_analytics.chrome.phasetracks import Joules, joules_of, lanes, phase_events
 from powerd_analytics.chrome.profile import Profile, copy_with, read_profile
-from powerd_analytics.energy.devices import Part, PhaseColumns, Progress, load_parts, no_progress, part_phase_energies
+from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
 from powerd_analytics.energy.reasons import seconds
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.slices import IN_MEMORY, load_bounded
@@ -100,7 +99,7 @@ def write_trace(
     timeline = _timeline(run, found, whole_run=options.whole_run)
     parts = load_parts(run, options.device, lambda share, text: progress(0.2 + 0.3 * share, text), in_memory=IN_MEMORY)
     progress(0.5, "energies of phases")
-    energies = {f"{p.device} ({p.provenance})": part_phase_energies(run, p) for p in parts} if len(run.phases) else {}
+    energies = {f"{p.device} ({p.provenance})": joules_of(run, p) for p in parts} if len(run.phases) else {}
     bound = seen = None
     if found is not None and timeline.wall is not None:
         bound, seen = timeline.wall.bound_ns(*timeline.window_ns), timeline.wall.seen_ns()
@@ -149,7 +148,7 @@ def _write_own(out: IO[bytes], run: Run, timeline: _Timeline, events: Iterator[b
 def _events(
     run: Run,
     parts: tuple[Part, ...],
-    energies: Mapping[str, PhaseColumns],
+    energies: Mapping[str, Joules],
     timeline: _Timeline,
     most_points: int,
     label: str,
@@ -171,14 +170,14 @@ def _events(
         holes = {s.line.name: holes_of(s) for s in signals}
         yield from _missing(pid, holes, timeline)
     for process, about in enumerate(run.processes):
-        _, lane = lanes(run, process)
-        if not len(lane):
+        own, lane = lanes(run, process)
+        if not len(own):
             continue
         rank = f", rank {about['rank']}" if "rank" in about else ""
         name = f"phases of process {about.get('pid', process)}{rank}"
         threads = [f"phases {i + 1}" for i in range(int(lane.max()) + 1)]
         yield from metadata(PHASE_PID + process, name, sort=-1, label=label, threads=threads)
-        for event in phase_events(run, process, timeline.window_ns, energies, timeline.us):
+        for event in phase_events(run, process, (own, lane), timeline.window_ns, energies, timeline.us):
             counts["X"] += 1
             yield event
 

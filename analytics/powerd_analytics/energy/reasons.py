@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
+from powerd_analytics.runs.phases import pieces
 from powerd_analytics.signals.signal import Signal
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
@@ -47,11 +48,17 @@ def usable(columns: PhaseColumns | Seen) -> NDArray[np.bool_]:
 
 def not_resolvable(part: Part, columns: PhaseColumns | Seen, which: NDArray[np.bool_]) -> str:
     """Why the phases ``which`` of a kind have no energy."""
-    duration = columns.duration_s[which]
+    missing, duration = columns.missing_s[which], columns.duration_s[which]
+    share = float(np.mean(missing > MOSTLY * duration)) if len(missing) else 0.0
+    return no_energy(part, share, float(missing.sum()), float(duration.sum()))
+
+
+def no_energy(part: Part, mostly_missing: float, missing_s: float, duration_s: float) -> str:
+    """The same of phases together, of which a share is mostly without readings."""
     if not part.signals:
         return "not resolvable: no line feeds this device"
-    if np.mean(columns.missing_s[which] > MOSTLY * duration) > 0.5:
-        return f"not resolvable: no readings in {seconds(columns.missing_s[which].sum())} of {seconds(duration.sum())}"
+    if mostly_missing > 0.5:
+        return f"not resolvable: no readings in {seconds(missing_s)} of {seconds(duration_s)}"
     slowest = max(part.signals, key=lambda s: s.guard_ns * 2 + 2 * s.spacing_ns)
     return f"not resolvable: phases too short, {sensor(slowest)}"
 
@@ -121,8 +128,10 @@ def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[n
     return "; ".join(notes)
 
 
-def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> Clip:
-    """Which lines stood at full scale within these intervals.
+def clipped(
+    part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64], which: NDArray[np.bool_] | None = None
+) -> Clip:
+    """Which lines stood at full scale within these intervals [m], or within those ``which`` [m] of them.
 
     How far beyond it the power went is in no reading, so no uncertainty can contain it: an energy is a lower bound
     then. Where it went beyond negative full scale (a shunt whose current went backwards) it is none.
@@ -131,7 +140,11 @@ def clipped(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) 
     for signal in part.signals:
         for side, found in names.items():
             at, guard_ns = np.sort(getattr(signal, side)), round(signal.guard_ns)
-            # A reading tells of the time around its own that it averages over.
-            if np.any(np.searchsorted(at, end_ns + guard_ns, "right") > np.searchsorted(at, begin_ns - guard_ns)):
-                found.append(signal.line.name)
+            for some in pieces(len(begin_ns) if len(at) else 0):
+                own = slice(None) if which is None else which[some]
+                begin, end = begin_ns[some][own], end_ns[some][own]
+                # A reading tells of the time around its own that it averages over.
+                if np.any(np.searchsorted(at, end + guard_ns, "right") > np.searchsorted(at, begin - guard_ns)):
+                    found.append(signal.line.name)
+                    break
     return Clip(*map(tuple, names.values()))

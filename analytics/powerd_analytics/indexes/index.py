@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from dataclasses import dataclass
@@ -102,6 +103,8 @@ def open_index(path: Path, *, any_version: bool = False) -> Index:
     try:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
+    except PermissionError as error:
+        raise RunFileError(f"{path} cannot be read: {os.strerror(error.errno or errno.EACCES)}") from error
     except (pa.ArrowException, OSError) as error:
         raise RunFileError(f"{path} is no index: it is no Parquet file, or was cut off") from error
     try:

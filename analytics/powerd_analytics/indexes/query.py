@@ -25,6 +25,7 @@ VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank", "
 there are its own records, not those of its parts."""
 _OF_FILES = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
 _POLL_S = 0.1
+_GLOB = re.compile(r"[*?\[]")
 _PIVOT = re.compile(r"\s*(PIVOT|UNPIVOT|SELECT|FROM|WITH|\()", re.IGNORECASE)
 _ALONE: dict[str, str | bool | int | float | list[str]] = {
     "autoinstall_known_extensions": "false",
@@ -74,8 +75,10 @@ def connected(index: Index) -> duckdb.DuckDBPyConnection:
     import duckdb
 
     connection = duckdb.connect(":memory:", config=_ALONE)
-    file = _text(str(index.path.absolute()))
-    connection.execute(f"SET allowed_paths = [{file}]")
+    name = str(index.path.absolute())
+    pattern = _GLOB.sub(r"[\g<0>]", name)  # which only that file fits, whatever its directories are called
+    file = _text(pattern)
+    connection.execute(f"SET allowed_paths = [{_text(name)}, {file}]")
     connection.execute("SET enable_external_access = false")
     # Without the option, a directory called `model=x` would become a column.
     connection.execute(f"CREATE VIEW _index AS SELECT * FROM read_parquet({file}, hive_partitioning = false)")

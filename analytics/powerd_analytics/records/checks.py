@@ -6,8 +6,11 @@ from collections.abc import Iterable, Sequence
 from math import isclose
 from pathlib import Path
 
+import numpy as np
+
 from powerd_analytics.records.columns import Cell, Record, number_of
 from powerd_analytics.records.frame import attributes_of
+from powerd_analytics.runs.run import Run
 from powerd_core.errors import AnalysisError
 
 
@@ -30,7 +33,20 @@ def check_run(path: Path, records: Sequence[Record]) -> None:
         )
     for r in records:
         if r["kind"] == "phase" and r["s_per_batch"] == 0:
-            raise AnalysisError(f"{path}: phases {r['phase']!r} took no time at all: their marks are wrong")
+            raise _no_time(path, str(r["phase"]))
+
+
+def check_durations(run: Run) -> None:
+    """Raises `AnalysisError` for a kind of phase that took no time, as `check_run` does where there are records."""
+    p = run.phases
+    for label, kind in enumerate(p.classes):
+        ended = (p.label == label) & ~p.cut
+        if ended.any() and not np.any(p.end_ns[ended] > p.begin_ns[ended]):
+            raise _no_time(run.path, kind.name)
+
+
+def _no_time(path: Path, phase: str) -> AnalysisError:
+    return AnalysisError(f"{path}: phases {phase!r} took no time at all: their marks are wrong")
 
 
 def _nothing_inside(record: Record) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from powerd_analytics.records.columns import Record
-from powerd_analytics.runs.phases import OPERATIONS, PhaseClass
+from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, identity
 from powerd_analytics.runs.run import Run
 from powerd_analytics.tables.attributes import check_attributes
 from powerd_analytics.tables.celltext import to_json_text
@@ -74,7 +74,7 @@ def check_models(run: Run) -> None:
 
 def group_key(group: Mapping[str, Any]) -> GroupKey:
     """Attributes as something to look a group up by."""
-    return tuple(sorted((name, str(value)) for name, value in group.items()))
+    return tuple(sorted((name, identity(value)) for name, value in group.items()))
 
 
 def whole_run(run: Run, found: Mapping[GroupKey, Group]) -> Group:

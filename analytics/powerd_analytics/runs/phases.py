@@ -90,9 +90,10 @@ class Phases:
         return Phases(none, none, small, small, small, small, np.zeros(0, np.bool_), (), none, none)
 
 
-def pieces(count: int) -> Iterator[slice]:
-    """All of ``count`` rows, `AT_A_TIME` in each piece."""
-    return (slice(i, min(i + AT_A_TIME, count)) for i in range(0, count, AT_A_TIME))
+def pieces(count: int, at_a_time: int | None = None) -> Iterator[slice]:
+    """All of ``count`` rows, so many in each piece; `AT_A_TIME` without a number."""
+    step = AT_A_TIME if at_a_time is None else at_a_time
+    return (slice(i, min(i + step, count)) for i in range(0, count, step))
 
 
 def as_range(which: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
@@ -174,7 +175,7 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
     """Depth and class of every phase: two vectorised passes a level of nesting."""
     depth, label = np.full(len(kind), -1, np.int32), np.full(len(kind), -1, np.int32)
     classes: list[PhaseClass] = []
-    index: dict[tuple[tuple[str, ...], Group, str], int] = {}
+    index: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...], str], int] = {}
 
     def rows_of(level: int, some: slice) -> NDArray[np.intp]:
         above = parent[some]
@@ -200,7 +201,7 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
             attributes = {n: _hashable(v) for n, v in attributes.items()}
             timing = str(kinds[k].get("timing", "host"))
             made = PhaseClass((*around.path, kinds[k]["name"]), attributes, timing)
-            same = (made.path, tuple((n, str(v)) for n, v in made.group), made.timing)
+            same = (made.path, tuple((n, identity(v)) for n, v in made.group), made.timing)
             if same not in index:
                 index[same] = len(classes)
                 classes.append(made)
@@ -220,6 +221,11 @@ def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:
     if len(both) < 2 or both[0] == both[1] or isinstance(both[0], tuple):
         return known
     return replace(known, attributes={**known.attributes, OPERATIONS: both})
+
+
+def identity(value: Any) -> str:
+    """Equal for attributes that are the same: 64 and 64.0 are one number, the text "64" is none, and True is not 1."""
+    return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
 
 
 def _hashable(value: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.typing import NDArray
 
+from powerd_analytics.runs.clock import RunClock, read_clock
 from powerd_analytics.runs.names import pick
 from powerd_analytics.runs.phases import Phases, read_phases
-from powerd_client.fileshape import TIMES, check_times, read_json, read_objects, read_texts, texts_of
+from powerd_analytics.runs.readings import LineReader, Readings
+from powerd_client.fileshape import check_times, read_json, read_objects, read_texts, texts_of
 from powerd_client.runfile import open_run, reading
 from powerd_core.description import MAX_PERIOD_NS, check_conversion
 from powerd_core.document import from_document
@@ -58,62 +59,6 @@ class RunDevice:
     uuid: str = ""
     pci: str = ""
     """Which GPU it is, where its board says so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """Everything a run file has on one line: int64 times [n], uint16 flags [n], raw codes by column [n]."""
-
-    t_board_ns: NDArray[np.int64]
-    t_ns: NDArray[np.int64]
-    flags: NDArray[np.uint16]
-    codes: Mapping[str, NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class LineReader:
-    """Ranges of one line's readings, from a file that somebody keeps open."""
-
-    name: str
-    group: h5py.Group
-
-    def readings(self, first: int, last: int) -> Readings:
-        """Readings ``first`` to ``last - 1``. Raises ValueError for times that no clock shows."""
-        t_board_ns, t_ns = (self.group[k][first:last].astype(np.int64, copy=False) for k in ("t_board_ns", "t_ns"))
-        check_times(t_ns, f"a reading of line {self.name!r}")
-        columns = {k: v[first:last] for k, v in self.group.items() if k not in TIMES}
-        return Readings(t_board_ns, t_ns, self.group["flags"][first:last].astype(np.uint16, copy=False), columns)
-
-    def values(self, columns: Iterable[str], first: int, last: int) -> Readings:
-        """The same with these columns only, and without the board's times, which no energy needs."""
-        t_ns = self.group["t_ns"][first:last].astype(np.int64, copy=False)
-        check_times(t_ns, f"a reading of line {self.name!r}")
-        codes = {k: self.group[k][first:last] for k in columns if k in self.group}
-        flags = self.group["flags"][first:last].astype(np.uint16, copy=False)
-        return Readings(np.zeros(0, np.int64), t_ns, flags, codes)
-
-
-@dataclass(frozen=True, slots=True)
-class RunClock:
-    """Guaranteed half-width of the mapping of one board's clock at host times ``t_ns`` (both [x])."""
-
-    board: str
-    drift_ppm: float
-    t_ns: NDArray[np.float64]
-    half_width_ns: NDArray[np.float64]
-    steps: int
-    """Clock steps seen: pieces of the mapping less one."""
-
-    def bound_ns(self, t_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Guaranteed bound at host times: the nearer knots' half-widths, widened by the drift since them."""
-        if not len(self.t_ns):
-            return np.zeros(len(t_ns))
-        after = np.searchsorted(self.t_ns, t_ns)
-        bounds = [
-            self.half_width_ns[near] + np.abs(t_ns - self.t_ns[near]) * self.drift_ppm * 1e-6
-            for near in (np.clip(after - 1, 0, None), np.clip(after, None, len(self.t_ns) - 1))
-        ]
-        return np.minimum(*bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +191,7 @@ def _read(path: Path, file: h5py.File) -> Run:
         lines=lines,
         devices=devices,
         phases=read_phases(file["phases"]) if "phases" in file else Phases.empty(),
-        clocks={name: _clock(g) for name, g in file["clocks"].items()} if "clocks" in file else {},
+        clocks={name: read_clock(g) for name, g in file["clocks"].items()} if "clocks" in file else {},
         gaps=_gaps(file["gaps"]) if "gaps" in file else (),
         processes=_json_rows(file, "processes"),
         messages=_json_rows(file, "messages"),
@@ -280,25 +225,6 @@ def _line(path: Path, name: str, group: h5py.Group) -> RunLine:
         detail=dict(read_json(a.get("detail") or "{}")),
         clock=_text(a.get("clock", "")),
         count=len(group["t_ns"]),
-    )
-
-
-def _clock(group: h5py.Group) -> RunClock:
-    offsets, t_board = group["map"][:].reshape(-1, 3), group["map_t_board_ns"][:]
-    pieces, drift_ppm = group["map_piece"][:], float(group.attrs.get("drift_ppm", 100.0))
-    if not np.isfinite(offsets).all() or not 0 <= drift_ppm < 1e6:
-        raise ValueError(f"the mapping of clock {group.name!r} holds numbers that are none")
-    check_times(t_board, "a clock exchange")
-    t_host = t_board + offsets[:, 0]
-    order = np.argsort(t_host, kind="stable")
-    # The estimate need not lie in the middle of its bound: the farther end counts.
-    half = np.maximum(offsets[:, 2] - offsets[:, 0], offsets[:, 0] - offsets[:, 1])
-    return RunClock(
-        board=_text(group.attrs.get("board", "")),
-        drift_ppm=drift_ppm,
-        t_ns=t_host[order],
-        half_width_ns=half[order],
-        steps=max(0, len(np.unique(pieces)) - 1),
     )
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.run import Readings, Run, RunClock, RunLine
+from powerd_analytics.runs.clock import RunClock
+from powerd_analytics.runs.readings import Readings
+from powerd_analytics.runs.run import Run, RunLine
 from powerd_analytics.signals.integral import Integral, unwrap_counter
 from powerd_core.errors import AnalysisError
 from powerd_core.model import BAD, CounterConversion, Flag, QuantityConversion, ScaledConversion, ShuntConversion

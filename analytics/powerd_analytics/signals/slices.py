@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.run import LineReader, Readings, Run, RunLine
+from powerd_analytics.runs.readings import LineReader, Readings
+from powerd_analytics.runs.run import Run, RunLine
 from powerd_analytics.signals.signal import Signal, clipped_times, good_readings, load_signal, make_signal
 from powerd_core.model import CounterConversion, ShuntConversion
 

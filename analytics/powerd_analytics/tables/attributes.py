@@ -23,10 +23,19 @@ FIGURES = (*FROM_ONE, *ABOVE_ZERO, *COUNTS, *FROM_ZERO)
 
 
 def check_attributes(run: Run) -> None:
-    """Raises `AnalysisError` with file, row of the phases (from 1) and attribute for one of `FIGURES` that is none."""
+    """Raises `AnalysisError` with file, row of the phases (from 1) and attribute for one of `FIGURES` that is none, and
+    for one that is a number in some phases and true or false in others where the two are equal (1 and True)."""
     p = run.phases
     faults: dict[int, tuple[str, str]] = {}
+    numbers: dict[str, set[Any]] = {}
+    for kind in p.classes:
+        for name, value in kind.attributes.items():
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                numbers.setdefault(name, set()).add(value)
     for label, kind in enumerate(p.classes):
+        for name, value in kind.attributes.items():
+            if isinstance(value, bool) and value in numbers.get(name, ()):
+                faults.setdefault(label, (name, f"{value} here and {int(value)} in other phases: which is meant?"))
         for name in FIGURES:
             if label not in faults and (text := _fault(name, kind.attributes.get(name))):
                 faults[label] = name, text

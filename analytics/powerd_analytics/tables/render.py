@@ -15,7 +15,8 @@ from rich.text import Text
 
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.tables.above_idle import ABOVE_IDLE_HEADER, above_idle_cells, above_idle_lines
-from powerd_analytics.tables.celltext import encodable, to_json_text
+from powerd_analytics.tables.celltext import csv_cell, markdown_cell, to_json_text
+from powerd_analytics.tables.groups import quoted
 from powerd_analytics.tables.ranktable import JOB_HEADER, RANK_HEADER, job_lines, rank_lines, rank_records
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
 from powerd_core.text import printable
@@ -63,8 +64,8 @@ def to_csv(table: PhaseTable) -> str:
     out = io.StringIO()
     names = list(rows[0]) if rows else list(CSV_COLUMNS)
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(map(encodable, names))
-    writer.writerows([encodable(row[name]) for name in names] for row in rows)
+    writer.writerow(map(csv_cell, names))
+    writer.writerows([csv_cell(row[name]) for name in names] for row in rows)
     return out.getvalue()
 
 
@@ -78,12 +79,14 @@ def to_markdown(table: PhaseTable) -> str:
     out = []
     for view in _views(table):
         out.append(f"**{view.title}**\n")
-        out.append("| " + " | ".join(map(printable, view.header)) + " |")
+        out.append("| " + " | ".join(map(markdown_cell, view.header)) + " |")
         out.append("|" + "|".join(" --- " if h in _TEXT else " ---: " for h in view.header) + "|")
-        out += ["| " + " | ".join(printable(cell).replace("|", "\\|") for cell in line) + " |" for line in view.lines]
+        out += ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in view.lines]
         out.append("")
-        out += [f"{i}. {printable(note)}" for i, note in enumerate(view.notes, 1)]
+        out += [f"{i}. {markdown_cell(note)}" for i, note in enumerate(view.notes, 1)]
         out += [""] if view.notes else []
+    if out:
+        out += [f"*{markdown_cell(_meaning(table))}*", ""]
     return "\n".join(out) or "No phases and no devices in this run.\n"
 
 
@@ -101,6 +104,16 @@ def print_table(table: PhaseTable, console: Console) -> None:
         for i, note in enumerate(view.notes, 1):
             console.print(f" {i}  {printable(note)}", markup=False, highlight=False)
         console.print()
+    if table.runs:
+        console.print(_meaning(table), markup=False, highlight=False)
+
+
+def _meaning(table: PhaseTable) -> str:
+    """What the headings leave open."""
+    said = "± U95: half of the 95 % interval, in joules"
+    if any(row.gflops_per_w_paper is not None for row in table.totals):
+        said += "; GFLOPS/W (paper): forward and backward count the model's operations once each"
+    return f"{said}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +141,9 @@ def _views(table: PhaseTable) -> list[_View]:
     if table.phases:
         header = [*names, "phase", "device", "n", "s/batch", "J/batch", "± U95", "W", "samples/s", "note"]
         lines = [
-            ([*(_plain(r.group.get(n)) for n in names), r.phase, _device(r), str(r.iterations), digits(r.s_per_batch),
-             _least(r, r.j_per_batch) if r.is_resolvable else "n.r.", digits(r.u95_j, 2), _least(r, r.power_w),
-             digits(r.samples_per_s)], _phase_notes(r))
+            ([*(_plain(n, r.group.get(n)) for n in names), r.phase, _device(r), str(r.iterations),
+              digits(r.s_per_batch), _least(r, r.j_per_batch) if r.is_resolvable else "n.r.", digits(r.u95_j, 2),
+              _least(r, r.power_w), digits(r.samples_per_s)], _phase_notes(r))
             for r in table.phases
         ]  # fmt: skip
         views.append(_view("Phases", header, lines))
@@ -138,7 +151,7 @@ def _views(table: PhaseTable) -> list[_View]:
         header = [*names, "device", "n", "s", "J", "± U95", "W", "EDP (J s)", "samples/s", "GFLOPS/W (paper)",
                   "rest J", "residual J", "note"]  # fmt: skip
         lines = [
-            ([*(_plain(r.group.get(n)) for n in names), _device(r), str(r.iterations), digits(r.time_s),
+            ([*(_plain(n, r.group.get(n)) for n in names), _device(r), str(r.iterations), digits(r.time_s),
              _least(r, r.energy_j) if r.energy_j is not None else "n.r.", digits(r.u95_j, 2), _least(r, r.power_w),
              _least(r, r.edp_js), digits(r.samples_per_s), _least(r, r.gflops_per_w_paper, "≤"), _least(r, r.rest_j),
              digits(r.residual_j, 2)], _total_notes(r))
@@ -201,5 +214,5 @@ def _percent(row: RunRow) -> str:
     return f"{100 * row.residual_j / row.energy_j:.2g}"
 
 
-def _plain(value: Any) -> str:
-    return "" if value is None else str(value)
+def _plain(name: str, value: Any) -> str:
+    return "" if value is None else str(value) if name == "model" else quoted(value)

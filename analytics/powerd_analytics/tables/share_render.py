@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.energy.reasons import digits
-from powerd_analytics.tables.celltext import encodable, to_json_text
+from powerd_analytics.tables.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.tables.groups import group_line
 from powerd_analytics.tables.shares import BudgetRow, Share
 from powerd_core.text import printable
@@ -45,7 +45,7 @@ def to_csv(rows: Sequence[BudgetRow]) -> str:
     writer.writeheader()
     for cells in records(rows):
         writer.writerow(
-            {k: "" if v is None else str(v).lower() if isinstance(v, bool) else encodable(v) for k, v in cells.items()}
+            {k: "" if v is None else str(v).lower() if isinstance(v, bool) else csv_cell(v) for k, v in cells.items()}
         )
     return out.getvalue()
 
@@ -75,7 +75,7 @@ HEADER = ("group", "phase", "device", "n", "J", "± U95 J", "share of the varian
 
 def to_markdown(rows: Sequence[BudgetRow]) -> str:
     lines = ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-    lines += ["| " + " | ".join(printable(c).replace("|", "\\|") for c in cells) + " |" for cells in _lines(rows)]
+    lines += ["| " + " | ".join(map(markdown_cell, cells)) + " |" for cells in _lines(rows)]
     return "\n".join(lines) + "\n"
 
 

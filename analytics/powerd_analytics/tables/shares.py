@@ -22,6 +22,7 @@ from powerd_analytics.energy.negligible import known
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.folding.folded import FOLDING
+from powerd_analytics.runs.phases import as_range, pieces
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.slices import IN_MEMORY
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
@@ -92,34 +93,38 @@ def budget_rows(
 
 
 def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list[BudgetRow]:
-    budget = Budget(len(run.phases), details=True)
-    is_used = usable(part_phases_seen(run, part, budget)) & ~run.phases.cut
     is_own = (part.device, part.provenance)
-    found = [
-        _phase_row(run, part, is_used, budget, row)
-        for row in table.phases
-        if (row.device, row.provenance) == is_own and phase in (None, row.phase)
-    ]
+    found = _phase_rows(
+        run, part, [r for r in table.phases if (r.device, r.provenance) == is_own and phase in (None, r.phase)]
+    )
     if phase is not None:
         return found
     by_group = {tuple(sorted(dict(g).items())): labels for g, labels in groups(run).items()}
     for total in table.totals:
         if (total.device, total.provenance) == is_own:
             labels = by_group.get(tuple(sorted(total.group.items())), [])
-            outer = outermost(run, labels)
+            outer = as_range(outermost(run, labels))
             found.append(_total_row(part, total, *merged(run.phases.begin_ns[outer], run.phases.end_ns[outer])))
     begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
     found += [_run_row(part, r, begin, end) for r in table.runs if (r.device, r.provenance) == is_own]
     return found
 
 
-def _phase_row(run: Run, part: Part, is_used: NDArray[np.bool_], budget: Budget, row: PhaseRow) -> BudgetRow:
+def _phase_rows(run: Run, part: Part, rows: Sequence[PhaseRow]) -> list[BudgetRow]:
+    budget = Budget(len(run.phases), details=True)
+    is_used = usable(part_phases_seen(run, part, budget)) & ~run.phases.cut
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, kind in enumerate(run.phases.classes):
+        places.setdefault(("/".join(kind.path), kind.timing), []).append(i)
+    return [_phase_row(run, part, is_used, budget, r, places.get((r.path, r.timing), ())) for r in rows]
+
+
+def _phase_row(
+    run: Run, part: Part, is_used: NDArray[np.bool_], budget: Budget, row: PhaseRow, place: Sequence[int]
+) -> BudgetRow:
+    """``place``: the classes of phases with the row's path and timing."""
     p = run.phases
-    labels = [
-        i
-        for i, c in enumerate(p.classes)
-        if "/".join(c.path) == row.path and c.timing == row.timing and dict(c.group) == dict(row.group)
-    ]
+    labels = [i for i in place if dict(p.classes[i].group) == dict(row.group)]
     used = p.of(labels) & is_used
     if row.method == "folded":
         means = dict(row.folded_parts_j)
@@ -129,7 +134,7 @@ def _phase_row(run: Run, part: Part, is_used: NDArray[np.bool_], budget: Budget,
     else:
         each = ((name, budget.part(name, used)) for name in KINDS if used.any() and _counts(name))
         means = {name: float(np.mean(u)) for name, u in each if u is not None}
-        shapes = _shapes(budget)
+        shapes = _shapes(budget.shapes)
     shares = _shares(REPEATS, row.u_statistical_j, means, row.u_systematic_j, shapes)
     return _made("phase", row, row.phase, row.iterations, row.j_per_batch, shares)
 
@@ -145,15 +150,23 @@ def _run_row(part: Part, row: RunRow, begin: NDArray[np.int64], end: NDArray[np.
 def _intervals(
     part: Part, row: TotalRow | RunRow, begin: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[Share, ...]:
-    """Of the sum over intervals: shared parts add up one to one."""
-    none, budget = np.zeros(len(begin), np.int64), Budget(len(begin), details=True)
-    interval_energies(part, begin, end, none, none, None, budget)
-    sums = {name: float(np.sum(np.nan_to_num(u))) for name, u in budget.parts.items() if _counts(name)}
-    random = float(np.sqrt(np.sum(np.nan_to_num(budget.u_random_j) ** 2)))
-    systematic = float(np.sum(np.nan_to_num(budget.u_systematic_j)))
+    """Of the sum over intervals, of which there may be millions: shared parts add up one to one."""
+    sums, shapes = dict.fromkeys(KINDS, 0.0), dict[str, set[str]]()
+    random2 = systematic = 0.0
+    for some in pieces(len(begin)):
+        none, budget = np.zeros(some.stop - some.start, np.int64), Budget(some.stop - some.start, details=True)
+        interval_energies(part, begin[some], end[some], none, none, None, budget)
+        for name, u in budget.parts.items():
+            sums[name] += float(np.sum(np.nan_to_num(u)))
+        for name, found in budget.shapes.items():
+            shapes.setdefault(name, set()).update(found)
+        random2 += float(np.sum(np.nan_to_num(budget.u_random_j) ** 2))
+        systematic += float(np.sum(np.nan_to_num(budget.u_systematic_j)))
+    random = float(np.sqrt(random2))
     if isinstance(row, TotalRow):
         random, systematic = row.u_statistical_j or 0.0, row.u_systematic_j or 0.0
-    return _shares("sampling", random, sums, systematic, _shapes(budget))
+    counted = {name: u for name, u in sums.items() if _counts(name) and u}
+    return _shares("sampling", random, counted, systematic, _shapes(shapes))
 
 
 def _counts(name: str) -> bool:
@@ -161,8 +174,8 @@ def _counts(name: str) -> bool:
     return name != INNER and KINDS[name].of_repeats
 
 
-def _shapes(budget: Budget) -> dict[str, str]:
-    return {name: " and ".join(sorted(shapes)) for name, shapes in budget.shapes.items()}
+def _shapes(shapes: Mapping[str, set[str]]) -> dict[str, str]:
+    return {name: " and ".join(sorted(found)) for name, found in shapes.items()}
 
 
 def _shares(

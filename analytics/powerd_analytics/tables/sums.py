@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, Progress, line_energies, load_parts, no_progress
 from powerd_analytics.energy.rest import merged
+from powerd_analytics.runs.phases import as_range
 from powerd_analytics.runs.run import Run, read_run
 from powerd_analytics.signals.slices import IN_MEMORY
 from powerd_analytics.signals.streams import plain_j
@@ -51,7 +52,7 @@ def _finding(name: str, check: Check) -> Finding:
 def _sums(run: Run, part: Part) -> Check:
     begin, end = run.begin_ns, run.end_ns
     p = run.phases
-    top = p.parent < 0
+    top = as_range(p.parent < 0)
     covered = merged(np.clip(p.begin_ns[top], begin, end), np.clip(p.end_ns[top], begin, end))
     cuts = np.linspace(begin, end, _PIECES + 1).astype(np.int64)
     whole, phases, rest, split = _between(
@@ -81,10 +82,13 @@ class _Sum:
 
 
 def _between(part: Part, *intervals: tuple[Ints, Ints]) -> list[_Sum]:
-    """Of each list of intervals what a part's lines have in all of them. Readings are gone through once."""
-    by_line = [plain_j(signal, *intervals) for signal in part.signals]
-    every = [[joules[i] for joules in by_line] for i in range(len(intervals))]
-    return [_Sum(float(sum(j.sum() for j in x)), float(sum(np.abs(j).sum() for j in x))) for x in every]
+    """Of each list of intervals what a part's lines have in all of them. Readings are gone through once, and of
+    millions of intervals only the sum is kept."""
+    found = [_Sum(0.0, 0.0)] * len(intervals)
+    for signal in part.signals:
+        every = zip(found, plain_j(signal, *intervals), strict=True)
+        found = [_Sum(x.joules + float(j.sum()), x.size + float(np.abs(j).sum())) for x, j in every]
+    return found
 
 
 def outside(begin_ns: int, end_ns: int, begins: Ints, ends: Ints) -> tuple[Ints, Ints]:

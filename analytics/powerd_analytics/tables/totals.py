@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, PhaseColumns
-from powerd_analytics.energy.reasons import clipped, not_resolvable, without_readings
+from powerd_analytics.energy.reasons import clipped, no_energy, without_readings
 from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.energy.whole import whole_of
@@ -38,9 +38,12 @@ def number(attributes: Mapping[str, object], name: str) -> float | None:
 
 def iterations_of(run: Run, labels: Sequence[int]) -> int:
     """Iterations among phases of these classes: those called so, else forward passes, else the commonest phase."""
-    ended = np.bincount(run.phases.label[~run.phases.cut], minlength=len(run.phases.classes))
+    p = run.phases
+    ended = np.zeros(len(p.classes), np.int64)
+    for some in pieces(len(p)):
+        ended += np.bincount(p.label[some][~p.cut[some]], minlength=len(p.classes))
     for name in (ITERATION, "forward"):
-        named = [int(ended[i]) for i in labels if run.phases.classes[i].name == name]
+        named = [int(ended[i]) for i in labels if p.classes[i].name == name]
         if named:
             return max(named)
     return max((int(ended[i]) for i in labels), default=0)
@@ -69,19 +72,20 @@ def group_total(
     p = run.phases
     classes = {i: p.classes[i] for i in labels}
     outer = outermost(run, labels)
-    begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+    together = as_range(outer)
+    begin, end = merged(p.begin_ns[together], p.end_ns[together])
     found = whole_of(part, begin, end)
-    time_s, missing_s = float(found.seen.duration_s.sum()), float(found.seen.missing_s.sum())
+    time_s, missing_s = found.duration_s, found.missing_s
     notes, clip = [], clipped(part, begin, end)
     if cut := int(np.sum(p.cut & outer)):
         notes.append(f"{cut} cut off, counted up to there")
     if missing_s > 1e-3 * time_s:
         notes.append(without_readings(missing_s, found.off_by_j, clip))
     total: Estimate | None = None
-    if found.seen.resolvable.all() and missing_s <= 0.5 * time_s:
+    if found.is_resolvable and missing_s <= 0.5 * time_s:
         total = found.energy
     else:
-        notes = [not_resolvable(part, found.seen, np.ones(len(begin), bool))]
+        notes = [no_energy(part, found.mostly_missing, missing_s, time_s)]
     is_lower_bound = clip.is_lower_bound and total is not None
     notes += [clip.note(has_number=total is not None)] if clip else []
     rest = residual = None
@@ -106,7 +110,7 @@ def group_total(
         u_systematic_j=total.u_systematic_j if total and not clip.low else None,
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
-        samples_per_s=iterations * batch / time_s if batch and time_s > 0 else None,
+        samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,
         gflops_per_w_paper=None,
         gflops_basis="",
         rest_j=rest,
@@ -116,6 +120,11 @@ def group_total(
         note="; ".join(notes),
     )
     return row, _bases(classes, rows, batch)
+
+
+def paths_around(classes: Iterable[PhaseClass]) -> set[tuple[str, ...]]:
+    """The paths of phases that have one of these phases inside."""
+    return {c.path[:k] for c in classes for k in range(1, len(c.path))}
 
 
 def _balance(
@@ -136,11 +145,8 @@ def _balance(
     """
     p = run.phases
     good = {i: c for i, c in classes.items() if i in rows and _is_integral(rows[i])}
-    inner = [
-        i
-        for i, c in good.items()
-        if not any(len(d.path) > len(c.path) and d.path[: len(c.path)] == c.path for d in good.values())
-    ]
+    around = paths_around(good.values())
+    inner = [i for i, c in good.items() if c.path not in around]
     cover = p.of(inner) & columns.resolvable
     if not (cover & ~outer).any():
         return None, None, ""

@@ -11,7 +11,8 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import cli
 from powerd_analytics.chrome.clock import SLEW, WallClock, wall_clock
-from powerd_analytics.chrome.events import lanes, thinned
+from powerd_analytics.chrome.events import thinned
+from powerd_analytics.chrome.phasetracks import lanes
 from powerd_analytics.chrome.trace import MARGIN_NS, TraceOptions, write_trace
 from powerd_analytics.runs.run import read_run
 from powerd_client.wallclock import WallAnchor, WallAnchors, anchor_note, read_anchor, take_anchor

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
+from make_run import constant as steady
 
 from powerd_analytics.cli import app
 from powerd_analytics.energy.budget import KINDS, Budget
@@ -18,10 +19,6 @@ from powerd_analytics.tables.table import phase_table
 from powerd_core.model import ShuntConversion
 
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.5, "step_w": 0.2, "window_ns": MS}
-
-
-def steady(t):
-    return np.full(len(t), 100.0)
 
 
 def stepped(t):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.energy import budget as budgets
+from powerd_analytics.energy import rest
 from powerd_analytics.energy.budget import Budget
 from powerd_analytics.energy.devices import (
     PhaseColumns,
@@ -15,11 +16,11 @@ from powerd_analytics.energy.devices import (
     part_phase_energies,
     part_phases_seen,
 )
+from powerd_analytics.energy.gaps import Gaps, Moments
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.energy.rest import Given, _Merged, merged, overlapping, rest_energy_j
+from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
 from powerd_analytics.energy.whole import whole_of
-from powerd_analytics.runs import phases as columns_of_phases
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.streams import plain_j
 
@@ -74,12 +75,30 @@ MOMENTS = st.lists(st.integers(0, 30), max_size=20).map(lambda x: np.array(sorte
 
 @given(MOMENTS, MOMENTS, st.sampled_from(["left", "right"]))
 def test_moments_of_two_lists_come_in_order_and_know_where_they_are_from(outer, cover, side):
-    found = _Merged(outer, cover, side)
+    found = Moments(outer, cover, side)
     tagged = [(t, side == "right", -1) for t in outer.tolist()]
     tagged += [(t, side == "left", i) for i, t in enumerate(cover.tolist())]
     tagged.sort(key=lambda x: x[:2])
-    assert found.times.tolist() == [t for t, _, _ in tagged]
-    assert found.of_cover(np.arange(len(tagged))).tolist() == [i for _, _, i in tagged]
+    every = np.arange(len(tagged))
+    assert len(found) == len(tagged)
+    assert found.at(every).tolist() == [t for t, _, _ in tagged]
+    assert found.of_cover(every).tolist() == [i for _, _, i in tagged]
+    assert found.at(every[::3]).tolist() == [t for t, _, _ in tagged][::3]
+    moments = np.arange(-1, 32)
+    assert found.before(moments).tolist() == [sum(t < moment for t, _, _ in tagged) for moment in moments]
+
+
+@given(st.tuples(MOMENTS, MOMENTS), st.tuples(MOMENTS, MOMENTS))
+def test_gaps_begin_and_end_in_order(outer, cover):
+    n, m = (min(len(a), len(b)) for a, b in (outer, cover))
+    gaps = Gaps(Moments(outer[0][:n], cover[1][:m], "left"), Moments(outer[1][:n], cover[0][:m], "right"))
+    begin, end = gaps.between(np.arange(len(gaps)))
+    assert np.all(end >= begin)
+    assert np.all(np.diff(begin) >= 0)
+    assert np.all(np.diff(end) >= 0)
+    moments = np.arange(-1, 32)
+    assert gaps.begun_before(moments).tolist() == np.searchsorted(begin, moments).tolist()
+    assert gaps.ended_before(moments).tolist() == np.searchsorted(end, moments).tolist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
@@ -112,15 +131,20 @@ def test_many_intervals_together_are_the_sum_of_all(run, monkeypatch):
     which = part_phase_energies(run, part).resolvable & (run.phases.depth == run.phases.depth.max())
     begin, end = merged(run.phases.begin_ns[which], run.phases.end_ns[which] - MS)
     none = np.zeros(len(begin), np.int64)
-    columns, whole = interval_energies(part, begin, end, none, none), whole_of(part, begin, end)
+    columns, whole = interval_energies(part, begin, end, none, none), whole_of(part, begin, end, is_given=True)
     assert whole.energy == sum_of(*(getattr(columns, name) for name in MEAN_COLUMNS))
     np.testing.assert_array_equal(whole.given.end_j, columns.end_j)
-    monkeypatch.setattr(columns_of_phases, "AT_A_TIME", 7)
+    assert whole.is_resolvable == columns.resolvable.all()
+    assert whole.missing_s == columns.missing_s.sum()
+    assert whole.duration_s == columns.duration_s.sum()
+    monkeypatch.setattr(rest, "AT_A_TIME", 7)
     parted = whole_of(part, begin, end)
     assert parted.energy.energy_j == pytest.approx(whole.energy.energy_j, abs=whole.energy.u_j)
     assert parted.energy.u_j == pytest.approx(whole.energy.u_j, rel=0.5)
     assert parted.off_by_j == pytest.approx(whole.off_by_j)
-    np.testing.assert_allclose(parted.seen.missing_s, whole.seen.missing_s, atol=1e-12)
+    assert parted.missing_s == pytest.approx(whole.missing_s, abs=1e-12)
+    assert parted.duration_s == pytest.approx(whole.duration_s, rel=1e-12)
+    assert len(parted.given.begin_j) == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.99])

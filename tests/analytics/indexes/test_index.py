@@ -1,11 +1,13 @@
 """Indexes: what is in them, that only what changed is read, and what is refused."""
 
+import errno
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,8 +20,10 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, make_run
 
 from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.indexes.files import run_files
 from powerd_analytics.indexes.index import INDEX_COLUMNS, METADATA, index_frame, index_records, open_index
 from powerd_analytics.indexes.indexing import index_runs
+from powerd_analytics.indexes.query import query
 from powerd_analytics.records.frame import to_frame
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 
@@ -170,13 +174,16 @@ def test_nothing_is_written_when_nothing_can_be_read(tmp_path, capsys):
     assert [p.name for p in tmp_path.iterdir()] == ["a.h5"]
 
 
-def test_journals_and_partial_files_are_no_run_files(made, tmp_path):
+def test_journals_and_partial_files_are_no_run_files(made, tmp_path, capsys):
     shutil.copy(made / "a.h5", tmp_path / "a.h5")
     for name in ("run.h5.journal/frames.h5", ".b.123.partial.h5"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
     report = index_runs(tmp_path, jobs=1)
-    assert (report.runs, report.failed) == (1, ())
+    assert (report.runs, report.failed, report.unbuilt) == (1, (), (str(tmp_path / "run.h5"),))
+    _, _, err = joules(capsys, "index", tmp_path, "--jobs", "1")
+    run = tmp_path / "run.h5"
+    assert err == f"joules: {run} is not in the index: it is being recorded, or `joules info {run}` builds it\n"
 
 
 def test_a_run_without_lines_is_in_the_index_with_no_records(tmp_path):
@@ -260,6 +267,137 @@ def test_files_in_the_way_and_directories_without_runs(made, tmp_path):
         with pytest.raises(error, match=said):
             index_runs(*arguments, jobs=1)
         assert sorted(tmp_path.rglob("*")) == before
+
+
+def names_in(index):
+    return [row["path"] for row in pq.read_table(index).to_pylist() if row["kind"] == "file"]
+
+
+def test_links_to_directories_are_followed_and_no_run_counts_twice(campaign, tmp_path):
+    other = tmp_path / "other disk"
+    (campaign / "later").rename(other)
+    (campaign / "linked").symlink_to(other)
+    (campaign / "linked again").symlink_to(other)
+    (other / "up").symlink_to(campaign)
+    (campaign / "latest.h5").symlink_to("b.h5")
+    (campaign / "elsewhere.h5").symlink_to(shutil.copy(other / "c.h5", tmp_path / "c.h5"))
+    report = index_runs(campaign, jobs=1)
+    assert (report.runs, report.failed) == (4, ())
+    assert names_in(report.path) == ["a.h5", "b.h5", "elsewhere.h5", "linked/c.h5"]
+    assert [p.name for p in run_files([campaign])] == ["a.h5", "b.h5", "elsewhere.h5", "c.h5"]
+
+
+def test_a_link_to_nothing_and_a_directory_that_cannot_be_read_are_named(campaign, monkeypatch):
+    (campaign / "gone.h5").symlink_to("nowhere.h5")
+    scan = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "later":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    report = index_runs(campaign, jobs=1)
+    later = campaign / "later"
+    assert report.failed == (
+        f"{later} cannot be read: Permission denied",
+        f"{campaign / 'gone.h5'} is a link to nothing",
+    )
+    assert report.runs == 2
+    with pytest.raises(RunFileError, match="later cannot be read: Permission denied"):
+        run_files([campaign])
+
+
+def test_a_file_that_vanishes_meanwhile_is_said_and_is_not_in_the_index(campaign):
+    progress = Vanishing(campaign / "b.h5")
+    report = index_runs(campaign, jobs=1, progress=progress)
+    assert (report.runs, report.failed, report.vanished) == (2, (), (str(campaign / "b.h5"),))
+    assert names_in(report.path) == ["a.h5", "later/c.h5"]
+    assert index_runs(campaign, jobs=1) == replace(report, read=0, vanished=())
+
+
+class Vanishing:
+    """Somebody removes a file when the first is being read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __call__(self, share, text):
+        if text.startswith("0 of "):
+            self.path.unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "name", ["a*b", "[ab]", "a?", "ü 'q' \"d\"", "model=x", "back\\slash", "with, comma", "$HOME ~"]
+)
+def test_directories_of_any_name(made, tmp_path, name):
+    decoys = [tmp_path / "aXb", tmp_path / "a", tmp_path / "ab"]
+    for folder in (tmp_path / name, *decoys):
+        folder.mkdir()
+        shutil.copy(made / "a.h5", folder / "run 1 [x] ü.h5")
+        index_runs(folder, jobs=1)
+    asked = query(tmp_path / name, "select path, model from runs where device = 'gpu0'")
+    assert asked.rows == ((str(tmp_path / name / "run 1 [x] ü.h5"), "AlexNet"),)
+    assert {r["path"] for r in index_records(tmp_path / name)} == {str(tmp_path / name / "run 1 [x] ü.h5")}
+    assert index_runs(tmp_path / name, jobs=1).read == 0
+
+
+def test_what_may_not_be_read_is_one_line(campaign, capsys, monkeypatch):
+    def refuse(path, *_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    index_runs(campaign, jobs=1)
+    index = campaign / "index.parquet"
+    monkeypatch.setattr(pq, "ParquetFile", refuse)
+    with pytest.raises(RunFileError, match=r"index\.parquet cannot be read: Permission denied"):
+        open_index(index)
+    monkeypatch.setattr(Path, "is_dir", refuse)  # as of a path inside a directory that is closed
+    for words in (("index", campaign), ("query", campaign, "select 1"), ("tables", campaign)):
+        assert joules(capsys, *words) == (2, "", f"joules: {campaign} cannot be read: Permission denied\n")
+
+
+def test_where_nothing_can_be_written_nothing_is_read(campaign, monkeypatch):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr("powerd_analytics.indexes.indexing.reduce_runs", refuse)
+    with pytest.raises(RunFileError, match=r"index\.parquet cannot be written: Read-only file system; name another"):
+        index_runs(campaign, jobs=1)
+
+
+def test_an_index_that_is_up_to_date_is_looked_at_in_a_directory_that_is_read_only(campaign, monkeypatch):
+    index_runs(campaign, jobs=1)
+    monkeypatch.setattr(Path, "touch", None)
+    assert index_runs(campaign, jobs=1).runs == 3
+
+
+def test_a_disk_that_is_full_leaves_the_old_index(campaign):
+    index_runs(campaign, jobs=1)
+    before = (campaign / "index.parquet").read_bytes()
+    shutil.copy(campaign / "a.h5", campaign / "copy.h5")
+    code = (
+        "import resource, sys; from powerd_analytics.cli.app import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "index", campaign, "--jobs", "1"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == f"joules: {campaign / 'index.parquet'} cannot be written: File too large"
+    assert (campaign / "index.parquet").read_bytes() == before
+    assert not list(campaign.glob(".*"))
+
+
+def test_two_at_once_leave_one_whole_index(campaign):
+    command = [sys.executable, "-m", "powerd_analytics", "index", str(campaign), "--jobs", "1"]
+    both = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(2)]
+    said = [one.communicate(timeout=60) for one in both]
+    for one, (out, err) in zip(both, said, strict=True):
+        assert (one.returncode, err.strip()) == (0, "")  # a slow machine ends its progress with a new line
+        assert out.startswith(f"{campaign / 'index.parquet'}: 3 runs, ")
+    assert index_runs(campaign, jobs=1).read == 0
+    assert not list(campaign.glob(".*"))
 
 
 def test_ctrl_c_leaves_no_traces(made, tmp_path):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command import joules
 from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
@@ -177,3 +178,38 @@ def test_attributes_of_the_users_own_may_be_anything(tmp_path):
     own = {"optimizer": "adam", "epoch": "last", "lr": -1.0, "tags": ["a", "b"], "resumed": True, "sizes": "huge"}
     record = run_records(one_run(tmp_path / "r.h5", epochs=0, samples=1e6, **own))[0]
     assert json.loads(record["attributes"]) == {**own, "epochs": 0, "samples": 1e6}
+
+
+def of_values(path, name, *values):
+    """A run with a training for each value of an attribute."""
+    phases = []
+    for i, value in enumerate(values):
+        begin = (100 + 400 * i) * MS
+        phases.append(PhaseSpec("training", begin, begin + 300 * MS, {"model": "m", name: value}))
+        k = len(phases) - 1
+        phases += [
+            PhaseSpec("forward", begin + (10 + 40 * j) * MS, begin + (40 + 40 * j) * MS, {}, k) for j in range(5)
+        ]
+    return make_run(path, [LineSpec("gpu0.a", lambda t: 0.0 * t + 50)], phases, end_ns=2 * S)
+
+
+@pytest.mark.parametrize(("values", "count"), [((64, "64"), 2), ((64, 64.0), 1), (("x", "x"), 1), ((None, "None"), 2)])
+def test_a_text_that_reads_like_a_number_is_a_group_of_its_own(tmp_path, capsys, values, count):
+    path = of_values(tmp_path / "r.h5", "depth", *values)
+    records = [r for r in run_records(path) if r["kind"] == "phase"]
+    assert [r["iterations"] for r in records] == [10 // count] * count
+    assert len({r["attributes"] for r in records}) == count
+    _, out, _ = joules(capsys, "tables", path, "--format", "markdown")
+    assert ('"64"' in out) == (values == (64, "64"))
+
+
+def test_the_text_of_a_batch_size_is_seen_behind_the_number(tmp_path):
+    path = of_values(tmp_path / "r.h5", "batch_size", 64, "64")
+    with pytest.raises(AnalysisError, match=r"phase row 7 \('training'\), attribute batch_size: '64' is no number"):
+        run_records(path)
+
+
+def test_true_and_one_are_not_taken_for_each_other(tmp_path):
+    path = of_values(tmp_path / "r.h5", "amp", 1, True)
+    with pytest.raises(AnalysisError, match=r"phase row 7 .* attribute amp: True here and 1 in other phases"):
+        run_records(path)

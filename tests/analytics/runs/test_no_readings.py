@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make_run import MS, LineSpec, PhaseSpec, S, make_run
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli.describe import describe_run
@@ -18,10 +18,6 @@ from powerd_analytics.tables.sums import verify_sums
 from powerd_core.model import Flag
 
 NONE = np.zeros(0, np.int64)
-
-
-def constant(t: np.ndarray) -> np.ndarray:
-    return np.full(len(t), 100.0)
 
 
 def dead(name: str = "gpu1.a", device: str = "gpu1") -> LineSpec:

@@ -14,7 +14,8 @@ from powerd_analytics.records.setting import Setting
 from powerd_analytics.runs import quantities
 from powerd_analytics.runs.beside import describe_beside
 from powerd_analytics.runs.quantities import CodeCounts
-from powerd_analytics.runs.run import LineReader, read_run
+from powerd_analytics.runs.readings import LineReader
+from powerd_analytics.runs.run import read_run
 
 N = 500
 T = np.arange(N, dtype=np.int64) * 2 * MS

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from make_run import MS, LineSpec, PhaseSpec, S, make_run
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics.cli.app import main
 
@@ -15,11 +15,8 @@ PHASES = [
 ]
 
 
-def constant(t: np.ndarray) -> np.ndarray:
-    return np.full(len(t), 100.0)
-
-
 def unusable(path: Path, what: str) -> Path:
+    still = [PhaseSpec(p.name, p.begin_ns, p.end_ns if p.parent < 0 else p.begin_ns, {}, p.parent) for p in PHASES]
     late = [PhaseSpec(p.name, p.begin_ns + 10 * S, p.end_ns + 10 * S, p.attributes, p.parent) for p in PHASES]
     lines = {
         "empty": [],
@@ -27,10 +24,12 @@ def unusable(path: Path, what: str) -> Path:
         "one reading": [LineSpec("gpu0.a", constant, t_ns=np.array([500 * MS]))],
         "other clock": [LineSpec("gpu0.a", constant, t_ns=np.arange(100 * S, 101 * S, 2 * MS))],
     }.get(what, [LineSpec("gpu0.a", constant)])
-    return make_run(path, lines, {"no phases": [], "outside": late}.get(what, PHASES))
+    return make_run(path, lines, {"no phases": [], "outside": late, "no time": still}.get(what, PHASES))
 
 
-@pytest.mark.parametrize("what", ["empty", "no phases", "no readings", "one reading", "other clock", "outside"])
+@pytest.mark.parametrize(
+    "what", ["empty", "no phases", "no readings", "one reading", "other clock", "outside", "no time"]
+)
 @pytest.mark.parametrize("command", ["tables", "uncertainty", "report"])
 def test_one_line_and_nothing_written(tmp_path, capsys, what, command):
     path = unusable(tmp_path / "run.h5", what)

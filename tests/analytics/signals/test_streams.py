@@ -18,7 +18,8 @@ from powerd_analytics.chrome.events import power_of, summed, thinned
 from powerd_analytics.energy import devices
 from powerd_analytics.pictures.traces import envelope, envelope_of_many
 from powerd_analytics.report.traces import trace_of
-from powerd_analytics.runs.run import LineReader, read_run
+from powerd_analytics.runs.readings import LineReader
+from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals import slices
 from powerd_analytics.signals.envelopes import extremes_of
 from powerd_analytics.signals.signal import load_signal

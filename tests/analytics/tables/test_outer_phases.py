@@ -2,16 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from make_run import MS, LineSpec, PhaseSpec, make_run
+from make_run import MS, LineSpec, PhaseSpec, constant, make_run
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli.tags import totals
-
-
-def constant(t: np.ndarray) -> np.ndarray:
-    return np.full(len(t), 100.0)
 
 
 def iterations(count: int, parent: int = -1) -> list[PhaseSpec]:
