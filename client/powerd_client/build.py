@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,6 @@ def _note_undescribed(contents: Contents) -> None:
 
 def remove_partials(out: Path) -> None:
     """Delete what a killed conversion of ``out`` left. The caller owns the journal's lock."""
-    for leftover in out.parent.glob(f"{out.name}.*.partial"):
+    for leftover in out.parent.glob(f"{escape(out.name)}.*.partial"):
         with contextlib.suppress(OSError):
             leftover.unlink()

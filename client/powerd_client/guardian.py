@@ -165,8 +165,11 @@ def guard(job: Job) -> int:
     try:
         guardian = Guardian(job)
         return guardian.run()
-    except (PowerdError, OSError) as error:
+    except PowerdError as error:
         say(error=str(error))
+        return 2
+    except OSError as error:
+        say(error=f"the recorder cannot begin: {error.strerror or error}")
         return 2
     finally:
         if guardian is not None:

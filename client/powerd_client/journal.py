@@ -32,6 +32,9 @@ from powerd_core.wire import HEADER_BYTES, Event, decode
 
 _TAIL_RECORDS = 4096
 
+LONGEST_NAME = 255 - len(".1234567.partial")
+"""Of a run file, in bytes: it has such a name while it is written, and file systems take 255."""
+
 RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
 
@@ -50,7 +53,20 @@ def prepare(run: Path, *, overwrite: bool = False) -> Path:
     Raises `RunFileError` when the run file or an unfinished recording of that name is in the way (with ``overwrite``,
     only when one is being recorded right now), or when the directory cannot be made.
     """
+    if len(os.fsencode(run.name)) > LONGEST_NAME:
+        raise RunFileError(f"the name of {run} is too long: at most {LONGEST_NAME} bytes")
     journal = journal_path(run)
+    try:
+        _make_way(run, journal, overwrite=overwrite)
+        journal.mkdir()
+    except RunFileError:
+        raise
+    except OSError as error:
+        raise RunFileError(f"cannot record into {run}: {error.strerror}: {error.filename}") from error
+    return journal
+
+
+def _make_way(run: Path, journal: Path, *, overwrite: bool) -> None:
     if run.is_dir():
         raise RunFileError(f"{run} is a directory: give the name of a file")
     if run.exists() and not overwrite:
@@ -64,11 +80,6 @@ def prepare(run: Path, *, overwrite: bool = False) -> Path:
                 "overwrite=True (--overwrite)"
             )
         shutil.rmtree(journal)
-    try:
-        journal.mkdir()
-    except OSError as error:
-        raise RunFileError(f"cannot record into {run}: {error.strerror}: {error.filename}") from error
-    return journal
 
 
 def is_locked(journal: Path) -> bool:

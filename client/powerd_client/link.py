@@ -78,6 +78,8 @@ class BoardLink:
         self._described_ns = 0
         self._questions = 0
         """For the description, not answered yet."""
+        self._unreadable = ""
+        """What was wrong with the last description that could not be taken over."""
         self._exchanges = Exchanges()
         if memory is not None:
             self.description, self.streams = memory.description, memory.streams
@@ -109,7 +111,8 @@ class BoardLink:
         """Ask what the daemon measures, and connect to its streams.
 
         Raises `PeerTimeout` when nobody answers (or ``give_up``, asked now and then, is true), `PeerError` when our
-        keys are refused, `VersionError` when it speaks another version of the wire format.
+        keys are refused or its description cannot be read, `VersionError` when it speaks another version of the wire
+        format.
         """
         deadline_ns = now_ns() + int(timeout_s * 1e9)
         self.ask_description()
@@ -122,6 +125,11 @@ class BoardLink:
                 raise PeerError(reason)
             elif now_ns() - self._described_ns > SILENCE_NS // 2:
                 self.ask_description()  # the first may have gone to a powerd that was just ending
+        if self._unreadable:
+            raise PeerError(
+                f"what the powerd at {self.url} says of itself cannot be read ({self._unreadable}): use the same "
+                "release of powerd there and here"
+            )
         raise PeerTimeout(
             f"no powerd answers at {self.url} within {timeout_s:g} s: is it running there, and is that its address?"
         )
@@ -149,7 +157,12 @@ class BoardLink:
                     self._refused += 1  # nobody asked: epochs shall not come faster than we ask
                     return None
                 self._questions -= 1
-                return self._take_description(read_description(event.body))
+                try:
+                    description = read_description(event.body)
+                except WireError as error:
+                    self._unreadable = str(error)
+                    raise
+                return self._take_description(description)
             if isinstance(event, wire.Message) and event.subject == "epochs" and self.description is not None:
                 self.earlier.take_answer(event.body, self.description.epoch)
         except VersionError as error:

@@ -30,17 +30,22 @@ def record_command(
     """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
 
     Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed on to it; the recording ends when it ends. With
-    ``baseline_s`` idle power is measured before and after it. Raises `ConfigError` for a command that cannot be
-    started, and what `Recording` raises.
+    ``baseline_s`` idle power is measured before and after it; Ctrl-C before the command ends everything and leaves no
+    run, after it only the measurement. Raises `ConfigError` for a command that cannot be started, and what `Recording`
+    raises.
     """
     if baseline_s is not None:
         check_seconds(baseline_s)
     recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command), keys=keys)
     environment = {**os.environ, RUN_ENVIRONMENT: str(recording.journal)}
+    try:
+        _wait(recording, baseline_s)
+    except KeyboardInterrupt:
+        recording.abandon()
+        raise
     # A handler, unlike SIG_IGN, is not inherited by the command.
     previous = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        _wait(recording, baseline_s)
         with _handing_on() as processes:
             process = subprocess.Popen(command, env=environment)
             processes.append(process)
@@ -48,10 +53,10 @@ def record_command(
     except OSError as error:
         recording.abandon()
         raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
-    else:
-        _wait(recording, baseline_s)
     finally:
         signal.signal(signal.SIGINT, previous)
+    with contextlib.suppress(KeyboardInterrupt):
+        _wait(recording, baseline_s)
     recording.finish(now_ns())
     if not quiet:
         print(f"powerd: {out} is recorded; see it with: joules tables {out}", file=sys.stderr)

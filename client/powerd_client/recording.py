@@ -106,8 +106,10 @@ class Recording:
             self._await_ready()
             if together is not None:
                 together.announce(ready=True)
-        except BaseException:
+        except BaseException as error:
             self.abandon()
+            if isinstance(error, OSError) and not isinstance(error, PowerdError):
+                raise PeerError(f"the recorder cannot be started: {error.strerror or error}") from error
             raise
         finally:
             if told is not None:

@@ -27,7 +27,11 @@ def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share:
     run, is cut off or damaged, is of another version, or is still being recorded.
     """
     run = Path(path)
-    if not run.exists() and journals.journal_path(run).is_dir():
+    try:
+        is_journal = not run.exists() and journals.journal_path(run).is_dir()
+    except OSError as error:  # a name that is too long, a directory that may not be entered
+        raise RunFileError(f"{run} cannot be read: {error.strerror or error}") from error
+    if is_journal:
         rebuild(run, progress=progress)
     if run.is_dir():
         raise RunFileError(f"{run} is a directory: give the name of a run file")
@@ -55,6 +59,8 @@ def reading(run: str | os.PathLike[str]) -> Iterator[None]:
         yield
     except PowerdError:
         raise
+    except PermissionError as error:
+        raise RunFileError(f"{run} cannot be read: {error.strerror or error}") from error
     except MemoryError as error:
         raise RunFileError(f"{run} does not fit into the memory of this machine") from error
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:

@@ -26,7 +26,7 @@ def verify_file(path: str | os.PathLike[str], progress: Progress = lambda share,
     try:
         file = open_run(run)
     except RunFileError as error:
-        if not run.is_file():
+        if isinstance(error.__cause__, PermissionError) or not os.path.isfile(run):
             raise
         yield Finding("structure", "wrong", _structure(run) or str(error))
         return

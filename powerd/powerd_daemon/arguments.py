@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -68,11 +69,13 @@ def _parser() -> Parser:
     run.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
     run.add_argument("--listen", metavar="URL", help=f"tcp://HOST:PORT or ipc:///PATH (default {DEFAULT_LISTEN})")
     run.add_argument("--ring-mib", type=float, metavar="N", help="memory for each stream's latest readings")
-    run.add_argument("--spool", type=Path, metavar="DIR", help="keep readings on disk too, so that they outlive powerd")
+    run.add_argument(
+        "--spool", type=_directory, metavar="DIR", help="keep readings on disk too, so that they outlive powerd"
+    )
     add_directory(run)
     run.add_argument("--insecure", action="store_true", help="let anyone who reaches the addresses read, without keys")
     run.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
-    run.add_argument("--rate-hz", type=float, metavar="HZ", help="with --sim: scans a second")
+    run.add_argument("--rate-hz", type=_finite, metavar="HZ", help="with --sim: scans a second")
     run.add_argument("--waveform", metavar="NAME", help="with --sim: the load's waveform")
     run.add_argument("--seed", type=int, metavar="N", help="with --sim: seed of the load")
     run.add_argument("--quiet", action="store_true", help="say nothing but what goes wrong")
@@ -140,11 +143,36 @@ def _add_bench(commands: Any) -> None:
     calibrate.add_argument(
         "--line", action="append", default=[], metavar="NAME", help="a line (default with --zero: all)"
     )
-    calibrate.add_argument("--temperature-c", type=float, required=True, metavar="C", help="temperature at the shunts")
-    calibrate.add_argument("--seconds", type=float, default=10.0, metavar="S", help="how long to read (default 10)")
+    calibrate.add_argument(
+        "--temperature-c", type=_finite, required=True, metavar="C", help="temperature at the shunts"
+    )
+    calibrate.add_argument("--seconds", type=_seconds, default=10.0, metavar="S", help="how long to read (default 10)")
     calibrate.add_argument(
         "--out", type=Path, metavar="FILE", help="the calibration file, made or extended; with --url the board's own"
     )
+
+
+def _finite(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
+    if not isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = _finite(text)
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 3600")
+    return seconds
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no directory")
+    return Path(text)
 
 
 def _load(text: str) -> tuple[str, float]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from powerd_core.document import read_description
-from powerd_core.errors import ConfigError, PowerdError
+from powerd_core.errors import ConfigError, PowerdError, WireError
 from powerd_core.model import Description
 from powerd_core.text import printable
 from powerd_daemon import printing
@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         status = _COMMANDS[arguments.command](arguments)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # nobody has closed it
+            sys.stdout.flush()
     except PowerdError as error:
         print(f"powerd: {printable(str(error), limit=2000)}", file=sys.stderr)
         return 2
@@ -138,7 +139,13 @@ def _sources(_: argparse.Namespace) -> int:
 
 def _describe(arguments: argparse.Namespace) -> int:
     answer = ask(arguments.url, "describe", keys=arguments.keys)
-    description: Description = read_description(answer.body)
+    try:
+        description: Description = read_description(answer.body)
+    except WireError as error:
+        raise WireError(
+            f"what the powerd at {arguments.url} says of itself cannot be read ({error}): use the same release there "
+            "and here"
+        ) from error
     print(json.dumps(answer.body, indent=2) if arguments.json else printing.description(description))
     return 0
 

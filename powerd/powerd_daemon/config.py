@@ -148,6 +148,8 @@ class _DeviceTable:
     pci: str | None = None
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("option 'name': a device needs a name")
         if self.uuid is not None and not uuid_key(self.uuid):
             raise ValueError(f"option 'uuid': {self.uuid!r} is no UUID of a GPU: nvidia-smi -L lists them")
         if self.pci is not None and not pci_key(self.pci):
@@ -232,9 +234,11 @@ def _source(table: dict[str, object], number: int, origin: str) -> SourceConfig:
     common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
     options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
     where = f"{origin}: [[source]] {number}"
-    kind = table.get("kind")
-    if not isinstance(kind, str) or not kind:
+    if "kind" not in table:
         raise ConfigError(f"{where}: missing option 'kind' (a string, see `powerd sources`)")
+    kind = table["kind"]
+    if not isinstance(kind, str) or not kind:
+        raise ConfigError(f"{where}: option 'kind': expected one that `powerd sources` lists, found {kind!r}")
     name = table.get("name", kind)
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}: option 'name': expected a string, found {name!r}")

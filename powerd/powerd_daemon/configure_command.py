@@ -8,8 +8,10 @@ from pathlib import Path
 
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout
 from powerd_core.text import printable
+from powerd_core.wire import Message
 from powerd_daemon.asking import Board
 from powerd_daemon.sockets import MAX_REQUEST_BYTES
+from powerd_daemon.textfile import read_text
 
 MAX_TEXT_BYTES = MAX_REQUEST_BYTES // 2
 """JSON may write a character with more bytes than the file has."""
@@ -21,10 +23,10 @@ def configure(arguments: argparse.Namespace) -> int:
     """Raises `PowerdError`, also for a configuration that was tried and does not start."""
     with Board(arguments.url, arguments.keys) as board:
         if arguments.file is None:
-            text = str(board.ask("configure").body.get("text"))
+            text = str(_asked(board).body.get("text"))
             print("".join(c if c in "\n\t" else printable(c) for c in text), end="")
             return 0
-        answer = board.ask("configure", {"text": _text(arguments.file), "name": str(arguments.file)}, timeout_ms=10_000)
+        answer = _asked(board, {"text": _text(arguments.file), "name": str(arguments.file)})
         outcome = _await_restart(board, answer.epoch)
     if outcome:
         raise PeerError(f"{arguments.file}: {outcome}")
@@ -32,11 +34,19 @@ def configure(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _text(file: Path) -> str:
+def _asked(board: Board, body: dict[str, object] | None = None) -> Message:
     try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: cannot be read: {error}") from error
+        return board.ask("configure", body, timeout_ms=None if body is None else 10_000)
+    except PeerError as error:
+        if "unknown subject" not in str(error):
+            raise
+        raise PeerError(
+            f"the powerd at {board.url} has no configuration to show or replace: start it with powerd run --config FILE"
+        ) from error
+
+
+def _text(file: Path) -> str:
+    text = read_text(file, "there is no such configuration file")
     if len(text.encode()) > MAX_TEXT_BYTES:
         raise ConfigError(f"{file}: longer than {MAX_TEXT_BYTES} bytes: put it onto the board itself")
     return text

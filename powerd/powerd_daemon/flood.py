@@ -40,9 +40,13 @@ class _Connection:
     messages: int = 0
     """Bytes of the messages that it brought, with what may have come beside them."""
     at_ns: int = 0
+    cut_bytes: int | None = None
+    """What it had brought when it was cut off: libzmq may be slow to let go of it."""
 
     @property
     def excess(self) -> int:
+        if self.cut_bytes is not None and self.received <= self.cut_bytes + ALLOWED_BYTES:
+            return 0
         return max(self.received - self.messages, 0)
 
 
@@ -95,7 +99,7 @@ class FloodGate:
 
     def _cut_off(self, descriptor: int, address: str) -> None:
         self.cut_off += 1
-        del self._known[descriptor]
+        self._known[descriptor].cut_bytes = self._known[descriptor].received
         self._log.complain(
             f"a connection from {address or 'somewhere'} was cut off: it sent without end, and no request"
         )

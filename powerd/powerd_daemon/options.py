@@ -158,7 +158,7 @@ def _convert(kind: Any, value: object, where: str) -> Any:
         return _convert_enum(kind, value, where)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if kind is Path and isinstance(value, str):
+    if kind is Path and isinstance(value, str) and value:
         return Path(value)
     if not isinstance(kind, type) or not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
         raise _wrong(kind, value, where)

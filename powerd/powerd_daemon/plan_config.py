@@ -20,7 +20,7 @@ from powerd_daemon.plan import Bus, BusPlan, plan_bus
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Source
 from powerd_daemon.sources.ina import InaSource
-from powerd_daemon.sources.rails import RailsSource
+from powerd_daemon.sources.rails import RailsSource, check_pace
 from powerd_daemon.sources.sim import SimOptions, SimSource
 from powerd_daemon.textfile import read_text
 
@@ -93,6 +93,7 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
     options = build_options(cls.Options, given, where)
     name = str(table.get("name", kind))
     try:
+        check_pace(options)
         return _sim(options, name, where) if isinstance(options, SimOptions) else _ina(options, name, where)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

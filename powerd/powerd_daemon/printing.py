@@ -38,7 +38,9 @@ def source(kind: str, summary: str, options: Sequence[OptionInfo]) -> str:
 
 def description(found: Description) -> str:
     """What a powerd measures, line by line."""
-    said = [f"{found.board}: powerd {found.version}, data on {found.data_endpoint}"]
+    # The host of a tcp address is left to whoever asks: it is the one that was asked.
+    data = found.data_endpoint.replace("tcp://*:", "port ")
+    said = [f"{found.board}: powerd {found.version}, data on {data}"]
     if found.access in _READERS:
         said.append(_READERS[found.access])
     for stream in found.streams:

@@ -20,6 +20,9 @@ def kinds() -> tuple[str, ...]:
 def find_source(kind: str) -> type[Source]:
     """The class behind ``kind``. Raises `ConfigError` when it is unknown, cannot be imported or is no source."""
     if ":" in kind:
+        module, _, name = kind.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), *name.split("."))):
+            raise ConfigError(f"source {kind!r} cannot be loaded: write it as module.path:Class")
         point = EntryPoint(name=kind, group=GROUP, value=kind)
     else:
         points = [point for point in entry_points(group=GROUP) if point.name == kind]

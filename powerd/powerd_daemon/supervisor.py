@@ -278,7 +278,10 @@ class Supervisor:
             raise WireError(f"a {type(message).__name__}")
         if message.subject == "streams":
             s.has_spoken = True
-            self._describe(s, message.body)
+            try:
+                self._describe(s, message.body)
+            except WireError as error:
+                self._fail(s, f"what it describes cannot be sent: {error}")
         elif message.subject == "notice":
             self._log.complain(f"source {s.config.name!r}: {message.body.get('message')}")
         elif message.subject == "statistics":

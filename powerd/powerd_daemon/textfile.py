@@ -22,6 +22,7 @@ def read_text(path: Path, missing: str) -> str:
     if len(data) > MAX_BYTES:
         raise ConfigError(f"{path}: longer than {MAX_BYTES >> 20} MiB: that is no such file")
     try:
-        return data.decode("utf-8")
+        # Some editors put a mark of their own before the first character.
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None

@@ -8,7 +8,7 @@ import zmq
 from powerd_client.link import BoardLink
 from powerd_core import wire
 from powerd_core.document import to_document
-from powerd_core.errors import ConfigError, PeerTimeout, VersionError, WireError
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.model import Block, Gap
 from support.fake_daemon import FakeDaemon
 
@@ -65,6 +65,16 @@ def test_nobody_there_is_said_within_the_time(context):
 def test_an_address_that_is_none_is_a_configuration_error(context):
     with pytest.raises(ConfigError, match="no address"):
         BoardLink(context, "board:7360")
+
+
+def test_a_description_that_cannot_be_read_is_not_taken_for_silence(link, daemon, monkeypatch):
+    def newer(document):
+        raise WireError("Description.streams[0].lines[0].accuracy: unknown key 'drift'")
+
+    monkeypatch.setattr("powerd_client.link.read_description", newer)
+    with pytest.raises(PeerError, match=rf"{daemon.url} says .*unknown key 'drift'.*the same release") as caught:
+        link.describe(0.3)
+    assert not isinstance(caught.value, PeerTimeout)
 
 
 def test_another_version_is_named_with_its_address(link, daemon):

@@ -1,5 +1,6 @@
 """Meter and recorder process against a fake powerd on real sockets."""
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from powerd_client import Meter, open_run
+from powerd_client.build import remove_partials
 from powerd_client.journal import journal_path
 from powerd_client.record import record_command
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -237,3 +239,59 @@ def test_a_command_that_is_not_there(daemon, tmp_path):
     with pytest.raises(ConfigError, match="cannot run 'no-such-command': No such file"):
         record_command(["no-such-command"], url=daemon.url, out=tmp_path / "run.h5", overwrite=False, quiet=True)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_ctrl_c_while_idle_power_is_measured(daemon, tmp_path, monkeypatch, turn):
+    """Before the command it ends everything, after it only the measurement."""
+    asked = []
+
+    def measure(journal, seconds):
+        asked.append(seconds)
+        if len(asked) == turn:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("powerd_client.record.mark_baseline", measure)
+    out = tmp_path / "run.h5"
+
+    def record():
+        command = [sys.executable, "-c", "import sys; sys.exit(5)"]
+        return record_command(command, url=daemon.url, out=out, overwrite=False, quiet=True, baseline_s=9.0)
+
+    if turn == 1:
+        with pytest.raises(KeyboardInterrupt):
+            record()
+        assert list(tmp_path.iterdir()) == []
+        return
+    assert record() == 5
+    with open_run(out) as file:
+        assert file.attrs["complete"] == 1
+
+
+@pytest.mark.parametrize("name", ["x" * 240, "ü" * 120, "x" * 300])
+def test_a_name_that_could_not_be_written_in_the_end_is_refused_at_the_beginning(tmp_path, name):
+    with pytest.raises(RunFileError, match="is too long: at most 239 bytes"):
+        Meter("tcp://127.0.0.1:9", out=tmp_path / name)
+    with pytest.raises(RunFileError, match="no run file|File name too long"):
+        open_run(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recorder_that_cannot_be_started_is_our_error(tmp_path, monkeypatch):
+    def popen(*_args, **_options):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("powerd_client.recording.subprocess.Popen", popen)
+    with pytest.raises(PeerError, match="the recorder cannot be started: Too many open files"):
+        Meter("tcp://127.0.0.1:9", out=tmp_path / "run.h5")
+    with pytest.warns(UserWarning, match="is not recorded: the recorder cannot be started"):
+        Meter("tcp://127.0.0.1:9", out=tmp_path / "run.h5", required=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_the_own_leftovers_are_removed(tmp_path):
+    for name in ("*.12.partial", "other.h5.12.partial", "[a].h5.3.partial", "a.h5.3.partial"):
+        (tmp_path / name).touch()
+    remove_partials(tmp_path / "*")
+    remove_partials(tmp_path / "[a].h5")
+    assert {p.name for p in tmp_path.iterdir()} == {"other.h5.12.partial", "a.h5.3.partial"}

@@ -160,6 +160,15 @@ def test_only_a_file_that_is_not_there_is_an_error(tmp_path):
     assert "it is not HDF5" in finding.text
 
 
+def test_a_file_that_may_not_be_read_is_an_error_not_a_damage(run, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("powerd_client.runfile.endless_heaps", refuse)
+    with pytest.raises(RunFileError, match=r"cannot be read: Permission denied$"):
+        list(verify_file(run))
+
+
 def test_texts_of_very_different_length_are_not_stored_in_fixed_width(tmp_path):
     texts = ["x"] * 1000 + ["y" * 100_000]
     with h5py.File(tmp_path / "a.h5", "w") as file:

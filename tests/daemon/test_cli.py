@@ -79,11 +79,17 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["run", "--sim", "--config", "x"], "powerd: run: give either --config FILE or --sim"),
         (["run", "--sim", "--speed", "5"], "powerd: unrecognized arguments: --speed 5"),
         (["run", "--sim", "--ring-mib", "big"], "powerd run: argument --ring-mib: invalid float value: 'big'"),
+        (["run", "--sim", "--rate-hz", "nan"], "powerd run: argument --rate-hz: 'nan' is no number"),
+        (["run", "--sim", "--rate-hz", "fast"], "powerd run: argument --rate-hz: 'fast' is no number"),
+        (["run", "--sim", "--spool", ""], "powerd run: argument --spool: an empty name is no directory"),
         (["run", "--config", "x", "--rate-hz", "5"], "powerd: run: --rate-hz goes with --sim"),
         (["config-check"], "powerd config-check: the following arguments are required: FILE"),
         (["plan", "x", "--load", "5"], "powerd plan: argument --load: '5' is not NAME=WATTS"),
         (["scan", "two"], "powerd scan: argument BUS: invalid int value: 'two'"),
         (["calibrate", "x"], "powerd calibrate: the following arguments are required: --temperature-c"),
+        ([*CALIBRATE, "--zero", "--seconds", "nan"], "powerd calibrate: argument --seconds: 'nan' is no number"),
+        ([*CALIBRATE, "--zero", "--seconds", "0"], "powerd calibrate: argument --seconds: 0 s is not between 0 and"),
+        ([*CALIBRATE, "--zero", "--temperature-c", "inf"], "powerd calibrate: argument --temperature-c: 'inf' is no"),
         ([*CALIBRATE, "--reference-a", "5"], "powerd: calibrate: a reference is of one line: give one --line NAME"),
         ([*CALIBRATE, "--reference-a", "5", "--line", "a"], "powerd: calibrate: give --reference-u"),
         ([*CALIBRATE, "--zero", "--reference-u", "0.1"], "powerd: calibrate: --reference-u goes with --reference-a"),
@@ -181,6 +187,20 @@ def test_describe_and_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert "ring_bytes: " in capsys.readouterr().out
         assert main(["stats", url, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["streams"][0]["number"] == 0
+        assert "has no configuration to show or replace: start it with powerd run --config" in bad(
+            capsys, "configure", url
+        )
+
+
+def test_a_description_of_another_release_is_said_to_be_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(steady_config(tmp_path)) as powerd:
+        url = powerd.daemon.listen
+        body = asking.ask(url, "describe").body
+        body["streams"][0]["lines"][0]["accuracy"]["drift"] = 1
+        monkeypatch.setattr("powerd_daemon.cli.ask", lambda *_, **__: Message("description", body))
+        assert "unknown key 'drift'): use the same release there and here" in bad(capsys, "describe", url)
 
 
 def test_asking_where_nobody_answers(
@@ -313,6 +333,12 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["plan"], ["config-check"], ["run", "--config"]])
 def test_a_configuration_that_never_ends_is_refused(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     assert "longer than 4 MiB" in bad(capsys, *command, "/dev/zero")
+
+
+def test_without_a_standard_output() -> None:
+    command = f"{sys.executable} -m powerd_daemon sources >&-"
+    done = subprocess.run(command, shell=True, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_output_that_finds_no_room_is_one_line() -> None:

@@ -68,7 +68,11 @@ def test_the_example_is_good() -> None:
         ("[server]\nring_mib = 0\n" + GOOD, "f: [server]: option 'ring_mib': 0.0 MiB is not a size"),
         ("[server]\nblock_ms = 0.1\n" + GOOD, "f: [server]: option 'block_ms': 0.1 is not between 1 and 1000"),
         ('[server]\nboard = ""\n' + GOOD, "f: [server]: option 'board': a board needs a name"),
+        ('[server]\nspool = ""\n' + GOOD, "f: [server]: option 'spool': expected a path, found ''"),
         ('[[source]]\nname = "x"', "f: [[source]] 1: missing option 'kind'"),
+        ("[[source]]\nkind = 3", "f: [[source]] 1: option 'kind': expected one that `powerd sources` lists, found 3"),
+        ('[[source]]\nkind = ":"', "f: [[source]] 1 (:): source ':' cannot be loaded: write it as module.path:Class"),
+        ('[[source]]\nkind = "..a:B"', "source '..a:B' cannot be loaded: write it as module.path:Class"),
         (
             '[[source]]\nkind = "simm"',
             "f: [[source]] 1 (simm): unknown kind of source 'simm': did you mean 'sim'? (known kinds: ",
@@ -97,6 +101,17 @@ def test_the_example_is_good() -> None:
             "f: [[device]] 1 (d): unknown option 'feed': did you mean 'feeds'?",
         ),
         (GOOD + '[[device]]\nname = "d"\nfeeds = ["a", "a"]', "line 'a' feeds it twice: each line counts once"),
+        (GOOD + "[[device]]\nname = ''\nfeeds = ['a']", "option 'name': a device needs a name"),
+        ('[[source]]\nkind = "sim"\nrate_hz = 1e-300', "f: [[source]] 1 (sim): rate_hz must be at least 0.001"),
+        ('[[source]]\nkind = "sim"\nbus_every = 0', "bus_every = 0 is not between 1 and 200"),
+        ('[[source]]\nkind = "sim"\nshunt_ohm = 1e-320', "is not between 1e-06 and 1e+06"),
+        ('[[source]]\nkind = "cpu-model"\nrate_hz = 1e-12', "rate_hz = 1e-12 is not between 0.001 and 10000"),
+        ('[[source]]\nkind = "ina"\nbus = -1\nsensors = []', "bus = -1 is no bus"),
+        ('[[source]]\nkind = "ina"\nbus = ""\nsensors = []', "bus = '' is no bus"),
+        (
+            '[[source]]\nkind = "ina"\nbus = 2\nsensors = [{name = "a", address = 64}, {name = "a", address = 65}]',
+            "f: [[source]] 1 (ina): two sensors are called 'a'",
+        ),
         (GOOD + '[[device]]\nname = "d"\n[[device]]\nname = "d"', "f: [[device]] 2 (d): device 1 has the same name"),
     ],
 )
@@ -116,6 +131,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.toml").write_bytes(b'board = "B\xf6rse"')
     with pytest.raises(ConfigError, match=r"not a text file in UTF-8 \(byte 10\)"):
         load_config(tmp_path / "latin.toml")
+    (tmp_path / "marked.toml").write_text(GOOD, encoding="utf-8-sig")
+    assert load_config(tmp_path / "marked.toml").sources
 
 
 def test_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

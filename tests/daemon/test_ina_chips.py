@@ -169,7 +169,8 @@ class TestBank:
         [
             ({"address": 0x50}, "0x50"),
             ({"address": 0x44, "chip": "INA3221"}, "0x40 to 0x43"),
-            ({"shunt_ohm": 0.0}, "positive"),
+            ({"shunt_ohm": 0.0}, "shunt_ohm = 0 is not between"),
+            ({"nominal_v": -1.0}, "nominal_v = -1 is not between"),
             ({"grade": "C"}, "grade"),
             ({"channel": 2}, "channels 1 to 1"),
             ({"shunt_tolerance": 1.5}, "between"),

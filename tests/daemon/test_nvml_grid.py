@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,13 @@ def test_stamps_at_any_time_are_on_no_grid():
     assert not grid.learn([t + (i * 7919 % 15_000) * 1000 for i, t in enumerate(moments(100))])
     assert not grid.learn(moments(LEARNT - 1))
     assert grid.learn(moments(LEARNT))
+
+
+@pytest.mark.parametrize("period_ms", [5, 10, 30, 40, 50, 100])
+def test_samples_at_another_distance_are_on_no_grid(period_ms):
+    assert not SampleGrid().learn([FIRST + i * period_ms * MS for i in range(100)])
+    # As they come when some are left out: most are a period apart all the same.
+    assert SampleGrid().learn([t for i, t in enumerate(moments(100)) if i % 5])
 
 
 def test_a_stamp_before_its_moment_ends_the_grid():

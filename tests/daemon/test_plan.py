@@ -126,6 +126,14 @@ def test_the_text_has_every_line_and_the_sum() -> None:
     assert "asked 500 Hz: enough" in text
 
 
+@pytest.mark.parametrize("option", ["bus_every = 0", "rate_hz = 1e-300", "bus_hold = 1", "scl_hz = 0.1"])
+def test_a_pace_that_no_bus_has_is_refused(tmp_path, option):
+    file = tmp_path / "powerd.toml"
+    file.write_text(f"[[source]]\nkind = 'sim'\n{option}\n")
+    with pytest.raises(ConfigError, match=rf"{option.split()[0]} .*\(line 3\)"):
+        plan_file(file)
+
+
 @pytest.mark.parametrize(("bus", "number"), [(2, 2), ("/dev/i2c-10", 10), ("/dev/i2c-gpu", None)])
 def test_bus_numbers(bus: int | str, number: int | None) -> None:
     assert bus_number(bus) == number

@@ -136,6 +136,14 @@ def test_an_error_of_the_first_open_ends_powerd(tmp_path: Path) -> None:
     assert not [p for p in tmp_path.iterdir() if p.is_socket()]
 
 
+def test_a_source_whose_description_cannot_be_sent_ends_powerd(tmp_path: Path) -> None:
+    script = tmp_path / "script"
+    script.write_text("huge")
+    message = r"^test\.toml: .*: what it describes cannot be sent: .*period_ns: a number of more than 64 bits$"
+    with pytest.raises(SensorError, match=message), running(steady_config(tmp_path, f'script = "{script}"')) as powerd:
+        powerd.thread.join(PATIENCE_S)
+
+
 def test_feeds_and_lines_are_checked_when_the_sources_are_known(tmp_path: Path) -> None:
     config = steady_config(tmp_path, more='[[device]]\nname = "d"\nfeeds = ["aa"]')
     with (

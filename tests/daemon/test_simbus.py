@@ -348,3 +348,17 @@ class TestFaults:
     def test_unknown_faults_are_refused(self):
         with pytest.raises(ConfigError, match="brown-out"):
             Faults(1, every_s=1.0, t0_ns=0, kinds=("flood",))
+
+
+def test_no_transfer_asks_for_a_load_after_its_end():
+    # A load that follows something real is known only as far as the bus has told it, and conversions end at any moment.
+    clock, told = VirtualClock(), [0]
+
+    def load(_t0_ns: int, t1_ns: int) -> float:
+        assert t1_ns <= told[0]
+        return 0.1
+
+    bus = SimBus(clock, {0x40: chip(load)}, before=lambda t_ns: told.__setitem__(0, t_ns))
+    for k in range(1500):
+        clock.sleep_until(k * 1_064_000 + k * 500)
+        bus.write_word(0x40, CALIBRATION, 4096)

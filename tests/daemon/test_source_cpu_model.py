@@ -74,6 +74,8 @@ def test_a_process_that_never_was():
     child.wait()
     with pytest.raises(SensorError, match=f"process {child.pid} is not there"):
         opened(pid=child.pid)
+    with pytest.raises(SensorError, match=f"process {1 << 40} is not there"):
+        opened(pid=1 << 40)
 
 
 def test_a_number_that_was_given_to_another_process_is_noticed(monkeypatch):

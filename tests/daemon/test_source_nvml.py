@@ -187,6 +187,25 @@ class TestSamples:
         assert len(r["t_ns"]) > 90
         assert all(0 <= t - 24 * MS - found < 1000 for t, found in zip(stamps, r["t_ns"], strict=False))
 
+    @pytest.mark.parametrize("first_ms", [30, -100])
+    def test_a_driver_that_was_loaded_just_now_is_given_time_to_fill_its_buffer(self, clock, first_ms):
+        nvml = FakeNvml(clock)
+        nvml.samples = [t for t in nvml.samples if t > clock.now_ns() + first_ms * MS]
+        begin = clock.now_ns()
+        o = opened(nvml)
+        assert clock.now_ns() - begin < 600 * MS
+        line = o.streams[0].lines[0]
+        assert (line.name, line.accuracy.centre_ns) == ("gpu0.nvml_samples", 1 * MS)
+
+    def test_buffers_that_stay_empty_are_not_waited_for_long(self, clock):
+        nvml = FakeNvml(clock, gpus=16)
+        nvml.samples = []
+        begin = clock.now_ns()
+        o = opened(nvml, energy_ms=0.0)
+        assert names(o) == [f"gpu{i}.nvml" for i in range(16)]
+        assert clock.now_ns() - begin < 700 * MS
+        assert "buffer is empty" in o.streams[0].detail["not_supported"]["gpu0.nvml_samples"]
+
     @pytest.mark.parametrize("fails", [True, False])
     def test_a_long_silence_is_flagged(self, clock, fails):
         nvml = FakeNvml(clock)
@@ -221,6 +240,46 @@ class TestInstant:
         r = o.readings(o.run(300), "gpu0.nvml")
         assert len(r["t_ns"]) >= 27
         assert set(r["power_mw"]) == {77_000}
+
+    def test_a_constant_power_that_is_asked_for_rarely_does_not_fall_behind(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, samples_ms=0.0, energy_ms=0.0, instant_ms=1000.0)
+        nvml.power_w = lambda t_ns: 77.0
+        times = o.readings(o.run(30), "gpu0.nvml")["t_ns"]
+        assert [b - a for a, b in pairwise(times)] == [1000 * MS] * (len(times) - 1)
+        assert clock.now_ns() - times[-1] <= 1200 * MS
+
+    @pytest.mark.parametrize("power_w", [lambda t_ns: 77.0, lambda t_ns: 100.0 + t_ns // (100 * MS) % 50])
+    def test_renewals_that_were_slept_through_are_missing(self, clock, power_w):
+        nvml = FakeNvml(clock)
+        nvml.power_w = power_w
+        o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
+        made = o.run(105)
+        stopped_ns = clock.now_ns()
+        clock.t_ns += 7_000 * MS
+        made += o.run(105)
+        r = o.readings(made, "gpu0.nvml")
+        within = [f for t, f in zip(r["t_ns"], r["flags"], strict=True) if 0 < t - stopped_ns < 6_990 * MS]
+        assert within == [Flag.MISSING]
+        assert r["flags"].count(Flag.MISSING) == 1
+        assert not r["flags"][-1]
+        assert r["t_ns"][-1] > clock.now_ns() - 250 * MS
+
+    def test_a_value_is_timed_by_the_last_answer_not_by_the_last_question(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
+        made = o.run(50)
+        for _ in range(40):  # of five questions four are refused; none is asked at the first turn of a run
+            nvml.refuse = {186: UNKNOWN}
+            made += o.run(5)
+            nvml.refuse = {}
+            made += o.run(2)
+        r = o.readings(made, "gpu0.nvml")
+        good = [t for t, f in zip(r["t_ns"], r["flags"], strict=True) if not f]
+        assert len(good) >= 18
+        assert len(good) == len(r["t_ns"])
+        # Fifty milliseconds lie between two answers.
+        assert max(abs((t + 20 * MS + 50 * MS) % (100 * MS) - 50 * MS) for t in good) <= 30 * MS
 
     def test_failures_are_flagged(self, clock):
         nvml = FakeNvml(clock)
@@ -361,6 +420,10 @@ class TestFailures:
     def test_a_gpu_that_is_not_there(self, clock):
         with pytest.raises(ConfigError, match="no GPU 5: this machine has 0 to 1"):
             opened(FakeNvml(clock, gpus=2), gpus=(0, 5))
+
+    def test_more_gpus_than_a_source_has_streams_for(self, clock):
+        with pytest.raises(ConfigError, match="384 streams of 64 GPUs .* several sources .* 'gpus'"):
+            opened(FakeNvml(clock, gpus=64), scope_ms=10.0, side_ms=1000.0)
 
     def test_a_gpu_that_tells_nothing(self, clock):
         nvml = FakeNvml(clock)

@@ -133,3 +133,11 @@ def test_ctrl_c_ends_a_daemon_in_order(tmp_path):
     assert "0 gaps" in stderr
     with open_run(out) as file:
         assert len(file["lines"]) == 8
+
+
+def test_joules_without_what_it_needs_says_what_to_install(tmp_path):
+    """As after `pip install '.[client]'`: the script is there, the packages of the workstation are not."""
+    script = "import sys; sys.modules['cyclopts'] = None\nfrom powerd_analytics.cli import main\nmain()"
+    done = call(sys.executable, "-c", script, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == "joules: cyclopts is not installed here: pip install 'powerd[analytics]'\n"

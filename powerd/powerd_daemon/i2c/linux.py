@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, addressof, c_char, cast, string_at
+from ctypes import POINTER, addressof, c_char, cast
 from typing import Any
 
 from powerd_core.errors import ConfigError, SensorError
@@ -17,7 +17,6 @@ from powerd_daemon.ina.bus import Read, ReadWords, split
 
 I2C_RETRIES, I2C_TIMEOUT, I2C_RDWR = 0x0701, 0x0702, 0x0707
 """Requests of <linux/i2c-dev.h>. The timeout counts in 10 ms."""
-I2C_M_RD = 0x0001
 
 Ioctl = Callable[[int, int, Any], Any]
 
@@ -99,11 +98,6 @@ class LinuxBus:
             # Some adapters have settings of their own that cannot be changed; theirs then count.
             if error.errno not in (errno.ENOTTY, errno.EINVAL, errno.EOPNOTSUPP):
                 raise
-
-
-def message_bytes(message: Any) -> bytes:
-    """What a message of an ``I2C_RDWR`` carries."""
-    return string_at(message.buf, message.len)
 
 
 def _remedy(error: OSError) -> str:

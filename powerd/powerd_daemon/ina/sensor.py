@@ -48,8 +48,10 @@ class Sensor:
             raise ConfigError(
                 f"{self.name}: address {self.address:#04x} is not of an {kind.name}: {first:#x} to {last:#x}"
             )
-        if min(self.shunt_ohm, self.nominal_v) <= 0:
-            raise ConfigError(f"{self.name}: shunt_ohm and nominal_v must be positive")
+        if not 1e-6 <= self.shunt_ohm <= 1e6:
+            raise ConfigError(f"{self.name}: shunt_ohm = {self.shunt_ohm:g} is not between 1e-06 and 1e+06")
+        if not 1e-3 <= self.nominal_v <= 1e3:
+            raise ConfigError(f"{self.name}: nominal_v = {self.nominal_v:g} is not between 0.001 and 1000")
         if not 0 <= self.shunt_tolerance < 1:
             raise ConfigError(f"{self.name}: shunt_tolerance = {self.shunt_tolerance:g} is not between 0 and 1")
         self.settings_of((self.channel,)).grade(self.grade)
@@ -88,6 +90,8 @@ def make_bank(sensors: Sequence[Sensor]) -> Bank:
         raise ConfigError("there are no sensors: add [[source.sensors]] with 'name' and 'address'")
     for i, one in enumerate(sensors):
         for other in sensors[:i]:
+            if (one.device, one.name) == (other.device, other.name):
+                raise ConfigError(f"two sensors are called {one.name!r}: give each its own name")
             if one.address != other.address:
                 continue
             if one.channel == other.channel:

@@ -118,7 +118,7 @@ class SimBus:
         refusal = self._refusal(address)
         self._begin(NACK_PERIODS if refusal else WRITE_PERIODS)
         if refusal is None:
-            self.chips[address].write_word(register, word, self._free_ns)
+            self.chips[address].write_word(register, word, self._end_ns)
         self._end()
         if refusal is not None:
             raise refusal

@@ -39,8 +39,8 @@ class CpuModelOptions:
     def __post_init__(self) -> None:
         if self.pid < 0:
             raise ConfigError(f"pid = {self.pid} is no process: give its number, or 0 for the whole host")
-        if not 0 < self.rate_hz <= 10_000:
-            raise ConfigError(f"rate_hz = {self.rate_hz} is not between 0 and 10000")
+        if not 0.001 <= self.rate_hz <= 10_000:
+            raise ConfigError(f"rate_hz = {self.rate_hz:g} is not between 0.001 and 10000")
         if self.watts_per_core <= 0 or self.background_w < 0 or self.u_gain < 0:
             raise ConfigError("watts_per_core must be positive, background_w and u_gain not negative")
 

@@ -33,7 +33,7 @@ class ProcessCpu:
     def __call__(self) -> int:
         try:
             cpu_ns = time.clock_gettime_ns(self._clock_id)
-        except OSError as error:
+        except (OSError, OverflowError) as error:
             raise SensorError(f"process {self.pid} is not there (any more): give the pid of one that runs") from error
         if cpu_ns < self._last_ns:
             raise SensorError(f"process {self.pid} has ended and its number now belongs to another")

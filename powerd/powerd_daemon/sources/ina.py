@@ -36,6 +36,8 @@ class InaOptions:
     timeout_ms: int = field(default=50, metadata={"help": "after which the adapter gives up a stuck transfer"})
 
     def __post_init__(self) -> None:
+        if self.bus == "" or (isinstance(self.bus, int) and self.bus < 0):
+            raise ConfigError(f"bus = {self.bus!r} is no bus: give the number or path of a /dev/i2c-N")
         if not 10 <= self.timeout_ms <= 5000:
             raise ConfigError(f"timeout_ms = {self.timeout_ms} is not between 10 and 5000")
 

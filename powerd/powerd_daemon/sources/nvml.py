@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Block, Device, Gap, Stream
+from powerd_daemon.config import STREAMS_PER_SOURCE
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.nvml_api import Nvml, NvmlRefused
 from powerd_daemon.sources.nvml_clock import SampleClock
@@ -94,6 +95,11 @@ class NvmlSource(Source):
                 self._builders.append(builder)
             self._quantities += quantities
             devices.append(device)
+        if len(streams) > STREAMS_PER_SOURCE:
+            raise ConfigError(
+                f"{len(streams)} streams of {len(devices)} GPUs are more than the {STREAMS_PER_SOURCE} of one source: "
+                "spread the GPUs over several sources with their option 'gpus'"
+            )
         now_ns = self.start.clock.now_ns()
         for i, quantity in enumerate(self._quantities):
             # Spread out, so that the slow calls of several GPUs do not meet in one poll.

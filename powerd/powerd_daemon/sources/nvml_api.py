@@ -41,6 +41,8 @@ class Nvml:
 
     def __init__(self, module: Any = None) -> None:
         self._module = module
+        self.fills_until_ns: int | None = None
+        """When a sample buffer that is still empty will stay so; set by the first that is looked at, for all GPUs."""
 
     def start(self) -> None:
         """Load the library. Raises `SensorError` when there is none or it has no driver to talk to."""

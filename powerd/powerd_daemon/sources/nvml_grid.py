@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
+from statistics import median
 
 PERIOD_NS = 20_000_000
 ON_TIME_NS = 500_000
@@ -20,7 +21,10 @@ EARLY_NS = 1_000_000
 LEARNT = 25
 """Samples from which a grid is learnt, half a second,"""
 SHARE = 0.5
-"""of which so many must have been stamped at once."""
+"""of which so many must have been stamped at once,"""
+OFF = 0.25
+"""and whose distance, the median, is a period to within this share: a driver that samples every 10, 30 or 50 ms stamps
+half of its samples at moments of this grid, too."""
 FOLLOWED = 50
 """Latest samples that the grid follows: a second, in which a clock that is slewed by 500 ppm goes 0.5 ms astray."""
 WAITED = 5
@@ -55,6 +59,8 @@ class SampleGrid:
         self._forget()
         latest = stamps_ns[-FOLLOWED:]
         if len(latest) < LEARNT:
+            return False
+        if abs(median(b - a for a, b in pairwise(latest)) - PERIOD_NS) > OFF * PERIOD_NS:
             return False
         phases = sorted((t - latest[0]) % PERIOD_NS for t in latest)
         around = phases + [p + PERIOD_NS for p in phases]

@@ -40,6 +40,7 @@ class InstantPower(Quantity):
         self._read, self._is_instant = self._choose()
         self._value: int | None = None
         self._polled_ns = self._renewed_ns = clock.now_ns()
+        """When it last answered, and when the value was renewed."""
 
     def _choose(self) -> tuple[Callable[[], int], bool]:
         def field() -> int:
@@ -93,22 +94,29 @@ class InstantPower(Quantity):
         return Accuracy(U_GAIN, 0.0, 1e-3, window_ns, centre_ns, update_ns, f"{GAIN_ORIGIN}; {origin}", filter_ns)
 
     def poll(self) -> None:
-        before_ns, now_ns = self._polled_ns, self.clock.now_ns()
-        self._polled_ns = now_ns
+        now_ns = self.clock.now_ns()
         try:
             value = self._read()
         except NvmlRefused:
             self.refused += 1
-            if now_ns - self._renewed_ns >= UPDATE_NS:
-                self._renewed_ns = now_ns
-                self.append(now_ns - self._age_ns, 0, Flag.IO_ERROR)
+            if now_ns - max(self._polled_ns, self._renewed_ns) >= UPDATE_NS:
+                self._lose(now_ns, Flag.IO_ERROR)
             return
+        before_ns, self._polled_ns = self._polled_ns, now_ns
+        if self._value is not None and now_ns - before_ns >= UPDATE_NS + 2 * self.interval_ns:
+            # Renewals were slept through.
+            self._lose(now_ns, Flag.MISSING)
         if self._value is None:
             # Nobody knows how old the first value is.
             self._value, self._renewed_ns = value, now_ns
         elif value != self._value:
-            self._value, self._renewed_ns = value, (before_ns + now_ns) // 2
+            self._value, self._renewed_ns = value, (max(before_ns, now_ns - UPDATE_NS) + now_ns) // 2
             self.append(self._renewed_ns - self._age_ns, value)
         elif now_ns - self._renewed_ns >= UPDATE_NS * 3 // 2:
-            self._renewed_ns += UPDATE_NS
+            self._renewed_ns = max(self._renewed_ns + UPDATE_NS, now_ns - UPDATE_NS)
             self.append(self._renewed_ns - self._age_ns, value)
+
+    def _lose(self, now_ns: int, flag: Flag) -> None:
+        """Nobody knows any more how old the value is that comes next."""
+        self._value, self._renewed_ns = None, now_ns
+        self.append(now_ns - self._age_ns, 0, flag)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from powerd_core.model import Accuracy, Column, Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.nvml_api import ARCH_HOPPER, NOT_SUPPORTED, Nvml, NvmlRefused
-from powerd_daemon.sources.nvml_grid import PERIOD_NS, SampleGrid
+from powerd_daemon.sources.nvml_grid import LEARNT, PERIOD_NS, SampleGrid
 from powerd_daemon.sources.nvml_quantity import FILTER_NS, FITTED, GAIN_ORIGIN, U_GAIN, UNKNOWN, Gpu, Quantity
 from powerd_daemon.sources.nvml_stamps import SAME_NS, StampClock, tie_clocks
 
@@ -29,12 +29,13 @@ class SampleBuffer(Quantity):
     suffix = "nvml_samples"
     column = Column("power_mw", "I")
     SILENCE_NS = 500_000_000
+    FILL_NS = 600_000_000
     DAY_NS = 86_400_000_000_000
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
         # What is in the buffer already was measured before anybody asked for it.
-        found = nvml.samples(gpu.handle, 0)
+        found = self._filled()
         if not found:
             raise NvmlRefused(NOT_SUPPORTED, "the driver's sample buffer is empty")
         self.stamps = StampClock(clock)
@@ -69,6 +70,22 @@ class SampleBuffer(Quantity):
         if not self._is_on_grid:
             centre_ns, origin = centre_ns + HALF_LATE_NS, f"{FITTED}; stamps are on no grid"
         return Accuracy(U_GAIN, 0.0, 1e-3, 1_000_000, centre_ns, 0, f"{GAIN_ORIGIN}; {origin}", FILTER_NS)
+
+    def _filled(self) -> list[tuple[int, int]]:
+        """The buffer, once it holds what a grid is learnt from.
+
+        Where nothing else keeps the driver loaded (persistence mode), asking for the GPU has loaded it just now, and
+        its buffer is still empty. Raises `NvmlRefused`.
+        """
+        enough = LEARNT if self._fitted else 1
+        if self.nvml.fills_until_ns is None:
+            self.nvml.fills_until_ns = self.clock.now_ns() + self.FILL_NS
+        while True:
+            found = self.nvml.samples(self.gpu.handle, 0)
+            now_ns = self.clock.now_ns()
+            if len(found) >= enough or now_ns >= self.nvml.fills_until_ns:
+                return found
+            self.clock.sleep_until(now_ns + PERIOD_NS)
 
     def poll(self) -> None:
         before = tie_clocks(self.clock)

@@ -18,6 +18,8 @@ from powerd_daemon.ina.sensor import Sensor, line, make_bank
 from powerd_daemon.sources.base import Source, Start
 
 MOST_BUS_EVERY = 200
+LEAST_RATE_HZ = 0.001
+"""Of every source that is read at a pace: a reading in a quarter of an hour."""
 
 
 class RailsOptions(Protocol):
@@ -35,6 +37,18 @@ class RailsOptions(Protocol):
     def bus_hold(self) -> float: ...
     @property
     def calibration(self) -> str: ...
+
+
+def check_pace(options: RailsOptions) -> None:
+    """Raise `ConfigError` for a pace that no bus has."""
+    if options.rate_hz < LEAST_RATE_HZ:
+        raise ConfigError(f"rate_hz must be at least {LEAST_RATE_HZ:g}")
+    if options.scl_hz < 1:
+        raise ConfigError("scl_hz must be at least 1")
+    if not 1 <= options.bus_every <= MOST_BUS_EVERY:
+        raise ConfigError(f"bus_every = {options.bus_every} is not between 1 and {MOST_BUS_EVERY}")
+    if not 0 <= options.bus_hold < 1:
+        raise ConfigError(f"bus_hold = {options.bus_hold:g} is not between 0 and 1")
 
 
 class RailsSource(Source):
@@ -61,12 +75,7 @@ class RailsSource(Source):
         self.bank = bank = make_bank(known)
         rate_hz, scl_hz = options.rate_hz, options.scl_hz
         bus_every, bus_hold = options.bus_every, options.bus_hold
-        if min(rate_hz, scl_hz) <= 0:
-            raise ConfigError("rate_hz and scl_hz must be positive")
-        if not 1 <= bus_every <= MOST_BUS_EVERY:
-            raise ConfigError(f"bus_every = {bus_every} is not between 1 and {MOST_BUS_EVERY}")
-        if not 0 <= bus_hold < 1:
-            raise ConfigError(f"bus_hold = {bus_hold:g} is not between 0 and 1")
+        check_pace(options)
         most_hz = wire_limit_hz(bank, scl_hz, combined=combined, bus_every=bus_every)
         if rate_hz > most_hz:
             raise ConfigError(

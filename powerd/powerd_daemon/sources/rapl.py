@@ -55,8 +55,8 @@ class RaplOptions:
     root: Path = field(default=POWERCAP, metadata={"help": "the powercap tree"})
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate_hz <= 1000:
-            raise ConfigError(f"rate_hz = {self.rate_hz:g} is not between 0 and 1000, where the counters move")
+        if not 0.001 <= self.rate_hz <= 1000:
+            raise ConfigError(f"rate_hz = {self.rate_hz:g} is not between 0.001 and 1000, where the counters move")
         if self.u_gain <= 0 or self.most_w <= 0:
             raise ConfigError("u_gain and most_w must be positive")
         if not self.device or self.device == self.platform:

@@ -26,8 +26,8 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if not self.path:
             raise ConfigError("the source 'replay' needs path = ... : a journal file or a journal's directory")
-        if not 0 < self.speed <= 1000:
-            raise ConfigError(f"speed = {self.speed:g} is not between 0 and 1000")
+        if not 0.001 <= self.speed <= 1000:
+            raise ConfigError(f"speed = {self.speed:g} is not between 0.001 and 1000")
 
 
 class ReplaySource(Source):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powerd_core.blocks import BlockBuilder
@@ -27,7 +27,8 @@ class SteadyOptions:
     rate_hz: float = 1000.0
     script: Path | None = None
     """a file whose words say what goes wrong: ``open`` no open succeeds, ``poll`` no poll, ``crash`` ends the process,
-    ``lines`` other lines are described, ``bug`` a poll raises what no source may raise"""
+    ``lines`` other lines are described, ``huge`` a number that no message holds, ``bug`` a poll raises what
+    no source may raise"""
     unfit: bool = False
 
 
@@ -56,6 +57,8 @@ class SteadySource(Source):
             raise SensorError("the sensor does not answer")
         lines = ("other",) if "lines" in script else self.options.lines
         stream = steady_stream(self.start.first_stream, self.start.name, lines)
+        if "huge" in script:
+            stream = replace(stream, period_ns=10**21)
         first = self.start.next_sequence.get(stream.number, 0)
         self._builder = BlockBuilder(stream, self.start.epoch, first)
         self._count = 0
