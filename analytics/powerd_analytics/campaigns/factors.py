@@ -59,15 +59,20 @@ class Factors:
         return [column for name in names for column in (name, f"u95_{name}")]
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """What a reader must know of these columns."""
+    def stated(self) -> str:
+        """The factors in words; empty where there is none."""
         said = []
         if self.co2_g_per_kwh is not None:
             said.append(f"CO2 equivalents at {_stated(self.co2_g_per_kwh, self.u_co2_g_per_kwh)} g/kWh")
         if self.price_per_kwh is not None:
             per = f"{self.currency.upper()}/kWh" if self.currency else "a kWh"
             said.append(f"cost at {_stated(self.price_per_kwh, self.u_price_per_kwh)} {per}")
-        return (f"{', '.join(said)}, as stated, of the joules in the same row",) if said else ()
+        return f"{', '.join(said)}, as stated" if said else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of these columns."""
+        return (f"{self.stated}, of the joules in the same row",) if self else ()
 
     def of(self, energy_j: float, u95_j: float | None) -> dict[str, float | None]:
         """The columns of an energy; without an interval where its own is not known."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from powerd_analytics.campaigns.factors import Factors, with_factors
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
-from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
+from powerd_analytics.campaigns.pivotsheet import CONVENTION, gain_sheet, pivot_sheet
 from powerd_analytics.campaigns.repeats import RUNS, WHOLE, averaged
 from powerd_analytics.campaigns.trainings import Length, summed_devices, whole_trainings
 from powerd_analytics.exports.sheet import Sheet, sheet_column
@@ -56,7 +56,7 @@ def energy_table(records: Sequence[Record], factors: Factors | None = None) -> S
         return _long("energy", "Energy by phase", records, names)
     factors = factors or Factors()
     names += ["j_per_training", "u95_j_per_training", *factors.columns]
-    return replace(_long("energy", "Energy by phase", records, names), notes=factors.notes)
+    return _noted(_long("energy", "Energy by phase", records, names), factors)
 
 
 def totals_table(records: Sequence[Record], factors: Factors | None = None) -> Sheet:
@@ -67,7 +67,11 @@ def totals_table(records: Sequence[Record], factors: Factors | None = None) -> S
     title = "Totals of the whole training" if _is_whole(records) else "Totals of what was recorded"
     names = ["iterations", "time_s", "energy_j", "u95_j", *factors.columns, "power_w", "edp_js", "u95_edp_js"]
     names += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
-    return replace(_long("totals", title, totals, names, phases=False), notes=factors.notes)
+    return _noted(_long("totals", title, totals, names, phases=False), factors)
+
+
+def _noted(sheet: Sheet, factors: Factors) -> Sheet:
+    return replace(sheet, notes=(*sheet.notes, *factors.notes))
 
 
 def efficiency_tables(records: Sequence[Record], gain: tuple[str, str] | None = None) -> list[Sheet]:
@@ -130,7 +134,19 @@ def _long(name: str, title: str, records: Sequence[Record], figures: Sequence[st
         rows.append(tuple(_cell(r, n) for n in names))
         if r["is_lower_bound"] is True:
             bounds |= {(i, k) for k, column in enumerate(columns) if column.sign}
-    return Sheet(name, title, columns, tuple(rows), (), frozenset(bounds))
+    return Sheet(name, title, columns, tuple(rows), _meanings(names), frozenset(bounds))
+
+
+def _meanings(names: Sequence[str]) -> tuple[str, ...]:
+    """What a reader of the table alone could not know of its columns."""
+    said = []
+    if "u95_s_per_batch" in names:
+        said.append("± U95: expanded uncertainty, k = 2, by the spread of the phases of a kind")
+    elif any(n.startswith("u95_") for n in names):
+        said.append("± U95: half of the 95 % interval, of means over runs k = 2")
+    if "gflops_per_w" in names:
+        said.append(CONVENTION)
+    return ("; ".join(said),) if said else ()
 
 
 def _cell(record: Record, name: str) -> Cell:

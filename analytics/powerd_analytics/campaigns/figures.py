@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from powerd_analytics.energy.negligible import known
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.records.columns import Record, number_of
 from powerd_core.errors import AnalysisError
@@ -84,7 +85,7 @@ def mean_figure(figures: Sequence[Figure]) -> Figure:
     statistical = [f.u_statistical for f in figures if f.u_statistical is not None]
     systematic = [f.u_systematic for f in figures if f.u_systematic is not None]
     of_singles = float(np.sqrt(np.sum(np.square(statistical))) / n) if statistical else 0.0
-    of_spread = float(np.std(values, ddof=1) / np.sqrt(n))
+    of_spread = known(float(np.std(values, ddof=1) / np.sqrt(n)), float(values.mean()))
     return Figure(
         float(values.mean()),
         max(of_singles, of_spread),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from powerd_analytics.layers.rows import LAYER
 from powerd_analytics.records.columns import Cell, Record
 from powerd_analytics.records.frame import attributes_of
 from powerd_client.baseline import BASELINE
@@ -23,10 +24,11 @@ def of_configurations(phases: Sequence[Record]) -> list[Record]:
 
 
 def innermost(records: Sequence[Record]) -> list[Record]:
-    """Phases without phases inside that belong to the sum of their group: no overlapping ones, no baseline."""
+    """Phases without phases inside that belong to the sum of their group: no overlapping ones, no baseline. Layers are
+    parts of passes, not phases of their own."""
     outer: dict[tuple[Cell, ...], set[str]] = {}
     for r in records:
-        if r["kind"] == "phase":
+        if r["kind"] == "phase" and LAYER not in attributes_of(r):
             names = str(r["phase_path"]).split("/")
             outer.setdefault(group_of(r), set()).update("/".join(names[:i]) for i in range(1, len(names)))
     return [
@@ -35,5 +37,6 @@ def innermost(records: Sequence[Record]) -> list[Record]:
         if r["kind"] == "phase"
         and r["phase"] != BASELINE
         and attributes_of(r).get("overlaps") is not True
+        and LAYER not in attributes_of(r)
         and str(r["phase_path"]) not in outer[group_of(r)]
     ]

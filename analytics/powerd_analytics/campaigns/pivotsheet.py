@@ -11,6 +11,9 @@ from powerd_analytics.exports.sheet import HEADINGS, Sheet, SheetColumn, cell_te
 from powerd_analytics.records.columns import COLUMNS, Cell
 from powerd_core.errors import AnalysisError
 
+CONVENTION = "GFLOPS/W (paper): forward and backward count the model's operations once each"
+_U95 = "± U95: half of the 95 % interval, of means over runs k = 2"
+
 
 def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages: bool = False) -> Sheet:
     """The pivot as a table: a column with its uncertainty for each column key, averages at the sides if asked for."""
@@ -18,7 +21,7 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
     units = sheet_column(pivot.value)
     columns = list(names)
     keys: list[Key | None] = [*pivot.columns]
-    if averages and len(pivot.columns) > 1:
+    if averages and len(pivot.columns) > 1 and not _has_phases(pivot.column_names):
         keys.append(None)
     for key in keys:
         label = "average" if key is None else _label(pivot.column_names, key) or HEADINGS.get(pivot.value, pivot.value)
@@ -31,7 +34,7 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
         (row, [pivot.row_mean(row) if k is None else pivot.cells.get((row, k)) for k in keys]) for row in pivot.rows
     ]
     provenances = list(dict.fromkeys(row[-1] for row in pivot.rows))
-    if averages and "provenance" in pivot.row_names:
+    if averages and "provenance" in pivot.row_names and not _has_phases(pivot.row_names):
         for p in provenances:
             if sum(row[-1] == p for row in pivot.rows) > 1:
                 side: Key = ("average", *[None] * (len(pivot.row_names) - 2), p) if len(pivot.row_names) > 1 else (p,)
@@ -46,7 +49,18 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
     if len(pivot.row_names) > 1 and len(figures) > len(pivot.rows) and columns[0].kind != "text":
         columns[0] = SheetColumn(columns[0].name, columns[0].heading, "text", columns[0].units)
     text = title or f"{units.heading} ({pivot.value}{', ' + units.units if units.units else ''})"
-    return Sheet(name, text, tuple(columns), tuple(rows), pivot.notes, frozenset(bounds))
+    return Sheet(name, text, tuple(columns), tuple(rows), _notes(pivot, averages=averages), frozenset(bounds))
+
+
+def _has_phases(names: Sequence[str]) -> bool:
+    """Phases contain each other: their mean means nothing."""
+    return "phase" in names or "phase_path" in names
+
+
+def _notes(pivot: Pivot, *, averages: bool) -> tuple[str, ...]:
+    meaning = f"{_U95}; {CONVENTION}" if pivot.value == "gflops_per_w" else _U95
+    left_out = averages and _has_phases((*pivot.row_names, *pivot.column_names))
+    return (meaning, *pivot.notes, *(("no averages over phases: some are inside others",) if left_out else ()))
 
 
 def _label(names: Sequence[str], key: Key) -> str:
@@ -94,7 +108,7 @@ def gain_sheet(pivot: Pivot, by: str, pair: tuple[str, str] | None = None) -> Sh
     for c in sheet.columns[len(made.row_names) :]:
         heading = "gain" if c.heading == HEADINGS.get(pivot.value) else c.heading
         plain.append(SheetColumn(c.name.replace(pivot.value, "gain"), heading, c.kind, "1", "", c.is_uncertainty))
-    return Sheet(sheet.name, sheet.title, tuple(plain), sheet.rows)
+    return Sheet(sheet.name, sheet.title, tuple(plain), sheet.rows, sheet.notes)
 
 
 def _divides(b: Figure, a: Figure) -> bool:

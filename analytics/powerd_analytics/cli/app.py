@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from cyclopts import App, CycloptsError
+try:
+    from cyclopts import App, CycloptsError
+except ModuleNotFoundError:
+    # This command comes with every part of powerd, and what it needs does not.
+    sys.stderr.write("joules: cyclopts is not installed here: pip install 'powerd[analytics]'\n")
+    raise SystemExit(2) from None
 
 from powerd_analytics.cli import (
     compare,
+    completion,
     files,
     index,
     operations,
@@ -65,6 +72,7 @@ for command in (
     record.tag,
     runs.trace,
     runs.top,
+    completion.completion,
 ):
     app.command(command)
 
@@ -87,6 +95,8 @@ def main(arguments: list[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
     except OSError as error:
+        if error.filename is not None and (isinstance(error, PermissionError) or error.errno == errno.ENAMETOOLONG):
+            _fail(f"{error.filename} cannot be read: {error.strerror}")  # who asks whether it is there is told so
         if error.filename is not None:
             raise
         # Files are written by those who know their names: this is the output, on a disk that is full.

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_core.errors import PowerdError, RunFileError
+from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 
 if TYPE_CHECKING:
     from powerd_analytics.runs.run import Run
@@ -22,6 +22,10 @@ Calibration = Annotated[
     Path | None,
     Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
 ]
+Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]
+Price = Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")]
+OfFactor = Annotated[float | None, Parameter(help="Standard uncertainty of that.")]
+Currency = Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
 
 
@@ -68,6 +72,17 @@ def write(path: Path, make: Callable[[Path], object], overwrite: bool) -> None:
     finally:
         with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
             partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Errors of an analysis that do not say which file they are about say it."""
+    try:
+        yield
+    except AnalysisError as error:
+        if path.name in str(error):
+            raise
+        raise AnalysisError(f"{path}: {error}") from error
 
 
 def stderr() -> Console:

@@ -53,6 +53,7 @@ def index(
         report = index_runs(folder, out, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
     _say(report.failed)
     _say([f"{name} has vanished: taken out of the index" for name in report.vanished])
+    _say([f"{n} is not in the index: it is being recorded, or `joules info {n}` builds it" for n in report.unbuilt])
     if not report.runs:
         sys.stderr.write(f"joules: none of {len(report.failed)} run files can be read: no index written\n")
         return 1

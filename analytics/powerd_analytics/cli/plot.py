@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import Calibration, Device, check_picture, open_run, refuse_existing, write
+from powerd_analytics.cli.common import Calibration, Device, check_picture, naming, open_run, refuse_existing, write
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def plot(
     out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
     check_picture(out)
     refuse_existing(out, overwrite)
-    with LateProgress(Console(stderr=True)) as progress:
+    with LateProgress(Console(stderr=True)) as progress, naming(runs[0]) if len(runs) == 1 else nullcontext():
         if kind is None or kind in OF_ONE_RUN:
             draw = _of_one(runs[0], kind, device, calibration, progress, is_table=is_table)
         else:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import Calibration, Device, open_run, refuse_existing, stderr, write
+from powerd_analytics.cli.common import (
+    Calibration,
+    Co2,
+    Currency,
+    Device,
+    OfFactor,
+    Price,
+    open_run,
+    refuse_existing,
+    stderr,
+    write,
+)
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,13 +67,11 @@ def tables(
     iterations: Annotated[float | None, Parameter(help="Iterations of the whole training.")] = None,
     epochs: Annotated[float | None, Parameter(help="Epochs of the whole training, with --dataset-size.")] = None,
     dataset_size: Annotated[float | None, Parameter(help="Samples of one epoch.")] = None,
-    co2_g_per_kwh: Annotated[
-        float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")
-    ] = None,
-    u_co2_g_per_kwh: Annotated[float | None, Parameter(help="Standard uncertainty of that.")] = None,
-    price_per_kwh: Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")] = None,
-    u_price_per_kwh: Annotated[float | None, Parameter(help="Standard uncertainty of that.")] = None,
-    currency: Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")] = None,
+    co2_g_per_kwh: Co2 = None,
+    u_co2_g_per_kwh: OfFactor = None,
+    price_per_kwh: Price = None,
+    u_price_per_kwh: OfFactor = None,
+    currency: Currency = None,
     into: Annotated[
         Path | None, Parameter(help="Also put the tables into /tables of this run file or file of tables (.h5).")
     ] = None,

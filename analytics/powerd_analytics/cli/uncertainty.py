@@ -37,6 +37,7 @@ def uncertainty(
       joules uncertainty run.h5 --phase forward --plot budget.png
     """
     from powerd_analytics.progress import LateProgress
+    from powerd_analytics.records.checks import check_durations
     from powerd_analytics.records.groups import check_models
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.tables import share_render as render
@@ -51,6 +52,7 @@ def uncertainty(
     with LateProgress(Console(stderr=True)) as progress:
         opened = read_run(run, progress=progress)
         check_models(opened)
+        check_durations(opened)
         rows = budget_rows(opened, device, phase, progress=progress)
     if phase is None:
         _check_rows(run, rows)
@@ -87,6 +89,6 @@ def _check_rows(run: Path, rows: Sequence[BudgetRow]) -> None:
         )
     if all(row.energy_j is None and "no readings" in row.words for row in inside):
         raise AnalysisError(
-            f"{run}: there are no readings in its phases: clocks or times do not overlap, or no reading is good "
-            "(`joules info` and `joules clock` say what was read, and when)"
+            f"{run}: none of its phases has joules, as readings are missing in all or most of them: clocks or times do "
+            "not overlap, or few readings are good (`joules info` and `joules clock` say what was read, and when)"
         )

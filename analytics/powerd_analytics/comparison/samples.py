@@ -86,6 +86,9 @@ def _of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
     columns = part_phase_energies(run, part)
     lines = lines or [(s.line, columns.energy_j) for s in part.signals]
     good = usable(columns) & ~run.phases.cut
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, kind in enumerate(run.phases.classes):
+        places.setdefault(("/".join(kind.path), kind.timing), []).append(i)
     found = []
     for record in records:
         if record["kind"] not in ("phase", "total"):
@@ -94,9 +97,9 @@ def _of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
         if record["kind"] == "total":
             found.append(Sample(record, none, none, _sensors(run, lines, record, None, 1)))
             continue
-        labels = [i for i, kind in enumerate(run.phases.classes) if is_of_class(record, kind)]
-        which = np.flatnonzero(np.isin(run.phases.label, labels) & good)
-        ended = np.flatnonzero(np.isin(run.phases.label, labels) & ~run.phases.cut)
+        place = places.get((str(record["phase_path"]), str(record["timing"])), ())
+        of_record = run.phases.of([i for i in place if is_of_class(record, run.phases.classes[i])])
+        which, ended = np.flatnonzero(of_record & good), np.flatnonzero(of_record & ~run.phases.cut)
         # Without a mean there is nothing to be the spread of; one that was folded is not the mean of the few long ones.
         which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * len(ended) else which[:0]
         sensors = _sensors(run, lines, record, which, sharing)

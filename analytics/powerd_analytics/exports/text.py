@@ -7,16 +7,15 @@ import io
 from collections.abc import Sequence
 
 from powerd_analytics.exports.sheet import Sheet
-from powerd_analytics.tables.celltext import encodable, to_json_text
-from powerd_core.text import printable
+from powerd_analytics.tables.celltext import csv_cell, markdown_cell, to_json_text
 
 
 def to_csv(sheet: Sheet) -> str:
     """RFC 4180 with the columns' names as header; numbers in full precision, nothing for what has no value."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([encodable(column.name) for column in sheet.columns])
-    writer.writerows([encodable(cell) for cell in row] for row in sheet.rows)
+    writer.writerow([csv_cell(column.name) for column in sheet.columns])
+    writer.writerows([csv_cell(cell) for cell in row] for row in sheet.rows)
     return out.getvalue()
 
 
@@ -39,21 +38,13 @@ def to_markdown(sheets: Sequence[Sheet]) -> str:
     out: list[str] = []
     for sheet in sheets:
         columns, lines, notes = sheet.shown()
-        out += [f"**{_cell(sheet.title)}**", ""]
-        out.append("| " + " | ".join(_cell(c.heading) for c in columns) + " |")
+        out += [f"**{markdown_cell(sheet.title)}**", ""]
+        out.append("| " + " | ".join(markdown_cell(c.heading) for c in columns) + " |")
         out.append("|" + "|".join(" --- " if c.kind in ("text", "flag") else " ---: " for c in columns) + "|")
-        out += ["| " + " | ".join(map(_cell, line)) + " |" for line in lines]
+        out += ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
         out.append("")
-        out += [f"{i}. {_cell(note)}" for i, note in enumerate(notes, 1)]
+        out += [f"{i}. {markdown_cell(note)}" for i, note in enumerate(notes, 1)]
         out += [""] * bool(notes)
         for note in sheet.notes:
-            out += [f"*{_cell(note)}*", ""]
+            out += [f"*{markdown_cell(note)}*", ""]
     return "\n".join(out)
-
-
-def _cell(text: str) -> str:
-    """Names from files may hold what Markdown, or the HTML it becomes, takes for its own."""
-    made = printable(text).replace("\\", "\\\\").replace("<", "&lt;")
-    for character in "|*`[":
-        made = made.replace(character, f"\\{character}")
-    return made

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.run import Readings, RunLine
+from powerd_analytics.runs.readings import Readings
+from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import make_signal
 from powerd_core.blocks import columns
 from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from powerd_analytics.metrics import edp_js, eds
 from powerd_analytics.pictures.configurations import Configuration, label, reference_of, wholes
-from powerd_analytics.pictures.style import PALETTE, finish, panels, shown
+from powerd_analytics.pictures.style import PALETTE, bars_said, finish, panels, shown
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANEL = ("model", "batch", "gpus", "device", "provenance", "per")
+_PANEL = ("model", "batch", "gpus", "device", "provenance", "others", "per")
 CURVES = ("energy", "time", "EDP", "EDS")
 
 
@@ -39,7 +39,8 @@ def draw_caps(found: Sequence[Configuration], name: str, reference: str | None =
         _panel(ax, sorted(same, key=lambda c: c.power_cap_w or 0.0), reference, k)
         ax.set_title(shown(label(same[0], shown_all, ("power_cap_w",)) or same[0].model or same[0].device))
     axes[0][0].legend(fontsize=7.5, framealpha=0.85)
-    said = f"relative to {reference or 'the highest cap'}; EDS with k = {k:g}; error bars: 95 % interval; ringed: least"
+    bars = bars_said(u for c in shown_all for u in (c.u95_j, c.u95_s))
+    said = f"relative to {reference or 'the highest cap'}; EDS with k = {k:g}; {bars}; ringed: least"
     return finish(figure, f"{name}: over the power cap", (c.provenance for c in shown_all), said)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import hypot, isclose
 
 from powerd_analytics.campaigns.fieldtables import prepared
@@ -17,6 +17,8 @@ from powerd_analytics.published.choice import CAPS_W, parse_condition
 from powerd_analytics.published.tablefile import TableFile, parsed
 from powerd_analytics.published.units import ENERGY_J, TIME_S, column_in
 from powerd_analytics.records.columns import Record, number_of
+from powerd_analytics.records.frame import attributes_of
+from powerd_analytics.tables.groups import group_line
 from powerd_core.errors import AnalysisError
 
 WHOLE, BATCH, SAMPLE = "", " a batch", " a sample"
@@ -49,6 +51,8 @@ class Configuration:
     u_gflops_per_w: tuple[float, float] | None = None
     """Standard uncertainty: what averages out, and what is shared; None where they are not known apart."""
     is_lower_bound: bool = False
+    others: str = ""
+    """Attributes of the phases that differ within the picture."""
     per: str = WHOLE
     """What energy and time are of: `WHOLE`, `BATCH` or `SAMPLE`."""
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -70,7 +74,8 @@ def label(c: Configuration, among: Sequence[Configuration], leave_out: Sequence[
     for name, text in (
         ("model", c.model), ("batch", f"batch {c.batch:g}" if c.batch is not None else ""),
         ("gpus", f"{c.gpus} GPU{'s' if c.gpus != 1 else ''}" if c.gpus is not None else ""), ("device", c.device),
-        ("power_cap_w", f"{c.power_cap_w:g} W" if c.power_cap_w is not None else ""), ("provenance", c.provenance),
+        ("power_cap_w", f"{c.power_cap_w:g} W" if c.power_cap_w is not None else ""), ("others", c.others),
+        ("provenance", c.provenance),
     ):  # fmt: skip
         if text and name not in leave_out and len({getattr(other, name) for other in among}) > 1:
             parts.append(text)
@@ -97,7 +102,12 @@ def configurations_of_records(records: Sequence[Record]) -> list[Configuration]:
     # One of several GPUs is no configuration where all of them are there added up.
     parts = {(r["path"], d) for r in totals if "+" in str(r["device"]) for d in str(r["device"]).split("+")}
     whole = [r for r in [*of_configurations(innermost(found)), *totals] if (r["path"], r["device"]) not in parts]
-    return [_of_record(r) for r in whole]
+    each = [attributes_of(r) for r in whole]
+    varying = [n for n in dict.fromkeys(n for a in each for n in a) if len({str(a.get(n)) for a in each}) > 1]
+    return [
+        replace(_of_record(r), others=group_line({n: a[n] for n in varying if n in a}))
+        for r, a in zip(whole, each, strict=True)
+    ]
 
 
 def _of_record(r: Record) -> Configuration:

@@ -92,7 +92,10 @@ def _joined(cells: Sequence[_Cell]) -> list[Layer]:
         # Without a figure for both, what the passes' errors share is not known: they may add up.
         u95 = both[6] if both is not None else None if None in u else sum(v for v in u if v is not None)
         parts = tuple((p, float(j)) for p, j in singles if j is not None)
-        found.append(Layer(panel, name, same[0][2], provenance, parts, u95 if parts else None, any(c[7] for c in same)))
+        is_bound = any(c[7] for c in same)
+        # What is known from one side only has no interval.
+        known = u95 if parts and not is_bound else None
+        found.append(Layer(panel, name, same[0][2], provenance, parts, known, is_bound))
     if not any(layer.parts for layer in found):
         raise AnalysisError("no layer has joules: phases of layers are marked with meter.watch(model, layers=True)")
     return found

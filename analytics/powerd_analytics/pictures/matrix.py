@@ -13,14 +13,14 @@ from powerd_analytics.campaigns.figures import mean_of_cells
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.pictures.configurations import Configuration, label
-from powerd_analytics.pictures.style import finish, panels, shown
+from powerd_analytics.pictures.style import finish, only_model, panels, shown
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROW, _COLUMN = ("model", "batch"), ("device", "gpus", "power_cap_w", "provenance")
+_ROW, _COLUMN = ("model", "batch", "others"), ("device", "gpus", "power_cap_w", "provenance")
 
 
 def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
@@ -68,8 +68,11 @@ def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
     figure.colorbar(image, ax=ax, label="GFLOPS/W", shrink=0.8)
     conventions = sorted({c.cells.get("gflops_convention", "") for c in kept} - {""})
     counted = f"operations: {', '.join(shown(name) for name in conventions) or 'convention not stated'}"
-    said = f"{counted}; small: ± 95 %, means share systematic parts; ≤: upper bound"
-    return finish(figure, f"{name}: GFLOPS/W", (c.provenance for c in kept), said)
+    said = f"{counted}; small: ± 95 %, means share systematic parts"
+    if all(c.u95_gflops_per_w is None for c in kept):
+        said = f"{counted}; no uncertainties are given"
+    said += "; ≤: upper bound" if any(c.is_lower_bound for c in kept) else ""
+    return finish(figure, f"{name}: GFLOPS/W{only_model(c.model for c in kept)}", (c.provenance for c in kept), said)
 
 
 def _is(c: Configuration, names: Sequence[str], key: tuple[object, ...]) -> bool:

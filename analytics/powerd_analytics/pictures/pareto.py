@@ -10,7 +10,7 @@ import numpy as np
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.metrics import edp_js, eds, pareto_front
 from powerd_analytics.pictures.configurations import Configuration, label, reference_of, wholes
-from powerd_analytics.pictures.style import bars_of, colours, finish, panels, shown
+from powerd_analytics.pictures.style import bars_of, bars_said, colours, finish, panels, shown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,8 +38,13 @@ def draw_pareto(found: Sequence[Configuration], name: str, reference: str | None
         ax.set_title(shown(model))
         ax.set_xlabel(f"time{per} (s)")
         ax.set_ylabel(f"energy{per} (J)")
-    return finish(figure, f"{name}: energy against time", (c.provenance for c in kept),
-                  "error bars: 95 % interval; hollow: not measured")  # fmt: skip
+    hollow = "; hollow: not measured" if any(_is_hollow(c) for c in kept) else ""
+    said = f"{bars_said(u for c in kept for u in (c.u95_j, c.u95_s))}; EDS relative to {reference or 'the fastest'}"
+    return finish(figure, f"{name}: energy against time", (c.provenance for c in kept), said + hollow)
+
+
+def _is_hollow(c: Configuration) -> bool:
+    return c.provenance not in ("measured", "")
 
 
 def _panel(ax: Axes, same: Sequence[Configuration], condition: str | None, k: float) -> None:
@@ -52,11 +57,11 @@ def _panel(ax: Axes, same: Sequence[Configuration], condition: str | None, k: fl
     for name in series:
         at = [i for i, c in enumerate(same) if _series(c, same) == name]
         for i in at:
-            hollow = same[i].provenance not in ("measured", "")
+            face = "white" if _is_hollow(same[i]) else chosen[name]
             u_s, u_j = bars_of([same[i].u95_s, same[i].u95_j])
             ax.errorbar(
                 time[i], energy[i], xerr=u_s, yerr=u_j, color=chosen[name], marker=markers[name], ms=5.5, capsize=2.5,
-                ls="none", lw=1, mfc="white" if hollow else chosen[name], label=shown(name) if i == at[0] else None,
+                ls="none", lw=1, mfc=face, label=shown(name) if i == at[0] else None,
                 lolims=same[i].is_lower_bound, zorder=3,
             )  # fmt: skip
     front: set[int] = set()
@@ -97,7 +102,7 @@ def _series(c: Configuration, among: Sequence[Configuration]) -> str:
 
 
 def _point(c: Configuration, among: Sequence[Configuration]) -> str:
-    return label(c, among, ("model", "gpus", "device", "provenance"))
+    return label(c, among, ("model", "gpus", "device", "others", "provenance"))
 
 
 def _limits(ax: Axes, time: np.ndarray, energy: np.ndarray) -> None:

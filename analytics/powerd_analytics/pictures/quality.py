@@ -47,7 +47,9 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
         for ax in axes[0]:
             ax.axvspan(_s(run, gap.begin_ns), _s(run, gap.end_ns), color="#D55E00", alpha=0.25, lw=0,
                        label="recorded gap" if k == 0 and ax is lost else None)  # fmt: skip
-    rate.set_ylim(bottom=0)
+    rate.set_ylim(0, 1.08 * max(rate.get_ylim()[1], 1e-9))
+    if not lost.collections and not run.gaps:
+        lost.text(0.5, 0.5, "no readings are missing", transform=lost.transAxes, ha="center", color="#666666")
     rate.set_ylabel("good readings (1/s)")
     age.set_ylabel("age of the newest\nreading, at most (s)")
     age.set_yscale("log")

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from powerd_core.text import printable
@@ -52,8 +53,21 @@ def finish(figure: Figure, title: str, provenances: Iterable[str], said: str = "
     power = " and ".join(NOT_STATED if not kind else f"{shown(kind)} power" for kind in kinds)
     figure.suptitle(shown(title, 150), x=0.01, ha="left", fontsize=11)
     foot = " · ".join(part for part in (power, said) if part)
+    # Eight points: some 16 characters an inch; what is longer would be cut off at the edge.
+    foot = fill(foot, max(int(16 * figure.get_figwidth()), 40))
     figure.supxlabel(foot, x=0.01, ha="left", fontsize=8, color="#444444")
     return figure
+
+
+def bars_said(known: Iterable[float | None]) -> str:
+    """What the foot says of error bars: a table may come without any."""
+    return "error bars: 95 % interval" if any(known) else "no uncertainties are given"
+
+
+def only_model(models: Iterable[str]) -> str:
+    """The name of the one model for a heading; nothing where there are several, which panels or rows name."""
+    names = set(models)
+    return f" of {names.pop()}" if len(names) == 1 and "" not in names else ""
 
 
 def save(figure: Figure, out: Path, *, dpi: int = 150) -> None:

@@ -101,7 +101,8 @@ def _map(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
     ax.set_xlim(0, aspect)
     ax.set_ylim(0, 1)
     ax.set_axis_off()
-    ax.set_title(shown(f"{same[0].panel}: {digits(total)} J a batch in {len(same)} layers", 90))
+    least = "≥ " if any(x.is_lower_bound for x in same) else ""
+    ax.set_title(shown(f"{same[0].panel}: {least}{digits(total)} J a batch in {len(same)} layers", 90))
     kinds = dict.fromkeys(_kind(x) for x in same)
     handles = [Patch(facecolor=chosen[k], alpha=0.55, label=shown(k, 30)) for k in list(kinds)[:12]]
     ax.legend(

@@ -69,10 +69,15 @@ def untested(percent: float) -> Step:
 
 def in_words(names: Sequence[str], found: Sequence[Step]) -> str:
     """From which of the others, nearest first, the best configuration can be told apart, and how far the next is."""
-    close = [name for name, step in zip(names, found, strict=True) if not step.is_distinguishable]
-    more = f" and {len(close) - 3} more" if len(close) > 3 else ""
-    sure = f"not distinguishable from {'; '.join(close[:3])}{more}" if close else "distinguishable from all others"
-    return f"{sure}; next is {names[0]}, {found[0].words}"
+    close = [n for n, step in zip(names, found, strict=True) if step.p is not None and not step.is_distinguishable]
+    untold = [n for n, step in zip(names, found, strict=True) if step.p is None]
+    sure = [f"not distinguishable from {_first(close)}"] if close else []
+    sure += [f"without repeats that would tell it from {_first(untold)}"] if untold else []
+    return f"{'; '.join(sure) or 'distinguishable from all others'}; next is {names[0]}, {found[0].words}"
+
+
+def _first(names: Sequence[str]) -> str:
+    return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _per_sample(total: Record, samples: Sequence[Sample], *, with_delay: bool) -> list[Sample]:

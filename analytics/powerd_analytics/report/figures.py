@@ -9,7 +9,7 @@ from math import ceil, floor, log10
 
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.records.columns import Record, number_of
-from powerd_analytics.report.findings import configuration
+from powerd_analytics.report.configurations import configuration
 from powerd_core.text import printable
 
 LEFT, TOP, HEIGHT = 62, 14, 210

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot
 
+from powerd_analytics.campaigns.factors import Factors
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.innermost import group_of, innermost
 from powerd_analytics.campaigns.repeats import averaged
 from powerd_analytics.comparison.samples import Sample
 from powerd_analytics.energy.reasons import digits, seconds
 from powerd_analytics.records.columns import Cell, Record, number_of
-from powerd_analytics.records.frame import attributes_of
+from powerd_analytics.report.configurations import configuration, kind_order, without_summands
+from powerd_analytics.report.costs import NO_FACTORS, cost_lines
 from powerd_analytics.report.differences import in_words, steps, untested
 
 _MOST_LINES = 6
@@ -33,46 +35,29 @@ class _Best:
     u95: float | None
 
 
-def findings(records: Sequence[Record], samples: Sequence[Sample] = ()) -> Findings:
+def findings(records: Sequence[Record], samples: Sequence[Sample] = (), factors: Factors = NO_FACTORS) -> Findings:
     """Sentences on the records of one or many runs (`powerd_analytics.campaigns.fieldtables.prepared`).
 
     ``samples``: what is behind these records, from which differences between configurations get their significance.
+    ``factors``: of CO2 and money, where these are asked for.
     """
     found = averaged(r for r in records if r["kind"] in ("phase", "total"))
-    largest = _largest_phases(found)
+    largest = _largest_phases(without_summands(found))
     best = _best_configurations(found, samples)
-    lines = [*largest, *best, *_recordings(records), *_unknown(found)]
+    lines = [*largest, *best, *cost_lines(found, factors), *_recordings(records), *_unknown(found)]
     main = lines.pop(0) if lines else "No phase of these runs has an energy that the sensors could resolve."
     return Findings(main, tuple(lines))
-
-
-def configuration(record: Record, among: Sequence[Record]) -> str:
-    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence."""
-    shown = {
-        "model": "",
-        "batch_size": "batch ",
-        "gpus": "GPUs ",
-        "device": "",
-        "device_name": "",
-        "power_cap_w": "cap ",
-    }
-    parts = []
-    for name, word in shown.items():
-        value = record[name]
-        if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
-            number = f"{value:g}" if isinstance(value, float) else str(value)
-            parts.append(word + number + (" W" if name == "power_cap_w" else ""))
-    others = attributes_of(record)
-    parts += [f"{k} {v}" for k, v in others.items() if len({str(attributes_of(r).get(k)) for r in among}) > 1]
-    return ", ".join(parts) or str(record["run"])
 
 
 def _largest_phases(records: Sequence[Record]) -> list[str]:
     """For each device, the phase with most joules in each configuration; one sentence where it is always the same."""
     groups: dict[tuple[Cell, ...], list[Record]] = {}
+    lacking = set()
     for r in innermost(records):
         if _joules(r) is not None:
             groups.setdefault(group_of(r), []).append(r)
+        else:
+            lacking.add((r["device"], r["provenance"]))
     devices: dict[tuple[Cell, Cell], list[list[Record]]] = {}
     for same in groups.values():
         # What belongs to no configuration (a warm-up, an evaluation) is alone in its group. Of no joules at all, or of
@@ -84,6 +69,7 @@ def _largest_phases(records: Sequence[Record]) -> list[str]:
         ranked = [sorted(same, key=lambda r: -(_joules(r) or 0.0)) for same in found]
         names = {str(same[0]["phase"]) for same in ranked}
         where = f"on {device} ({provenance})"
+        of = "its phases that have joules take" if (device, provenance) in lacking else "its phases take"
         if len(names) == 1 and len(ranked) > 1:
             shares = [100 * (_joules(s[0]) or 0.0) / sum(_joules(r) or 0.0 for r in s) for s in ranked]
             span = (
@@ -95,33 +81,28 @@ def _largest_phases(records: Sequence[Record]) -> list[str]:
             number = "all" if sure == len(ranked) else str(sure) if sure else "none"
             lines.append(
                 f"{names.pop()} takes most of the joules {where} in all {len(ranked)} configurations: {span} % of "
-                f"what its phases take; in {number} of them it differs from the next phase by more than the 95 % "
+                f"what {of}; in {number} of them it differs from the next phase by more than the 95 % "
                 "interval."
             )
             continue
-        lines += [_largest(same, where, [s[0] for s in ranked]) for same in ranked[:_MOST_LINES]]
+        lines += [_largest(same, where, of, [s[0] for s in ranked]) for same in ranked[:_MOST_LINES]]
     return lines
 
 
 def _weight(item: tuple[tuple[Cell, Cell], list[list[Record]]]) -> tuple[int, float]:
     """Measured joules before others, then where there are more of them."""
     (_, provenance), found = item
-    return _order(provenance), -sum(_joules(r) or 0.0 for same in found for r in same)
+    return kind_order(provenance), -sum(_joules(r) or 0.0 for same in found for r in same)
 
 
-def _order(provenance: Cell) -> int:
-    kinds = ("measured", "simulated", "modelled")
-    return kinds.index(str(provenance)) if provenance in kinds else len(kinds)
-
-
-def _largest(ranked: Sequence[Record], where: str, among: Sequence[Record]) -> str:
+def _largest(ranked: Sequence[Record], where: str, whole: str, among: Sequence[Record]) -> str:
     first, second = ranked[0], ranked[1]
     share = 100 * (_joules(first) or 0.0) / sum(_joules(r) or 0.0 for r in ranked)
     of = f" ({configuration(first, among)})" if len(among) > 1 else ""
     sure = "a difference that is" if _is_more(first, second) else "which is not"
     return (
         f"{first['phase']} takes most of the joules {where}{of}: {_figure(first)} J a batch, {share:.0f} % of what "
-        f"its phases take; next is {second['phase']} with {_figure(second)} J, {sure} distinguishable at 95 %."
+        f"{whole}; next is {second['phase']} with {_figure(second)} J, {sure} distinguishable at 95 %."
     )
 
 
@@ -154,11 +135,9 @@ def _best_configurations(records: Sequence[Record], samples: Sequence[Sample]) -
             groups.setdefault((r["model"], r["provenance"]), []).append(r)
     lines = []
     several = len({model for model, _ in groups if model is not None}) > 1
-    for (model, provenance), same in sorted(groups.items(), key=lambda g: _order(g[0][1])):
+    for (model, provenance), same in sorted(groups.items(), key=lambda g: kind_order(g[0][1])):
         rated = [r for r in same if number_of(r, "samples_per_s") and number_of(r, "power_w") is not None]
-        # GPUs that are also there added up are no configurations of their own.
-        summed = {(r["path"], d) for r in rated for d in str(r["device"]).split("+") if "+" in str(r["device"])}
-        rated = [r for r in rated if (r["path"], r["device"]) not in summed and r["is_lower_bound"] is not True]
+        rated = [r for r in without_summands(rated) if r["is_lower_bound"] is not True]
         if len(rated) < 2:
             continue
         of = f"{model}: " if model is not None and several else ""

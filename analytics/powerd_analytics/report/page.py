@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from powerd_analytics.campaigns.campaign import part_of
+from powerd_analytics.campaigns.factors import Factors
 from powerd_analytics.campaigns.fieldtables import field_tables, prepared
 from powerd_analytics.campaigns.innermost import innermost, of_configurations
 from powerd_analytics.campaigns.jobtables import are_over_machines, job_tables
 from powerd_analytics.campaigns.repeats import averaged
 from powerd_analytics.campaigns.trainings import Length
 from powerd_analytics.comparison.samples import Sample, samples_of
+from powerd_analytics.comparison.summed import summed_samples
 from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
 from powerd_analytics.exports.sheet import Sheet
 from powerd_analytics.indexes.files import run_files
@@ -25,9 +27,11 @@ from powerd_analytics.records.checks import check_campaign, check_run
 from powerd_analytics.records.columns import Record
 from powerd_analytics.records.flat import records_of
 from powerd_analytics.records.jobsums import merge_jobs
-from powerd_analytics.report import provenance, quality
+from powerd_analytics.report import provenance, quality, words
+from powerd_analytics.report.configurations import without_summands
 from powerd_analytics.report.figures import phase_bars
 from powerd_analytics.report.findings import findings
+from powerd_analytics.report.names import Names, named, run_names
 from powerd_analytics.report.recordings import recordings_sheet
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.report.tracebox import Blocks, run_document
@@ -56,6 +60,7 @@ class ReportOptions:
     max_traces: int = 24
     title: str | None = None
     length: Length = field(default_factory=Length)
+    factors: Factors = field(default_factory=Factors)
 
     def __post_init__(self) -> None:
         if self.max_points < LEAST_POINTS:
@@ -131,32 +136,37 @@ def render(parts: Sequence[_RunPart], options: ReportOptions) -> str:
     script = "\n".join(here.joinpath(name).read_text(encoding="utf-8") for name in SCRIPTS)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     runs = [p.run for p in parts]
-    records = prepared(merge_jobs([r for p in parts for r in p.records]), options.length)
+    names = run_names([r.path for r in runs])
+    records = named(prepared(merge_jobs([r for p in parts for r in p.records]), options.length), names)
+    whole = without_summands(records)
     colours = _colours(records)
     blocks = Blocks()
-    boxes, documents = _boxes(parts, colours, blocks)
-    said = findings(records, [s for p in parts for s in p.samples])
-    said_again = provenance.commands(runs, options.device, options.calibration, options.length)
+    boxes, documents = _boxes(parts, names, colours, blocks)
+    samples = [s for p in parts for s in p.samples]
+    said = findings(records, [*samples, *summed_samples(samples)], options.factors)
+    said_again = provenance.commands(runs, names, options.device, options.calibration, options.length, options.factors)
     kinds = sorted({str(r["provenance"]) for r in records})
-    figures = [(Markup(f.svg), f.caption) for f in phase_bars(of_configurations(innermost(averaged(records))), colours)]
+    figures = [(Markup(f.svg), f.caption) for f in phase_bars(of_configurations(innermost(averaged(whole))), colours)]
     return environment.from_string(here.joinpath("template.html").read_text(encoding="utf-8")).render(
-        title=printable(options.title or _title(runs)),
-        subtitle=printable(_subtitle(runs)),
+        title=printable(options.title or words.title(runs)),
+        subtitle=printable(words.subtitle(runs)),
         provenances=kinds,
         findings={"main": printable(said.main), "lines": [printable(line) for line in said.lines]},
-        table_note=_table_note(kinds),
+        table_note=words.table_note(kinds),
         figures=[{"svg": svg, "caption": caption} for svg, caption in figures],
-        tables=[shown_sheet(s) for s in _tables(records)],
-        traces_note=_traces_note(parts, options),
+        tables=[shown_sheet(s) for s in _tables(records, options.factors)],
+        traces_note=words.traces_note(len(parts), options.max_traces),
         runs=boxes,
         budget=[
-            shown_sheet(quality.budget_sheet(p.run, p.budget), f"budget-{i}") for i, p in enumerate(parts) if p.budget
+            shown_sheet(quality.budget_sheet(names[p.run.path], p.budget), f"budget-{i}")
+            for i, p in enumerate(parts)
+            if p.budget
         ],
-        quality=[shown_sheet(s) for s in _quality(parts) if s.rows],
-        quality_notes=_quality_notes(runs),
-        environment=[shown_sheet(quality.environment_sheet(runs))],
+        quality=[shown_sheet(s) for s in _quality(parts, names) if s.rows],
+        quality_notes=words.quality_notes(runs, names),
+        environment=[shown_sheet(quality.environment_sheet(runs, names))],
         citation=printable(provenance.citation(runs)),
-        files=[shown_sheet(provenance.files_sheet(runs, [p.checksum for p in parts]))],
+        files=[shown_sheet(provenance.files_sheet(runs, [p.checksum for p in parts], names))],
         commands=[printable(line) for line in said_again],
         made_by=f"Made with {provenance.version_text()}.",
         blocks=blocks.made,
@@ -169,52 +179,32 @@ def render(parts: Sequence[_RunPart], options: ReportOptions) -> str:
 
 
 def _boxes(
-    parts: Sequence[_RunPart], colours: dict[str, int], blocks: Blocks
+    parts: Sequence[_RunPart], names: Names, colours: dict[str, int], blocks: Blocks
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What the template shows of each run's traces, and what the script needs of them."""
     boxes, documents = [], []
     for i, p in enumerate(parts):
-        made, document = run_document(f"{i}", p.run, p.traces, p.phases, colours, blocks)
-        names = dict.fromkeys(p.phases.names if p.phases else ())
-        legend = [{"name": printable(n), "colour": colours.get(n, PHASE_COLOURS - 2)} for n in names]
+        made, document = run_document(f"{i}", names[p.run.path], p.traces, p.phases, colours, blocks)
+        of_phases = dict.fromkeys(p.phases.names if p.phases else ())
+        legend = [{"name": printable(n), "colour": colours.get(n, PHASE_COLOURS - 2)} for n in of_phases]
         boxes.append({"traces": [asdict(box) for box in made], "legend": legend[:24]})
         documents.append(document)
     return boxes, documents
 
 
-def _tables(records: Sequence[Record]) -> list[Sheet]:
+def _tables(records: Sequence[Record], factors: Factors) -> list[Sheet]:
     of_jobs = job_tables(records) if are_over_machines(records) else []
-    return [s for s in field_tables(records) if s.name != "records"] + of_jobs + [recordings_sheet(records)]
-
-
-def _quality(parts: Sequence[_RunPart]) -> list[Sheet]:
-    runs = [p.run for p in parts]
-    lines = quality.lines_sheet([line for p in parts for line in p.lines])
-    return [lines, quality.clocks_sheet(runs), quality.gaps_sheet(runs), quality.messages_sheet(runs)]
-
-
-def _quality_notes(runs: Sequence[Run]) -> list[str]:
-    notes = [f"{printable(r.path.name)} is incomplete: the training process vanished or a part was cut off."
-             for r in runs if not r.is_complete]  # fmt: skip
-    notes += [f"{printable(r.path.name)} was rebuilt from the journal of a recorder that died."
-              for r in runs if r.attributes.get("rebuilt")]  # fmt: skip
-    if not any(r.gaps for r in runs):
-        notes.append("No gap was recorded: nothing was lost between the boards and the run files.")
-    return notes
-
-
-def _traces_note(parts: Sequence[_RunPart], options: ReportOptions) -> str:
-    left = len(parts) - min(len(parts), options.max_traces)
     return (
-        f"Traces of the first {options.max_traces} runs; {left} more have none here (joules plot draws them)."
-        if left
-        else ""
+        [s for s in field_tables(records, factors=factors) if s.name != "records"]
+        + of_jobs
+        + [recordings_sheet(records)]
     )
 
 
-def _table_note(kinds: Sequence[str]) -> str:
-    other = [k for k in kinds if k != "measured"]
-    return f"Power here is {' and '.join(kinds)}: {' and '.join(other)} joules are no measurement." if other else ""
+def _quality(parts: Sequence[_RunPart], names: Names) -> list[Sheet]:
+    runs = [p.run for p in parts]
+    lines = quality.lines_sheet([line for p in parts for line in p.lines], names)
+    return [lines, *(make(runs, names) for make in (quality.clocks_sheet, quality.gaps_sheet, quality.messages_sheet))]
 
 
 def _colours(records: Sequence[Record]) -> dict[str, int]:
@@ -225,17 +215,6 @@ def _colours(records: Sequence[Record]) -> dict[str, int]:
         if r["kind"] == "phase":
             found.setdefault(str(r["phase"]), PHASE_COLOURS - 2 + (len(str(r["phase_path"]).split("/")) % 2))
     return found
-
-
-def _title(runs: Sequence[Run]) -> str:
-    return f"Energy of {runs[0].path.name}" if len(runs) == 1 else f"Energy of {len(runs)} runs"
-
-
-def _subtitle(runs: Sequence[Run]) -> str:
-    days = sorted(str(r.attributes.get("created_utc", ""))[:19].replace("T", " ") for r in runs)
-    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    hosts = sorted({str(r.environment.get("host", "")) for r in runs} - {""})
-    return f"Recorded {when} UTC" + (f" on {', '.join(hosts[:4])}." if hosts else ".")
 
 
 def _json(document: Any) -> str:

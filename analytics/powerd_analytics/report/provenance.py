@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import shlex
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from powerd_analytics.campaigns.factors import Factors
 from powerd_analytics.campaigns.trainings import Length
 from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.exports.sheet import Sheet
 from powerd_analytics.records.columns import Cell
+from powerd_analytics.report.names import Names
 from powerd_analytics.report.sheets import number_column, plain_sheet, text_column
 from powerd_analytics.runs.run import Run
 from powerd_core.errors import RunFileError
 
 _BLOCK = 1 << 22
-NO_LENGTH = Length()
+NO_LENGTH, NO_FACTORS = Length(), Factors()
 
 
 def sha256(path: Path, progress: Progress = no_progress) -> str:
@@ -41,7 +44,7 @@ def version_text() -> str:
         return "powerd, not installed as a package"
 
 
-def files_sheet(runs: Sequence[Run], checksums: Sequence[str]) -> Sheet:
+def files_sheet(runs: Sequence[Run], checksums: Sequence[str], names: Names) -> Sheet:
     """A row for each run file: id, when, with which version, checksum."""
     columns = [
         text_column("file"), text_column("run id"), text_column("recorded (UTC)"), number_column("s", "s"),
@@ -49,7 +52,7 @@ def files_sheet(runs: Sequence[Run], checksums: Sequence[str]) -> Sheet:
     ]  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            run.path.name, str(run.attributes.get("run_id", "")), str(run.attributes.get("created_utc", "")),
+            names[run.path], str(run.attributes.get("run_id", "")), str(run.attributes.get("created_utc", "")),
             (run.end_ns - run.begin_ns) * 1e-9, f"powerd {run.attributes.get('powerd_version', '?')}",
             "yes" if run.is_complete else "no: the training process vanished or a part was cut off", checksum,
         )
@@ -59,17 +62,27 @@ def files_sheet(runs: Sequence[Run], checksums: Sequence[str]) -> Sheet:
 
 
 def commands(
-    runs: Sequence[Run], device: str | None, calibration: Path | None, length: Length = NO_LENGTH
+    runs: Sequence[Run],
+    names: Names,
+    device: str | None,
+    calibration: Path | None,
+    length: Length = NO_LENGTH,
+    factors: Factors = NO_FACTORS,
 ) -> list[str]:
     """What a reader types to get the same."""
-    files = " ".join(shlex.quote(run.path.name) for run in runs[:20]) + (" ..." if len(runs) > 20 else "")
+    files = " ".join(shlex.quote(names[run.path]) for run in runs[:20]) + (" ..." if len(runs) > 20 else "")
     options = f" --device {shlex.quote(device)}" if device else ""
     options += f" --calibration {shlex.quote(calibration.name)}" if calibration else ""
     of_training = {"iterations": length.iterations, "epochs": length.epochs, "dataset-size": length.dataset_size}
-    options += "".join(f" --{name} {value:g}" for name, value in of_training.items() if value is not None)
+    options += "".join(f" --{name} {value:.15g}" for name, value in of_training.items() if value is not None)
+    of_factors = ((f.name.replace("_", "-"), getattr(factors, f.name)) for f in fields(factors))
+    options += "".join(
+        f" --{name} {value if isinstance(value, str) else f'{value:.15g}'}"
+        for name, value in of_factors if value is not None
+    )  # fmt: skip
     return [
         f"sha256sum {files}",
-        *(f"joules verify {shlex.quote(run.path.name)}" for run in runs[:3]),
+        *(f"joules verify {shlex.quote(names[run.path])}" for run in runs[:3]),
         f"joules tables {files}{options} --format csv -o tables.csv",
         f"joules report {files}{options} -o report.html",
     ]

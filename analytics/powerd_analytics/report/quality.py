@@ -11,6 +11,7 @@ import numpy as np
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.exports.sheet import Sheet, SheetColumn
 from powerd_analytics.records.columns import Cell
+from powerd_analytics.report.names import Names
 from powerd_analytics.report.sheets import count_column, number_column, plain_sheet, text_column
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import Signal
@@ -21,9 +22,12 @@ from powerd_client.wallclock import read_anchor
 
 MOST_GAPS = 200
 MOST_MESSAGES = 200
+MOST_COLUMNS = 4
+"""Runs that have a column each in the table of the environment."""
+MOST_NAMES = 8
 
 
-def lines_sheet(found: Sequence[tuple[Run, Signal, str]]) -> Sheet:
+def lines_sheet(found: Sequence[tuple[Run, Signal, str]], names: Names) -> Sheet:
     """A row for each line: readings, what is missing of them, and what one reading can tell apart."""
     columns = [
         text_column("run"), text_column("line"), text_column("device"), text_column("role"), text_column("source"),
@@ -36,7 +40,7 @@ def lines_sheet(found: Sequence[tuple[Run, Signal, str]]) -> Sheet:
         missing, longest = _missing(s)
         rate = 1e9 / s.spacing_ns if s.spacing_ns > 0 and len(s) > 1 else None
         rows.append((
-            run.path.name, s.line.name, s.line.device, role, s.line.source, s.line.provenance.value, s.line.count,
+            names[run.path], s.line.name, s.line.device, role, s.line.source, s.line.provenance.value, s.line.count,
             s.bad, len(s.clipped_ns) + len(s.clipped_low_ns), rate, missing, longest, s.window_ns * 1e-6,
             s.centre_ns * 1e-6,
         ))  # fmt: skip
@@ -58,7 +62,7 @@ def _missing(signal: Signal) -> tuple[float, float]:
     return total, longest
 
 
-def clocks_sheet(runs: Iterable[Run]) -> Sheet:
+def clocks_sheet(runs: Iterable[Run], names: Names) -> Sheet:
     """The guaranteed bound of each board's clock against the host's."""
     columns = [
         text_column("run"), text_column("clock of"), count_column("exchanges"), number_column("bound, median µs", "µs"),
@@ -66,7 +70,7 @@ def clocks_sheet(runs: Iterable[Run]) -> Sheet:
     ]  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            run.path.name, c.board or name, len(c.t_ns), float(np.median(c.half_width_ns)) * 1e-3,
+            names[run.path], c.board or name, len(c.t_ns), float(np.median(c.half_width_ns)) * 1e-3,
             float(c.half_width_ns.max()) * 1e-3, c.steps,
         )
         for run in runs for name, c in run.clocks.items() if len(c.half_width_ns)
@@ -74,7 +78,7 @@ def clocks_sheet(runs: Iterable[Run]) -> Sheet:
     return plain_sheet("clocks", "Clocks", columns, rows)
 
 
-def gaps_sheet(runs: Iterable[Run]) -> Sheet:
+def gaps_sheet(runs: Iterable[Run], names: Names) -> Sheet:
     """What was lost on the way, and why."""
     columns = [
         text_column("run"), text_column("stream"), number_column("at s", "s"), number_column("seconds", "s"),
@@ -82,7 +86,7 @@ def gaps_sheet(runs: Iterable[Run]) -> Sheet:
     ]  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            run.path.name, g.stream, (g.begin_ns - run.begin_ns) * 1e-9, (g.end_ns - g.begin_ns) * 1e-9,
+            names[run.path], g.stream, (g.begin_ns - run.begin_ns) * 1e-9, (g.end_ns - g.begin_ns) * 1e-9,
             g.lost if g.lost >= 0 else None, g.cause,
         )
         for run in runs for g in run.gaps
@@ -92,10 +96,10 @@ def gaps_sheet(runs: Iterable[Run]) -> Sheet:
     return Sheet(sheet.name, sheet.title, sheet.columns, sheet.rows, more)
 
 
-def messages_sheet(runs: Iterable[Run]) -> Sheet:
+def messages_sheet(runs: Iterable[Run], names: Names) -> Sheet:
     """What recorder and client wrote into the runs."""
     rows: list[tuple[Cell, ...]] = [
-        (run.path.name, str(m.get("level", "info")), str(m.get("text", "")))
+        (names[run.path], str(m.get("level", "info")), str(m.get("text", "")))
         for run in runs
         for m in run.messages
         if read_anchor(m) is None
@@ -105,7 +109,7 @@ def messages_sheet(runs: Iterable[Run]) -> Sheet:
     return Sheet("messages", "Messages", columns, tuple(rows[:MOST_MESSAGES]), more)
 
 
-def budget_sheet(run: Run, rows: Sequence[BudgetRow]) -> Sheet:
+def budget_sheet(name: str, rows: Sequence[BudgetRow]) -> Sheet:
     """A row for each energy: its parts by share of the variance, the largest first."""
     columns = [
         text_column("group"), text_column("phase"), text_column("device"), text_column("provenance"),
@@ -123,15 +127,15 @@ def budget_sheet(run: Run, rows: Sequence[BudgetRow]) -> Sheet:
             r.u95_j, first.part if first else None, 100 * first.share if first else None, parts,
             of_variance.sub("", r.words),
         ))  # fmt: skip
-    return plain_sheet("budget", f"Uncertainty budget of {run.path.name}", columns, found)
+    return plain_sheet("budget", f"Uncertainty budget of {name}", columns, found)
 
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.01 else "< 1 %"
 
 
-def environment_sheet(runs: Sequence[Run]) -> Sheet:
-    """What each run says of its machine, software and command; a column each run."""
+def environment_sheet(runs: Sequence[Run], names: Names) -> Sheet:
+    """What each run says of its machine, software and command: a column each run, or of many runs a row each value."""
     values: dict[str, dict[int, str]] = {}
     for i, run in enumerate(runs):
         a = run.attributes
@@ -145,10 +149,22 @@ def environment_sheet(runs: Sequence[Run]) -> Sheet:
         for key, value in known.items():
             if value is not None:
                 values.setdefault(str(key), {})[i] = _text(value)
-    columns = [text_column("what"), *(text_column(run.path.name) for run in runs)]
-    # One column each: two files of one name in two directories are two columns.
+    if len(runs) > MOST_COLUMNS:
+        return _by_value(values, [names[run.path] for run in runs])
+    columns = [text_column("what"), *(text_column(names[run.path]) for run in runs)]
     rows = [(key, *(of.get(i) for i in range(len(runs)))) for key, of in values.items()]
     return Sheet("environment", "Environment", tuple(columns), tuple(rows))
+
+
+def _by_value(values: Mapping[str, Mapping[int, str]], names: Sequence[str]) -> Sheet:
+    """A row for each value of each thing, with the runs that have it."""
+    rows: list[tuple[Cell, ...]] = []
+    for key, of in values.items():
+        for value in dict.fromkeys(of.values()):
+            have = [name for i, name in enumerate(names) if of.get(i) == value]
+            more = f" and {len(have) - MOST_NAMES} more" if len(have) > MOST_NAMES else ""
+            rows.append((key, value, "all" if len(have) == len(names) else ", ".join(have[:MOST_NAMES]) + more))
+    return plain_sheet("environment", "Environment", [text_column(n) for n in ("what", "value", "runs")], rows)
 
 
 def _text(value: Any) -> str:

@@ -47,6 +47,17 @@ async function start() {
     redraw();
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  // Paper is white: curves and text in light colours would not be seen on it.
+  let chosen;
+  addEventListener("beforeprint", () => {
+    chosen = document.documentElement.dataset.theme;
+    document.documentElement.dataset.theme = "light";
+    traces.forEach(trace => trace.draw());
+  });
+  addEventListener("afterprint", () => {
+    if (chosen) document.documentElement.dataset.theme = chosen; else delete document.documentElement.dataset.theme;
+    redraw();
+  });
   for (const run of JSON.parse(document.getElementById("traces").textContent)) {
     const phases = run.phases ? await rowsOf(run.phases) : null;
     for (const spec of run.traces) {

@@ -9,7 +9,6 @@ from typing import Any
 from powerd_analytics.energy.reasons import seconds
 from powerd_analytics.report.packing import Packed
 from powerd_analytics.report.traces import Trace, TraceLine, TracePhases
-from powerd_analytics.runs.run import Run
 from powerd_core.text import printable
 
 AROUND = 6
@@ -52,13 +51,18 @@ class TraceBox:
 
 
 def run_document(
-    name: str, run: Run, traces: Sequence[Trace], phases: TracePhases | None, colours: Mapping[str, int], blocks: Blocks
+    name: str,
+    run_name: str,
+    traces: Sequence[Trace],
+    phases: TracePhases | None,
+    colours: Mapping[str, int],
+    blocks: Blocks,
 ) -> tuple[list[TraceBox], dict[str, Any]]:
     """The boxes of a run's traces, and the document that the script draws them from."""
     boxes, specs = [], []
     for k, trace in enumerate(traces):
         box = f"trace-{name}-{k}"
-        boxes.append(_box(box, run, trace, phases))
+        boxes.append(_box(box, run_name, trace, phases))
         specs.append({
             "box": box, "length_us": trace.length_us, "gaps": [list(gap) for gap in trace.gaps],
             "lines": [_line(line, blocks) for line in trace.lines],
@@ -83,12 +87,12 @@ def _line(line: TraceLine, blocks: Blocks) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _box(box: str, run: Run, trace: Trace, phases: TracePhases | None) -> TraceBox:
-    heading = f"{run.path.name}: {trace.device}"
+def _box(box: str, run_name: str, trace: Trace, phases: TracePhases | None) -> TraceBox:
+    heading = f"{run_name}: {trace.device}"
     lines = tuple(printable(f"{x.name} (compared)" if x.role == "compared" else x.name) for x in trace.lines)
     readings = sum(x.readings for x in trace.lines if x.role != "sum")
     text = (
-        f"Power over {seconds(trace.length_us * 1e-6)} of {trace.device} in {run.path.name}, {len(lines)} curves of "
+        f"Power over {seconds(trace.length_us * 1e-6)} of {trace.device} in {run_name}, {len(lines)} curves of "
         f"{readings} readings; arrow keys move, plus and minus zoom, the values at the cursor are read out below."
     )
     with_phases = phases is not None and phases.rows > 0

@@ -150,3 +150,14 @@ def test_totals_are_shown_unless_phases_are_asked_for(tmp_path):
     by_phase = pivot(records, "model:phase:j_per_batch")
     assert {c[0] for c in by_phase.columns} >= {"iteration", "forward", "backward"}
     assert RUNS not in by_phase.row_names
+
+
+def test_there_is_no_average_over_phases(tmp_path):
+    records = read_campaign([one_run(tmp_path / "a.h5", batches=(64, 128))])
+    by_phase = pivot_sheet(pivot(records, "phase:batch:j_per_batch"), averages=True)
+    assert "average" in [c.heading for c in by_phase.columns]
+    assert "average" not in [row[0] for row in by_phase.rows]
+    turned = pivot_sheet(pivot(records, "batch:phase:j_per_batch"), averages=True)
+    assert "average" not in [c.heading for c in turned.columns]
+    for sheet in (by_phase, turned):
+        assert "no averages over phases: some are inside others" in sheet.notes

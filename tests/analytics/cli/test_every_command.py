@@ -55,11 +55,11 @@ def test_what_is_no_run_is_one_line_and_status_2(
 
 
 def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str]) -> None:
-    """But `record` and `tag`, whose mistakes other tests make."""
+    """But those whose mistakes other tests make."""
     code, out, _ = said(capsys, "--help")
     assert code == 0
     names = {line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line[2:3].isalpha()}
-    assert names == {*COMMANDS, "record", "tag"}
+    assert names == {*COMMANDS, "record", "tag", "completion"}
 
 
 def test_recover_does_not_replace_a_directory(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

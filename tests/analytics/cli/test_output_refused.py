@@ -10,7 +10,7 @@ import pytest
 
 from powerd_analytics.cli.common import write
 from powerd_analytics.exports.hdf5 import write_tables
-from powerd_analytics.indexes import indexing
+from powerd_analytics.indexes.rows import write as write_index
 from powerd_core.errors import RunFileError
 
 FULL = Path("/dev/full")
@@ -43,7 +43,7 @@ def test_so_it_is_for_an_index(read_only, monkeypatch):
 
     table = schema_of(".", "1").empty_table()
     with pytest.raises(RunFileError, match="index.parquet cannot be written: Read-only file system"):
-        indexing._write(read_only / "index.parquet", table, ".")
+        write_index(read_only / "index.parquet", table, ".")
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")

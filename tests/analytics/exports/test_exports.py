@@ -244,3 +244,34 @@ def test_docs_name_the_calls_that_are_tested():
     text = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
     assert 'engine="h5netcdf", phony_dims="access")' in text
     assert 'pandas.DataFrame(dict(h5py.File("campaign.h5")["tables/energy"]))' in text
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("@SUM(A1)", "'@SUM(A1)"), ("+1+2", "'+1+2"), ("-x", "'-x"),
+     ("\t=1", "'\t=1"), ("-1.5", "-1.5"), ("+2e3", "+2e3"), ("a=b", "a=b")],
+)  # fmt: skip
+def test_a_text_that_a_spreadsheet_would_calculate_stays_a_text(tmp_path, capsys, text, made):
+    rows = list(csv.DictReader(io.StringIO(to_csv(sheet(text)))))
+    assert rows[0]["model"] == made
+    if text == "=cmd|' /C calc'!A0":
+        path = one_run(tmp_path / "r.h5", iterations=4, model=text, own=text)
+        _, out, _ = joules(capsys, "tables", path, "--format", "csv")
+        row = next(csv.DictReader(io.StringIO(out)))
+        assert (row["model"], row["attribute_own"]) == (made, made)
+        _, out, _ = joules(capsys, "uncertainty", path, "--format", "csv")
+        assert not any(cell.startswith(("=", "@")) for line in csv.reader(io.StringIO(out)) for cell in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [("a|b", "a\\|b"), ("_x_", "\\_x\\_"), ("batch_size", "batch_size"), ("<b>", "&lt;b>"), ("&lt;", "&amp;lt;"),
+     ("R&D", "R&D"), ("$x$", "\\$x\\$"), ("~~no~~", "\\~\\~no\\~\\~"), ("\\", "\\\\")],
+)  # fmt: skip
+def test_markdown_takes_nothing_in_a_name_for_its_own(tmp_path, capsys, text, made):
+    assert f"| {made} |" in to_markdown([sheet(text)])
+    if text == "a|b":
+        path = one_run(tmp_path / "r.h5", iterations=4, model=text)
+        for command in ("tables", "uncertainty"):
+            _, out, _ = joules(capsys, command, path, "--format", "markdown")
+            assert made in out

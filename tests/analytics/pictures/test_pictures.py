@@ -217,7 +217,7 @@ def test_layers_keep_their_passes_and_their_interval(tmp_path):
     layers = pictures.layers_of_table(read_table(tmp_path / "layers.csv"))
     assert [(x.name, x.energy_j, x.u95_j, x.is_lower_bound) for x in layers] == [
         ("conv1", 6.0, 0.25, False),
-        ("fc", 1.0, 0.1, True),
+        ("fc", 1.0, None, True),
         ("relu", 0, None, False),
     ]
     bars = pictures.draw_layers(layers, "n")
@@ -277,7 +277,7 @@ def test_the_command_writes_each_format(campaign, tmp_path, capsys, kind, ending
         (["caps.csv"], "is a table: say what to draw"),
         (["caps.csv", "--kind", "quality"], "is a table"),
         (["caps.csv", "--kind", "matrix"], "no GFLOPS/W"),
-        (["caps.csv", "--kind", "phases"], "no phases to draw"),
+        (["caps.csv", "--kind", "phases"], "caps.csv: no phases to draw"),
         (["caps.csv", "--kind", "layers"], "no column 'layer'"),
         (["caps.csv", "--kind", "caps", "--reference", "target=none"], "0 configurations have it"),
         (["caps.csv", "--kind", "caps", "--k", "0.5"], "must be 1 or more"),
@@ -309,6 +309,8 @@ def test_bad_input_is_one_line_and_no_file(caps, tmp_path, capsys, monkeypatch, 
         ("layer,j_per_batch\na,1e308\n", "treemap", "line 2, column j_per_batch: 1e308 is too large to be drawn"),
         ("energy_j,time_s\n1,2\n2,1e-300\n", "pareto", "line 3, column time_s: 1e-300 is too small to be drawn"),
         ("model,batch,gflops_per_w\nm,8,1e200\n", "matrix", "line 2, column gflops_per_w: 1e200 is too large"),
+        ("phase,batch,s_per_batch\nforward,8,1\n", "phases", "t.csv: no energy to draw: a table of phases needs"),
+        ("phase,batch,j_per_batch\nforward,8,1\nforward,8,2\n", "phases", "t.csv: two rows for one bar of the picture"),
     ],
 )
 def test_tables_that_no_axis_can_show(tmp_path, capsys, text, kind, message):
@@ -320,6 +322,35 @@ def test_tables_that_no_axis_can_show(tmp_path, capsys, text, kind, message):
     assert (end.value.code, said.count("\n")) == (2, 1)
     assert message in said
     assert not out.exists()
+
+
+def test_an_attribute_that_differs_has_panels_and_rows_of_its_own(tmp_path):
+    for name, watts in (("sgd", 1.0), ("adam", 1.1)):
+        one_run(tmp_path / f"{name}.h5", watts, (64,), 6, optimizer=name, operations_per_sample=1e9)
+    found = pictures.configurations_of_records(read_campaign([tmp_path]))
+    assert {c.others for c in found} == {"optimizer sgd", "optimizer adam"}
+    for draw in (pictures.draw_phases, pictures.draw_matrix, pictures.draw_pareto):
+        said = texts(draw(found, "runs"))
+        assert [any(f"optimizer {n}" in t for t in said) for n in ("sgd", "adam")] == [True, True]
+
+
+def test_panels_of_one_model_have_one_scale_and_time_is_not_hatched(tmp_path):
+    for name, watts in (("old", 1.0), ("new", 0.5)):
+        one_run(tmp_path / f"{name}.h5", watts, (64,), 6, device_name=name)
+    figure = pictures.draw_phases(pictures.configurations_of_records(read_campaign([tmp_path])), "runs")
+    of = {what: [ax for ax in figure.axes if ax.get_ylabel().startswith(what)] for what in ("energy", "time")}
+    assert len({ax.get_ylim() for ax in of["energy"]}) == 1 < len(of["energy"])
+    hatches = {what: {p.get_hatch() for ax in axes for p in ax.patches} - {"xxxx"} for what, axes in of.items()}
+    assert hatches["time"] <= {"", None}
+    assert not hatches["energy"] <= {"", None}
+    assert "of AlexNet" in figure.get_suptitle()
+
+
+def test_layers_are_no_phases_of_a_campaign(tmp_path):
+    path = write_layers(tmp_path / "layers.h5")
+    found = pictures.configurations_of_records(read_campaign([path]))
+    assert "layer" not in {c.phase for c in found}
+    assert {"forward", "backward"} <= {c.phase for c in found}
 
 
 @pytest.mark.parametrize("name", ["$x_{$", "\U0001f642", "a\x1b[2J"])
@@ -339,3 +370,16 @@ def test_configurations_without_a_panel_are_counted(tmp_path):
     layers = pictures.layers_of_table(read_table(table_))
     for draw in (pictures.draw_layers, pictures.draw_treemap):
         assert any("2 more configurations are not drawn" in t for t in texts(draw(layers, "t")))
+
+
+def test_a_lower_bound_has_no_interval_and_the_foot_is_not_cut_off(tmp_path):
+    path = tmp_path / "layers.csv"
+    path.write_text(LAYERS)
+    layers = pictures.layers_of_table(read_table(path))
+    assert [(x.is_lower_bound, x.u95_j) for x in layers if x.name == "fc"] == [(True, None)]
+    figure = pictures.draw_treemap(layers, "layers.csv")
+    said = texts(figure)
+    assert any("≥ 7.000 J a batch in 2 layers" in t for t in said)
+    foot = next(t for t in said if "95 % interval" in t)
+    assert "not drawn" in foot
+    assert max(map(len, foot.split("\n"))) <= 16 * figure.get_figwidth()

@@ -1,5 +1,6 @@
 import pytest
-from published_tables import CAPS, joules, refused, rows, write
+from command import joules, refused
+from published_tables import CAPS, rows, write
 
 from powerd_analytics import metrics
 from powerd_analytics.published.choice import parse_condition

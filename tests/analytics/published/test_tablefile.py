@@ -1,7 +1,7 @@
 import pytest
+from command import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_tables import refused
 
 from powerd_analytics.published.tablefile import parsed, read_table
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError

@@ -2,9 +2,10 @@ import itertools
 from decimal import Decimal
 
 import pytest
+from command import joules, refused
 from hypothesis import given
 from hypothesis import strategies as st
-from published_tables import CASTRO, ENERGIES, ITERATIONS, OPERATIONS, TIMES, joules, refused, rows, write
+from published_tables import CASTRO, ENERGIES, ITERATIONS, OPERATIONS, TIMES, rows, write
 
 from powerd_analytics.published.mix import Mix, parse_mix
 from powerd_analytics.published.phasefiles import Key, PhaseFigures, PhaseTable

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -102,3 +103,33 @@ def test_a_device_that_took_nothing_has_a_page(tmp_path, watts):
     text, page = report([path], tmp_path / "page.html")
     assert page.tables
     assert "takes most of the joules" not in text
+
+
+def test_gpus_that_are_added_up_are_told_apart_by_their_runs(tmp_path):
+    for name, factor in (("old", 1.0), ("new", 0.8)):
+        for i in range(3):
+            seed = i if name == "old" else 50 + i
+            one_run(tmp_path / f"{name}{i}.h5", factor, noise_w=5.0, gpus=2, iterations=12, seed=seed, device_name=name)
+    _, page = report(sorted(tmp_path.glob("*.h5")), tmp_path / "page.html")
+    best, sure, other, percent, u95, p, repeats = finding(page)
+    assert (best, sure) == ("AlexNet, batch 64, new", "distinguishable from all others")
+    assert other == "AlexNet, batch 64, old"
+    assert percent - 2 * u95 < 25 < percent + 2 * u95
+    assert p < 0.01
+    assert repeats == "runs"
+    # The bars are those of the sum: single GPUs are no configurations of their own.
+    assert [a["aria-label"].count("forward") for t, a in page.tags if t == "svg"] == [2]
+
+
+def test_what_has_no_repeats_is_not_said_to_be_equal(tmp_path):
+    paths = [
+        make_run(tmp_path / f"{name}.h5", [LineSpec("gpu0.a", lambda t, w=watts: 0.0 * t + w)],
+                 [replace(p, attributes={"device_name": name, **p.attributes}) for p in training((64,), 1).phases],
+                 run_id=name)
+        for name, watts in (("small", 50), ("large", 90))
+    ]  # fmt: skip
+    _, page = report(paths, tmp_path / "page.html")
+    said = next(t for t in page.texts if "Least energy a sample" in t)
+    assert "without repeats that would tell it from m, batch 64, large" in said.replace("AlexNet", "m")
+    assert "not distinguishable" not in said
+    assert "80 % more" in said

@@ -17,6 +17,11 @@ S = 1_000_000_000
 Power = Callable[[np.ndarray], np.ndarray]
 
 
+def constant(t: np.ndarray) -> np.ndarray:
+    """100 W at all times."""
+    return np.full(len(t), 100.0)
+
+
 @dataclass
 class LineSpec:
     """A line with its codes; ``power`` gives watts at host times, and is stored as milliwatts."""

@@ -4,10 +4,6 @@ import csv
 import io
 from pathlib import Path
 
-import pytest
-
-from powerd_analytics import cli
-
 DATA = Path(__file__).parents[2] / "data"
 CASTRO = DATA / "castro"
 CAPS = DATA / "krzywaniak" / "table2_rtx6000_power_caps.csv"
@@ -29,20 +25,3 @@ def write(path, records):
         writer.writeheader()
         writer.writerows(records)
     return path
-
-
-def joules(capsys, *arguments):
-    """Exit status, standard output and error stream of `joules`."""
-    with pytest.raises(SystemExit) as stopped:
-        cli.main([str(a) for a in arguments])
-    out, err = capsys.readouterr()
-    return stopped.value.code, out, err
-
-
-def refused(capsys, *arguments):
-    """The one line of a refusal."""
-    code, out, err = joules(capsys, *arguments)
-    assert (code, out) == (2, "")
-    assert err.startswith("joules: ")
-    assert err.count("\n") == 1
-    return err

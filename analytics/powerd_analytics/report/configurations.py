@@ -1,0 +1,41 @@
+"""What a page calls a configuration, and in which order joules of different provenance stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from powerd_analytics.records.columns import Cell, Record
+from powerd_analytics.records.frame import attributes_of
+
+
+def configuration(record: Record, among: Sequence[Record]) -> str:
+    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence."""
+    shown = {
+        "model": "",
+        "batch_size": "batch ",
+        "gpus": "GPUs ",
+        "device": "",
+        "device_name": "",
+        "power_cap_w": "cap ",
+    }
+    parts = []
+    for name, word in shown.items():
+        value = record[name]
+        if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
+            number = f"{value:g}" if isinstance(value, float) else str(value)
+            parts.append(word + number + (" W" if name == "power_cap_w" else ""))
+    others = attributes_of(record)
+    parts += [f"{k} {v}" for k, v in others.items() if len({str(attributes_of(r).get(k)) for r in among}) > 1]
+    return ", ".join(parts) or str(record["run"])
+
+
+def kind_order(provenance: Cell) -> int:
+    """Measured joules before others."""
+    kinds = ("measured", "simulated", "modelled")
+    return kinds.index(str(provenance)) if provenance in kinds else len(kinds)
+
+
+def without_summands(totals: Sequence[Record]) -> list[Record]:
+    """Without the GPUs of a run that are also there added up: they are no configurations of their own."""
+    summed = {(r["path"], d) for r in totals for d in str(r["device"]).split("+") if "+" in str(r["device"])}
+    return [r for r in totals if (r["path"], r["device"]) not in summed]
