@@ -155,7 +155,8 @@ def sensor(
         )
     centre = t + rng.uniform(-centre_ms, centre_ms, n) * MS
     w = window_ms * MS
-    p = (wave.energy(centre + w / 2) - wave.energy(centre - w / 2)) / w + rng.normal(0, noise_w, n)
+    seen = max(w, 1e-3 * MS)  # what has no window of its own is looked at for a microsecond
+    p = (wave.energy(centre + seen / 2) - wave.energy(centre - seen / 2)) / seen + rng.normal(0, noise_w, n)
     if step_w:
         p = np.round(p / step_w) * step_w
     return Signal(

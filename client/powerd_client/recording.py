@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client import journal as journals
+from powerd_client.release import release
 from powerd_client.together import Together
 from powerd_core.errors import PeerError, PeerTimeout, PowerdError
 from powerd_core.text import printable
@@ -97,7 +98,7 @@ class Recording:
                     "message": {
                         "run_id": secrets.token_hex(8),
                         "created_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                        "powerd_version": version("powerd"),
+                        "powerd_version": release(),
                         "command": command or sys.argv,
                         "environment": environment(),
                     },

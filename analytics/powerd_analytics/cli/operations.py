@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import Device, check_picture, refuse_existing, write
+from powerd_analytics.cli.common import Device, check_picture, naming, refuse_existing, write
 
 if TYPE_CHECKING:
     from powerd_analytics.layers.energy import CountOf
@@ -98,8 +98,9 @@ def layers(
     count_of = _counter(operations, input) if operations is not None else None
     with LateProgress(Console(stderr=True)) as progress:
         opened = read_run(run, progress=lambda share, text: progress(0.3 * share, text))
-        table = phase_table(opened, device, progress=lambda share, text: progress(0.3 + 0.6 * share, text))
-        rows = layer_energies(table, count_of, batch_size=batch, model=model)
+        with naming(run):
+            table = phase_table(opened, device, progress=lambda share, text: progress(0.3 + 0.6 * share, text))
+            rows = layer_energies(table, count_of, batch_size=batch, model=model)
         if plot is not None:
             progress(0.9, "drawing")
             write(plot, lambda partial: plot_roofline(rows, partial, title=run.name), overwrite)

@@ -126,7 +126,7 @@ def trace(
             written.append(write_trace(opened, partial, profile, options, progress=progress))
 
         write(output, make, overwrite)
-    said = f"{written[0].counters} counters, {written[0].phases} phases"
+    said = f"{_counted(written[0].counters, 'counter')}, {_counted(written[0].phases, 'phase')}"
     print(f"{output}: {said}{', ' + written[0].alignment if profile else ''}")
 
 
@@ -150,3 +150,7 @@ def top(
     from powerd_analytics.live.top import top as show
 
     show(url, run, keys=keys, once=once, as_json=json)
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

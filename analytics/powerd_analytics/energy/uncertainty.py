@@ -129,7 +129,7 @@ def _periodic(away: Values, rho: float) -> tuple[float, float] | None:
     """
     n = len(away)
     power = np.abs(np.fft.rfft(away)[1:]) ** 2 / n
-    if not np.any(power):
+    if not np.sum(power) > np.finfo(float).tiny:
         return None  # equal repeats, all as far from their mean as it is rounded
     if n % 2 == 0:
         power[-1] /= 2  # one degree of freedom: its tail is within that of the others so
@@ -161,19 +161,6 @@ def _windowed(away: Values, square: float) -> tuple[float, float]:
             together, window = together + 2 * rho, lag
         together *= 1 + (2 * window + 1) / n
     return float(np.sqrt(square / (n - 1) / n * together)), max(n / together - 1, 1.0)
-
-
-def _beside_a_beat(away: Values) -> tuple[float, float] | None:
-    n = len(away)
-    power = np.abs(np.fft.rfft(away)[1 : (n - 1) // 2 + 1]) ** 2 / n
-    rho = max(_put_back(float(np.dot(away[1:], away[:-1]) / np.dot(away, away)), n), 0.0)
-    white = power * (1 + rho**2 - 2 * rho * np.cos(2 * np.pi * np.arange(1, len(power) + 1) / n))
-    m, at = len(power), int(np.argmax(power))
-    share = float(min(power[at] / np.sum(power), white[at] / np.sum(white)))
-    low = min(n // SHARE_OF_LOW, MOST_LOW, (at + 1) // 2)
-    if low < 2 or m * (1 - share) ** (m - 1) > BY_CHANCE:
-        return None
-    return float(np.sqrt(np.mean(power[:low]) / n)), 2.0 * low
 
 
 def _first_order(rho: float, square: float, n: int) -> tuple[float, float]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from powerd_analytics.celltext import encodable
 from powerd_analytics.exports.sheet import Sheet
-from powerd_analytics.tables.celltext import encodable
 
 
 def write_parquet(sheet: Sheet, path: Path) -> None:

@@ -6,11 +6,14 @@ from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.exports.sheet import Sheet
 from powerd_core.text import printable
+
+_NO_EDGE = 100_000
 
 
 def print_sheets(sheets: Sequence[Sheet], console: Console) -> None:
@@ -25,12 +28,22 @@ def print_sheets(sheets: Sequence[Sheet], console: Console) -> None:
             made.add_column(_text(column.heading), justify=justify, overflow="fold")  # type: ignore[arg-type]
         for line in lines:
             made.add_row(*map(_text, line))
-        console.print(made)
+        _print_whole(made, console)
         for i, note in enumerate(notes, 1):
             console.print(f" {i}  {printable(note)}", markup=False, highlight=False)
         for note in sheet.notes:
             console.print(f" {printable(note)}", markup=False, highlight=False)
         console.print()
+
+
+def _print_whole(table: Table, console: Console) -> None:
+    """A file or a pipe has no edge: columns are never folded there."""
+    width = console.width
+    if not console.is_terminal:
+        needed = Measurement.get(console, console.options.update(max_width=_NO_EDGE), table).maximum
+        console.width = max(width, needed)
+    console.print(table)
+    console.width = width
 
 
 def _text(text: str) -> Text:

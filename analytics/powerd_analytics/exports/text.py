@@ -6,8 +6,8 @@ import csv
 import io
 from collections.abc import Sequence
 
+from powerd_analytics.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.exports.sheet import Sheet
-from powerd_analytics.tables.celltext import csv_cell, markdown_cell, to_json_text
 
 
 def to_csv(sheet: Sheet) -> str:

@@ -12,9 +12,10 @@ from powerd_analytics.energy.devices import Progress, no_progress
 from powerd_analytics.indexes.index import CURRENT, FILE, INDEX_COLUMNS, NAME, SUFFIX, Index, open_index
 from powerd_analytics.indexes.jobs import with_jobs
 from powerd_analytics.indexes.present import FileState, Present, present_in, state_of
-from powerd_analytics.indexes.rows import check_writable, kept_of, ordered, release, table_of, write
+from powerd_analytics.indexes.rows import check_writable, kept_of, ordered, table_of, write
 from powerd_analytics.records.columns import Record
 from powerd_analytics.reducing.reduce import Reduced, reduce_runs
+from powerd_client.release import release
 from powerd_core.errors import ConfigError, RunFileError
 
 if TYPE_CHECKING:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,20 +12,13 @@ from powerd_analytics.indexes.index import FILE, INDEX_COLUMNS, OF_JOB, WHOLE, I
 from powerd_analytics.indexes.present import FileState
 from powerd_analytics.records.columns import Cell, Record
 from powerd_analytics.reducing.reduce import Reduced
+from powerd_client.release import release
 from powerd_core.errors import RunFileError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 ROW_GROUP = 100_000
-
-
-def release() -> str:
-    """Of powerd, as an index says which made it."""
-    try:
-        return version("powerd")
-    except PackageNotFoundError:
-        return ""
 
 
 def table_of(names: Sequence[str], found: Sequence[Reduced[list[Record]]], states: Mapping[str, FileState]) -> pa.Table:

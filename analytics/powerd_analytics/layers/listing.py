@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from powerd_analytics.celltext import csv_cell, markdown_cell
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.layers.rows import LayerEnergy
 from powerd_analytics.operations.counts import CONVENTIONS
@@ -54,7 +55,7 @@ def to_csv(rows: Sequence[LayerEnergy]) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, list(cells[0]) if cells else list(COLUMNS), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(cells)
+    writer.writerows({k: csv_cell(v) for k, v in row.items()} for row in cells)
     return out.getvalue()
 
 
@@ -67,10 +68,10 @@ def to_json(rows: Sequence[LayerEnergy]) -> str:
 def to_markdown(rows: Sequence[LayerEnergy]) -> str:
     """A table rounded for people."""
     header, lines, notes = _view(rows)
-    out = ["| " + " | ".join(header) + " |"]
+    out = ["| " + " | ".join(map(markdown_cell, header)) + " |"]
     out.append("|" + "|".join(" --- " if h in _TEXT else " ---: " for h in header) + "|")
-    out += ["| " + " | ".join(printable(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-    out += ["", *(f"{i}. {printable(note)}" for i, note in enumerate(notes, 1))]
+    out += ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
+    out += ["", *(f"{i}. {markdown_cell(note)}" for i, note in enumerate(notes, 1))]
     return "\n".join(out) + "\n"
 
 

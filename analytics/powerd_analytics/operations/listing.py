@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from powerd_analytics.celltext import csv_cell, markdown_cell
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, CONVENTIONS, LayerRow, OperationCount, Work
 from powerd_analytics.operations.document import to_document
 from powerd_core.text import printable
@@ -54,7 +55,7 @@ def to_csv(count: OperationCount) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records(count))
+    writer.writerows({k: csv_cell(v) for k, v in row.items()} for row in records(count))
     return out.getvalue()
 
 
@@ -66,11 +67,11 @@ def to_json(count: OperationCount) -> str:
 def to_markdown(count: OperationCount) -> str:
     """A table rounded for people, and what it means."""
     header, lines = _view(count)
-    out = [f"**{printable(_title(count))}**", ""]
+    out = [f"**{markdown_cell(_title(count))}**", ""]
     out.append("| " + " | ".join(header) + " |")
     out.append("|" + "|".join(" --- " if h in ("layer", "kind") else " ---: " for h in header) + "|")
-    out += ["| " + " | ".join(printable(cell).replace("|", "\\|") for cell in line) + " |" for line in lines]
-    out += ["", *(f"- {printable(text)}" for text in remarks(count))]
+    out += ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
+    out += ["", *(f"- {markdown_cell(text)}" for text in remarks(count))]
     return "\n".join(out) + "\n"
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from powerd_analytics.celltext import to_json_text
 from powerd_analytics.records.columns import Record
 from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, identity
 from powerd_analytics.runs.run import Run
 from powerd_analytics.tables.attributes import check_attributes
-from powerd_analytics.tables.celltext import to_json_text
 from powerd_analytics.tables.totals import number
 from powerd_core.errors import AnalysisError
 

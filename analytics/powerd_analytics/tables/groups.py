@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from powerd_analytics.tables.celltext import is_number
+from powerd_analytics.celltext import is_number
 
 
 def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from powerd_analytics.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.tables.above_idle import ABOVE_IDLE_HEADER, above_idle_cells, above_idle_lines
-from powerd_analytics.tables.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.tables.groups import quoted
 from powerd_analytics.tables.ranktable import JOB_HEADER, RANK_HEADER, job_lines, rank_lines, rank_records
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from powerd_analytics.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.energy.reasons import digits
-from powerd_analytics.tables.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.tables.groups import group_line
 from powerd_analytics.tables.shares import BudgetRow, Share
 from powerd_core.text import printable

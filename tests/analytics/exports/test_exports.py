@@ -17,8 +17,10 @@ from command import joules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
+from rich.console import Console
 
 from powerd_analytics.exports import (
+    print_sheets,
     read_table,
     to_csv,
     to_html,
@@ -275,3 +277,11 @@ def test_markdown_takes_nothing_in_a_name_for_its_own(tmp_path, capsys, text, ma
         for command in ("tables", "uncertainty"):
             _, out, _ = joules(capsys, command, path, "--format", "markdown")
             assert made in out
+
+
+def test_what_is_no_terminal_has_no_edge():
+    columns = tuple(SheetColumn(f"c{i}", f"column {i}", "number") for i in range(60))
+    text = io.StringIO()
+    print_sheets([Sheet("wide", "wide", columns, ((1.5,) * 60,))], Console(file=text, width=80))
+    head = next(line for line in text.getvalue().splitlines() if "column" in line)
+    assert all(column.heading in head for column in columns)

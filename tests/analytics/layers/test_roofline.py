@@ -13,6 +13,7 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
 from powerd_analytics.layers.energy import layer_energies
+from powerd_analytics.layers.listing import to_csv, to_markdown
 from powerd_analytics.layers.roofline import roof_of, roofline
 from powerd_analytics.layers.rows import BOTH
 from powerd_analytics.operations import ExecutedCount, LayerCount, OperationCount, Work, to_document
@@ -147,6 +148,13 @@ def test_what_does_not_fit_is_refused(tmp_path, path):
         layer_energies(phase_table(read_run(write_run(tmp_path / "a.h5", batch=0))), lambda _batch: COUNT)
     with pytest.raises(AnalysisError, match="no phases of layers"):
         layer_energies(phase_table(read_run(write_run(tmp_path / "b.h5", layers=False))))
+
+
+def test_names_mean_nothing_to_markdown_and_spreadsheets(rows):
+    row = replace(rows["layer", "conv", "forward"], layer="=a*b|<c>")
+    (line,) = (line for line in to_markdown([row]).splitlines() if "=a" in line)
+    assert r"=a\*b\|&lt;c>" in line
+    assert next(csv.DictReader(io.StringIO(to_csv([row]))))["layer"] == "'=a*b|<c>"
 
 
 def test_the_roof_lies_on_the_best_and_over_all(rows):

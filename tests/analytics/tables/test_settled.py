@@ -11,9 +11,9 @@ from make_campaign import one_run
 from make_run import LineSpec, make_run, training
 
 from powerd_analytics import phase_table, read_run
+from powerd_analytics.celltext import encodable, to_json_text
 from powerd_analytics.energy.negligible import ROUNDING, known, without_rounding
 from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.tables.celltext import encodable, to_json_text
 from powerd_analytics.tables.shares import REPEATS, _shares, budget_rows
 
 
