@@ -175,7 +175,7 @@ def test_a_run_without_anchors_has_a_trace_of_its_own_only(tmp_path, capsys):
     profile.write_text(profile_text(MS, 2 * MS))
     for arguments, code, said in (
         (["-o", tmp_path / "o.json", "--profile", profile], 2, "no anchors of the wall clock"),
-        (["-o", tmp_path / "o.json"], 0, "1 counters, 0 phases"),
+        (["-o", tmp_path / "o.json"], 0, "1 counter, 0 phases"),
         (["-o", tmp_path / "o.json"], 2, "exists"),
         (["-o", tmp_path / "o.txt"], 2, ".json or .json.gz"),
         (["-o", tmp_path / "p.json.gz", "--profile", tmp_path / "none.json"], 2, "cannot be read"),
