@@ -1,7 +1,18 @@
 """Settings of every test."""
 
+import signal
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says how busy the machine is. What else is set (on CI: the same examples every time) stays.
 settings.register_profile("powerd", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("powerd")
+
+
+@pytest.fixture(autouse=True)
+def _interrupts_stay_as_they_were():
+    """A test that leaves Ctrl-C to nobody would make another one fail, far away."""
+    before = signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    yield
+    assert (signal.getsignal(signal.SIGINT), signal.pthread_sigmask(signal.SIG_BLOCK, [])) == before

@@ -245,6 +245,7 @@ def test_a_command_that_is_not_there(daemon, tmp_path):
 def test_ctrl_c_while_idle_power_is_measured(daemon, tmp_path, monkeypatch, turn):
     """Before the command it ends everything, after it only the measurement."""
     asked = []
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # who started the tests may have it ignored
 
     def measure(journal, seconds):
         asked.append(seconds)
@@ -258,12 +259,15 @@ def test_ctrl_c_while_idle_power_is_measured(daemon, tmp_path, monkeypatch, turn
         command = [sys.executable, "-c", "import sys; sys.exit(5)"]
         return record_command(command, url=daemon.url, out=out, overwrite=False, quiet=True, baseline_s=9.0)
 
-    if turn == 1:
-        with pytest.raises(KeyboardInterrupt):
-            record()
-        assert list(tmp_path.iterdir()) == []
-        return
-    assert record() == 5
+    try:
+        if turn == 1:
+            with pytest.raises(KeyboardInterrupt):
+                record()
+            assert list(tmp_path.iterdir()) == []
+            return
+        assert record() == 5
+    finally:
+        signal.signal(signal.SIGINT, before)
     with open_run(out) as file:
         assert file.attrs["complete"] == 1
 
