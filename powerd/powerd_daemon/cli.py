@@ -69,9 +69,9 @@ def _run(arguments: argparse.Namespace) -> int:
         nonlocal stopping
         stopping = True
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     watch = None if arguments.parent_pid is None else ProcessWatch(arguments.parent_pid)
     clock, manager = SystemClock(), Notifier()
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def is_over() -> bool:
         # The loops that start and serve ask this in every turn, so a loop that hangs sends no ping.
