@@ -1,7 +1,7 @@
 """Joules of phases from many readings: time and memory, from memory and from a run file on disk.
 
     python benchmarks/bench_integration.py [--largest 1e8 | --full] [--table 1e7]
-    python benchmarks/bench_integration.py --commands [1e7 1e8] [--phases-every 10] [--minutes 10] [--only trace]
+    python benchmarks/bench_integration.py --commands [1e7 1e8] [--phases-every 10] [--jobs 8]
 
 1. From memory: 10^8 readings, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
    `numpy.trapezoid` (on 1000 of the phases, scaled), and pandas: cumsum of the steps and `Index.searchsorted`, then an
@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0, help="with --commands: what is not done then is named")
     parser.add_argument("--only", nargs="+", default=[], help="with --commands: these alone, in this order")
     parser.add_argument("--phases-every", type=int, default=READINGS_A_PHASE, help="with --commands: readings a phase")
+    parser.add_argument("--jobs", type=int, default=1, help="with --commands: so many side by side")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -190,7 +191,7 @@ def main() -> None:
         sizes = sorted({int(n) for n in args.commands or (1e7, 1e8)})
         if unknown := sorted(set(args.only) - set(COMMANDS)):
             raise SystemExit(f"--only {unknown[0]!r}: there is {'; '.join(COMMANDS)}")
-        compare_sizes(sizes, args.phases_every, args.minutes, args.only)
+        compare_sizes(sizes, args.phases_every, args.minutes, args.only, args.jobs)
         return
     if not args.only_disk:
         compare(10**8, 10**6)

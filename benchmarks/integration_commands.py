@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,8 @@ COMMANDS = {
     "report, gaps": ["report", "GAPS", "-o", "OUT.html", "--overwrite"],
 }
 SHAPES: dict[str, Shape] = {"RUN": "training", "LAYERS": "layers", "GAPS": "gaps"}
-"""How the phases lie in the file that stands for a word in capitals. TWIN is RUN by another name, FOLDER holds it."""
+"""How the phases lie in the file that stands for a word in capitals. TWIN is the file by another name, and in FOLDER it
+is alone."""
 _JOULES = "import sys; from powerd_analytics.cli.app import main; main(sys.argv[1:])"
 _NO_TENSORBOARD = '''
 class SummaryWriter:
@@ -73,7 +75,7 @@ class Peak:
     """Exit status; None where time ran out."""
 
 
-def peak_of(words: list[str], stand_ins: Path, until_s: float, said: str) -> Peak:
+def peak_of(words: list[str], stand_ins: Path, until_s: float) -> Peak:
     """Run a command; ``stand_ins`` is a folder of packages that are not installed. It is ended at ``until_s``."""
     begin = time.perf_counter()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(stand_ins), os.environ.get("PYTHONPATH", "")])}
@@ -89,9 +91,7 @@ def peak_of(words: list[str], stand_ins: Path, until_s: float, said: str) -> Pea
         if not is_late and time.perf_counter() > until_s:
             is_late = True
             child.kill()
-        progress(f"{said}: {time.perf_counter() - begin:.0f} s")
         time.sleep(0.02)
-    progress("")
     child.returncode = os.waitstatus_to_exitcode(status)
     spent = time.perf_counter() - begin
     cpu_s = usage.ru_utime + usage.ru_stime
@@ -108,12 +108,12 @@ def _own_kib(pid: int) -> int:
     return (int(rest.split()[0]) if rest else 0) + sum(_own_kib(int(child)) for child in below)
 
 
-def compare_sizes(sizes: Sequence[int], readings_a_phase: int, minutes: float, only: Sequence[str]) -> None:
+def compare_sizes(sizes: Sequence[int], readings_a_phase: int, minutes: float, only: Sequence[str], jobs: int) -> None:
     """A row a command at each size, as they end, and by how many bytes a phase they grew since the first size.
 
-    What is not done after ``minutes`` is named, and what the disk has no room for.
+    ``jobs`` commands run side by side; what they need of memory is their own. What is not done after ``minutes`` is
+    named, and what the disk has no room for.
     """
-    commands = {name: COMMANDS[name] for name in only or COMMANDS}
     until_s, before = time.perf_counter() + 60 * minutes, dict[str, Peak]()
     if is_stood_in := not any(importlib.util.find_spec(p) for p in ("tensorboard", "tensorboardX")):
         print("TensorBoard is not installed: `tag` writes to a stand-in")
@@ -121,49 +121,76 @@ def compare_sizes(sizes: Sequence[int], readings_a_phase: int, minutes: float, o
         m = n // readings_a_phase
         print(f"\n{n:.0e} readings, {m:.0e} phases, {n // 10:.0e} readings of a clock beside them")
         print(f"{'':20s} {'own MiB':>8s} {'resident':>9s} {'wall s':>7s} {'CPU s':>7s} {'B/phase more':>13s}  exit")
-        with tempfile.TemporaryDirectory(prefix="bench-commands-") as directory:
-            folder = Path(directory)
-            stand_ins = folder / "packages"
-            stand_ins.mkdir()
-            if is_stood_in:
-                (stand_ins / "tensorboardX.py").write_text(_NO_TENSORBOARD)
-            for name, words in commands.items():
-                if time.perf_counter() > until_s:
-                    print(f"{name:20s} not run: {minutes:g} minutes are over (--minutes)", flush=True)
-                    continue
-                need, free = _need_bytes(n, m), shutil.disk_usage(folder).free
+        for shape in SHAPES.values():
+            names = [name for name in only or COMMANDS if _shape(name) == shape]
+            if not names:
+                continue
+            # One folder a shape: of files of a billion readings there is room for one.
+            with tempfile.TemporaryDirectory(prefix="bench-commands-") as directory:
+                folder = Path(directory)
+                need, free = _need_bytes(n, m, jobs), shutil.disk_usage(folder).free
                 if need > free:
-                    gigabytes = f"needs {need / 1e9:.1f} GB of disk, {free / 1e9:.1f} are free"
-                    print(f"{name:20s} not run: {gigabytes}", flush=True)
+                    said = f"not run: needs {need / 1e9:.1f} GB of disk, {free / 1e9:.1f} are free"
+                    print("\n".join(f"{name:20s} {said}" for name in names), flush=True)
                     continue
-                filled = [_place(word, folder, n, m) for word in words]
-                found = peak_of(filled, stand_ins, until_s, f"{name}, {n:.0e} readings")
-                _say(name, found, before.get(name), (n - sizes[0]) // readings_a_phase)
-                before.setdefault(name, found)
-                for made in folder.glob("out*"):
-                    shutil.rmtree(made) if made.is_dir() else made.unlink()
+                if is_stood_in:
+                    (folder / "packages").mkdir()
+                    (folder / "packages" / "tensorboardX.py").write_text(_NO_TENSORBOARD)
+                _make_files(folder, n, m, shape)
+                for name, found in _peaks(names, folder, until_s, jobs):
+                    if found is None:
+                        print(f"{name:20s} not run: {minutes:g} minutes are over (--minutes)", flush=True)
+                        continue
+                    _say(name, found, before.get(name), (n - sizes[0]) // readings_a_phase)
+                    before.setdefault(name, found)
 
 
-def _need_bytes(n: int, m: int) -> int:
-    """Disk for a file and for what a command makes of it: `recover` a file like it, `trace` some text a phase."""
-    return 2 * 10 * n + 400 * m
+def _peaks(names: Sequence[str], folder: Path, until_s: float, jobs: int) -> Iterator[tuple[str, Peak | None]]:
+    """What each command needed, as they end; None where time was over before it began."""
+
+    def one(name: str) -> tuple[str, Peak | None]:
+        if time.perf_counter() > until_s:
+            return name, None
+        out = folder / f"out {name}"
+        out.mkdir()
+        found = peak_of([_place(word, folder, out) for word in COMMANDS[name]], folder / "packages", until_s)
+        shutil.rmtree(out)
+        return name, found
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(one, name) for name in names}
+        while running:
+            done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+            progress(f"{len(names) - len(running)} of {len(names)} commands, {time.perf_counter() - begin:.0f} s")
+            for each in done:
+                progress("")
+                yield each.result()
 
 
-def _place(word: str, folder: Path, n: int, m: int) -> str:
-    """A word of a command with files in the places of those in capitals; these are made when first needed. Files of
-    other phases are removed then: of a billion readings there is room for one."""
-    run, twin, campaign = folder / "run.h5", folder / "twin.h5", folder / "runs"
-    shape = SHAPES.get(word) or (SHAPES["RUN"] if word in ("TWIN", "FOLDER") else None)
-    if shape is not None and not (made := folder / f"{shape}.made").exists():
-        for old in (run, twin, campaign / "run.h5", *folder.glob("*.made")):
-            old.unlink(missing_ok=True)
-        make_file(run, n, m, shape)
-        made.touch()
-        twin.hardlink_to(run)
-        campaign.mkdir(exist_ok=True)
-        (campaign / "run.h5").hardlink_to(run)
-    known = {**dict.fromkeys(SHAPES, run), "TWIN": twin, "FOLDER": campaign}
-    return str(known[word]) if word in known else word.replace("OUT", str(folder / "out"))
+def _shape(name: str) -> Shape:
+    """How the phases of a command's file lie."""
+    return next((SHAPES[word] for word in COMMANDS[name] if word in SHAPES), SHAPES["RUN"])
+
+
+def _need_bytes(n: int, m: int, jobs: int) -> int:
+    """Disk for a file and for what commands make of it: `recover` a file like it, `trace` some text a phase."""
+    return 2 * 10 * n + 400 * m * min(jobs, 2)
+
+
+def _make_files(folder: Path, n: int, m: int, shape: Shape) -> None:
+    """The run file, by another name too, and alone in a folder."""
+    made = folder / "run.h5"
+    make_file(made, n, m, shape)
+    (folder / "runs").mkdir()
+    (folder / "runs" / "run.h5").hardlink_to(made)
+    (folder / "twin.h5").hardlink_to(made)
+
+
+def _place(word: str, folder: Path, out: Path) -> str:
+    """A word of a command with files in the places of those in capitals."""
+    known = {**dict.fromkeys(SHAPES, "run.h5"), "TWIN": "twin.h5", "FOLDER": "runs"}
+    return str(folder / known[word]) if word in known else word.replace("OUT", str(out / "out"))
 
 
 def _say(name: str, found: Peak, before: Peak | None, phases: int) -> None:
