@@ -47,6 +47,8 @@ def check_description(description: Description) -> None:
     names = {line.name for line in lines}
     if len(names) != len(lines):
         raise WireError("Description: two lines share a name")
+    if len({d.name for d in description.devices}) != len(description.devices):
+        raise WireError("Description: two devices share a name")
     for name in (*names, *(d.name for d in description.devices)):
         _check_name(name)
     besides = {line.name for line in lines if isinstance(line.conversion, QuantityConversion)}

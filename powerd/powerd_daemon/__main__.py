@@ -2,6 +2,6 @@
 
 import sys
 
-from powerd_daemon.cli import main
+from powerd_daemon.start import main
 
 sys.exit(main())

@@ -11,8 +11,9 @@ from powerd_core.errors import ConfigError
 from powerd_daemon import printing
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import load_calibration, save_calibration
+from powerd_daemon.calibration_readings import Readings, read_lines
 from powerd_daemon.calibration_remote import calibrate_remote
-from powerd_daemon.calibration_take import Readings, Reference, calibrate, read_lines
+from powerd_daemon.calibration_take import Reference, calibrate
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import Config, SourceConfig, load_config, make_source
 from powerd_daemon.ina.sensor import Sensor

@@ -21,7 +21,8 @@ from powerd_daemon import printing
 from powerd_daemon.asking import Board
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import load_calibration, save_calibration
-from powerd_daemon.calibration_take import Collector, Means, Readings, Reference, judge, make_record
+from powerd_daemon.calibration_readings import Collector, Readings
+from powerd_daemon.calibration_take import Means, Reference, judge, make_record
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import Config, SourceConfig, make_source
 from powerd_daemon.options import build_options

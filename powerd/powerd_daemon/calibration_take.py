@@ -1,23 +1,18 @@
-"""`powerd calibrate`: readings of single sensors at a known load, and whether they will do for a calibration."""
+"""`powerd calibrate`: whether readings at a known load will do for a calibration, and the record that follows."""
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, sqrt
 from statistics import fmean, stdev
 from time import gmtime, strftime
 from typing import Literal
 
-from powerd_core.blocks import columns
 from powerd_core.calibration import Calibration, Point, SensorCalibration
-from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream
-from powerd_daemon.clock import Clock
+from powerd_core.errors import SensorError
+from powerd_daemon.calibration_readings import Readings
 from powerd_daemon.ina.sensor import Sensor, accuracy
 from powerd_daemon.ina.settings import Settings
-from powerd_daemon.sources.base import Source
 
 PARTS = 10
 MIN_COUNT = 200
@@ -27,16 +22,6 @@ WANDER_SHARE = 0.002
 """The means of ten equal parts of the readings may differ by two quantisation steps or 0.2 % of the mean."""
 IMPLAUSIBLE = 3.0
 """An offset or a gain that is off by more than so many data-sheet limits is a mistake of the set-up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """What one line gave: currents by the nominal conversion, in order, and how many readings were no values."""
-
-    current_a: Sequence[float]
-    bus_v: Sequence[float]
-    saturated: int = 0
-    bad: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,44 +49,6 @@ class Means:
         """The means of at least two readings."""
         currents = readings.current_a
         return Means(line, len(currents), fmean(currents), stdev(currents), fmean(readings.bus_v))
-
-
-def read_lines(source: Source, clock: Clock, seconds: float, lines: Sequence[str]) -> dict[str, Readings]:
-    """Poll a source for some seconds. Raises `ConfigError` for a line that it does not have or that has no shunt."""
-    try:
-        collector = Collector(source.open()[0], lines)
-        due_ns = clock.now_ns()
-        polls = max(1, round(seconds * 1e9 / source.period_ns))
-        for k in range(polls):
-            clock.sleep_until(due_ns)
-            due_ns += source.period_ns
-            source.poll()
-            if k % 50 == 49 or k == polls - 1:
-                for block in source.take() if k < polls - 1 else source.finish():
-                    if isinstance(block, Block):
-                        collector.add(block)
-    finally:
-        source.close()
-    return collector.found
-
-
-class Collector:
-    """Takes the readings of some lines out of blocks. Raises `ConfigError` for a line that does not exist or has no
-    shunt.
-    """
-
-    def __init__(self, streams: Sequence[Stream], lines: Sequence[str]) -> None:
-        self.found = {line: Readings([], []) for line in lines}
-        self._streams = streams
-        self._places = {line: _place(streams, line) for line in lines}
-
-    @property
-    def numbers(self) -> set[int]:
-        """The streams that the lines belong to."""
-        return {stream.number for stream, _, _ in self._places.values()}
-
-    def add(self, block: Block) -> None:
-        _collect(block, self._streams, self._places, self.found)
 
 
 def judge(line: str, readings: Readings, step_a: float) -> None:
@@ -231,42 +178,3 @@ def make_record(
 def _step_a(sensor: Sensor, settings: Settings, period_ns: int) -> float:
     uncalibrated = accuracy(replace(sensor, calibration=Calibration()), settings, period_ns=period_ns)
     return uncalibrated.step_w / sensor.nominal_v
-
-
-def _place(streams: Sequence[Stream], line: str) -> tuple[Stream, int, ShuntConversion]:
-    for stream in streams:
-        for at, known in enumerate(stream.lines):
-            if known.name == line:
-                if not isinstance(known.conversion, ShuntConversion):
-                    raise ConfigError(f"line {line!r} has no shunt: only INA sensors can be calibrated")
-                return stream, at, replace(known.conversion, offset_a=0.0, gain=1.0)
-    names = ", ".join(known.name for stream in streams for known in stream.lines)
-    raise ConfigError(f"unknown line {line!r} (there are: {names})")
-
-
-def _collect(
-    block: Block,
-    streams: Sequence[Stream],
-    places: Mapping[str, tuple[Stream, int, ShuntConversion]],
-    found: dict[str, Readings],
-) -> None:
-    stream = next(s for s in streams if s.number == block.stream)
-    views = columns(block, stream)
-    types = {"flags": "H"} | {c.name: c.typecode for c in stream.columns}
-    arrays = {name: array(t, bytes(views[name])) for name, t in types.items()}
-    for line, (of, at, c) in places.items():
-        if of.number != stream.number:
-            continue
-        every = len(stream.lines)
-        flags, shunt, bus = (arrays[n][at::every] for n in ("flags", c.shunt, c.bus))
-        good = [i for i, flag in enumerate(flags) if not flag & BAD]
-        saturated = sum(bool(flag & Flag.SATURATED) for flag in flags)
-        # A reading that repeats a conversion is no fault of the sensor; it is only no further value.
-        stale = sum(flag & BAD == Flag.STALE for flag in flags)
-        before = found[line]
-        found[line] = Readings(
-            [*before.current_a, *(shunt[i] * c.shunt_lsb_v / c.shunt_ohm for i in good)],
-            [*before.bus_v, *((bus[i] >> c.bus_shift) * c.bus_lsb_v for i in good)],
-            before.saturated + saturated,
-            before.bad + len(flags) - len(good) - saturated - stale,
-        )

@@ -21,6 +21,7 @@ from powerd_daemon.arguments import parse
 from powerd_daemon.asking import ask
 from powerd_daemon.calibration_command import calibrate_lines
 from powerd_daemon.clock import SystemClock
+from powerd_daemon.completion_command import completion
 from powerd_daemon.config import Config, ServerConfig, load_config, source_config
 from powerd_daemon.configure_command import configure
 from powerd_daemon.control import Control
@@ -38,7 +39,7 @@ from powerd_daemon.watch import ProcessWatch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Status 0, 1 for a fault that `check` found, 2 and one line on stderr for what cannot be done."""
+    """Run one command; the status as in docs/commands.md: with 1 for a fault that `check` found."""
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         status = _COMMANDS[arguments.command](arguments)
@@ -52,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # Whoever read the list has seen enough. Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        return 141
     except OSError as error:
         if error.filename is not None or error.errno != errno.ENOSPC:
             raise
@@ -175,6 +176,7 @@ _COMMANDS = {
     "calibrate": calibrate_lines,
     "keys": keys,
     "configure": configure,
+    "completion": completion,
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from powerd_daemon.clock import Clock
 from powerd_daemon.config import Config, ServerConfig, parse_config
 from powerd_daemon.log import Log
 from powerd_daemon.remote_config import check_remote
+from powerd_daemon.textfile import read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Control:
 
     def __init__(self, file: Path, complete: Callable[[Config], Config], clock: Clock, log: Log) -> None:
         self.file = file.absolute()
-        self.text = _read(self.file)
+        self.text = self._read()
         self.outcome = ""
         """Why the last change was not taken over; empty when it was."""
         self._complete = complete
@@ -82,7 +83,11 @@ class Control:
             return False
         self.outcome = f"it does not start, and the previous one runs again: {error}"
         self._log.complain(f"the change that a client asked for is taken back: {error}")
-        change.undo()
+        try:
+            change.undo()
+        except (PowerdError, OSError) as failure:
+            # What runs again does not depend on it: that is no reason to end.
+            self._log.complain(f"what was prepared for the change could not be removed: {failure}")
         return True
 
     def subjects(self, epoch: int) -> dict[str, Subject]:
@@ -123,7 +128,7 @@ class Control:
         return Message("configuration", {"accepted": True})
 
     def _refuse_edited(self) -> None:
-        if _read(self.file) != self.text:
+        if self._read() != self.text:
             raise ConfigError(
                 f"{self.file} was changed on the board since powerd started with it: start powerd again there first"
             )
@@ -135,6 +140,9 @@ class Control:
             new.replace(self.file)
         except OSError as error:
             raise ConfigError(f"{self.file}: cannot be written: {error.strerror}") from error
+
+    def _read(self) -> str:
+        return read_text(self.file, "there is no such configuration file")
 
     def _beside(self, suffix: str) -> Path:
         return self.file.with_name(self.file.name + suffix)
@@ -158,13 +166,6 @@ def _refuse_strange(asked: Measured) -> None:
         raise ConfigError("a calibration is made of finite numbers, in A or W")
     if asked.reference < 0 or not 0 <= asked.u < 1 or any(m.count < 2 or m.spread_a < 0 for m in asked.lines):
         raise ConfigError("a calibration's reference, uncertainty, spread and count cannot be what was sent")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def _write(path: Path, text: str) -> None:

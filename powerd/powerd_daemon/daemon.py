@@ -23,7 +23,7 @@ from powerd_daemon.release import release
 from powerd_daemon.security import ANYONE, Guard
 from powerd_daemon.server import Server
 from powerd_daemon.sockets import bind_sockets, bound_endpoint
-from powerd_daemon.spool import open_spool
+from powerd_daemon.spool import Spool, open_spool
 from powerd_daemon.store import Store
 from powerd_daemon.supervisor import Supervisor
 
@@ -57,20 +57,18 @@ class Daemon:
         except BaseException:
             self._context.destroy(linger=0)
             raise
-        self._guard.watch(self._sockets)
+        self._spool: Spool | None = None
         try:
+            self._guard.watch(self._sockets)
             self._spool = open_spool(server, self.epoch, self._clock, log)
+            self._store = Store(self.epoch, server.ring_bytes, self._spool)
+            self._supervisor = Supervisor(config, self._store, self._context, self._clock, log)
         except BaseException:
-            self._guard.unwatch()
-            self._sockets.release()
-            self._guard.close()
-            self._context.term()
+            self._release()
             raise
-        self._store = Store(self.epoch, server.ring_bytes, self._spool)
         self.listen = bound_endpoint(self._sockets.control)
         self.data = bound_endpoint(self._sockets.data)
         self.clock = bound_endpoint(self._sockets.clock)
-        self._supervisor = Supervisor(config, self._store, self._context, self._clock, log)
         subjects = {"describe": Subject(Role.READ, self._describe), "stats": Subject(Role.READ, self._stats)}
         subjects["epochs"] = Subject(Role.READ, self._epochs)
         if control is not None:
@@ -150,7 +148,7 @@ class Daemon:
         self._supervisor.stop()
         give_up_ns = self._clock.now_ns() + FAREWELL_NS
         self._cycle(0)
-        while not self._server.is_drained() and self._clock.now_ns() < give_up_ns:
+        while not self._server.delivery.is_drained() and self._clock.now_ns() < give_up_ns:
             self._cycle(5)
         if self._spool is not None:
             self._spool.finish()
@@ -160,10 +158,13 @@ class Daemon:
     def close(self) -> None:
         """Release everything, samplers included. Safe after any error."""
         self._supervisor.close()
+        self._release(FAREWELL_NS // 1_000_000)
+
+    def _release(self, linger_ms: int = 0) -> None:
         if self._spool is not None:
             self._spool.close()
         self._guard.unwatch()
-        self._sockets.release(FAREWELL_NS // 1_000_000)
+        self._sockets.release(linger_ms)
         self._guard.close()
         self._context.term()
 
@@ -185,7 +186,7 @@ class Daemon:
         self._server.flood.mind(lambda: self._guard.connections, self._clock.now_ns())
 
     def _patience_ms(self) -> int:
-        retry_ns = self._server.retry_ns()
+        retry_ns = self._server.delivery.retry_ns()
         if self._spool is not None and self._spool.is_reading:
             return READING_MS
         if retry_ns is None:

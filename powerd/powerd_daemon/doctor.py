@@ -220,4 +220,8 @@ def check_nvml(machine: Machine, config: Config | None) -> Iterator[Finding]:
     count = nvml.ask("nvmlDeviceGetCount")
     driver = nvml.ask("nvmlSystemGetDriverVersion")
     nvml.stop()
-    yield Finding("nvml", Verdict.OK, f"{count} GPU(s), driver {driver}")
+    what = f"{count or 0} GPU(s), driver {driver}"
+    if wanted and not count:
+        yield Finding("nvml", Verdict.FAIL, what, "see whether nvidia-smi lists a GPU, or leave the source 'nvml' out")
+    else:
+        yield Finding("nvml", Verdict.OK, what)

@@ -12,6 +12,7 @@ from pathlib import Path
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.config import Config
 from powerd_daemon.doctor import Finding, Machine, Verdict, kinds_in
+from powerd_daemon.meter.link import is_usbtmc
 
 RULES = "powerd/deploy/60-powerd.rules"
 FAST_HZ = 400_000
@@ -77,7 +78,7 @@ def bus_speed_hz(machine: Machine, number: int) -> int | None:
 def check_serial(machine: Machine, config: Config | None) -> Iterator[Finding]:
     """/dev/ttyACM* and ttyUSB*: nodes and meters."""
     ports = machine.paths("dev/ttyACM[0-9]*") + machine.paths("dev/ttyUSB[0-9]*")
-    must = bool(kinds_in(config) & {"node", "serial-line"})
+    must = bool(kinds_in(config) & {"node", "serial-line"}) or _asks_for_meter(config, on_usb=False)
     if not ports:
         yield Finding(
             "serial",
@@ -91,9 +92,15 @@ def check_serial(machine: Machine, config: Config | None) -> Iterator[Finding]:
 def check_usbtmc(machine: Machine, config: Config | None) -> Iterator[Finding]:
     """/dev/usbtmc*: wall meters on USB."""
     meters = machine.paths("dev/usbtmc[0-9]*")
+    must = _asks_for_meter(config, on_usb=True)
     if not meters:
-        yield Finding("usbtmc", Verdict.OK, "no USBTMC meter here")
-    yield from _permissions(machine, "usbtmc", meters, "powerd", must="wt310e" in kinds_in(config))
+        yield Finding(
+            "usbtmc",
+            Verdict.FAIL if must else Verdict.OK,
+            "no USBTMC meter here",
+            *(["switch the meter on, plug it in and look at: dmesg | tail"] if must else []),
+        )
+    yield from _permissions(machine, "usbtmc", meters, "powerd", must=must)
 
 
 def check_powercap(machine: Machine, config: Config | None) -> Iterator[Finding]:
@@ -115,6 +122,12 @@ def check_powercap(machine: Machine, config: Config | None) -> Iterator[Finding]
         yield Finding("powercap", Verdict.FAIL if must else Verdict.WARN, what, remedy)
     else:
         yield Finding("powercap", Verdict.OK, f"{len(counters)} RAPL counters can be read")
+
+
+def _asks_for_meter(config: Config | None, *, on_usb: bool) -> bool:
+    """Whether the configuration has a WT310E on USBTMC, or one on a serial port."""
+    ports = [str(s.options.get("port")) for s in config.sources if s.kind == "wt310e"] if config else []
+    return any(is_usbtmc(port) == on_usb for port in ports)
 
 
 def _permissions(machine: Machine, area: str, paths: list[Path], group: str, *, must: bool) -> Iterator[Finding]:

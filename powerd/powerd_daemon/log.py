@@ -15,9 +15,12 @@ MAX_LINE = 1000
 
 
 class Log:
-    """Lines to ``stream``. ``note`` is silenced by ``quiet``; ``complain`` never is, but bounded in rate."""
+    """Lines to ``stream``. ``note`` is silenced by ``quiet``; ``complain`` never is, but bounded in rate.
 
-    def __init__(self, stream: TextIO, clock: Clock, *, quiet: bool = False) -> None:
+    Without a stream (a process whose stderr was closed before it began has none) nothing is said.
+    """
+
+    def __init__(self, stream: TextIO | None, clock: Clock, *, quiet: bool = False) -> None:
         self._stream = stream
         self._clock = clock
         self._quiet = quiet
@@ -28,7 +31,7 @@ class Log:
 
     @property
     def is_terminal(self) -> bool:
-        return not self._quiet and self._stream.isatty()
+        return self._stream is not None and not self._quiet and self._stream.isatty()
 
     def note(self, line: str) -> None:
         """Something the user expects to see."""
@@ -62,6 +65,8 @@ class Log:
         self._put(printable(line) + "\n")
 
     def _put(self, text: str) -> None:
+        if self._stream is None:
+            return
         # Measuring goes on when nobody reads what is said about it.
         with suppress(OSError, ValueError):
             self._stream.write(text)

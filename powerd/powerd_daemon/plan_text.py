@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import hypot
 
+from powerd_core.text import printable
 from powerd_daemon.plan import COVERAGE_FACTOR, IOCTL_NS, Budget, BusPlan, Mode
 
 
@@ -41,7 +42,7 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     said += _devices(plan.budgets, loads)
     said += [f"  note: {note}" for note in plan.notes]
     said += [f"  refused: {problem}" for problem in plan.problems]
-    return "\n".join(said) + "\n"
+    return "\n".join(map(printable, said)) + "\n"
 
 
 def line_loads_w(budgets: Iterable[Budget], loads_w: Mapping[str, float]) -> dict[str, float]:

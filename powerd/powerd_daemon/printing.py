@@ -61,7 +61,7 @@ def config(file: str, found: Config) -> str:
     said += [f"    source {s.name} of kind {s.kind}" for s in found.sources]
     said += [f"    device {d.name}" for d in found.devices]
     said.append("Sensors, lines and feeds are checked when powerd starts.")
-    return "\n".join(said)
+    return "\n".join(map(printable, said))
 
 
 def answers(found: Sequence[Answer], buses: Sequence[int]) -> str:
@@ -81,9 +81,10 @@ def findings(found: Sequence[Finding]) -> str:
     """What `powerd check` found, each with what to do, and a last line that counts."""
     said = []
     for f in found:
-        said.append(textwrap.fill(f"{f.verdict.value:<4}  {f.area}: {f.what}", WIDTH, subsequent_indent="      "))
+        what = printable(f"{f.verdict.value:<4}  {f.area}: {f.what}")
+        said.append(textwrap.fill(what, WIDTH, subsequent_indent="      "))
         if f.remedy:
-            said.append(_wrapped(f"-> {f.remedy}", "      "))
+            said.append(_wrapped(f"-> {printable(f.remedy)}", "      "))
     counts = Counter(f.verdict.value for f in found)
     said.append(", ".join(f"{counts[v]} {v}" for v in ("ok", "warn", "fail")))
     return "\n".join(said)

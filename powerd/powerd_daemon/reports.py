@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from powerd_core.model import Description, Stream
 from powerd_daemon.config import ServerConfig
 from powerd_daemon.feeds import Subscriber
+from powerd_daemon.sampler_process import Sampler
 from powerd_daemon.server import Server
 from powerd_daemon.sizing import ring_seconds, spool_seconds
 from powerd_daemon.store import Intake, Store
-from powerd_daemon.supervisor import Sampler, Supervisor
+from powerd_daemon.supervisor import Supervisor
 
 
 def ready_lines(description: Description, listen: str, data: str, ring_bytes: int, block_ns: int) -> list[str]:
@@ -39,15 +40,16 @@ def stats(
 ) -> dict[str, object]:
     """The body of the answer to *stats*; docs/protocol.md lists its keys."""
     samplers = {stream.number: s for s in supervisor.samplers for stream in s.streams or ()}
+    delivery = server.delivery
     return {
         "board": description.board,
         "version": description.version,
         "uptime_s": uptime_s,
         "streams": [_stream(intake, samplers[number]) for number, intake in store.intakes.items()],
-        "clients": [_client(s, now_ns) for s in server.subscribers.values()],
-        "served_clients": server.served_clients,
-        "sent_frames": server.sent_frames,
-        "replayed_frames": server.replayed_frames,
+        "clients": [_client(s, now_ns) for s in delivery.subscribers.values()],
+        "served_clients": delivery.served_clients,
+        "sent_frames": delivery.sent_frames,
+        "replayed_frames": delivery.replayed_frames,
         "spool": None if store.spool is None else store.spool.stats(),
         "denied": server.denied,
         "cut_off": server.flood.cut_off,
@@ -65,7 +67,7 @@ def status_line(store: Store, supervisor: Supervisor, server: Server, uptime_s: 
     """What a terminal shows while powerd runs."""
     intakes = store.intakes.values()
     said = f"powerd: {duration(uptime_s)}, {sum(i.scans for i in intakes)} scans, {_troubles(store, supervisor)}"
-    return f"{said}, {plural(len(server.subscribers), 'client')}"
+    return f"{said}, {plural(len(server.delivery.subscribers), 'client')}"
 
 
 def summary_lines(store: Store, supervisor: Supervisor, server: Server, uptime_s: float) -> list[str]:
@@ -75,7 +77,9 @@ def summary_lines(store: Store, supervisor: Supervisor, server: Server, uptime_s
         f"  stream {i.stream.number} {i.stream.source}: {plural(i.scans, 'scan')} in {plural(i.frames, 'frame')}"
         for i in store.intakes.values()
     ]
-    said.append(f"  sent {plural(server.sent_frames, 'frame')} to {plural(server.served_clients, 'client')}")
+    said.append(
+        f"  sent {plural(server.delivery.sent_frames, 'frame')} to {plural(server.delivery.served_clients, 'client')}"
+    )
     return said
 
 

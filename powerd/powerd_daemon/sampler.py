@@ -98,6 +98,7 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
         outbox.put_message(Message("notice", {"message": refused}))
     clock = SystemClock()
     config = SourceConfig(spec.kind, spec.name, spec.options, spec.where)
+    sampling: Sampling | None = None
     try:
         cls = find_source(spec.kind)
         sampling = Sampling(
@@ -129,6 +130,8 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
         traceback.print_exc()
         outbox.put_message(Message("failed", {"message": f"{type(error).__name__}: {error}", "final": False}))
         status = 2
+    if sampling is not None:
+        sampling.abandon()
     give_up_ns = clock.now_ns() + LINGER_MS * 1_000_000
     while os.getppid() == spec.parent_pid and not outbox.drain(send) and clock.now_ns() < give_up_ns:
         clock.sleep_until(clock.now_ns() + 5_000_000)

@@ -117,6 +117,13 @@ class Sampling:
         self.flush(last=True)
         self._let_go()
 
+    def abandon(self) -> None:
+        """Let go of the sensor of a source that has failed in a way it must not: nothing more is asked of it."""
+        source, self._source = self._source, None
+        if source is not None:
+            with suppress(Exception):
+                source.close()
+
     def statistics(self) -> dict[str, object]:
         """What the stats of powerd say about this sampler."""
         d = self.deadlines

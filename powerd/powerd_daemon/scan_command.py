@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from powerd_core.errors import PowerdError, SensorError
+from powerd_core.text import printable
 from powerd_daemon import printing
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.scan import Answer, buses, held_by_kernel, scan_bus, to_toml
@@ -38,7 +39,7 @@ def scan(arguments: argparse.Namespace) -> int:
                 found += scan_bus(bus, number, held_by_kernel(number))
                 read.append(number)
         except PowerdError as error:
-            print(f"powerd: {error}", file=sys.stderr)
+            print(f"powerd: {printable(str(error))}", file=sys.stderr)
     if read:
         print(to_toml(found) if arguments.toml else printing.answers(found, read))
     return 0 if len(read) == len(numbers) else 2

@@ -67,15 +67,19 @@ class Reader:
         return waiting >= HELD_BYTES // 2
 
     def _load(self, number: int, stream: int, sequence: int) -> None:
-        with self._lock:
-            if self._is_crowded():
+        try:
+            with self._lock:
+                if self._is_crowded():
+                    return
+            chunk = self._read(self._catalogue.epochs[number], stream, sequence)
+            if chunk is not None:
+                self._keep(chunk)
+        finally:
+            with self._lock:
                 self._asked.discard((number, stream, sequence))
-                return
-        chunk = self._read(self._catalogue.epochs[number], stream, sequence)
+
+    def _keep(self, chunk: Chunk) -> None:
         with self._lock:
-            self._asked.discard((number, stream, sequence))
-            if chunk is None:
-                return
             chunk.loaded_ns = self._clock.now_ns()
             size = chunk.size_bytes + sum(c.size_bytes for c in self._chunks)
             used = [c for c in self._chunks if c.used]

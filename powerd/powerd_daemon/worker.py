@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Protocol
@@ -49,5 +50,10 @@ class Thread:
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
-            self._done += 1
+            try:
+                job()
+            except Exception:  # noqa: BLE001
+                # A fault of ours: whoever mends it needs the traceback, and all other jobs are still to be done.
+                traceback.print_exc()
+            finally:
+                self._done += 1

@@ -132,6 +132,13 @@ def test_two_streams_of_one_number_are_refused():
         read_description(made)
 
 
+def test_two_devices_of_one_name_are_refused():
+    made = document()
+    made["devices"].append(made["devices"][0])
+    with pytest.raises(WireError, match="two devices share a name"):
+        read_description(made)
+
+
 def test_the_layout_tells_streams_apart():
     stream = DESCRIPTION.streams[0]
     other = from_document(Stream, {**to_document(stream), "columns": to_document(stream.columns)[:1]})

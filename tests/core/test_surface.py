@@ -5,7 +5,18 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("package", ["powerd_core", "powerd_client", "powerd_daemon", "powerd_analytics"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "powerd_core",
+        "powerd_core.model",
+        "powerd_core.wire",
+        "powerd_client",
+        "powerd_daemon",
+        "powerd_daemon.config",
+        "powerd_analytics",
+    ],
+)
 def test_all_names_exist(package):
     module = importlib.import_module(package)
     names = getattr(module, "__all__", [])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from powerd_core import framereader, wire
 from powerd_core.errors import VersionError, WireError
 from powerd_core.model import Block, Gap
+from powerd_core.wire.frame import seal
 from support.strategies import blocks, events
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -62,7 +63,7 @@ def test_garbage_is_an_error_of_ours(data):
 
 @given(st.integers(1, 6), st.binary(max_size=40))
 def test_a_good_checksum_over_bad_contents_is_an_error_of_ours(kind, payload):
-    frame = wire._frame(kind, payload, count=3)
+    frame = seal(kind, payload, count=3)
     try:
         event = wire.decode(frame)
     except WireError:
@@ -74,7 +75,7 @@ def test_a_good_checksum_over_bad_contents_is_an_error_of_ours(kind, payload):
 def test_deeply_nested_json_is_an_error_of_ours():
     body = b'{"subject":"x","body":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     with pytest.raises(WireError):
-        wire.decode(wire._frame(wire.MESSAGE, body))
+        wire.decode(seal(wire.MESSAGE, body))
 
 
 @given(st.lists(events | st.binary(min_size=1, max_size=80), max_size=6), st.data())

@@ -16,7 +16,8 @@ from powerd_core.errors import ConfigError, SensorError
 from powerd_daemon.calibration import calibrated
 from powerd_daemon.calibration_command import calibrate_lines
 from powerd_daemon.calibration_file import calibrated_by, load_calibration, save_calibration
-from powerd_daemon.calibration_take import Readings, judge, read_lines
+from powerd_daemon.calibration_readings import Readings, read_lines
+from powerd_daemon.calibration_take import judge
 from powerd_daemon.ina.sensor import Sensor, accuracy, conversion
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.sim.clock import VirtualClock

@@ -74,10 +74,10 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     [
         ([], "powerd: which command? (there are: run, sources, describe, stats, config-check, plan, "),
         (["rum"], "powerd: unknown command 'rum': did you mean 'run'?"),
-        (["--sim"], "powerd: unrecognized arguments: --sim"),
+        (["--sim"], "powerd: unknown option --sim (there are: --help, --version)"),
         (["run"], "powerd: run: give either --config FILE or --sim"),
         (["run", "--sim", "--config", "x"], "powerd: run: give either --config FILE or --sim"),
-        (["run", "--sim", "--speed", "5"], "powerd: unrecognized arguments: --speed 5"),
+        (["run", "--sim", "--speed", "5"], "powerd run: unknown option --speed: did you mean '--seed'?"),
         (["run", "--sim", "--ring-mib", "big"], "powerd run: argument --ring-mib: invalid float value: 'big'"),
         (["run", "--sim", "--rate-hz", "nan"], "powerd run: argument --rate-hz: 'nan' is no number"),
         (["run", "--sim", "--rate-hz", "fast"], "powerd run: argument --rate-hz: 'fast' is no number"),
@@ -328,6 +328,27 @@ def test_a_log_that_cannot_be_written(tmp_path: Path) -> None:
     log.note("into the void")
     log.complain("too")
     assert (tmp_path / "log").read_text() == ""
+
+
+def test_a_log_without_a_stream() -> None:
+    """Where stderr was closed before powerd began, Python has none."""
+    log = Log(None, FakeClock())
+    log.note("into the void")
+    log.complain("too")
+    log.status("and this")
+    assert not log.is_terminal
+
+
+@pytest.mark.parametrize("command", ["plan", "config-check"])
+def test_names_of_a_file_cannot_move_the_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    file = tmp_path / "powerd.toml"
+    file.write_text('[[source]]\nkind = "sim"\nname = "\\u001b[2Jcard"\ndevice = "\\u001b[2Jgpu"\n')
+    assert main([command, str(file)]) == 0
+    said = capsys.readouterr().out
+    assert "\\x1b[2J" in said
+    assert "\x1b" not in said
 
 
 @pytest.mark.parametrize("command", [["plan"], ["config-check"], ["run", "--config"]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import threading
 import time
@@ -13,14 +14,14 @@ from pathlib import Path
 import pytest
 from daemon_harness import PATIENCE_S
 
-from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
-from powerd_core.wire import Message
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError, SensorError
+from powerd_core.wire import Message, decode
 from powerd_daemon.asking import Board
 from powerd_daemon.calibration_file import load_calibration
 from powerd_daemon.cli import main, with_options
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import parse_config
-from powerd_daemon.control import Control
+from powerd_daemon.control import Change, Control
 from powerd_daemon.log import Log
 from powerd_daemon.registry import kinds
 from powerd_daemon.remote_config import FILE_OPTIONS, check_remote
@@ -135,6 +136,31 @@ def test_a_configuration_that_does_not_start_is_taken_back(file: Path, capsys: p
         bad.write_text(old.replace("100.0", "50.0"))
         assert main(["configure", url(file), str(bad)]) == 0
     assert sorted(p.name for p in file.parent.glob("powerd.toml*")) == ["powerd.toml", "powerd.toml.previous"]
+
+
+def test_a_change_that_leaves_something_behind_does_not_end_powerd(file: Path) -> None:
+    def undo() -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    said, clock = io.StringIO(), SystemClock()
+    control = Control(file, lambda config: config, clock, Log(said, clock))
+    control._change = Change("", lambda: None, undo)
+    assert control.take_back(SensorError("no sensor"))
+    assert control.config().server.board == "bench"
+    assert "could not be removed: [Errno 30] Read-only file system" in said.getvalue()
+
+
+def test_a_file_with_a_byte_order_mark_can_be_replaced(file: Path) -> None:
+    old = file.read_text()
+    file.write_text(old, encoding="utf-8-sig")
+    clock = SystemClock()
+    control = Control(file, lambda config: config, clock, Log(io.StringIO(), clock))
+    answer = control.subjects(7)["configure"].answer
+    assert decode(answer({})).body["text"] == old
+    assert decode(answer({"text": old.replace("bench", "other"), "name": "new"})).body == {"accepted": True}
+    control.has_started()
+    assert control.config().server.board == "other"
+    assert "other" in file.read_text()
 
 
 def test_what_is_refused_changes_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:

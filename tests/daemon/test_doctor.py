@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from daemon_harness import running, steady_config
+from fake_nvml import FakeNvml
 
 from powerd_core.errors import SensorError
 from powerd_daemon import doctor_command
@@ -125,8 +126,12 @@ def test_bus_speed_that_nobody_tells(tmp_path: Path) -> None:
 
 def test_meters_and_counters(tmp_path: Path) -> None:
     assert only(check_usbtmc(machine(tmp_path), None)).verdict is Verdict.OK
+    assert only(check_usbtmc(machine(tmp_path), config("wt310e", port="/dev/usbtmc0"))).verdict is Verdict.FAIL
+    assert only(check_usbtmc(machine(tmp_path), config("wt310e", port="/dev/ttyUSB0"))).verdict is Verdict.OK
+    assert only(check_serial(machine(tmp_path), config("wt310e", port="/dev/ttyUSB0"))).verdict is Verdict.WARN
+    assert only(check_serial(machine(tmp_path), config("wt310e", port="/dev/usbtmc0"))).verdict is Verdict.OK
     make(tmp_path, "dev/usbtmc0")
-    verdicts = [f.verdict for f in check_usbtmc(machine(tmp_path, may=never), config("wt310e"))]
+    verdicts = [f.verdict for f in check_usbtmc(machine(tmp_path, may=never), config("wt310e", port="/dev/usbtmc0"))]
     assert verdicts == [Verdict.FAIL]
     assert only(check_powercap(machine(tmp_path), config("rapl"))).verdict is Verdict.FAIL
     make(tmp_path, "sys/class/powercap/intel-rapl:0/energy_uj")
@@ -273,6 +278,15 @@ def test_nvml(tmp_path: Path) -> None:
     assert only(check_nvml(machine(tmp_path, nvml=NoNvml), None)).verdict is Verdict.OK
     found = only(check_nvml(machine(tmp_path, nvml=NoNvml), config("nvml")))
     assert (found.verdict, found.remedy) == (Verdict.FAIL, "install the NVIDIA driver")
+
+
+@pytest.mark.parametrize(("gpus", "verdict"), [(0, Verdict.FAIL), (2, Verdict.OK)])
+def test_a_driver_without_a_gpu_is_nothing_to_measure_with(tmp_path: Path, gpus: int, verdict: Verdict) -> None:
+    fake = FakeNvml(VirtualClock(), gpus=gpus)
+    found = only(check_nvml(machine(tmp_path, nvml=lambda: Nvml(fake)), config("nvml")))
+    assert (found.verdict, found.what) == (verdict, f"{gpus} GPU(s), driver 580.1")
+    assert only(check_nvml(machine(tmp_path, nvml=lambda: Nvml(fake)), None)).verdict is Verdict.OK
+    assert fake.running == 0
 
 
 def test_a_check_that_is_surprised_costs_the_others_nothing(tmp_path: Path) -> None:

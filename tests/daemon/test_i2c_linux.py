@@ -1,6 +1,7 @@
 """The Linux adapter against an ioctl that decodes the kernel's structures and drives simulated chips."""
 
 import errno
+import gc
 import os
 import sys
 from ctypes import c_char, memmove
@@ -90,6 +91,23 @@ def test_long_reads_are_split_at_42_messages(opened):
     raw = bus.prepare([Read(0x40 + i % 8, 0) for i in range(50)])()
     assert bytes(raw) == b"\x39\x9f" * 50
     assert (kernel.calls, kernel.longest) == (3, 42)
+    bus.close()
+
+
+def test_reads_that_are_planned_anew_take_no_memory_for_ever(opened):
+    """Where a chip comes and goes, that happens every second."""
+    bus = opened(7, ioctl=Kernel())
+    reads = [Read(0x40 + i, 1) for i in range(8)]
+
+    def plan() -> None:
+        for _ in range(100):
+            bus.prepare(reads)
+        gc.collect()
+
+    plan()
+    before = len(gc.get_objects())
+    plan()
+    assert len(gc.get_objects()) < before + 100
     bus.close()
 
 

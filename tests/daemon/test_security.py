@@ -204,7 +204,7 @@ def test_revoked_in_mid_stream_and_allowed_again(house: House, powerd: Running) 
         answer(clock, ClockExchange(0, 1))
         with house.keys.changing():
             house.allow(control=house.pairs["control"])
-        wait(lambda: not powerd.daemon._server.subscribers)
+        wait(lambda: not powerd.daemon._server.delivery.subscribers)
         while data.poll(QUIET_MS):  # what had been handed to the network before
             data.recv()
         data.send(encode(Want(0, 0, 0, 100_000, True)))

@@ -14,9 +14,10 @@ from steady_source import steady_stream
 from powerd_core import Block, ClockExchange, ConfigError, Gap, Message, Want, decode, encode
 from powerd_core.wire import CURRENT, read_header
 from powerd_daemon.access import Role, Subject
+from powerd_daemon.delivery import IDLE_NS, MAX_CLIENTS
 from powerd_daemon.log import Log
 from powerd_daemon.ring import EVICTED
-from powerd_daemon.server import IDLE_NS, MAX_CLIENTS, Garbage, Server
+from powerd_daemon.server import Garbage, Server
 from powerd_daemon.sockets import SEND_HWM, bind_router, bind_sockets, bound_endpoint, release
 from powerd_daemon.store import Store
 
@@ -136,15 +137,15 @@ def test_a_client_that_is_gone_is_forgotten(bench: Bench) -> None:
     client = bench.client()
     client.send(Want(0, 0, 0, 1000))
     assert client.receive(QUIET_S) is None
-    assert len(bench.server.subscribers) == 1
+    assert len(bench.server.delivery.subscribers) == 1
     client.socket.close()
     for _ in range(1000):
         bench.fill(1)
         bench.sockets.data.poll(5)
         bench.turn()
-        if not bench.server.subscribers:
+        if not bench.server.delivery.subscribers:
             break
-    assert not bench.server.subscribers
+    assert not bench.server.delivery.subscribers
 
 
 def test_eviction_is_an_explicit_gap(small: Bench) -> None:
@@ -156,7 +157,7 @@ def test_eviction_is_an_explicit_gap(small: Bench) -> None:
     assert isinstance(gap, Gap)
     assert (gap.sequence, gap.span, gap.lost, gap.cause) == (4, oldest - 4, -1, EVICTED)
     assert small.numbers(client, 30 - oldest) == list(range(oldest, 30))
-    assert next(iter(small.server.subscribers.values())).evicted == oldest - 4
+    assert next(iter(small.server.delivery.subscribers.values())).evicted == oldest - 4
 
 
 def test_current(bench: Bench) -> None:
@@ -186,12 +187,12 @@ def test_a_client_that_never_reads_slows_nobody_and_grows_nothing(bench: Bench) 
             assert isinstance(event, Block | Gap)
             assert event.sequence == expected
             expected = following(event)
-    by_speed = sorted(bench.server.subscribers.values(), key=lambda s: s.frames)
+    by_speed = sorted(bench.server.delivery.subscribers.values(), key=lambda s: s.frames)
     assert by_speed[1].frames == 800
     # Its own high-water mark of 1000 and the kernel's buffers take some; the server's queue no more than its own mark.
     assert by_speed[0].feeds[EPOCH, 0].next < 800
     assert by_speed[0].retry_ns is not None
-    assert bench.server.retry_ns() is not None
+    assert bench.server.delivery.retry_ns() is not None
     assert SEND_HWM < 100
 
 
@@ -266,7 +267,7 @@ def test_what_a_client_may_do_is_asked_for_every_request(bench: Bench) -> None:
         client.send(request)
         assert client.receive(QUIET_S) is None
     assert bench.server.denied == 4
-    assert not bench.server.subscribers, "nor is anything sent that was asked for before"
+    assert not bench.server.delivery.subscribers, "nor is anything sent that was asked for before"
 
 
 def test_complaints_are_bounded(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import time
@@ -12,10 +13,14 @@ from typing import Any
 import pytest
 from daemon_harness import PATIENCE_S, Client, running, steady_config
 
-from powerd_core import Block, ConfigError, Gap, Message, SensorError
+from powerd_core import Block, ConfigError, Gap, Message, PeerError, SensorError
 from powerd_core.document import read_description
 from powerd_core.model import CLOCK_NAME, Device
+from powerd_daemon import supervisor
+from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import parse_config
+from powerd_daemon.daemon import Daemon
+from powerd_daemon.log import Log
 
 
 def eventually(control: Client, is_so: Callable[[Any], bool]) -> Any:
@@ -104,6 +109,24 @@ def test_a_lost_sensor_is_reopened(tmp_path: Path) -> None:
         data.frames(0, events[-1].sequence + 1, lambda got: bool(got) and isinstance(got[-1], Block))
 
 
+def test_a_powerd_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No place for the samplers' sockets: what was opened before is let go of, and the next attempt finds it free."""
+    config = parse_config(
+        f'[server]\nlisten = "ipc://{tmp_path}/s"\nspool = "{tmp_path}/spool"\n[[source]]\nkind = "sim"\n', "test"
+    )
+
+    def full() -> Path:
+        raise PeerError("no place for the samplers' sockets")
+
+    log = Log(io.StringIO(), SystemClock())
+    with monkeypatch.context() as patch:
+        patch.setattr(supervisor, "private_directory", full)
+        with pytest.raises(PeerError):
+            Daemon(config, log)
+    assert [p.name for p in tmp_path.iterdir()] == ["spool"]
+    Daemon(config, log).close()
+
+
 def test_a_driver_s_own_fault_restarts_its_sampler(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script"
     with running(steady_config(tmp_path, f'script = "{script}"')) as powerd, powerd.data() as data:
@@ -113,6 +136,7 @@ def test_a_driver_s_own_fault_restarts_its_sampler(tmp_path: Path, capfd: pytest
         script.unlink()
         assert isinstance(events[-1], Gap)
         assert events[-1].cause == "sampler restarted"
+        assert script.with_suffix(".closed").exists(), "the sensor is let go of all the same"
     assert "KeyError" in capfd.readouterr().err, "its author is shown the traceback"
 
 

@@ -3,6 +3,7 @@
 import sys
 from itertools import pairwise
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
@@ -206,6 +207,60 @@ class TestSamples:
         assert clock.now_ns() - begin < 700 * MS
         assert "buffer is empty" in o.streams[0].detail["not_supported"]["gpu0.nvml_samples"]
 
+    @pytest.mark.parametrize(("period_ms", "samples_ms"), [(10, 10.0), (10, 50.0), (10, 1000.0), (5, 50.0), (30, 50.0)])
+    def test_another_pace_in_the_middle_of_a_run_is_missing_and_never_wrong(self, clock, period_ms, samples_ms):
+        nvml = FakeNvml(clock)
+        nvml.power_w = lambda t_ns: 100.0 + t_ns // MS % 500  # says when it was
+        begin = clock.now_ns()
+        changed, back = begin + 2_000 * MS, begin + 6_000 * MS
+        usual = [t for t in nvml.samples if t <= changed]
+        other = list(range(usual[-1] + period_ms * MS, back, period_ms * MS))
+        nvml.samples = [*usual, *other, *(other[-1] + i * 20 * MS for i in range(1, 500))]
+        o = opened(nvml, samples_ms=samples_ms)
+        r = o.readings(o.run(12_000 * MS // o.source.period_ns), "gpu0.nvml_samples")
+        good = [t for t, flag in zip(r["t_ns"], r["flags"], strict=True) if not flag]
+        late_ms = {
+            t: abs((code // 1000 - 100) - (t + AGE_NS) // MS % 500)
+            for t, code, flag in zip(r["t_ns"], r["power_mw"], r["flags"], strict=True)
+            if not flag
+        }
+        wrong = {t for t, ms in late_ms.items() if ms > 1}
+        # Too many samples show at once, too few within a second.
+        assert not wrong or (period_ms > 20 and max(wrong) < changed + 1_000 * MS)
+        assert max(late_ms[t] for t in good) < 20
+        bad = [t for t, flag in zip(r["t_ns"], r["flags"], strict=True) if flag]
+        assert {f for f in r["flags"] if f} == {Flag.MISSING}
+        assert any(changed - 100 * MS < t < changed + 1_500 * MS for t in bad)
+        assert not [t for t in good if changed + 1_000 * MS < t < back - 100 * MS]
+        assert [t for t in good if back < t < back + 3_000 * MS]
+        assert o.source.health()["lost_grids"]["gpu0.nvml_samples"] >= 1
+
+    def test_no_power_at_all_is_no_reading(self, clock):
+        nvml = FakeNvml(clock)
+        o = opened(nvml, scope_ms=10.0)
+        made = o.run(50)
+        nvml.power_w = lambda t_ns: 0.0
+        made += o.run(50)
+        for line in ("gpu0.nvml_samples", "gpu0.nvml", "gpu0.nvml_memory"):
+            r = o.readings(made, line)
+            assert not any(code == 0 and not flag for code, flag in zip(r["power_mw"], r["flags"], strict=True)), line
+            assert any(r["flags"]), line
+
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2.0**40])
+    def test_a_value_that_is_no_power_is_missing(self, clock, value):
+        nvml = FakeNvml(clock)
+        o = opened(nvml)
+        samples = nvml._nvmlDeviceGetSamples
+
+        def doubles(*arguments):
+            _, found = samples(*arguments)
+            return 0, [SimpleNamespace(timeStamp=s.timeStamp, sampleValue=SimpleNamespace(dVal=value)) for s in found]
+
+        nvml._nvmlDeviceGetSamples = doubles
+        r = o.readings(o.run(100), "gpu0.nvml_samples")
+        assert len(r["flags"]) > 40
+        assert set(r["flags"]) == {Flag.MISSING}
+
     @pytest.mark.parametrize("fails", [True, False])
     def test_a_long_silence_is_flagged(self, clock, fails):
         nvml = FakeNvml(clock)
@@ -295,6 +350,20 @@ class TestInstant:
         assert 4 <= len(bad) <= 6
         assert not r["flags"][-1]
         assert o.source.health()["refused"]["gpu0.nvml"] in range(50, 56)
+
+    def test_a_field_that_tells_no_power_gives_way_to_the_usage(self, clock):
+        nvml = FakeNvml(clock, architecture=AMPERE)
+        fields = nvml._nvmlDeviceGetFieldValues
+
+        def zero(handle, wanted):
+            found = fields(handle, wanted)
+            if wanted == [186]:
+                found[0].value.uiVal = 0
+            return found
+
+        nvml._nvmlDeviceGetFieldValues = zero
+        line = next(li for s in opened(nvml).streams for li in s.lines if li.name == "gpu0.nvml")
+        assert "nvmlDeviceGetPowerUsage" in line.description
 
 
 class TestEnergy:

@@ -1,5 +1,6 @@
 """The RAPL source on a powercap tree of plain files."""
 
+import errno
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -87,6 +88,19 @@ class TestZones:
     def test_dies_that_count_apart_are_packages_of_their_own(self, tmp_path):
         zones = find_zones(tree(tmp_path, {"intel-rapl:0": "package-0-die-0", "intel-rapl:1": "package-0-die-1"}))
         assert [z.suffix for z in zones] == ["package_0", "package_1"]
+
+    def test_a_zone_without_a_readable_range_is_left_out(self, tmp_path):
+        root = tree(tmp_path, SERVER)
+        (root / "intel-rapl:1/max_energy_range_uj").write_text("unknown\n")
+        assert [zone.suffix for zone in find_zones(root)] == ["package_0", "dram_0", "dram_1"]
+
+    def test_a_tree_that_may_not_be_read_is_one_line(self, tmp_path, monkeypatch):
+        def iterdir(_path):
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(Path, "iterdir", iterdir)
+        with pytest.raises(SensorError, match="cannot be read: Permission denied"):
+            find_zones(tmp_path)
 
     def test_no_zone_at_all(self, tmp_path):
         for root in (tmp_path, tmp_path / "none"):

@@ -183,11 +183,16 @@ class TestReadings:
 class TestSetUp:
     def test_ranges_are_fixed_and_everything_that_holds_values_is_off(self):
         bench = Bench()
-        bench.meter.settings[":HOLD"] = "1"
+        bench.meter.commands.settings[":HOLD"] = "1"
         o = bench.opened()
         m = bench.meter
         assert (m.inputs.volts, m.inputs.amperes, m.inputs.rate_s) == (300.0, 5.0, 0.25)
-        assert m.settings[":INPut:VOLTage:AUTO"] == m.settings[":INPut:CURRent:AUTO"] == m.settings[":HOLD"] == "0"
+        assert (
+            m.commands.settings[":INPut:VOLTage:AUTO"]
+            == m.commands.settings[":INPut:CURRent:AUTO"]
+            == m.commands.settings[":HOLD"]
+            == "0"
+        )
         assert m.inputs.integration == "START"
         assert not m.errors
         assert o.streams[0].detail["identity"].startswith("YOKOGAWA,WT310E")
@@ -236,13 +241,14 @@ class TestSetUp:
 
     def test_a_command_that_the_meter_refuses_is_named(self):
         bench = Bench()
-        bench.meter.settings[":INPut:MODE"] = "RMS"
-        bench.meter._set_item = lambda data, number: bench.meter._set_count("x", 0)
+        bench.meter.commands.settings[":INPut:MODE"] = "RMS"
+        commands = bench.meter.commands
+        commands._set_item = lambda data, number: commands._set_count("x", 0)
         with pytest.raises(SensorError, match=r"refuses ':NUM:NORM:ITEM1 P,1': error 222, Data out of range"):
             bench.opened()
 
     def test_another_instrument_is_refused(self, monkeypatch):
-        monkeypatch.setattr("powerd_daemon.meter.simulated.IDENTITY", "ACME,PSU,1,2")
+        monkeypatch.setattr("powerd_daemon.meter.simulated_commands.IDENTITY", "ACME,PSU,1,2")
         with pytest.raises(SensorError, match="'ACME,PSU,1,2', which is no Yokogawa WT310E"):
             Bench().opened()
 
@@ -269,7 +275,7 @@ class TestSetUp:
         o.source.close()
         bench.meter.transmit(bench.clock.now_ns() + 2 * S)
         assert bench.meter.inputs.integration == "STOP"
-        assert bench.meter.settings[":COMMunicate:REMote"] == "0"
+        assert bench.meter.commands.settings[":COMMunicate:REMote"] == "0"
 
     @pytest.mark.parametrize(
         ("options", "what"),

@@ -464,3 +464,16 @@ def test_threads_do_the_jobs_in_order_and_end() -> None:
     thread.close(10.0)
     assert done == list(range(100))
     assert thread.pending == 0
+
+
+def test_a_job_that_fails_costs_no_other(capsys: pytest.CaptureFixture[str]) -> None:
+    thread, done = Thread("test"), []
+
+    def fail() -> None:
+        raise RuntimeError("a fault of ours")
+
+    thread.put(fail)
+    thread.put(lambda: done.append(1))
+    thread.close(10.0)
+    assert (done, thread.pending) == ([1], 0)
+    assert "a fault of ours" in capsys.readouterr().err

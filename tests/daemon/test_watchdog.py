@@ -102,6 +102,22 @@ def test_a_silent_sampler_is_killed_and_started_again(bench):
     assert bench.after(0.2) == 2
 
 
+def test_a_signal_without_a_name_ends_a_sampler_like_any_other(bench):
+    bench.hear("streams", STREAMS)
+    bench.processes[0].returncode = -40
+    bench.after(1)
+    assert "was killed by signal 40; it is restarted in 0.1 s" in bench.said.getvalue()
+    assert bench.after(0.2) == 2
+
+
+def test_a_source_that_is_stopped_leaves_no_dead_process(bench, monkeypatch):
+    bench.hear("failed", {"message": "no", "final": True})
+    asked = []
+    monkeypatch.setattr(bench.processes[0], "poll", lambda: asked.append(1))
+    assert bench.after(1) == 1
+    assert asked, "the kernel keeps a process until it is asked for"
+
+
 def test_one_that_talks_is_left_alone(bench):
     bench.hear("streams", STREAMS)
     for _ in range(5):

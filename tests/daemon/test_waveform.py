@@ -104,6 +104,8 @@ def test_a_telegraph_holds_its_levels_for_the_mean_time():
     [
         (lambda: Training(0, idle_w=1, peak_w=2, update_ms=0.5, ramp_ms=0.8), "ramp_ms"),
         (lambda: Training(0, idle_w=1, peak_w=2, forward_ms=0, backward_ms=0, update_ms=0, idle_ms=0), "duration"),
+        (lambda: Training(0, idle_w=1, peak_w=2, forward_ms=-1), "forward_ms = -1 must not be negative"),
+        (lambda: Training(0, idle_w=1, peak_w=2, ramp_ms=-0.5), "ramp_ms = -0.5 must not be negative"),
         (lambda: Telegraph(0, low_w=0, high_w=1, dwell_ms=0, seed=1), "dwell_ms"),
     ],
 )

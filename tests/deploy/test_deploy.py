@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import tomllib
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,14 @@ def test_the_unit_notifies_restarts_and_has_no_privileges() -> None:
     # ZeroMQ aborts where it may not list the network interfaces.
     assert "AF_NETLINK" in found["RestrictAddressFamilies"][0]
     assert {"char-i2c rw", "char-ttyACM rw", "char-ttyUSB rw", "char-usb rw"} <= set(found["DeviceAllow"])
+
+
+@pytest.mark.parametrize("name", ["nvidia-frontend", "nvidia", "nvidiactl"])
+def test_the_unit_lets_nvml_at_the_devices_of_every_driver(name: str) -> None:
+    """Names of /proc/devices are matched as file names are (systemd.resource-control(5))."""
+    groups = [g.removesuffix(" rw").removeprefix("char-") for g in unit()["DeviceAllow"]]
+    assert any(fnmatch(name, group) for group in groups)
+    assert not any(fnmatch("mem", group) for group in groups)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")

@@ -23,6 +23,7 @@ from powerd_core.model import (
     ShuntConversion,
     Stream,
 )
+from powerd_core.wire.frame import seal
 
 EPOCH = 7
 _LINES = (
@@ -58,7 +59,7 @@ def message(subject: str, body: object, epoch: int = 0) -> bytes:
 def sealed(kind: int, payload: bytes, *, stream: int = 0, epoch: int = 0, sequence: int = 0, t_first: int = 0,
            t_last: int = 0, count: int = 0, layout: int = 0) -> bytes:  # fmt: skip
     """A frame of these fields with a right checksum."""
-    return wire._frame(kind, payload, stream=stream, epoch=epoch, sequence=sequence, t_first=t_first, t_last=t_last,
+    return seal(kind, payload, stream=stream, epoch=epoch, sequence=sequence, t_first=t_first, t_last=t_last,
                        count=count, layout=layout)  # fmt: skip
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
-from functools import cache
-
-import zmq
 
 from fuzzing.frames import EPOCH, STREAMS, any_frame, likely_block, likely_gap, message
 from fuzzing.picker import Picker, spoiled
@@ -14,37 +10,25 @@ from powerd_core import wire
 from powerd_core.document import to_document
 from powerd_core.errors import WireError
 from powerd_core.wire import decode
-from powerd_daemon.config import Config, ServerConfig, SourceConfig
+from powerd_daemon.config import SourceConfig
 from powerd_daemon.log import Log
+from powerd_daemon.sampler_process import Sampler
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.store import Store
-from powerd_daemon.supervisor import Sampler, Supervisor
 
 _RING_BYTES = 4096
 
 
-@cache
-def _supervisor() -> tuple[Supervisor, io.StringIO]:
-    clock, said = VirtualClock(), io.StringIO()
-    config = Config(ServerConfig(), (SourceConfig("sim", "sim", {}, "x"),))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
-    made = Supervisor(config, Store(EPOCH, _RING_BYTES), context, clock, Log(said, clock))
-    os.rmdir(made._directory)
-    return made, said
-
-
 def one(data: bytes) -> None:
     picker = Picker(data)
-    supervisor, said = _supervisor()
-    said.seek(0)
-    said.truncate()
-    store = supervisor._store = Store(EPOCH, _RING_BYTES)
-    sampler = Sampler(supervisor.samplers[0].config, 0)
+    clock, said = VirtualClock(), io.StringIO()
+    store = Store(EPOCH, _RING_BYTES)
+    sampler = Sampler(SourceConfig("sim", "sim", {}, "x"), 0, store, clock, Log(said, clock))
     streams = {"streams": to_document(STREAMS), "devices": []}
-    supervisor._take(sampler, message("streams", streams))
+    sampler.take(message("streams", streams))
     for _ in range(picker.below(24)):
         try:
-            supervisor._take(sampler, _frame(picker, store))
+            sampler.take(_frame(picker, store))
         except WireError:
             continue
     for number, intake in store.intakes.items():

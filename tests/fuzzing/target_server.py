@@ -14,8 +14,9 @@ from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
 from powerd_core.wire import read_header
 from powerd_daemon.access import Role, SameForAll, Subject
+from powerd_daemon.delivery import MAX_CLIENTS
 from powerd_daemon.log import Log
-from powerd_daemon.server import MAX_CLIENTS, Server
+from powerd_daemon.server import Server
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sockets import Sockets
 from powerd_daemon.store import Store
@@ -73,8 +74,8 @@ def one(data: bytes) -> None:
         clock.t_ns += picker.one_of((0, 1_000_000_000, 31_000_000_000))
     for parts in control.sent + door.sent + clocks.sent:
         wire.decode(parts[-1])
-    assert len(server.subscribers) <= MAX_CLIENTS
-    assert all(len(s.feeds) <= 2 * len(STREAMS) for s in server.subscribers.values())
+    assert len(server.delivery.subscribers) <= MAX_CLIENTS
+    assert all(len(s.feeds) <= 2 * len(STREAMS) for s in server.delivery.subscribers.values())
     assert len(control.sent) + len(clocks.sent) <= asked
     assert len(said.getvalue().splitlines()) < 20 * 5
     assert all(line.isprintable() and len(line) < 1000 for line in said.getvalue().splitlines())

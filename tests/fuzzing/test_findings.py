@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 from fuzzing.frames import description_document, sealed
 from powerd_client.job import Job
-from powerd_client.journal import MarkTail
 from powerd_client.logbook import Logbook
 from powerd_client.markwriter import MarkWriter
+from powerd_client.tails import MarkTail
 from powerd_core.document import read_description
 from powerd_core.errors import WireError
 from powerd_core.text import printable

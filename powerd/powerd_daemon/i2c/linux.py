@@ -37,7 +37,6 @@ class LinuxBus:
         self._library: Any = library
         self._ioctl = ioctl
         self._bus: Any = None
-        self._alive: list[object] = []
         try:
             self._bus = library.SMBus(self.path)
             self._fd = self._bus.fd
@@ -50,7 +49,9 @@ class LinuxBus:
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         sizes = [r.size for r in reads]
         buffer = (c_char * max(1, sum(sizes)))()
-        requests, at = [], 0
+        requests: list[Any] = []
+        pointed_at: list[object] = [buffer]
+        at = 0
         for part in split(reads):
             messages = []
             for read in part:
@@ -60,26 +61,26 @@ class LinuxBus:
                 message.buf = cast(addressof(buffer) + at, POINTER(c_char))
                 messages.append(message)
                 at += read.size
-            # The kernel writes through bare pointers: what they point to has to live as long as the bus.
-            self._alive.append((buffer, messages))
+            pointed_at.append(messages)
             if messages:
                 requests.append(self._library.i2c_rdwr_ioctl_data.create(*messages))
         view, fd, ioctl = memoryview(buffer).cast("B")[:at], self._fd, self._ioctl
-        if len(requests) == 1:
-            request = requests[0]
 
-            def call_once() -> memoryview:
-                ioctl(fd, I2C_RDWR, request)
-                return view
-
-            return call_once
-
-        def call() -> memoryview:
+        # The kernel writes through bare pointers: what they point to has to live as long as the call.
+        def call(_alive: object = pointed_at) -> memoryview:
             for request in requests:
                 ioctl(fd, I2C_RDWR, request)
             return view
 
-        return call
+        if len(requests) != 1:
+            return call
+        (only,) = requests
+
+        def call_once(_alive: object = pointed_at) -> memoryview:
+            ioctl(fd, I2C_RDWR, only)
+            return view
+
+        return call_once
 
     def write_word(self, address: int, register: int, word: int) -> None:
         message = self._library.i2c_msg.write(address, [register, word >> 8, word & 0xFF])

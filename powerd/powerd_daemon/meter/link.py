@@ -90,9 +90,14 @@ class UsbtmcLink:
             self._file = -1
 
 
+def is_usbtmc(port: str) -> bool:
+    """Whether a port is a device file of the usbtmc driver, by its name."""
+    return os.path.basename(port).startswith("usbtmc")
+
+
 def open_link(port: str, baud: int) -> Link:
     """The link behind a port's name: files called ``usbtmc...`` are USBTMC, everything else is serial."""
-    if os.path.basename(port).startswith("usbtmc"):
+    if is_usbtmc(port):
         return UsbtmcLink(port)
     return SerialLink(port, baud)
 

@@ -124,6 +124,11 @@ class TrainingOptions:
     update_level: float = field(default=0.4, metadata={"help": "level of the parameter update"})
     ramp_ms: float = field(default=0.8, metadata={"help": "how long power takes to reach a phase's level"})
 
+    def __post_init__(self) -> None:
+        for name in ("forward_ms", "backward_ms", "update_ms", "idle_ms", "ramp_ms"):
+            if getattr(self, name) < 0:
+                raise ConfigError(f"{name} = {getattr(self, name):g} must not be negative")
+
     def phases(self) -> tuple[tuple[str, int, float], ...]:
         """Name, duration in ns and level of each phase, in order."""
         return (

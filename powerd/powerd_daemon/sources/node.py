@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import ClassVar
 
 from powerd_core.blocks import BlockBuilder
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import PowerdError, SensorError
-from powerd_core.model import (
-    Accuracy,
-    Block,
-    Column,
-    Device,
-    Gap,
-    Line,
-    Provenance,
-    QuantityConversion,
-    Stream,
-)
-from powerd_daemon.calibration import calibrated
+from powerd_core.model import Block, Device, Gap, Stream
 from powerd_daemon.calibration_file import load_calibration
-from powerd_daemon.ina.chips import CONFIG
-from powerd_daemon.ina.sensor import Bank, Sensor, line
+from powerd_daemon.ina.sensor import Bank
 from powerd_daemon.serial.link import NodeLink
 from powerd_daemon.serial.node_marker import MarkerRows
 from powerd_daemon.serial.node_scans import ScanRows
@@ -39,22 +26,16 @@ from powerd_daemon.serial.protocol import (
     NodeDescription,
     Scan,
     Status,
-    WantedSensor,
     configure_payload,
 )
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.node_options import NodeOptions, bank_of, check_rate
+from powerd_daemon.sources.node_streams import ECHO_NS, MAX_BOUND_NS, STATUS_NS, describe_node, wanted_sensors
 
 POLL_NS = 5_000_000
-ECHO_NS = 250_000_000
 ECHO_WAIT_NS = 4_000_000
 FIRST_ECHOES = 24
-MAX_BOUND_NS = (1 << 32) - 1
-STATUS_NS = 500_000_000
-"""How often the node sends its status."""
 SILENCE_NS = 1_500_000_000
-SLOT_NS = 100_000
-"""Readings of one scan are taken to be evenly spaced: they are, to this."""
 
 OpenPort = Callable[[str, int], Port]
 
@@ -104,13 +85,15 @@ class NodeSource(Source):
         self._port = self._open_port(o.port, o.baud)
         link = self._link = NodeLink(self._port, clock, o.port)
         link.ask(Kind.STOP, Answer)
-        link.ask(Kind.CONFIGURE, Answer, configure_payload(self._period_us, self._wanted()))
+        link.ask(Kind.CONFIGURE, Answer, configure_payload(self._period_us, wanted_sensors(o, self.bank)))
         found = link.ask(Kind.DESCRIBE, NodeDescription)
         self._found, self._boot = found, found.boot
         if not found.answering:
             raise SensorError(f"{o.port}: no INA219 answers the node: check the wiring and the supply of the sensors")
         self._synchronise(link)
-        streams = self._describe(link, found)
+        streams = describe_node(
+            o, self.bank, self._calibrations, found, self.start, period_us=self._period_us, half_ns=self._half_ns(link)
+        )
         builders = [self.start.builder(s) for s in streams]
         self._rows = ScanRows(builders[0], self.bank.settings, self._period_us)
         self._marker = MarkerRows(builders[1]) if o.marker else None
@@ -237,75 +220,3 @@ class NodeSource(Source):
     @staticmethod
     def _half_ns(link: NodeLink) -> int:
         return link.time.board_ns(link.time.latest_ns)[1]
-
-    def _wanted(self) -> list[WantedSensor]:
-        pairs = zip(self.options.sensors, self.bank.settings, strict=True)
-        return [WantedSensor(s.controller, s.address, dict(settings.words)[CONFIG]) for s, settings in pairs]
-
-    def _describe(self, link: NodeLink, found: NodeDescription) -> tuple[Stream, ...]:
-        o = self.options
-        period_ns = self._period_us * 1000
-        lines: list[Line] = []
-        sensors: list[Sensor] = []
-        records: dict[str, object] = {}
-        for sensor, settings in zip(o.sensors, self.bank.settings, strict=True):
-            known, used = calibrated([sensor], self._calibrations, bus=sensor.controller, serial=found.uid)
-            sensors += known
-            records |= used
-            made = line(known[0], settings, device=o.device, provenance=Provenance.MEASURED, period_ns=period_ns)
-            # What an origin says last is how the line was calibrated: a later calibration replaces it.
-            limits, _, calibration = made.accuracy.origin.rpartition("; ")
-            accuracy = replace(
-                made.accuracy,
-                centre_ns=made.accuracy.centre_ns + self._limit_ns + SLOT_NS,
-                origin=f"{limits}; node clock +-{o.clock_limit_us:g} us guaranteed; {calibration}",
-            )
-            note = f"{made.description[:-1]}, controller {sensor.controller} of the node)"
-            lines.append(replace(made, accuracy=accuracy, description=note))
-        node: dict[str, object] = {
-            "port": o.port,
-            "firmware": found.software,
-            "uid": found.uid,
-            "boot": found.boot,
-            "reset_cause": found.reset_cause,
-            "clock_half_ns": self._half_ns(link),
-            "clock_limit_ns": self._limit_ns,
-        }
-        silent = [made.name for i, made in enumerate(lines) if not found.answering >> i & 1]
-        first, name = self.start.first_stream, self.start.name
-        columns = (Column("shunt", "h"), Column("bus", "H"))
-        detail = node | {
-            "configs": [f"{w.config:#06x}" for w in self._wanted()],
-            "silent_at_start": silent,
-            "calibration": records,
-            "sensors": [asdict(s) for s in sensors],
-        }
-        streams = [Stream(first, name, columns, tuple(lines), period_ns, detail)]
-        if o.marker:
-            marker = Line(
-                f"{o.device}.{o.marker}",
-                o.device,
-                QuantityConversion("level", "marker_bits"),
-                Provenance.MEASURED,
-                Accuracy(
-                    centre_ns=self._limit_ns,
-                    origin=f"edges timed by an interrupt of the node, its clock +-{o.clock_limit_us:g} us guaranteed",
-                ),
-                f"level of GP{found.marker_pin} of the node, at each edge and twice a second",
-            )
-            bits = {"bits": {marker.name: {"high": 1}}}
-            columns = (Column("level", "B"), Column("edge", "H"))
-            streams.append(Stream(first + 1, name, columns, (marker,), STATUS_NS, node | bits))
-        streams.append(self._describe_clock(first + len(streams), node))
-        return tuple(streams)
-
-    def _describe_clock(self, number: int, detail: dict[str, object]) -> Stream:
-        bound = Line(
-            f"{self.options.device}.clock_bound",
-            self.options.device,
-            QuantityConversion("bound_ns", "clock_bound_s", 1e-9),
-            Provenance.MEASURED,
-            Accuracy(origin="guaranteed while the clocks drift apart by less than 100 ppm"),
-            "half-width of what is guaranteed of the node's clock against the board's, after each echo",
-        )
-        return Stream(number, self.start.name, (Column("bound_ns", "I"),), (bound,), ECHO_NS, detail)

@@ -120,7 +120,10 @@ class NvmlSource(Source):
         return [block for block in blocks if block]
 
     def health(self) -> dict[str, object]:
-        return {"refused": {quantity.name: quantity.refused for quantity in self._quantities}}
+        return {
+            "refused": {quantity.name: quantity.refused for quantity in self._quantities},
+            "lost_grids": {q.name: q.lost_grids for q in self._quantities if isinstance(q, SampleBuffer)},
+        }
 
     def close(self) -> None:
         if self._started:

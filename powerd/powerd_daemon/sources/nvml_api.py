@@ -99,7 +99,7 @@ class Nvml:
         return int(value.value.uiVal)
 
     def samples(self, handle: Any, newer_than_us: int) -> list[tuple[int, int]]:
-        """Wall-clock microseconds and milliwatts from the driver's buffer."""
+        """Wall-clock microseconds and milliwatts from the driver's buffer; 0 for what is no power."""
         try:
             kind, found = self.call("nvmlDeviceGetSamples", handle, TOTAL_POWER_SAMPLES, newer_than_us)
         except NvmlRefused as error:
@@ -107,7 +107,12 @@ class Nvml:
                 return []
             raise
         read = _UNION[kind] if kind < len(_UNION) else _UNION[1]
-        return [(int(s.timeStamp), int(read(s.sampleValue))) for s in found]
+        return [(int(s.timeStamp), _milliwatts(read(s.sampleValue))) for s in found]
+
+
+def _milliwatts(value: float) -> int:
+    """A value of any type that NVML has, unless it is none that a column of 32 bits can hold."""
+    return int(value) if 0 < value < 1 << 32 else 0
 
 
 _UNION: tuple[Callable[[Any], float], ...] = (

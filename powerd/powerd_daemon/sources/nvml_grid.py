@@ -1,8 +1,9 @@
 """When the driver took its power samples: on a grid, though it stamps many of them late.
 
-On one H200 (driver 580) samples are taken every 20 ms to within 0.1 ms, over minutes. Four in five are stamped at once,
-the others up to 15 ms later, and one in a thousand by more than a period. That their values belong to the grid and not
-to their stamps was seen with loads that were switched at known times (`benchmarks/bench_folding_gpu.py`).
+On two H200 (driver 580) samples are taken every 20 ms to within 0.1 ms, over minutes. Four in five are stamped at once
+on the one and half of them on the other, the rest up to 15 ms later, and one in a thousand by more than a period; up to
+one moment in thirty has no sample. That the values belong to the grid and not to their stamps was seen with loads that
+were switched at known times (`benchmarks/bench_folding_gpu.py`).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ EARLY_NS = 1_000_000
 """None is stamped before its moment by more than this: then the grid is not where it was taken to be."""
 LEARNT = 25
 """Samples from which a grid is learnt, half a second,"""
-SHARE = 0.5
-"""of which so many must have been stamped at once,"""
-OFF = 0.25
+SHARE = 0.25
+"""of which so many must have been stamped at once (of fifty in a row 30 to 80 % were, on the worse of two H200),"""
+OFF = 0.2
 """and whose distance, the median, is a period to within this share: a driver that samples every 10, 30 or 50 ms stamps
 half of its samples at moments of this grid, too."""
 FOLLOWED = 50
@@ -31,6 +32,11 @@ WAITED = 5
 """Samples from a moment without one on after which it is believed that there was none."""
 GIVEN_UP = 12
 """Samples of which none was stamped at once: they are not of the grid."""
+LATE_PERIODS = 2
+"""No sample is stamped later than this many periods after its moment."""
+SLOW = 1.2
+"""`FOLLOWED` samples that are farther apart than this many periods, on average, are taken at another pace: where up to
+one moment in thirty has no sample, it was 1.11 at most in 150 s."""
 
 
 class SampleGrid:
@@ -49,6 +55,10 @@ class SampleGrid:
         """Stamps less whole periods since ``_origin_ns``, of the latest samples,"""
         self._sorted: list[int] = []
         """in order of size."""
+        self._latest: deque[int] = deque(maxlen=FOLLOWED)
+        """Stamps of the latest samples that have got their moments."""
+        self._since_again = 0
+        """Samples since one that seemed to come again."""
 
     @property
     def is_known(self) -> bool:
@@ -62,6 +72,8 @@ class SampleGrid:
             return False
         if abs(median(b - a for a, b in pairwise(latest)) - PERIOD_NS) > OFF * PERIOD_NS:
             return False
+        if latest[-1] - latest[0] < (len(latest) - 1) * PERIOD_NS - 3 * PERIOD_NS // 2:
+            return False  # more samples than moments: some of them are from a time of another pace
         phases = sorted((t - latest[0]) % PERIOD_NS for t in latest)
         around = phases + [p + PERIOD_NS for p in phases]
         counts = [bisect_left(around, p + ON_TIME_NS) - i for i, p in enumerate(phases)]
@@ -69,9 +81,20 @@ class SampleGrid:
             return False
         self._origin_ns = latest[0] + phases[counts.index(max(counts))] - PERIOD_NS
         self._base_ns = 0
-        for t in latest:
-            self._follow(t, self._raw_number(t))
+        # All numbers before the base follows any of them: after the first few samples alone it may stand at late ones.
+        for t, number in [(t, self._raw_number(t)) for t in latest]:
+            self._follow(t, number)
+        self._since_again = FOLLOWED
         return True
+
+    def learn_again(self, stamps_ns: Sequence[int]) -> list[int | None]:
+        """Learn from samples without moments; then as `moments`, None also for the older ones, which may be of a time
+        of another pace. Nothing is told where there is still no grid."""
+        if not self.learn(stamps_ns) or _is_slow(stamps_ns[-FOLLOWED:][:LEARNT]):
+            self._forget()
+            return []
+        older = max(len(stamps_ns) - LEARNT, 0)
+        return [*[None] * older, *self.moments(stamps_ns[older:])]
 
     def moments(self, stamps_ns: Sequence[int]) -> list[int | None]:
         """The moments of the first of these samples, in order; None for one that has got its moment before.
@@ -79,28 +102,47 @@ class SampleGrid:
         The last few may be told only with later ones: a sample counts for what it seems when one that was stamped at
         once has come (itself or a later one), and after a moment that seems to have none, when `WAITED` more have come;
         for a sample that is a period late looks like the next one, until that comes as well. Where `GIVEN_UP` samples
-        tell nothing, `is_known` becomes false.
+        tell nothing, or the samples cannot be one for each moment, `is_known` becomes false and nothing is told.
         """
         if self._base_ns is None or not stamps_ns:
             return []
-        numbers = [self._raw_number(t) for t in stamps_ns]
-        at_once = [i for i, t in enumerate(stamps_ns) if t - self._moment(numbers[i]) <= ON_TIME_NS]
+        raw = [self._raw_number(t) for t in stamps_ns]
+        at_once = [i for i, t in enumerate(stamps_ns) if t - self._moment(raw[i]) <= ON_TIME_NS]
+        numbers = raw.copy()
         for i in range(len(numbers) - 2, -1, -1):
             numbers[i] = min(numbers[i], numbers[i + 1] - 1)
         before = numbers[0] - 1 if self._number is None else self._number
-        left_out = max((i for i, (a, b) in enumerate(pairwise([before, *numbers])) if b - a > 1), default=-1)
-        told = at_once[-1] + 1 if at_once else 0
-        if left_out >= 0 and len(numbers) - left_out <= WAITED:
-            told = min(told, left_out)
-        if not told and len(numbers) >= GIVEN_UP:
+        told = self._ripe(numbers, at_once, before)
+        again = sum(number <= before for number in numbers[:told])
+        if (
+            (not told and len(numbers) >= GIVEN_UP)
+            or any(a - b > LATE_PERIODS for a, b in zip(raw, numbers, strict=True))
+            or any(b <= before < a for a, b in zip(raw, numbers, strict=True))
+            or (again and not self._may_come_again(again, at_once))
+            or _is_slow([*self._latest, *stamps_ns][-FOLLOWED:])
+        ):
             self._forget()
+            return []
         found: list[int | None] = []
         for t, number in zip(stamps_ns[:told], numbers, strict=False):
             self._follow(t, number)
             found.append(self._moment(number) if number > before else None)
         if told:
             self._number = max(before, numbers[told - 1])
+        self._since_again = told - again if again else self._since_again + told
         return found
+
+    @staticmethod
+    def _ripe(numbers: Sequence[int], at_once: Sequence[int], before: int) -> int:
+        """How many of the first samples count for what they seem."""
+        holes = (i for i, (a, b) in enumerate(pairwise([before, *numbers])) if b - a > 1 and len(numbers) - i <= WAITED)
+        hole = next(holes, len(numbers))
+        return min(at_once[-1] + 1, hole) if at_once else 0
+
+    def _may_come_again(self, count: int, at_once: Sequence[int]) -> bool:
+        """Whether the first samples may be the last one once more, under another stamp: once in a while, and with the
+        next one at its moment. More often, there are more samples than moments."""
+        return count == 1 and self._since_again >= FOLLOWED and 1 in at_once
 
     def _raw_number(self, t_ns: int) -> int:
         """Of the last moment before a stamp."""
@@ -113,6 +155,7 @@ class SampleGrid:
     def _follow(self, t_ns: int, number: int) -> None:
         if len(self._phases) == FOLLOWED:
             self._sorted.pop(bisect_left(self._sorted, self._phases[0]))
+        self._latest.append(t_ns)
         phase = t_ns - self._origin_ns - number * PERIOD_NS
         self._phases.append(phase)
         insort(self._sorted, phase)
@@ -122,4 +165,12 @@ class SampleGrid:
     def _forget(self) -> None:
         self._phases.clear()
         self._sorted.clear()
+        self._latest.clear()
         self._base_ns = self._number = None
+
+
+def _is_slow(stamps_ns: Sequence[int]) -> bool:
+    """Whether so many samples are too far apart for the grid. A driver that takes them more quickly has more than one
+    for a moment, which shows at once."""
+    count = len(stamps_ns) - 1
+    return count >= LEARNT - 1 and stamps_ns[-1] - stamps_ns[0] > SLOW * count * PERIOD_NS

@@ -10,6 +10,7 @@ from powerd_daemon.sources.nvml_api import (
     ARCH_AMPERE,
     ARCH_HOPPER,
     FI_DEV_POWER_INSTANT,
+    NOT_SUPPORTED,
     Nvml,
     NvmlRefused,
 )
@@ -50,9 +51,9 @@ class InstantPower(Quantity):
             return int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle))
 
         try:
-            field()
+            some_power(field())
         except NvmlRefused:
-            usage()
+            some_power(usage())
             return usage, False
         return field, True
 
@@ -96,7 +97,7 @@ class InstantPower(Quantity):
     def poll(self) -> None:
         now_ns = self.clock.now_ns()
         try:
-            value = self._read()
+            value = some_power(self._read())
         except NvmlRefused:
             self.refused += 1
             if now_ns - max(self._polled_ns, self._renewed_ns) >= UPDATE_NS:
@@ -120,3 +121,11 @@ class InstantPower(Quantity):
         """Nobody knows any more how old the value is that comes next."""
         self._value, self._renewed_ns = None, now_ns
         self.append(now_ns - self._age_ns, 0, flag)
+
+
+def some_power(value_mw: int) -> int:
+    """The value, unless it is 0: a GPU that can be asked takes some power, so NVML does not know it. Raises
+    `NvmlRefused`."""
+    if not value_mw:
+        raise NvmlRefused(NOT_SUPPORTED, "NVML tells 0 W")
+    return value_mw

@@ -21,7 +21,9 @@ class SampleBuffer(Quantity):
     Samples are known again by their stamps on the board's clock, which no setting of the wall clock moves: closer than
     `SAME_NS` they are the same one, for the driver moves the stamps a little; equal values are not. Each gets the
     moment at which it was taken (`SampleGrid`). A read that fails or is left out loses nothing, for the buffer goes
-    back two seconds; only `SILENCE_NS` without a sample are flagged, at the beginning of the silence.
+    back two seconds; only `SILENCE_NS` without a sample are flagged, at the beginning of the silence. So is all time in
+    which the driver takes its samples at another pace than the grid's (``lost_grids`` counts that): when these were
+    taken is not known to what the line's accuracy says.
 
     The centre of what a sample shows was found 16.0 to 17.3 ms before its moment, on one H200.
     """
@@ -48,6 +50,8 @@ class SampleBuffer(Quantity):
         self._grid = SampleGrid()
         taken = [t_us * 1000 - self.stamps.ahead_ns for t_us, _ in _since_step_back(found)]
         self._is_on_grid = self._fitted and self._grid.learn(taken)
+        self.lost_grids = 0
+        self._is_between_grids = False
         self._age_ns = 0 if not self._fitted else 16_500_000 if self._is_on_grid else 16_500_000 + HALF_LATE_NS
 
     @property
@@ -107,10 +111,14 @@ class SampleBuffer(Quantity):
         new = self._new(found, now_ns)
         for (stamp_ns, value), t_ns in zip(new, self._moments([t for t, _ in new]), strict=False):
             self._seen_ns = stamp_ns
+            if t_ns is None and self._is_between_grids:
+                # It may be of another pace, and then nobody knows its moment.
+                self.append(stamp_ns - self._age_ns, 0, Flag.MISSING)
             if t_ns is not None:
                 self._heard_ns = now_ns
                 self._widest_ns = max(self._widest_ns, self.stamps.half_ns)
-                self.append(t_ns - self._age_ns, value)
+                # A GPU that can be asked takes some power: 0 is what a driver says that does not know.
+                self.append(t_ns - self._age_ns, value, 0 if value else Flag.MISSING)
         if now_ns - self._heard_ns >= self.SILENCE_NS:
             self._heard_ns = now_ns
             self.append(max(self._last_ns + 1, now_ns - self._age_ns - self.SILENCE_NS), 0, flag)
@@ -129,10 +137,14 @@ class SampleBuffer(Quantity):
         """When the first of these samples were taken. The rest stays in the driver's buffer for the next look."""
         if not self._is_on_grid:
             return stamps_ns
-        found = self._grid.moments(stamps_ns)
-        if not self._grid.is_known and self._grid.learn(stamps_ns):
+        if self._grid.is_known:
+            self._is_between_grids = False
             found = self._grid.moments(stamps_ns)
-        return found
+            if self._grid.is_known:
+                return found
+            self.lost_grids += 1
+        self._is_between_grids = True
+        return self._grid.learn_again(stamps_ns)
 
     def take_bound_ns(self) -> int:
         """How far the times of the samples since the last call may be off by their stamps, at most, and of those that

@@ -13,7 +13,7 @@ from powerd_daemon.sources.nvml_api import (
     SCOPE_MODULE,
     NvmlRefused,
 )
-from powerd_daemon.sources.nvml_instant import InstantPower
+from powerd_daemon.sources.nvml_instant import InstantPower, some_power
 
 
 class ScopePower(InstantPower):
@@ -29,11 +29,10 @@ class ScopePower(InstantPower):
         for field in (FI_DEV_POWER_INSTANT, FI_DEV_POWER_AVERAGE):
             read = reader(field)
             try:
-                value = read()
+                some_power(read())
             except NvmlRefused:
                 continue
-            if value:
-                return read, field == FI_DEV_POWER_INSTANT
+            return read, field == FI_DEV_POWER_INSTANT
         raise NvmlRefused(NOT_SUPPORTED, f"NVML tells no power of the {self.what}")
 
     @property

@@ -46,19 +46,23 @@ def find_zones(root: Path = POWERCAP) -> tuple[Zone, ...]:
     """
     zones: dict[str, Zone] = {}
     packages: dict[str, int] = {}
-    names = sorted((p.name for p in root.iterdir()) if root.is_dir() else (), key=_order)
+    try:
+        names = sorted((p.name for p in root.iterdir()) if root.is_dir() else (), key=_order)
+    except OSError as error:
+        raise SensorError(f"{root} cannot be read: {error.strerror}") from error
     for name in names:
         match = _ZONE.fullmatch(name)
         if match is None:
             continue
         directory = root / name
         kind, _, number = _text(directory / "name").partition("-")
-        range_uj = int(_text(directory / "max_energy_range_uj") or 0)
+        digits = _text(directory / "max_energy_range_uj")
+        range_uj = int(digits) if digits.isascii() and digits.isdigit() else 0
         top = match[1]
         if match[2] is None and kind == "package":
             # package-0, or package-0-die-1 where a package has several dies that count apart.
-            digits = re.findall(r"\d+", number)
-            package = int(digits[0]) if digits else int(top)
+            numbers = re.findall(r"\d+", number)
+            package = int(numbers[0]) if numbers else int(top)
             if package in packages.values():
                 package = max(packages.values()) + 1
             packages[top] = package

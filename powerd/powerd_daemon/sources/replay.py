@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Block, Device, Gap, Stream
+from powerd_daemon.config import STREAMS_PER_SOURCE
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.replay_journal import Contents, find_journal, read_events, survey
 
@@ -57,8 +58,9 @@ class ReplaySource(Source):
         self._path = find_journal(self._path)
         self._contents = contents = survey(self._path)
         o, first = self.options, self.start.first_stream
-        if len(contents.streams) > 256:
-            raise SensorError(f"journal {self._path} has {len(contents.streams)} streams: 256 can be replayed")
+        if len(contents.streams) > STREAMS_PER_SOURCE:
+            most = STREAMS_PER_SOURCE
+            raise SensorError(f"journal {self._path} has {len(contents.streams)} streams: {most} can be replayed")
         self._streams = tuple(
             replace(
                 stream,

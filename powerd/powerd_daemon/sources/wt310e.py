@@ -22,7 +22,7 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_daemon.meter import wt310
-from powerd_daemon.meter.link import OpenLink, open_link
+from powerd_daemon.meter.link import OpenLink, is_usbtmc, open_link
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.wt310e_session import Session
 
@@ -87,7 +87,7 @@ class Wt310eOptions:
 
     @property
     def is_usb(self) -> bool:
-        return self.port.rpartition("/")[2].startswith("usbtmc")
+        return is_usbtmc(self.port)
 
 
 class Wt310eSource(Source):

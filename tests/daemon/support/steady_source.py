@@ -79,6 +79,10 @@ class SteadySource(Source):
         block = self._builder.take()
         return [] if block is None else [block]
 
+    def close(self) -> None:
+        if self.options.script is not None:
+            self.options.script.with_suffix(".closed").touch()
+
 
 @dataclass(frozen=True)
 class ReadyOptions:
