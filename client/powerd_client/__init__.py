@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
-from powerd_client.meter import Meter, Phase
+from powerd_client.meter import Meter
+from powerd_client.phase import Phase
 
 if TYPE_CHECKING:
     from powerd_client.runfile import open_run

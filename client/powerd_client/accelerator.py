@@ -10,10 +10,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from powerd_client.device import DeviceTimer
 from powerd_client.devicetimes import DEVICE
+from powerd_client.framefile import FrameFile
 from powerd_client.markwriter import MarkWriter
+from powerd_client.telling import tell
 from powerd_core.errors import ConfigError
 
 HOST: Final = "host"
@@ -104,3 +108,28 @@ class Synchronized:
             except Exception as error:  # noqa: BLE001  (the training's next call will raise it too)
                 self._writer.disable(f"synchronize() failed: {error}")
         self._writer.mark(code, thread)
+
+
+def begin_timing(
+    choice: Timing, writer: MarkWriter, journal: Path, *, speaks: bool
+) -> tuple[Callable[..., None], DeviceTimer | None, str]:
+    """What writes a mark, the timer of a GPU if there is one, and the timing's name in the run; it never raises.
+
+    ``speaks``: this process tells the user what is worth telling.
+    """
+    mark, timer, name = writer.mark, None, choice.name
+    if choice.synchronize is not None:
+        mark = Synchronized(choice.synchronize, writer)
+    elif choice.torch is not None:
+        try:
+            timer = DeviceTimer(writer, FrameFile(journal, writer.token), choice.torch)
+        except (OSError, RuntimeError) as error:  # a file or a thread that cannot be made
+            name = HOST
+            writer.note(f"phases are timed by the host: {error}", "warning")
+        else:
+            mark = timer.mark
+    if choice.said:
+        writer.note(choice.said, "info")
+        if speaks and not choice.was_asked_for:
+            tell(f"{choice.said}; Meter(device='host') would not wait")
+    return mark, timer, name

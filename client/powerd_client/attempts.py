@@ -1,7 +1,8 @@
-"""How often, and after which pause, something that died is started again."""
+"""How something died, and how often and after which pause it is started again."""
 
 from __future__ import annotations
 
+import signal
 from collections import deque
 
 PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0)
@@ -23,3 +24,13 @@ class Attempts:
         pause = PAUSES_S[len(self._times)]
         self._times.append(now_s)
         return pause
+
+
+def manner_of_death(status: int) -> str:
+    """``died (SIGKILL)`` or ``failed (status 3)``, from an exit status in which a signal is negative."""
+    if status >= 0:
+        return f"failed (status {status})"
+    try:
+        return f"died ({signal.Signals(-status).name})"
+    except ValueError:
+        return f"died (signal {-status})"

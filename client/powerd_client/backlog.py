@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from powerd_client.journal import JournalWriter
+from powerd_client.journalfile import JournalWriter
 from powerd_core.marks import Marks
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Gap
 from powerd_core.wire import Event, decode, encode

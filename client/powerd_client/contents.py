@@ -11,10 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from powerd_client import journal as journals
 from powerd_client.devicetimes import DeviceTimes
 from powerd_client.fileshape import FARTHEST_NS
 from powerd_client.frames import StreamFrames
+from powerd_client.journal import has_begun
+from powerd_client.journalfile import check_version, read_events
+from powerd_client.tails import FrameTail, MarkTail
 from powerd_core.document import read_description
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.framereader import Garbage
@@ -69,11 +71,13 @@ def read_contents(
     """
     contents = Contents()
     file = journal / "journal.bin"
-    if not file.exists():
-        raise RunFileError(f"{journal} holds no journal.bin: it is not a recording, or it ended before it began")
-    journals.check_version(file)
+    if not has_begun(journal):
+        raise RunFileError(
+            f"{journal} holds nothing of a run: no recording, or one that ended before it began and can be deleted"
+        )
+    check_version(file)
     total = max(1, file.stat().st_size)
-    for number, (event, at, size) in enumerate(journals.read_events(file)):
+    for number, (event, at, size) in enumerate(read_events(file)):
         _take(contents, event, at, size)
         contents.size = at + size
         if number % _PROGRESS_EVENTS == 0:
@@ -92,7 +96,8 @@ def read_contents(
 
 def _take_marks(contents: Contents, journal: Path) -> None:
     try:
-        names, marks = journals.MarkTail(journal, consume=False).read(final=True)
+        names, marks = MarkTail(journal, consume=False).read(final=True)
+        frames = FrameTail(journal, consume=False).read()
     except OSError as error:
         raise RunFileError(f"cannot read the marks in {journal}: {error.strerror}") from error
     except (TypeError, ValueError) as error:
@@ -102,7 +107,7 @@ def _take_marks(contents: Contents, journal: Path) -> None:
         _take(contents, Message("phase-names", document), 0, 0)
     for piece in marks:
         _take(contents, piece, 0, 0)
-    for event, _ in journals.FrameTail(journal, consume=False).read():
+    for event, _ in frames:
         _take(contents, event, 0, 0)
 
 

@@ -210,3 +210,4 @@ class DeviceTimer:
         self._working = False
         self.unresolved += len(self._pending)
         self._pending.clear()
+        self._file.close()

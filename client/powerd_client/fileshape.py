@@ -1,8 +1,8 @@
-"""What may be inside a file that calls itself a run, checked before anything of it is read.
+"""What may be inside a file that calls itself a run, checked before anything of it is read, and values out of it.
 
 A run file is data from somewhere. It must not make us read other files (links, external storage, virtual datasets),
-load code (filters beyond the two that are used), or fill the memory (shapes that claim more than is stored, chunks of
-gigabytes). What is left are plain tables of numbers and texts in their places.
+load code (filters beyond the three that are used), or fill the memory (shapes that claim more than is stored, chunks of
+gigabytes). What is left are plain tables of numbers and texts; `powerd_client.filetables` says which.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from numpy.typing import NDArray
 
 TIMES = ("t_board_ns", "t_ns", "flags")
 """Columns that every line has beside its raw codes."""
-GROUPS = ("lines", "devices", "phases", "clocks", "gaps", "messages")
-"""What a run file has at its root; `processes` and `parts` came later or may be missing."""
 FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
 FARTHEST_NS = 1 << 61
 """No clock reads that far from 0 (73 years)."""
@@ -32,52 +30,10 @@ _MAX_ELEMENTS = 4096
 _MAX_TEXT_BYTES = 1 << 30
 _TEXT_ROWS = 256
 
-# The tables by their place: one kind of value ("i" integer, "f" float, "S" text) and columns side by side.
-_TABLES = {
-    "phases": {
-        "begin_ns": ("i", 0),
-        "end_ns": ("i", 0),
-        "kind": ("i", 0),
-        "parent": ("i", 0),
-        "process": ("i", 0),
-        "cut": ("i", 0),
-    },
-    "gaps": {
-        "begin_ns": ("i", 0),
-        "end_ns": ("i", 0),
-        "lost": ("i", 0),
-        "stream": ("S", 0),
-        "lines": ("S", 0),
-        "cause": ("S", 0),
-    },
-    "clock": {"map": ("f", 3), "map_t_board_ns": ("i", 0), "map_piece": ("i", 0)},
-    "line": dict.fromkeys(TIMES, ("i", 0)),
-}
-_LATER = {
-    "gaps": {"numbers": ("i", 0), "clock": ("S", 0)},
-    "phases": {"begin_bound_ns": ("i", 0), "end_bound_ns": ("i", 0)},
-}
-"""Columns that files of earlier releases do not have."""
-TEXTS = ("messages", "processes", "parts", "attributes")
-"""Tables of texts at the root."""
 
-
-def problems(file: h5py.File) -> Iterator[str]:
-    """Everything about the file's inside that is not as it must be, most basic things first."""
-    basic = list(_walk(file, "", 1, set()))
-    yield from basic
-    if basic:
-        return
-    for name in GROUPS:
-        if name not in file:
-            yield f"it has no {name!r}"
-        elif isinstance(file[name], h5py.Dataset) != (name in TEXTS):
-            yield f"{name!r} is not what it should be"
-            return
-    for name in TEXTS:
-        if name in file and (not isinstance(file[name], h5py.Dataset) or not _is(file[name], "S", 0)):
-            yield f"{name!r} is no table of texts"
-    yield from _tables(file)
+def foreign(file: h5py.File) -> Iterator[str]:
+    """Everything in it that must not be read, wherever it is."""
+    yield from _walk(file, "", 1, set())
 
 
 def _walk(group: h5py.Group, path: str, depth: int, seen: set[tuple[int, int]]) -> Iterator[str]:
@@ -153,60 +109,6 @@ def _storage(item: h5py.Dataset, path: str) -> Iterator[str]:
     expected = prod(ceil(n / c) for n, c in zip(item.shape, item.chunks, strict=True))
     if expected > item.id.get_storage_size() or item.id.get_num_chunks() < expected:
         yield f"{path} claims {item.shape[0]} rows, but not all of them are stored"
-
-
-def _tables(file: h5py.File) -> Iterator[str]:
-    for name in ("phases", "gaps"):
-        later = {column: kind for column, kind in _LATER[name].items() if column in file[name]}
-        yield from _table(file[name], f"/{name}", _TABLES[name] | later)
-    if "kinds" not in file["phases"] or not _is(file["phases/kinds"], "S", 0):
-        yield "/phases has no table of kinds"
-    for name, clock in file["clocks"].items():
-        yield from _clock(clock, f"/clocks/{name}")
-    for name, line in file["lines"].items():
-        path = f"/lines/{name}"
-        if not isinstance(line, h5py.Group):
-            yield f"{path} is no group"
-            continue
-        yield from _table(line, path, _TABLES["line"] | dict.fromkeys(line, ("i", 0)))
-        if sum(d.size * d.dtype.itemsize for d in line.values() if isinstance(d, h5py.Dataset)) > memory_bytes():
-            yield f"{path} claims more readings than the memory of this machine can hold"
-    for name, device in file["devices"].items():
-        if not isinstance(device, h5py.Group):
-            yield f"/devices/{name} is no group"
-
-
-def _clock(clock: Any, path: str) -> Iterator[str]:
-    if not isinstance(clock, h5py.Group):
-        yield f"{path} is no group"
-        return
-    yield from _table(clock, path, _TABLES["clock"])
-    besides = {"exchanges": ("i", 4), "piece_rates": ("f", 2), "piece_limits_ns": ("i", 2)}
-    for name, (kind, width) in besides.items():
-        if (name in clock or name == "exchanges") and not _is(clock.get(name), kind, width):
-            yield f"{path}/{name} is missing or of the wrong type"
-
-
-def _table(group: h5py.Group, path: str, columns: dict[str, tuple[str, int]]) -> Iterator[str]:
-    lengths = {}
-    for name, (kind, width) in columns.items():
-        if name not in group:
-            yield f"{path} has no {name!r}"
-        elif not _is(group[name], kind, width):
-            yield f"{path}/{name} is not of the right type"
-        else:
-            lengths[name] = len(group[name])
-    if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        yield f"the columns of {path} differ in length: {said}"
-
-
-def _is(item: Any, kind: str, width: int) -> bool:
-    """Whether that is a column of such values, or ``width`` of them side by side."""
-    if not isinstance(item, h5py.Dataset) or item.shape is None:
-        return False
-    kinds = {"i": "iu", "f": "f", "S": "SO"}[kind]
-    return item.dtype.kind in kinds and (item.ndim == 1 if not width else item.shape[1:] == (width,))
 
 
 def memory_bytes() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -13,7 +14,8 @@ _ALIVE_S = 1.0
 def build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then that it goes on. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
-    from powerd_client.build import build_run, remove_partials
+    from powerd_client.build import build_run
+    from powerd_client.wholefile import remove_partials
 
     done = threading.Event()
     alive = threading.Thread(target=_say_alive, args=(done,), daemon=True)
@@ -43,3 +45,11 @@ def is_built(out: Path, run_id: str) -> bool:
             return bool(file.attrs.get("run_id") == run_id)
     except OSError:
         return False
+
+
+def clear_away(job: Job) -> None:
+    """Remove what such a worker left beside the run file."""
+    from powerd_client.wholefile import remove_partials
+
+    remove_partials(job.out)
+    shutil.rmtree(job.journal, ignore_errors=True)

@@ -44,5 +44,7 @@ class FrameFile:
             raise OSError(f"only {done} of {len(frame)} bytes were written: is the disk full?")
 
     def close(self) -> None:
+        """Again does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
         with contextlib.suppress(OSError):
-            os.close(self._descriptor)
+            os.close(descriptor)

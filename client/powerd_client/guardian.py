@@ -15,7 +15,7 @@ import time
 import traceback
 
 from powerd_client import journal as journals
-from powerd_client.attempts import WINDOW_S, Attempts
+from powerd_client.attempts import WINDOW_S, Attempts, manner_of_death
 from powerd_client.job import Job, Shared, Voice, say
 from powerd_client.local import LocalDaemon, best_source
 from powerd_client.orders import TermFlag, TrainerWatch
@@ -89,7 +89,7 @@ class Guardian:
         return os.waitstatus_to_exitcode(status)
 
     def _try_again(self, status: int) -> bool:
-        died = f"died ({_signal_name(-status)})" if status < 0 else f"failed (status {status})"
+        died = manner_of_death(status)
         pause = self._attempts.pause(time.monotonic())
         if pause is None:
             self._voice.warn(
@@ -150,13 +150,6 @@ class Guardian:
                 os.waitpid(self._worker, 0)
         if self.daemon is not None:
             self.daemon.stop()
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def guard(job: Job) -> int:

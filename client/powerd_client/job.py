@@ -12,9 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.ranks import training_here
+from powerd_core.text import printable
 
 _MAX_TOLD = 50
 """A recorder that has more to say than this says it in the run file only."""
+MAX_TEXT = 500
+"""Characters of one text. Another machine, or the last line of a log, may have said it."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,7 @@ class Voice:
 
     def warn(self, text: str) -> None:
         """Tell it now if possible; the parent hears whether it still has to be told at the end."""
+        text = printable(text, limit=MAX_TEXT)
         self._said += 1
         if self._said <= _MAX_TOLD:
             say(warning=text, told=self._tell(text))

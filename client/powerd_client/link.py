@@ -9,28 +9,23 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 
 import zmq
 
+from powerd_client.connection import Connections
 from powerd_client.earlier import OTHER_BOARD, RING_LOST, Earlier, EarlierEpochs
 from powerd_client.exchanges import Exchanges
 from powerd_client.hostclock import now_ns
-from powerd_client.keys import RefusalWatch, apply_credentials, credentials_for
-from powerd_client.pull import SILENCE_NS, WINDOW, StreamState
+from powerd_client.keys import credentials_for
+from powerd_client.pull import SILENCE_NS, StreamState
 from powerd_core import wire
 from powerd_core.document import read_description
-from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
+from powerd_core.errors import PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.model import Block, ClockExchange, Description, Gap
 
 _DESCRIBE_AGAIN_NS = 100_000_000
-_DEAF_NS = 2_000_000_000
-"""A socket on which nothing has come for so long is connected anew: libzmq gives up for good on a peer that broke the
-protocol, be it that the way damaged a single byte."""
-_QUESTIONS = 8
-"""So many questions may wait for a connection: those of a long cut would all be answered when it is over."""
 
 
 @dataclass(slots=True)
@@ -66,15 +61,7 @@ class BoardLink:
         self._refused = 0
         self.replayed = 0
         """Frames that came late: asked for again, or held back by a cut."""
-        self._credentials = credentials_for(url, keys)
-        self._watches: dict[zmq.Socket[bytes], RefusalWatch] = {}
-        self._heard_ns: dict[zmq.Socket[bytes], int] = {}
-        """When something came last on a socket, or it was connected."""
-        self.control = self._socket(context, url, queue=_QUESTIONS)
-        self.data: zmq.Socket[bytes] | None = None
-        self.clock: zmq.Socket[bytes] | None = None
-        self._context = context
-        self._data_endpoint = self._clock_endpoint = ""
+        self._to = Connections(context, url, credentials_for(url, keys))
         self._described_ns = 0
         self._questions = 0
         """For the description, not answered yet."""
@@ -84,28 +71,22 @@ class BoardLink:
         if memory is not None:
             self.description, self.streams = memory.description, memory.streams
             self.earlier.open, self.earlier.known = memory.earlier, memory.known
-            self._connect(memory.description)
+            self._to.lead_to(memory.description)
 
-    def _socket(
-        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, *, queue: int = 1000
-    ) -> zmq.Socket[bytes]:
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.sndhwm, socket.rcvhwm = queue, 4 * WINDOW
-        socket.maxmsgsize = wire.MAX_PAYLOAD + wire.HEADER_BYTES
-        if endpoint.startswith("tcp:"):
-            socket.heartbeat_ivl, socket.heartbeat_timeout = 200, 600
-            # The kernel's own patience grows during a long cut; the first moment after it shall do.
-            socket.connect_timeout, socket.handshake_ivl = 1000, 2000
-            socket.ipv6 = "[" in endpoint
-            apply_credentials(socket, self._credentials)
-            self._watches[socket] = RefusalWatch(socket, endpoint, self._credentials)
-        try:
-            socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            self._close(socket)
-            raise ConfigError(f"{endpoint!r} is no address of a powerd ({error}): try tcp://HOST:7360") from error
-        return socket
+    @property
+    def control(self) -> zmq.Socket[bytes]:
+        """Questions and their answers: `receive_control` when something has come."""
+        return self._to.control.socket
+
+    @property
+    def data(self) -> zmq.Socket[bytes] | None:
+        """The streams, once it has been described: `receive` when something has come."""
+        return self._to.data.socket if self._to.data is not None else None
+
+    @property
+    def clock(self) -> zmq.Socket[bytes] | None:
+        """Clock exchanges, once it has been described: `late_exchanges` when something has come."""
+        return self._to.clock.socket if self._to.clock is not None else None
 
     def describe(self, timeout_s: float = 3.0, give_up: Callable[[], bool] = lambda: False) -> Description:
         """Ask what the daemon measures, and connect to its streams.
@@ -136,13 +117,13 @@ class BoardLink:
 
     def refusal(self) -> str | None:
         """Why the board refuses this client's keys, and what to do; None when it does not."""
-        return next((reason for watch in self._watches.values() if (reason := watch.reason())), None)
+        return self._to.refusal()
 
     def ask_description(self) -> None:
         """Send a request whose answer `receive_control` will give."""
         self._described_ns = now_ns()
         self._questions += 1
-        self._send(self.control, wire.encode(wire.Message("describe", {"client": self.client})))
+        self._to.control.send(wire.encode(wire.Message("describe", {"client": self.client})))
 
     def receive_control(self) -> Description | None:
         """One message of the control socket: a description (taken over), or something else.
@@ -194,31 +175,8 @@ class BoardLink:
                 state.end, state.asked_ns = None, 0
             self.description = new
             self.earlier.begin(new, live=True)
-        self._connect(new)
+        self._to.lead_to(new)
         return new
-
-    def _connect(self, description: Description) -> None:
-        # The new socket first: an endpoint that cannot be used leaves us those that we have.
-        if (endpoint := self._reachable(description.data_endpoint)) != self._data_endpoint:
-            made = self._socket(self._context, endpoint)
-            if self.data is not None:
-                self._close(self.data)
-            self.data, self._data_endpoint = made, endpoint
-        if (endpoint := self._reachable(description.clock_endpoint)) != self._clock_endpoint:
-            made = self._socket(self._context, endpoint, queue=_QUESTIONS)
-            if self.clock is not None:
-                self._close(self.clock)
-            self.clock, self._clock_endpoint = made, endpoint
-
-    def _reachable(self, endpoint: str) -> str:
-        """An endpoint of the description, with the host at which the control socket answered."""
-        if not endpoint.startswith("tcp://*:"):
-            if self.url.startswith("tcp:"):
-                # A board must not send its clients to other machines, nor to sockets of their own.
-                raise PeerError(f"the powerd at {self.url} names the address {endpoint[:200]!r}: only a port is taken")
-            return endpoint
-        host = self.url.removeprefix("tcp://").rpartition(":")[0]
-        return f"tcp://{host}:{endpoint.rpartition(':')[2]}"
 
     def exchange(self, timeout_ms: int = 3) -> ClockExchange | None:
         """One exchange of four timestamps, or None when the answer does not come at once: see `late_exchanges`."""
@@ -240,48 +198,25 @@ class BoardLink:
 
     def ask(self) -> None:
         """Ask for what is missing wherever it is time to."""
-        for watch in self._watches.values():
-            watch.try_again()
-        if self.description is None or self.data is None:
+        self._to.try_again()
+        if self.description is None:
             return
         now = now_ns()
-        self._renew_deaf(now)
+        slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)
+        self._to.renew_deaf(now, slow_ns, self._exchanges.heard_ns)
         for state in chain(self.streams.values(), self.earlier.states()):
             self._ask_for(state, now)
         if self.earlier.open and self.earlier.question_is_due(now):
-            self._send(self.control, wire.encode(wire.Message("epochs", {"client": self.client})))
-
-    def _renew_deaf(self, now: int) -> None:
-        """Connect anew what seems to be connected to nobody; the control socket, which is mostly silent, with them."""
-        slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)
-        deaf = False
-        for socket, endpoint in ((self.data, self._data_endpoint), (self.clock, self._clock_endpoint)):
-            if socket is None:
-                continue
-            heard_ns = self._heard_ns.setdefault(socket, now)
-            if socket is self.clock:
-                heard_ns = max(heard_ns, self._exchanges.heard_ns)
-            if now - heard_ns > (max(_DEAF_NS, slow_ns) if socket is self.data else _DEAF_NS):
-                self._renew(socket, endpoint, now)
-                deaf = True
-        if deaf:
-            self._renew(self.control, self.url, now)
-
-    def _renew(self, socket: zmq.Socket[bytes], endpoint: str, now: int) -> None:
-        self._heard_ns[socket] = now
-        with suppress(zmq.ZMQError):  # libzmq may have forgotten it already
-            socket.disconnect(endpoint)
-        with suppress(zmq.ZMQError):  # it could be connected once; the next attempt is soon
-            socket.connect(endpoint)
+            self._to.control.send(wire.encode(wire.Message("epochs", {"client": self.client})))
 
     def _ask_for(self, state: StreamState, now: int) -> None:
         if state.epoch in self.earlier.open and state.end is None:
             return  # it is not known yet whether anybody holds it
         want = state.due(now)
-        if want is None or self.data is None:
+        if want is None or self._to.data is None:
             return
         silent = state.is_silent(now)
-        if self._send(self.data, wire.encode(want)):
+        if self._to.data.send(wire.encode(want)):
             state.asked(want, now)
         if silent:
             self._describe_again(now, SILENCE_NS)
@@ -290,23 +225,16 @@ class BoardLink:
         if now - self._described_ns > pause_ns:
             self.ask_description()
 
-    def _send(self, socket: zmq.Socket[bytes], frame: bytes) -> bool:
-        try:
-            socket.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
     def receive(self, limit: int = 256) -> Iterator[tuple[Block | Gap, bytes]]:
         """Whatever has arrived in turn, at most ``limit`` frames, each with its bytes."""
         for _ in range(limit):
-            if self.data is None:
+            if self._to.data is None:
                 return
             try:
-                frame = self.data.recv(zmq.NOBLOCK)
+                frame = self._to.data.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._heard_ns[self.data] = now_ns()
+            self._to.data.heard()
             try:
                 event = wire.decode(frame)
             except WireError:
@@ -342,12 +270,4 @@ class BoardLink:
         return notes
 
     def close(self) -> None:
-        for socket in (self.control, self.data, self.clock):
-            if socket is not None:
-                self._close(socket)
-
-    def _close(self, socket: zmq.Socket[bytes]) -> None:
-        if (watch := self._watches.pop(socket, None)) is not None:
-            watch.close()
-        self._heard_ns.pop(socket, None)
-        socket.close()
+        self._to.close()

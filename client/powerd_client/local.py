@@ -13,11 +13,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from powerd_client.attempts import Attempts
+from powerd_client.attempts import Attempts, manner_of_death
 from powerd_core.errors import PeerError
 
 _FAREWELL_S = 1.0
 """So long a powerd may take to end when the process that started it is gone."""
+_LONGEST_BYTES = 107 - len("/powerd.clock")
+"""Of a directory: a socket's path has 107 bytes at most (unix(7), with the zero at its end 108)."""
 
 
 def best_source(pid: int | None) -> dict[str, object]:
@@ -40,6 +42,21 @@ def best_source(pid: int | None) -> dict[str, object]:
     return model
 
 
+def _toml(value: object) -> str:
+    """A JSON string, number, boolean or list of them is also a TOML value, but for two kinds of characters: TOML has no
+    halves of characters as escapes, and wants one for DEL."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _private_directory() -> Path:
+    """A directory that only this user can enter, with a path short enough for sockets."""
+    directory = Path(tempfile.mkdtemp(prefix="powerd-"))
+    if len(os.fsencode(directory)) > _LONGEST_BYTES:
+        directory.rmdir()
+        directory = Path(tempfile.mkdtemp(prefix="powerd-", dir="/tmp"))
+    return directory
+
+
 class LocalDaemon:
     """A powerd process on a private ipc endpoint, which ends when it is stopped or the process that started it is gone.
 
@@ -47,16 +64,16 @@ class LocalDaemon:
     """
 
     def __init__(self, source: dict[str, object], log: Path) -> None:
-        self._directory = Path(tempfile.mkdtemp(prefix="powerd-"))
+        """Raises `OSError` when there is no place for its socket."""
+        self._directory = _private_directory()
         self.url = f"ipc://{self._directory}/powerd"
         self._log = log
         self._attempts = Attempts()
         self._start_s: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        # A JSON string, number or boolean is also a TOML value.
-        options = "\n".join(f"{key} = {json.dumps(value)}" for key, value in source.items())
+        options = "\n".join(f"{key} = {_toml(value)}" for key, value in source.items())
         (self._directory / "powerd.toml").write_text(
-            f'[server]\nlisten = "{self.url}"\nboard = "local"\n\n[[source]]\n{options}\n'
+            f'[server]\nlisten = "{self.url}"\nboard = "local"\n\n[[source]]\n{options}\n', encoding="utf-8"
         )
 
     def start(self) -> None:
@@ -81,7 +98,7 @@ class LocalDaemon:
         """Raises `PeerError` with the daemon's last words when it has ended."""
         status = self._process.poll() if self._process else None
         if status is not None:
-            raise PeerError(f"the local powerd ended with status {status}: {self._last_words()}")
+            raise PeerError(f"the local powerd {manner_of_death(status)}: {self._last_words()}")
 
     def tend(self) -> str | None:
         """Start again what died, with pauses that grow. What the user should be told, if anything."""
@@ -89,11 +106,13 @@ class LocalDaemon:
         if self._process is not None and (status := self._process.poll()) is not None:
             self._process = None
             pause = self._attempts.pause(now_s)
-            ended = f"the local powerd ended with status {status} ({self._last_words()})"
+            ended = f"the local powerd {manner_of_death(status)}"
+            if status >= 0:  # one that was killed did not say why
+                ended += f": {self._last_words()}"
             if pause is None:
                 return f"{ended}, again and again: it is not started any more, and nothing more is measured"
             self._start_s = now_s + pause
-            return f"{ended}: it is started again; what it had not sent is lost"
+            return f"{ended}; it is started again, and what it had not sent is lost"
         if self._start_s is not None and now_s >= self._start_s:
             try:
                 self.start()

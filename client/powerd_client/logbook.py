@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from powerd_client.backlog import Backlog
 from powerd_client.hostclock import now_ns
-from powerd_client.job import Job, Voice
-from powerd_client.journal import FrameTail, MarkTail
+from powerd_client.job import MAX_TEXT, Job, Voice
 from powerd_client.resume import Past
+from powerd_client.tails import FrameTail, MarkTail
 from powerd_client.wallclock import WallAnchors, anchor_note, take_anchor
 from powerd_core.errors import RunFileError
 from powerd_core.framereader import Garbage
@@ -16,7 +16,6 @@ from powerd_core.wire import Event, Message
 _TAIL_NS = 100_000_000
 _MAX_NOTED = 1000
 """Different texts in one run; a powerd that makes up ever new ones fills neither memory nor the journal with them."""
-_MAX_TEXT = 500
 
 
 class Logbook:
@@ -58,8 +57,8 @@ class Logbook:
         return is_new
 
     def warn(self, text: str) -> None:
-        """As `note_once`, for what the user should know now. Another machine may have said it."""
-        text = printable(text, limit=_MAX_TEXT)
+        """As `note_once`, for what the user should know now."""
+        text = printable(text, limit=MAX_TEXT)
         if self.note_once(text):
             self._voice.warn(text)
 

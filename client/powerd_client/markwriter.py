@@ -9,62 +9,24 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import mmap
 import os
 import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from itertools import count
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
 from types import MappingProxyType
 from typing import Final
 
 from powerd_client.hostclock import now_ns
+from powerd_client.segment import Segment
+from powerd_client.telling import tell
 from powerd_core.marks import RECORD, SEGMENT_RECORDS
 
 _SIZE: Final = RECORD.size
 _pack_into = RECORD.pack_into
-
-
-class _Segment:
-    """One mapped file. ``take()`` gives each caller the next free index, atomically among threads."""
-
-    __slots__ = ("first", "memory", "take")
-
-    def __init__(self, path: Path, records: int, first: int = 0) -> None:
-        self.first = first
-        partial = path.with_suffix(".new")
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            # Blocks are reserved now: a full disk is an error here, not a SIGBUS in the middle of a training step.
-            _reserve(descriptor, records * _SIZE)
-            self.memory = mmap.mmap(
-                descriptor, records * _SIZE, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            )
-            partial.rename(path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                partial.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
-        self.take: Callable[[], int] = count().__next__
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Give the file its blocks. Raises `OSError`."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        if error.errno not in {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}:
-            raise
-        # A file system (or C library) that cannot: zeros that are really written have blocks too.
-        if os.pwrite(descriptor, bytes(size), 0) < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
-        os.fsync(descriptor)
 
 
 class MarkWriter:
@@ -92,19 +54,32 @@ class MarkWriter:
         self._is_closed = self._was_late = False
         self._records = segment_records
         self._base = directory / f"marks-{self.token:016x}"
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        """Taken again by the thread that has it where a signal comes meanwhile whose handler marks a phase too."""
         self._number = 0
         self._kinds: dict[tuple[str, str], int] = {}
         self._names = os.open(f"{self._base}.names", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-        self._describe({"process": self.token, "pid": self._pid, "command": sys.argv, **about})
-        self._segment: _Segment | None = _Segment(self._path(0), segment_records)
-        _watch_forks(self)
+        self._is_torn = False
+        try:
+            self._describe({"process": self.token, "pid": self._pid, "command": sys.argv, **about})
+            self._segment: Segment | None = Segment(self._path(0), segment_records)
+        except BaseException:
+            os.close(self._names)
+            with contextlib.suppress(OSError):  # a process that marks nothing is none of the run's
+                os.unlink(f"{self._base}.names")
+            raise
+        _writers.add(self)
 
     def _path(self, number: int) -> Path:
         return self._base.with_name(f"{self._base.name}-{number:06d}.bin")
 
     def _describe(self, document: Mapping[str, object]) -> None:
-        os.write(self._names, json.dumps(document).encode() + b"\n")
+        # Behind half a line, of a disk that was full, a whole one begins anew.
+        line = b"\n" * self._is_torn + json.dumps(document).encode() + b"\n"
+        done = os.write(self._names, line)
+        self._is_torn = done < len(line)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     @property
     def is_open(self) -> bool:
@@ -130,13 +105,12 @@ class MarkWriter:
         with self._lock:
             number = self._kinds.get(key)
             if number is None:
-                number = len(self._kinds)
+                number = self._kinds[key] = len(self._kinds)
                 try:
                     if self._segment is not None:  # else closed, or forked: nothing will use it
                         self._describe({"kind": number, **document})
                 except OSError as error:
                     self._fail(error)
-                self._kinds[key] = number
             return number
 
     def note(self, text: str, level: str = "warning") -> None:
@@ -181,15 +155,17 @@ class MarkWriter:
             return segment.first + index
         return self._roll(segment, code, t_host_ns, thread)
 
-    def _roll(self, full: _Segment, code: int, t_host_ns: int, thread: int | None) -> int:
+    def _roll(self, full: Segment, code: int, t_host_ns: int, thread: int | None) -> int:
         with self._lock:
             if self._segment is full:
+                number = self._number = self._number + 1
                 try:
-                    number = self._number + 1
-                    self._segment = _Segment(self._path(number), self._records, number * self._records)
-                    self._number += 1
+                    made = Segment(self._path(number), self._records, number * self._records)
                 except OSError as error:
                     self._fail(error)
+                else:
+                    if self._segment is full:  # else a signal's handler was faster: ours stays empty
+                        self._segment = made
         return self.mark_at(code, t_host_ns, thread)
 
     def _drop(self, code: int) -> None:
@@ -197,17 +173,13 @@ class MarkWriter:
         if self._is_closed and code >= 0 and not self._was_late:
             # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
             self._was_late = True
-            with contextlib.suppress(Exception):
-                text = "a phase was begun after the Meter was closed: such phases are in no run"
-                print(f"powerd: {text}", file=sys.stderr, flush=True)
+            tell("a phase was begun after the Meter was closed: such phases are in no run")
 
     def _fail(self, error: OSError) -> None:
         self._segment = None
         if self.failure is None:
             self.failure = f"phases could not be written any more: {error.strerror}"
-            with contextlib.suppress(Exception):  # whatever stands in for stderr
-                print(f"powerd: {self.failure}; the training goes on, its readings too", file=sys.stderr, flush=True)
-                self.told = True
+            self.told = tell(f"{self.failure}; the training goes on, its readings too")
 
     def disable(self, reason: str) -> None:
         """Drop all marks from now on."""
@@ -241,15 +213,12 @@ def _plain(value: object) -> object:
 _writers: weakref.WeakSet[MarkWriter] = weakref.WeakSet()
 
 
-def _watch_forks(writer: MarkWriter) -> None:
-    """A forked child (a data loader's worker) shares the mapping and must not write into its parent's marks."""
-    if not _writers:
-        os.register_at_fork(after_in_child=_disable_all)
-    _writers.add(writer)
-
-
 def _disable_all() -> None:
+    """A forked child (a data loader's worker) shares the mappings and must not write into its parent's marks."""
     for writer in list(_writers):
         writer.disable("this process was forked from the one that is recorded")
-        writer._lock = threading.Lock()  # a thread that is not in this process may have held it
+        writer._lock = threading.RLock()  # a thread that is not in this process may have held it
     _writers.clear()
+
+
+os.register_at_fork(after_in_child=_disable_all)

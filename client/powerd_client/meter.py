@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
-import sys
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from powerd_client.accelerator import HOST, Synchronized, choose_timing
+from powerd_client.accelerator import begin_timing, choose_timing
 from powerd_client.baseline import BASELINE, check_seconds
 from powerd_client.device import DeviceTimer
-from powerd_client.framefile import FrameFile
 from powerd_client.gpus import devices_here
 from powerd_client.hostclock import now_ns
-from powerd_client.journal import RUN_ENVIRONMENT
 from powerd_client.markwriter import MarkWriter
-from powerd_client.ranks import rank_here
+from powerd_client.membership import Membership, take_part
+from powerd_client.phase import Attribute, Phase
 from powerd_client.recording import Recording
+from powerd_client.telling import tell
 from powerd_client.together import Together
 from powerd_client.watchdata import Loader
 from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
-from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -35,39 +32,7 @@ if TYPE_CHECKING:
     from powerd_client.watch import Watch
     from powerd_client.watchmarks import Marker
 
-P = ParamSpec("P")
-R = TypeVar("R")
 T = TypeVar("T")
-
-Attribute = str | int | float | bool | None
-
-
-class Phase:
-    """A kind of phase: enter and leave it with ``with``, or decorate a function with it.
-
-    It holds no state, so it may nest in itself.
-    """
-
-    __slots__ = ("_begin", "_end", "_mark")
-
-    def __init__(self, mark: Callable[[int], None], kind: int) -> None:
-        self._mark = mark
-        self._begin = kind
-        self._end = ~kind
-
-    def __enter__(self) -> None:
-        self._mark(self._begin)
-
-    def __exit__(self, *_: object) -> None:
-        self._mark(self._end)
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        @functools.wraps(function)
-        def marked(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return marked
 
 
 class Meter:
@@ -126,37 +91,27 @@ class Meter:
         atexit.register(self.close)
 
     def _open(self, urls: list[str], overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
-        joined = os.environ.get(RUN_ENVIRONMENT)
-        rank = rank_here()
-        if rank is not None and not joined:
-            self._together = together = Together(self.out, rank)
-            self.out, directory = together.out, together.journal
-            if together.is_first:
-                # A model of CPU time that follows one rank would know nothing of the others.
-                pid = None if rank.local_world_size > 1 else self._pid
-                self._recording = Recording(
-                    self.out, urls, overwrite=overwrite, trainer_pid=pid, keys=keys, together=together
-                )
-            else:
-                together.join(overwrite=overwrite)
-        elif joined:
-            directory = Path(joined)
-            self.out = directory.with_name(directory.name.removesuffix(".journal"))
-        else:
-            self._end_earlier(overwrite=overwrite)
-            self._recording = Recording(self.out, urls, overwrite=overwrite, trainer_pid=self._pid, keys=keys)
-            directory = self._recording.journal
-            _recording.add(self)
+        part = take_part(
+            self.out, urls, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
+        )
         try:
-            self._writer = MarkWriter(directory, about=rank.about if rank is not None else {})
+            self._begin(part)
+        except BaseException:
+            part.abandon()
+            raise
+        self.out, self._recording, self._together = part.out, part.recording, part.together
+        if part.recording is not None and part.together is None:
+            _recording.add(self)
+
+    def _begin(self, part: Membership) -> None:
+        try:
+            writer = MarkWriter(part.journal, about=part.about)
         except OSError as error:
-            if self._recording is not None:
-                self._recording.abandon()
-            has_gone = self._together is not None and self._recording is None
+            has_gone = part.together is not None and part.recording is None
             kind = PeerError if has_gone else RunFileError  # a recording that rank 0 has ended meanwhile
-            raise kind(f"marks cannot be written under {directory}: {error.strerror}") from error
-        self._mark = self._writer.mark
-        self._begin_timing(self._writer, directory)
+            raise kind(f"marks cannot be written under {part.journal}: {error.strerror}") from error
+        self._mark, self._timer, self._timing = begin_timing(self._choice, writer, part.journal, speaks=part.speaks)
+        self._writer = writer
 
     def _end_earlier(self, *, overwrite: bool) -> None:
         """A notebook's cell that is run again makes a Meter while its first one still records."""
@@ -164,24 +119,7 @@ class Meter:
             if not overwrite:
                 raise RunFileError(f"{self.out} is being recorded by a Meter of this process: close() that first")
             meter.close()
-            print(f"powerd: the Meter that still recorded {printable(str(self.out))} was closed", file=sys.stderr)
-
-    def _begin_timing(self, writer: MarkWriter, directory: Path) -> None:
-        choice = self._choice
-        if choice.synchronize is not None:
-            self._mark = Synchronized(choice.synchronize, writer)
-        elif choice.torch is not None:
-            try:
-                self._timer = DeviceTimer(writer, FrameFile(directory, writer.token), choice.torch)
-            except OSError as error:
-                self._timing = HOST
-                writer.note(f"phases are timed by the host: {error}", "warning")
-            else:
-                self._mark = self._timer.mark
-        if choice.said:
-            writer.note(choice.said, "info")
-            if not choice.was_asked_for and (self._together is None or self._together.is_first):
-                print(f"powerd: {choice.said}; Meter(device='host') would not wait", file=sys.stderr)
+            tell(f"the Meter that still recorded {self.out} was closed")
 
     def phase(self, name: str, **attributes: Attribute) -> Phase:
         """A phase called ``name``, for ``with`` or as a decorator.
@@ -285,30 +223,21 @@ class Meter:
         writer, recording = self._writer, self._recording
         if writer is None or os.getpid() != self._pid:
             return
-        while self._watches:
-            self._watches.pop().remove()
-        self._marker = None
         self._writer = self._recording = None
         _recording.discard(self)
-        if self._timer is not None:
-            self._timer.close()
-            if self._timer.failure:
-                writer.note(self._timer.failure, "warning")
-        self._identify(writer)
         try:
+            while self._watches:
+                self._watches.pop().remove()
+            self._marker = None
+            if self._timer is not None:
+                self._timer.close()
+                if self._timer.failure:
+                    writer.note(self._timer.failure, "warning")
+            self._identify(writer)
             for text in self._together.await_others() if self._together is not None else ():
                 writer.note(text)
         finally:  # an impatient Ctrl-C ends the waiting, not the run
-            self._finish(writer, recording)
-
-    def _finish(self, writer: MarkWriter, recording: Recording | None) -> None:
-        stop_ns = now_ns()
-        writer.close()
-        if recording is not None:
-            dropped = f" ({writer.dropped} marks)" if writer.dropped else ""
-            recording.finish(stop_ns, f"{writer.failure}{dropped}" if writer.failure else None, told=writer.told)
-        elif writer.failure and not writer.told:
-            print(f"powerd: {writer.failure}", file=sys.stderr)
+            _finish(writer, recording)
 
     def __enter__(self) -> Meter:
         return self
@@ -322,6 +251,16 @@ class Meter:
 
 _recording: weakref.WeakSet[Meter] = weakref.WeakSet()
 """Those that record by themselves, and are not closed."""
+
+
+def _finish(writer: MarkWriter, recording: Recording | None) -> None:
+    stop_ns = now_ns()
+    writer.close()
+    if recording is not None:
+        dropped = f" ({writer.dropped} marks)" if writer.dropped else ""
+        recording.finish(stop_ns, f"{writer.failure}{dropped}" if writer.failure else None, told=writer.told)
+    elif writer.failure and not writer.told:
+        tell(writer.failure)
 
 
 def _ignore(code: int, thread: int | None = None) -> None:

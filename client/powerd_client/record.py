@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from powerd_client.baseline import check_seconds, mark_baseline
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT
 from powerd_client.recording import Recording
+from powerd_client.telling import tell
 from powerd_core.errors import ConfigError
 
 
@@ -59,7 +60,7 @@ def record_command(
         _wait(recording, baseline_s)
     recording.finish(now_ns())
     if not quiet:
-        print(f"powerd: {out} is recorded; see it with: joules tables {out}", file=sys.stderr)
+        tell(f"{out} is recorded; see it with: joules tables {shlex.quote(str(out))}")
     return status if status >= 0 else 128 - status
 
 
@@ -92,4 +93,4 @@ def _wait(recording: Recording, baseline_s: float | None) -> None:
     try:
         mark_baseline(recording.journal, baseline_s)
     except OSError as error:
-        print(f"powerd: no baseline was measured: {error.strerror}", file=sys.stderr)
+        tell(f"no baseline was measured: {error.strerror}")

@@ -1,17 +1,13 @@
-"""A recorder process as its parent sees it: start it, hear from it, end it."""
+"""A recording as the process sees it that began it: from its start to the run file."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import os
 import platform
 import secrets
-import select
 import shutil
-import signal
-import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -19,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client import journal as journals
+from powerd_client.recorderprocess import RecorderProcess
 from powerd_client.release import release
+from powerd_client.telling import end_progress, show_progress, tell
 from powerd_client.together import Together
 from powerd_core.errors import PeerError, PeerTimeout, PowerdError
-from powerd_core.text import printable
 
 _START_TIMEOUT_S = 30.0
 _QUIET_S = 2.0
@@ -68,24 +65,16 @@ class Recording:
         """What is yet to be told when the run closes."""
         self.pid = 0
         """Process id of the recorder's worker, as far as it was heard of; see `listen`."""
+        self._recorder: RecorderProcess | None = None
         self.journal = journals.prepare(self.out, overwrite=overwrite)
         told = _own_stderr()
         try:
             if together is not None:
                 together.announce(ready=False)
-            stderr = (self.journal / "recorder.log").open("ab")
-            with stderr:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "powerd_client.recorder"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=stderr,
-                    env=os.environ | ({journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}),
-                    pass_fds=() if told is None else (told,),
-                    start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
-                )
-            self._heard = b""
-            self._tell(
+            own = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
+            log, inherited = self.journal / "recorder.log", () if told is None else (told,)
+            self._recorder = RecorderProcess(log, os.environ | own, inherited)
+            self._recorder.tell(
                 {
                     "out": str(self.out),
                     "journal": str(self.journal),
@@ -117,30 +106,18 @@ class Recording:
                 os.close(told)
 
     @property
+    def _process(self) -> RecorderProcess:
+        assert self._recorder is not None, "a recording without a recorder is never handed out"
+        return self._recorder
+
+    @property
     def guardian_pid(self) -> int:
         """Process id of the recorder's guardian."""
         return self._process.pid
 
-    def _tell(self, document: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(document).encode() + b"\n")
-        self._process.stdin.flush()
-
-    def _hear(self, timeout_s: float) -> list[dict[str, Any]] | None:
-        """What the recorder said within the time, None when it has said its last."""
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        if not select.select([descriptor], [], [], timeout_s)[0]:
-            return []
-        data = os.read(descriptor, 65536)
-        if not data:
-            return None
-        *lines, self._heard = (self._heard + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
     def listen(self, timeout_s: float = 0.0) -> list[dict[str, Any]] | None:
-        """As `_hear`, with warnings and process ids taken out of it."""
-        messages = self._hear(timeout_s)
+        """As `RecorderProcess.hear`, with warnings and process ids taken out of it."""
+        messages = self._process.hear(timeout_s)
         for message in messages or []:
             self.pid = message.get("pid", self.pid)
             if "warning" in message and not message.get("told"):
@@ -166,31 +143,12 @@ class Recording:
 
     def abandon(self) -> None:
         """Stop the recorder at once and remove the journal: a recording that never began."""
-        if hasattr(self, "_process"):
+        if self._recorder is not None:
             with contextlib.suppress(OSError):  # it may have ended already
-                self._tell({"abandon": True})
-            self._end_process()
-            self._close_pipes()
+                self._recorder.tell({"abandon": True})
+            self._recorder.end()
+            self._recorder.close_pipes()
         shutil.rmtree(self.journal, ignore_errors=True)
-
-    def _end_process(self) -> None:
-        """Wait for the recorder's end; then ask for it, then make it."""
-        for stop in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(3)
-            except subprocess.TimeoutExpired:
-                stop()
-        self._process.wait()
-        with contextlib.suppress(OSError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # a worker that has lost its guardian
-
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except OSError:
-                    continue
 
     def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> None:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
@@ -203,7 +161,12 @@ class Recording:
         self._tell_all([*last_words, {"stop_ns": stop_ns}])
         if failure and not told:
             self.warnings.append(failure)
-        ended = self._await_end([*last_words, {"stop_ns": stop_ns}])
+        try:
+            ended = self._await_end([*last_words, {"stop_ns": stop_ns}])
+        except KeyboardInterrupt:
+            self._process.close_pipes()
+            tell(f"the recorder (process {self.pid}) goes on by itself, and writes {self.out}")
+            raise
         if ended is None:
             self.warnings.append(
                 f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
@@ -211,16 +174,16 @@ class Recording:
             )
         else:
             self._process.wait()
-        self._close_pipes()
+        self._process.close_pipes()
         if ended is False:
             self._build()
         for text in dict.fromkeys(self.warnings):
-            print(f"powerd: {printable(text)}", file=sys.stderr)
+            tell(text)
 
     def _tell_all(self, documents: list[dict[str, Any]]) -> None:
         with contextlib.suppress(OSError):  # it died: to listen will tell
             for document in documents:
-                self._tell(document)
+                self._process.tell(document)
 
     def _await_end(self, last_words: list[dict[str, Any]]) -> bool | None:
         """Whether the recorder ended in order; None when it neither ends nor says anything."""
@@ -245,29 +208,26 @@ class Recording:
                     return None
                 if now - heard > _WAITS_S and not waiting:
                     waiting = True
-                    text = f"waiting for the recorder (process {self.pid}), which does not answer"
-                    print(f"powerd: {text}, for {_GIVE_UP_S:g} s", file=sys.stderr, flush=True)
+                    tell(f"waiting for the recorder (process {self.pid}), which does not answer, for {_GIVE_UP_S:g} s")
         finally:
             if shown:
-                print(file=sys.stderr)
+                end_progress()
 
     def _build(self) -> None:
         """The recorder's work, from what it left."""
         from powerd_client.runfile import rebuild
 
-        status = self._process.returncode
-        self.warnings.append(f"the recorder died (status {status}); what it had is in {self.out}")
+        self.warnings.append(f"the recorder died (status {self._process.status}); what it had is in {self.out}")
         try:
             rebuild(self.out, overwrite=self.overwrite)
         except (PowerdError, OSError) as error:
             self.warnings[-1] = f"the recorder died, and {error}"
 
     def _show(self, message: dict[str, Any], started: float) -> bool:
-        """Progress, from the third second on and only where somebody looks. Returns whether something was printed."""
-        if "progress" in message and time.monotonic() - started > _QUIET_S and sys.stderr.isatty():
-            print(f"\rpowerd: writing {self.out.name}: {message['progress']:4.0%}", end="", file=sys.stderr, flush=True)
-            return True
-        return False
+        """Progress, from the third second on. Returns whether something was printed."""
+        if "progress" not in message or time.monotonic() - started <= _QUIET_S:
+            return False
+        return show_progress(f"writing {self.out.name}: {message['progress']:4.0%}")
 
 
 def _own_stderr() -> int | None:

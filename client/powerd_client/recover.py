@@ -11,12 +11,14 @@ import h5py
 import numpy as np
 
 from powerd_client import journal as journals
-from powerd_client.build import whole_file, write_run
+from powerd_client.build import write_run
 from powerd_client.contents import Contents, read_contents
 from powerd_client.fileshape import read_objects
 from powerd_client.frames import StreamFrames
 from powerd_client.recover_file import FileRecovery
+from powerd_client.replaceable import check_replaceable
 from powerd_client.runfile import open_run, reading
+from powerd_client.wholefile import whole_file
 from powerd_core.errors import RunFileError
 from powerd_core.model import BAD, Description, Stream
 from powerd_core.wire import HEADER_BYTES
@@ -51,8 +53,7 @@ def recover(
     target = Path(out) if out is not None else run.with_name(f"{run.stem}.recovered{run.suffix or '.h5'}")
     if target.absolute() == run.absolute() or (target.exists() and target.samefile(source)):
         raise RunFileError(f"{target} is the run that is to be recovered: write to another file with -o")
-    if target.is_dir():
-        raise RunFileError(f"{target} is a directory: give the name of a file with -o")
+    check_replaceable(target)
     if target.exists() and not overwrite:
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
     lost: list[str] = []
@@ -78,7 +79,7 @@ def _source(path: Path) -> tuple[Path, Path]:
     if path.is_dir():
         if not (path / "journal.bin").exists():
             raise RunFileError(f"{path} is a directory, but no journal: it holds no journal.bin")
-        run = path.with_name(path.name.removesuffix(".journal"))
+        run = journals.run_of(path)
         journal = path
     else:
         run, journal = path, journals.journal_path(path)

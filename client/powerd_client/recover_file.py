@@ -12,7 +12,8 @@ import h5py
 
 from powerd_client import recover_rows
 from powerd_client.datasets import DIGEST, digest, own_name, write_documents
-from powerd_client.fileshape import FARTHEST_NS, GROUPS, TEXTS, read_json, texts_of
+from powerd_client.fileshape import FARTHEST_NS, read_json, texts_of
+from powerd_client.filetables import GROUPS, TEXTS
 from powerd_client.findings import LEVELS
 from powerd_client.recover_clocks import recover_clocks
 from powerd_client.recover_gaps import agrees, recover_gaps, recover_parts

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.earlier import Earlier
-from powerd_client.journal import Copied, check_version, read_events
+from powerd_client.journalfile import check_version, read_events
 from powerd_client.link import LinkMemory
 from powerd_client.pull import StreamState
+from powerd_client.tails import Copied
 from powerd_core.document import read_description
 from powerd_core.errors import WireError
 from powerd_core.framereader import Garbage

@@ -11,10 +11,11 @@ from typing import Any
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client.build import Progress, build_run, remove_partials
-from powerd_client.fileshape import problems
+from powerd_client.build import Progress, build_run
+from powerd_client.filetables import problems
 from powerd_client.heaps import endless_heaps
 from powerd_client.tables import FORMAT, FORMAT_VERSION
+from powerd_client.wholefile import remove_partials
 from powerd_core.errors import PowerdError, RunFileError
 
 SAVE = "`joules recover {}` saves what is left"
@@ -23,16 +24,18 @@ SAVE = "`joules recover {}` saves what is left"
 def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share: None) -> h5py.File:
     """The run file at ``path``, open for reading.
 
-    A run whose recorder died is built from its journal first. Raises `RunFileError` for a file that is missing, is no
-    run, is cut off or damaged, is of another version, or is still being recorded.
+    A run whose recorder died is built from its journal first, also where it was to overwrite ``path``. Raises
+    `RunFileError` for a file that is missing, is no run, is cut off or damaged, is of another version, or is still
+    being recorded.
     """
     run = Path(path)
     try:
-        is_journal = not run.exists() and journals.journal_path(run).is_dir()
+        is_there = run.exists()
+        is_journal = journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir()
     except OSError as error:  # a name that is too long, a directory that may not be entered
         raise RunFileError(f"{run} cannot be read: {error.strerror or error}") from error
     if is_journal:
-        rebuild(run, progress=progress)
+        rebuild(run, overwrite=is_there, progress=progress)
     if run.is_dir():
         raise RunFileError(f"{run} is a directory: give the name of a run file")
     if not run.exists():
@@ -109,8 +112,11 @@ def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda s
         raise RunFileError(f"{run} is still being recorded: open it when its run has ended")
     try:
         held = journals.lock(journal)
-    except PermissionError as error:
-        raise RunFileError(f"{run} has to be built from {journal}, which may not be written") from error
+    except RunFileError:
+        raise
+    except OSError as error:
+        why = "may not be written" if isinstance(error, PermissionError) else f"cannot be written ({error.strerror})"
+        raise RunFileError(f"{run} has to be built from {journal}, which {why}") from error
     try:
         remove_partials(run)
         build_run(journal, run, overwrite=overwrite, progress=progress)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from powerd_client.journal import journal_path
 from powerd_client.ranks import JOB_ENVIRONMENT, Rank, started
+from powerd_client.telling import tell
 from powerd_core.errors import PeerError, PeerTimeout, RunFileError
 
 JOIN_S = 60.0
@@ -95,7 +95,7 @@ class Together:
             if waited_s > _SAY_S and not told:
                 told = True
                 text = f"{me} waits for local rank 0 to begin the recording of {self.out.name}"
-                print(f"powerd: {text}, at most {JOIN_S:g} s", file=sys.stderr, flush=True)
+                tell(f"{text}, at most {JOIN_S:g} s")
             self._clock.sleep(_LOOK_S)
 
     def _state(self) -> bool | None:
@@ -130,8 +130,7 @@ class Together:
                 told = True
                 names = [f"rank {p.rank} (process {p.pid})" for p in open_] + [f"local rank {k}" for k in absent]
                 most_s = CLOSE_S if open_ else appear_s
-                text = f"waiting for {', '.join(names)} to close its Meter, at most {most_s:.0f} s"
-                print(f"powerd: {text}", file=sys.stderr, flush=True)
+                tell(f"waiting for {', '.join(names)} to close its Meter, at most {most_s:.0f} s")
             self._clock.sleep(_LOOK_S)
         notes = [
             f"rank {p.rank} (process {p.pid}) had not closed its Meter {CLOSE_S:g} s after local rank 0: what it "

@@ -10,7 +10,7 @@ import h5py
 
 from powerd_client import verify_phases, verify_readings, verify_tables
 from powerd_client.datasets import DIGEST, digest
-from powerd_client.fileshape import problems
+from powerd_client.filetables import problems
 from powerd_client.findings import Check, Finding, NotStored, found
 from powerd_client.runfile import open_run, reading
 from powerd_core.errors import RunFileError

@@ -18,7 +18,8 @@ from powerd_client.watchupdate import Updates
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Attribute, Meter
+    from powerd_client.meter import Meter
+    from powerd_client.phase import Attribute
 
 
 class Watch:
@@ -175,7 +176,7 @@ def _watch_layers(made: Watch, marker: Marker, model: nn.Module, attributes: Map
 def _watch_communication(made: Watch, marker: Marker, model: nn.Module, attributes: Mapping[str, Attribute]) -> None:
     if not has_distributed():
         return
-    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+    from torch.distributed import fsdp
     from torch.nn.parallel import DistributedDataParallel
 
     inner = getattr(model, "_orig_mod", model)
@@ -185,7 +186,7 @@ def _watch_communication(made: Watch, marker: Marker, model: nn.Module, attribut
         undo = mark_communication(marker, inner, attributes)
         if undo is not None:
             made.add(undo)
-    elif isinstance(inner, FullyShardedDataParallel | FSDPModule):
+    elif isinstance(inner, (fsdp.FullyShardedDataParallel, getattr(fsdp, "FSDPModule", ()))):
         marker.note("communication of FSDP is a part of forward and backward: it is not marked by itself", "info")
 
 

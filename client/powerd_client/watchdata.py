@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Phase
+    from powerd_client.phase import Phase
 
 T = TypeVar("T")
 
@@ -29,7 +29,7 @@ class Loader(Generic[T]):
         while True:
             if count == expected:
                 # Nothing is due: this call only lets the loader find its end.
-                item = next(items or iter(self._loader), _END)
+                item = next(iter(self._loader) if items is None else items, _END)
                 if item is _END:
                     return
                 yield item
@@ -85,5 +85,5 @@ def length(loader: object) -> int | None:
         return None  # its length is a guess, and asking for it makes the loader check it
     try:
         return len(loader)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
+    except Exception:  # noqa: BLE001  (whatever its sampler or dataset says: the training did not ask)
         return None

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from powerd_client.watchmarks import Kind, Marker
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Attribute
+    from powerd_client.phase import Attribute
 
 _Hook = Callable[[Any, Any], Any]
 

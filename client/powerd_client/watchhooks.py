@@ -19,22 +19,28 @@ from torch.compiler import is_compiling
 from powerd_client.watchmarks import Kind, Marker, calls_of, graph_task
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Attribute
+    from powerd_client.phase import Attribute
 
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 
 class Hook:
-    """A callable that is copied and pickled as one that does nothing."""
+    """A callable that is copied and pickled as one that does nothing. What it fails at is told, not raised."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_call", "_marker")
 
-    def __init__(self, call: Callable[..., Any]) -> None:
+    def __init__(self, call: Callable[..., Any], marker: Marker) -> None:
         self._call = call
+        self._marker = marker
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> None:
         # Traced by torch.compile, this is a constant: no graph break, no guard, no mark.
-        return None if is_compiling() else self._call(*args)
+        if is_compiling():
+            return
+        try:
+            self._call(*args)
+        except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
+            self._marker.note(f"a hook failed, and phases may be missing: {type(error).__name__}: {error}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (contextlib.nullcontext(), "__exit__")
@@ -87,8 +93,8 @@ class Passes:
 
     def hook(self, model: nn.Module) -> list[Callable[[], None]]:
         """Hook the model; returns what undoes it."""
-        before = Hook(lambda module, _args: self.enter(module))
-        after = Hook(lambda _module, _args, output: self.leave(failed=has_failed(output)))
+        before = Hook(lambda module, _args: self.enter(module), self._marker)
+        after = Hook(lambda _module, _args, output: self.leave(failed=has_failed(output)), self._marker)
         return [
             model.register_forward_pre_hook(before, prepend=True).remove,
             model.register_forward_hook(after, always_call=True).remove,
@@ -113,11 +119,11 @@ class Layer:
         self._marker = marker
         self._kind = kind
         self._input: Any = None
-        self._backward = Hook(lambda _gradients: marker.begin_layer(kind))
+        self._backward = Hook(lambda _gradients: marker.begin_layer(kind), marker)
 
     def enter(self, _module: nn.Module, args: tuple[Any, ...]) -> None:
         """Forward pre-hook."""
-        self._input = args[0].grad_fn if args and isinstance(args[0], Tensor) else None
+        self._input = _grad_fn(args[0]) if args and isinstance(args[0], Tensor) else None
         marker = self._marker
         marker.at(self._kind.begin, marker.place())
 
@@ -134,20 +140,27 @@ class Layer:
     def hook(self, module: nn.Module) -> list[Callable[[], None]]:
         """Hook the module; returns what undoes it."""
         return [
-            module.register_forward_pre_hook(Hook(self.enter), prepend=True).remove,
-            module.register_forward_hook(Hook(self.leave), always_call=True).remove,
+            module.register_forward_pre_hook(Hook(self.enter, self._marker), prepend=True).remove,
+            module.register_forward_hook(Hook(self.leave, self._marker), always_call=True).remove,
         ]
 
 
 def node_of(output: Any) -> Any:
     """The autograd node that made the first tensor with a gradient in a module's output, None for none."""
     if isinstance(output, Tensor):
-        return output.grad_fn
+        return _grad_fn(output)
     if isinstance(output, Mapping):
         output = output.values()
     elif not isinstance(output, tuple | list):
         return None
     return next((node for item in output if (node := node_of(item)) is not None), None)
+
+
+def _grad_fn(tensor: Tensor) -> Any:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # a view that cannot have one, since what it is a view of was changed in place
+        return None
 
 
 def hook_layers(marker: Marker, model: nn.Module, attributes: Mapping[str, Attribute]) -> list[Callable[[], None]]:

@@ -16,7 +16,8 @@ from torch import _C
 from powerd_client.markwriter import MarkWriter
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Attribute, Meter
+    from powerd_client.meter import Meter
+    from powerd_client.phase import Attribute
     from powerd_client.watchupdate import Updates
 
 graph_task: Callable[[], int] = _C._current_graph_task_id

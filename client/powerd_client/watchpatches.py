@@ -22,7 +22,8 @@ from powerd_client.watchupdate import Updates
 
 _Any = Callable[..., Any]
 
-_lock = threading.Lock()
+_lock = threading.RLock()
+"""Taken again by the thread that has it where the garbage collector ends the watch of a model meanwhile."""
 _restorers: list[Callable[[], None]] = []
 _uses: dict[Marker, int] = {}
 _markers: tuple[Marker, ...] = ()

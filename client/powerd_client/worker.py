@@ -12,7 +12,7 @@ import shutil
 from dataclasses import dataclass
 
 from powerd_client.boards import Boards
-from powerd_client.finish import build, is_built
+from powerd_client.finish import build, clear_away, is_built
 from powerd_client.hostclock import now_ns
 from powerd_client.job import Job, Shared, Voice, say
 from powerd_client.local import LocalDaemon
@@ -170,10 +170,12 @@ def work(lives: Lives) -> int:
     job = lives.job
     try:
         if lives.death and is_built(job.out, job.message["run_id"]):
-            shutil.rmtree(job.journal, ignore_errors=True)
+            clear_away(job)
             say(done=True)
         elif _record(lives):
             build(job)
+        else:  # nobody wants it; the parent removes it too, if nothing interrupts that
+            shutil.rmtree(job.journal, ignore_errors=True)
     except RunFileError as error:
         say(error=str(error))
         return 2

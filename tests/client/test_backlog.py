@@ -9,7 +9,7 @@ import pytest
 
 from powerd_client import backlog as backlogs
 from powerd_client.backlog import RESERVE_BYTES, Backlog
-from powerd_client.journal import read_events
+from powerd_client.journalfile import read_events
 from powerd_core.framereader import Garbage
 from powerd_core.marks import RECORD, Marks
 from powerd_core.model import Block, ClockExchange, Gap

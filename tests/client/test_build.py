@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client import build, journal, open_run
+from powerd_client import build, journal, journalfile, open_run, processes, tails
 from powerd_client.frames import StreamFrames
 from powerd_client.hosttime import to_host_ns
 from powerd_client.markwriter import MarkWriter
@@ -19,6 +19,7 @@ from powerd_core.document import to_document
 from powerd_core.errors import RunFileError
 from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Flag, Gap
 from powerd_core.wire import Message, encode
+from support import small_run
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 
 EPOCH, OFFSET_NS = 5, 10**12
@@ -118,7 +119,7 @@ def test_marks_in_the_journal_and_in_segments_are_taken_once(out):
     directory = make_journal(out, head() + frames())
     writer = MarkWriter(directory, segment_records=8)
     kind = writer.kind("forward", {"batch_size": 4}, "host")
-    tail, copied = journal.MarkTail(directory, consume=True), []
+    tail, copied = tails.MarkTail(directory, consume=True), []
     for k in range(10):
         writer.mark_at(kind, OFFSET_NS + 2 * k)
         writer.mark_at(~kind, OFFSET_NS + 2 * k + 1)
@@ -296,7 +297,7 @@ def test_a_disk_that_is_full_leaves_the_journal(out, monkeypatch):
         (lambda p: p.write_text("hello"), "no run file, or was cut off: it is not HDF5"),
         (lambda p: p.write_bytes(b""), "no run file, or was cut off"),
         (lambda p: h5py.File(p, "w").close(), "an HDF5 file, but no powerd run"),
-        (lambda p: (journal.prepare(p) / "x").touch(), "holds no journal.bin"),
+        (lambda p: (journal.prepare(p) / "x").touch(), "holds nothing of a run"),
         (lambda p: make_journal(p, frames()), "does not say which run it is"),
         (lambda p: make_journal(p, [b"pwrd\x07" + bytes(60)]), "another release"),
     ],
@@ -351,7 +352,7 @@ def test_an_unfinished_run_is_in_the_way_of_a_new_one(out):
 
 
 def test_a_failed_write_leaves_the_journal_as_it_was(tmp_path, monkeypatch):
-    writer = journal.JournalWriter(tmp_path)
+    writer = journalfile.JournalWriter(tmp_path)
     writer.write([b"abc", b"def"])
     real = os.write
 
@@ -382,3 +383,13 @@ def test_times_are_mapped_as_the_clock_piece_says(knots, base, times):
     found = to_host_ns(np.array(times, np.int64), [piece])
     for t, host in zip(times, found.tolist(), strict=True):
         assert abs(host - t - piece.at(t)[0]) < 2
+
+
+def test_progress_goes_on_while_phases_are_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SEGMENT_RECORDS", 4)
+    shares: list[float] = []
+    directory = small_run.make_journal(tmp_path / "run.h5", small_run.whole())
+    build.build_run(directory, tmp_path / "run.h5", progress=shares.append)
+    assert shares == sorted(shares)
+    assert (shares[0] < 0.3, shares[-1]) == (True, 1.0)
+    assert len({share for share in shares if 0.3 < share < 0.5}) > 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +13,11 @@ import numpy as np
 import pytest
 
 from powerd_client import Meter, open_run
+from powerd_client.accelerator import Timing, begin_timing
 from powerd_client.device import DeviceTimer
 from powerd_client.framefile import FrameFile
-from powerd_client.journal import FrameTail
 from powerd_client.markwriter import MarkWriter
+from powerd_client.tails import FrameTail
 from powerd_core.clock import map_clock
 from powerd_core.errors import ConfigError
 from powerd_core.framereader import FrameReader, Garbage
@@ -180,3 +183,24 @@ def test_frames_are_given_once_and_spent_pieces_go(tmp_path: Path) -> None:
     assert seen == list(range(10))
     tail.read()
     assert len(list(tmp_path.glob("frames-*.bin"))) == 1
+
+
+def test_no_descriptor_stays_open(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    bench = Bench(tmp_path)
+    bench.timer.close()
+    bench.timer.close()
+    bench.writer.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_a_thread_the_host_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    writer = MarkWriter(tmp_path)
+    mark, timer, name = begin_timing(Timing("device", FakeTorch()), writer, tmp_path, speaks=True)
+    assert (mark, timer, name) == (writer.mark, None, "host")
+    assert "phases are timed by the host: can't start new thread" in next(tmp_path.glob("*.names")).read_text()
+    writer.close()

@@ -8,12 +8,13 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.journal import MarkTail
 from powerd_client.markwriter import MarkWriter
+from powerd_client.tails import MarkTail
 from powerd_core.marks import RECORD, Mark, Marks, written
 
 
@@ -230,3 +231,82 @@ def test_a_file_system_that_cannot_reserve_is_written_to_instead(tmp_path, monke
     writer.mark(0)
     assert len(all_marks(MarkTail(tmp_path, consume=False))[1]) == 1
     writer.close()
+
+
+def test_half_a_line_of_a_full_disk_takes_no_other_with_it(tmp_path, monkeypatch, capfd):
+    writer, write = MarkWriter(tmp_path, about={"rank": 1}), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+    writer.kind("lost", {}, "host")
+    monkeypatch.undo()
+    assert writer.failure == "phases could not be written any more: No space left on device"
+    writer.close()
+    documents, _ = all_marks(MarkTail(tmp_path, consume=False))
+    assert [sorted(set(d) & {"pid", "name", "closed"}) for d in documents] == [["pid"], ["closed"]]
+    capfd.readouterr()
+
+
+def test_one_that_cannot_be_made_leaves_no_file_and_no_descriptor(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        MarkWriter(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_forks_are_waited_for_once_however_many_recordings_there_were(tmp_path, monkeypatch):
+    registered = []
+    monkeypatch.setattr(os, "register_at_fork", lambda **hooks: registered.append(hooks))
+    for _ in range(3):
+        MarkWriter(tmp_path).close()
+    assert registered == []
+
+
+def test_a_signals_handler_may_mark_wherever_it_comes(tmp_path, monkeypatch):
+    """Also while the thread that it interrupts makes a new segment, or writes down a new kind."""
+    writer = MarkWriter(tmp_path, segment_records=4)
+    fallocate, write = os.posix_fallocate, os.write
+
+    def handler():
+        monkeypatch.undo()
+        kind = writer.kind("checkpoint", {}, "host")
+        writer.mark(kind)
+        writer.mark(~kind)
+
+    def interrupted_fallocate(*args):
+        handler()
+        return fallocate(*args)
+
+    def interrupted_write(*args):
+        handler()
+        return write(*args)
+
+    def train():
+        monkeypatch.setattr(os, "write", interrupted_write)
+        step = writer.kind("step", {}, "host")
+        for turn in range(3):
+            if turn == 1:
+                monkeypatch.setattr(os, "posix_fallocate", interrupted_fallocate)
+            writer.mark(step)
+            writer.mark(~step)
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert writer.failure is None
+    writer.close()
+    documents, marks = all_marks(MarkTail(tmp_path, consume=False), final=True)
+    assert {d["name"]: d["kind"] for d in documents if "name" in d} == {"step": 0, "checkpoint": 1}
+    names = ["checkpoint" if m.kind == 1 else "step" for m in marks]
+    assert (names.count("step"), names.count("checkpoint")) == (6, 4)
+    is_open = []
+    for mark in marks:  # each ends where it is the innermost
+        if mark.is_begin:
+            is_open.append(mark.kind)
+        else:
+            assert is_open.pop() == mark.kind
+    assert is_open == []

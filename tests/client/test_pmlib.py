@@ -37,6 +37,9 @@ from powerd_client.pmlib import (
 from powerd_client.pmlib import (
     server as server_module,
 )
+from powerd_client.pmlib import (
+    session as session_module,
+)
 from powerd_client.pmlib.devices import devices_of
 from powerd_client.record import record_command
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
@@ -225,12 +228,12 @@ def test_what_a_counter_cannot_be_made_of(server):
 
 def test_a_finalised_counters_mark_stream_is_used_again(server):
     counters = [server.counter("gpu0", name=f"loop {i}") for i in range(3)]
-    before = len(server._writers)
+    before = len(server._session._writers)
     for counter in counters:
         counter.finalize()
     for i in range(6):
         server.counter("gpu0", name=f"again {i}").finalize()
-    assert len(server._writers) == before
+    assert len(server._session._writers) == before
 
 
 def test_lines_that_compare_and_lines_of_other_provenance(producer):
@@ -247,17 +250,17 @@ def test_lines_that_compare_and_lines_of_other_provenance(producer):
 
 
 def test_a_powerd_that_stops_sending(playing, tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(session_module, "_PATIENCE_S", 0.3)
     with Server(playing.daemon.url, tmp_path / "run.h5") as server:
         counter = server.counter("gpu0", name="c")
         counter.start()
         time.sleep(0.05)
         playing.paused.set()
         deadline = time.monotonic() + 10
-        while server._reader.reaches(["gpu0.rail_0"], counter._begun[1] + 1) is False:
+        while server._session._reader.reaches(["gpu0.rail_0"], counter._begun[1] + 1) is False:
             assert time.monotonic() < deadline
             time.sleep(0.005)
-            server._reader.update()
+            server._session._reader.update()
         time.sleep(0.1)
         counter.stop()
         with pytest.warns(UserWarning, match=r"set 0 of 'c': 0\.\d+ of 0\.\d+ s have no readings"):
@@ -357,7 +360,7 @@ def fake_cuda(*, is_initialized=True, fails=False):
 
 
 def timings(server, name):
-    documents = [json.loads(t) for p in server._journal.glob("*.names") for t in p.read_text().splitlines()]
+    documents = [json.loads(t) for p in server._session.journal.glob("*.names") for t in p.read_text().splitlines()]
     return {d["timing"] for d in documents if d.get("name") == name}
 
 
@@ -430,3 +433,13 @@ def test_the_surface():
     others = {"Counter", "CounterData", "CounterSet", "DeviceInfo", "Lines", "Server"}
     assert set(pmlib.__all__) == made_here | others
     assert all(hasattr(pmlib, name) for name in pmlib.__all__)
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_that_it_has_not():
+    server = Server("tcp://nobody:1")
+    server._pid = -1  # as in a child
+    with server._lock:
+        closing = threading.Thread(target=server.close, daemon=True)
+        closing.start()
+        closing.join(5)
+        assert not closing.is_alive()

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from powerd_client import Meter, open_run
-from powerd_client.build import remove_partials
 from powerd_client.journal import journal_path
 from powerd_client.record import record_command
+from powerd_client.wholefile import remove_partials
 from powerd_core.errors import ConfigError, PeerError, RunFileError
 from support.fake_daemon import PERIOD_NS
 from support.steady import steady_daemon, wait_for
@@ -142,7 +142,7 @@ def test_what_is_in_the_way_is_not_touched(daemon, tmp_path):
     assert out.read_text() == "precious"
     with pytest.raises(RunFileError, match="is a directory"):
         Meter(daemon.url, tmp_path)
-    with pytest.raises(RunFileError, match="cannot record into.*No such file"):
+    with pytest.raises(RunFileError, match="cannot record into.*make its directory .* first"):
         Meter(daemon.url, tmp_path / "no" / "run.h5")
     assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
     meter = Meter(daemon.url, out, overwrite=True)
@@ -285,7 +285,7 @@ def test_a_recorder_that_cannot_be_started_is_our_error(tmp_path, monkeypatch):
     def popen(*_args, **_options):
         raise OSError(errno.EMFILE, "Too many open files")
 
-    monkeypatch.setattr("powerd_client.recording.subprocess.Popen", popen)
+    monkeypatch.setattr("powerd_client.recorderprocess.subprocess.Popen", popen)
     with pytest.raises(PeerError, match="the recorder cannot be started: Too many open files"):
         Meter("tcp://127.0.0.1:9", out=tmp_path / "run.h5")
     with pytest.warns(UserWarning, match="is not recorded: the recorder cannot be started"):

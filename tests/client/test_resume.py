@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client.earlier import EarlierEpochs
-from powerd_client.journal import Copied, JournalWriter, MarkTail, read_events
+from powerd_client.journalfile import JournalWriter, read_events
 from powerd_client.markwriter import MarkWriter
 from powerd_client.resume import read_past
+from powerd_client.tails import Copied, MarkTail
 from powerd_core import wire
 from powerd_core.framereader import Garbage
 from powerd_core.marks import Marks

@@ -556,3 +556,21 @@ def test_another_patch_on_top_of_ours_survives(meter):
     model(X).sum().backward()
     torch.autograd.backward = original
     assert meter.tree() == ""
+
+
+def test_a_model_that_is_collected_while_patches_are_changed_does_not_stop_everything(meter):
+    """The garbage collector runs wherever it likes, also in the middle of `use` and `release`."""
+    model = network()
+    watch = meter.watch(model)
+
+    def collect():
+        nonlocal model
+        with watchpatches._lock:
+            del model
+            gc.collect()
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert not watch.is_active

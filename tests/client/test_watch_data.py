@@ -128,3 +128,45 @@ def test_after_close_the_loader_still_gives_its_batches(meter):
     meter.close()
     assert list(loader) == [1, 2]
     assert meter.tree() == ""
+
+
+class Countdown:
+    """An iterator whose length is what is left in it."""
+
+    def __init__(self, n):
+        self.left = n
+
+    def __iter__(self):
+        return self
+
+    def __len__(self):
+        return self.left
+
+    def __next__(self):
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return self.left
+
+
+def test_an_iterator_that_is_empty_is_not_begun_anew(meter):
+    class Batches:
+        def __iter__(self):
+            return Countdown(3)
+
+        def __len__(self):
+            return 3
+
+    assert list(zip(meter.data(Batches()), range(10), strict=False)) == [(2, 0), (1, 1), (0, 2)]
+    assert meter.tree() == "data data data"
+
+
+def test_a_length_that_cannot_be_told_is_none(meter):
+    class Batches(list):
+        def __len__(self):
+            raise RuntimeError("nobody knows")
+
+    batches = Batches.__new__(Batches)
+    list.extend(batches, [1, 2])
+    assert [x for x in meter.data(batches)] == [1, 2]  # noqa: C416  (list() would ask for the length)
+    assert meter.tree() == "data data data!"

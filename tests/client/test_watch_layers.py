@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from powerd_client import watchhooks
 from support.tape import TapedMeter
 
 X = torch.randn(4, 3)
@@ -144,3 +145,28 @@ def test_two_passes_over_one_graph(meter):
     loss.backward(retain_graph=True)
     loss.backward()
     assert short(meter) == "forward[0 1] backward[1 0] backward[1 0]"
+
+
+def test_a_view_that_can_have_no_gradient_does_not_stop_the_step(meter):
+    layer = nn.Linear(3, 2)
+    model = nn.Sequential(layer)
+    meter.watch(model, layers=True)
+    base = torch.randn(4, 3, requires_grad=True) * 1
+    first, _ = base.split(2)
+    base.mul_(2)  # from here on autograd refuses to say what made `first`
+    with torch.no_grad():
+        layer(first)
+    assert short(meter) == "0"
+
+
+def test_a_hook_that_fails_is_told_and_not_raised(meter, monkeypatch):
+    model = nn.Linear(3, 2)
+    meter.watch(model)
+
+    def fails():
+        raise RuntimeError("of another release")
+
+    monkeypatch.setattr(watchhooks, "graph_task", fails)
+    model(X).sum()
+    noted = [text for text in meter._marker._noted if "of another release" in text]
+    assert noted == ["a hook failed, and phases may be missing: RuntimeError: of another release"]

@@ -16,7 +16,7 @@ from powerd_client.watch import Watch, watch
 from powerd_client.watchmarks import Kind, Marker
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Attribute
+    from powerd_client.phase import Attribute
 
 _FETCH = ".train_dataloader_next"
 """How Lightning names, to its profilers, the wait for the next batch."""

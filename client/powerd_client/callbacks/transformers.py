@@ -11,7 +11,7 @@ from powerd_client.meter import Meter
 from powerd_client.watch import Watch, watch
 
 if TYPE_CHECKING:
-    from powerd_client.meter import Attribute
+    from powerd_client.phase import Attribute
 
 
 class PowerdCallback(TrainerCallback):  # type: ignore[misc]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +16,7 @@ from powerd_core.errors import ConfigError, PeerError
 if TYPE_CHECKING:
     from powerd_client.markwriter import MarkWriter
     from powerd_client.pmlib.lines import Lines
-    from powerd_client.pmlib.server import Server
+    from powerd_client.pmlib.session import Session
 
 _WORTH_SAYING = 1e-3
 """Share of a set without readings from which on it is told."""
@@ -30,7 +30,14 @@ class Counter:
     """
 
     def __init__(
-        self, server: Server, name: str, device: str, lines: Mapping[int, str], is_aggregate: bool, frequency: float
+        self,
+        session: Session,
+        wait_for_device: Callable[[], str],
+        name: str,
+        device: str,
+        lines: Mapping[int, str],
+        is_aggregate: bool,
+        frequency: float,
     ) -> None:
         self.name = name
         self.device = device
@@ -38,8 +45,9 @@ class Counter:
         """Names by number."""
         self.is_aggregate = is_aggregate
         self.frequency = frequency
-        self._server = server
-        self._writer: MarkWriter | None = server.take_writer()
+        self._session = session
+        self._wait_for_device = wait_for_device
+        self._writer: MarkWriter | None = session.take_writer()
         self._kinds: dict[str, int] = {}
         self._begun: tuple[int, int] | None = None
         """Kind and time of the set that goes on."""
@@ -59,12 +67,12 @@ class Counter:
 
     def _begin(self, *, forget: bool) -> None:
         writer = self._usable()
-        self._server.check_open()
+        self._session.check_open()
         if self._begun is not None:
             raise ConfigError(f"{self.name!r} runs already: stop it before a further set begins")
         if forget:
             self._ended, self._read, self._data = [], [], None
-        kind = self._kind(self._server.wait_for_device())
+        kind = self._kind(self._wait_for_device())
         t_ns = now_ns()
         writer.mark_at(kind, t_ns)
         self._begun = kind, t_ns
@@ -75,7 +83,7 @@ class Counter:
         if self._begun is None:
             raise ConfigError(f"{self.name!r} is not running: start it before it is stopped")
         kind, begin_ns = self._begun
-        self._server.wait_for_device()
+        self._wait_for_device()
         t_ns = now_ns()
         writer.mark_at(~kind, t_ns)
         self._begun = None
@@ -112,14 +120,14 @@ class Counter:
         if not self._ended:
             raise ConfigError(f"{self.name!r} has no data: it was not started")
         if len(self._read) < len(self._ended):
-            self._server.await_readings(tuple(self.lines.values()), self._ended[-1][1])
+            self._session.await_readings(tuple(self.lines.values()), self._ended[-1][1])
             for number in range(len(self._read), len(self._ended)):
                 self._read.append(self._read_set(number, *self._ended[number]))
         self._data = CounterData(self.device, self.lines, self.is_aggregate, self.frequency, tuple(self._read))
         return self._data
 
     def _read_set(self, number: int, begin_ns: int, end_ns: int) -> CounterSet:
-        found = self._server.readings(tuple(self.lines.values()), begin_ns, end_ns)
+        found = self._session.readings(tuple(self.lines.values()), begin_ns, end_ns)
         made = CounterSet(number, begin_ns, end_ns, {i: found[name] for i, name in self.lines.items()})
         where = f"set {number} of {self.name!r}"
         for name, r in found.items():
@@ -156,7 +164,7 @@ class Counter:
             self.stop()
         self._writer, self._data = None, None
         self._ended, self._read = [], []
-        self._server.give_writer(writer)
+        self._session.give_writer(writer)
 
     def __enter__(self) -> Counter:
         self.start()
