@@ -4,7 +4,7 @@
     python benchmarks/bench_operations.py --runs 9
     python benchmarks/bench_operations.py --runs 3 --models all --alone
 
-Thirteen models: the zoo's, and four of other kinds from `operation_models.py`; with ``all`` 31 more from the files
+Thirteen models: the zoo's, and four of other kinds from `operation_models.py`; with ``all`` 36 more from the files
 beside it, those that are large at batches of their own. Time is from torch imported to the total known, the model's
 making and all imports of either counter included; the CPU time of the process stands beside it, which other work on the
 machine does not lengthen. Memory is the peak above that of a process that has imported torch. Then what a kernel costs
@@ -108,6 +108,11 @@ MORE = {
     "lstm_again": Model("operation_models_loops", ("1000x64",), 8),
     "translator": Model("operation_models_loops", ("200:int64", "200:int64"), 16),
     "mamba": Model("operation_models_loops", ("512:int64",), 4),
+    "written": Model("operation_models_loops", ("1000x64",), 8),
+    "any_order": Model("operation_models_values", ("1000x64",), 8),
+    "switch": Model("operation_models_values", ("128:int64",), 8),
+    "variational": Model("operation_models_values", ("3x64x64",), 64),
+    "lstm_kept": Model("operation_models_values", ("1000x64",), 8),
 }
 ALL = MODELS | MORE
 
@@ -127,6 +132,7 @@ def kernel_cost() -> None:
     """A cell called step by step: counted, and run on ``meta`` without counting; CPU time, best of 3."""
     import torch
     from operation_models_language import Cells
+    from operation_models_loops import Written
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from powerd_analytics.operations import count_operations
@@ -138,28 +144,30 @@ def kernel_cost() -> None:
             self.ran += 1
             return func(*args, **(kwargs or {}))
 
-    def plain() -> None:
-        with torch.device("meta"):
-            y = Cells()(torch.empty(8, CELL_STEPS, 64))
-            y.backward(torch.empty_like(y))
-
     def cpu_s(run: Any) -> float:
         begin = time.process_time()
         run()
         return time.process_time() - begin
 
-    progress("what a kernel costs")
-    with Number() as number:
-        plain()
-    ours = min(cpu_s(lambda: count_operations(Cells, (CELL_STEPS, 64), batch_size=8)) for _ in range(3))
-    theirs = min(cpu_s(plain) for _ in range(3))
-    progress("")
-    print(
-        f"\nan LSTM cell called {CELL_STEPS} times in a loop, forward and backward: {number.ran:,} kernels,"
-        " views among them"
-    )
-    for name, seconds in (("counted", ours), ("run on meta, not counted", theirs)):
-        print(f"{name:>26} {seconds:>8.3f} s of CPU {1e6 * seconds / number.ran:>8.1f} µs a kernel")
+    for make, what in ((Cells, "nn.LSTMCell"), (Written, "one by single operations")):
+
+        def plain(make: Any = make) -> None:
+            with torch.device("meta"):
+                y = make()(torch.empty(8, CELL_STEPS, 64))
+                y.backward(torch.empty_like(y))
+
+        progress("what a kernel costs")
+        with Number() as number:
+            plain()
+        ours = min(cpu_s(lambda make=make: count_operations(make, (CELL_STEPS, 64), batch_size=8)) for _ in range(3))
+        theirs = min(cpu_s(plain) for _ in range(3))
+        progress("")
+        print(
+            f"\nan LSTM cell, {what}, {CELL_STEPS} times in a loop, forward and backward: {number.ran:,} kernels,"
+            " views among them"
+        )
+        for name, seconds in (("counted", ours), ("run on meta, not counted", theirs)):
+            print(f"{name:>26} {seconds:>8.3f} s of CPU {1e6 * seconds / number.ran:>8.1f} µs a kernel")
 
 
 def groups_table() -> None:

@@ -130,5 +130,23 @@ class Again(nn.Module):
         return made
 
 
+class Written(nn.Module):
+    """[n, s, 64] to [n, 10]: the cell of an LSTM by single operations, step by step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.x, self.h, self.head = nn.Linear(64, 1024), nn.Linear(256, 1024), nn.Linear(256, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x.new_zeros(len(x), 256)
+        for step in x.unbind(1):
+            into, forget, new, out = (self.x(step) + self.h(h)).chunk(4, 1)
+            c = forget.sigmoid() * c + into.sigmoid() * new.tanh()
+            h = out.sigmoid() * c.tanh()
+        made: Tensor = self.head(h)
+        return made
+
+
 both_ways, gru, packed, translator, mamba, lstm_again = Both, Gru, Packed, Translator, Mamba, Again
+written = Written
 """What makes each of them."""

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import Device, check_picture, naming, refuse_existing, write
+from powerd_analytics.cli.common import Device, check_picture, naming, refuse_existing, stdout, write
+from powerd_core.text import printable
 
 if TYPE_CHECKING:
     from powerd_analytics.layers.energy import CountOf
 
+WIDE = 240
+"""Characters a line where no terminal says how many it has."""
 Format = Literal["table", "csv", "json", "markdown"]
 Output = Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
@@ -33,8 +36,10 @@ def operations(
     format: Annotated[Format, Parameter(help="How to print it.")] = "table",
     output: Output = None,
     overwrite: Overwrite = False,
-) -> None:
+) -> int:
     """Count a model's operations by layer: by the paper's equations, and as torch executes them.
+
+    Exit status 1: a step of the model cannot be counted, nor what comes after it; the listing says which.
 
     For example:
 
@@ -59,6 +64,9 @@ def operations(
         _put_table(lambda console: listing.print_table(count, console), output, overwrite)
     else:
         _put(listing.MAKERS[format](count), output, overwrite)
+    if count.stopped:
+        sys.stderr.write(f"joules: {printable(f'{model}: {listing.STOPPED}: {count.stopped}')}\n")
+    return 1 if count.stopped else 0
 
 
 def layers(
@@ -124,10 +132,10 @@ def _put_table(show: Callable[[Console], None], output: Path | None, overwrite: 
     import io
 
     if output is None:
-        show(Console(width=None if sys.stdout.isatty() else 220))
+        show(stdout(width=None if sys.stdout.isatty() else WIDE))
         return
     text = io.StringIO()
-    show(Console(file=text, width=220))
+    show(Console(file=text, width=WIDE))
     _put(text.getvalue(), output, overwrite)
 
 

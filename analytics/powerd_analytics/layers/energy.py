@@ -12,7 +12,7 @@ from typing import Any
 
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.layers.rows import BOTH, LAYER, PASSES, Efficiency, LayerEnergy
-from powerd_analytics.operations.counts import BYTES_PER_VALUE, LayerRow, OperationCount, Work
+from powerd_analytics.operations.counts import BYTES_PER_VALUE, PAPER, LayerRow, OperationCount, Work
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable
 from powerd_core.errors import AnalysisError
 
@@ -67,6 +67,10 @@ class _Counts:
         """Kernels that are not counted as executed, by layer."""
         self.without_paper = 0
         """Modules that the paper's equations leave out."""
+        self.assumed: dict[str, tuple[str, ...]] = {}
+        """What rests on assumed values, by layer: ``paper`` and passes."""
+        self.stopped = ""
+        """Why the count ended before the model did."""
         self.note = ""
         self.factor = 1.0
         if count_of is None:
@@ -81,6 +85,8 @@ class _Counts:
         for text in count.executed_not_counted:
             layer, _, kernel = text.partition(" (")
             self.missing.setdefault(layer, []).append(kernel.partition("): ")[2])
+        self.assumed = {row.name: row.assumed for row in self.rows.values() if row.assumed}
+        self.stopped = count.stopped
         if count.batch_size != batch:
             self.note = f"operations in proportion to those of a batch of {count.batch_size}"
 
@@ -181,11 +187,17 @@ def _with_operations(entry: LayerEnergy, counts: _Counts, names: Sequence[str], 
         notes.append(f"operations in {entry.passes} are counted in the pass around it")
     elif entry.level == LAYER and entry.layer not in counts.rows:
         notes.append("the operations know no such layer")
+        notes += [f"not counted from {counts.stopped}"] if counts.stopped else []
     else:
         notes += ["not counted (paper)"] if paper is None else []
         notes += [f"not counted (executed): {text}" for name in names for text in counts.missing.get(name, [])]
         if entry.level != LAYER and counts.without_paper:
             notes.append(f"not counted (paper): {counts.without_paper} modules")
+        rest = dict.fromkeys(what for name in names for what in counts.assumed.get(name, ()))
+        if said := [what for what in rest if what == PAPER or what in passes]:
+            notes.append(f"operations rest on assumed values ({', '.join(said)})")
+        if counts.stopped and entry.level != LAYER:
+            notes.append(f"operations after this step are not counted: {counts.stopped}")
         notes += ["no products (executed)"] if executed is not None and not executed.operations else []
     return replace(
         entry,

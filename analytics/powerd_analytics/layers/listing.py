@@ -17,6 +17,7 @@ from powerd_analytics.celltext import csv_cell, markdown_cell
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.layers.rows import LayerEnergy
 from powerd_analytics.operations.counts import CONVENTIONS
+from powerd_analytics.unbroken import print_unbroken
 from powerd_core.text import printable
 
 COLUMNS = (
@@ -83,7 +84,7 @@ def print_table(rows: Sequence[LayerEnergy], console: Console) -> None:
         shown.add_column(Text(printable(name)), justify="left" if name in _TEXT else "right", overflow="fold")
     for line in lines:
         shown.add_row(*(Text(printable(cell)) for cell in line))
-    console.print(shown)
+    print_unbroken(shown, console)
     for i, note in enumerate(notes, 1):
         console.print(f" {i}  {printable(note)}", markup=False, highlight=False)
 

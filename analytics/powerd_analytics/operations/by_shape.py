@@ -10,8 +10,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from powerd_analytics.operations.most_places import asks_for_values
+from powerd_analytics.operations.refusals import LackError
 from powerd_analytics.operations.shapes import shaped
 from powerd_analytics.operations.shapes_layout import on_meta
+from powerd_analytics.operations.stand_in import StandIn
 
 
 def run_shapes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -19,6 +22,8 @@ def run_shapes(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any
     out = shaped(func, args, kwargs)
     if out is not None:
         return out
+    if asks_for_values(func, args):
+        raise LackError(f"{func} depends on values")  # torch takes longer to say so: it imports its compiler first
     return run_as_torch(func, args, kwargs)
 
 
@@ -37,6 +42,12 @@ def run_as_torch(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> A
 class ShapesMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Makes a model by shapes alone where our rules know the kernel, and counts nothing."""
 
+    def __init__(self, stand_in: StandIn | None = None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
+        self._stand_in = stand_in
+        self.has_failed = False
+        """A kernel raised, whether somebody caught that or not."""
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
@@ -44,6 +55,14 @@ class ShapesMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unus
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        def go(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            return run_shapes(func, args, kwargs)
+
         with torch._C.DisableTorchFunction():
-            made = shaped(func, args, kwargs or {})
-            return made if made is not None else func(*args, **(kwargs or {}))
+            if self._stand_in is None:
+                try:
+                    return go(args, kwargs or {})
+                except Exception:
+                    self.has_failed = True
+                    raise
+            return self._stand_in.run(func, args, kwargs or {}, go, lambda _out: None)

@@ -35,6 +35,8 @@ class LayerCount:
     values_read: int = 0
     """Input and weights."""
     values_written: int = 0
+    is_assumed: bool = False
+    """It ran after the first of `OperationCount.assumed`: its shapes may be others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,8 @@ class ExecutedCount:
     kind: str
     forward: Work
     backward: Work
+    assumed: tuple[str, ...] = ()
+    """Passes (``forward``, ``backward``) in which it ran after the first of `OperationCount.assumed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,10 @@ class OperationCount:
     executed: tuple[ExecutedCount, ...] = ()
     executed_not_counted: tuple[str, ...] = ()
     """Kernels of which nobody knows how much they do: ``name (Kind): kernel``."""
+    assumed: tuple[str, ...] = ()
+    """What was taken for values that nobody knows: ``name (Kind): what``. What ran after the first rests on it."""
+    stopped: str = ""
+    """Why the model was not counted to its end: all figures are of what ran before. Empty: it was."""
     notes: tuple[str, ...] = ()
     model: str = ""
 
@@ -151,6 +159,12 @@ class LayerRow:
         return (
             self.operations_paper / self.values_read if self.operations_paper is not None and self.values_read else None
         )
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """What of it rests on assumed values: ``paper``, ``forward``, ``backward``."""
+        paper = (PAPER,) if any(c.is_assumed for c in self.calls) else ()
+        return (*paper, *(self.executed.assumed if self.executed else ()))
 
     @property
     def forward(self) -> Work | None:

@@ -38,6 +38,8 @@ def to_document(count: OperationCount) -> dict[str, Any]:
             "layers": [asdict(layer) for layer in count.executed],
             "not_counted": list(count.executed_not_counted),
         },
+        "assumed": list(count.assumed),
+        "stopped": count.stopped,
         "notes": list(count.notes),
     }
 
@@ -56,11 +58,18 @@ def from_document(document: Any) -> OperationCount:
             tuple(map(int, x["output_shape"])),
             int(x["values_read"]),
             int(x["values_written"]),
+            bool(x.get("is_assumed", False)),
         )
         for x in paper["layers"]
     ]
     ran = [
-        ExecutedCount(str(x["name"]), str(x["kind"]), _work(x["forward"]), _work(x["backward"]))
+        ExecutedCount(
+            str(x["name"]),
+            str(x["kind"]),
+            _work(x["forward"]),
+            _work(x["backward"]),
+            tuple(map(str, x.get("assumed", ()))),
+        )
         for x in executed["layers"]
     ]
     batch_size = int(document["batch_size"])
@@ -72,6 +81,8 @@ def from_document(document: Any) -> OperationCount:
         batch_size=batch_size,
         executed=tuple(ran),
         executed_not_counted=tuple(map(str, executed["not_counted"])),
+        assumed=tuple(map(str, document.get("assumed", ()))),
+        stopped=str(document.get("stopped", "")),
         notes=tuple(map(str, document["notes"])),
         model=str(document["model"]),
     )

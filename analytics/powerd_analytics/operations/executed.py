@@ -16,6 +16,7 @@ from powerd_analytics.operations.did import Did, did_by
 from powerd_analytics.operations.kernels import Effort
 from powerd_analytics.operations.known import LARGEST, Key, Known, Traits, again, key_of, remembered, traits_of
 from powerd_analytics.operations.record import Record
+from powerd_analytics.operations.releases import is_autocast
 
 FORWARD, BACKWARD = "forward", "backward"
 TICK = 4096
@@ -43,6 +44,8 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         """Kernels, views among them."""
         self.needs_all_steps = False
         """Recurrent layers were shortened that cannot be."""
+        self.failed_in: str | None = None
+        """The module in which a kernel last failed, maybe for want of values."""
         self.tick: Callable[[], None] | None = None
         """Called every `TICK` kernels."""
         self.record: Record | None = None
@@ -74,7 +77,7 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
         module.register_forward_hook(leave, always_call=True)
 
     def _mark(self) -> None:
-        self.saw_autocast = self.saw_autocast or torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
+        self.saw_autocast = self.saw_autocast or is_autocast()
         number = torch._C._autograd._get_sequence_nr()
         if self._since[-1] == number:
             self._names[-1] = self._stack[-1]
@@ -100,7 +103,7 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
     def __torch_dispatch__(
         self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = kwargs or {}
+        given = kwargs if kwargs is not None else {}
         self.ran += 1
         if not self.ran % TICK and self.tick is not None:
             self.tick()
@@ -110,14 +113,22 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
             if traits is None:
                 traits = self._traits[id(func)] = traits_of(func)
             if traits.is_view:
-                return run_as_torch(func, args, given)
+                try:
+                    return run_as_torch(func, args, given)
+                except Exception:
+                    self.failed_in = self.place()
+                    raise
             key = key_of(traits, args, given) if traits.is_remembered else None
             known = self._known.get(key) if key is not None else None
             if known is not None:
                 if known.work is not None:
                     self._add(known.work)
                 return again(known, args)
-            out = run_shapes(func, args, given)
+            try:
+                out = run_shapes(func, args, given)
+            except Exception:
+                self.failed_in = self.place()
+                raise
             did = None if traits.effort is Effort.NOTHING else did_by(func, traits.effort, args, out)
             if did is not None:
                 self._add(did)
@@ -126,6 +137,12 @@ class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, un
                     self._known.clear()
                 self._known[key] = known
         return out
+
+    def count_result(self, func: Any, args: Sequence[Any], out: Any) -> None:
+        """Count a kernel that ran elsewhere."""
+        effort = traits_of(func).effort
+        if effort is not Effort.NOTHING:
+            self._add(did_by(func, effort, args, out))
 
     def _add(self, did: Did) -> None:
         if self.record is not None:

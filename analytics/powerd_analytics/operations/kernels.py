@@ -173,6 +173,8 @@ _ELEMENTWISE = (
     "fake_quantize_per_channel_affine_cachemask _fake_quantize_per_tensor_affine_cachemask_tensor_qparams "
     "_fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine "
     "_fake_quantize_learnable_per_tensor_affine_backward _fake_quantize_learnable_per_channel_affine_backward "
+    "_conj_physical celu elu hardshrink hardsigmoid isfinite isinf ldexp leaky_relu mish rad2deg relu6 rrelu selu silu "
+    "softplus softshrink threshold nonzero masked_select bincount _is_all_true _is_any_true "
     "quantize_per_tensor quantize_per_channel dequantize rrelu_with_noise_functional _logcumsumexp index_reduce"
 )
 _MOVES = (
@@ -186,7 +188,8 @@ _MOVES = (
     "_chunk_cat _stack block_diag logspace range hann_window hamming_window blackman_window bartlett_window "
     "kaiser_window tril_indices triu_indices permute_copy transpose_copy t_copy expand_copy slice_copy select_copy "
     "squeeze_copy unsqueeze_copy split_copy unbind_copy unfold_copy as_strided_copy as_strided_scatter diagonal_copy "
-    "diagonal_scatter detach_copy alias_copy _reshape_copy _pack_padded_sequence _lazy_clone _to_dense"
+    "diagonal_scatter detach_copy alias_copy _reshape_copy _pack_padded_sequence _lazy_clone _to_dense "
+    "repeat_interleave"
 )
 _NOTHING = (
     "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh detach alias "

@@ -14,8 +14,16 @@ from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.celltext import csv_cell, markdown_cell
-from powerd_analytics.operations.counts import BYTES_PER_VALUE, CONVENTIONS, LayerRow, OperationCount, Work
+from powerd_analytics.operations.counts import (
+    BYTES_PER_VALUE,
+    CONVENTIONS,
+    PAPER,
+    LayerRow,
+    OperationCount,
+    Work,
+)
 from powerd_analytics.operations.document import to_document
+from powerd_analytics.unbroken import print_unbroken
 from powerd_core.text import printable
 
 MIB = 2**20
@@ -23,10 +31,14 @@ COLUMNS = (
     "model", "batch_size", "layer", "kind", "calls", "input_shape", "output_shape", "operations_paper",
     "mb_read_paper", "mb_written_paper", "ctc_paper", "operations_executed_forward", "operations_executed_backward",
     "elementwise_executed_forward", "elementwise_executed_backward", "bytes_executed_forward",
-    "bytes_executed_backward", "note",
+    "bytes_executed_backward", "assumed", "note",
 )  # fmt: skip
-"""Of every CSV row. The paper's operations are one forward pass; all figures are of one batch. Empty: not counted."""
+"""Of every CSV row. The paper's operations are one forward pass; all figures are of one batch. Empty: not counted.
+``assumed``: which of ``paper``, ``forward`` and ``backward`` rest on values that nobody knows.
+"""
 TOTAL = "total"
+STOPPED = "not counted from here on"
+ABOUT, AT_LEAST, NOTHING = "≈", "≥", "–"
 
 
 def records(count: OperationCount) -> list[dict[str, Any]]:
@@ -85,7 +97,7 @@ def print_table(count: OperationCount, console: Console) -> None:
         shown.add_column(name, justify="left" if name in ("layer", "kind") else "right", overflow="fold")
     for line in lines:
         shown.add_row(*(Text(printable(cell)) for cell in line))
-    console.print(shown)
+    print_unbroken(shown, console)
     for text in remarks(count):
         console.print(printable(text), markup=False, highlight=False)
 
@@ -104,6 +116,10 @@ def remarks(count: OperationCount) -> list[str]:
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
         found.append(f"not counted (paper): {len(names)} {kind}: {some}")
     found += [f"not counted (executed): {text}" for text in count.executed_not_counted]
+    found += [f"{STOPPED}: {count.stopped}; figures are of what ran before"] if count.stopped else []
+    if count.assumed:
+        found.append(f"{ABOUT}: rests on values that shapes do not tell, of which was assumed:")
+        found += [f"assumed: {text}" for text in count.assumed]
     found.append("not in it: the loss and the update of parameters")
     return found + list(count.notes)
 
@@ -124,13 +140,15 @@ def _record(count: OperationCount, row: LayerRow, note: str) -> dict[str, Any]:
         "mb_written_paper": _mib(row.values_written),
         "ctc_paper": row.ctc,
         **_work(forward, backward),
+        "assumed": " ".join(row.assumed),
         "note": note,
     }
 
 
 def _total(count: OperationCount) -> dict[str, Any]:
     batch = count.batch_size
-    missing = [*(f"{text}: not counted (executed)" for text in count.executed_not_counted)]
+    missing = [f"{STOPPED}: {count.stopped}"] if count.stopped else []
+    missing += [f"{text}: not counted (executed)" for text in count.executed_not_counted]
     if count.not_counted:
         missing.append(f"{len(count.not_counted)} modules not counted (paper)")
     return dict.fromkeys(COLUMNS) | {
@@ -142,7 +160,8 @@ def _total(count: OperationCount) -> dict[str, Any]:
         "mb_written_paper": _mib(batch * count.values_written),
         "ctc_paper": count.ctc,
         **_work(count.forward, count.backward),
-        "note": "; ".join([*missing, *count.notes]),
+        "assumed": " ".join(dict.fromkeys(part for row in count.rows() for part in row.assumed)),
+        "note": "; ".join([*missing, *(f"assumed: {text}" for text in count.assumed), *count.notes]),
     }
 
 
@@ -166,11 +185,17 @@ def _view(count: OperationCount) -> tuple[list[str], list[list[str]]]:
         elementwise = None
         if r["elementwise_executed_forward"] is not None:
             elementwise = r["elementwise_executed_forward"] + r["elementwise_executed_backward"]
+        least = AT_LEAST if count.stopped and r["layer"] == TOTAL else ""
+        assumed = (r["assumed"] or "").split()
+        paper, forward, backward = (ABOUT if p in assumed else least for p in (PAPER, "forward", "backward"))
+        both = ABOUT if ABOUT in (forward, backward) else least
         numbers = [
-            _millions(r["operations_paper"]), _decimal(r["mb_read_paper"]), _decimal(r["mb_written_paper"]),
-            _decimal(r["ctc_paper"], 1), _millions(r["operations_executed_forward"]),
-            _millions(r["operations_executed_backward"]), _millions(elementwise),
+            paper + _millions(r["operations_paper"]), paper + _decimal(r["mb_read_paper"]),
+            paper + _decimal(r["mb_written_paper"]), paper + _decimal(r["ctc_paper"], 1),
+            forward + _millions(r["operations_executed_forward"]),
+            backward + _millions(r["operations_executed_backward"]), both + _millions(elementwise),
         ]  # fmt: skip
+        numbers = [NOTHING if cell.endswith(NOTHING) else cell for cell in numbers]
         lines.append([r["layer"], r["kind"] or "", r["input_shape"] or "", r["output_shape"] or "", *numbers])
     return header, lines
 
@@ -188,8 +213,8 @@ def _mib(values: int | None) -> float | None:
 
 
 def _millions(value: int | None) -> str:
-    return "–" if value is None else f"{value / 1e6:.3f}"
+    return NOTHING if value is None else f"{value / 1e6:.3f}"
 
 
 def _decimal(value: float | None, places: int = 3) -> str:
-    return "–" if value is None else f"{value:.{places}f}"
+    return NOTHING if value is None else f"{value:.{places}f}"

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch.utils import _device
 
+from powerd_analytics.operations.stand_in import StandIn
+
 
 def _key_padding_mask(mask: torch.Tensor, length: int, batch: int) -> None:
     if tuple(mask.shape) != (batch, length):
@@ -39,9 +41,17 @@ _ATTENTION = "scaled_dot_product_attention"
 class MetaDevice(_device.DeviceContext):  # type: ignore[misc, unused-ignore]
     """New tensors are made on ``meta``, as in ``with torch.device("meta")``."""
 
-    def __init__(self, instead: Mapping[Any, Callable[..., Any]] | None = None) -> None:
-        """``instead``: what runs in the place of functions of torch, given the function, its arguments and names."""
-        self._instead = instead or {}
+    def __init__(
+        self, instead: Mapping[Any, Callable[..., Any]] | None = None, stand_in: StandIn | None = None
+    ) -> None:
+        """``instead``: what runs in the place of functions of torch, given the function, its arguments and names.
+
+        ``stand_in`` learns the values of tensors that are made of numbers, and answers who wants an array.
+        """
+        self._instead = {torch.Tensor.__format__: _formatted, **(instead or {})}
+        if stand_in is not None:
+            self._instead |= dict.fromkeys(OF_NUMBERS, partial(_with_values, stand_in))
+            self._instead |= dict.fromkeys(ARRAYS, partial(_as_array, stand_in))
         self.in_backward = False
         self._first = dict.fromkeys(("forward", "without gradients", "backward"), 0)
         super().__init__("meta")  # type: ignore[no-untyped-call, unused-ignore]
@@ -94,6 +104,34 @@ class MetaDevice(_device.DeviceContext):  # type: ignore[misc, unused-ignore]
         return self._first["forward"] + min(self._first["backward"], self._first["without gradients"])
 
 
+def _with_values(stand_in: StandIn, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """A tensor of numbers that a model writes down: on ``meta``, with their values known."""
+    made = func(*args, **kwargs)
+    data = kwargs.get("data", args[-1] if args else None)
+    if isinstance(made, torch.Tensor) and made.is_meta and not isinstance(data, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            stand_in.values.put(made, torch.tensor(data, dtype=made.dtype, device="cpu"))
+    return made
+
+
+def _as_array(stand_in: StandIn, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    x, *others = args
+    with torch._C.DisableTorchFunction():
+        return func(stand_in.on_cpu(x.detach()) if x.is_meta else x, *others, **kwargs)
+
+
+def _formatted(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """A value in a message: nobody knows it, and what runs does not depend on it."""
+    x, *rest = args
+    if not x.is_meta or x.dim():
+        return str(func(*args, **kwargs))
+    return format(float("nan") if x.is_floating_point() else 0, *rest)
+
+
+OF_NUMBERS: tuple[Any, ...] = (torch.tensor, torch.as_tensor, torch.Tensor.new_tensor)
+ARRAYS: tuple[Any, ...] = (torch.Tensor.numpy, torch.Tensor.__array__)
+
+
 attend = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -110,4 +148,4 @@ def with_own(function: FunctionType, names: dict[str, Callable[..., Any]]) -> Fu
 
 def _checks(function: FunctionType) -> bool:
     named = function.__code__.co_names
-    return any(name in named for name in (*CHECKS, *_BETWEEN))
+    return any(name in named for name in (*CHECKS, *_BETWEEN, _ATTENTION))

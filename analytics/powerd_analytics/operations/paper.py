@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 class PaperHook:
     """Collects a `LayerCount` for each call of a module without modules inside."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_size: int = 0) -> None:
+        """``batch_size``: samples in the first dimension of what the model is given; 0: whatever a layer has there."""
+        self.batch_size = batch_size
         self.is_open = True
         """False in backward, whose calls are no part of the convention."""
+        self.is_assumed = False
+        """Shapes rest on values that nobody knows."""
         self.layers: list[LayerCount] = []
         self.not_counted: dict[str, None] = {}
         self.seen: set[str] = set()
@@ -39,10 +43,17 @@ class PaperHook:
                 self.not_counted.setdefault(f"{name} ({kind})")
                 return
             x, y = tuple(inputs[0].shape[1:]), tuple(output.shape[1:])
-            read = prod(x) + weights_of(module)
-            self.layers.append(LayerCount(name, kind, count, x, y, read, prod(y)))
+            times = self._times(inputs[0])
+            read = times * prod(x) + weights_of(module)
+            layer = LayerCount(name, kind, times * count, x, y, read, times * prod(y), self.is_assumed)
+            self.layers.append(layer)
 
         return leave
+
+    def _times(self, x: torch.Tensor) -> int:
+        """How often one sample comes in the first dimension: once, or more where others were folded into it."""
+        n, batch = x.shape[0] if x.dim() else 1, self.batch_size
+        return n // batch if batch and n and not n % batch else 1
 
 
 def has_equation(module: torch.nn.Module) -> bool:

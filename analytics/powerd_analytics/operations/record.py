@@ -26,6 +26,14 @@ class Record:
         found[2] += did.elementwise
         found[3] += did.moved_bytes
 
+    def take(self, other: Record) -> None:
+        """Add another record to it, which is empty then."""
+        for kind, sums in other.sums.items():
+            found = self.sums.setdefault(kind, [0, 0, 0, 0])
+            for i, value in enumerate(sums):
+                found[i] += value
+        other.sums.clear()
+
 
 def extended(records: Sequence[Record], features: Sequence[Sequence[int]], wanted: Sequence[int]) -> Record | None:
     """What would run in a stretch of features ``wanted``, from what ran in those of others.

@@ -201,3 +201,9 @@ def labels_loss(args: Sequence[Any]) -> tuple[Tensor, Tensor] | None:
     if x.dim() != 2 or target.shape != x.shape or not is_plain(x, target) or not _is_classes(x, target, reduction_):
         return None
     return x.new_empty((x.shape[0],) if reduction_ == 0 else ()), like(x)
+
+
+def of_truths(args: Sequence[Any]) -> Tensor | None:
+    """Whether all, or any, of a mask is true: one truth value."""
+    x: Tensor = args[0]
+    return x.new_empty(()) if x.is_meta and x.dtype == torch.bool else None

@@ -158,6 +158,8 @@ SHAPES: dict[str, Shape] = {
     "argmax": _reduction("int64"),
     "argmin": _reduction("int64"),
     "any.default": _reduction("bool", over=None),
+    "_is_all_true": reductions.of_truths,
+    "_is_any_true": reductions.of_truths,
     "any.dim": _reduction("bool"),
     "any.dims": _reduction("bool"),
     "all.default": _reduction("bool", over=None),

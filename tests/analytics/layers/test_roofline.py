@@ -86,6 +86,31 @@ def test_what_is_not_counted_stands_beside_the_figures(path):
         assert "not counted (paper): 1 modules" in notes[name]
 
 
+def test_what_rests_on_assumed_values_and_what_was_not_reached_stand_beside_the_figures(path):
+    conv, relu, norm = COUNT.executed
+    count = replace(
+        COUNT,
+        executed=(conv, replace(relu, assumed=("forward",)), norm),
+        assumed=("relu (ReLU): a mask taken as true everywhere",),
+        stopped="backward in norm (GroupNorm): no shapes",
+    )
+    found = layer_energies(phase_table(read_run(path)), lambda _batch: count)
+    notes = {(r.level, r.layer, r.passes): r.note for r in found}
+    rests, ends = (
+        "operations rest on assumed values (forward)",
+        "operations after this step are not counted: backward in",
+    )
+    for name in (("layer", "relu", "forward"), ("layer", "relu", BOTH), ("phase", "", "forward"), ("model", "", BOTH)):
+        assert rests in notes[name]
+        assert (ends in notes[name]) == (name[0] != "layer")
+    for name in (("layer", "relu", "backward"), ("layer", "conv", "forward"), ("phase", "", "backward")):
+        assert rests not in notes[name]
+    few = replace(count, executed=(conv,), layers=COUNT.layers[:1], not_counted=())
+    missing = layer_energies(phase_table(read_run(path)), lambda _batch: few)
+    [said] = {r.note for r in missing if r.layer == "relu" and r.passes == "forward"}
+    assert "the operations know no such layer; not counted from backward in norm (GroupNorm): no shapes" in said
+
+
 def test_the_uncertainty_of_the_joules_is_that_of_gflops_per_watt(rows):
     for row in rows.values():
         for convention in (PAPER, EXECUTED):

@@ -80,3 +80,23 @@ def test_a_model_of_terabytes_needs_none():
 def test_a_shape_that_does_not_fit_is_said():
     with pytest.raises(AnalysisError, match=r"does not run on a sample of shape \(4,\)"):
         count_operations(nn.Linear(3, 2), (4,))
+
+
+def test_samples_that_were_folded_into_the_batch_or_come_second_are_all_counted():
+    class Tokens(nn.Module):
+        def __init__(self, fold):
+            super().__init__()
+            self.fold, self.layer, self.last = fold, nn.Linear(8, 4), nn.Linear(4, 2)
+
+        def forward(self, x):  # [n, 6, 8]
+            return self.last(self.layer(self.fold(x)).sum(0, keepdim=True))
+
+    for fold in (lambda x: x, lambda x: x.reshape(-1, 8), lambda x: x.transpose(0, 1)):
+        count = count_operations(Tokens(fold), (6, 8), batch_size=3)
+        assert count.layers[0].operations == 6 * 8 * 4
+        assert count.layers[0].values_read == 6 * 8 + 8 * 4
+        assert count.layers[0].values_written == 6 * 4
+    # One row for all samples is none of theirs: it counts as if each had one.
+    assert count_operations(Tokens(lambda x: x.reshape(-1, 8)), (6, 8), batch_size=3).layers[1].operations == 4 * 2
+    inputs = count_operations(Tokens(lambda x: x.reshape(-1, 8)), inputs=[torch.empty(3, 6, 8)])
+    assert inputs.layers[0].operations == 6 * 8 * 4

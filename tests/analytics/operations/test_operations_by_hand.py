@@ -164,7 +164,7 @@ def test_a_checkpoint_computes_again_what_executed_counts_and_paper_does_not(is_
     assert products(found) == (3 * LINEAR, LINEAR + 4 * LINEAR + (2 if is_reentrant else 1) * LINEAR)
     assert found.total == 3 * 64 + 8
     assert _len_torch_function_stack() == 0
-    assert torch.get_default_device().type == "cpu"
+    assert torch.empty(0).device.type == "cpu"
 
 
 def test_tied_weights_count_where_they_are_used():
@@ -276,7 +276,7 @@ def test_hooks_and_nested_gradients_count():
     assert products(count(penalty, linear=nn.Linear(8, 8))) == (2 * LINEAR, LINEAR)
 
 
-def test_sparse_tensors_are_listed_or_refused():
+def test_sparse_tensors_are_listed_or_end_the_count():
     embedding = count_operations(nn.Embedding(20, 4, sparse=True), (5,), dtype="int64")
     assert any("sparse_coo" in text for text in embedding.executed_not_counted)
 
@@ -288,8 +288,10 @@ def test_sparse_tensors_are_listed_or_refused():
         def forward(self, x):
             return torch.sparse.mm(self.table, x.t())
 
-    with pytest.raises(AnalysisError, match="no shapes for a kernel of it"):
-        count_operations(Sparse(), (8,))
+    # What ran before it is counted, and that there is more is said.
+    found = count_operations(nn.Sequential(nn.Linear(8, 8), Sparse()), (8,), batch_size=2)
+    assert found.stopped.startswith("forward in 1 (Sparse): torch has no shapes for a kernel of it")
+    assert products(found) == (LINEAR, 0)
 
 
 def test_wrappers_of_torch_leave_the_layers_names():
@@ -325,22 +327,6 @@ def test_what_is_scripted_is_refused():
         count_operations(traced, (8,))
 
 
-@pytest.mark.parametrize(
-    "asks",
-    [
-        lambda m, x: x * m.factor if x.sum() > 0 else x,
-        lambda m, x: x * m.factor * x.max().item(),
-        lambda m, x: x[x[:, 0] > 0] * m.factor,
-        lambda m, x: x * m.factor * float(x.numpy()[0, 0]),
-        lambda m, x: x * m.factor * torch.unique(x).sum(),
-    ],
-)
-def test_a_model_that_asks_for_values_is_told_so(asks):
-    with pytest.raises(AnalysisError, match="it asks for values, and there are only shapes") as refused:
-        count(asks)
-    assert len(str(refused.value)) < 450
-
-
 def test_autocast_is_said():
     def mixed(m, x):
         with torch.autocast("cpu", torch.bfloat16):
@@ -351,6 +337,7 @@ def test_autocast_is_said():
     assert any(note.startswith("autocast") for note in found.notes)
 
 
+@pytest.mark.skipif(not hasattr(F, "_check_key_padding_mask"), reason="this release of torch has no such check")
 def test_torch_keeps_its_own_checks():
     mask, places = torch.zeros(2, 4, dtype=torch.bool), torch.zeros(1, 1, 2, 2, dtype=torch.int64)
     layer = nn.MultiheadAttention(8, 2, batch_first=True)

@@ -16,7 +16,8 @@ import sys, threading
 from functools import partial
 import torch
 from torch import _compile, nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils import checkpoint as checkpoints
+from torch.utils.checkpoint import checkpoint
 from powerd_analytics.operations import count_operations
 from powerd_analytics.operations.no_compiler import ASKED, without_compiler
 from powerd_core.errors import AnalysisError
@@ -43,8 +44,11 @@ class Wrong(nn.Module):
 def is_as_before():
     return "getattr" not in vars(_compile) and not hasattr(checkpoint.__wrapped__, ASKED)
 
-selective = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
-for options in ({"use_reentrant": True}, {"use_reentrant": False}, {"use_reentrant": False, "context_fn": selective}):
+ways = [{"use_reentrant": True}, {"use_reentrant": False}]
+if hasattr(checkpoints, "create_selective_checkpoint_contexts"):
+    selective = partial(checkpoints.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+    ways.append({"use_reentrant": False, "context_fn": selective})
+for options in ways:
     found = count_operations(partial(Checkpointed, **options), (4,), batch_size=2)
     # Twice in backward, and again in forward's way unless that stops before the last product.
     inner = next(e for e in found.executed if e.name == "inner")

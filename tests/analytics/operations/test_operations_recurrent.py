@@ -1,6 +1,7 @@
 """Recurrent layers counted from a few steps: the same to the last digit as all steps one by one."""
 
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch")
 nn = torch.nn
 
-from powerd_analytics.operations import count_operations, recurrent, recurrent_calls  # noqa: E402
+from torch.utils import checkpoint as checkpoints  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from powerd_analytics.operations import count_operations, recurrent, recurrent_calls, repeated, watched  # noqa: E402
 from powerd_analytics.operations.did import Did  # noqa: E402
 from powerd_analytics.operations.executed import ExecutedMode  # noqa: E402
 from powerd_analytics.operations.record import Record, combination, extended  # noqa: E402
@@ -73,7 +78,7 @@ def both(model, x, *, is_short=True, may_refuse=False, **options):
                 lambda *args, original=original: used.append(original(*args)) or used[-1],
             )
         few = counted(patch, model, x, 8, **options)
-        assert bool(used) is is_short
+        assert bool(used) is (is_short and watched.CAN_ASK)
         assert may_refuse or None not in used
         every = counted(patch, model, x, 10**9, **options)
     assert few == every
@@ -157,6 +162,7 @@ def test_steps_of_packed_sequences_are_torchs(lengths, batch_first):
     assert torch.equal(ours[1], theirs[1])
 
 
+@pytest.mark.skipif(not watched.CAN_ASK, reason="this release of torch runs all steps")
 def test_a_long_one_by_hand():
     steps = 100_000
     count = count_operations(nn.LSTM(8, 16, 2, bidirectional=True), inputs=[torch.empty(steps, 2, 8, device="meta")])
@@ -174,14 +180,95 @@ def test_a_layer_twice_with_states_handed_on():
 
 @pytest.mark.parametrize("is_reentrant", [True, False])
 def test_checkpoints(is_reentrant):
-    from torch.utils.checkpoint import checkpoint
-
     def call(rnn, x, states):
         return checkpoint(rnn, x, states, use_reentrant=is_reentrant)
 
-    # The newer kind follows what is kept for backward, of which a few steps keep less: there all steps run.
+    both(Model(nn.LSTM, {}, first=True, call=call), torch.empty(12, BATCH, WIDTH, device="meta"))
+
+
+def again(rnn, x, states, *, after, nested, options):
+    """In a checkpoint, maybe in another one, with something before the layer and after it."""
+
+    def run(x, states):
+        def inside(x, states):
+            y, last = rnn(x * 2, states)
+            if after == "kept":
+                return y.sigmoid().square(), last
+            return (y.reshape(-1, y.shape[-1]) + 1, last) if after == "not kept" else (y, last)
+
+        return checkpoint(inside, x, states, use_reentrant=False, **options) if nested else inside(x, states)
+
+    return checkpoint(run, x, states, use_reentrant=False, **options)
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    kinds(), USES, st.integers(8, 20), st.sampled_from(["kept", "not kept", "nothing"]), st.tuples(*[st.booleans()] * 5)
+)
+def test_checkpoints_compute_again_until_the_last_tensor_that_is_kept(kind, use, steps, after, flags):
+    (module, options), (first, states, frozen, nested, batch_first) = kind, flags
+    call = partial(again, after=after, nested=nested, options={})
+    x = torch.empty((BATCH, steps, WIDTH) if batch_first else (steps, BATCH, WIDTH), dtype=options.get("dtype"))
+    made = Model(
+        module,
+        options | {"batch_first": batch_first},
+        use=use, first=first, states=BATCH if states else 0, frozen=frozen, call=call,
+    )  # fmt: skip
+    both(made, x)
+
+
+def test_a_checkpoint_that_computes_all_again():
+    from torch.utils.checkpoint import set_checkpoint_early_stop
+
+    call = partial(again, after="not kept", nested=False, options={})
     x = torch.empty(12, BATCH, WIDTH, device="meta")
-    both(Model(nn.LSTM, {}, first=True, call=call), x, is_short=is_reentrant)
+    early = both(Model(nn.GRU, {}, first=True, call=call), x)
+    with set_checkpoint_early_stop(False):
+        late = both(Model(nn.GRU, {}, first=True, call=call), x)
+    assert late.backward.elementwise > early.backward.elementwise
+    assert late.backward.operations == early.backward.operations
+
+
+def test_packed_sequences_in_a_checkpoint():
+    lengths = [30, 30, 22, 9]
+
+    def call(rnn, x, given):
+        def run(x, given):
+            y, last = rnn(nn.utils.rnn.pack_padded_sequence(x, lengths), given)
+            return nn.utils.rnn.pad_packed_sequence(y)[0], last
+
+        return checkpoint(run, x, given, use_reentrant=False)
+
+    x = torch.empty(30, len(lengths), WIDTH, device="meta")
+    both(Model(nn.LSTM, {"bidirectional": True}, first=True, call=call), x)
+
+
+def test_the_same_weight_twice_in_a_checkpoint():
+    def call(rnn, x, states):
+        rnn.weight_hh_l1, rnn.bias_hh_l0 = rnn.weight_hh_l0, rnn.bias_ih_l0
+        return checkpoint(rnn, x, states, use_reentrant=False)
+
+    both(Model(nn.RNN, {"num_layers": 2}, first=True, call=call), torch.empty(12, BATCH, WIDTH, device="meta"))
+
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("what", ["hooks", "mode", "selective"])
+def test_who_follows_single_kernels_or_tensors_sees_all_of_them(what):
+    if what == "selective" and not hasattr(checkpoints, "create_selective_checkpoint_contexts"):
+        pytest.skip("this release of torch has none")
+
+    def call(rnn, x, states):
+        if what == "selective":
+            context = partial(checkpoints.create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+            return checkpoint(rnn, x, states, use_reentrant=False, context_fn=context)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 2, lambda t: t) if what == "hooks" else Seen():
+            return rnn(x, states)
+
+    both(Model(nn.GRU, {}, first=True, call=call), torch.empty(12, BATCH, WIDTH, device="meta"), is_short=False)
 
 
 @pytest.mark.parametrize("catches", [False, True])
@@ -344,3 +431,77 @@ def test_results_that_do_not_follow_are_refused():
     ):
         with pytest.raises(ValueError, match="same tensor|length of its own|not packed"):
             longer(wrong, few, Extent(9))
+
+
+CELLS = st.sampled_from([
+    (nn.LSTMCell, {}), (nn.GRUCell, {}), (nn.RNNCell, {}), (nn.RNNCell, {"nonlinearity": "relu"}),
+    (nn.LSTMCell, {"dtype": torch.bfloat16}), (nn.GRUCell, {"bias": False}),
+])  # fmt: skip
+
+
+class Loop(nn.Module):
+    """A cell called step by step, now and then without gradients, in a checkpoint or on its own state."""
+
+    def __init__(self, kind, options, plan, use):
+        super().__init__()
+        dtype = options.get("dtype", torch.float32)
+        self.cell, self.plan, self.use = kind(WIDTH, WIDTH, **options), plan, use
+        self.first = nn.Linear(WIDTH, WIDTH, dtype=dtype)
+
+    def step(self, x, state):
+        made = self.cell(x, state)
+        return made if isinstance(made, tuple) else (made,)
+
+    def forward(self, x):
+        state, kept = None, []
+        for i, what in enumerate(self.plan):
+            now = self.first(x[i % len(x)]) if what != "given" else x[i % len(x)]
+            given = state if state is None or len(state) > 1 else state[0]
+            if what == "checkpoint":
+                state = checkpoint(self.step, now, given, use_reentrant=False)
+            elif what == "no gradient":
+                with torch.no_grad():
+                    state = self.step(now, given)
+            elif what == "itself" and state is not None:
+                state = self.step(state[0], given)
+            else:
+                state = self.step(now, given)
+            kept.append(state[0])
+        return {"all": torch.stack(kept), "end": state[0], "last": state[-1]}[self.use]
+
+
+PLAN = st.lists(
+    st.sampled_from(["plain", "plain", "plain", "given", "checkpoint", "no gradient", "itself"]),
+    min_size=4,
+    max_size=14,
+)
+
+
+@settings(max_examples=12, deadline=None)
+@given(CELLS, PLAN, st.sampled_from(["all", "end", "last"]), st.booleans(), st.booleans())
+def test_cells_called_again_and_again(kind, plan, use, needs, turned):
+    module, options = kind
+    x = torch.empty(4, BATCH, WIDTH, dtype=options.get("dtype"), device="meta")
+    x = torch.empty(4, WIDTH, BATCH, dtype=x.dtype, device="meta").transpose(1, 2) if turned else x
+    model = Loop(module, options, plan, use)
+    with pytest.MonkeyPatch.context() as patch:
+        few = counted(patch, model, x.requires_grad_(needs), 8)
+        patch.setattr(repeated, "OFTEN", 10**9)
+        every = counted(patch, model, x, 8)
+    assert few == every
+
+
+@pytest.mark.skipif(not watched.CAN_ASK, reason="this release of torch runs all steps")
+def test_kernels_of_a_cell_run_for_a_few_calls_only():
+    x = torch.empty(4, BATCH, WIDTH, device="meta")
+
+    def ran(steps):
+        mode = []
+        with pytest.MonkeyPatch.context() as patch:
+            original = ExecutedMode.counts
+            patch.setattr(ExecutedMode, "counts", lambda self, *args: mode.append(self.ran) or original(self, *args))
+            count_operations(Loop(nn.LSTMCell, {}, ["given"] * steps, "end"), inputs=[x])
+        return mode[0]
+
+    # Gradients of the four weights are added up, a step is picked from the input: of some 56, 13 are left.
+    assert (ran(40) - ran(20)) / 20 < 20

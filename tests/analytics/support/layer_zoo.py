@@ -103,7 +103,9 @@ def _layers():
         add(f"InstanceNorm{n}d", lambda k=instance: k(4), shape)
         add(f"InstanceNorm{n}d affine", lambda k=instance: k(4, affine=True, track_running_stats=True), shape)
         for name in ("MaxPool", "AvgPool", "LPPool"):
-            kind = getattr(nn, f"{name}{n}d")
+            kind = getattr(nn, f"{name}{n}d", None)
+            if kind is None:  # not every release of torch has all of them
+                continue
             add(f"{name}{n}d", lambda k=kind, lp=name == "LPPool": k(2, 3) if lp else k(3), shape)
             add(f"{name}{n}d ceil", lambda k=kind, lp=name == "LPPool": (
                 k(2, 3, 2, True) if lp else k(3, 2, 1, ceil_mode=True)), shape)  # fmt: skip
@@ -126,7 +128,8 @@ def _layers():
     add("GroupNorm", lambda: nn.GroupNorm(2, 4), _IMAGE)
     add("LayerNorm", lambda: nn.LayerNorm(16), _TOKENS)
     add("LayerNorm plain", lambda: nn.LayerNorm(16, elementwise_affine=False), _TOKENS)
-    add("RMSNorm", lambda: nn.RMSNorm(16), _TOKENS)
+    if hasattr(nn, "RMSNorm"):
+        add("RMSNorm", lambda: nn.RMSNorm(16), _TOKENS)
     add("LocalResponseNorm", lambda: nn.LocalResponseNorm(3), _IMAGE)
     add("CrossMapLRN2d", lambda: nn.CrossMapLRN2d(3), _IMAGE)
     add("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(16, 8)), _TOKENS)
@@ -327,6 +330,7 @@ def _functions():
     for name, other in (("mixed", ("i", 2, 5, 16)), ("of truth", ("b", 2, 5, 16))):
         add(f"add {name}", lambda x, y: x + y, t, other)
         add(f"mul {name}", lambda x, y: x * y, t, other)
+    add("truths", lambda x: x * torch._is_all_true(x > 0) + x * torch._is_any_true(x > 0), t)
     add("numbers", lambda x: (1 - x) / 3 + x**2 + 2**x + (x - 1) * 2, t)
     add("half", lambda x: (x.half() * x.half()).float() + x.bfloat16(), t)
     add("double", lambda x: x.double() * x, t)
