@@ -19,7 +19,8 @@ Phases that the sensor does not resolve have no interval and are counted apart.
 The last table pools everything for each phase length: a run draws its sensor, its waveform, its kind of phase and its
 errors, all cells alike likely, those apart too; beside it the same less the cells apart. Exit status 1 when a judged
 cell misses 93-97 % by more than its own interval, or when a length's single phases or means of all cells together lie
-outside 93-97 %.
+outside 93-97 %. Of hundreds of cells some exceed their own interval by chance: how many may, and how many are farther
+off than chance takes any of so many, stands beside it and decides nothing.
 """
 
 from __future__ import annotations
@@ -231,6 +232,9 @@ def _verdict(summary: Summary) -> int:
             print(f"\n{name}: {v.judged} cells judged, {v.inside} in 93-97 %, {v.worst_low:.1%} to {v.worst_high:.1%};")
             print(f"  beyond by more than their interval: {v.below} below, {v.above} above", end="")
             print(f", {v.cautious} above for the bound of the edges" if v.cautious else "")
+            below, above = v.together()
+            print(f"  (by chance {v.by_chance:.0f} of as many that lie right at a limit); each run as one trial, by")
+            print(f"  more than chance does to any of {v.judged} cells: {below} below, {above} above")
     for name, values in apart.items():
         if values:
             print(f"apart, {name}: {len(values)} cells, {min(values):.1%} to {max(values):.1%}")

@@ -14,7 +14,8 @@ Targets: for phases of 20 ms and longer the mean over 200 phases of a kind withi
 its stated 95 % uncertainty in at least 93 % of cases. They are asked of every row:
 exact chips, chips with errors within the data sheet's limits, and the same calibrated as `powerd calibrate` does.
 Uncalibrated limits (1 % each for current, voltage and shunt) leave a card of eight lines uncertain by 0.76 % (k = 2),
-so that some draws of errors miss 0.5 %, and are reported as missing it.
+so that some draws of errors miss 0.5 %, and are reported as missing it. Beside each mean stands its stated U95, and at
+the end what the draws of errors alone make of a steady power: what no analysis of uncalibrated readings can undo.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ import zmq
 from common import machine, powerd, progress
 
 from powerd_analytics import phase_energies, read_run
+from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, mean_of
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
 from powerd_daemon.calibration_command import calibrate_lines
 from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.sim.waveform import SHARES, CardLoad, waveform_from_detail
+from powerd_daemon.sim.waveform import NOMINAL_V, SHARES, CardLoad, waveform_from_detail
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.sim import SimOptions, SimSource
 
 LENGTHS_MS = (20.0, 50.0)
 LATE_NS = 100_000
+TARGET, INSIDE = 0.005, 0.93
+DRAWS, STEADY_W = 1000, 150.0
 SOURCE = """[[source]]
 kind = "sim"
 name = "rails"
@@ -125,8 +131,21 @@ def free(length_ms: float, phases: int) -> Iterator[tuple[str, int, int]]:
         t = end + round(rng.uniform(1, 15) * 1e6)
 
 
-def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> list[tuple[str, float, float]]:
-    """Name, relative error of the mean, and share of phases inside their uncertainty, for each kind of phase."""
+def of_draw(seed: int) -> float:
+    """Relative error that the chips' drawn gains and zeros make of the card's joules at a steady power."""
+    options = SimOptions(seed=seed)
+    source = SimSource(options, Start("sim", 1, 0, VirtualClock()))
+    _, detail = source.connect()
+    source.close()
+    error = 0.0
+    for name, e in detail["drawn"].items():  # type: ignore[attr-defined]
+        gain = (1 + e["current_gain"]) * (1 + e["bus_gain"]) * (1 + e["shunt_gain"]) - 1
+        error += SHARES[name] * gain + e["offset_v"] / options.shunt_ohm * NOMINAL_V[name] / STEADY_W
+    return error
+
+
+def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> list[tuple[str, float, float, float]]:
+    """Name, relative error of the mean, its U95, and share of phases inside theirs, for each kind of phase."""
     with tempfile.TemporaryDirectory() as directory:
         source = SOURCE.format(
             waveform="training" if kind == "aligned" else "telegraph",
@@ -138,7 +157,9 @@ def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> 
         return record(source, kind, length_ms, phases, Path(directory))
 
 
-def record(source: str, kind: str, length_ms: float, phases: int, directory: Path) -> list[tuple[str, float, float]]:
+def record(
+    source: str, kind: str, length_ms: float, phases: int, directory: Path
+) -> list[tuple[str, float, float, float]]:
     """The same of one configuration."""
     with powerd(source) as (url, _):
         load, out = load_of(url), directory / "run.h5"
@@ -163,9 +184,13 @@ def record(source: str, kind: str, length_ms: float, phases: int, directory: Pat
         found = []
         for name in dict.fromkeys(names.tolist()):
             which = (names == name) & columns.resolvable & ~late
+            if not which.any():
+                found.append((f"{name}: none left", np.nan, np.nan, np.nan))
+                continue
             inside = np.abs(columns.energy_j - exact)[which] <= columns.u95_j[which]
-            mean = columns.energy_j[which].mean() / exact[which].mean() - 1
-            found.append((name, float(mean), float(inside.mean())))
+            mean = mean_of(*(getattr(columns, column)[which] for column in MEAN_COLUMNS))
+            error, u95 = mean.energy_j / exact[which].mean() - 1, mean.u95_j / mean.energy_j
+            found.append((name, float(error), u95, float(inside.mean())))
             if left_out := int((names == name).sum() - which.sum()):
                 found[-1] = (f"{name} less {left_out}", *found[-1][1:])
         return found
@@ -177,18 +202,26 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()
     print(f"Energy of phases on the simulated board, 500 scans/s, {args.phases} phases of a kind ({machine()})")
-    print(f"  {'load and phases':17} {'chips':12} seed  {'phase':16} error of the mean  inside 95 % uncertainty")
+    print(f"  {'load and phases':17} {'chips':12} seed  {'phase':16} error of the mean    U95  inside 95 % uncertainty")
     failed = False
     for kind in ("aligned", "free"):
         for length_ms in LENGTHS_MS:
             for chips in ("exact", "calibrated", "uncalibrated"):
                 for seed in args.seeds[: 1 if chips == "exact" else None]:
-                    for name, mean, inside in measure(kind, length_ms, chips, seed, args.phases):
-                        missed = abs(mean) > 0.005 or inside < 0.93
+                    for name, mean, u95, inside in measure(kind, length_ms, chips, seed, args.phases):
+                        # A kind of which no phase was marked in time (NaN) meets no target either.
+                        missed = not (abs(mean) <= TARGET and inside >= INSIDE)
                         failed |= missed
                         note = "   <-- misses the target" if missed else ""
                         where = f"{kind}, {length_ms:g} ms"
-                        print(f"  {where:17} {chips:12} {seed:4}  {name:16} {mean:+17.3%}  {inside:6.1%}{note}")
+                        print(
+                            f"  {where:17} {chips:12} {seed:4}  {name:16} {mean:+17.3%} {u95:6.2%}  {inside:6.1%}{note}"
+                        )
+    own = ", ".join(f"seed {seed} {of_draw(seed):+.2%}" for seed in args.seeds)
+    drawn = np.abs([of_draw(seed) for seed in range(1, DRAWS + 1)])
+    beyond, widest = np.mean(drawn > TARGET), np.quantile(drawn, 0.95)
+    print(f"Drawn gains and zeros of uncalibrated chips alone, {STEADY_W:g} W steady: {own};")
+    print(f"of {DRAWS} draws {beyond:.0%} are off by more than {TARGET:.1%}, 95 % by up to {widest:.2%}")
     return int(failed)
 
 

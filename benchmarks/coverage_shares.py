@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import ceil, exp, lgamma, log
 
 import numpy as np
 
 LOW, HIGH = 0.93, 0.97
+ALONE = 0.05
+"""The share of cells whose own interval may miss what is true, and of benchmarks that say so in `Verdict.together`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,7 @@ class Share:
     high: float
     variance: float = 0.0
     """Of ``value``, from how runs differ."""
+    runs: int = 1
 
     @property
     def is_missed(self) -> bool:
@@ -38,7 +42,15 @@ def share_of(by_run: np.ndarray) -> Share:
     trials = max(p * (1 - p) / variance, n) if variance > 0 else n
     z2 = 1.96**2
     middle, half = p + z2 / (2 * trials), 1.96 * np.sqrt(p * (1 - p) / trials + z2 / (4 * trials**2))
-    return Share(p, float((middle - half) / (1 + z2 / trials)), float((middle + half) / (1 + z2 / trials)), variance)
+    low, high = float((middle - half) / (1 + z2 / trials)), float((middle + half) / (1 + z2 / trials))
+    return Share(p, low, high, variance, n)
+
+
+def at_most(hits: float, n: int, p: float) -> float:
+    """Probability of so many hits (rounded up) or fewer in ``n`` independent trials with ``p`` each."""
+    k = ceil(hits - 1e-9)
+    each = [lgamma(n + 1) - lgamma(i + 1) - lgamma(n - i + 1) + i * log(p) + (n - i) * log(1 - p) for i in range(k + 1)]
+    return min(sum(exp(x) for x in each), 1.0)
 
 
 def pooled(shares: list[Share]) -> Share:
@@ -61,10 +73,28 @@ class Verdict:
     cautious: int = 0
     worst_low: float = 1.0
     worst_high: float = 0.0
+    shares: list[Share] = field(default_factory=list)
+
+    @property
+    def by_chance(self) -> float:
+        """Cells that would be beyond a limit by their own interval if all were right at it."""
+        return ALONE / 2 * self.judged
+
+    def together(self) -> tuple[int, int]:
+        """How many are so far below and above a limit that, were all cells right at it, a share `ALONE` of benchmarks
+        would have any (Bonferroni): of hundreds of looks, some are beyond by their own interval by chance.
+
+        A run counts as one trial. Its phases share gain, zero and clock, so that one run in thirty misses altogether;
+        runs without such a one hardly differ, and an interval from how they differ is too narrow then.
+        """
+        rare = ALONE / 2 / max(self.judged, 1)
+        below = sum(at_most(s.value * s.runs, s.runs, LOW) < rare for s in self.shares)
+        return below, sum(at_most((1 - s.value) * s.runs, s.runs, 1 - HIGH) < rare for s in self.shares)
 
     def add(self, share: Share, bare: Share | None = None) -> str:
         """Count one share; the text to print behind it. ``bare`` is the same without the bound of the edges."""
         self.judged += 1
+        self.shares.append(share)
         self.inside += LOW <= share.value <= HIGH
         self.worst_low, self.worst_high = min(self.worst_low, share.value), max(self.worst_high, share.value)
         if share.high < LOW:

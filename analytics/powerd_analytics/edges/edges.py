@@ -64,6 +64,9 @@ class PhaseEnergies:
     missing_s: Values
     off_by_j: Values
     """Largest error that the missing readings can cause when power stays in the line's observed range."""
+    beyond_j: Values
+    """The part of it of time in which nothing is counted: before the first reading, behind the last, where a counter
+    was set back. There the energy is off to one side, and by all of this where power is steady."""
 
 
 def phase_line_energies(
@@ -84,14 +87,11 @@ def phase_line_energies(
     """
     integral = signal.integral()
     linear = integral.between(begin_ns, end_ns)
-    missing_s, off_by = missing_in(signal, integral, begin_ns, end_ns)
+    missing_s, off_by, beyond = missing_in(signal, integral, begin_ns, end_ns)
     m = len(begin_ns)
     cells = Cells(signal) if len(signal) > 2 else None
     if cells is None or m == 0:
-        none, nan = np.zeros(m), np.full(m, np.nan)
-        return PhaseEnergies(
-            nan, linear, none, none, np.zeros(m, bool), nan, nan, nan, nan, nan, nan, none, none, missing_s, off_by
-        )
+        return _unresolved(linear, missing_s, off_by, beyond)
     s = join_stretches(begin_ns, end_ns, label, process, JOIN_SHARE * signal.resolution_ns)
     # Both come in order nearly always: a stable sort merges them, and what is there twice does no harm.
     found = Stretched(signal, cells, s, np.sort(np.concatenate([begin_ns, end_ns]), kind="stable"))
@@ -122,6 +122,31 @@ def phase_line_energies(
         u_round_w=rounding_u(signal.line.accuracy.step_w, found.sigma2)[s.label][i],
         missing_s=missing_s,
         off_by_j=off_by,
+        beyond_j=beyond,
+    )
+
+
+def _unresolved(linear_j: Values, missing_s: Values, off_by_j: Values, beyond_j: Values) -> PhaseEnergies:
+    """Of phases on a signal that has too few readings to tell anything but their plain integral."""
+    m = len(linear_j)
+    none, nan = np.zeros(m), np.full(m, np.nan)
+    return PhaseEnergies(
+        energy_j=nan,
+        linear_j=linear_j,
+        begin_j=none,
+        end_j=none,
+        resolvable=np.zeros(m, bool),
+        u_random_j=nan,
+        u_inner_j=nan,
+        u_edge_j=nan,
+        u_left_j=nan,
+        u_place_j=nan,
+        u_clock_j=nan,
+        u_shift_w=none,
+        u_round_w=none,
+        missing_s=missing_s,
+        off_by_j=off_by_j,
+        beyond_j=beyond_j,
     )
 
 

@@ -102,7 +102,9 @@ class Stretched:
         steady = np.where(count > 1, whole / np.maximum(count - 1, 1), 0.0)
         bent, moved = self.sum(second) / np.maximum(triples, 1), self.move1
         if self.signal.is_counter:
-            # Moments unsure by +-c shake the counter's differences: that is known, and no noise of the power.
+            # Moments unsure by +-c shake the counter's differences: that is known, and no noise of the power. A moment
+            # is in two neighbouring cells, so that differences of these (1, -2, 1) have 6 of its variance, and half
+            # the squares of second ones (1, -3, 3, -1) have 10.
             power2 = self.sum(span(c.power2, first, last + 1)) / np.maximum(self.sum(count + 1), 1)
             shaken = power2 * kappa / 3
             bent, moved = np.maximum(bent - 10 * shaken, 0), np.maximum(moved - 6 * shaken, 0)
@@ -127,12 +129,17 @@ class Stretched:
         self.own_share = np.where(
             count > 1, second / np.maximum(count - 1, 1) / np.maximum(bent, 1e-300)[self.s.label], 1.0
         )
-        # The same up to the readings beyond the edges. What all phases of a class have there is the class's own.
+        self.wide_share = self._wide_share()
+        self.length_ns = (self.s.end_ns - self.s.begin_ns).astype(np.float64)
+
+    def _wide_share(self) -> Values:
+        """``own_share`` up to the readings beyond the edges. What all phases of a class have there is the class's."""
+        c = self.cells
         low = np.searchsorted(c.left, self.s.begin_ns, "right") - 1
         high = np.searchsorted(c.right, self.s.end_ns, "left")
         wide = span(c.second, low - 1, high) / np.maximum(high - low + 1, 1)
-        self.wide_share = wide / np.maximum(self.sum(wide) / np.maximum(self.count(), 1), 1e-300)[k]
-        self.length_ns = (self.s.end_ns - self.s.begin_ns).astype(np.float64)
+        found: Values = wide / np.maximum(self.sum(wide) / np.maximum(self.count(), 1), 1e-300)[self.s.label]
+        return found
 
     def sum(self, values: Values, where: Mask | None = None) -> Values:
         """Sums by class [classes] over the stretches that are resolvable (and ``where``)."""

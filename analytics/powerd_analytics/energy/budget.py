@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.edges.edges import PhaseEnergies
 from powerd_analytics.edges.sensor import sensor_of
-from powerd_analytics.energy.coverage import one_rectangle
+from powerd_analytics.energy.coverage import CONFIDENCE, one_rectangle
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import CounterConversion, ShuntConversion
 
@@ -103,7 +103,8 @@ def line_parts(
     parts = {
         "sampling": np.hypot(found.u_random_j, code),
         INNER: found.u_inner_j,
-        "gain": a.u_gain * np.abs(found.energy_j),
+        # The limit of what is not counted is a power that the line showed: it is as wrong as the rest.
+        "gain": a.u_gain * (np.abs(found.energy_j) + found.beyond_j),
         "offset": a.u_offset_w * duration_s,
         # A steady power without noise is rounded the same way in every reading: the error does not average out.
         "quantisation": found.u_round_w * duration_s,
@@ -145,12 +146,33 @@ class Budget:
             if (even := 1.0 if shape == "rectangular" else _even_share(name, signal)) > 0:
                 self._rectangle[which] = one_rectangle(self._rectangle[which], even * u)
 
-    def add_missing(self, off_by_j: Values) -> None:
-        """What missing readings can have done, by all lines together [m]: they are scanned, and missed, together."""
+    def add_missing(self, off_by_j: Values, beyond_j: Values) -> None:
+        """What missing readings can have done, by all lines together [m]: they are scanned, and missed, together. The
+        last of the parts.
+
+        ``beyond_j`` of it is of time in which nothing is counted. All joules are missing there: the energy is off to
+        one side, and with steady power by the whole limit. So U95 reaches to that limit, and beyond it as far as all
+        else is unsure.
+        """
         if np.any(off_by_j):
             self._of(self._shared, MISSING)[:] += off_by_j / np.sqrt(3)
         if np.any(off_by_j > 0):
             self.shapes[MISSING] = {"rectangular"}
+        for i in range(0, self._m if np.any(beyond_j) else 0, AT_A_TIME):
+            at = i + np.flatnonzero(beyond_j[i : i + AT_A_TIME])
+            inside2, all_else2 = (off_by_j[at] - beyond_j[at]) ** 2 / 3, self._without_missing2(at)
+            u = beyond_j[at] / (CONFIDENCE * np.sqrt(3)) + np.sqrt(inside2 + all_else2)
+            self._shared[MISSING][at] = np.sqrt(np.maximum(u**2 - all_else2, 0))
+
+    def _without_missing2(self, at: NDArray[np.intp]) -> Values:
+        """Variance of the phases ``at`` by all parts but `MISSING`; what is not known counts as none."""
+        found = np.zeros(len(at))
+        for square in self._squares.values():
+            found += np.nan_to_num(square[at])
+        for name, u in self._shared.items():
+            if name != MISSING:
+                found += np.nan_to_num(u[at]) ** 2
+        return found
 
     @property
     def parts(self) -> dict[str, Values]:

@@ -151,18 +151,19 @@ def _add_up(
     """Add what each line has of intervals (begins, ends, classes, processes) up in ``budget`` and ``sums``."""
     begin_ns, end_ns, label, process = intervals
     m = len(begin_ns)
-    missing, resolvable = np.zeros(m), np.full(m, bool(part.signals))
+    missing, beyond, resolvable = np.zeros(m), np.zeros(m), np.full(m, bool(part.signals))
     for signal in part.signals:
         for which, found in energies_of(signal, begin_ns, end_ns, label, process):
             for name, column in sums.items():
                 _add(column, which, getattr(found, name))
+            _add(beyond, which, found.beyond_j)
             bound = None if edge_bound_ns is None else edge_bound_ns[which].astype(np.float64)
             length_s = (end_ns[which] - begin_ns[which]).astype(np.float64) * 1e-9
             budget.add(which, signal, line_parts(signal, found, length_s, bound))
             if np.any(found.missing_s):
                 missing[which] = np.maximum(missing[which], found.missing_s)
             resolvable[which] &= found.resolvable
-    budget.add_missing(sums["off_by_j"])
+    budget.add_missing(sums["off_by_j"], beyond)
     duration = (end_ns - begin_ns).astype(np.float64)
     duration *= 1e-9
     return Seen(resolvable, missing, duration)

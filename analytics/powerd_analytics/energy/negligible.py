@@ -11,8 +11,11 @@ ROUNDING = 1e-12
 
 
 def known(u: float, value: float) -> float:
-    """An uncertainty of a value, or a part of an uncertainty; 0 where it is less than the rounding of the value."""
-    return u if u > ROUNDING * abs(value) else 0.0
+    """An uncertainty of a value, or a part of an uncertainty; 0 where it is less than the rounding of the value.
+
+    One that is not known (NaN) stays so.
+    """
+    return 0.0 if u <= ROUNDING * abs(value) else u
 
 
 def without_rounding(estimate: Estimate) -> Estimate:

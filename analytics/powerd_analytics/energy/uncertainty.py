@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.coverage import factor, student
+from powerd_analytics.energy.firstorder import first_order
 
 COVERAGE_FACTOR = 2.0
 """k of an expanded uncertainty whose parts are not known one by one: about 95 % if they are many (GUM 6.2)."""
@@ -27,9 +28,9 @@ FEW = 30
 """Independent repeats that all are worth, below which what they have in common is badly known."""
 STANDS_OUT = 1.645
 """Standard deviations of a correlation of independent repeats that 5 % of them exceed."""
-LEAST_DEGREES = 2.0
-"""Degrees of freedom of repeats that hang together all along: with one, Student's factor (12.7 for 4.3) makes intervals
-up to 2.6 times as wide and adds less than a point to how many hold."""
+ENOUGH = 5
+"""Degrees of freedom from which on the sum of correlations knows its own size well enough to be asked beside the first
+order: with fewer it makes the widest tenth of the intervals up to half again as wide, and none more hold."""
 BY_CHANCE = 0.01
 """Of series of independent repeats that seem to have a period."""
 SHARE_OF_LOW, MOST_LOW = 6, 16
@@ -102,9 +103,9 @@ def _of_spread(energy_j: Values) -> tuple[float, float]:
     """Standard uncertainty of the mean of repeats from how they differ, and its degrees of freedom.
 
     Repeats that go up and down together count for fewer, by their integrated autocorrelation time: as a sum of
-    correlations, which is right for many repeats, and where they are worth few as that of a first-order process too,
-    which loses less of it. The one that gives the wider interval counts. Repeats that come and go with a period count
-    for more, as ups and downs cancel.
+    correlations, which is right for many repeats, and where they are worth few as those of a first-order process
+    (`powerd_analytics.energy.firstorder`), which loses less of it. The one that gives the wider interval counts.
+    Repeats that come and go with a period count for more, as ups and downs cancel.
     """
     n = len(energy_j)
     if n < 2:
@@ -114,10 +115,19 @@ def _of_spread(energy_j: Values) -> tuple[float, float]:
     rho = float(np.dot(away[1:], away[:-1])) / square if square > 0 else 0.0
     if NEED_REPEATS <= n <= MOST_PERIODIC and square > 0 and (periodic := _periodic(away, rho)) is not None:
         return periodic
-    found = [_windowed(away, square)]
-    if n >= NEED_REPEATS and square > 0 and found[0][1] < FEW:
-        found.append(_first_order(rho, square, n))
-    return max(found, key=lambda x: x[0] * student(x[1]))
+    summed = _windowed(away, square)
+    if n < NEED_REPEATS or not square > 0 or summed[1] >= FEW:
+        return summed
+    if _put_back(rho, n) <= STANDS_OUT / np.sqrt(n):
+        independent = float(np.sqrt(square / (n - 1) / n)), float(n - 1)
+        return max(summed, independent, key=_half_width)
+    found = first_order(away)
+    return max(summed, found, key=_half_width) if summed[1] >= ENOUGH else found
+
+
+def _half_width(of_mean: tuple[float, float]) -> float:
+    """Of the 95 % interval, over that of a normal distribution: of a standard uncertainty and its degrees."""
+    return of_mean[0] * student(of_mean[1])
 
 
 def _periodic(away: Values, rho: float) -> tuple[float, float] | None:
@@ -164,22 +174,6 @@ def _windowed(away: Values, square: float) -> tuple[float, float]:
             together, window = together + 2 * rho, lag
         together *= 1 + (2 * window + 1) / n
     return float(np.sqrt(square / (n - 1) / n * together)), max(n / together - 1, 1.0)
-
-
-def _first_order(rho: float, square: float, n: int) -> tuple[float, float]:
-    """As if each repeat were ``rho`` of the last and something new, with n squared deviations of the sum ``square``.
-
-    What the mean takes out of ``rho`` is put back, and out of the scatter: square / (n - t) for a time
-    t. As ln t is unsure by 2 / (1 - rho^2) times what rho is, sqrt((1 - rho^2) / n), the degrees of freedom are fewer
-    than the scatter's own, (n - 1) (1 - rho^2) / (1 + rho^2) (Bartlett, 1935).
-    """
-    rho = _put_back(rho, n)
-    if rho <= STANDS_OUT / np.sqrt(n):
-        return float(np.sqrt(square / (n - 1) / n)), float(n - 1)
-    time = 1 + 2 * rho / (1 - rho) - 2 * rho * (1 - rho**n) / (n * (1 - rho) ** 2)
-    own = (n - 1) * (1 - rho**2) / (1 + rho**2)
-    degrees = 1 / (1 / own + 2 / (n * (1 - rho**2)))
-    return float(np.sqrt(square / (n - time) / n * time)), max(degrees, LEAST_DEGREES)
 
 
 def sum_of(energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values | None = None) -> Estimate:

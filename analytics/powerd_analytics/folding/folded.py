@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from powerd_analytics.energy.budget import KINDS, distribution
+from powerd_analytics.energy.budget import distribution
 from powerd_analytics.energy.coverage import one_rectangle
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.folding.blocks import BLOCKS
@@ -84,8 +84,12 @@ def _sum(signals: Sequence[Signal], found: list[Watts], count: int) -> Folded:
         "offset": [s.line.accuracy.u_offset_w for s in signals],
         "quantisation": [s.line.accuracy.step_w / np.sqrt(12) for s in signals],
     }
-    limits = [u for name in of_lines if name in KINDS for s, u in zip(signals, of_lines[name], strict=True)
-              if distribution(name, s) == "rectangular"]  # fmt: skip
+    limits = [
+        u
+        for name, of_name in of_lines.items()
+        for s, u in zip(signals, of_name, strict=True)
+        if distribution(name, s) == "rectangular"
+    ]
     parts = {name: float(np.linalg.norm(u)) for name, u in of_lines.items()}
     # All lines of a device follow the same load: what no window sees is in all of them, and late in all of them.
     model_w, limit_w = float(sum(f.u_model_w for f in found)), float(sum(f.limit_w for f in found))

@@ -19,13 +19,13 @@ Values = NDArray[np.float64]
 class Integral:
     """Prefix sums over one signal, to be asked for many intervals.
 
-    ``linear`` integrals are of power between readings; the others of energies counted at readings, with constant
-    power between two of them. The mean power is taken out of the sums and put back exactly for each interval, so
-    that after hours a phase of milliseconds is not a small difference of two huge numbers.
+    Of power that is straight between readings (`of_power`), or of energies counted at readings, with constant power
+    between two of them (`of_energy`). The mean power is taken out of the sums and put back exactly for each interval,
+    so that after hours a phase of milliseconds is not a small difference of two huge numbers.
     """
 
-    def __init__(self, t_ns: Times, prefix: Values, mean_w: float, slope: Values | None) -> None:
-        self.t_ns, self._prefix, self.mean_w, self._power = t_ns, prefix, mean_w, slope
+    def __init__(self, t_ns: Times, prefix: Values, mean_w: float, power_w: Values | None) -> None:
+        self.t_ns, self._prefix, self.mean_w, self._power = t_ns, prefix, mean_w, power_w
 
     @classmethod
     def of_power(cls, t_ns: ArrayLike, power_w: ArrayLike) -> Integral:

@@ -32,7 +32,7 @@ class Signal:
     value: NDArray[np.float64]
     is_counter: bool
     broken: NDArray[np.bool_]
-    """[n-1] intervals whose energy is unknown because the counter was set back."""
+    """[n-1] intervals whose energy is unknown because the counter was set back, or may have gone round unseen."""
     flagged: NDArray[np.bool_]
     """[n-1] intervals with a bad reading in them."""
     spacing_ns: float
@@ -172,6 +172,7 @@ def _counter_signal(
     flagged = np.diff(np.flatnonzero(good)) > 1
     centre = float(line.accuracy.centre_ns)
     period = _spacing(t, line.period_ns)
+    counts, broken = _without_lost_turns(t, counts, broken, c, period)
     if line.accuracy.update_ns > 1.2 * period and len(t) > 2:
         # Read more often than it moves: only where it moved is its value that of the moment, at most a reading late.
         keep = np.concatenate([[True], np.diff(counts) > 0]) | np.concatenate([[True], broken])
@@ -185,6 +186,23 @@ def _counter_signal(
         energy = energy + c.background_w * ((t - t[0]) * 1e-9)
     spacing = max(_spacing(t, line.period_ns), float(line.accuracy.update_ns))
     return Signal(line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock)
+
+
+def _without_lost_turns(
+    t: NDArray[np.int64], counts: NDArray[np.float64], broken: NDArray[np.bool_], c: CounterConversion, period: float
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Counts [n] and broken intervals [n-1] of a counter that may have gone round more than once where readings miss.
+
+    At the greatest power that it showed between two readings, it would have: how often is in no reading, so that what
+    it counted there is unknown like what one counted that was set back.
+    """
+    steps, dt = np.diff(counts), np.diff(t).astype(np.float64)
+    is_late = dt > LATE_FACTOR * period
+    if c.bits >= 64 or is_late.all() or not is_late.any():
+        return counts, broken
+    fastest = float(np.max(steps[~is_late] / dt[~is_late]))
+    lost = is_late & (fastest * dt >= 2.0**c.bits)
+    return np.concatenate([[0.0], np.cumsum(np.where(lost, 0.0, steps))]), broken | lost
 
 
 def _column(line: RunLine, readings: Readings, name: str) -> NDArray[np.integer]:

@@ -10,7 +10,7 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 from make_run import constant as steady
 
-from powerd_analytics.cli import app
+from powerd_analytics.cli.app import app
 from powerd_analytics.energy.budget import KINDS, Budget
 from powerd_analytics.energy.devices import load_parts, part_phase_energies
 from powerd_analytics.runs.run import read_run

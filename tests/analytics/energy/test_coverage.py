@@ -112,3 +112,30 @@ def test_cells_of_a_length_are_pooled_alike_and_judged_together(bench):
     assert Length([low], [low, high]).is_missed
     assert Length([low, high], [high, high]).is_missed
     assert Length().is_missed
+
+
+def test_of_many_looks_some_are_beyond_their_own_interval_and_few_beyond_that_of_all(bench):
+    from coverage_shares import Verdict, share_of
+
+    rng = np.random.default_rng(3)
+    right, with_wrong = Verdict(), Verdict()
+    for _ in range(400):
+        share = share_of(rng.binomial(1, 0.93, 60).astype(float))
+        right.add(share)
+        with_wrong.add(share)
+    with_wrong.add(share_of(rng.binomial(1, 0.6, 60).astype(float)))
+    assert right.by_chance == pytest.approx(10)
+    assert 1 <= right.below <= 20
+    assert right.together() == (0, 0)
+    assert with_wrong.together() == (1, 0)
+
+
+def test_runs_that_share_a_gain_are_no_more_trials_for_being_alike(bench):
+    from coverage_shares import Verdict, share_of
+
+    alike = Verdict()
+    # Of 40 runs of which one in thirty misses altogether, none does in a quarter of cases.
+    alike.add(share_of(np.where(np.arange(40) % 2, 1.0, 0.996)))
+    assert (alike.above, alike.together()) == (1, (0, 0))
+    alike.add(share_of(np.ones(400)))
+    assert alike.together() == (0, 1)
