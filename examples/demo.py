@@ -46,10 +46,14 @@ pid = {pid}
 
 
 @contextmanager
-def daemon(config: Path) -> Iterator[None]:
-    """`powerd run` with this configuration, until the end of the block."""
+def daemon(config: Path, socket: Path) -> Iterator[None]:
+    """`powerd run` with this configuration, from when it listens at the socket until the end of the block."""
     process = subprocess.Popen([sys.executable, "-P", "-m", "powerd_daemon", "run", "--config", config, "--quiet"])
     try:
+        for _ in range(600):  # a minute: a busy machine takes longer than a Meter waits for an answer
+            if socket.exists() or process.poll() is not None:
+                break
+            time.sleep(0.1)
         yield
     finally:
         process.terminate()
@@ -75,7 +79,7 @@ def main() -> int:
             console.print(
                 f"[bold]1. powerd[/bold] starts with {config}: a simulated sensor board and a CPU power model"
             )
-            with daemon(config):
+            with daemon(config, Path(sockets, "powerd")):
                 record(args, url, console)
         show(args.directory, console)
     except PowerdError as error:

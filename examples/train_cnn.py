@@ -35,10 +35,11 @@ def train(
     *,
     seconds: float,
     warm_up: int,
+    iterations: int | None = None,
     loader_s: float = 0.0,
     advance: Callable[[float], None],
 ) -> None:
-    """Train ``name`` for about ``seconds``; ``advance`` hears the share that is done.
+    """Train ``name`` for about ``seconds``, or for so many ``iterations``; ``advance`` hears the share that is done.
 
     With ``loader_s`` each iteration first waits that long in a phase ``data``, as for a loader that is not in time.
     """
@@ -60,9 +61,13 @@ def train(
         for _ in range(warm_up):
             forward().backward()
             update()
-    started = time.perf_counter()
+    started, done = time.perf_counter(), 0
+
+    def share() -> float:
+        return (time.perf_counter() - started) / seconds if iterations is None else done / iterations
+
     with meter.phase("training", model=name, batch_size=batch_size, operations_per_sample=operations):
-        while (spent := time.perf_counter() - started) < seconds:
+        while share() < 1:
             with meter.phase("iteration"):
                 if loader_s:
                     with meter.phase("data"):
@@ -73,8 +78,8 @@ def train(
                     loss.backward()
                 with meter.phase("update"):
                     update()
-            advance(spent / seconds)
-    advance(1.0)
+            done += 1
+            advance(min(share(), 1.0))
 
 
 def timing(device: torch.device) -> dict[str, Any]:
@@ -101,6 +106,7 @@ def run(args: argparse.Namespace) -> None:
                 device,
                 seconds=args.seconds,
                 warm_up=args.warm_up,
+                iterations=args.iterations,
                 advance=lambda share, task=task: bar.update(task, completed=int(100 * share)),
             )
     print(f"{args.out} is recorded. See it with: joules tables {args.out}; joules plot {args.out}")
@@ -112,14 +118,20 @@ def main() -> int:
     parser.add_argument("--model", choices=sorted(MODELS), default="resnet34")
     parser.add_argument("--batch", type=int, nargs="+", default=[64, 128, 256], metavar="N", help="batch sizes")
     parser.add_argument("--seconds", type=float, default=10.0, help="training time for each batch size")
+    parser.add_argument(
+        "--iterations",
+        type=int,
+        metavar="N",
+        help="so many instead: runs of the same number are repeats in every table",
+    )
     parser.add_argument("--warm-up", type=int, default=5, metavar="N", help="iterations before each training")
     parser.add_argument("--device", help="torch device (default: the GPU where there is one)")
     parser.add_argument("--url", help="the powerd to listen to (default: one of this machine's own)")
     parser.add_argument("--out", type=Path, default=Path("run.h5"), help="the run file")
     parser.add_argument("--overwrite", action="store_true", help="replace the run file if it exists")
     args = parser.parse_args()
-    if min(args.batch) < 1 or args.seconds <= 0:
-        parser.error("batch sizes and seconds must be positive")
+    if min(args.batch) < 1 or args.seconds <= 0 or (args.iterations is not None and args.iterations < 1):
+        parser.error("batch sizes, seconds and iterations must be positive")
     try:
         run(args)
     except PowerdError as error:

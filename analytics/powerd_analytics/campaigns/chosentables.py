@@ -16,8 +16,6 @@ from powerd_analytics.records.columns import Record
 from powerd_analytics.records.frame import where
 from powerd_core.errors import AnalysisError, ConfigError
 
-FOR_PEOPLE = ("time", "energy", "totals", "efficiency", "gain", "jobs", "ranks")
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:

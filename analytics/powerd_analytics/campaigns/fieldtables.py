@@ -9,7 +9,7 @@ from powerd_analytics.campaigns.factors import Factors, with_factors
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
 from powerd_analytics.campaigns.pivotsheet import CONVENTION, gain_sheet, pivot_sheet
-from powerd_analytics.campaigns.repeats import RUNS, WHOLE, averaged
+from powerd_analytics.campaigns.repeats import RUNS, WHOLE, averaged, of_a_batch
 from powerd_analytics.campaigns.trainings import Length, summed_devices, whole_trainings
 from powerd_analytics.exports.sheet import Sheet, sheet_column
 from powerd_analytics.records.columns import COLUMNS, Cell, Record, number_of
@@ -34,8 +34,11 @@ def field_tables(
 ) -> list[Sheet]:
     """All tables of `prepared` records. Those for which nothing is known are left out."""
     factors = factors or Factors()
-    found = with_factors(_sorted(averaged(r for r in records if r["kind"] not in WHOLE)), factors)
-    sheets = [time_table(found), energy_table(found, factors), totals_table(found, factors)]
+    parts = [r for r in records if r["kind"] not in WHOLE]
+    found = with_factors(_sorted(averaged(parts)), factors)
+    # Runs that trained for as long, and so for other numbers of batches, are repeats in what a batch takes.
+    batches = found if _is_whole(parts) else _sorted(averaged(of_a_batch(r) for r in parts))
+    sheets = [time_table(batches), energy_table(batches, factors), totals_table(found, factors)]
     sheets += efficiency_tables(records, gain)
     return [sheet for sheet in [*sheets, records_sheet(records, factors)] if sheet.rows]
 

@@ -12,8 +12,6 @@ from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.records.columns import Record, number_of
 from powerd_core.errors import AnalysisError
 
-OF_PHASES = ("s_per_batch", "j_per_batch")
-"""Figures of which phases and totals have one; the others in `VALUES` are shown for totals unless phases are asked."""
 _BY_ENERGY = ("power_w", "energy_j", "edp_js", "j_per_batch")
 _BY_TIME = ("s_per_batch", "samples_per_s", "time_s")
 VALUES = (*_BY_TIME, *_BY_ENERGY, "gflops_per_w")

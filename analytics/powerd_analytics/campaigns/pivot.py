@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from powerd_analytics.campaigns.figures import VALUES, Figure, figure_of, mean_of_cells
-from powerd_analytics.campaigns.repeats import CONFIGURATION, RUNS, averaged
+from powerd_analytics.campaigns.repeats import BASIS, CONFIGURATION, RUNS, averaged, of_a_batch
 from powerd_analytics.records.columns import COLUMNS, Cell, Record, number_of
 from powerd_analytics.records.frame import dimension, value_in
 from powerd_core.errors import AnalysisError, ConfigError
@@ -14,7 +14,12 @@ from powerd_core.errors import AnalysisError, ConfigError
 _APART = (*(n for n in CONFIGURATION if n not in ("kind", "provenance")), "clock_hz", "iterations", "run")
 """Columns in which the records of one cell must not differ, most telling first after those of `_FIRST`."""
 _FIRST = ("model", "phase", "batch_size", "gpus", "device_name", "device", "power_cap_w")
+_OF_A_BATCH = ("s_per_batch", "samples_per_s", "j_per_batch", "power_w", "gflops_per_w")
+"""Figures in which runs with other numbers of batches are repeats."""
 _NO_AXES = ("kind", "provenance", "u95_j", "u_statistical_j", "u_systematic_j", "note", *VALUES)
+
+KINDS = ("gflops_basis", "provenance")
+"""What differs in these has no average."""
 
 Key = tuple[Cell, ...]
 
@@ -54,10 +59,14 @@ class Pivot:
         """Mean over the row's cells, None unless all columns have one: means over different ones do not compare."""
         return _mean([self.cells.get((row, c)) for c in self.columns])
 
-    def column_mean(self, column: Key | None, provenance: Cell) -> Figure | None:
-        """Mean over the column's cells of one provenance, under the same condition; over all columns for None."""
+    def kind_of(self, row: Key) -> dict[str, Cell]:
+        """What an average over rows must have in common: provenance, and what GFLOPS/W divide by where that differs."""
+        return {name: value for name, value in zip(self.row_names, row, strict=True) if name in KINDS}
+
+    def column_mean(self, column: Key | None, kind: Mapping[str, Cell]) -> Figure | None:
+        """Mean over the column's cells in rows of one kind, under the same condition; over all columns for None."""
         columns = self.columns if column is None else (column,)
-        return _mean([self.cells.get((r, c)) for r in self.rows if r[-1] == provenance for c in columns])
+        return _mean([self.cells.get((r, c)) for r in self.rows if self.kind_of(r) == kind for c in columns])
 
 
 def make_pivot(records: Sequence[Record], request: PivotRequest) -> Pivot:
@@ -77,11 +86,17 @@ def make_pivot(records: Sequence[Record], request: PivotRequest) -> Pivot:
             raise AnalysisError(f"{name!r} is named twice among rows and columns")
     rows = [n for n in rows if n != "provenance"]
     of_kind = _of_kind(records, value, {*rows, *columns})
+    if value in _OF_A_BATCH and "iterations" not in (*rows, *columns):
+        of_kind = [of_a_batch(r) for r in of_kind]
+    # A phase's own figure is over its own joules: the basis of totals is what may differ.
+    basis = BASIS if value == "gflops_per_w" and all(r["kind"] == "total" for r in of_kind) else ()
     named = [n for n in (*rows, *columns) if n in COLUMNS]
-    found = [r for r in averaged(of_kind, apart=named) if r[value] is not None]
+    # A run without the figure is none of those that a cell is the mean of.
+    found = averaged([r for r in of_kind if r[value] is not None], apart=(*named, *basis))
     if not found:
         raise AnalysisError(f"no run has {value}: {_why(of_kind)}")
-    added = _told_apart(found, rows, columns)
+    added = [n for n in basis if n not in (*rows, *columns) and len({r[n] for r in found}) > 1]
+    added += _told_apart(found, [*rows, *added], columns)
     rows, notes = rows + added, []
     if added:
         notes.append(f"{', '.join(added)} added to the rows: figures that differ in it are not averaged")
@@ -119,8 +134,7 @@ def _why(records: Sequence[Record]) -> str:
 def _told_apart(records: Sequence[Record], rows: Sequence[str], columns: Sequence[str]) -> list[str]:
     """Further columns without which a cell would hold different things."""
     added: list[str] = []
-    candidates = dict.fromkeys((*_FIRST, *_APART))
-    for name in candidates:
+    for name in dict.fromkeys((*_FIRST, *_APART)):
         if name in rows or name in columns:
             continue
         cells: dict[Key, set[Cell]] = {}

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from itertools import product
 
 from powerd_analytics.campaigns.figures import Figure
-from powerd_analytics.campaigns.pivot import Key, Pivot
+from powerd_analytics.campaigns.pivot import KINDS, Key, Pivot
 from powerd_analytics.exports.sheet import HEADINGS, Sheet, SheetColumn, cell_text, sheet_column
 from powerd_analytics.records.columns import COLUMNS, Cell
 from powerd_core.errors import AnalysisError
 
 CONVENTION = "GFLOPS/W (paper): forward and backward count the model's operations once each"
+_OF_PHASES = ("phase", "phase_path")
+"""Phases contain each other: their mean means nothing."""
 _U95 = "± U95: half of the 95 % interval, of means over runs k = 2"
 
 
@@ -19,9 +21,10 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
     """The pivot as a table: a column with its uncertainty for each column key, averages at the sides if asked for."""
     names = [sheet_column(n) if n in COLUMNS else SheetColumn(n, n, "text") for n in pivot.row_names]
     units = sheet_column(pivot.value)
-    columns = list(names)
+    columns = [*names]
     keys: list[Key | None] = [*pivot.columns]
-    if averages and len(pivot.columns) > 1 and not _has_phases(pivot.column_names):
+    is_of_one_kind = not {*KINDS, *_OF_PHASES} & {*pivot.column_names}
+    if averages and len(pivot.columns) > 1 and is_of_one_kind:
         keys.append(None)
     for key in keys:
         label = "average" if key is None else _label(pivot.column_names, key) or HEADINGS.get(pivot.value, pivot.value)
@@ -33,12 +36,12 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
     figures = [
         (row, [pivot.row_mean(row) if k is None else pivot.cells.get((row, k)) for k in keys]) for row in pivot.rows
     ]
-    provenances = list(dict.fromkeys(row[-1] for row in pivot.rows))
     if averages and "provenance" in pivot.row_names and not _has_phases(pivot.row_names):
-        for p in provenances:
-            if sum(row[-1] == p for row in pivot.rows) > 1:
-                side: Key = ("average", *[None] * (len(pivot.row_names) - 2), p) if len(pivot.row_names) > 1 else (p,)
-                figures.append((side, [pivot.column_mean(k, p) for k in keys]))
+        kinds = [pivot.kind_of(row) for row in pivot.rows]
+        for kind in [k for i, k in enumerate(kinds) if k not in kinds[:i] and kinds.count(k) > 1]:
+            side = [kind.get(name) for name in pivot.row_names]
+            side[0] = "average" if pivot.row_names[0] not in kind else side[0]
+            figures.append((tuple(side), [pivot.column_mean(k, kind) for k in keys]))
     for r, (row, found) in enumerate(figures):
         cells: list[Cell] = list(row)
         for f in found:
@@ -53,8 +56,7 @@ def pivot_sheet(pivot: Pivot, *, name: str = "pivot", title: str = "", averages:
 
 
 def _has_phases(names: Sequence[str]) -> bool:
-    """Phases contain each other: their mean means nothing."""
-    return "phase" in names or "phase_path" in names
+    return bool({*_OF_PHASES} & {*names})
 
 
 def _notes(pivot: Pivot, *, averages: bool) -> tuple[str, ...]:

@@ -11,13 +11,19 @@ from powerd_analytics.records.columns import Cell, Record, number_of
 CONFIGURATION = (
     "kind", "host", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size", "machines", "device",
     "device_name", "provenance", "power_cap_w",
-    "attributes", "phase", "phase_path", "timing", "operations_per_sample", "gflops_convention", "gflops_basis",
+    "attributes", "phase", "phase_path", "timing", "operations_per_sample",
 )  # fmt: skip
 """What must be the same for two runs to be repeats of one configuration; the clock is compared by `CLOCK_SHARE`."""
+BASIS = ("gflops_convention", "gflops_basis")
+"""What a figure of GFLOPS/W is made of. Repeats have it as they have joules: a run without these is a repeat too."""
 CLOCK_SHARE = 0.03
 """Observed clocks that differ by no more than this are one setting; clocks that were set must be the same."""
 CAP_STEP_W = 0.5
 """Limits are set in whole watts and told in milliwatts."""
+_OF_ALL_BATCHES = (
+    "energy_j", "u95_j", "u_statistical_j", "u_systematic_j", "time_s", "rest_j", "residual_j", "missing_s",
+)  # fmt: skip
+"""Columns of a total that grow with its batches."""
 WHOLE = ("run", "rank", "job")
 """Kinds of whole recordings."""
 RUNS = "runs"
@@ -29,13 +35,24 @@ def averaged(records: Iterable[Record], apart: Sequence[str] = ()) -> list[Recor
 
     Records that differ in a column named in ``apart`` are no repeats either.
 
-    Totals are repeats when they have the same number of batches. Whole recordings, and what ranks took of them, are
-    never averaged: how long they lasted before and behind the training is chance.
+    Totals are repeats when they have the same number of batches; `of_a_batch` makes them so. Whole recordings, and what
+    ranks took of them, are never averaged: how long they lasted before and behind the training is chance.
     """
     groups: dict[tuple[Cell, ...], list[Record]] = {}
     for record in records:
         groups.setdefault((*_key(record), *(record[name] for name in apart)), []).append(record)
     return [_merged(same) for group in groups.values() for same in _by_clock(group)]
+
+
+def of_a_batch(record: Record) -> Record:
+    """A total as of one of its batches, so that runs of different numbers of batches are repeats (`averaged`)."""
+    n = number_of(record, "iterations")
+    if record["kind"] != "total" or not n:
+        return record
+    values = {name: None if (v := number_of(record, name)) is None else v / n for name in _OF_ALL_BATCHES}
+    energy, time = values["energy_j"], values["time_s"]
+    product = None if energy is None or time is None else edp_js(energy, time)
+    return {**record, **values, "edp_js": product, "iterations": 1}
 
 
 def _key(record: Record) -> tuple[Cell, ...]:
@@ -134,11 +151,16 @@ def _joules(record: Record, same: Sequence[Record]) -> None:
 
 
 def _ratio(record: Record, same: Sequence[Record]) -> None:
-    """Operations per mean joule, so that the figure belongs to the mean energy."""
+    """Operations per mean joule, so that the figure belongs to the mean energy; on one basis only."""
+    record |= dict.fromkeys(("gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w", *BASIS))
     found = [f for r in same if (f := figure_of(r, "gflops_per_w")) is not None]
-    record |= dict.fromkeys(("gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w"))
-    if not found:
+    bases = dict.fromkeys(tuple(r[name] for name in BASIS) for r in same if r["gflops_per_w"] is not None)
+    if len(bases) > 1:
+        said = f"no GFLOPS/W: over the joules of {' or '.join(str(basis) for _, basis in bases)}, by run"
+        record["note"] = "; ".join(t for t in (str(record["note"]), said) if t)
+    if len(bases) != 1:
         return
+    record |= dict(zip(BASIS, *bases, strict=True))
     inverse = mean_figure([_inverse(f) for f in found])
     mean = _inverse(inverse)
     record |= {"gflops_per_w": mean.value, "u_statistical_gflops_per_w": mean.u_statistical}

@@ -26,6 +26,20 @@ class Joules:
     u95_j: Values
 
 
+@dataclass(frozen=True, slots=True)
+class Tracks:
+    """Phases of one process, by index into the run's [n], and the lane [0..] of each."""
+
+    run: Run
+    process: int
+    own: Ints
+    lane: Small
+
+    def at(self, kept: slice | NDArray[np.bool_]) -> Tracks:
+        """Some of them."""
+        return Tracks(self.run, self.process, self.own[kept], self.lane[kept])
+
+
 def joules_of(run: Run, part: Part) -> Joules:
     """Energies of all phases of a run on the device of a part."""
     columns = part_phase_energies(run, part)
@@ -39,8 +53,8 @@ def _piece(columns: PhaseColumns, some: slice) -> PhaseColumns:
     return PhaseColumns(**{name: getattr(columns, name)[some] for name in PhaseColumns.__dataclass_fields__})
 
 
-def lanes(run: Run, process: int) -> tuple[Ints, Small]:
-    """Phases of a process by index, and the lane [0..] of each: those of one thread share one as long as they nest."""
+def tracks_of(run: Run, process: int) -> Tracks:
+    """The phases of a process: those of one thread share a lane as long as they nest."""
     p = run.phases
     own = np.flatnonzero(p.process == process)
     lane = np.zeros(len(p), np.int32)
@@ -57,7 +71,7 @@ def lanes(run: Run, process: int) -> tuple[Ints, Small]:
         heapq.heappush(busy, (int(p.end_ns[i]), int(lane[i])))
     for here in _by_depth(run, own) if count > 1 else ():
         lane[here] = lane[p.parent[here]]
-    return own, lane[own]
+    return Tracks(run, process, own, lane[own])
 
 
 def _outermost(run: Run, own: Ints) -> Iterator[int]:
@@ -77,23 +91,15 @@ def _by_depth(run: Run, own: Ints) -> Iterator[Ints]:
 
 
 def phase_events(
-    run: Run,
-    process: int,
-    chosen: tuple[Ints, Small],
-    window_ns: tuple[int, int],
-    energies: Mapping[str, Joules],
-    to_us: ToMicroseconds,
+    tracks: Tracks, window_ns: tuple[int, int], energies: Mapping[str, Joules], to_us: ToMicroseconds
 ) -> Iterator[bytes]:
-    """Those phases of a process, with their lanes as `lanes` gives them, that meet the window, with their joules by
-    device."""
-    p, (own, lane) = run.phases, chosen
-    begin, end = nested(run, own)
-    for some in pieces(len(own)):
-        here = own[some]
-        kept = (p.end_ns[here] >= window_ns[0]) & (p.begin_ns[here] <= window_ns[1])
-        here = here[kept]
-        edges_us = to_us(begin[here]), to_us(end[here])
-        yield from _events_of(run, process, (here, lane[some][kept]), edges_us, energies)
+    """The phases that meet the window, with their joules by device."""
+    p = tracks.run.phases
+    begin, end = nested(tracks.run, tracks.own)
+    for some in pieces(len(tracks.own)):
+        here = tracks.at(some)
+        met = here.at((p.end_ns[here.own] >= window_ns[0]) & (p.begin_ns[here.own] <= window_ns[1]))
+        yield from _events_of(met, (to_us(begin[met.own]), to_us(end[met.own])), energies)
 
 
 def nested(run: Run, own: Ints) -> tuple[Ints, Ints]:
@@ -111,16 +117,10 @@ def nested(run: Run, own: Ints) -> tuple[Ints, Ints]:
     return begin, end
 
 
-def _events_of(
-    run: Run,
-    process: int,
-    chosen: tuple[Ints, Small],
-    edges_us: tuple[Values, Values],
-    energies: Mapping[str, Joules],
-) -> Iterator[bytes]:
-    """Phases by index, with their lanes, edges and joules."""
-    p, pid = run.phases, PHASE_PID + process
-    (own, lane), (begin_us, end_us) = chosen, edges_us
+def _events_of(tracks: Tracks, edges_us: tuple[Values, Values], energies: Mapping[str, Joules]) -> Iterator[bytes]:
+    """All of the tracks, with their edges and joules."""
+    p, pid = tracks.run.phases, PHASE_PID + tracks.process
+    own, lane, (begin_us, end_us) = tracks.own, tracks.lane, edges_us
     joules = {name: (j.resolvable[own], j.energy_j[own], j.u95_j[own]) for name, j in energies.items()}
     for k, i in enumerate(own):
         kind = p.classes[int(p.label[i])]

@@ -24,7 +24,7 @@ from powerd_analytics.chrome.events import (
     summed,
     thread_name,
 )
-from powerd_analytics.chrome.phasetracks import Joules, joules_of, lanes, phase_events
+from powerd_analytics.chrome.phasetracks import Joules, joules_of, phase_events, tracks_of
 from powerd_analytics.chrome.profile import Profile, copy_with, read_profile
 from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
 from powerd_analytics.energy.reasons import seconds
@@ -170,14 +170,14 @@ def _events(
         holes = {s.line.name: holes_of(s) for s in signals}
         yield from _missing(pid, holes, timeline)
     for process, about in enumerate(run.processes):
-        own, lane = lanes(run, process)
-        if not len(own):
+        tracks = tracks_of(run, process)
+        if not len(tracks.own):
             continue
         rank = f", rank {about['rank']}" if "rank" in about else ""
         name = f"phases of process {about.get('pid', process)}{rank}"
-        threads = [f"phases {i + 1}" for i in range(int(lane.max()) + 1)]
+        threads = [f"phases {i + 1}" for i in range(int(tracks.lane.max()) + 1)]
         yield from metadata(PHASE_PID + process, name, sort=-1, label=label, threads=threads)
-        for event in phase_events(run, process, (own, lane), timeline.window_ns, energies, timeline.us):
+        for event in phase_events(tracks, timeline.window_ns, energies, timeline.us):
             counts["X"] += 1
             yield event
 

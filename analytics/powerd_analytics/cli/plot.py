@@ -145,7 +145,8 @@ def _of_many(
     if is_table:
         found = pictures.configurations_of_table(read_table(runs[0], progress))
     else:
-        found = pictures.configurations_of_records(read_campaign(runs, device, calibration, progress=progress))
+        records = read_campaign(runs, device, calibration, progress=progress)
+        found = pictures.configurations_of_records(records, with_gflops=kind == "matrix")
     name = runs[0].name if len(runs) == 1 else f"{len(runs)} files"
     reference, k = choice
     if kind == "pareto":

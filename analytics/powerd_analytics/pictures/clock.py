@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clocks.clock import ClockTrace
-from powerd_analytics.pictures.style import PALETTE, shown, without_glyphs
+from powerd_analytics.pictures.style import PALETTE, RC, shown, without_glyphs
 from powerd_analytics.pictures.traces import envelope
 from powerd_analytics.runs.run import Run
 
@@ -27,7 +27,7 @@ def plot_clocks(run: Run, traces: Sequence[ClockTrace], out: Path, *, dpi: int =
     import matplotlib as mpl
 
     mpl.use("Agg")
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}), without_glyphs():
+    with mpl.rc_context(RC), without_glyphs():
         draw_clocks(run, traces).savefig(out, dpi=dpi)
 
 

@@ -6,10 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import hypot, isclose
 
+from powerd_analytics.campaigns.components import (
+    of_trainings,
+    parts_of_machines,
+    paths_of,
+    without_gflops,
+    without_summands,
+)
 from powerd_analytics.campaigns.fieldtables import prepared
 from powerd_analytics.campaigns.figures import figure_of
 from powerd_analytics.campaigns.innermost import innermost, of_configurations
-from powerd_analytics.campaigns.repeats import averaged
+from powerd_analytics.campaigns.repeats import averaged, of_a_batch
 from powerd_analytics.campaigns.trainings import Length
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.pictures.limits import numbers_to_draw
@@ -53,6 +60,8 @@ class Configuration:
     is_lower_bound: bool = False
     others: str = ""
     """Attributes of the phases that differ within the picture."""
+    part: str = ""
+    """Which part of the machine it is of, where recordings have several: a CPU is no alternative to a GPU."""
     per: str = WHOLE
     """What energy and time are of: `WHOLE`, `BATCH` or `SAMPLE`."""
     cells: Mapping[str, str] = field(default_factory=dict)
@@ -95,19 +104,41 @@ def reference_of(found: Sequence[Configuration], condition: str | None, fallback
     return match[0]
 
 
-def configurations_of_records(records: Sequence[Record]) -> list[Configuration]:
-    """Innermost phases a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged."""
-    found = averaged(r for r in prepared(records, Length()) if r["kind"] in ("phase", "total"))
-    totals = [r for r in found if r["kind"] == "total"]
-    # One of several GPUs is no configuration where all of them are there added up.
-    parts = {(r["path"], d) for r in totals if "+" in str(r["device"]) for d in str(r["device"]).split("+")}
-    whole = [r for r in [*of_configurations(innermost(found)), *totals] if (r["path"], r["device"]) not in parts]
+def configurations_of_records(records: Sequence[Record], *, with_gflops: bool = True) -> list[Configuration]:
+    """Innermost phases a batch, and totals a sample where batch sizes are known, else a batch; repeats averaged.
+
+    Without ``with_gflops`` runs are repeats, too, whose GFLOPS/W are of different phases.
+    """
+    each_batch = (of_a_batch(r) for r in prepared(records, Length()) if r["kind"] in ("phase", "total"))
+    found = averaged(r if with_gflops and r["kind"] == "total" else without_gflops(r) for r in each_batch)
+    totals = of_trainings([r for r in found if r["kind"] == "total"])
+    whole = without_summands([*of_configurations(innermost(found)), *totals])
+    parts, products = parts_of_machines(whole), _shared_products(whole)
     each = [attributes_of(r) for r in whole]
     varying = [n for n in dict.fromkeys(n for a in each for n in a) if len({str(a.get(n)) for a in each}) > 1]
     return [
-        replace(_of_record(r), others=group_line({n: a[n] for n in varying if n in a}))
+        replace(
+            _of_record(r),
+            others=group_line({n: a[n] for n in varying if n in a}),
+            part=parts[str(r["device"])],
+            device=_device(r, products),
+        )
         for r, a in zip(whole, each, strict=True)
     ]
+
+
+def _shared_products(records: Sequence[Record]) -> set[str]:
+    """Products of which a run has several devices that are not added up: the product alone tells them not apart."""
+    found: dict[tuple[object, ...], set[str]] = {}
+    for r in records:
+        for path in paths_of(r):
+            found.setdefault((path, r["device_name"]), set()).add(_text(r["device"]))
+    return {_text(name) for (_, name), devices in found.items() if len(devices) > 1}
+
+
+def _device(r: Record, shared: set[str]) -> str:
+    names = [_text(r["device_name"])] if r["device_name"] else []
+    return " ".join([*names, _text(r["device"])] if not names or names[0] in shared else names)
 
 
 def _of_record(r: Record) -> Configuration:
@@ -120,7 +151,7 @@ def _of_record(r: Record) -> Configuration:
     gpus = number_of(r, "gpus")
     return Configuration(
         model=_text(r["model"]), batch=number_of(r, "batch_size"), gpus=None if gpus is None else round(gpus),
-        device=_text(r["device_name"] or r["device"]), provenance=_text(r["provenance"]),
+        provenance=_text(r["provenance"]),
         power_cap_w=number_of(r, "power_cap_w"), phase=_text(r["phase"]),
         energy_j=None if energy is None else energy.value * scale,
         u95_j=_u95_j(r, scale),

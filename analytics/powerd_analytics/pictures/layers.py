@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.layers.rows import BOTH, LayerEnergy
-from powerd_analytics.pictures.bars import HATCHES
+from powerd_analytics.pictures.bar import HATCHES
 from powerd_analytics.pictures.limits import numbers_to_draw
-from powerd_analytics.pictures.style import colours, finish, panels, shown
+from powerd_analytics.pictures.style import colours, finish, heading, middle, panels, shown, styled
 from powerd_analytics.published.tablefile import TableFile
 from powerd_analytics.tables.groups import group_line
 from powerd_core.errors import AnalysisError
@@ -26,7 +26,8 @@ MOST_PANELS = 4
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of one configuration. ``parts`` are (pass, joules) of what is known; their sum is ``energy_j``."""
+    """One layer of one configuration. ``parts`` are (pass, joules) of what is known; their sum is ``energy_j``, and
+    ``unknown`` the passes that are not in it: their joules are not resolvable."""
 
     panel: str
     name: str
@@ -35,6 +36,7 @@ class Layer:
     parts: tuple[tuple[str, float], ...]
     u95_j: float | None
     is_lower_bound: bool = False
+    unknown: tuple[str, ...] = ()
 
     @property
     def energy_j(self) -> float:
@@ -45,7 +47,7 @@ def layers_of_rows(rows: Sequence[LayerEnergy]) -> list[Layer]:
     """The layers of `joules layers`."""
     cells = [
         (
-            " ".join([group_line(r.group), r.device]).strip(), r.layer, r.kind, r.provenance,
+            ", ".join(filter(None, [group_line(r.group), r.device])), r.layer, r.kind, r.provenance,
             r.passes, r.j_per_batch, r.u95_j, r.is_lower_bound,
         )
         for r in rows if r.level == "layer"
@@ -95,9 +97,14 @@ def _joined(cells: Sequence[_Cell]) -> list[Layer]:
         is_bound = any(c[7] for c in same)
         # What is known from one side only has no interval.
         known = u95 if parts and not is_bound else None
-        found.append(Layer(panel, name, same[0][2], provenance, parts, known, is_bound))
+        unknown = tuple(c[4] for c in same if c[4] != BOTH and c[5] is None) if parts and parts[0][0] != BOTH else ()
+        found.append(Layer(panel, name, same[0][2], provenance, parts, known, is_bound, unknown))
     if not any(layer.parts for layer in found):
-        raise AnalysisError("no layer has joules: phases of layers are marked with meter.watch(model, layers=True)")
+        raise AnalysisError(
+            f"none of {len(found)} layers is resolvable: there are no joules to draw; `joules layers` says why of each"
+            if found
+            else "there are no layers: mark them with meter.watch(model, layers=True)"
+        )
     return found
 
 
@@ -115,6 +122,7 @@ def left_out(layers: Sequence[Layer]) -> str:
     return f"; {more} more configurations are not drawn" if more > 0 else ""
 
 
+@styled
 def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
     """A list for each configuration: a bar a layer, its passes one behind the other, ± 95 % at its end."""
     lists = by_panel(layers)
@@ -147,18 +155,22 @@ def _list(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
         if layer.u95_j is not None:
             ax.errorbar(left, y, xerr=layer.u95_j, color="black", capsize=2.5, lw=1, ls="none")
         said = ("≥ " if layer.is_lower_bound else "") + digits(left, 3) if layer.parts else "n.r."
+        said += "".join(f" + {shown(p, 20)} n.r." for p in layer.unknown)
         ax.annotate(
             said, (left + (layer.u95_j or 0.0), y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7
         )
-    labels = [shown(x.name, 34) for x in named]
+    labels = [shown(middle(x.name, 34)) for x in named]
     if rest:
-        ax.barh(len(named), sum(x.energy_j for x in rest), color="#999999", height=0.78)
+        energy_j, none = sum(x.energy_j for x in rest), sum(not x.parts for x in rest)
+        ax.barh(len(named), energy_j, color="#999999", height=0.78)
+        said = "; ".join([digits(energy_j, 3)] * (none < len(rest)) + [f"{none} of them n.r."] * (none > 0))
+        ax.annotate(said, (energy_j, len(named)), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
         labels.append(f"{len(rest)} more layers")
     ax.set_yticks(range(len(labels)), labels, fontsize=7.5)
     ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.set_xlim(0, 1.14 * max(x.energy_j + (x.u95_j or 0.0) for x in same))
+    ax.set_xlim(0, 1.18 * max(*(x.energy_j + (x.u95_j or 0.0) for x in named), sum(x.energy_j for x in rest)))
     ax.set_xlabel("energy a batch (J)")
-    ax.set_title(shown(same[0].panel, 70))
+    heading(ax, same[0].panel)
 
 
 def _legend(figure: Figure, chosen: Mapping[str, str]) -> None:

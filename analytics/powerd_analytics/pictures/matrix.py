@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
@@ -13,19 +14,23 @@ from powerd_analytics.campaigns.figures import mean_of_cells
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.pictures.configurations import Configuration, label
-from powerd_analytics.pictures.style import finish, only_model, panels, shown
+from powerd_analytics.pictures.style import finish, middle, only_model, panels, shown, styled
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ROW, _COLUMN = ("model", "batch", "others"), ("device", "gpus", "power_cap_w", "provenance")
+Names = tuple[str, ...]
+_SIDES: tuple[Names, Names] = ("model", "batch", "others"), ("device", "gpus", "power_cap_w", "provenance")
+_OF_ONE_MACHINE: tuple[Names, Names] = ("model", "others", *_SIDES[1]), ("batch",)
+"""With one device and number of GPUs there would be a single column: batch sizes take its place."""
 
 
+@styled
 def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
     """A heat map with numbers. Averages, with their uncertainty, are left out where a cell is missing or
-    provenances differ.
+    provenances differ, and where they would be over one cell.
 
     Raises `AnalysisError` where no configuration has GFLOPS/W, or two stand in one cell.
     """
@@ -35,33 +40,34 @@ def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
             "no GFLOPS/W: runs need phases with the attributes batch_size and operations_per_sample, a table the "
             "column gflops_per_w"
         )
-    rows, columns = (
-        list(dict.fromkeys(tuple(getattr(c, n) for n in names) for c in kept)) for names in (_ROW, _COLUMN)
-    )
+    is_one = len({tuple(getattr(c, n) for n in _SIDES[1]) for c in kept}) == 1
+    sides = _OF_ONE_MACHINE if is_one and len({c.batch for c in kept}) > 1 else _SIDES
+    rows, columns = (_Side.of(kept, names) for names in sides)
     cells: dict[tuple[int, int], Configuration] = {}
     for c in kept:
-        at = tuple(g.index(tuple(getattr(c, n) for n in names)) for g, names in ((rows, _ROW), (columns, _COLUMN)))
-        if cells.setdefault((at[0], at[1]), c) is not c:
-            raise AnalysisError(f"two configurations stand in one cell of the matrix: {label(c, kept) or c.model}")
-    figures = {at: _figure(c) for at, c in cells.items()} | _means(cells, (len(rows), len(columns)))
-    values = np.full((len(rows) + 1, len(columns) + 1), np.nan)
+        if cells.setdefault((rows.place(c), columns.place(c)), c) is not c:
+            raise AnalysisError(
+                f"two configurations stand in one cell of the matrix: {label(c, kept) or c.model}{_bases(c, kept)}"
+            )
+    shape = len(rows.keys), len(columns.keys)
+    # A mean over one cell is that cell.
+    means = {at: v for at, v in _means(cells, shape).items() if _says_more(at, shape)}
+    figures = {at: _figure(c) for at, c in cells.items()} | means
+    ends = shape[0] + (shape[0] > 1), shape[1] + (shape[1] > 1)
+    values = np.full(ends, np.nan)
     for at, figure_ in figures.items():
         values[at] = figure_.value
-    figure, axes = panels(1, (max(2.6 + 1.35 * (len(columns) + 1), 6.4), 1.2 + 0.42 * (len(rows) + 1)))
+    figure, axes = panels(1, (max(2.6 + 1.35 * ends[1], 6.4), 1.2 + 0.42 * ends[0]))
     ax = axes[0][0]
-    image = ax.imshow(np.ma.masked_invalid(values[:-1, :-1]), cmap="cividis", aspect="auto",
-                      extent=(-0.5, len(columns) - 0.5, len(rows) - 0.5, -0.5), vmin=0)  # fmt: skip
+    image = ax.imshow(np.ma.masked_invalid(values[: shape[0], : shape[1]]), cmap="cividis", aspect="auto",
+                      extent=(-0.5, shape[1] - 0.5, shape[0] - 0.5, -0.5), vmin=0)  # fmt: skip
     for (i, k), value in np.ndenumerate(values):
         colour = "white" if (i, k) in cells and value <= 0.55 * float(np.nanmax(values)) else "black"
         _number(ax, (i, k), figures.get((i, k)), colour)
-    ax.set_xlim(-0.5, len(columns) + 0.5)
-    ax.set_ylim(len(rows) + 0.5, -0.5)
-    named = {"columns": [next(c for c in kept if _is(c, _COLUMN, key)) for key in columns]}
-    named["rows"] = [next(c for c in kept if _is(c, _ROW, key)) for key in rows]
-    labels = [label(c, kept, _ROW).replace(", ", "\n") or c.device or "all" for c in named["columns"]]
-    ax.set_xticks(range(len(columns) + 1), [*(shown(t, 40) for t in labels), "mean"], fontsize=8)
-    labels = [label(c, kept, _COLUMN) or c.model or "all" for c in named["rows"]]
-    ax.set_yticks(range(len(rows) + 1), [*(shown(t, 40) for t in labels), "mean"], fontsize=8)
+    ax.set_xlim(-0.5, ends[1] - 0.5)
+    ax.set_ylim(ends[0] - 0.5, -0.5)
+    ax.set_xticks(range(ends[1]), [*columns.labels(rows, kept, "\n"), "mean"][: ends[1]], fontsize=8)
+    ax.set_yticks(range(ends[0]), [*rows.labels(columns, kept, ", "), "mean"][: ends[0]], fontsize=8)
     ax.tick_params(length=0)
     for side in ax.spines.values():
         side.set_visible(False)
@@ -75,8 +81,40 @@ def draw_matrix(found: Sequence[Configuration], name: str) -> Figure:
     return finish(figure, f"{name}: GFLOPS/W{only_model(c.model for c in kept)}", (c.provenance for c in kept), said)
 
 
-def _is(c: Configuration, names: Sequence[str], key: tuple[object, ...]) -> bool:
-    return tuple(getattr(c, n) for n in names) == key
+@dataclass(frozen=True, slots=True)
+class _Side:
+    """Rows or columns: what they are told apart by, and the configuration that names each."""
+
+    names: Names
+    keys: list[tuple[object, ...]]
+    first: list[Configuration]
+
+    @classmethod
+    def of(cls, kept: Sequence[Configuration], names: Names) -> _Side:
+        found: dict[tuple[object, ...], Configuration] = {}
+        for c in kept:
+            found.setdefault(tuple(getattr(c, n) for n in names), c)
+        return cls(names, list(found), list(found.values()))
+
+    def place(self, c: Configuration) -> int:
+        return self.keys.index(tuple(getattr(c, n) for n in self.names))
+
+    def labels(self, other: _Side, kept: Sequence[Configuration], between: str) -> list[str]:
+        """What tells the lines from each other. Of long names the middle goes, as the batch size stands at the end."""
+        texts = [label(c, kept, other.names) or (c.device if "device" in self.names else c.model) for c in self.first]
+        return [shown(middle(t or "all", 40).replace(", ", between)) for t in texts]
+
+
+def _bases(c: Configuration, kept: Sequence[Configuration]) -> str:
+    """Why repeats may not have been averaged."""
+    same = [o for o in kept if (o.model, o.batch, o.device) == (c.model, c.batch, c.device)]
+    bases = list(dict.fromkeys(o.cells.get("gflops_basis", "") for o in same))
+    return f" (GFLOPS/W of {' and of '.join(shown(b) for b in bases)})" if len(bases) > 1 else ""
+
+
+def _says_more(at: tuple[int, int], shape: tuple[int, int]) -> bool:
+    """Whether a mean is over more than one cell, its place being in a line that is there."""
+    return (at[0] < shape[0] or shape[0] > 1) and (at[1] < shape[1] or shape[1] > 1)
 
 
 Cells = Mapping[tuple[int, int], Configuration]

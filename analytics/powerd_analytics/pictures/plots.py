@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from powerd_analytics.energy.devices import Part, Progress, load_parts, no_progress
 from powerd_analytics.pictures.bars import draw_bars
-from powerd_analytics.pictures.style import PALETTE, shown, without_glyphs
-from powerd_analytics.pictures.traces import check_readings, draw_legend, draw_trace
+from powerd_analytics.pictures.style import PALETTE, RC, shown, without_glyphs
+from powerd_analytics.pictures.traces import check_readings, draw_legend, draw_trace, is_innermost
 from powerd_analytics.records.checks import check_run
 from powerd_analytics.records.flat import records_of
 from powerd_analytics.runs.run import Run
@@ -52,13 +52,7 @@ def plot_run(
             check_run(run.path, records_of(run, table))
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     progress(0.8, "drawing")
-    style: dict[Any, Any] = {
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.titlelocation": "left",
-    }
-    with mpl.rc_context(style | {"axes.titlesize": 10, "axes.titleweight": "bold"}), without_glyphs():
+    with mpl.rc_context(RC | {"axes.titlesize": 10, "axes.titleweight": "bold"}), without_glyphs():
         figure = draw(run, table, parts, compared)
         figure.savefig(out, dpi=dpi)
 
@@ -83,7 +77,7 @@ def draw(run: Run, table: PhaseTable, parts: Sequence[Part], compared: Mapping[s
         near.set_title(f"the same, {_span_text(zoom)} from {_at(run, zoom[0])}")
         draw_legend(near, colours)
     if with_bars:
-        draw_bars([figure.add_subplot(grid[rows, :])], table, colours)
+        draw_bars(figure.add_subplot(grid[rows, :]), table, colours, (10.5, 2.6))
     figure.suptitle(shown(_title(run), 150), fontsize=11, x=0.01, ha="left")
     return figure
 
@@ -95,9 +89,7 @@ def phase_colours(run: Run) -> dict[str, str]:
     bar: one of a kind, they would dwarf what is compared.
     """
     p = run.phases
-    innermost = np.ones(len(p), bool)
-    innermost[p.parent[p.parent >= 0]] = False
-    innermost &= ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
+    innermost = is_innermost(p)
     grouped = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
     drawn = innermost & grouped if np.any(innermost & grouped) else innermost
     labels, first = np.unique(p.label[drawn], return_index=True)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Progress, no_progress
-from powerd_analytics.pictures.style import PALETTE, finish, panels, shown
+from powerd_analytics.pictures.style import PALETTE, finish, panels, shown, styled
 from powerd_analytics.pictures.traces import check_readings
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import Signal
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_BINS, LEAST_IN_BIN = 400, 20
-MOST_LINES = 8
+MOST_LINES = 16
 
 
+@styled
 def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Figure:
     """Four rows over the run's time. Raises `AnalysisError` for an unknown device, and where there are no readings."""
     devices = [run.device(device)] if device is not None else list(run.devices.values())
     names = [n for d in devices for n in (*d.feeds, *run.compared(d.name))]
-    names = list(dict.fromkeys(names))[:MOST_LINES]
+    every = list(dict.fromkeys(names))
+    names = every[:MOST_LINES]
     if not names:
         raise AnalysisError(f"{run.path}: this run is empty: no line feeds any of its devices")
     signals = {}
@@ -51,19 +53,32 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     if not lost.collections and not run.gaps:
         lost.text(0.5, 0.5, "no readings are missing", transform=lost.transAxes, ha="center", color="#666666")
     rate.set_ylabel("good readings (1/s)")
-    age.set_ylabel("age of the newest\nreading, at most (s)")
+    age.set_ylabel("age of the newest\nreading, at most (ms)")
     age.set_yscale("log")
+    _plain_ticks(age)
     lost.set_yticks(range(len(names)), [shown(n, 30) for n in names], fontsize=7.5)
     lost.set_ylim(len(names) - 0.4, -0.6)
     lost.set_ylabel("missing")
     lost.set_xlabel("time (s)")
-    if names:
-        rate.legend(fontsize=7.5, frameon=False, ncols=4, loc="lower right")
+    # Beside the panels: within, it would hide curves.
+    rate.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.005, 1.0))
     for ax in axes[0]:
         ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
     kinds = {run.lines[n].provenance.value for n in names}
     said = f"{len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width"
+    if more := len(every) - len(names):
+        said += f"; {more} more line{'s are' if more > 1 else ' is'} not drawn"
     return finish(figure, f"{run.path.name}: clock and data quality", kinds, said)
+
+
+def _plain_ticks(ax: Axes) -> None:
+    """Numbers that are read at a glance, of few decades more than one each."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    low, high = ax.get_ylim()
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.10g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _s(run: Run, t_ns: float) -> float:
@@ -80,7 +95,7 @@ def _clocks(ax: Axes, run: Run) -> None:
     ax.set_ylabel("clock bound (± µs)")
     ax.set_ylim(bottom=0)
     if run.clocks:
-        ax.legend(fontsize=7.5, frameon=False, ncols=4)
+        ax.legend(fontsize=7.5, frameon=False, loc="upper left", bbox_to_anchor=(1.005, 1.0))
 
 
 def _line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: NDArray[np.float64], i: int) -> None:
@@ -105,9 +120,10 @@ def _line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: NDArra
             for b, e in zip(t[:-1][missing & new[1:]], t[1:][missing & new[1:]], strict=True)
         ]
     middles, width = (edges[:-1] - run.begin_ns) * 1e-9, (edges[1] - edges[0]) * 1e-9
-    colour = PALETTE[i % len(PALETTE)]
-    rate.step(middles, count / width, where="post", color=colour, lw=1, label=shown(signal.line.name, 30))
-    age.step(middles, longest, where="post", color=colour, lw=1)
+    colour, dashes = PALETTE[i % len(PALETTE)], ("-", "--")[i // len(PALETTE) % 2]
+    name = shown(signal.line.name, 30)
+    rate.step(middles, count / width, where="post", color=colour, ls=dashes, lw=1, label=name)
+    age.step(middles, longest * 1e3, where="post", color=colour, ls=dashes, lw=1)
     spans = sorted(spans, key=lambda s: -s[1])[:2000]
     if spans:
         lost.broken_barh(spans, (i - 0.35, 0.7), facecolor=colour)

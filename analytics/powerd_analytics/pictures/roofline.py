@@ -11,10 +11,12 @@ import numpy as np
 from powerd_analytics.layers.roofline import RooflinePoint, roof_of, roofline
 from powerd_analytics.layers.rows import BOTH, LayerEnergy
 from powerd_analytics.operations.counts import EXECUTED, PAPER
-from powerd_analytics.pictures.style import shown, without_glyphs
+from powerd_analytics.pictures.nametags import NamedPoint, put_names
+from powerd_analytics.pictures.style import RC, middle, shown, without_glyphs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = {"forward": "#0072B2", "backward": "#D55E00", BOTH: "#009E73"}
 """Of Okabe and Ito's colours, told apart by people with any colour vision."""
@@ -38,12 +40,12 @@ def plot_roofline(rows: Sequence[LayerEnergy], out: Path, *, title: str = "", dp
     panels = {c: points for c in (PAPER, EXECUTED) if (points := roofline(rows, c))}
     if not panels:
         roof_of(())
-    with mpl.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}), without_glyphs():
+    with mpl.rc_context(RC), without_glyphs():
         figure = Figure(figsize=(6.8 * len(panels), 5.2), layout="constrained")
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for ax, (convention, points) in zip(axes, panels.items(), strict=True):
             _draw(ax, convention, points)
-        _legend(axes[0], panels)
+        _legend(figure, panels)
         provenances = ", ".join(sorted({p.provenance for points in panels.values() for p in points}))
         hollow = "" if provenances == "measured" else " (hollow: not measured)"
         said = f"energy roofline, {provenances} joules{hollow}; bars: 95 %"
@@ -71,23 +73,20 @@ def _draw(ax: Axes, convention: str, points: Sequence[RooflinePoint]) -> None:
         )
         if p.is_upper_bound:
             ax.annotate("≤", (p.operations_per_byte, p.gflops_per_w), xytext=(-9, -3), textcoords="offset points")
-    layers = sorted((p for p in points if p.level == "layer" and p.passes == BOTH), key=lambda p: -p.energy_j)
-    for p in layers[:NAMED]:
-        ax.annotate(
-            shown(p.name, 40),
-            (p.operations_per_byte, p.gflops_per_w),
-            xytext=(5, 4),
-            fontsize=7,
-            textcoords="offset points",
-        )
     ax.set_xscale("log")
     ax.set_yscale("log")
+    layers = sorted((p for p in points if p.level == "layer" and p.passes == BOTH), key=lambda p: -p.energy_j)
+    named = {id(p) for p in layers[:NAMED]}
+    put_names(ax, [
+        NamedPoint(p.operations_per_byte, p.gflops_per_w, shown(middle(p.name, 40)) if id(p) in named else "")
+        for p in (*layers, *(p for p in points if p not in layers))
+    ])  # fmt: skip
     ax.set_xlabel(f"operations per byte ({convention})")
     ax.set_ylabel(f"GFLOPS/W: 10⁹ operations per joule ({convention})")
     ax.set_title(TITLES[convention], fontsize=8, loc="left")
 
 
-def _legend(ax: Axes, panels: Mapping[str, Sequence[RooflinePoint]]) -> None:
+def _legend(figure: Figure, panels: Mapping[str, Sequence[RooflinePoint]]) -> None:
     from matplotlib.lines import Line2D
 
     points = [p for of_panel in panels.values() for p in of_panel]
@@ -97,4 +96,5 @@ def _legend(ax: Axes, panels: Mapping[str, Sequence[RooflinePoint]]) -> None:
         if name in levels:
             handles.append(Line2D([], [], color="#444444", marker=marker, ls="none", mfc="none", label=name))
     handles.append(Line2D([], [], color="#777777", ls="--", label="best of this run"))
-    ax.legend(handles=handles, fontsize=8, loc="lower right")
+    # Beside the panels: within one, it would hide points.
+    figure.legend(handles=handles, fontsize=8, frameon=False, loc="outside right upper")

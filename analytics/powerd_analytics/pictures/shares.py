@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powerd_analytics.energy.reasons import digits
-from powerd_analytics.pictures.bars import HATCHES
-from powerd_analytics.pictures.style import shown, without_glyphs
+from powerd_analytics.pictures.bar import HATCHES
+from powerd_analytics.pictures.style import shown, styled, without_glyphs
 from powerd_analytics.tables.groups import group_line
 from powerd_analytics.tables.shares import BudgetRow
 
@@ -20,6 +20,7 @@ COLOURS = {
 OTHER = "#DDDDDD"
 
 
+@styled
 def plot_budget(rows: Sequence[BudgetRow], path: Path) -> None:
     """A bar for each row that has parts: shares of the variance, and ± U95 beside it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg

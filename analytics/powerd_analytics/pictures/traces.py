@@ -9,7 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part
+from powerd_analytics.layers.rows import LAYER
 from powerd_analytics.pictures.style import shown
+from powerd_analytics.runs.phases import Phases
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.envelopes import envelope_of, joined
 from powerd_analytics.signals.signal import Signal
@@ -117,6 +119,15 @@ def _draw_sum(axes: Axes, part: Part, window: tuple[int, int], origin: int, scal
     return _draw_envelope(axes, (at - origin) * scale, low, high, "black", 1.3, "-", label)
 
 
+def is_innermost(phases: Phases) -> NDArray[np.bool_]:
+    """[n] whether a phase has none inside, nor overlaps others. Layers are parts of passes, not phases of their own."""
+    apart = [i for i, c in enumerate(phases.classes) if c.overlaps or LAYER in c.attributes]
+    drawn: NDArray[np.bool_] = ~np.isin(phases.label, apart)
+    parents = phases.parent[drawn]
+    drawn[parents[parents >= 0]] = False
+    return drawn
+
+
 def _lowest_w(signal: Signal) -> float:
     if isinstance(signal, SlicedSignal):
         return signal.range_w[0] if signal.range_w is not None else 0.0
@@ -140,9 +151,7 @@ def _shade(
     """Background in the colour of the innermost phases; where they are too many to be seen, of the outermost."""
     p = run.phases
     in_window = (p.end_ns > window[0]) & (p.begin_ns < window[1])
-    has_inner = np.zeros(len(p), bool)
-    has_inner[p.parent[p.parent >= 0]] = True
-    drawn = in_window & ~has_inner & ~np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
+    drawn = in_window & is_innermost(p)
     if drawn.sum() > 400 or (not is_zoom and drawn.sum() > 60):
         outer = np.flatnonzero(in_window & (p.depth == 0))
         if len(outer) <= 40:

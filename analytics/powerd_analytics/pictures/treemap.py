@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from powerd_analytics.energy.reasons import digits
-from powerd_analytics.pictures.bars import HATCHES
+from powerd_analytics.pictures.bar import HATCHES
 from powerd_analytics.pictures.layers import Layer, by_panel, left_out
-from powerd_analytics.pictures.style import colours, finish, panels, shown
+from powerd_analytics.pictures.style import colours, finish, heading, middle, panels, shown, styled
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ def _worst(row: Sequence[float], side: float) -> float:
     return max(side * side * max(row) / total**2, total**2 / (side * side * min(row)))
 
 
+@styled
 def draw_treemap(layers: Sequence[Layer], name: str) -> Figure:
     """A map for each configuration; colours by kind of layer where it is known, else by the block it belongs to.
 
@@ -68,7 +69,9 @@ def draw_treemap(layers: Sequence[Layer], name: str) -> Figure:
     chosen = colours(_kind(x) for same in maps for x in same)
     for (ax,), same in zip(axes, maps, strict=True):
         _map(ax, same, chosen)
-    said = "area: joules a batch, forward and backward as far as known; ±: 95 % interval; hatched: not measured"
+    said = "area: joules a batch, forward and backward as far as known"
+    said += "; ±: 95 % interval" if any(x.u95_j is not None for x in layers) else "; no uncertainties are given"
+    said += "; hatched: not measured" if any(HATCHES.get(x.provenance) for x in layers) else ""
     if absent := sum(not x.parts for x in layers):
         said += f"; {absent} not resolvable, not drawn"
     if below := sum(bool(x.parts) and x.energy_j <= 0 for x in layers):
@@ -91,9 +94,10 @@ def _map(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
                                hatch=HATCHES.get(layer.provenance, "")))  # fmt: skip
         least = "≥ " if layer.is_lower_bound else ""
         u = f" ± {digits(layer.u95_j, 2)}" if layer.u95_j is not None else ""
-        lines = [shown(layer.name, max(int(w * 62), 3)), f"{least}{digits(layer.energy_j, 3)}{u} J",
+        lines = [shown(middle(layer.name, max(int(w * 62), 3))), f"{least}{digits(layer.energy_j, 3)}{u} J",
                  f"{100 * layer.energy_j / total:.2g} %"]  # fmt: skip
-        fits = min(int(h / 0.042), 3) if w > 0.11 else 0
+        lines += [f"+ {shown(p, 20)} n.r." for p in layer.unknown]
+        fits = min(int(h / 0.042), len(lines)) if w > 0.11 else 0
         if fits:
             said = "\n".join(lines[:fits] if w > 0.2 else lines[:1])
             ax.text(x + w / 2, y + h / 2, said, ha="center", va="center", fontsize=7,
@@ -102,7 +106,7 @@ def _map(ax: Axes, same: Sequence[Layer], chosen: dict[str, str]) -> None:
     ax.set_ylim(0, 1)
     ax.set_axis_off()
     least = "≥ " if any(x.is_lower_bound for x in same) else ""
-    ax.set_title(shown(f"{same[0].panel}: {least}{digits(total)} J a batch in {len(same)} layers", 90))
+    heading(ax, f"{same[0].panel}: {least}{digits(total)} J a batch in {len(same)} layers")
     kinds = dict.fromkeys(_kind(x) for x in same)
     handles = [Patch(facecolor=chosen[k], alpha=0.55, label=shown(k, 30)) for k in list(kinds)[:12]]
     ax.legend(

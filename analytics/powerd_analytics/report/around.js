@@ -9,7 +9,9 @@ Object.assign(Trace.prototype, {
       c.fillText(tickText(w, (high - low) / 5) + " W", LEFT - 5, y(w));
     }
     c.textAlign = "center"; c.textBaseline = "alphabetic";
-    const span = this.end - this.begin, unit = span < 3e3 ? ["µs", 1] : span < 3e6 ? ["ms", 1e3] : ["s", 1e6];
+    const span = this.end - this.begin, small = span < 3e3 ? ["µs", 1] : span < 3e6 ? ["ms", 1e3] : ["s", 1e6];
+    // Far into a run, seconds with decimals are shorter than that many small ones.
+    const unit = this.end < 1e5 * small[1] ? small : ["s", 1e6];
     const many = Math.max(3, Math.floor(this.width / 110));
     for (const t of ticks(this.begin / unit[1], this.end / unit[1], many)) {
       const x = LEFT + (t * unit[1] - this.begin) * this.scale;
@@ -19,10 +21,17 @@ Object.assign(Trace.prototype, {
   },
 
   shadeGaps(c) {
-    c.fillStyle = "#888"; c.globalAlpha = 0.3;
+    c.fillStyle = "#888";
+    // Gaps that share a column of pixels shade it once: on top of each other they would hide the curves.
+    let shaded = -Infinity;
     for (const [begin, end] of this.spec.gaps) {
       if (end < this.begin || begin > this.end) continue;
-      c.fillRect(LEFT + (begin - this.begin) * this.scale, 0, Math.max((end - begin) * this.scale, 1), PLOT);
+      const left = LEFT + (begin - this.begin) * this.scale, right = left + Math.max((end - begin) * this.scale, 1);
+      if (right <= shaded) continue;
+      // Of less than a pixel, lighter: many short ones would pass for a run without readings.
+      c.globalAlpha = (end - begin) * this.scale < 1 ? 0.12 : 0.3;
+      c.fillRect(Math.max(left, shaded), 0, right - Math.max(left, shaded), PLOT);
+      shaded = right;
     }
     c.globalAlpha = 1;
   },

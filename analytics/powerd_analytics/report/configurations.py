@@ -8,8 +8,11 @@ from powerd_analytics.records.columns import Cell, Record
 from powerd_analytics.records.frame import attributes_of
 
 
-def configuration(record: Record, among: Sequence[Record]) -> str:
-    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence."""
+def configuration(record: Record, among: Sequence[Record], *, without_model: bool = False) -> str:
+    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence.
+
+    ``without_model``: where the sentence has named it.
+    """
     shown = {
         "model": "",
         "batch_size": "batch ",
@@ -20,7 +23,7 @@ def configuration(record: Record, among: Sequence[Record]) -> str:
     }
     parts = []
     for name, word in shown.items():
-        value = record[name]
+        value = None if without_model and name == "model" else record[name]
         if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
             number = f"{value:g}" if isinstance(value, float) else str(value)
             parts.append(word + number + (" W" if name == "power_cap_w" else ""))
@@ -33,9 +36,3 @@ def kind_order(provenance: Cell) -> int:
     """Measured joules before others."""
     kinds = ("measured", "simulated", "modelled")
     return kinds.index(str(provenance)) if provenance in kinds else len(kinds)
-
-
-def without_summands(totals: Sequence[Record]) -> list[Record]:
-    """Without the GPUs of a run that are also there added up: they are no configurations of their own."""
-    summed = {(r["path"], d) for r in totals for d in str(r["device"]).split("+") if "+" in str(r["device"])}
-    return [r for r in totals if (r["path"], r["device"]) not in summed]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from powerd_analytics.campaigns.components import of_trainings, without_summands
 from powerd_analytics.campaigns.factors import CO2, Factors, with_factors
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.records.columns import Record, number_of
-from powerd_analytics.report.configurations import configuration, kind_order, without_summands
+from powerd_analytics.report.configurations import configuration, kind_order
 
 NO_FACTORS = Factors()
 
@@ -18,7 +19,7 @@ def cost_lines(records: Sequence[Record], factors: Factors) -> list[str]:
     totals = [r for r in records if r["kind"] == "total" and r["energy_j"] is not None]
     if not factors or not totals:
         return []
-    totals = without_summands(totals)
+    totals = of_trainings(without_summands(totals))
     what = "The whole training" if any("s_per_training" in r for r in totals) else "What was recorded of training"
     lines = []
     for provenance in sorted({r["provenance"] for r in totals}, key=kind_order):

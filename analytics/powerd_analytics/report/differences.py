@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from powerd_analytics.campaigns.components import paths_of
 from powerd_analytics.campaigns.repeats import CAP_STEP_W, CLOCK_SHARE
 from powerd_analytics.comparison.compare import NOTHING, Difference, compare
 from powerd_analytics.comparison.samples import Sample
@@ -40,13 +41,14 @@ class Step:
     @property
     def words(self) -> str:
         """How much, and how sure: ``18.9 ± 0.52 % more (p < 0.0001, Welch's t, runs)``."""
-        reach = "" if self.u95_percent is None else f" ± {self.u95_percent:.2g}"
+        reach = "" if self.u95_percent is None else f" ± {_rounded(self.u95_percent, 2)}"
+        percent = _rounded(self.percent, 3)
         if self.p is None:
-            return f"{self.percent:.3g} % more, without repeats that would tell whether by chance"
+            return f"{percent} % more, without repeats that would tell whether by chance"
         p = cell_text("p", self.p, 2)
         sure = f"p {p}" if p.startswith("<") else f"p = {p}"
         where = f", phase {self.phase}" if self.phase is not None else ""
-        return f"{self.percent:.3g}{reach} % more ({sure}, Welch's t, {self.repeats}{where})"
+        return f"{percent}{reach} % more ({sure}, Welch's t, {self.repeats}{where})"
 
 
 def steps(
@@ -76,6 +78,11 @@ def in_words(names: Sequence[str], found: Sequence[Step]) -> str:
     return f"{'; '.join(sure) or 'distinguishable from all others'}; next is {names[0]}, {found[0].words}"
 
 
+def _rounded(value: float, places: int) -> str:
+    """So many significant digits and no zeros behind them, large ones without an exponent."""
+    return f"{float(f'{value:.{places}g}'):.15g}"
+
+
 def _first(names: Sequence[str]) -> str:
     return "; ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
@@ -93,7 +100,7 @@ def _per_sample(total: Record, samples: Sequence[Sample], *, with_delay: bool) -
 def _belongs(record: Record, total: Record) -> bool:
     if any(record[name] != total[name] for name in _SAME):
         return False
-    if str(record["path"]) not in str(total["path"]).split("; "):
+    if str(record["path"]) not in paths_of(total):
         return False
     cap, of_total = number_of(record, "power_cap_w"), number_of(total, "power_cap_w")
     if (cap is None) != (of_total is None) or abs((cap or 0.0) - (of_total or 0.0)) > CAP_STEP_W:

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from math import ceil, floor, log10
 
+from powerd_analytics.campaigns.components import parts_of_machines
 from powerd_analytics.energy.reasons import digits
-from powerd_analytics.records.columns import Record, number_of
-from powerd_analytics.report.configurations import configuration
+from powerd_analytics.records.columns import Cell, Record, number_of
+from powerd_analytics.report.configurations import configuration, kind_order
 from powerd_core.text import printable
 
 LEFT, TOP, HEIGHT = 62, 14, 210
@@ -18,40 +19,71 @@ MOST_BARS = 90
 
 @dataclass(frozen=True, slots=True)
 class PageFigure:
-    """Markup that is safe to stand in the page as it is, and what it shows in words."""
+    """Markup that is safe to stand in the page as it is, none where there is too much to draw, and what it shows in
+    words."""
 
     svg: str
     caption: str
 
 
 def phase_bars(records: Sequence[Record], colours: Mapping[str, int]) -> list[PageFigure]:
-    """One figure for each device and provenance, of averaged innermost phases; ``colours`` are 0 to 7 by name."""
-    groups: dict[tuple[object, object], list[Record]] = {}
+    """One figure for each device, provenance and model, of averaged innermost phases, measured ones first;
+    ``colours`` are 0 to 7 by name."""
+    groups: dict[tuple[Cell, ...], list[Record]] = {}
     for r in records:
-        groups.setdefault((r["device"], r["provenance"]), []).append(r)
+        groups.setdefault((r["device"], r["provenance"], r["model"]), []).append(r)
+    several = len({model for _, _, model in groups}) > 1
+    parts = parts_of_machines(records)
+
+    def scale(r: Record) -> tuple[Cell, ...]:
+        """Figures of one model and part of the machine have one scale: they are there to be compared."""
+        return r["model"], r["provenance"], parts[str(r["device"])]
+
+    highest: dict[tuple[Cell, ...], float] = {}
+    for r in records:
+        top = (number_of(r, "j_per_batch") or 0.0) + (number_of(r, "u95_j") or 0.0)
+        highest[scale(r)] = max(highest.get(scale(r), 0.0), top)
     made = []
-    for (device, provenance), same in groups.items():
-        places = list(dict.fromkeys(configuration(r, same) for r in same))
+    for (device, provenance, model), same in sorted(groups.items(), key=_order):
+        told = _told_apart(same, without_model=several)
+        places = list(dict.fromkeys(place for place, _ in told))
         names = list(dict.fromkeys(str(r["phase"]) for r in same))
+        of = f" of {model}" if several and model is not None else ""
+        what = f"Joules a batch{of} on {device} ({provenance}) by phase"
         if len(places) * len(names) > MOST_BARS:
+            said = f"{what}: {len(places)} configurations are too many to be drawn here (joules plot --kind phases)."
+            made.append(PageFigure("", printable(said)))
             continue
-        at = {(configuration(r, same), str(r["phase"])): r for r in same}
-        caption = (
-            f"Joules a batch on {device} ({provenance}) by phase; whiskers are 95 % intervals, an arrow a lower bound, "
-            "n.r. what the sensors cannot resolve."
-        )
-        made.append(PageFigure(_svg(places, names, at, colours, str(provenance)), printable(caption)))
+        at = {(place, str(r["phase"])): r for place, r in told}
+        caption = f"{what}; whiskers are 95 % intervals, an arrow a lower bound, n.r. what the sensors cannot resolve."
+        svg = _svg(places, names, at, colours, str(provenance), highest[scale(same[0])])
+        made.append(PageFigure(svg, printable(caption)))
     return made
+
+
+def _order(item: tuple[tuple[Cell, ...], Sequence[Record]]) -> tuple[int, float]:
+    """Measured joules before others, then where there are more of them: as in the summary."""
+    (_, provenance, _), same = item
+    return kind_order(provenance), -sum(number_of(r, "j_per_batch") or 0.0 for r in same)
+
+
+def _told_apart(same: Sequence[Record], *, without_model: bool) -> list[tuple[str, Record]]:
+    """Records with the names of their places; those that differ in what no name says have their runs' names too."""
+    names = [configuration(r, same, without_model=without_model) for r in same]
+    found: dict[tuple[str, str], int] = {}
+    for name, r in zip(names, same, strict=True):
+        found[name, str(r["phase"])] = found.get((name, str(r["phase"])), 0) + 1
+    shared = {name for (name, _), count in found.items() if count > 1}
+    return [(f"{n}, {r['run']}" if n in shared else n, r) for n, r in zip(names, same, strict=True)]
 
 
 def _svg(
     places: Sequence[str], names: Sequence[str], at: Mapping[tuple[str, str], Record], colours: Mapping[str, int],
-    provenance: str,
+    provenance: str, highest: float,
 ) -> str:  # fmt: skip
     bar = max(min(46.0, 900 / (len(places) * (len(names) + 0.8))), 6.0)
     cluster = bar * (len(names) + 0.8)
     width = LEFT + cluster * len(places) + 10
-    highest = max((number_of(r, "j_per_batch") or 0.0) + (number_of(r, "u95_j") or 0.0) for r in at.values())
     if highest <= 0:
         highest = 1.0  # a device that took nothing, or whose shunt let some flow back
     step = _step(highest)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_analytics.campaigns.campaign import part_of
+from powerd_analytics.campaigns.components import without_gflops, without_summands
 from powerd_analytics.campaigns.factors import Factors
 from powerd_analytics.campaigns.fieldtables import field_tables, prepared
 from powerd_analytics.campaigns.innermost import innermost, of_configurations
@@ -28,7 +29,6 @@ from powerd_analytics.records.columns import Record
 from powerd_analytics.records.flat import records_of
 from powerd_analytics.records.jobsums import merge_jobs
 from powerd_analytics.report import provenance, quality, words
-from powerd_analytics.report.configurations import without_summands
 from powerd_analytics.report.figures import phase_bars
 from powerd_analytics.report.findings import findings
 from powerd_analytics.report.names import Names, named, run_names
@@ -146,7 +146,8 @@ def render(parts: Sequence[_RunPart], options: ReportOptions) -> str:
     said = findings(records, [*samples, *summed_samples(samples)], options.factors)
     said_again = provenance.commands(runs, names, options.device, options.calibration, options.length, options.factors)
     kinds = sorted({str(r["provenance"]) for r in records})
-    figures = [(Markup(f.svg), f.caption) for f in phase_bars(of_configurations(innermost(averaged(whole))), colours)]
+    inner = of_configurations(innermost(averaged(without_gflops(r) for r in whole)))
+    figures = [(Markup(f.svg), f.caption) for f in phase_bars(inner, colours)]
     return environment.from_string(here.joinpath("template.html").read_text(encoding="utf-8")).render(
         title=printable(options.title or words.title(runs)),
         subtitle=printable(words.subtitle(runs)),

@@ -22,7 +22,7 @@ from powerd_client.wallclock import read_anchor
 
 MOST_GAPS = 200
 MOST_MESSAGES = 200
-MOST_COLUMNS = 4
+MOST_COLUMNS = 2
 """Runs that have a column each in the table of the environment."""
 MOST_NAMES = 8
 

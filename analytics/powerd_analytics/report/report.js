@@ -48,13 +48,17 @@ async function start() {
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   // Paper is white: curves and text in light colours would not be seen on it.
-  let chosen;
+  // Nor would closed notes.
+  let chosen, closed = [];
   addEventListener("beforeprint", () => {
+    closed = [...document.querySelectorAll("details:not([open])")];
+    closed.forEach(notes => { notes.open = true; });
     chosen = document.documentElement.dataset.theme;
     document.documentElement.dataset.theme = "light";
     traces.forEach(trace => trace.draw());
   });
   addEventListener("afterprint", () => {
+    closed.forEach(notes => { notes.open = false; });
     if (chosen) document.documentElement.dataset.theme = chosen; else delete document.documentElement.dataset.theme;
     redraw();
   });

@@ -229,7 +229,9 @@ class Trace {
   /** Time, power and phases at the cursor; without one, what is in view. */
   say() {
     if (this.cursor === null) {
-      this.put(`${duration(Math.max(this.begin, 0))} to ${duration(this.end)}`);
+      const begin = Math.max(this.begin, 0), span = this.end - begin;
+      if (span > 0.01 * this.end) this.put(`${duration(begin)} to ${duration(this.end)}`);
+      else this.put(`${duration(span)} from ${(begin / 1e6).toFixed(6)} s on`);
       return;
     }
     const t = this.cursor, said = [];

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerd_analytics.energy.reasons import seconds
+from powerd_analytics.energy.reasons import digits, seconds
 from powerd_analytics.report.packing import Packed
 from powerd_analytics.report.traces import Trace, TraceLine, TracePhases
 from powerd_core.text import printable
@@ -106,14 +106,19 @@ def _said(trace: Trace) -> str:
     """How many readings stand in the page, and how they were thinned."""
     if not trace.lines:
         return "This device has fewer than two good readings: there is nothing to draw."
-    said = []
+    alike: dict[str, list[TraceLine]] = {}
     for line in trace.lines:
         points = f"{line.readings:,} readings".replace(",", " ")
         if line.role == "sum":
             points = "interpolated at the readings of the fastest line"
         if line.block > 1:
             points += f", thinned: least and greatest of every {line.block}"
-        said.append(f"{line.name}: {points}, power to within {line.watts.step / 2:.2g} W")
+        alike.setdefault(points, []).append(line)
+    said = []
+    for points, lines in alike.items():
+        whose = lines[0].name if len(lines) == 1 else f"{len(lines)} lines"
+        each = " each" if len(lines) > 1 else ""
+        said.append(f"{whose}: {points}{each}, power to within {digits(max(x.watts.step for x in lines) / 2, 2)} W")
     return "; ".join(said) + "."
 
 

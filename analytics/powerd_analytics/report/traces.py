@@ -138,8 +138,13 @@ def _line(run: Run, name: str, role: str, points: Iterator[Points], n: int, gap_
 
 
 def _gaps(run: Run, signals: Sequence[Signal]) -> tuple[tuple[int, int], ...]:
-    """Stretches that miss readings of any line; of very many, the longest."""
+    """Stretches that miss readings of any line, those that overlap as one; of very many, the longest."""
     found = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s) for s in signals)])
     found = np.unique((found - run.begin_ns) // UNIT_NS, axis=0)
-    longest = found[np.argsort(found[:, 0] - found[:, 1], kind="stable")[:MOST_GAPS]]
+    if not len(found):
+        return ()
+    ends = np.maximum.accumulate(found[:, 1])
+    first = np.flatnonzero(np.concatenate([[True], found[1:, 0] > ends[:-1]]))
+    joined = np.stack([found[first, 0], ends[np.append(first[1:], len(found)) - 1]], 1)
+    longest = joined[np.argsort(joined[:, 0] - joined[:, 1], kind="stable")[:MOST_GAPS]]
     return tuple((b, e) for b, e in sorted(map(tuple, longest.tolist())))

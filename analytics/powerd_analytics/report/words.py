@@ -15,7 +15,10 @@ def quality_notes(runs: Sequence[Run], names: Names) -> list[str]:
     notes += [f"{printable(names[r.path])} was rebuilt from the journal of a recorder that died."
               for r in runs if r.attributes.get("rebuilt")]  # fmt: skip
     if not any(r.gaps for r in runs):
-        notes.append("No gap was recorded: nothing was lost between the boards and the run files.")
+        notes.append(
+            "No gap was recorded: nothing was lost between the boards and the run files. What the table of lines calls "
+            "bad or missing was not read, or read badly, where the sensors are."
+        )
     return notes
 
 

@@ -89,6 +89,19 @@ def test_other_clocks_caps_and_lengths_are_other_configurations(tmp_path):
     assert totals == [(12, 1), (12, 2), (15, 1)]  # joules of 12 and of 15 batches have no mean
 
 
+def test_runs_of_other_numbers_of_batches_are_repeats_in_what_a_batch_takes(tmp_path):
+    one_run(tmp_path / "a.h5", 1.0, iterations=12)
+    one_run(tmp_path / "b.h5", 1.02, iterations=15)
+    sheets = {s.name: rows_of(s) for s in field_tables(prepared(read_campaign([tmp_path]), Length()))}
+    for name, column in (("time", "s_per_batch"), ("energy", "j_per_batch")):
+        (whole,) = [r for r in sheets[name] if r["phase"] == "all"]
+        assert whole[RUNS] == 2
+        assert whole[column] == pytest.approx(next(r[column] for r in sheets[name] if r["phase"] == "iteration"))
+    assert sorted(r["iterations"] for r in sheets["totals"]) == [12, 15]
+    (cell,) = [r for r in sheets["efficiency"] if r["model"] != "average"]
+    assert "iterations" not in cell
+
+
 def test_clocks_that_were_observed_may_differ_a_little(tmp_path):
     t = np.arange(0, 2000 * MS, 100 * MS)
     for i, mhz in enumerate((1400, 1410, 1200)):

@@ -8,7 +8,7 @@ from make_campaign import one_run
 from powerd_analytics.campaigns.campaign import read_campaign
 from powerd_analytics.campaigns.pivot import PivotRequest, make_pivot
 from powerd_analytics.campaigns.pivotsheet import gain_sheet, pivot_sheet
-from powerd_analytics.campaigns.repeats import RUNS
+from powerd_analytics.campaigns.repeats import RUNS, averaged
 from powerd_analytics.records.columns import empty_record
 from powerd_core.errors import AnalysisError, ConfigError
 
@@ -90,10 +90,10 @@ def test_a_mean_over_a_side_needs_all_its_cells():
     means = {row[0]: found.row_mean(row) for row in found.rows}
     assert means[64].value == 64.0
     assert means[128] is None
-    assert found.column_mean((1,), "measured").value == 96.0
-    assert found.column_mean((2,), "measured") is None
+    assert found.column_mean((1,), {"provenance": "measured"}).value == 96.0
+    assert found.column_mean((2,), {"provenance": "measured"}) is None
     # Cells of other configurations are no repeats: that they differ is no uncertainty.
-    assert found.column_mean((1,), "measured").u_statistical == pytest.approx(0.1 / 2**0.5)
+    assert found.column_mean((1,), {"provenance": "measured"}).u_statistical == pytest.approx(0.1 / 2**0.5)
 
 
 def test_a_gain_is_second_over_first_with_both_uncertainties():
@@ -161,3 +161,65 @@ def test_there_is_no_average_over_phases(tmp_path):
     assert "average" not in [c.heading for c in turned.columns]
     for sheet in (by_phase, turned):
         assert "no averages over phases: some are inside others" in sheet.notes
+
+
+def total(n, basis, **given):
+    known = {"gflops_per_w": 2.0 + n, "gflops_convention": "paper", "gflops_basis": basis} if basis else {}
+    return record(kind="total", phase=None, phase_path=None, batch_size=64, run=f"r{n}", path=f"r{n}", run_id=f"r{n}",
+                  time_s=1.0, energy_j=10.0, j_per_batch=1.0, **known, **given)  # fmt: skip
+
+
+def test_a_run_without_joules_is_a_repeat_of_one_with_them():
+    lost = total(1, None) | {"energy_j": None, "j_per_batch": None, "s_per_batch": 0.3}
+    (mean,) = averaged([lost, total(2, "forward+backward")])
+    assert (mean[RUNS], mean["s_per_batch"], mean["energy_j"]) == (2, 0.2, 10.0)
+    assert (mean["gflops_per_w"], mean["gflops_basis"]) == (4.0, "forward+backward")
+    assert "mean of 1 of 2 runs" in mean["note"]
+    found = pivot([lost, total(2, "forward+backward")], "model::s_per_batch")
+    assert (found.row_names, len(found.cells)) == (("model", "provenance"), 1)
+
+
+def test_figures_per_joule_of_different_phases_are_no_mean():
+    records = [total(1, "forward+backward"), total(2, "iteration")]
+    (mean,) = averaged(records)
+    assert (mean["energy_j"], mean["gflops_per_w"], mean["gflops_basis"]) == (10.0, None, None)
+    assert "no GFLOPS/W: over the joules of forward+backward or iteration, by run" in mean["note"]
+    found = pivot(records, "model::gflops_per_w")
+    assert found.row_names == ("model", "gflops_basis", "provenance")
+    assert [f.value for f in found.cells.values()] == [3.0, 4.0]
+
+
+def test_figures_per_joule_of_different_phases_share_no_average_and_have_no_gain():
+    bases = {(64, "old"): "forward+backward", (64, "new"): "forward+backward", (128, "old"): "iteration",
+             (128, "new"): "forward+backward"}  # fmt: skip
+    records = [
+        total(i, basis, device_name=product) | {"batch_size": batch}
+        for i, ((batch, product), basis) in enumerate(bases.items())
+    ]
+    found = pivot(records, "batch:product:gflops_per_w")
+    assert found.row_names == ("batch_size", "gflops_basis", "provenance")
+    sheet = pivot_sheet(found, averages=True)
+    rows = [(row[0], row[1], *row[3::2]) for row in sheet.rows]
+    assert rows == [
+        (64, "forward+backward", 2.0, 3.0, 2.5), (128, "forward+backward", None, 5.0, None),
+        (128, "iteration", 4.0, None, None), ("average", "forward+backward", None, 4.0, None),
+    ]  # fmt: skip
+    assert [(row[0], row[3]) for row in gain_sheet(found, "device_name", ("old", "new")).rows] == [(64, 1.5)]
+
+
+def test_there_is_no_average_over_measured_and_modelled_side_by_side():
+    records = [record(provenance=p, batch_size=1, j_per_batch=j) for p, j in (("measured", 5.0), ("modelled", 50.0))]
+    sheet = pivot_sheet(pivot(records, "model:provenance:j_per_batch"), averages=True)
+    assert [c.heading for c in sheet.columns] == [
+        "model",
+        "provenance measured",
+        "± U95",
+        "provenance modelled",
+        "± U95",
+    ]
+
+
+def test_a_cell_is_the_mean_of_the_runs_that_have_the_figure():
+    lost = total(1, None) | {"energy_j": None, "j_per_batch": None}
+    found = pivot([lost, *(total(n, "iteration") for n in (2, 3))], "model::j_per_batch")
+    assert found.notes == ("mean of 2 runs a cell",)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
-from powerd_analytics.chrome.phasetracks import joules_of, lanes, nested
+from powerd_analytics.chrome.phasetracks import joules_of, nested, tracks_of
 from powerd_analytics.chrome.trace import write_trace
 from powerd_analytics.energy.devices import load_parts, part_phase_energies
 from powerd_analytics.runs import phases
@@ -64,7 +64,8 @@ def test_edges_lie_within_those_of_the_phase_around_as_one_by_one(run):
 def test_outermost_phases_of_a_lane_do_not_overlap_and_inner_ones_stay_with_them(run):
     p = run.phases
     for process in range(3):
-        own, lane = lanes(run, process)
+        tracks = tracks_of(run, process)
+        own, lane = tracks.own, tracks.lane
         assert np.array_equal(own, np.flatnonzero(p.process == process))
         of = dict(zip(own.tolist(), lane.tolist(), strict=True))
         until: dict[int, int] = {}

@@ -12,7 +12,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from powerd_analytics import cli
 from powerd_analytics.chrome.clock import SLEW, WallClock, wall_clock
 from powerd_analytics.chrome.events import thinned
-from powerd_analytics.chrome.phasetracks import lanes
+from powerd_analytics.chrome.phasetracks import tracks_of
 from powerd_analytics.chrome.trace import MARGIN_NS, TraceOptions, write_trace
 from powerd_analytics.runs.run import read_run
 from powerd_client.wallclock import WallAnchor, WallAnchors, anchor_note, read_anchor, take_anchor
@@ -208,7 +208,7 @@ def test_phases_of_several_threads_get_lanes_of_their_own(tmp_path):
         PhaseSpec("c", 100 * MS, 200 * MS),
     ]
     run = read_run(make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 50 + 0 * t)], phases))
-    assert lanes(run, 0)[1].tolist() == [0, 1, 1, 0]
+    assert tracks_of(run, 0).lane.tolist() == [0, 1, 1, 0]
     write_trace(run, tmp_path / "o.json")
     check_perfetto(json.loads((tmp_path / "o.json").read_text()))
 

@@ -209,7 +209,7 @@ def test_gpus_of_one_job_are_one_configuration(tmp_path):
     assert [(c.device, c.gpus, c.batch) for c in found] == [("gpu0+gpu1", 2, 64), ("gpu0+gpu1", 2, 128)]
     kinds = [replace(c, provenance=p) for c, p in zip(found, ("measured", "modelled"), strict=True)]
     # Joules of two kinds are never averaged.
-    assert texts(pictures.draw_matrix([replace(c, batch=64.0) for c in kinds], "n")).count("–") == 2
+    assert texts(pictures.draw_matrix([replace(c, batch=64.0) for c in kinds], "n")).count("–") == 1
 
 
 def test_layers_keep_their_passes_and_their_interval(tmp_path):
