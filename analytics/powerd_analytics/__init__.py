@@ -1,11 +1,13 @@
 """From a run file to joules per phase: energies, tables, plots and the `joules` command."""
 
-from powerd_analytics.energy.devices import phase_energies
-from powerd_analytics.operations import OperationCount, count_operations
-from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.signals.integral import counter_energy_j, energy_j
-from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
-from powerd_analytics.tables.table import phase_table
+TYPE_CHECKING = False  # what type checkers take for true; typing itself takes longer to import than all else here
+if TYPE_CHECKING:
+    from powerd_analytics.energy.devices import phase_energies
+    from powerd_analytics.operations import OperationCount, count_operations
+    from powerd_analytics.runs.run import Run, read_run
+    from powerd_analytics.signals.integral import counter_energy_j, energy_j
+    from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
+    from powerd_analytics.tables.table import phase_table
 
 __all__ = [
     "OperationCount",
@@ -21,3 +23,28 @@ __all__ = [
     "phase_table",
     "read_run",
 ]
+
+_HOME = {
+    "OperationCount": "operations",
+    "PhaseRow": "tables.rows",
+    "PhaseTable": "tables.rows",
+    "Run": "runs.run",
+    "RunRow": "tables.rows",
+    "TotalRow": "tables.rows",
+    "count_operations": "operations",
+    "counter_energy_j": "signals.integral",
+    "energy_j": "signals.integral",
+    "phase_energies": "energy.devices",
+    "phase_table": "tables.table",
+    "read_run": "runs.run",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Each name at its first use: `joules --help`, and a board without numpy, need nothing of what is behind them."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value

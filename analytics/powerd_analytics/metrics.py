@@ -116,12 +116,15 @@ def iterations_of(epochs: float, dataset_size: float, batch_size: float, *, drop
 
     Raises `AnalysisError` for sizes below 1.
     """
-    if batch_size < 1 or dataset_size < 1 or not (math.isfinite(epochs) and epochs >= 0):
+    is_good = (
+        math.isfinite(epochs) and epochs >= 0 and all(math.isfinite(n) and n >= 1 for n in (batch_size, dataset_size))
+    )
+    if not is_good:
         raise AnalysisError(
             f"{epochs} epochs of {dataset_size} samples in batches of {batch_size}: need at least 1 each"
         )
     each = dataset_size // batch_size if drop_last else -(-dataset_size // batch_size)
-    return round(epochs * each)
+    return math.floor(epochs * each + 0.5)  # round() would take 4.5 batches for 4, and 1.5 for 2
 
 
 def of_training(per_batch: N, iterations: N | float) -> N:
@@ -157,17 +160,22 @@ def as_good_as_best(values: Sequence[Quantity]) -> list[int]:
 
 
 def best_by_metric(
-    energy_j: Sequence[float] | Values,
-    time_s: Sequence[float] | Values,
+    energy_j: Sequence[float] | Sequence[Quantity] | Values,
+    time_s: Sequence[float] | Sequence[Quantity] | Values,
     reference: int,
     *,
     max_power_w: float | None = None,
     eta: float = 0.5,
 ) -> dict[str, int]:
     """Row with the lowest of each metric among configurations [n]: energy, time, EDP, ED2P, EDS for each of `EDS_K`,
-    and Zeus cost where ``max_power_w`` is given."""
-    e, t = _checked(energy_j, "energy"), _checked(time_s, "time")
+    and Zeus cost where ``max_power_w`` is given.
+
+    Raises `AnalysisError` for a ``reference`` that is none of the rows, or has no energy or no time.
+    """
+    e, t = (_checked([_number(v) for v in of], what) for of, what in ((energy_j, "energy"), (time_s, "time")))
     _same_length(e, t)
+    if not (0 <= reference < len(e) and e[reference] > 0 and t[reference] > 0):
+        raise AnalysisError(f"reference {reference}: must be one of the {len(e)} rows, with energy and time above 0")
     found: dict[str, Values] = {"energy_j": e, "time_s": t, "edp_js": edp_js(e, t), "ed2p_js2": ed2p_js2(e, t)}
     found |= {f"eds(k={k:g})": eds(e, t, float(e[reference]), float(t[reference]), k) for k in EDS_K}
     if max_power_w is not None:

@@ -10,7 +10,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 class LateProgress:
-    """A progress bar that shows itself only after ``delay_s``; call it with a share and a text."""
+    """A progress bar that shows itself only after ``delay_s``, and only on a terminal: a log would get an empty line of
+    it. Call it with a share and a text."""
 
     def __init__(self, console: Console, delay_s: float = 2.0) -> None:
         self._console, self._delay_s = console, delay_s
@@ -29,7 +30,7 @@ class LateProgress:
     def __call__(self, share: float, text: str) -> None:
         """Show that ``share`` (0 to 1) is done and ``text`` is next."""
         if self._bar is None:
-            if time.monotonic() - self._begin_s < self._delay_s:
+            if time.monotonic() - self._begin_s < self._delay_s or not self._console.is_terminal:
                 return
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)

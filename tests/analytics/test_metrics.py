@@ -54,7 +54,9 @@ def test_iterations_of_castro_follow_from_the_epochs():
     assert metrics.iterations_of(3, 10, 4) == 9
     assert metrics.iterations_of(3, 10, 4, drop_last=True) == 6
     assert metrics.iterations_of(0.5, 100, 10) == 5
-    for bad in ((1, 0, 4), (1, 10, 0), (-1, 10, 4), (float("nan"), 10, 4)):
+    assert [metrics.iterations_of(epochs, 3, 1) for epochs in (0.5, 1.5, 2.5)] == [2, 5, 8]
+    inf, nan = float("inf"), float("nan")
+    for bad in ((1, 0, 4), (1, 10, 0), (-1, 10, 4), (nan, 10, 4), (1, nan, 4), (1, inf, 4), (1, 10, nan)):
         with pytest.raises(AnalysisError, match="epochs of"):
             metrics.iterations_of(*bad)
 
@@ -240,3 +242,15 @@ def test_the_lowest_cost_is_where_zeus_ends(job):
     assert (int(traced[best]["batch_size"]), float(traced[best]["power_limit_w"])) == (batch, limit)
     if joules is not None:
         assert (energy_j[best], time_s[best]) == pytest.approx((joules, seconds), rel=1e-9)
+
+
+@pytest.mark.parametrize("reference", [-1, 2, 0])
+def test_a_reference_is_one_of_the_rows_and_was_measured(reference):
+    with pytest.raises(AnalysisError, match=f"reference {reference}: must be one of the 2 rows"):
+        metrics.best_by_metric([0.0, 1.0], [1.0, 1.0], reference)
+
+
+def test_the_best_by_each_metric_of_values_with_uncertainty_is_that_of_the_values():
+    energy, time = [5.0, 3.0, 4.0], [1.0, 3.0, 1.5]
+    unsure = [[Quantity.measured(v, 0.1 * v) for v in values] for values in (energy, time)]
+    assert metrics.best_by_metric(*unsure, 0) == metrics.best_by_metric(energy, time, 0)

@@ -242,7 +242,7 @@ def test_a_local_powerd_that_dies_is_started_again(tmp_path, capfd):
     recording.finish(now_ns())
     told = capfd.readouterr().err
     assert told.count("\n") == 1
-    assert "the local powerd ended with status -9" in told
+    assert "the local powerd died (SIGKILL)" in told
     assert "it is started again" in told
     clocks, readings, causes = epochs_in(out)
     assert clocks == 2

@@ -1,5 +1,5 @@
 """The `joules` command: record a run, print its tables, draw it, say what is in it."""
 
-from powerd_analytics.cli.app import app, main
+from powerd_analytics.cli.start import main
 
-__all__ = ["app", "main"]
+__all__ = ["main"]

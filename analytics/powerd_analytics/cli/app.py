@@ -5,14 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from difflib import get_close_matches
 
-try:
-    from cyclopts import App, CycloptsError
-except ModuleNotFoundError:
-    # This command comes with every part of powerd, and what it needs does not.
-    sys.stderr.write("joules: cyclopts is not installed here: pip install 'powerd[analytics]'\n")
-    raise SystemExit(2) from None
+from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
 
 from powerd_analytics.cli import (
     compare,
@@ -29,11 +24,14 @@ from powerd_analytics.cli import (
     totals,
     uncertainty,
 )
+from powerd_analytics.cli.common import stdout
 from powerd_core.errors import PowerdError
 from powerd_core.text import printable
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         return f"joules (powerd) {version('powerd')}"
     except PackageNotFoundError:
@@ -80,9 +78,17 @@ for command in (
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line on the error stream and exit status 2."""
     try:
-        status = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        status = app(arguments, console=stdout(), exit_on_error=False, print_error=False, result_action="return_value")
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
+    except UnusedCliTokensError as error:
+        _fail(f"too many arguments: {' '.join(error.unused_tokens or ())}")
+    except UnknownCommandError as error:
+        token, _, _ = (error.unused_tokens or [""])[0].partition("=")
+        near = get_close_matches(token, ("--help", "--version"), 1)
+        _fail(
+            f"Unknown option: {token}.{f' Did you mean {near[0]}?' if near else ''}" if token[:1] == "-" else str(error)
+        )
     except CycloptsError as error:
         _fail(str(error))
     except PowerdError as error:
@@ -94,11 +100,12 @@ def main(arguments: list[str] | None = None) -> None:
         # The reader of our output (`head`) has gone: not an error, but nothing more may be written.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(141) from None
+    except MemoryError as error:
+        _fail(f"there is not enough memory: {str(error) or 'take fewer or shorter runs'}")
     except OSError as error:
-        if error.filename is not None and (isinstance(error, PermissionError) or error.errno == errno.ENAMETOOLONG):
-            _fail(f"{error.filename} cannot be read: {error.strerror}")  # who asks whether it is there is told so
         if error.filename is not None:
-            raise
+            is_unreadable = isinstance(error, PermissionError) or error.errno == errno.ENAMETOOLONG
+            _fail(f"{error.filename} cannot be {'read' if is_unreadable else 'used'}: {error.strerror}")
         # Files are written by those who know their names: this is the output, on a disk that is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror or error}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from powerd_analytics.cli.common import Device, refuse_existing, stderr, write
+from powerd_analytics.cli.common import Device, put_out, refuse_existing, stderr
 
 if TYPE_CHECKING:
     from powerd_analytics.comparison.samples import Sample
@@ -43,18 +42,14 @@ def compare(
     from powerd_analytics.comparison.sheet import comparison_sheet
     from powerd_analytics.progress import LateProgress
 
-    refuse_existing(output, overwrite)
+    refuse_existing(output, overwrite, (a, b))
     with LateProgress(stderr()) as progress:
         of_a = _samples(a, device, lambda share, text: progress(share / 2, text))
         of_b = _samples(b, device, lambda share, text: progress(0.5 + share / 2, text))
     _check(of_a, of_b)
     sheet = comparison_sheet(compared(of_a, of_b), str(a), str(b))
     text = text_of([sheet], format, output is None)
-    if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
+    put_out(text, output, overwrite)
 
 
 def _samples(path: Path, device: str | None, progress: Progress) -> list[Sample]:

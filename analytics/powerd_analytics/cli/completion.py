@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
+
+from powerd_analytics.cli.common import put_out
 
 
 def completion(
@@ -20,4 +21,4 @@ def completion(
     """
     from powerd_analytics.cli.app import app
 
-    sys.stdout.write(app.generate_completion(shell=shell))
+    put_out(app.generate_completion(shell=shell), None, overwrite=False)

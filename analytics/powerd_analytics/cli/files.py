@@ -5,15 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from powerd_analytics.progress import LateProgress
-from powerd_client.findings import Finding
 from powerd_core.errors import RunFileError
 from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    from powerd_client.findings import Finding
 
 _MARKS = {"ok": "OK", "wrong": "WRONG", "unknown": "--"}
 

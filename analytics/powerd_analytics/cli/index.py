@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from powerd_analytics.cli.common import refuse_existing, stderr, write
+from powerd_analytics.cli.common import put_out, refuse_existing, stderr
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
@@ -96,15 +96,11 @@ def query(
     from powerd_analytics.indexes.query import query as ask
     from powerd_analytics.progress import LateProgress
 
-    refuse_existing(output, overwrite)
+    refuse_existing(output, overwrite, [index])
     with LateProgress(stderr()) as progress:
         sheet = ask(index, sql, progress=progress)
     text = _text_of(sheet, format, output is None)
-    if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
+    put_out(text, output, overwrite)
 
 
 def _text_of(sheet: Sheet, format: Format, is_terminal: bool) -> str:

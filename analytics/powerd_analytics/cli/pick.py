@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import refuse_existing, write
+from powerd_analytics.cli.common import goes_to_terminal, put_out, refuse_existing
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
@@ -71,23 +71,19 @@ def pick(
     factors = Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency)
     ref = parse_condition("--reference", reference)
     conditions = [parse_condition("--where", text) for text in where or []]
-    refuse_existing(output, overwrite)
+    refuse_existing(output, overwrite, [table])
     with LateProgress(Console(stderr=True)) as progress:
         found = choose(read_table(table, progress), ref, Criterion(metric, k, eta, max_power), conditions, by or [])
     for note in found.notes:
         sys.stderr.write(f"joules: {note}\n")
     header, rows, behind = _cells(found, metric, factors)
-    if format == "table" or (format is None and output is None and sys.stdout.isatty()):
+    if format == "table" or (format is None and goes_to_terminal(output)):
         made = _as_table(header, rows, behind)
     else:
         text = io.StringIO()
         csv.writer(text, lineterminator="\n").writerows([header, *rows])
         made = text.getvalue()
-    if output is None:
-        sys.stdout.write(made)
-        sys.stdout.flush()
-    else:
-        write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
+    put_out(made, output, overwrite)
 
 
 def _check(k: float, eta: float, max_power: float | None) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import sys
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,6 +19,7 @@ from powerd_analytics.cli.common import (
     OfFactor,
     Price,
     open_run,
+    put_out,
     refuse_existing,
     stderr,
     write,
@@ -112,8 +113,8 @@ def tables(
     is_many = len(runs) > 1 or runs[0].is_dir() or is_index(runs[0])
     is_campaign = is_many or bool(choice) or into is not None or format not in _OF_ONE_RUN or job
     _check(choice, format, output, above_idle=above_idle and is_campaign)
-    refuse_existing(output, overwrite)
-    refuse_existing(into, True)  # tables are added to a file that exists
+    refuse_existing(output, overwrite, runs)
+    refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
     with LateProgress(stderr()) as progress:
         if is_campaign:
             from powerd_analytics.campaigns.campaign import read_campaign
@@ -135,11 +136,7 @@ def tables(
             write(_given(output), lambda partial: write_parquet(shown[0], partial), overwrite)
             return
         text = text_of(shown, format, output is None)
-    if output is None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-    else:
-        write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
+    put_out(text, output, overwrite)
 
 
 def _check(choice: Choice, format: Format, output: Path | None, *, above_idle: bool) -> None:
@@ -227,9 +224,8 @@ def _of_one(
 
 def _printed(show: Callable[[Console], None], is_terminal: bool) -> str:
     """What a console prints, as wide as the terminal and with its styles where it goes there."""
-    on_terminal = is_terminal and sys.stdout.isatty()
+    on_terminal = is_terminal and sys.stdout is not None and sys.stdout.isatty()
     width = Console().width if on_terminal else 200
-    with tempfile.TemporaryFile("w+", encoding="utf-8") as text:
-        show(Console(file=text, width=width, force_terminal=on_terminal or None))
-        text.seek(0)
-        return text.read()
+    text = io.StringIO()
+    show(Console(file=text, width=width, force_terminal=on_terminal or None))
+    return text.getvalue()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import refuse_existing, write
+from powerd_analytics.cli.common import put_out, refuse_existing
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def totals(
     if not phases:
         raise ConfigError("nothing to sum: give a table of phases")
     mixes = parse_mixes(mix or [])
-    refuse_existing(output, overwrite)
+    refuse_existing(output, overwrite, (*phases, *([operations] if operations else [])))
     with LateProgress(Console(stderr=True)) as progress:
         known = read_operations(operations) if operations is not None else None
         table = read_phases(phases, progress)
@@ -64,11 +64,7 @@ def totals(
     if more := len(found.notes) - _MOST_NOTES:
         sys.stderr.write(f"joules: and {more} more such notes\n" if more > 0 else "")
     made = _to_csv(found)
-    if output is None:
-        sys.stdout.write(made)
-        sys.stdout.flush()
-    else:
-        write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
+    put_out(made, output, overwrite)
 
 
 def _to_csv(found: TrainingTotals) -> str:

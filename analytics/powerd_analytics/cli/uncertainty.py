@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from powerd_analytics.cli.common import Device, check_picture, refuse_existing, write
+from powerd_analytics.cli.common import Device, check_picture, goes_to_terminal, put_out, refuse_existing, stdout, write
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -60,8 +60,7 @@ def uncertainty(
         raise AnalysisError(f"{run}: nothing to draw: {rows[0].words}")
     if format == "table":
         text = io.StringIO()
-        is_shown = output is None and sys.stdout.isatty()
-        render.print_budget(rows, Console() if is_shown else Console(file=text, width=200))
+        render.print_budget(rows, stdout() if goes_to_terminal(output) else Console(file=text, width=200))
         made = text.getvalue()
     else:
         made = {"csv": render.to_csv, "json": render.to_json, "markdown": render.to_markdown}[format](rows)
@@ -69,11 +68,7 @@ def uncertainty(
         from powerd_analytics.pictures.shares import plot_budget
 
         write(plot, lambda partial: plot_budget(rows, partial), overwrite)
-    if output is not None:
-        write(output, lambda partial: partial.write_text(made, encoding="utf-8"), overwrite)
-    else:
-        sys.stdout.write(made)
-        sys.stdout.flush()
+    put_out(made, output, overwrite)
     if plot is not None:
         sys.stderr.write(f"{plot}\n")
 

@@ -35,10 +35,13 @@ TABLES = "tables"
 def write_tables(path: Path, sheets: Sequence[Sheet], *, overwrite: bool = False) -> None:
     """Put sheets into ``/tables`` of a run file, a file of tables, or a new one, which is then a file of tables.
 
-    The file is copied, the copy changed, and moved into its place when it is whole and on the disk. ``overwrite``
-    replaces tables of the same names; others stay. Raises `RunFileError`, also for a run file that is damaged.
+    The file is copied, the copy changed, and moved into its place when it is whole and on the disk; a link to it stays
+    one. ``overwrite`` replaces tables of the same names; others stay.
+
+    Raises `RunFileError`, also for a run file that is damaged.
     """
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.partial{path.suffix}")
+    place = path.resolve() if path.is_symlink() else path
+    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
     try:
         with _translated(path, "written"):
             is_run = path.exists() and _is_run(path)
@@ -50,7 +53,7 @@ def write_tables(path: Path, sheets: Sequence[Sheet], *, overwrite: bool = False
                 _add(path, file, sheets, overwrite)
                 if is_run:
                     _sign(file)
-            partial.replace(path)
+            partial.replace(place)
     finally:
         with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
             partial.unlink(missing_ok=True)

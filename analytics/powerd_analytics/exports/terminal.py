@@ -11,9 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.exports.sheet import Sheet
+from powerd_analytics.unbroken import NO_EDGE, print_unbroken
 from powerd_core.text import printable
-
-_NO_EDGE = 100_000
 
 
 def print_sheets(sheets: Sequence[Sheet], console: Console) -> None:
@@ -38,10 +37,12 @@ def print_sheets(sheets: Sequence[Sheet], console: Console) -> None:
 
 def _print_whole(table: Table, console: Console) -> None:
     """A file or a pipe has no edge: columns are never folded there."""
+    if console.is_terminal:
+        print_unbroken(table, console)
+        return
     width = console.width
-    if not console.is_terminal:
-        needed = Measurement.get(console, console.options.update(max_width=_NO_EDGE), table).maximum
-        console.width = max(width, needed)
+    needed = Measurement.get(console, console.options.update(max_width=NO_EDGE), table).maximum
+    console.width = max(width, needed)
     console.print(table)
     console.width = width
 

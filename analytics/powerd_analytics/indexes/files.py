@@ -40,7 +40,7 @@ def run_files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_dir():
             below = look_below(path)
             for place, error in below.unreadable:
-                raise RunFileError(f"{place} cannot be read: {error.strerror or error}") from error
+                raise unreadable(place, error)
             found += below.files
         else:
             found.append(path)
@@ -53,7 +53,8 @@ def run_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def look_below(folder: Path) -> Below:
-    """The run files of a directory and of all below it. Raises `RunFileError` where there are none."""
+    """The run files of a directory and of all below it. Raises `RunFileError` where there are none, and where there may
+    be some that it must not look at."""
     found = Below()
     links, looked_at = [folder], set[str]()
     while links:
@@ -68,9 +69,16 @@ def look_below(folder: Path) -> Below:
                 continue
             seen.add(target)
         kept.append(path)
+    if not kept and found.unreadable:
+        raise unreadable(*found.unreadable[0])
     if not kept or any(part.endswith(JOURNAL) for part in folder.parts):
         raise RunFileError(f"{folder}: there are no run files in this directory (names ending in .h5)")
     return Below(kept, sorted(found.unbuilt), found.unreadable)
+
+
+def unreadable(place: Path, error: OSError) -> RunFileError:
+    """What to say of a directory that refused."""
+    return RunFileError(f"{place} cannot be read: {error.strerror or error}")
 
 
 def _walk(top: Path, found: Below, links: list[Path], looked_at: set[str]) -> None:

@@ -85,7 +85,7 @@ def is_index(path: Path) -> bool:
     return path.suffix == SUFFIX and not path.is_dir()
 
 
-def open_index(path: Path, *, any_version: bool = False) -> Index:
+def open_index(path: Path | str, *, any_version: bool = False) -> Index:
     """The index in a file, or in a directory under its usual name.
 
     Raises `RunFileError` where there is none, for what is no index, and for one of another version unless
@@ -94,12 +94,15 @@ def open_index(path: Path, *, any_version: bool = False) -> Index:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    path = Path(path)
     if path.is_dir():
         if not (path / NAME).exists():
             raise RunFileError(f"{path} has no {NAME}: make it with `joules index {path}`")
         path /= NAME
     if not path.exists():
         raise RunFileError(f"there is no index {path}: `joules index DIR` makes one")
+    if not path.is_file():  # to open a pipe is to wait for whoever writes into it
+        raise RunFileError(f"{path} is no index: it is a device or a pipe")
     try:
         with pq.ParquetFile(path) as file:
             schema, rows = file.schema_arrow, file.metadata.num_rows
@@ -136,7 +139,7 @@ def index_files(path: Path) -> list[Path]:
     return [index.runs / name for name in index.names()]
 
 
-def index_records(path: Path, device: str | None = None, *, progress: Progress = no_progress) -> list[Record]:
+def index_records(path: Path | str, device: str | None = None, *, progress: Progress = no_progress) -> list[Record]:
     """The records of all runs of an index, as `run_records` gives them, without opening a run file: those of jobs over
     several machines are left to `merge_jobs`.
 
@@ -160,7 +163,7 @@ def index_records(path: Path, device: str | None = None, *, progress: Progress =
     return records
 
 
-def index_frame(path: Path, device: str | None = None) -> pd.DataFrame:
+def index_frame(path: Path | str, device: str | None = None) -> pd.DataFrame:
     """The same as a pandas frame, as `campaign.to_frame` makes it."""
     from powerd_analytics.records.frame import to_frame
 

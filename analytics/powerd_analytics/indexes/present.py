@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerd_analytics.indexes.files import look_below
+from powerd_analytics.indexes.files import look_below, unreadable
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Present:
 def present_in(folder: Path) -> Present:
     """The run files below a directory. Raises `RunFileError` where there are none."""
     found = look_below(folder)
-    failed = [f"{path} cannot be read: {error.strerror or error}" for path, error in found.unreadable]
+    failed = [str(unreadable(path, error)) for path, error in found.unreadable]
     files, states = {}, {}
     for path in found.files:
         name = path.relative_to(folder).as_posix()

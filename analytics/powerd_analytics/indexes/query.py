@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
@@ -54,7 +55,8 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> Sheet:
     except (duckdb.Error, RuntimeError) as error:
         raise AnalysisError(f"{index.path}: {_one_line(str(error))}") from error
     finally:
-        connection.close()
+        with contextlib.suppress(duckdb.Error):  # busy for a moment after Ctrl-C, and refuses; it is in memory only
+            connection.close()
 
 
 def _only_asks(statement: Any) -> bool:

@@ -97,8 +97,11 @@ def choose(
     chosen = []
     for name, group in _groups(table, rows, by):
         ref = _reference(table, reference, group, name)
-        run = [i for i in group if energy[i] is not None and time[i] is not None]
-        if left := [i for i in group if i not in set(run)]:
+        run: list[int] = []
+        left: list[int] = []
+        for i in group:
+            (left if energy[i] is None or time[i] is None else run).append(i)
+        if left:
             many = f" and {len(left) - 1} more" if len(left) > 1 else ""
             notes.append(f"{table.at(left[0])}{many}: no energy or no time: not among the choices")
         if ref not in run:
@@ -122,20 +125,12 @@ def _best(
     if not (e[ref] > 0 and t[ref] > 0):
         raise AnalysisError(f"{table.at(ref)}: the reference has an energy or a time of 0: nothing compares with it")
     power_w = _max_power_w(table, criterion, rows, notes) if criterion.metric == "cost" else 0.0
-
-    def value(i: int) -> float:
-        if criterion.metric == "e":
-            return e[i]
-        if criterion.metric == "edp":
-            return metrics.edp_js(e[i], t[i])
-        if criterion.metric == "eds":
-            return metrics.eds(e[i], t[i], e[ref], t[ref], criterion.k)
-        return metrics.zeus_cost_j(e[i], t[i], power_w, criterion.eta)
-
-    values = [value(i) for i in rows]
+    values = [_value(criterion, (e[i], t[i]), (e[ref], t[ref]), power_w) for i in rows]
     for i, v in zip(rows, values, strict=True):
         if not math.isfinite(v):
             raise AnalysisError(f"{table.at(i)}: energy and time are too large: their metric is no finite number")
+        if v == 0 and e[i] > 0 and t[i] > 0 and criterion.metric != "cost":
+            raise AnalysisError(f"{table.at(i)}: energy and time are too small: their metric would be 0")
     at = metrics.best(values)
     best = rows[at]
     ties = [table.lines[i] for i, v in zip(rows, values, strict=True) if v == values[at] and i != best]
@@ -150,6 +145,17 @@ def _best(
         metrics.performance_loss_pct(t[best], t[ref]),
         metrics.saving_minus_loss_pct(e[best], t[best], e[ref], t[ref]),
     )
+
+
+def _value(criterion: Criterion, row: tuple[float, float], reference: tuple[float, float], max_power_w: float) -> float:
+    """The metric of a row; row and reference as joules and seconds."""
+    if criterion.metric == "e":
+        return row[0]
+    if criterion.metric == "edp":
+        return metrics.edp_js(*row)
+    if criterion.metric == "eds":
+        return metrics.eds(*row, *reference, criterion.k)
+    return metrics.zeus_cost_j(*row, max_power_w, criterion.eta)
 
 
 def _groups(table: TableFile, rows: Sequence[int], by: Sequence[str]) -> Iterator[tuple[str, list[int]]]:
@@ -185,7 +191,8 @@ def _max_power_w(table: TableFile, criterion: Criterion, rows: Sequence[int], no
     if criterion.max_power_w is not None:
         return criterion.max_power_w
     column = next((name for name in CAPS_W if name in table.columns), None)
-    caps = [] if column is None else [c for i, c in enumerate(table.numbers(column)) if c and i in set(rows)]
+    told = [] if column is None else table.numbers(column)
+    caps = [cap for i in rows if told and (cap := told[i])]
     if not caps:
         raise ConfigError(f"the cost needs the maximum power of the GPU: give --max-power W, or a column {CAPS_W[1]}")
     note = f"maximum power {max(caps):g} W is the highest {column}; --max-power W gives another"

@@ -32,10 +32,11 @@ class Key(NamedTuple):
 
 @dataclass(slots=True)
 class PhaseFigures:
-    """What the files say of one phase; where each figure stands, for messages."""
+    """What the files say of one phase; where each figure and the first row stand, for messages."""
 
     values: dict[str, float] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
+    place: str = "the table"
 
     def per_training(self, unit: str) -> float | None:
         """Seconds (``s``) or joules (``j``) of the whole training: as given, else of a batch x iterations."""
@@ -45,6 +46,17 @@ class PhaseFigures:
         if given is not None:
             return given
         return batch * iterations if batch is not None and iterations is not None else None
+
+    def lacks(self, unit: str) -> str:
+        """What is not there for `per_training`."""
+        return "no iterations" if f"{unit}_per_batch" in self.values else "none"
+
+    def largest(self) -> tuple[float, str]:
+        """The largest figure, and where it stands."""
+        return max(
+            ((v, f"{self.places.get(n, self.place)}, column {n}") for n, v in self.values.items()),
+            default=(0.0, self.place),
+        )
 
     def j_per_batch(self) -> float | None:
         """Joules of one batch on the measured card: as given, else of the training over iterations."""
@@ -70,6 +82,8 @@ def read_phases(paths: Sequence[Path], progress: Callable[[float, str], None] = 
     together have no column of time or none of energy.
     """
     tables = [read_table(path, lambda share, text: progress(0.6 * share, text)) for path in paths]
+    if all(map(_is_of_iterations, tables)):
+        tables[0].require(*KEYS)
     rows: dict[Key, PhaseFigures] = {}
     for table in tables:
         if not _is_of_iterations(table):
@@ -130,8 +144,8 @@ def _figures(table: TableFile, name: str) -> list[float | None]:
 def _add(rows: dict[Key, PhaseFigures], table: TableFile) -> None:
     table.require(*KEYS)
     keys = [Key(*key) for key in _keys(table, KEYS)]  # type: ignore[arg-type]
-    for key in keys:
-        rows.setdefault(key, PhaseFigures())
+    for row, key in enumerate(keys):
+        rows.setdefault(key, PhaseFigures(place=table.at(row)))
     for name in FIGURES:
         if name in table.columns:
             for row, value in enumerate(_figures(table, name)):

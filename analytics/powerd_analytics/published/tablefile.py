@@ -19,7 +19,10 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 """But tabs and line breaks, which a quoted cell may hold."""
 _MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
+_QUOTED = re.compile(r'"[^"]*"')
 _EVERY = 1 << 16
+_MOST_WHOLE = 2**53
+"""From here on neighbouring whole numbers are one double."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +70,8 @@ class TableFile:
     ) -> list[float | None]:
         """Cells [n] of a column as finite numbers, None where empty.
 
-        Zero is refused when ``positive``, what is below zero unless ``signed``, fractions when ``whole``, empty cells
-        when ``full``. Raises `AnalysisError` for the first cell that is anything else.
+        Zero is refused when ``positive``, what is below zero unless ``signed``, fractions and what is not below 2^53
+        when ``whole``, empty cells when ``full``. Raises `AnalysisError` for the first cell that is anything else.
         """
         self.require(column)
         numbers: list[float | None] = []
@@ -85,6 +88,8 @@ class TableFile:
                 raise self.fault(row, column, f"{text}: must be above 0")
             if whole and not value.is_integer():
                 raise self.fault(row, column, f"{text} is no whole number")
+            if whole and abs(value) >= _MOST_WHOLE:
+                raise self.fault(row, column, f"{text} is too large to be counted")
             numbers.append(value)
         return numbers
 
@@ -133,7 +138,7 @@ def _decoded(name: str, data: bytes) -> str:
 
 
 def _csv(name: str, text: str, progress: Callable[[float, str], None]) -> TableFile:
-    first = text.lstrip("\r\n").split("\n", 1)[0]
+    first = _QUOTED.sub("", text.lstrip("\r\n").split("\n", 1)[0])  # a name in quotes may hold what parts cells
     delimiter = next((d for d in ",;\t" if d in first), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: tuple[str, ...] | None = None

@@ -96,10 +96,14 @@ def training_totals(
     maker = _Maker(table.rows, operations, mixes or {})
     rows = tuple(maker.total(configuration) for configuration in maker.ordered())
     if not any(row.energy_j is not None or row.time_s is not None for row in rows):
-        raise AnalysisError(f"no configuration has a total: {maker.notes[0]}")
+        place = next(iter(table.rows.values())).place
+        raise AnalysisError(f"{place}: no configuration has a total: {maker.notes[0]}")
     for row in rows:
         if not all(math.isfinite(v) for v in (row.time_s, row.energy_j, row.edp_js, row.gflops_per_w) if v is not None):
-            raise AnalysisError(f"{row.configuration}: its figures are too large: a sum or a product is not finite")
+            raise AnalysisError(
+                f"{maker.largest(row.configuration)}: {row.configuration}: its figures are too large: "
+                "a sum or a product is not finite"
+            )
     return TrainingTotals(rows, (*table.notes, *maker.mix_notes(), *maker.around_notes(), *dict.fromkeys(maker.notes)))
 
 
@@ -146,6 +150,13 @@ class _Maker:
                 )
         return notes
 
+    def largest(self, c: Configuration) -> str:
+        """Where the largest figure of a configuration, or of those mixed with it, stands."""
+        mix = self.mixes.get(c.gpus)
+        kinds = mix.kinds if mix is not None and c.device in mix.kinds else (c.device,)
+        every = (f.largest() for kind in kinds for f in self.found.get(c._replace(device=kind), {}).values())
+        return max(every)[1]
+
     def total(self, configuration: Configuration) -> TrainingTotal:
         c = configuration
         mix = self.mixes.get(c.gpus)
@@ -162,15 +173,15 @@ class _Maker:
         it. Of a phase for which a kind has no time, that of the others counts.
         """
         times: dict[str, dict[str, float]] = {kind: {} for kind in rows}
-        lacking = []
+        lacking: dict[str, str] = {}
         for phase in self.phases[c.model]:
             known = {k: t for k, of in rows.items() if phase in of and (t := of[phase].per_training("s")) is not None}
             if not known:
-                lacking.append(phase)
+                lacking[printable(phase, limit=60)] = _lack([of.get(phase) for of in rows.values()], "s")
             for kind in rows if known else ():
                 times[kind][phase] = known.get(kind, max(known.values(), default=0.0))
         if lacking:
-            self.notes.append(f"{c}: no time, as {_listed(lacking)} {_have(lacking)} none")
+            self.notes.append(f"{c}: no time, as {_lacking(lacking)}")
             return None
         totals = {kind: math.fsum(of.values()) for kind, of in times.items()}
         slowest = max(totals, key=lambda kind: totals[kind])
@@ -183,16 +194,19 @@ class _Maker:
     def _energy_j(
         self, c: Configuration, kinds: Mapping[str, int], rows: Mapping[str, Mapping[str, PhaseFigures]]
     ) -> float | None:
-        total, lacking = 0.0, []
+        total = 0.0
+        lacking: dict[str, str] = {}
         for kind, count in kinds.items():
             for phase in self.phases[c.model]:
-                joules = rows[kind][phase].per_training("j") if phase in rows[kind] else None
+                figures = rows[kind].get(phase)
+                joules = figures.per_training("j") if figures is not None else None
                 if joules is None:
-                    lacking.append(phase if len(kinds) == 1 else f"{phase} on {printable(kind, limit=60)}")
+                    on = "" if len(kinds) == 1 else f" on {printable(kind, limit=60)}"
+                    lacking[f"{printable(phase, limit=60)}{on}"] = _lack([figures], "j")
                 else:
                     total += count * joules
         if lacking:
-            self.notes.append(f"{c}: no energy, as {_listed(lacking)} {_have(lacking)} none")
+            self.notes.append(f"{c}: no energy, as {_lacking(lacking)}")
         return None if lacking else total
 
     def _gflops_per_w(
@@ -215,6 +229,19 @@ class _Maker:
             self.notes.append(f"{c}: no GFLOPS/W, as {why}")
             return None
         return gflops_per_w_paper(self.operations[c.model], c.batch, len(passes), j_per_batch)
+
+
+def _lack(every: Sequence[PhaseFigures | None], unit: str) -> str:
+    """What the rows of a phase lack; one that is not there lacks all."""
+    return next((lack for f in every if f is not None and (lack := f.lacks(unit)) != "none"), "none")
+
+
+def _lacking(phases: Mapping[str, str]) -> str:
+    """``forward and backward have none``, and so on for each thing that phases (as they are shown) lack."""
+    lists: dict[str, list[str]] = {}
+    for phase, lack in phases.items():
+        lists.setdefault(lack, []).append(phase)
+    return ", ".join(f"{' and '.join(names)} {_have(names)} {lack}" for lack, names in lists.items())
 
 
 def _listed(phases: Sequence[str]) -> str:

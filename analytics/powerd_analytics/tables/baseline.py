@@ -58,8 +58,10 @@ def idle_of(run: Run, part: Part) -> IdleRow | None:
         around[above] = True
         above = p.parent[above]
     work = ~around
-    first = int(p.begin_ns[work].min()) if work.any() else run.end_ns
-    last = int(p.end_ns[work].max()) if work.any() else run.end_ns
+    if work.any():
+        first, last = int(p.begin_ns[work].min()), int(p.end_ns[work].max())
+    else:
+        first, last = _longest_without(run, p.begin_ns[is_baseline], p.end_ns[is_baseline])
     before, after = usable & (p.end_ns <= first), usable & (p.begin_ns >= last) & (p.end_ns > first)
     levels = [_level(columns, mask) for mask in (before, after) if mask.any()] or [_level(columns, usable)]
     watts = float(np.mean([level.watts for level in levels]))
@@ -77,6 +79,15 @@ def idle_of(run: Run, part: Part) -> IdleRow | None:
         seconds=float(sum(level.seconds for level in levels)),
         note=_note(levels, bool(before.any()), bool(after.any()), int(run.phases.cut[is_baseline].sum())),
     )
+
+
+def _longest_without(run: Run, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> tuple[int, int]:
+    """The longest stretch [ns] of a run that no baseline covers: of a command that marks no phases, its work."""
+    order = np.argsort(begin_ns, kind="stable")
+    begin = np.append(begin_ns[order], run.end_ns)
+    end = np.maximum.accumulate(np.append(run.begin_ns, end_ns[order]))
+    at = int(np.argmax(begin - end))
+    return int(end[at]), int(begin[at])
 
 
 def _level(columns: PhaseColumns, mask: NDArray[np.bool_]) -> _Level:

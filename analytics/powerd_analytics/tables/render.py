@@ -19,6 +19,7 @@ from powerd_analytics.tables.above_idle import ABOVE_IDLE_HEADER, above_idle_cel
 from powerd_analytics.tables.groups import quoted
 from powerd_analytics.tables.ranktable import JOB_HEADER, RANK_HEADER, job_lines, rank_lines, rank_records
 from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
+from powerd_analytics.unbroken import print_unbroken
 from powerd_core.text import printable
 
 Row = PhaseRow | TotalRow | RunRow
@@ -100,7 +101,7 @@ def print_table(table: PhaseTable, console: Console) -> None:
             shown.add_column(_shown(name), justify="left" if name in _TEXT else "right", overflow="fold")
         for line in view.lines:
             shown.add_row(*map(_shown, line))
-        console.print(shown)
+        print_unbroken(shown, console)
         for i, note in enumerate(view.notes, 1):
             console.print(f" {i}  {printable(note)}", markup=False, highlight=False)
         console.print()

@@ -14,6 +14,8 @@ from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.slices import load_bounded
 from powerd_analytics.tables.rows import RunRow
 
+UNSURE = "too few readings to tell how sure that is"
+
 
 def run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = False) -> RunRow:
     """The whole run on the device of a part; ``columns`` are the energies of its phases."""
@@ -35,12 +37,14 @@ def run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = Fa
             phases_j = cover.energy.energy_j
             rest_j = rest_energy_j(part, (begin, end), (first, last), cover.given)
             residual = energy - phases_j - rest_j
-    missing, clip = float(whole.missing_s[0]), clipped(part, begin, end)
+    missing, clip, u95 = float(whole.missing_s[0]), clipped(part, begin, end), float(whole.u95_j[0])
     is_lower_bound = clip.is_lower_bound and energy is not None
     if energy is None:
         notes.append(f"not resolvable: no readings of {', '.join(silent)}")
     elif missing > 1e-3 * float(whole.duration_s[0]):
         notes.append(without_readings(missing, float(np.nan_to_num(whole.off_by_j[0])), clip))
+    if energy is not None and not clip and np.isnan(u95):
+        notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
     notes += _causes(run, part)
     if not run.is_complete:
@@ -51,7 +55,7 @@ def run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = Fa
         provenance=part.provenance,
         time_s=float(whole.duration_s[0]),
         energy_j=energy,
-        u95_j=None if clip or energy is None else known(float(np.nan_to_num(whole.u95_j[0])), energy),
+        u95_j=None if clip or energy is None or np.isnan(u95) else known(u95, energy),
         power_w=power_w,
         phases_j=phases_j,
         rest_j=rest_j,
@@ -104,7 +108,8 @@ def _counted(run: Run, part: Part) -> list[str]:
         if not missing <= 0.5 * float(whole.duration_s[0]):
             notes.append(f"{name} counted for less than half of the run")
             continue
-        u95 = np.nan_to_num(whole.u95_j[0])
+        u95 = float(whole.u95_j[0])
+        sure = f", {UNSURE}" if np.isnan(u95) else f" ± {digits(u95, 2)}"
         short = f", {seconds(missing)} not counted" if missing > 1e-3 * float(whole.duration_s[0]) else ""
-        notes.append(f"{name} itself counted {digits(float(whole.linear_j[0]))} J ± {digits(float(u95), 2)}{short}")
+        notes.append(f"{name} itself counted {digits(float(whole.linear_j[0]))} J{sure}{short}")
     return notes

@@ -16,6 +16,7 @@ from powerd_analytics.celltext import csv_cell, markdown_cell, to_json_text
 from powerd_analytics.energy.reasons import digits
 from powerd_analytics.tables.groups import group_line
 from powerd_analytics.tables.shares import BudgetRow, Share
+from powerd_analytics.unbroken import print_unbroken
 from powerd_core.text import printable
 
 COLUMNS = (
@@ -85,7 +86,7 @@ def print_budget(rows: Sequence[BudgetRow], console: Console) -> None:
         table.add_column(name, justify="right" if 2 < i < 6 else "left", overflow="fold")
     for cells in _lines(rows):
         table.add_row(*(Text(printable(c)) for c in cells))
-    console.print(table)
+    print_unbroken(table, console)
 
 
 def _percent(share: float) -> str:

@@ -102,8 +102,13 @@ def _balance(run: Run, parts: tuple[Part, ...]) -> Check:
     for row in table_of(run, parts, is_folded=False).runs:
         if row.residual_j is None or row.energy_j is None:
             continue
-        if not abs(row.residual_j) <= max(row.u95_j or 0.0, ROUNDING * max(abs(row.energy_j), 1.0)):
+        name = f"{row.device} ({row.provenance}) {row.residual_j:.2g} J"
+        if row.u95_j is None:
+            # Clipped, or of too few readings: there is no uncertainty that it could be more than.
+            said.append(f"{name}, which has no ± to be compared with")
+            continue
+        if not abs(row.residual_j) <= max(row.u95_j, ROUNDING * max(abs(row.energy_j), 1.0)):
             more = f"more than its ± {row.u95_j:.3g} J"
             yield f"{row.device}: phases and rest miss {row.residual_j:.3g} J of the run, {more}"
-        said.append(f"{row.device} ({row.provenance}) {row.residual_j:.2g} J")
+        said.append(name)
     return f"phases + rest = run but for {', '.join(said)}" if said else "no phases to compare with the run"

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, PhaseColumns
-from powerd_analytics.energy.reasons import clipped, no_energy, without_readings
+from powerd_analytics.energy.reasons import Clip, clipped, no_energy, without_readings
 from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j
-from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.energy.whole import whole_of
+from powerd_analytics.energy.whole import Whole, whole_of
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
 from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, as_range, pieces
 from powerd_analytics.runs.ranks import NOBODY, present_in
@@ -74,20 +73,10 @@ def group_total(
     outer = outermost(run, labels)
     together = as_range(outer)
     begin, end = merged(p.begin_ns[together], p.end_ns[together])
-    found = whole_of(part, begin, end)
-    time_s, missing_s = found.duration_s, found.missing_s
-    notes, clip = [], clipped(part, begin, end)
-    if cut := int(np.sum(p.cut & outer)):
-        notes.append(f"{cut} cut off, counted up to there")
-    if missing_s > 1e-3 * time_s:
-        notes.append(without_readings(missing_s, found.off_by_j, clip))
-    total: Estimate | None = None
-    if found.is_resolvable and missing_s <= 0.5 * time_s:
-        total = found.energy
-    else:
-        notes = [no_energy(part, found.mostly_missing, missing_s, time_s)]
-    is_lower_bound = clip.is_lower_bound and total is not None
-    notes += [clip.note(has_number=total is not None)] if clip else []
+    found, clip = whole_of(part, begin, end), clipped(part, begin, end)
+    time_s = found.duration_s
+    total = found.energy if found.is_resolvable and found.missing_s <= 0.5 * time_s else None
+    notes = _notes(part, found, clip, int(np.sum(p.cut & outer)), has_number=total is not None)
     rest = residual = None
     if total is not None:
         tracks, ranks = sharing or (np.zeros(len(p), np.int32), 1)
@@ -115,11 +104,22 @@ def group_total(
         gflops_basis="",
         rest_j=rest,
         residual_j=residual,
-        missing_s=missing_s,
-        is_lower_bound=is_lower_bound,
+        missing_s=found.missing_s,
+        is_lower_bound=clip.is_lower_bound and total is not None,
         note="; ".join(notes),
     )
     return row, _bases(classes, rows, batch)
+
+
+def _notes(part: Part, found: Whole, clip: Clip, cut: int, *, has_number: bool) -> list[str]:
+    """Why a total is missing, or what weakens it; ``cut`` of its outermost phases never ended."""
+    if has_number:
+        notes = [f"{cut} cut off, counted up to there"] if cut else []
+        is_worth_saying = found.missing_s > 1e-3 * found.duration_s
+        notes += [without_readings(found.missing_s, found.off_by_j, clip)] if is_worth_saying else []
+    else:
+        notes = [no_energy(part, found.mostly_missing, found.missing_s, found.duration_s)]
+    return notes + ([clip.note(has_number=has_number)] if clip else [])
 
 
 def paths_around(classes: Iterable[PhaseClass]) -> set[tuple[str, ...]]:

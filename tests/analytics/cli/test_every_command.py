@@ -64,4 +64,4 @@ def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_recover_does_not_replace_a_directory(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = said(capsys, "recover", "text.h5", "-o", "directory.h5", "--overwrite")
-    assert (code, err) == (2, "joules: directory.h5 is a directory: give the name of a file with -o\n")
+    assert (code, err) == (2, "joules: directory.h5 is a directory: give the name of a file in it\n")

@@ -285,3 +285,15 @@ def test_what_is_no_terminal_has_no_edge():
     print_sheets([Sheet("wide", "wide", columns, ((1.5,) * 60,))], Console(file=text, width=80))
     head = next(line for line in text.getvalue().splitlines() if "column" in line)
     assert all(column.heading in head for column in columns)
+
+
+def test_tables_go_into_the_file_that_a_link_leads_to(tmp_path):
+    (tmp_path / "far").mkdir()
+    file, link = tmp_path / "far" / "tables.h5", tmp_path / "link.h5"
+    link.symlink_to(file)
+    sheet = Sheet("energy", "", (SheetColumn("a", "a", "number", "J"),), ((1.0,),))
+    for overwrite in (False, True):
+        write_tables(link, [sheet], overwrite=overwrite)
+        assert link.is_symlink()
+        assert list(read_table(file, "energy")["a"]) == [1.0]
+    assert sorted(tmp_path.rglob("*.h5")) == [file, link]

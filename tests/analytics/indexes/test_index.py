@@ -20,7 +20,7 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, make_run
 
 from powerd_analytics.campaigns.campaign import read_campaign
-from powerd_analytics.indexes.files import run_files
+from powerd_analytics.indexes.files import look_below, run_files
 from powerd_analytics.indexes.index import INDEX_COLUMNS, METADATA, index_frame, index_records, open_index
 from powerd_analytics.indexes.indexing import index_runs
 from powerd_analytics.indexes.query import query
@@ -52,7 +52,7 @@ def test_an_index_has_the_records_that_the_files_have(campaign):
     found = index_records(campaign)
     assert found == expected
     assert [list(map(type, r.values())) for r in found] == [list(map(type, r.values())) for r in expected]
-    assert index_frame(campaign / "index.parquet").equals(to_frame(expected))
+    assert index_frame(str(campaign / "index.parquet")).equals(to_frame(expected))  # as docs/campaigns.md has it
     gpu1 = index_records(campaign, "gpu1")
     assert gpu1 == [r for r in expected if r["device"] == "gpu1"] != []
 
@@ -420,3 +420,19 @@ def _is_worker(pid):
         return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False
+
+
+def test_a_pipe_is_no_index_and_nobody_waits_for_it(tmp_path):
+    os.mkfifo(tmp_path / "index.parquet")
+    for index in (tmp_path, tmp_path / "index.parquet"):
+        with pytest.raises(RunFileError, match="is no index: it is a device or a pipe"):
+            open_index(index)
+
+
+def test_a_directory_that_refuses_is_not_an_empty_one(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(RunFileError, match=f"{tmp_path.name} cannot be read: Permission denied"):
+        look_below(tmp_path)

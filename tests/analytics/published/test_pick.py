@@ -245,3 +245,9 @@ def test_a_zero_is_said_and_what_overflows_is_refused(tmp_path, capsys):
     assert "line 2: energy and time are too large" in refused(
         capsys, "pick", table, "--reference", "cap=200", "--metric", "edp"
     )
+
+
+def test_a_metric_is_never_0_by_want_of_digits(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", [{"cap": 1, "energy_j": "1e-300", "time_s": "1e-300"}])
+    said = refused(capsys, "pick", table, "--reference", "cap=1", "--metric", "edp")
+    assert "line 2: energy and time are too small: their metric would be 0" in said

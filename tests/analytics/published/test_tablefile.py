@@ -167,3 +167,17 @@ def test_commands_end_with_2_and_write_nothing(tmp_path, capsys):
     said = refused(capsys, "pick", bad, "--reference", "cap=1", "--metric", "e", "-o", out)
     assert "line 2, column energy_j" in said
     assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_name_in_quotes_may_hold_what_parts_cells_elsewhere(tmp_path, delimiter):
+    path = tmp_path / "t.csv"
+    path.write_text(delimiter.join(('"notes, free"', "energy_j")) + "\n" + delimiter.join(("a, b", "5")) + "\n")
+    assert read_table(path).cells == {"notes, free": ("a, b",), "energy_j": ("5",)}
+
+
+def test_a_count_that_no_double_holds_is_refused(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("batch\n9007199254740991\n9007199254740993\n")
+    with pytest.raises(AnalysisError, match="line 3, column batch: 9007199254740993 is too large to be counted"):
+        read_table(path).numbers("batch", whole=True)

@@ -304,3 +304,25 @@ def test_a_phase_that_holds_the_others_is_said(tmp_path, capsys):
     code, _, err = joules(capsys, "totals", table)
     assert code == 0
     assert "m: iteration and forward and backward are all summed: leave out the rows of phases that hold others" in err
+
+
+def test_iterations_that_are_missing_are_what_is_missing(tmp_path, capsys):
+    given = ["device,gpus,model,phase,batch,iterations,s_per_batch,j_per_batch", "g,1,m,forward,8,,0.5,5"]
+    given += ["g,1,m,backward,8,,1,7", "g,1,m,update,8,10,,"]
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(given) + "\n")
+    said = refused(capsys, "totals", path)
+    assert "t.csv, line 2: no configuration has a total: g, m, 1 GPU, batch 8: no time" in said
+    assert said.endswith("as forward and backward have no iterations, update has none\n")
+
+
+def test_figures_that_are_too_large_are_found_by_line_and_column(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("device,gpus,model,phase,batch,iterations,s_per_batch,j_per_batch\ng,1,m,forward,8,10,1e308,5\n")
+    assert "t.csv, line 2, column s_per_batch: g, m, 1 GPU, batch 8: its figures" in refused(capsys, "totals", path)
+
+
+def test_a_table_of_totals_alone_is_no_table_of_phases(tmp_path, capsys):
+    path = tmp_path / "t.csv"
+    path.write_text("model,device,gpus,batch_size,iterations,time_s,energy_j\nm,g,1,8,10,1,2\nm,g,1,16,5,1,2\n")
+    assert "t.csv, line 1: no column 'phase'" in refused(capsys, "totals", path)

@@ -88,6 +88,22 @@ def test_one_baseline_alone_says_so(tmp_path, baselines, said):
     assert (idle.before_w is None, idle.after_w is None) == (not baselines[0], not baselines[1])
 
 
+@pytest.mark.parametrize(
+    ("seconds", "notes"),
+    [
+        (((0.5, 1.5), (8.0, 9.0)), "W before and"),
+        (((0.5, 1.5),), "only before the training"),
+        (((8.0, 9.0),), "only after the training"),
+    ],
+)
+def test_a_command_that_marks_no_phases(tmp_path, seconds, notes):
+    phases = [PhaseSpec(BASELINE, int(begin * S), int(end * S)) for begin, end in seconds]
+    line = LineSpec("gpu0.a", lambda t: IDLE_W + 100 * ((t > 2 * S) & (t < 7 * S)))
+    (idle,) = table_above_idle(read_run(make_run(tmp_path / "r.h5", [line], phases, end_ns=10 * S))).idle
+    assert notes in idle.note
+    assert idle.idle_w == pytest.approx(IDLE_W, rel=1e-3)
+
+
 def test_baselines_inside_a_phase_around_everything(tmp_path):
     run, _ = idle_run(tmp_path / "r.h5", inside=True)
     (idle,) = table_above_idle(run).idle

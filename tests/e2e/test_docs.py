@@ -1,0 +1,147 @@
+"""What the pages show exists: commands, their options, files, headings behind links, benchmarks and their options."""
+
+import argparse
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from powerd_analytics.cli.app import app
+from powerd_daemon.arguments import make_parser
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "firmware/README.md"]
+NAMED = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
+
+OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)")
+COMMAND = re.compile(r"(?<![\w./-])(joules|powerd) ([a-z][a-z-]*)([^`\n|;&#<]*)")
+SCRIPT = re.compile(r"((?:benchmarks|examples)/[\w/]+\.py)([^`\n|;&#<]*)")
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HOSTED = ("http://", "https://", "mailto:")
+
+
+def joules_options(command):
+    """The options of each command of `joules`, or None for a word that is no command."""
+    try:
+        arguments = app[command].assemble_argument_collection()
+    except KeyError:
+        return None
+    return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
+
+
+def powerd_options(words):
+    """The options of `powerd` with these words, and whether they name a command."""
+    parser, path = make_parser(), []
+    for word in words:
+        choices = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
+        if word not in choices:
+            break
+        parser, path = choices[word], [*path, word]
+    return path, set(parser._option_string_actions)
+
+
+def code_of(page):
+    """Lines of code blocks, and what stands between backticks: text is not searched for commands."""
+    text = re.sub(r"\\\n\s*", " ", page.read_text(encoding="utf-8"))
+    fenced = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    rest = re.sub(r"^```[^\n]*\n.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    indented = re.findall(r"^ {4,}(.*)$", rest, re.MULTILINE)
+    return [*(line for block in fenced for line in block.splitlines()), *indented, *re.findall(r"`([^`\n]+)`", rest)]
+
+
+def own_options(text):
+    """Those before what the command runs or is given in quotes."""
+    before = re.split(r"\s--\s", re.sub(r"\"[^\"]*\"|'[^']*'|\s#.*", " ", text))[0]
+    return OPTION.findall(before)
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_commands_and_their_options_exist(page):
+    wrong, text = [], page.read_text(encoding="utf-8")
+    for line in code_of(page):
+        for program, command, rest in COMMAND.findall(re.sub(r"\s#.*", "", line)):
+            if program == "joules":
+                known = joules_options(command)
+            else:
+                path, known = powerd_options([command, *rest.split()])
+                known = known if path else None
+            if known is None:
+                if line.startswith("$ "):  # elsewhere it may be a sentence that a program prints
+                    wrong.append(f"{program} {command}: no command, in: {line}")
+            else:
+                shown = [o for o in own_options(rest) if not re.search(f"nknown option:? {o}", text)]
+                wrong += [f"{option} in: {line}" for option in shown if option not in known]
+    assert not wrong
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_benchmarks_and_examples_have_the_options_shown(page):
+    wrong = []
+    for line in code_of(page):
+        for script, rest in SCRIPT.findall(line):
+            path = ROOT / script
+            if not path.is_file():
+                wrong.append(f"{script} does not exist")
+                continue
+            source = path.read_text(encoding="utf-8")
+            wrong += [f"{script} {o}" for o in own_options(rest) if f'"{o}"' not in source]
+    assert not wrong
+
+
+def slug(heading):
+    """As GitHub makes anchors."""
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", NAMED)
+def test_links_lead_somewhere(page):
+    wrong = []
+    for target in LINK.findall(page.read_text(encoding="utf-8")):
+        if target.startswith(HOSTED):
+            continue
+        name, _, anchor = target.partition("#")
+        path = page.parent / name if name else page
+        if not path.exists():
+            wrong.append(target)
+        elif anchor and path.suffix == ".md":
+            headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+            wrong += [] if anchor in map(slug, headings) else [target]
+    assert not wrong
+
+
+def test_every_page_is_named_in_another():
+    texts = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    alone = [
+        str(page.relative_to(ROOT))
+        for page in PAGES[1:]
+        if page.parent.name != "adr" and not any(page.name in text for other, text in texts.items() if other != page)
+    ]
+    assert not alone
+
+
+def parsers(parser):
+    """A parser of argparse and those of its subcommands."""
+    choices = next((a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction)), {})
+    return [parser, *(inner for made in choices.values() for inner in parsers(made))]
+
+
+@pytest.mark.parametrize("parser", parsers(make_parser()), ids=lambda parser: parser.prog)
+def test_help_of_powerd_ends_with_an_example_that_can_be_typed(parser):
+    *_, last = parser.format_help().splitlines()
+    assert last.startswith("For example: ")
+    words = shlex.split(re.sub(r"^source <\((.*)\)$", r"\1", last.removeprefix("For example: ")))
+    assert words[: len(parser.prog.split())] == parser.prog.split()
+    make_parser().parse_args(words[1:])
+
+
+def test_help_of_joules_has_an_example_of_each_command():
+    commands = [name for name in app._commands if not name.startswith("-")]
+    assert [c for c in commands if "For example" not in app[c].help or f"joules {c}" not in app[c].help] == []
+
+
+def test_every_command_is_in_a_page():
+    said = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    ours = [f"joules {name}" for name in app._commands if not name.startswith("-")]
+    theirs = next(a.choices for a in make_parser()._actions if isinstance(a, argparse._SubParsersAction))
+    assert [c for c in [*ours, *(f"powerd {name}" for name in theirs)] if c not in said] == []

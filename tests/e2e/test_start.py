@@ -1,0 +1,114 @@
+"""How the commands begin and end: Ctrl-C at any moment, parts that are not installed, and what --help loads."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+JOULES, POWERD = "powerd_analytics.cli", "powerd_daemon.start"
+
+# The command in a process whose arguments and packages the test chooses, as its console script would call it.
+SCRIPT = """
+import atexit, os, signal, sys
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == {at!r}:
+            interrupt()
+
+if {at!r} == "exit":
+    atexit.register(interrupt)
+for name in {without!r}:
+    sys.modules[name] = None
+sys.meta_path.insert(0, Interrupting())
+sys.argv = {argv!r}
+from {module} import main
+print("begins", flush=True)
+sys.exit(main())
+"""
+
+
+def script(module, *argv, at="", without=()):
+    name = "joules" if module == JOULES else "powerd"
+    return [sys.executable, "-c", SCRIPT.format(module=module, argv=[name, *argv], at=at, without=without)]
+
+
+def call(command, cwd, **settings):
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, **settings)
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "at"),
+    [
+        (JOULES, ["--help"], "cyclopts"),
+        (JOULES, ["--help"], "powerd_analytics.cli.tables"),
+        (JOULES, ["tables", "nothing.h5"], "numpy"),
+        (JOULES, ["--help"], "exit"),
+        (POWERD, ["sources"], "zmq"),
+        (POWERD, ["sources"], "powerd_daemon.plan"),
+        (POWERD, ["sources"], "exit"),
+    ],
+)
+def test_ctrl_c_while_a_command_loads_or_leaves(tmp_path, module, argv, at):
+    done = call(script(module, *argv, at=at), tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert done.stderr.split() in (["joules:", "interrupted"], [])
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("module", [JOULES, POWERD])
+def test_ctrl_c_at_whatever_moment(tmp_path, module, delay_s):
+    process = subprocess.Popen(
+        script(module, "--help"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "begins\n"
+    time.sleep(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    # Killed by the signal, where the interpreter is already gone as far as that: a shell says 130 as well.
+    assert process.returncode in (0, 130, -signal.SIGINT)
+    assert "Traceback" not in stderr
+
+
+def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
+    """As under nohup, or behind `&` in a script."""
+    ignoring = (
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nos.execv(sys.argv[1], sys.argv[1:])"
+    )
+    done = call([sys.executable, "-c", ignoring, *script(JOULES, "--help", at="cyclopts")], tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("without", "argv"),
+    [
+        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["--help"]),
+        (["numpy", "h5py"], ["tables", "nothing.h5"]),
+        (["h5py"], ["info", "nothing.h5"]),
+    ],
+)
+def test_joules_without_a_package_says_what_to_install(tmp_path, without, argv):
+    """As on a board, or after `pip install '.[client]'`: the script is there, what it needs is not."""
+    done = call(script(JOULES, *argv, without=without), tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"joules: {without[0]} is not installed here: pip install 'powerd[analytics]'\n"
+
+
+def test_a_module_of_the_users_own_that_is_missing_is_not_taken_for_ours(tmp_path):
+    (tmp_path / "train.py").write_text("import their_own_package\n")
+    done = call(script(JOULES, "operations", "train.py:make", "--input", "3x8x8"), tmp_path)
+    assert "pip install 'powerd" not in done.stderr
+    assert "their_own_package" in done.stderr
+
+
+@pytest.mark.parametrize("module", [JOULES, POWERD])
+def test_help_loads_nothing_heavy(tmp_path, module):
+    heavy = ["numpy", "h5py", "torch", "pandas", "pyarrow", "matplotlib", "duckdb", "dask"]
+    done = call(script(module, "--help", without=heavy), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "For example" in done.stdout
