@@ -154,7 +154,9 @@ def test_what_is_in_the_way_is_not_touched(daemon, tmp_path):
 
 def test_nobody_at_the_address(tmp_path):
     out = tmp_path / "run.h5"
-    with pytest.warns(UserWarning, match="not recorded: no powerd answers at tcp://127.0.0.1:9"):
+    with pytest.raises(PeerError, match="no powerd answers at tcp://127.0.0.1:9"):
+        Meter("tcp://127.0.0.1:9", out)
+    with pytest.warns(UserWarning, match="not recorded: no powerd answers"):
         meter = Meter("tcp://127.0.0.1:9", out, required=False)
     with meter.phase("forward"):
         pass

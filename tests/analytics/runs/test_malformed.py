@@ -70,7 +70,7 @@ def read_everything(path):
     return out
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_bytes_that_changed_anywhere_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
@@ -98,7 +98,7 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_attributes_that_make_no_sense_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
@@ -140,7 +140,7 @@ INSTEAD = {
 }
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_datasets_that_make_no_sense_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
