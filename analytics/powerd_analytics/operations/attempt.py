@@ -108,6 +108,8 @@ class Attempt:
         without_lazies(shadow, args, kwargs, self.stand_in)
         self._modules = dict(shadow.named_modules())
         for path, module in self._modules.items():
+            if _takes_no_hooks(module):
+                continue  # its kernels are of the module around it, and it is listed
             if next(module.children(), None) is None or has_equation(module):
                 module.register_forward_hook(self.paper.hook(self._label(path)))
             executed.watch(path, module)
@@ -187,6 +189,12 @@ def _samples(job: Job) -> int:
 def _short(executed: ExecutedMode) -> dict[Any, Callable[..., Any]]:
     """What runs for functions that run the same kernels over and over."""
     return {**dict.fromkeys(RECURRENT, Recurrent(executed)), **dict.fromkeys(CELLS, Repeated(executed))}
+
+
+def _takes_no_hooks(module: nn.Module) -> bool:
+    """Whether it is scripted, or inside one that is traced."""
+    traced: Any = torch.jit._trace.TopLevelTracedModule
+    return isinstance(module, torch.jit.ScriptModule) and not isinstance(module, traced)
 
 
 def _eager() -> AbstractContextManager[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import getattr_static
 from types import MethodType
 from typing import Any
 
@@ -18,7 +19,8 @@ _ASKS, _MAKES = "_detect_is_causal_mask", "_generate_square_subsequent_mask"
 def without_asking(model: nn.Module, notes: list[str]) -> None:
     """Let encoders and decoders in ``model`` take masks as they come; adds to ``notes`` once one was asked about."""
     for module in model.modules():
-        forward: Any = type(module).forward
+        # As it stands in the class: a scripted module's makes no answer without an instance.
+        forward: Any = getattr_static(type(module), "forward", None)
         if forward not in (nn.TransformerEncoder.forward, nn.TransformerDecoder.forward):
             continue
         make = forward.__globals__.get(_MAKES)

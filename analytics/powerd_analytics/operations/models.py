@@ -50,7 +50,10 @@ def shadow_of(
         return _unwrapped(made) if _is_meta(made) else shadow_of(made, stand_in)
     inner, notes = _unwrapped(model)
     if isinstance(inner, torch.jit.ScriptModule):
-        raise AnalysisError("a scripted or traced module cannot be counted: give the one that it was made from")
+        raise AnalysisError(
+            "a scripted or traced module cannot be counted as it is: give the one that it was made from, or the "
+            "function that makes it"
+        )
     try:
         made = copy.deepcopy(inner, _meta_memo(inner, stand_in.values if stand_in is not None else None))
         return made if _is_meta(made) else made.to("meta"), notes

@@ -37,7 +37,9 @@ class PaperHook:
             kind = type(module).__name__
             self.seen.add(name)
             count = None
-            if inputs and isinstance(inputs[0], torch.Tensor) and isinstance(output, torch.Tensor):
+            # Nested tensors have dimensions that are no numbers.
+            given = (inputs[0] if inputs else None, output)
+            if all(isinstance(t, torch.Tensor) and not t.is_nested for t in given):
                 count = operations_of(module, inputs[0], output)
             if count is None:
                 self.not_counted.setdefault(f"{name} ({kind})")

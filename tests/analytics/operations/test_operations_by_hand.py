@@ -349,3 +349,48 @@ def test_torch_keeps_its_own_checks():
         F.max_unpool2d(torch.empty(1, 1, 2, 2), places.to("meta"), 1, padding=2)
     assert before == (F._check_key_padding_mask, F._unpool_output_size, F.multi_head_attention_forward)
     assert F._check_key_padding_mask.__globals__ is vars(F)
+
+
+class Around(nn.Module):
+    """A layer, something in the middle, and a layer."""
+
+    def __init__(self, middle):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(8, 8), middle, nn.Linear(8, 4)
+
+    def forward(self, x):
+        return self.last(self.middle(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_scripted_and_traced_modules_inside_a_model_are_counted_as_executed_and_listed_for_the_paper():
+    def middle():
+        return nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    plain = count_operations(lambda: Around(middle()), (8,), batch_size=8)
+    scripted = count_operations(lambda: Around(torch.jit.script(middle())), (8,), batch_size=8)
+    traced = count_operations(lambda: Around(torch.jit.trace(middle(), torch.ones(2, 8))), (8,), batch_size=8)
+    for count in (scripted, traced):
+        assert count.forward.operations == plain.forward.operations
+        assert [layer.name for layer in count.layers] == ["first", "last"]
+        assert any("middle" in name for name in count.not_counted)
+    assert scripted.backward.operations == plain.backward.operations
+    rows = {e.name: e.forward.operations for e in scripted.executed}
+    assert rows["Around"] == 2 * 8 * 8 * 8
+
+
+class Ragged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        x = self.first(x)
+        return self.last(torch.nested.as_nested_tensor([x[:2], x[2:5]], layout=torch.jagged)).values()
+
+
+def test_layers_on_nested_tensors_are_listed():
+    count = count_operations(Ragged, (8,), batch_size=8)
+    assert [layer.name for layer in count.layers] == ["first"]
+    assert "last (Linear)" in count.not_counted
+    assert any(text.startswith("last (Linear): aten.linear") for text in count.executed_not_counted)
