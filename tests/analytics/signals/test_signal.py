@@ -47,6 +47,23 @@ def test_a_narrow_counter_wraps_and_has_its_background(tmp_path):
     np.testing.assert_allclose(s.power()[1], 2000.0)
 
 
+@pytest.mark.parametrize(
+    ("bits", "j_per_code"),
+    [
+        (32, 61e-6),  # RAPL's unit
+        (40, 16 * 3.2 * 20 / 2**19),  # INA228's ENERGY with a full scale of 20 A (data sheet, 8.1.2)
+        (48, 3.6e-3),  # micro-watt-hours of a meter
+        (64, 1e-3),  # NVML's millijoules
+    ],
+)
+def test_counters_of_all_widths_go_round(tmp_path, bits, j_per_code):
+    conversion = {"kind": "counter", "column": "energy", "j_per_code": j_per_code, "background_w": 0.0, "bits": bits}
+    steps = np.array([0, 900, 1_800, 2_700, 4_000], np.uint64)
+    codes = (np.uint64(2**bits - 1_000) + steps) & np.uint64(2**bits - 1)  # round between the second and the third
+    s = signal_of(tmp_path, conversion=conversion, codes={"energy": codes})
+    np.testing.assert_allclose(s.value, steps * j_per_code)
+
+
 def test_a_counter_read_more_often_than_it_moves_counts_where_it_moved(tmp_path):
     t = np.arange(0, 1000 * MS, 20 * MS, dtype=np.int64)
     conversion = {"kind": "counter", "column": "e", "j_per_code": 1.0, "background_w": 0.0, "bits": 64}
