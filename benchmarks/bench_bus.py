@@ -14,8 +14,7 @@ from itertools import pairwise
 
 from common import machine, progress
 
-from powerd_core.blocks import columns
-from powerd_core.model import BAD, Block, Gap, Stream
+from powerd_core.model import BAD, Block, Gap, Stream, columns
 from powerd_core.wire import decode
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.ina.plan import mean_periods, wire_limit_hz

@@ -17,8 +17,7 @@ from math import hypot, sqrt
 
 from common import machine, progress
 
-from powerd_core.blocks import columns
-from powerd_core.model import BAD, Block, Device, Flag, Gap, ShuntConversion, Stream
+from powerd_core.model import BAD, Block, Device, Flag, Gap, ShuntConversion, Stream, columns
 from powerd_core.wire import decode
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.sensor import Sensor

@@ -15,8 +15,7 @@ from contextlib import suppress
 
 from common import machine
 
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import Block, Column, Provenance, Stream
+from powerd_core.model import Block, BlockBuilder, Column, Provenance, Stream
 from powerd_core.wire import encode
 from powerd_daemon.i2c.linux import I2C_RDWR
 from powerd_daemon.ina.bus import Read, ReadWords

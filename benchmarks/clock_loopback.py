@@ -17,8 +17,7 @@ from pathlib import Path
 import zmq
 
 from powerd_client.link import BoardLink
-from powerd_core.clock import map_clock
-from powerd_core.clock_filter import ClockFilter
+from powerd_core.clock import ClockFilter, map_clock
 from powerd_core.model import ClockExchange
 
 FAST, FAST_S, SLOW_S = 100, 0.02, 0.1

@@ -18,8 +18,7 @@ from powerd_analytics.folding.segments import Phases
 from powerd_analytics.runs.readings import Readings
 from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import Signal, make_signal
-from powerd_core.blocks import columns
-from powerd_core.model import Block, Stream
+from powerd_core.model import Block, Stream, columns
 from powerd_core.wire import decode
 from powerd_daemon.outbox import Outbox
 from powerd_daemon.sampling import Sampling

@@ -17,12 +17,11 @@ from powerd_client.frames import StreamFrames
 from powerd_client.journal import has_begun
 from powerd_client.journalfile import check_version, read_events
 from powerd_client.tails import FrameTail, MarkTail
-from powerd_core.document import read_description
 from powerd_core.errors import RunFileError, WireError
-from powerd_core.framereader import Garbage
 from powerd_core.marks import Edges, Marks
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
-from powerd_core.wire import Event, Message
+from powerd_core.serde import read_description
+from powerd_core.wire import Event, Garbage, Message
 
 _PROGRESS_EVENTS = 4096
 _MOST_MESSAGES = 10_000

@@ -14,7 +14,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from powerd_core.document import to_document
+from powerd_core.serde import to_document
 
 DIGEST = "metadata_sha256"
 """Attribute of the root: the digest of everything in the file that no chunk's checksum covers."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from powerd_client.pull import SILENCE_NS, StreamState
-from powerd_core.document import read_description, to_document
 from powerd_core.errors import WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Description, Gap
+from powerd_core.serde import read_description, to_document
 from powerd_core.wire import CURRENT, Event, Message
 
 RING_LOST = "powerd ended; its ring is lost"

@@ -8,7 +8,7 @@ import zmq
 
 from powerd_client.hostclock import now_ns
 from powerd_core import wire
-from powerd_core.clock_filter import ClockFilter
+from powerd_core.clock import ClockFilter
 from powerd_core.errors import ClockError, WireError
 from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange
 

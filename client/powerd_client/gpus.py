@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from powerd_core.identity import pci_key, uuid_key
+from powerd_core.model import pci_key, uuid_key
 
 _BY_PCI = "PCI_BUS_ID"
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from powerd_core.errors import RunFileError, VersionError, WireError
-from powerd_core.framereader import FrameReader, Garbage
-from powerd_core.wire import HEADER_BYTES, Event, decode
+from powerd_core.wire import HEADER_BYTES, Event, FrameReader, Garbage, decode
 
 
 class JournalWriter:

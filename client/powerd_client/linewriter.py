@@ -15,8 +15,8 @@ from powerd_client.datasets import clean, make_dataset, own_name
 from powerd_client.fileshape import FARTHEST_NS
 from powerd_client.hosttime import have_host_time, pieces_of, to_host_ns
 from powerd_core.clock import ClockPiece
-from powerd_core.document import to_document
 from powerd_core.model import Flag, Stream
+from powerd_core.serde import to_document
 
 Int64 = NDArray[np.int64]
 

@@ -21,9 +21,9 @@ from powerd_client.hostclock import now_ns
 from powerd_client.keys import credentials_for
 from powerd_client.pull import SILENCE_NS, StreamState
 from powerd_core import wire
-from powerd_core.document import read_description
 from powerd_core.errors import PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.model import Block, ClockExchange, Description, Gap
+from powerd_core.serde import read_description
 
 _DESCRIBE_AGAIN_NS = 100_000_000
 

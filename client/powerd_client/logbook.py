@@ -9,9 +9,8 @@ from powerd_client.resume import Past
 from powerd_client.tails import FrameTail, MarkTail
 from powerd_client.wallclock import WallAnchors, anchor_note, take_anchor
 from powerd_core.errors import RunFileError
-from powerd_core.framereader import Garbage
 from powerd_core.text import printable
-from powerd_core.wire import Event, Message
+from powerd_core.wire import Event, Garbage, Message
 
 _TAIL_NS = 100_000_000
 _MAX_NOTED = 1000

@@ -16,10 +16,9 @@ from powerd_client.fileshape import TIMES, check_times, numbers_of, read_json, t
 from powerd_client.hosttime import to_host_ns
 from powerd_client.recover_rows import BROKEN, Column, Copies
 from powerd_core.clock import ClockPiece
-from powerd_core.description import check_conversion
-from powerd_core.document import from_document
 from powerd_core.errors import PowerdError
 from powerd_core.model import Accuracy, Conversion, Flag, Provenance, quantity_of
+from powerd_core.serde import check_conversion, from_document
 
 CAUSE = "damaged in the file"
 _TEXTS = (

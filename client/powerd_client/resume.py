@@ -13,12 +13,11 @@ from powerd_client.journalfile import check_version, read_events
 from powerd_client.link import LinkMemory
 from powerd_client.pull import StreamState
 from powerd_client.tails import Copied
-from powerd_core.document import read_description
 from powerd_core.errors import WireError
-from powerd_core.framereader import Garbage
 from powerd_core.marks import Marks
 from powerd_core.model import Block, Description, Gap
-from powerd_core.wire import CURRENT, Event, Message
+from powerd_core.serde import read_description
+from powerd_core.wire import CURRENT, Event, Garbage, Message
 
 
 @dataclass(slots=True)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from powerd_client.account import Account, Part
 from powerd_client.frames import Hole, StreamFrames
 from powerd_client.linewriter import append_readings, open_lines
-from powerd_core.blocks import columns
 from powerd_core.errors import RunFileError, WireError
-from powerd_core.model import UNKNOWN_TIME_NS, Block, Stream
+from powerd_core.model import UNKNOWN_TIME_NS, Block, Stream, columns
 from powerd_core.wire import decode
 
 _BATCH_BYTES = 8 << 20

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
 
-from powerd_core.document import check_json
-from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.marks import RECORD, Marks, written
-from powerd_core.wire import Event
+from powerd_core.serde import check_json
+from powerd_core.wire import Event, FrameReader, Garbage
 
 _TAIL_RECORDS = 4096
 

@@ -19,10 +19,9 @@ from powerd_client.fileshape import (
 )
 from powerd_client.findings import LEVELS, Check, NotStored
 from powerd_client.tables import BOUND_COLUMNS, GAP_NUMBERS, MOST_DRIFT_PPM, PHASE_COLUMNS
-from powerd_core.description import MAX_PERIOD_NS, check_conversion
-from powerd_core.document import from_document
 from powerd_core.errors import WireError
 from powerd_core.model import Accuracy, Conversion, Provenance, QuantityConversion, quantity_of
+from powerd_core.serde import MAX_PERIOD_NS, check_conversion, from_document
 
 _EPOCH_DIGITS = 16
 

@@ -12,7 +12,6 @@ from powerd_core.errors import (
     VersionError,
     WireError,
 )
-from powerd_core.framereader import FrameReader
 from powerd_core.model import (
     Accuracy,
     Block,
@@ -30,7 +29,7 @@ from powerd_core.model import (
     ShuntConversion,
     Stream,
 )
-from powerd_core.wire import Message, Want, decode, encode
+from powerd_core.wire import FrameReader, Message, Want, decode, encode
 
 __all__ = [
     "Accuracy",

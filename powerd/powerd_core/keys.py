@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from powerd_core.errors import ConfigError
-from powerd_core.toml_text import parse_toml
+from powerd_core.serde import parse_toml
 
 KEY_CHARACTERS = 40
 NAME_CHARACTERS = 64

@@ -5,6 +5,10 @@ The one place for it: whatever prints a name, a cause or an error that another m
 
 from __future__ import annotations
 
+import codecs
+from collections.abc import Iterable
+from difflib import get_close_matches
+
 
 def printable(text: str, *, limit: int | None = None) -> str:
     r"""``text`` with control, format and surrogate characters as escapes (``\x1b``), cut off behind ``limit``.
@@ -21,3 +25,58 @@ def printable(text: str, *, limit: int | None = None) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode()
+
+
+# Output in an encoding that lacks a sign, such as ASCII: what stands for the sign instead of an error.
+
+
+LEGIBLE = "powerd-legible"
+"""What `sys.stdout.reconfigure(errors=...)` takes, after `register_legible`."""
+
+_INSTEAD = {
+    "±": "+-",
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "µ": "u",
+    "≥": ">=",
+    "≤": "<=",
+    "≈": "~",
+    "×": "x",
+    "·": "-",
+    "•": "-",
+    "…": "...",
+    "²": "^2",
+    "→": "->",
+    "←": "<-",
+    "°": " deg ",
+    "─": "-",
+    "│": "|",
+    "├": "|",
+    "└": "|",
+}
+
+
+def register_legible() -> None:
+    codecs.register_error(LEGIBLE, legible)
+
+
+def legible(error: UnicodeError) -> tuple[str, int]:
+    """An error handler of `codecs`: signs of ours in ASCII, and of all other characters the number, as in ``\\xfc``."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    refused = error.object[error.start : error.end]
+    return "".join(_INSTEAD.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in refused), error.end
+
+
+# The words that finish an error about a name that does not exist.
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """``: did you mean 'x'?`` for a near miss, else the list of what there is."""
+    names = sorted(known)
+    if near := get_close_matches(name, names, n=1):
+        return f": did you mean {near[0]!r}?"
+    if not names:
+        return ": there are none"
+    return f" (there are: {', '.join(names)})"

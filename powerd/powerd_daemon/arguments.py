@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from powerd_core.text import did_you_mean
 from powerd_daemon.arguments_bench import add_bench, check_calibrate, finite
 from powerd_daemon.arguments_remote import add_configure, add_directory, add_keys
 from powerd_daemon.completion_command import add_completion
 from powerd_daemon.endpoints import DEFAULT_LISTEN
 from powerd_daemon.examples import example_of
 from powerd_daemon.release import release
-from powerd_daemon.suggest import did_you_mean
 
 COMMANDS = (
     "run",

@@ -7,8 +7,8 @@ from dataclasses import replace
 from socket import gethostname
 
 from powerd_core.calibration import Calibration, CalibrationFile
-from powerd_core.document import to_document
 from powerd_core.errors import ConfigError
+from powerd_core.serde import to_document
 from powerd_daemon.ina.chips import chip_type
 from powerd_daemon.ina.sensor import Sensor
 

@@ -6,9 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from powerd_core.blocks import columns
 from powerd_core.errors import ConfigError
-from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream
+from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source
 

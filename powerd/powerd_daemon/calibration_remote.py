@@ -13,9 +13,9 @@ from typing import Literal, cast
 import zmq
 
 from powerd_core.calibration import CalibrationFile, SensorCalibration
-from powerd_core.document import read_description, to_document
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, SensorError, WireError
 from powerd_core.model import Block, Description, Gap, Line, ShuntConversion, Stream
+from powerd_core.serde import read_description, to_document
 from powerd_core.wire import CURRENT, Message, Want, decode, encode
 from powerd_daemon import printing
 from powerd_daemon.asking import Board

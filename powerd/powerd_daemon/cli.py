@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from powerd_core.document import read_description
 from powerd_core.errors import ConfigError, PowerdError, WireError
 from powerd_core.model import Description
+from powerd_core.serde import read_description
 from powerd_core.text import printable
 from powerd_daemon import printing
 from powerd_daemon.arguments import parse

@@ -12,8 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from powerd_core.document import from_document, to_document
 from powerd_core.errors import ConfigError, PowerdError
+from powerd_core.serde import from_document, to_document
 from powerd_core.wire import Message, encode
 from powerd_daemon.access import Role, Subject
 from powerd_daemon.calibration_remote import Measured, store

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 
 import zmq
 
-from powerd_core.document import read_description, to_document
 from powerd_core.errors import ConfigError, WireError
 from powerd_core.model import CLOCK_NAME, Description, QuantityConversion
+from powerd_core.serde import read_description, to_document
 from powerd_core.wire import Message, encode
 from powerd_daemon import reports, sizing
 from powerd_daemon.access import Role, Subject

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from powerd_core.errors import ConfigError
-from powerd_core.identity import pci_key, uuid_key
-from powerd_core.model import Device, Stream
+from powerd_core.model import Device, Stream, pci_key, uuid_key
+from powerd_core.text import did_you_mean
 from powerd_daemon.config import DeviceConfig, SourceConfig
-from powerd_daemon.suggest import did_you_mean
 
 
 def check_lines(described: Iterable[tuple[SourceConfig, Sequence[Stream]]]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from socket import gethostname
 
 from powerd_core.errors import ConfigError
 from powerd_core.keys import CLIENT_FILE, SERVER_FILE, AllowedClient, board_address, check_key, check_name
+from powerd_core.text import did_you_mean
 from powerd_daemon.keys import KeyDirectory, make_pair
-from powerd_daemon.suggest import did_you_mean
 
 
 def keys(arguments: argparse.Namespace) -> int:

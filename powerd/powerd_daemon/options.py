@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from powerd_core.errors import ConfigError
-from powerd_daemon.suggest import did_you_mean
+from powerd_core.text import did_you_mean
 
 T = TypeVar("T")
 

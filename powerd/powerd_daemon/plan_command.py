@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 
 from powerd_core.errors import ConfigError
+from powerd_core.text import did_you_mean
 from powerd_daemon.config import load_config
 from powerd_daemon.plan_config import placed, plan_file
 from powerd_daemon.plan_text import line_loads_w, plan_text
-from powerd_daemon.suggest import did_you_mean
 from powerd_daemon.textfile import read_text
 
 

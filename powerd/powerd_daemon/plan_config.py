@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_core.errors import ConfigError
-from powerd_core.toml_text import parse_toml
+from powerd_core.serde import parse_toml
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.config import SamplerConfig

@@ -6,8 +6,8 @@ from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from powerd_core.errors import ConfigError
+from powerd_core.text import did_you_mean
 from powerd_daemon.sources.base import Source
-from powerd_daemon.suggest import did_you_mean
 
 GROUP = "powerd.sources"
 

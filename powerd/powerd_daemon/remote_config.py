@@ -13,7 +13,7 @@ from dataclasses import fields
 from typing import Any
 
 from powerd_core.errors import ConfigError
-from powerd_core.toml_text import parse_toml
+from powerd_core.serde import parse_toml
 from powerd_daemon.config import Config, ServerConfig, parse_config
 from powerd_daemon.plan_config import refuse_text
 

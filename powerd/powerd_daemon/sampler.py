@@ -15,9 +15,9 @@ from pathlib import Path
 
 import zmq
 
-from powerd_core.document import from_document, to_document
 from powerd_core.errors import PowerdError
 from powerd_core.model import Device, Stream
+from powerd_core.serde import from_document, to_document
 from powerd_core.wire import Message
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import SourceConfig, make_source

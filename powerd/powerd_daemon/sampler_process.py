@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import zmq
 
-from powerd_core.document import from_document
 from powerd_core.errors import WireError
 from powerd_core.model import Device, Stream
+from powerd_core.serde import from_document
 from powerd_core.wire import BLOCK, GAP, Message, decode, read_header
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import STREAMS_PER_SOURCE, SourceConfig

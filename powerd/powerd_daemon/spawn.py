@@ -9,8 +9,8 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from powerd_core.document import to_document
 from powerd_core.errors import PeerError
+from powerd_core.serde import to_document
 from powerd_daemon.endpoints import IPC_PATH_BYTES
 from powerd_daemon.sampler import Spec
 

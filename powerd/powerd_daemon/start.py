@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if ours:
             # A KeyboardInterrupt in the middle of an import is a traceback, or is swallowed by what is imported.
             signal.signal(signal.SIGINT, _leave)
-        from powerd_core.legible import LEGIBLE, register_legible
+        from powerd_core.text import LEGIBLE, register_legible
         from powerd_daemon.cli import main as command
 
         if isinstance(sys.stdout, io.TextIOWrapper):

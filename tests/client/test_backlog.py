@@ -10,10 +10,9 @@ import pytest
 from powerd_client import backlog as backlogs
 from powerd_client.backlog import RESERVE_BYTES, Backlog
 from powerd_client.journalfile import read_events
-from powerd_core.framereader import Garbage
 from powerd_core.marks import RECORD, Marks
 from powerd_core.model import Block, ClockExchange, Gap
-from powerd_core.wire import Message
+from powerd_core.wire import Garbage, Message
 from support.fake_daemon import make_block, make_stream
 
 SECOND_NS = 1_000_000_000

@@ -15,9 +15,9 @@ from powerd_client.frames import StreamFrames
 from powerd_client.hosttime import to_host_ns
 from powerd_client.markwriter import MarkWriter
 from powerd_core.clock import ClockPiece
-from powerd_core.document import to_document
 from powerd_core.errors import RunFileError
 from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Flag, Gap
+from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support import small_run
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream

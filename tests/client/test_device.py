@@ -20,10 +20,9 @@ from powerd_client.markwriter import MarkWriter
 from powerd_client.tails import FrameTail
 from powerd_core.clock import map_clock
 from powerd_core.errors import ConfigError
-from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.marks import Edges
 from powerd_core.model import ClockExchange
-from powerd_core.wire import Event, Message
+from powerd_core.wire import Event, FrameReader, Garbage, Message
 from support.fake_torch import FakeStream, FakeTorch, host_ns
 
 

@@ -7,9 +7,9 @@ import zmq
 
 from powerd_client.link import BoardLink
 from powerd_core import wire
-from powerd_core.document import to_document
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.model import Block, Gap
+from powerd_core.serde import to_document
 from support.fake_daemon import FakeDaemon
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from powerd_client.pmlib.journalreader import HostClock, JournalReader
 from powerd_core import wire
 from powerd_core.clock import map_clock, piece_at
-from powerd_core.document import to_document
 from powerd_core.errors import RunFileError
 from powerd_core.model import ClockExchange, Gap
+from powerd_core.serde import to_document
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 
 STREAM = make_stream()

@@ -17,8 +17,8 @@ from powerd_client.journal import journal_path, prepare
 from powerd_client.markwriter import MarkWriter
 from powerd_client.ranks import rank_here, training_here
 from powerd_client.together import APPEAR_S, CLOSE_S, JOIN_S, Clock, Together
-from powerd_core.document import to_document
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
+from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support import small_run
 

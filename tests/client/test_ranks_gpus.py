@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from powerd_client import gpus
 from powerd_client.gpus import Gpu, devices_here, each_once, visible_gpus
-from powerd_core.identity import pci_key, uuid_key
+from powerd_core.model import pci_key, uuid_key
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "ab3c"]
 GPUS = [Gpu(f"GPU-{u}", f"0000:{i + 1:02x}:00.0", "H200") for i, u in enumerate(U)]

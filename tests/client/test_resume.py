@@ -12,9 +12,9 @@ from powerd_client.markwriter import MarkWriter
 from powerd_client.resume import read_past
 from powerd_client.tails import Copied, MarkTail
 from powerd_core import wire
-from powerd_core.framereader import Garbage
 from powerd_core.marks import Marks
 from powerd_core.model import Gap
+from powerd_core.wire import Garbage
 from support.fake_daemon import make_block, make_description, make_stream
 
 STREAM = make_stream()

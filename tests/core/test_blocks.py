@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core.blocks import BlockBuilder, columns
 from powerd_core.errors import WireError
-from powerd_core.model import Block, Column, Line, Provenance, ScaledConversion, Stream
+from powerd_core.model import Block, BlockBuilder, Column, Line, Provenance, ScaledConversion, Stream, columns
 
 
 def stream_of(lines: int, *codes: str) -> Stream:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from clock_simulation import IDLE, MS, Quartz, S, Step, draw_case, simulate
 
-from powerd_core.clock_filter import ClockFilter
+from powerd_core.clock import ClockFilter
 from powerd_core.errors import ClockError
 
 

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from powerd_core.document import from_document, read_description, to_document
 from powerd_core.errors import WireError
 from powerd_core.model import (
     Accuracy,
@@ -20,6 +19,7 @@ from powerd_core.model import (
     ShuntConversion,
     Stream,
 )
+from powerd_core.serde import from_document, read_description, to_document
 
 LINES = (
     Line("gpu0.a", "gpu0", ShuntConversion(0.05, 1e-5, 4e-3, 3), Provenance.MEASURED, Accuracy(0.01, origin="sheet")),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core.legible import LEGIBLE, legible, register_legible
+from powerd_core.text import LEGIBLE, legible, register_legible
 
 register_legible()
 

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core import framereader, wire
+from powerd_core import wire
 from powerd_core.errors import VersionError, WireError
 from powerd_core.model import Block, Gap
-from powerd_core.wire.frame import seal
+from powerd_core.wire import seal
 from support.strategies import blocks, events
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
 def read_all(pieces: list[bytes]) -> list[object]:
-    reader = framereader.FrameReader()
+    reader = wire.FrameReader()
     found = [event for piece in pieces for event, _ in reader.feed(piece)]
     found += [event for event, _ in reader.close()]
     assert reader.pending == 0
@@ -91,7 +91,7 @@ def test_frames_are_found_behind_garbage(frames, before, between):
     stream = before + between.join(wire.encode(b) for b in frames)
     found = read_all([stream])
     assert [e for e in found if isinstance(e, Block)] == frames
-    lost = sum(e.count for e in found if isinstance(e, framereader.Garbage))
+    lost = sum(e.count for e in found if isinstance(e, wire.Garbage))
     assert lost == len(before) + len(between) * (len(frames) - 1)
 
 

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from steady_source import steady_stream
 
 from powerd_core import Block, ConfigError, Device, Gap, SensorError, Stream, decode
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import UNKNOWN_TIME_NS
+from powerd_core.model import UNKNOWN_TIME_NS, BlockBuilder
 from powerd_daemon.deadlines import Deadlines
 from powerd_daemon.outbox import Outbox
 from powerd_daemon.sampling import REOPEN_MAX_NS, REOPEN_MIN_NS, Resume, Sampling, same_streams

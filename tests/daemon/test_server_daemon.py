@@ -14,8 +14,8 @@ import pytest
 from daemon_harness import PATIENCE_S, Client, running, steady_config
 
 from powerd_core import Block, ConfigError, Gap, Message, PeerError, SensorError
-from powerd_core.document import read_description
 from powerd_core.model import CLOCK_NAME, Device
+from powerd_core.serde import read_description
 from powerd_daemon import supervisor
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import parse_config

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
 
-from powerd_core.document import to_document
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
+from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start

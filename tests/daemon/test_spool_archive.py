@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 from steady_source import steady_stream
 
 from powerd_core import Block, Gap, Message, decode, encode
-from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.model import UNKNOWN_TIME_NS
-from powerd_core.wire import HEADER_BYTES, Header, read_header
+from powerd_core.wire import HEADER_BYTES, FrameReader, Garbage, Header, read_header
 from powerd_daemon import archive as archive_module
 from powerd_daemon import spool_segments, spool_writer
 from powerd_daemon.archive import DELETED, MAX_EPOCHS, Archive

@@ -18,7 +18,7 @@ import zmq
 from daemon_harness import PATIENCE_S, Client, following, running, steady_config
 
 from powerd_core import Block, ConfigError, Gap, Message, Want, decode, encode
-from powerd_core.document import read_description
+from powerd_core.serde import read_description
 from powerd_daemon.config import parse_config
 
 READERS = 17

@@ -19,8 +19,7 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import journal_path
 from powerd_client.link import BoardLink
 from powerd_client.recording import Recording
-from powerd_core.blocks import columns
-from powerd_core.model import Block
+from powerd_core.model import Block, columns
 from support.proxy import Proxy
 
 SIM = '[server]\nlisten = "{url}"\n{server}\n[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 500.0\n'

@@ -12,8 +12,8 @@ import sys
 
 import zmq
 
-from powerd_core.document import read_description
 from powerd_core.model import Block, Gap
+from powerd_core.serde import read_description
 from powerd_core.wire import CURRENT, Message, Want, decode, encode
 
 WINDOW = 256

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import Block, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
+from powerd_core.model import Block, BlockBuilder, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
 from powerd_daemon.sources.base import Source
 
 POLL_NS = 5_000_000

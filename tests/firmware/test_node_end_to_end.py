@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from daemon_harness import running
 
-from powerd_core.blocks import columns
-from powerd_core.document import read_description
-from powerd_core.model import BAD, Block, Gap
+from powerd_core.model import BAD, Block, Gap, columns
+from powerd_core.serde import read_description
 from powerd_core.wire import Message
 from powerd_daemon.config import parse_config
 

@@ -7,11 +7,10 @@ import struct
 
 from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
-from powerd_core.blocks import BlockBuilder
-from powerd_core.document import to_document
 from powerd_core.model import (
     Accuracy,
     Block,
+    BlockBuilder,
     Column,
     CounterConversion,
     Description,
@@ -23,7 +22,8 @@ from powerd_core.model import (
     ShuntConversion,
     Stream,
 )
-from powerd_core.wire.frame import seal
+from powerd_core.serde import to_document
+from powerd_core.wire import seal
 
 EPOCH = 7
 _LINES = (

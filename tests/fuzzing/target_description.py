@@ -5,8 +5,8 @@ from __future__ import annotations
 from fuzzing.frames import description_document, message
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_core import wire
-from powerd_core.document import read_description, to_document
 from powerd_core.errors import WireError
+from powerd_core.serde import read_description, to_document
 from powerd_daemon import printing
 from powerd_daemon.reports import ready_lines
 

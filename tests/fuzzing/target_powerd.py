@@ -12,9 +12,9 @@ from fuzzing.frames import EPOCH, STREAMS, any_frame, description_document, like
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_client.link import BoardLink
 from powerd_core import wire
-from powerd_core.document import to_document
 from powerd_core.errors import PowerdError
 from powerd_core.model import Description
+from powerd_core.serde import to_document
 
 
 class FakeDealer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fuzzing.frames import any_frame
 from fuzzing.picker import Picker
-from powerd_core.framereader import FrameReader, Garbage
+from powerd_core.wire import FrameReader, Garbage
 
 
 def one(data: bytes) -> None:

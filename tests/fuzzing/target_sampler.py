@@ -7,8 +7,8 @@ import io
 from fuzzing.frames import EPOCH, STREAMS, any_frame, likely_block, likely_gap, message
 from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
-from powerd_core.document import to_document
 from powerd_core.errors import WireError
+from powerd_core.serde import to_document
 from powerd_core.wire import decode
 from powerd_daemon.config import SourceConfig
 from powerd_daemon.log import Log

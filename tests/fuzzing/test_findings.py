@@ -20,10 +20,9 @@ from powerd_client.job import Job
 from powerd_client.logbook import Logbook
 from powerd_client.markwriter import MarkWriter
 from powerd_client.tails import MarkTail
-from powerd_core.document import read_description
 from powerd_core.errors import WireError
+from powerd_core.serde import parse_toml, read_description
 from powerd_core.text import printable
-from powerd_core.toml_text import parse_toml
 from powerd_core.wire import MESSAGE, Message, decode, encode
 from powerd_daemon import printing, supervisor
 from powerd_daemon.config import Config, ServerConfig, SourceConfig

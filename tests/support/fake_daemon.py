@@ -12,7 +12,6 @@ from dataclasses import replace
 import zmq
 
 from powerd_core import wire
-from powerd_core.document import to_document
 from powerd_core.model import (
     Accuracy,
     Block,
@@ -26,6 +25,7 @@ from powerd_core.model import (
     ScaledConversion,
     Stream,
 )
+from powerd_core.serde import to_document
 
 PERIOD_NS = 1_000_000
 

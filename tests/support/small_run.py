@@ -6,8 +6,8 @@ from pathlib import Path
 
 from powerd_client import build, journal
 from powerd_client.markwriter import MarkWriter
-from powerd_core.document import to_document
 from powerd_core.model import ClockExchange
+from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 

@@ -41,7 +41,7 @@ def main(arguments: list[str] | None = None) -> None:
             # A KeyboardInterrupt in the middle of an import is a traceback, or is swallowed by what is imported.
             signal.signal(signal.SIGINT, _leave)
         from powerd_analytics.cli import app
-        from powerd_core.legible import LEGIBLE, register_legible
+        from powerd_core.text import LEGIBLE, register_legible
 
         if isinstance(sys.stdout, io.TextIOWrapper):
             register_legible()

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from powerd_analytics.runs.readings import Readings
 from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import make_signal
-from powerd_core.blocks import columns
-from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream
+from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns
 
 WINDOW_NS = 1_000_000_000
 """Watts and rates are means over the last second, or the last reading's interval where that is longer."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.runs.phases import kept, pieces
 from powerd_analytics.runs.run import Run
-from powerd_core.identity import pci_key, uuid_key
+from powerd_core.model import pci_key, uuid_key
 
 NOBODY = -1
 """The rank of a process that is none, such as `joules record` itself with its baseline."""
@@ -26,7 +26,7 @@ NOBODY = -1
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The GPUs that something is or uses, by the keys of `powerd_core.identity`."""
+    """The GPUs that something is or uses, by the keys of `powerd_core.model`."""
 
     uuids: frozenset[str] = frozenset()
     pcis: frozenset[str] = frozenset()

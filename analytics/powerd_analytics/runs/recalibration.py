@@ -10,9 +10,9 @@ from typing import Any
 
 from powerd_analytics.runs.run import Run, RunLine
 from powerd_core.calibration import CalibrationFile, SensorCalibration, recalibrated
-from powerd_core.document import from_document
 from powerd_core.errors import AnalysisError, ConfigError, WireError
 from powerd_core.model import ShuntConversion
+from powerd_core.serde import from_document
 
 
 def read_calibration(path: Path) -> CalibrationFile:

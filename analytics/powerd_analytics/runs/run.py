@@ -17,10 +17,9 @@ from powerd_analytics.runs.phases import Phases, read_phases
 from powerd_analytics.runs.readings import LineReader, Readings
 from powerd_client.fileshape import check_times, read_json, read_objects, read_texts, texts_of
 from powerd_client.runfile import open_run, reading
-from powerd_core.description import MAX_PERIOD_NS, check_conversion
-from powerd_core.document import from_document
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.model import Accuracy, Conversion, Provenance, QuantityConversion, quantity_of
+from powerd_core.serde import MAX_PERIOD_NS, check_conversion, from_document
 
 
 @dataclass(frozen=True, slots=True)

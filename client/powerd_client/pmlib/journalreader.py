@@ -13,13 +13,11 @@ from numpy.typing import NDArray
 
 from powerd_client.hosttime import have_host_time, to_host_ns
 from powerd_client.pmlib.readings import LineReadings, convert
-from powerd_core.blocks import columns
 from powerd_core.clock import ClockPiece, map_clock
-from powerd_core.document import read_description
 from powerd_core.errors import ClockError, RunFileError, WireError
-from powerd_core.framereader import FrameReader, Garbage
-from powerd_core.model import Block, ClockExchange, Description, Gap, Line, Stream
-from powerd_core.wire import Message, decode
+from powerd_core.model import Block, ClockExchange, Description, Gap, Line, Stream, columns
+from powerd_core.serde import read_description
+from powerd_core.wire import FrameReader, Garbage, Message, decode
 
 Int64 = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from powerd_core.errors import ConfigError
-from powerd_daemon.suggest import did_you_mean
+from powerd_core.text import did_you_mean
 
 CONFIG, RST = 0, 0x8000
 CNVR, OVF = 0x0002, 0x0001

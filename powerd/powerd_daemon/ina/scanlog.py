@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import Flag
+from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.ina.decode import Decoder
 from powerd_daemon.ina.plan import Plan
 from powerd_daemon.ina.sensor import Bank

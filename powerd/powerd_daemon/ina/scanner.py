@@ -21,9 +21,8 @@ import errno
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import SensorError
-from powerd_core.model import Flag
+from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.chip import Chip

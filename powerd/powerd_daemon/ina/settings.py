@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from powerd_core.errors import ConfigError
+from powerd_core.text import did_you_mean
 from powerd_daemon.ina.chips import CONFIG, Adc, BusRange, ChipType, Grade, ShuntRange, chip_type
-from powerd_daemon.suggest import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,7 @@ which nothing happens is told from one that is lost.
 
 from __future__ import annotations
 
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import Block, Gap
+from powerd_core.model import Block, BlockBuilder, Gap
 from powerd_daemon.serial.protocol import Edge, Status
 
 

@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import Block, Flag, Gap
+from powerd_core.model import Block, BlockBuilder, Flag, Gap
 from powerd_daemon.ina.decode import Decoder
 from powerd_daemon.ina.settings import Settings
 from powerd_daemon.serial.protocol import Scan

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from powerd_core.blocks import BlockBuilder
-from powerd_core.model import Block, Device, Gap, Stream
+from powerd_core.model import Block, BlockBuilder, Device, Gap, Stream
 from powerd_daemon.clock import Clock
 
 

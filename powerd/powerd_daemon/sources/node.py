@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import PowerdError, SensorError
-from powerd_core.model import Block, Device, Gap, Stream
+from powerd_core.model import Block, BlockBuilder, Device, Gap, Stream
 from powerd_daemon.calibration_file import load_calibration
 from powerd_daemon.ina.sensor import Bank
 from powerd_daemon.serial.link import NodeLink

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import Block, Device, Gap, Stream
+from powerd_core.model import Block, BlockBuilder, Device, Gap, Stream
 from powerd_daemon.config import STREAMS_PER_SOURCE
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.nvml_api import Nvml, NvmlRefused

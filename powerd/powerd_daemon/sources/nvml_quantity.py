@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.model import (
     Accuracy,
+    BlockBuilder,
     Column,
     Conversion,
     CounterConversion,

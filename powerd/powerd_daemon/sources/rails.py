@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError
-from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
+from powerd_core.model import Block, BlockBuilder, Column, Device, Gap, Provenance, Stream
 from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.ina.bus import RegisterBus
 from powerd_daemon.ina.plan import wire_limit_hz

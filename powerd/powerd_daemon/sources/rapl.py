@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import (
     Accuracy,
     Block,
+    BlockBuilder,
     Column,
     CounterConversion,
     Device,

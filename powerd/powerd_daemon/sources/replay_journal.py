@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerd_core.document import read_description
 from powerd_core.errors import ConfigError, SensorError, WireError
-from powerd_core.framereader import FrameReader, Garbage
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Device, Gap, Stream
-from powerd_core.wire import Event, Message
+from powerd_core.serde import read_description
+from powerd_core.wire import Event, FrameReader, Garbage, Message
 
 _PIECE_BYTES = 1 << 18
 

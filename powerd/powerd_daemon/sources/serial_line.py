@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError
 from powerd_core.model import (
     Accuracy,
     Block,
+    BlockBuilder,
     Column,
     CounterConversion,
     Device,

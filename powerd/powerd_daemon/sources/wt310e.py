@@ -6,11 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import (
     Accuracy,
     Block,
+    BlockBuilder,
     Column,
     CounterConversion,
     Device,

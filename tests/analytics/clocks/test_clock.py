@@ -14,8 +14,8 @@ from powerd_analytics.clocks import clock
 from powerd_analytics.clocks.marker import compare_marker
 from powerd_client import build, journal
 from powerd_client.wallclock import WallAnchor, anchor_note
-from powerd_core.document import to_document
 from powerd_core.errors import AnalysisError
+from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 

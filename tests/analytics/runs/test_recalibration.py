@@ -14,9 +14,9 @@ from powerd_analytics import cli
 from powerd_analytics.runs.recalibration import read_calibration, recalibrate
 from powerd_analytics.runs.run import read_run
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
-from powerd_core.document import to_document
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.model import Stream
+from powerd_core.serde import to_document
 from powerd_daemon.calibration_file import save_calibration
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from powerd_core.blocks import columns
-from powerd_core.document import read_description, to_document
-from powerd_core.model import CLOCK_NAME, Block, Description, Device, Gap, QuantityConversion, Stream
+from powerd_core.model import CLOCK_NAME, Block, Description, Device, Gap, QuantityConversion, Stream, columns
+from powerd_core.serde import read_description, to_document
 from powerd_core.wire import decode, encode
 from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Source, Start

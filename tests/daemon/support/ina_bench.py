@@ -6,8 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from powerd_core.blocks import BlockBuilder, columns
-from powerd_core.model import Block, Column, Provenance, Stream
+from powerd_core.model import Block, BlockBuilder, Column, Provenance, Stream, columns
 from powerd_daemon.ina import Scanner, Sensor, line, make_bank
 from powerd_daemon.sim.bus import SimBus
 from powerd_daemon.sim.chip import ChipErrors, Load, SimChip

@@ -6,9 +6,8 @@ from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from powerd_core.blocks import BlockBuilder
 from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import Block, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
+from powerd_core.model import Block, BlockBuilder, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
 from powerd_daemon.sources.base import Source, Start
 
 

@@ -1,0 +1,346 @@
+"""Frames, whatever they carry: a header, its checks, and a payload. No sockets, no files.
+
+    magic "pwrd", version u8, kind u8, stream u16, epoch u64, sequence u64, t_first i64, t_last i64,
+    count u32, length u32, layout u16, reserved u16 (0), crc32 u32
+
+is the 56-byte little-endian header; the CRC covers what is before it and the payload.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from struct import Struct
+from struct import error as StructError
+from typing import NamedTuple
+from zlib import crc32
+
+from powerd_core.errors import VersionError, WireError
+from powerd_core.marks import EDGE, RECORD, Edges, Marks
+from powerd_core.model import Block, ClockExchange, Gap
+from powerd_core.serde import check_json
+
+VERSION = 1
+MAGIC = b"pwrd"
+HEADER = Struct("<4sBBHQQqqIIHH")
+CRC = Struct("<I")
+HEADER_BYTES = HEADER.size + CRC.size
+MAX_PAYLOAD = 16 << 20
+"""A frame that claims more is garbage, so that a hostile length never becomes an allocation."""
+
+BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT, EDGES = 1, 2, 3, 4, 5, 6, 7
+
+_WHOLE = Struct("<4sBBHQQqqIIHHI")
+"""The header with its CRC."""
+
+Fields = tuple[int, int, int, int, int, int, int, int, int, int]
+"""Those of a `Header`, in its order."""
+
+
+def seal(
+    kind: int,
+    payload: bytes,
+    *,
+    stream: int = 0,
+    epoch: int = 0,
+    sequence: int = 0,
+    t_first: int = 0,
+    t_last: int = 0,
+    count: int = 0,
+    layout: int = 0,
+) -> bytes:
+    """The bytes of a frame. Raises `WireError` for numbers and payloads that no frame has room for."""
+    if len(payload) > MAX_PAYLOAD:
+        raise WireError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
+    try:
+        head = HEADER.pack(
+            MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0
+        )
+    except StructError as error:
+        raise WireError(f"a number that a frame of kind {kind} has no room for: {error}") from error
+    return b"".join((head, CRC.pack(crc32(payload, crc32(head))), payload))
+
+
+class Header(NamedTuple):
+    """A frame's header behind magic and version. ``extent`` is the field count: scans of a block, span of a gap."""
+
+    kind: int
+    stream: int
+    epoch: int
+    sequence: int
+    t_first_ns: int
+    t_last_ns: int
+    extent: int
+    layout: int
+    length: int
+    """Bytes of payload."""
+    check: int
+    """The CRC as the frame states it."""
+
+    @property
+    def following(self) -> int:
+        """The stream's next sequence number after this frame."""
+        return self.sequence + (self.extent if self.kind == GAP else 1)
+
+
+def header_fields(head: bytes | memoryview) -> Fields:
+    """The fields of a `Header`, in its order, out of the first `HEADER_BYTES` of what may be a frame."""
+    magic, version, kind, stream, epoch, seq, t_first, t_last, count, length, layout, reserved, check = (
+        _WHOLE.unpack_from(head)
+    )
+    if magic != MAGIC:
+        raise WireError("no powerd frame: it does not begin with 'pwrd'")
+    if version != VERSION:
+        raise VersionError(
+            f"the other side speaks version {version} of the wire format, this one version {VERSION}: "
+            "install the same release of powerd on both"
+        )
+    if length > MAX_PAYLOAD:
+        raise WireError(f"a frame claims {length} bytes of payload, more than {MAX_PAYLOAD}")
+    if reserved:
+        raise WireError("reserved header bits are set")
+    return kind, stream, epoch, seq, t_first, t_last, count, layout, length, check
+
+
+def opened(frame: bytes) -> tuple[Fields, bytes]:
+    """The header's fields and the payload of one whole frame whose checksum is right."""
+    if len(frame) < HEADER_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes is shorter than its header")
+    fields = header_fields(frame)
+    length, check = fields[8:]
+    if len(frame) != HEADER_BYTES + length:
+        raise WireError(f"a frame of {len(frame)} bytes claims {HEADER_BYTES + length}")
+    # A copy costs less than a view of it does, up to some 64 KiB.
+    payload = frame[HEADER_BYTES:]
+    if check != crc32(payload, crc32(frame[: HEADER.size])):
+        raise WireError("checksum mismatch")
+    return fields, payload
+
+
+def read_header(frame: bytes) -> Header:
+    """The header of one whole frame that is passed on as it is: all is checked but what the payload means.
+
+    Raises `VersionError`, `WireError`.
+    """
+    return Header._make(opened(frame)[0])
+
+
+# Events to frames and frames to events: blocks, gaps, clock exchanges, marks, requests and messages.
+
+
+CURRENT = 2**64 - 1
+"""As `Want.sequence`: start with the newest block that the daemon holds."""
+
+MAX_SEQUENCE = 1 << 62
+"""A block or gap that reaches beyond is garbage: below, numbers and sums of them fit wherever they are kept."""
+
+_CLOCK = Struct("<4q")
+_WANT = Struct("<IB")
+_GAP = Struct("<q")
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """A client's request: send me ``stream`` from ``sequence`` on, at most ``window`` frames beyond it.
+
+    Idempotent. Without ``reset`` it only moves the window; with it, the daemon goes back (or ahead) to ``sequence``.
+    """
+
+    stream: int
+    epoch: int
+    sequence: int
+    window: int
+    reset: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A rare control message: a subject such as ``describe`` and a JSON object."""
+
+    subject: str
+    body: Mapping[str, object] = field(default_factory=dict)
+    epoch: int = 0
+
+
+Event = Block | Gap | ClockExchange | Marks | Edges | Message | Want
+
+
+def encode(event: Event) -> bytes:
+    """The frame of an event."""
+    match event:
+        case Block():
+            return seal(
+                BLOCK,
+                event.payload,
+                stream=event.stream,
+                epoch=event.epoch,
+                sequence=event.sequence,
+                t_first=event.t_first_ns,
+                t_last=event.t_last_ns,
+                count=event.count,
+                layout=event.layout,
+            )
+        case Gap():
+            return seal(
+                GAP,
+                _GAP.pack(event.lost) + event.cause.encode(),
+                stream=event.stream,
+                epoch=event.epoch,
+                sequence=event.sequence,
+                t_first=event.t_first_ns,
+                t_last=event.t_last_ns,
+                count=event.span,
+            )
+        case ClockExchange():
+            times = (event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, event.t4_host_ns)
+            return seal(CLOCK, _CLOCK.pack(*times), epoch=event.epoch)
+        case Marks():
+            return seal(MARKS, bytes(event.records), epoch=event.process, sequence=event.first, count=len(event))
+        case Edges():
+            return seal(EDGES, event.records, epoch=event.process, sequence=event.clock, count=len(event))
+        case Want():
+            return seal(
+                WANT,
+                _WANT.pack(event.window, event.reset),
+                stream=event.stream,
+                epoch=event.epoch,
+                sequence=event.sequence,
+            )
+        case Message():
+            document = {"subject": event.subject, "body": event.body}
+            try:
+                body = json.dumps(document, separators=(",", ":"), allow_nan=False)
+            except (ValueError, RecursionError) as error:
+                raise WireError(f"a message that cannot be sent: {error}") from error
+            return seal(MESSAGE, body.encode(), epoch=event.epoch)
+
+
+def decode(frame: bytes) -> Event:
+    """The event of one whole frame.
+
+    Raises `VersionError` for another version, `WireError` for anything that is not exactly one good frame.
+    """
+    (kind, stream, epoch, seq, t_first, t_last, count, layout, _, _), payload = opened(frame)
+    if kind in (BLOCK, GAP) and seq + count > MAX_SEQUENCE:
+        raise WireError(f"no stream gets to the number {seq + count}")
+    if kind == BLOCK:
+        return Block(stream, epoch, seq, t_first, t_last, count, layout, payload)
+    try:
+        return _decode_rest(kind, stream, epoch, seq, t_first, t_last, count, payload)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, WireError):
+            raise
+        raise WireError(f"frame of kind {kind} with unusable contents: {error}") from error
+
+
+def _decode_rest(
+    kind: int, stream: int, epoch: int, seq: int, t_first: int, t_last: int, count: int, payload: bytes
+) -> Event:
+    def need(ok: bool) -> None:
+        if not ok:
+            raise WireError(f"frame of kind {kind} with a payload of {len(payload)} bytes")
+
+    if kind == GAP:
+        need(len(payload) >= _GAP.size and count > 0)
+        (lost,) = _GAP.unpack_from(payload)
+        need(lost >= -1)
+        return Gap(stream, epoch, seq, t_first, t_last, count, lost, payload[_GAP.size :].decode())
+    if kind == CLOCK:
+        need(len(payload) == _CLOCK.size)
+        return ClockExchange(epoch, *_CLOCK.unpack(payload))
+    if kind == MARKS:
+        need(len(payload) == count * RECORD.size)
+        return Marks(epoch, seq, payload)
+    if kind == EDGES:
+        need(len(payload) == count * EDGE.size)
+        return Edges(epoch, seq, payload)
+    if kind == WANT:
+        need(len(payload) == _WANT.size)
+        window, reset = _WANT.unpack(payload)
+        return Want(stream, epoch, seq, window, bool(reset))
+    if kind == MESSAGE:
+        document = json.loads(payload)
+        check_json(document)
+        subject, body = document["subject"], document["body"]
+        need(isinstance(subject, str) and isinstance(body, dict))
+        return Message(subject, body, epoch)
+    raise WireError(f"unknown kind of frame: {kind}")
+
+
+# Frames out of a byte stream, such as a journal, whatever lies between them. No files.
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """Bytes that a `FrameReader` had to skip, and the reason."""
+
+    count: int
+    reason: str
+
+
+class FrameReader:
+    """Frames out of a byte stream that arrives in any pieces.
+
+    The events do not depend on where the stream was cut. A damaged stretch is skipped up to the next good
+    frame and reported as `Garbage`; a tail that is not a whole frame stays pending.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._skipped = 0
+        self._reason = ""
+
+    @property
+    def pending(self) -> int:
+        """Bytes held that are not a whole frame (yet)."""
+        return len(self._buffer) + self._skipped
+
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[Event | Garbage, bytes]]:
+        """Yield each event completed by ``data``, with the bytes of its frame (empty for garbage)."""
+        self._buffer += data
+        buffer, at = self._buffer, 0
+        try:
+            while len(buffer) - at >= HEADER_BYTES:
+                try:
+                    length = header_fields(memoryview(buffer)[at : at + HEADER_BYTES])[8]
+                    end = at + HEADER_BYTES + length
+                    if len(buffer) < end:
+                        # A damaged length must not swallow the frames behind it for ever, but only a
+                        # longer stream can tell; `close` settles it at the end.
+                        break
+                    frame = bytes(memoryview(buffer)[at:end])
+                    event = decode(frame)
+                except WireError as error:
+                    at += self._skip(buffer, at, str(error))
+                    continue
+                if self._skipped:
+                    yield self._take_garbage(), b""
+                at = end
+                yield event, frame
+        finally:
+            del buffer[:at]
+
+    def close(self) -> Iterator[tuple[Event | Garbage, bytes]]:
+        """The stream has ended: look for frames inside the pending tail, then report what is left of it."""
+        while self._buffer:
+            skip = self._skip(self._buffer, 0, "cut off")
+            del self._buffer[:skip]
+            yield from self.feed(b"")
+        if self._skipped:
+            yield self._take_garbage(), b""
+
+    def _skip(self, buffer: bytearray, at: int, reason: str) -> int:
+        """Bytes from ``at`` to the next place where a frame could begin."""
+        found = buffer.find(MAGIC, at + 1)
+        if found < 0:
+            # The last bytes may be the beginning of a magic whose rest has not arrived.
+            found = max(at + 1, len(buffer) - len(MAGIC) + 1)
+        self._reason = self._reason or reason
+        self._skipped += found - at
+        return found - at
+
+    def _take_garbage(self) -> Garbage:
+        garbage = Garbage(self._skipped, self._reason)
+        self._skipped, self._reason = 0, ""
+        return garbage
