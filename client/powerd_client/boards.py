@@ -10,10 +10,10 @@ import zmq
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink, LinkMemory
 from powerd_client.logbook import Logbook
-from powerd_client.pull import StreamState
 from powerd_client.reception import Reception
 from powerd_core.errors import PowerdError
 from powerd_core.model import Block, Gap
+from powerd_core.protocol import StreamReceiver
 
 _FAST_EXCHANGES = 100
 _FAST_NS, _SLOW_NS = 20_000_000, 100_000_000
@@ -100,7 +100,7 @@ class Boards:
             if made:
                 log.add(min(made, key=lambda e: e.delay_ns))
 
-    def _fast(self, link: BoardLink) -> list[StreamState]:
+    def _fast(self, link: BoardLink) -> list[StreamReceiver]:
         return [s for s in link.streams.values() if s.stream.period_ns < _FAST_PERIOD_NS]
 
     def flow(self) -> bool:

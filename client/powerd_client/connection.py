@@ -8,11 +8,11 @@ import zmq
 
 from powerd_client.hostclock import now_ns
 from powerd_client.keys import RefusalWatch, apply_credentials
-from powerd_client.pull import WINDOW
 from powerd_core import wire
 from powerd_core.errors import ConfigError, PeerError
 from powerd_core.keys import Credentials
 from powerd_core.model import Description
+from powerd_core.protocol import WINDOW
 
 _QUESTIONS = 8
 """So many questions may wait for a connection: those of a long cut would all be answered when it is over."""

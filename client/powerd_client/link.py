@@ -15,14 +15,13 @@ from itertools import chain
 import zmq
 
 from powerd_client.connection import Connections
-from powerd_client.earlier import OTHER_BOARD, RING_LOST, Earlier, EarlierEpochs
 from powerd_client.exchanges import Exchanges
 from powerd_client.hostclock import now_ns
 from powerd_client.keys import credentials_for
-from powerd_client.pull import SILENCE_NS, StreamState
 from powerd_core import wire
 from powerd_core.errors import PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.model import Block, ClockExchange, Description, Gap
+from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, Backfill, PastEpoch, StreamReceiver
 from powerd_core.serde import read_description
 
 _DESCRIBE_AGAIN_NS = 100_000_000
@@ -33,8 +32,8 @@ class LinkMemory:
     """What an earlier recorder's journal knows of an address: the link goes on from there."""
 
     description: Description
-    streams: dict[int, StreamState]
-    earlier: dict[int, Earlier] = field(default_factory=dict)
+    streams: dict[int, StreamReceiver]
+    earlier: dict[int, PastEpoch] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)
 
 
@@ -56,8 +55,8 @@ class BoardLink:
         self.url = url
         self.client = client
         self.description: Description | None = None
-        self.streams: dict[int, StreamState] = {}
-        self.earlier = EarlierEpochs(url)
+        self.streams: dict[int, StreamReceiver] = {}
+        self.earlier = Backfill(url)
         self._refused = 0
         self.replayed = 0
         """Frames that came late: asked for again, or held back by a cut."""
@@ -167,10 +166,10 @@ class BoardLink:
             same_board = old is not None and old.board == new.board
             if old is not None:
                 cause = RING_LOST if same_board else OTHER_BOARD
-                self.earlier.leave(Earlier(old, self.streams, self._exchanges.board_now_ns(old.epoch), cause))
+                self.earlier.leave(PastEpoch(old, self.streams, self._exchanges.board_now_ns(old.epoch), cause))
             # A restarted daemon: everything that it holds is new to us. Of a strange board only what comes from now on.
             first = 0 if same_board else wire.CURRENT
-            self.streams = returned or {s.number: StreamState(s, new.epoch, first) for s in new.streams}
+            self.streams = returned or {s.number: StreamReceiver(s, new.epoch, first) for s in new.streams}
             for state in self.streams.values():
                 state.end, state.asked_ns = None, 0
             self.description = new
@@ -204,12 +203,12 @@ class BoardLink:
         now = now_ns()
         slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)
         self._to.renew_deaf(now, slow_ns, self._exchanges.heard_ns)
-        for state in chain(self.streams.values(), self.earlier.states()):
+        for state in chain(self.streams.values(), self.earlier.receivers()):
             self._ask_for(state, now)
         if self.earlier.open and self.earlier.question_is_due(now):
             self._to.control.send(wire.encode(wire.Message("epochs", {"client": self.client})))
 
-    def _ask_for(self, state: StreamState, now: int) -> None:
+    def _ask_for(self, state: StreamReceiver, now: int) -> None:
         if state.epoch in self.earlier.open and state.end is None:
             return  # it is not known yet whether anybody holds it
         want = state.due(now)
@@ -246,7 +245,7 @@ class BoardLink:
     def _is_next(self, event: Block | Gap) -> bool:
         now = now_ns()
         live = self.description is not None and event.epoch == self.description.epoch
-        state = self.streams.get(event.stream) if live else self.earlier.state(event.epoch, event.stream)
+        state = self.streams.get(event.stream) if live else self.earlier.receiver(event.epoch, event.stream)
         if state is None:
             self._refused += live
             if not live and event.epoch not in self.earlier.known:

@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from powerd_client.earlier import Earlier
 from powerd_client.journalfile import check_version, read_events
 from powerd_client.link import LinkMemory
-from powerd_client.pull import StreamState
 from powerd_client.tails import Copied
 from powerd_core.errors import WireError
 from powerd_core.marks import Marks
 from powerd_core.model import Block, Description, Gap
+from powerd_core.protocol import PastEpoch, StreamReceiver
 from powerd_core.serde import read_description
 from powerd_core.wire import CURRENT, Event, Garbage, Message
 
@@ -53,13 +52,13 @@ class Past:
             return None
         live = self._descriptions[address.live]
         earlier = {
-            epoch: Earlier(self._descriptions[epoch], self._states(epoch, address))
+            epoch: PastEpoch(self._descriptions[epoch], self._states(epoch, address))
             for epoch in address.epochs
             if epoch != address.live and epoch not in address.settled and epoch in self._descriptions
         }
         return LinkMemory(live, self._states(address.live, address), earlier, set(address.epochs))
 
-    def _states(self, epoch: int, address: _Address) -> dict[int, StreamState]:
+    def _states(self, epoch: int, address: _Address) -> dict[int, StreamReceiver]:
         description = self._descriptions[epoch]
         before = [
             self._descriptions[e] for e in address.epochs[: address.epochs.index(epoch)] if e in self._descriptions
@@ -69,7 +68,7 @@ class Past:
         found = {}
         for stream in description.streams:
             number, t_last_ns = self._places.get((epoch, stream.number), (first, 0))
-            found[stream.number] = StreamState(stream, epoch, number, t_last_board_ns=t_last_ns)
+            found[stream.number] = StreamReceiver(stream, epoch, number, t_last_board_ns=t_last_ns)
         return found
 
     def take(self, event: Event | Garbage) -> None:

@@ -11,11 +11,10 @@ from pathlib import Path
 
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
-from powerd_core.serde import parse_toml
+from powerd_core.serde import build_options, parse_toml
 from powerd_core.text import did_you_mean
 from powerd_daemon.calibration import calibrated
 from powerd_daemon.ina.sensor import Sensor
-from powerd_daemon.options import build_options
 from powerd_daemon.textfile import read_text
 
 _HEAD = """\

@@ -15,7 +15,7 @@ import zmq
 from powerd_core.calibration import CalibrationFile, SensorCalibration
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, SensorError, WireError
 from powerd_core.model import Block, Description, Gap, Line, ShuntConversion, Stream
-from powerd_core.serde import read_description, to_document
+from powerd_core.serde import build_options, read_description, to_document
 from powerd_core.wire import CURRENT, Message, Want, decode, encode
 from powerd_daemon import printing
 from powerd_daemon.asking import Board
@@ -25,7 +25,6 @@ from powerd_daemon.calibration_readings import Collector, Readings
 from powerd_daemon.calibration_take import Means, Reference, judge, make_record
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import Config, SourceConfig, make_source
-from powerd_daemon.options import build_options
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.rails import RailsSource

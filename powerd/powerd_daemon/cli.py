@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from powerd_core.errors import ConfigError, PowerdError, WireError
 from powerd_core.model import Description
-from powerd_core.serde import read_description
+from powerd_core.serde import describe_options, read_description
 from powerd_core.text import printable
 from powerd_daemon import printing
 from powerd_daemon.arguments import parse
@@ -28,7 +28,6 @@ from powerd_daemon.control import Control
 from powerd_daemon.doctor_command import check
 from powerd_daemon.keys_command import keys
 from powerd_daemon.log import Log
-from powerd_daemon.options import describe_options
 from powerd_daemon.plan_command import plan
 from powerd_daemon.plan_config import refuse
 from powerd_daemon.registry import find_source, kinds

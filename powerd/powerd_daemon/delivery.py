@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 
 import zmq
 
+from powerd_core.protocol import Subscriber
 from powerd_core.wire import Want
 from powerd_daemon.access import Access, Role
 from powerd_daemon.clock import Clock
-from powerd_daemon.feeds import Subscriber
 from powerd_daemon.log import Log
 from powerd_daemon.security_zap import sender
 from powerd_daemon.store import Store
@@ -31,7 +31,7 @@ class Delivery:
         self.served_clients = 0
         self.sent_frames = 0
         self.replayed_frames = 0
-        """Frames of these that were not live; see `powerd_daemon.feeds`."""
+        """Frames of these that were not live; see `powerd_core.protocol`."""
         self._data = data
         self._store = store
         self._clock = clock
@@ -78,9 +78,9 @@ class Delivery:
     def is_drained(self) -> bool:
         """Whether every client has been sent all there is, or all it asked for."""
         return all(
-            feed.next >= feed.limit or (ring := self._store.ring(number, epoch)) is None or feed.next >= ring.next
+            cursor.next >= cursor.limit or (ring := self._store.ring(number, epoch)) is None or cursor.next >= ring.next
             for subscriber in self.subscribers.values()
-            for (epoch, number), feed in subscriber.feeds.items()
+            for (epoch, number), cursor in subscriber.cursors.items()
         )
 
     def send(self, meanwhile: Callable[[], None]) -> bool:
@@ -111,11 +111,11 @@ class Delivery:
 
     def _send_to(self, subscriber: Subscriber, now_ns: int) -> Iterator[int]:
         """Send what a client is due, one frame a step, and yield its size; ends when it has all or takes no more."""
-        for (epoch, number), feed in list(subscriber.feeds.items()):
+        for (epoch, number), cursor in list(subscriber.cursors.items()):
             ring = self._store.ring(number, epoch)
-            while ring is not None and (found := feed.upcoming(ring)) is not None:
+            while ring is not None and (found := cursor.upcoming(ring)) is not None:
                 frame, following = found
-                evicted = max(min(following, ring.oldest) - feed.next, 0)
+                evicted = max(min(following, ring.oldest) - cursor.next, 0)
                 try:
                     self._data.send_multipart([subscriber.identity, frame], zmq.NOBLOCK)
                 except zmq.Again:
@@ -127,8 +127,8 @@ class Delivery:
                     self.subscribers.pop(subscriber.identity, None)
                     return
                 subscriber.evicted += evicted
-                self.replayed_frames += feed.next < feed.live
-                subscriber.took(feed, following, len(frame), now_ns)
+                self.replayed_frames += cursor.next < cursor.live
+                subscriber.took(cursor, following, len(frame), now_ns)
                 self.sent_frames += 1
                 yield len(frame)
 

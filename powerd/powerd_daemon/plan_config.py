@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from powerd_core.errors import ConfigError
-from powerd_core.serde import parse_toml
+from powerd_core.serde import build_options, parse_toml
 from powerd_daemon.calibration import bus_number
 from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.config import SamplerConfig
 from powerd_daemon.ina.sensor import make_bank
-from powerd_daemon.options import build_options
 from powerd_daemon.places import line_of
 from powerd_daemon.plan import Bus, BusPlan, plan_bus
 from powerd_daemon.registry import find_source

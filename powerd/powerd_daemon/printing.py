@@ -9,10 +9,10 @@ from pathlib import Path
 
 from powerd_core.calibration import SensorCalibration
 from powerd_core.model import Description
+from powerd_core.serde import OptionInfo
 from powerd_core.text import printable
 from powerd_daemon.config import Config
 from powerd_daemon.doctor import Finding
-from powerd_daemon.options import OptionInfo
 from powerd_daemon.scan import Answer
 
 WIDTH = 100

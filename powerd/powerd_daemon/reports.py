@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from powerd_core.model import Description, Stream
+from powerd_core.protocol import Subscriber
 from powerd_daemon.config import ServerConfig
-from powerd_daemon.feeds import Subscriber
 from powerd_daemon.sampler_process import Sampler
 from powerd_daemon.server import Server
 from powerd_daemon.sizing import ring_seconds, spool_seconds
@@ -132,7 +132,7 @@ def _client(subscriber: Subscriber, now_ns: int) -> dict[str, object]:
         "idle_s": (now_ns - subscriber.active_ns) / 1e9,
         "streams": [
             {"epoch": epoch, "number": number, "next": f.next, "limit": f.limit}
-            for (epoch, number), f in subscriber.feeds.items()
+            for (epoch, number), f in subscriber.cursors.items()
         ],
     }
 

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.earlier import EarlierEpochs
 from powerd_client.journalfile import JournalWriter, read_events
 from powerd_client.markwriter import MarkWriter
 from powerd_client.resume import read_past
@@ -14,6 +13,7 @@ from powerd_client.tails import Copied, MarkTail
 from powerd_core import wire
 from powerd_core.marks import Marks
 from powerd_core.model import Gap
+from powerd_core.protocol import Backfill
 from powerd_core.wire import Garbage
 from support.fake_daemon import make_block, make_description, make_stream
 
@@ -23,7 +23,7 @@ URL = "tcp://board:7360"
 
 def described(epoch, *, live=True, board="fake board"):
     """The frames that a link has noted of an epoch."""
-    epochs = EarlierEpochs(URL)
+    epochs = Backfill(URL)
     epochs.begin(replace(make_description(STREAM, epoch), board=board), live=live)
     return [wire.encode(note) for note in epochs.notes]
 

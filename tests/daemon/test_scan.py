@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from powerd_core.errors import SensorError
+from powerd_core.serde import build_options
 from powerd_daemon import scan_command
 from powerd_daemon.cli import main
 from powerd_daemon.ina.bus import Read, ReadWords
 from powerd_daemon.ina.chips import CHIPS
 from powerd_daemon.ina.settings import Settings
-from powerd_daemon.options import build_options
 from powerd_daemon.scan import Answer, buses, held_by_kernel, scan_bus, to_toml
 from powerd_daemon.sim.bus import SimBus
 from powerd_daemon.sim.chip import Load, SimChip

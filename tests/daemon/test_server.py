@@ -190,7 +190,7 @@ def test_a_client_that_never_reads_slows_nobody_and_grows_nothing(bench: Bench) 
     by_speed = sorted(bench.server.delivery.subscribers.values(), key=lambda s: s.frames)
     assert by_speed[1].frames == 800
     # Its own high-water mark of 1000 and the kernel's buffers take some; the server's queue no more than its own mark.
-    assert by_speed[0].feeds[EPOCH, 0].next < 800
+    assert by_speed[0].cursors[EPOCH, 0].next < 800
     assert by_speed[0].retry_ns is not None
     assert bench.server.delivery.retry_ns() is not None
     assert SEND_HWM < 100

@@ -9,11 +9,10 @@ from pathlib import Path
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import pci_key, uuid_key
-from powerd_core.serde import parse_toml
+from powerd_core.serde import build_options, parse_toml
 from powerd_core.text import did_you_mean
 from powerd_daemon.config.server import ServerConfig
 from powerd_daemon.config.sources import MAX_SOURCES, Config, DeviceConfig, SamplerConfig, SourceConfig, source_config
-from powerd_daemon.options import build_options
 from powerd_daemon.places import line_of
 from powerd_daemon.textfile import read_text
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from powerd_core.errors import ConfigError
+from powerd_core.serde import build_options
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config.server import ServerConfig
-from powerd_daemon.options import build_options
 from powerd_daemon.registry import find_source
 from powerd_daemon.sources.base import Source, Start
 

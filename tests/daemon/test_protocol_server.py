@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from steady_source import steady_stream
 
 from powerd_core import Block, Gap, Want, decode, encode
+from powerd_core.protocol import RETRY_MAX_NS, RETRY_MIN_NS, Subscriber
 from powerd_core.wire import CURRENT, read_header
-from powerd_daemon.feeds import RETRY_MAX_NS, RETRY_MIN_NS, Subscriber
 from powerd_daemon.store import Intake
 
 STREAM = steady_stream()
@@ -29,13 +29,13 @@ def filled(count: int, ring_bytes: int = 1 << 20) -> Intake:
 
 def sent(subscriber: Subscriber, store: Intake) -> list[int]:
     """Send all that is due; the sequence numbers of it."""
-    feed, numbers = subscriber.feeds[7, 0], []
-    while (found := feed.upcoming(store.ring)) is not None:
+    cursor, numbers = subscriber.cursors[7, 0], []
+    while (found := cursor.upcoming(store.ring)) is not None:
         event = decode(found[0])
         assert isinstance(event, Block | Gap)
-        assert event.sequence == feed.next
+        assert event.sequence == cursor.next
         numbers.append(event.sequence)
-        subscriber.took(feed, found[1], len(found[0]), 0)
+        subscriber.took(cursor, found[1], len(found[0]), 0)
     return numbers
 
 
@@ -130,14 +130,14 @@ def test_no_silent_hole(ring_bytes: int, steps: list[tuple[object, ...]]) -> Non
     for step in steps:
         match step:
             case ("want", int(begin), int(window), bool(reset), int(epoch)):
-                known = (7, 0) in subscriber.feeds
+                known = (7, 0) in subscriber.cursors
                 subscriber.want(Want(0, epoch, begin, window, reset), store.ring)
-                feed = subscriber.feeds[7, 0]
+                cursor = subscriber.cursors[7, 0]
                 if reset or not known:
                     at = store.ring.current if begin == CURRENT else begin
                     expected = at if epoch in (0, 7) else store.ring.oldest
-                    assert feed.limit == expected + window
-                assert feed.next == expected
+                    assert cursor.limit == expected + window
+                assert cursor.next == expected
             case ("come", kind, int(n)):
                 at = store.ring.next
                 event: Block | Gap = Gap(0, 7, at, at, at, n, n, "cut") if kind == "gap" else block(STREAM, at)
@@ -148,17 +148,17 @@ def test_no_silent_hole(ring_bytes: int, steps: list[tuple[object, ...]]) -> Non
                 frame = encode(event)
                 store.accept(frame, read_header(frame))
             case ("send", int(n)):
-                feed = subscriber.feeds.get((7, 0))
-                for _ in range(n if feed else 0):
-                    found = feed.upcoming(store.ring)
+                cursor = subscriber.cursors.get((7, 0))
+                for _ in range(n if cursor else 0):
+                    found = cursor.upcoming(store.ring)
                     if found is None:
-                        assert feed.next >= min(feed.limit, store.ring.next), "something is due but not sent"
+                        assert cursor.next >= min(cursor.limit, store.ring.next), "something is due but not sent"
                         break
                     frame_sent = decode(found[0])
                     assert isinstance(frame_sent, Block | Gap)
                     assert frame_sent.sequence == expected
                     assert found[1] == following(frame_sent) > frame_sent.sequence
                     expected = found[1]
-                    subscriber.took(feed, found[1], 1, 0)
+                    subscriber.took(cursor, found[1], 1, 0)
             case ("forget",):
                 subscriber = client()

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.pull import SILENCE_NS, WINDOW, StreamState
 from powerd_core.model import Block, Gap
+from powerd_core.protocol import SILENCE_NS, WINDOW, StreamReceiver
 from powerd_core.wire import CURRENT
 from support.fake_daemon import make_stream
 
@@ -89,7 +89,7 @@ def test_each_frame_is_accepted_once_and_in_turn(seed, count, loss, delay_steps)
     frames = events(count, rng)
     good_ns = 5 * SILENCE_NS
     way = Way(frames, rng, loss=loss, good_ns=good_ns, delay_steps=delay_steps)
-    state = StreamState(make_stream(), EPOCH, 0, asked_ns=0)
+    state = StreamReceiver(make_stream(), EPOCH, 0, asked_ns=0)
     accepted, now_ns = [], STEP_NS
     while len(accepted) < len(frames) and now_ns < good_ns + 30 * SILENCE_NS:
         if (want := state.due(now_ns)) is not None:
@@ -103,7 +103,7 @@ def test_each_frame_is_accepted_once_and_in_turn(seed, count, loss, delay_steps)
 
 
 def test_a_hole_is_asked_for_at_once_and_then_ever_more_rarely():
-    state = StreamState(make_stream(), EPOCH, 5)
+    state = StreamReceiver(make_stream(), EPOCH, 5)
     state.asked(state.due(1), 1)
     begin = SILENCE_NS // 2
     assert state.take(Block(0, EPOCH, 5, 0, 0, 1, 0, b""), begin)
@@ -122,7 +122,7 @@ def test_a_hole_is_asked_for_at_once_and_then_ever_more_rarely():
 
 
 def test_what_was_overtaken_counts_as_replayed():
-    state = StreamState(make_stream(), EPOCH, 0)
+    state = StreamReceiver(make_stream(), EPOCH, 0)
     numbers = [0, 2, 3, 1, 2, 3, 4]
     taken = [n for n in numbers if state.take(Block(0, EPOCH, n, 0, 0, 1, 0, b""), 1)]
     assert taken == [0, 1, 2, 3, 4]
@@ -130,7 +130,7 @@ def test_what_was_overtaken_counts_as_replayed():
 
 
 def test_an_epoch_that_is_over_is_asked_for_up_to_its_end():
-    state = StreamState(make_stream(), EPOCH, 3, end=5)
+    state = StreamReceiver(make_stream(), EPOCH, 3, end=5)
     assert state.due(1).sequence == 3
     for number in (3, 4):
         assert state.take(Block(0, EPOCH, number, 0, 0, 1, 0, b""), 1)
@@ -143,7 +143,7 @@ def test_five_minutes_without_a_network_cost_no_frame():
     frames = events(3000, rng)
     cut_ns = 300 * SILENCE_NS
     way = Way(frames, rng, loss=1.0, good_ns=cut_ns, delay_steps=0)
-    state = StreamState(make_stream(), EPOCH, 0)
+    state = StreamReceiver(make_stream(), EPOCH, 0)
     accepted, now_ns = [], STEP_NS
     while len(accepted) < len(frames) and now_ns < cut_ns + 10 * SILENCE_NS:
         if (want := state.due(now_ns)) is not None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 from powerd_core import ConfigError
-from powerd_daemon.options import OptionInfo, build_options, describe_options, type_name
+from powerd_core.serde import OptionInfo, build_options, describe_options, type_name
 
 
 class Colour(StrEnum):
