@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 MAX_DEPTH = 32
 """Of objects and lists within each other; none of ours has ten."""
-_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
-"""Integers have 64 bits, as TOML promises."""
+_LEAST, _MOST, _MOST_TOML = -(1 << 63), (1 << 64) - 1, (1 << 63) - 1
+"""JSON's integers may be an epoch or a counter of 64 bits without a sign; TOML's have a sign, by its standard."""
 
 _CONVERSIONS: dict[str, type] = {
     "shunt": ShuntConversion,
@@ -85,7 +85,7 @@ def parse_toml(text: str) -> dict[str, Any]:
         elif isinstance(value, str) and "\0" in value:
             # Most texts become names of files and ports, which end at such a character or refuse it.
             raise tomllib.TOMLDecodeError(f"{name!r} has a NUL character")
-        elif isinstance(value, int) and not _LEAST <= value <= _MOST:
+        elif isinstance(value, int) and not _LEAST <= value <= _MOST_TOML:
             raise tomllib.TOMLDecodeError(f"{name!r} has more than 64 bits")
     return document
 

@@ -75,7 +75,7 @@ def one(data: bytes) -> None:
     for parts in control.sent + door.sent + clocks.sent:
         wire.decode(parts[-1])
     assert len(server.delivery.subscribers) <= MAX_CLIENTS
-    assert all(len(s.feeds) <= 2 * len(STREAMS) for s in server.delivery.subscribers.values())
+    assert all(len(s.cursors) <= 2 * len(STREAMS) for s in server.delivery.subscribers.values())
     assert len(control.sent) + len(clocks.sent) <= asked
     assert len(said.getvalue().splitlines()) < 20 * 5
     assert all(line.isprintable() and len(line) < 1000 for line in said.getvalue().splitlines())
