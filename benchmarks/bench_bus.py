@@ -2,11 +2,13 @@
 
 Target: at least 95 % of the wire limit, which follows from SCL periods alone, and no conversion given out twice as new:
 every conversion of the simulated chips has a code of its own, so two good readings with the same code would show it.
+Exit status 1 when it is missed.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from array import array
 from collections.abc import Callable
@@ -17,15 +19,13 @@ from common import machine, progress
 from powerd_core.model import BAD, Block, Gap, Stream, columns
 from powerd_core.wire import decode
 from powerd_daemon.clock import SystemClock
-from powerd_daemon.ina.plan import mean_periods, wire_limit_hz
-from powerd_daemon.ina.sensor import Sensor
-from powerd_daemon.outbox import Outbox
-from powerd_daemon.realtime import make_realtime, sharpen_timers
-from powerd_daemon.sampling import Sampling
-from powerd_daemon.sim.chip import Load
-from powerd_daemon.sim.waveform import CardLoad
+from powerd_daemon.sampler import Outbox, Sampling, make_realtime, sharpen_timers
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.ina.scans import mean_periods, wire_limit_hz
+from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.sim.chip import Load
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
+from powerd_daemon.sources.sim.waveforms import CardLoad
 
 TARGET = 0.95
 
@@ -49,30 +49,25 @@ def _counter(shunt_ohm: float) -> Callable[[int, int], float]:
     return mean_a
 
 
-def measure(adapter: str, seconds: float, share: float) -> None:
-    """Scan at ``share`` of the wire limit and print what came."""
+def measure(adapter: str, seconds: float, share: float) -> bool:
+    """Scan at ``share`` of the wire limit and print what came; whether the target is met."""
     quiet = {"adapter": adapter, "errors": "none", "waveform": "constant", "rate_hz": 1.0}
     probe = SimSource(SimOptions(**quiet), Start("bus", 1, 0, SystemClock()))  # type: ignore[arg-type]
     combined, scl_hz = adapter == "combined", 400_000.0
     limit_hz = wire_limit_hz(probe.bank, scl_hz, combined=combined)
     options = SimOptions(**quiet | {"rate_hz": limit_hz * share})  # type: ignore[arg-type]
     outbox, clock = Outbox(1 << 30), SystemClock()
-    made: list[CountingSource] = []
+    sources: list[CountingSource] = []
 
     def make(start: Start) -> CountingSource:
-        made.append(CountingSource(options, start))
-        return made[-1]
+        sources.append(CountingSource(options, start))
+        return sources[-1]
 
     described: list[Stream] = []
-    sampling = Sampling(
-        make,
-        Start("bus", 1, 0, clock),
-        outbox,
-        block_ns=20_000_000,
-        on_open=lambda streams, _devices: described.extend(streams),
-    )
+    start = Start("bus", 1, 0, clock)
+    sampling = Sampling(make, start, outbox, block_ns=20_000_000, on_open=lambda streams, _: described.extend(streams))
     sampling.open()
-    source = made[0]
+    source = sources[0]
     assert source.bus is not None
     begin_ns, periods = clock.now_ns(), source.bus.periods
     while (spent := clock.now_ns() - begin_ns) < seconds * 1e9:
@@ -81,16 +76,16 @@ def measure(adapter: str, seconds: float, share: float) -> None:
     end_ns, periods = clock.now_ns(), source.bus.periods - periods
     sampling.close()
     progress("")
-    frames: list[bytes] = []
+    events: list[object] = []
 
     def keep(frame: bytes) -> bool:
-        frames.append(frame)
+        events.append(decode(frame))
         return True
 
     outbox.drain(keep)
     (stream,) = described
-    blocks = [b for b in map(decode, frames) if isinstance(b, Block)]
-    gaps = sum(isinstance(decode(f), Gap) for f in frames)
+    blocks = [e for e in events if isinstance(e, Block)]
+    gaps = sum(isinstance(e, Gap) for e in events)
     lines = len(stream.lines)
     flags, shunt = array("H"), array("h")
     for block in blocks:
@@ -116,9 +111,10 @@ def measure(adapter: str, seconds: float, share: float) -> None:
         f"{d['lateness_mean_us']:.0f} us, 99 % {d['lateness_p99_us']:.0f} us, max {d['lateness_max_us']:.0f} us, "
         f"jitter {d['jitter_us']:.0f} us"
     )
+    return rate_hz >= TARGET * limit_hz and not repeated
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--share", type=float, default=0.975, help="asked for, of the wire limit")
@@ -128,10 +124,12 @@ def main() -> None:
     sharpen_timers()
     for refused in make_realtime(args.priority, args.priority > 0):
         print(f"  {refused}")
+    is_met = True
     for adapter in ("combined", "single"):
-        measure(adapter, args.seconds, args.share)
+        is_met &= measure(adapter, args.seconds, args.share)
         time.sleep(0.1)
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

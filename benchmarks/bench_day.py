@@ -2,12 +2,14 @@
 
 One chip of each type on one bus, a load that steps, and NACK, EIO, stuck bus, brown-outs, wrong devices, late transfers
 and chips that are gone for seconds, on a seeded schedule. Checks that every reading given out is right or flagged, that
-none is missing without a flag or a gap, and that the energy is the true one within the stated uncertainty.
+none is missing without a flag or a gap, and that the energy is the true one within the stated uncertainty. Exit status
+1 when one of these is not so.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from array import array
 from collections import Counter
@@ -19,16 +21,13 @@ from common import machine, progress
 
 from powerd_core.model import BAD, Block, Device, Flag, Gap, ShuntConversion, Stream, columns
 from powerd_core.wire import decode
-from powerd_daemon.ina.bus import RegisterBus
-from powerd_daemon.ina.sensor import Sensor
-from powerd_daemon.outbox import Outbox
-from powerd_daemon.sampling import Sampling
-from powerd_daemon.sim.bus import SimBus
-from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.sim.faults import Faults
-from powerd_daemon.sim.waveform import CardLoad
+from powerd_daemon.sampler import Outbox, Sampling
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.ina.bus import RegisterBus
+from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.sim.bus import Faults, SimBus, VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
+from powerd_daemon.sources.sim.waveforms import CardLoad
 
 LOW_W, HIGH_W = 20.0, 100.0
 SENSORS = (
@@ -58,17 +57,9 @@ class Day:
 
     def __init__(self, *, seed: int, rate_hz: float, fault_every_s: float, bus_every: int = 1) -> None:
         self.options = SimOptions(
-            waveform="square",
-            idle_w=LOW_W,
-            peak_w=HIGH_W,
-            period_ms=7310.7,
-            duty=0.43,
-            sensors=SENSORS,
-            rate_hz=rate_hz,
-            seed=seed,
-            fault_every_s=fault_every_s,
-            bus_every=bus_every,
-        )
+            waveform="square", idle_w=LOW_W, peak_w=HIGH_W, period_ms=7310.7, duty=0.43, sensors=SENSORS,
+            rate_hz=rate_hz, seed=seed, fault_every_s=fault_every_s, bus_every=bus_every,
+        )  # fmt: skip
         self.clock = VirtualClock()
         self.outbox = Outbox(1 << 28)
         self.lines = {s.name: Line() for s in SENSORS}
@@ -139,7 +130,7 @@ class Day:
         views = columns(block, stream)
         starts = array("q", bytes(views["t_ns"]))
         types = {"dt_ns": "i", "flags": "H"} | {c.name: c.typecode for c in stream.columns}
-        found = {name: array(c, bytes(views[name])) for name, c in types.items()}
+        arrays = {name: array(c, bytes(views[name])) for name, c in types.items()}
         count = len(stream.lines)
         for k, start_ns in enumerate(starts):
             self.scans += 1
@@ -148,11 +139,11 @@ class Day:
             self._previous_ns = start_ns
             for i, known in enumerate(self.lines.values()):
                 at = k * count + i
-                if flags := found["flags"][at]:
+                if flags := arrays["flags"][at]:
                     known.flags.update(f.name or "" for f in Flag if f & flags)
                 if not flags & BAD:
-                    t_ns = start_ns + found["dt_ns"][at]
-                    self._judge_reading(known, i, t_ns, found["shunt"][at], found["bus"][at])
+                    t_ns = start_ns + arrays["dt_ns"][at]
+                    self._judge_reading(known, i, t_ns, arrays["shunt"][at], arrays["bus"][at])
 
     def _judge_reading(self, known: Line, i: int, t_ns: int, shunt: int, bus: int) -> None:
         assert self.stream is not None
@@ -192,7 +183,7 @@ class Day:
         return [text for line in self.lines.values() for text in line.wrong]
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--hours", type=float, default=24.0)
     parser.add_argument("--rate-hz", type=float, default=10.0)
@@ -200,29 +191,32 @@ def main() -> None:
     parser.add_argument("--bus-every", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    begun = time.monotonic()
+    begin = time.monotonic()
     day = Day(seed=args.seed, rate_hz=args.rate_hz, fault_every_s=args.fault_every_s, bus_every=args.bus_every)
-    t0_ns, total_ns = day.clock.now_ns(), round(args.hours * 3600e9)
-    for minute in range(1, int(total_ns // 60_000_000_000) + 1):
+    t0_ns = day.clock.now_ns()
+    for minute in range(1, round(args.hours * 60) + 1):
         day.run(t0_ns + minute * 60_000_000_000)
         progress(f"{minute / 60:.1f} of {args.hours:g} h, {len(day.wrong)} wrong, {sum(day.faults.values())} faults")
     day.finish()
     progress("")
     print(f"{args.hours:g} h in virtual time, 4 types of chips at {args.rate_hz:g} Hz ({machine()})")
-    print(f"  took {time.monotonic() - begun:.0f} s; faults: {', '.join(f'{n} {k}' for k, n in day.faults.items())}")
+    print(f"  took {time.monotonic() - begin:.0f} s; faults: {', '.join(f'{n} {k}' for k, n in day.faults.items())}")
     print(f"  scans {day.scans}, gaps {day.gaps}, missing without a flag or gap {day.unexplained}")
+    is_good = not day.unexplained and not day.wrong
     for i, (name, line) in enumerate(day.lines.items()):
-        u_j = day.energy_u_j(i)
-        error_j = line.measured_j - line.true_j
-        said = ", ".join(f"{flag} {n}" for flag, n in sorted(line.flags.items()))
-        print(f"  {name:8} good {line.good}, wrong {len(line.wrong)}; flags: {said}")
+        u_j, error_j = day.energy_u_j(i), line.measured_j - line.true_j
+        is_inside = abs(error_j) <= 2 * u_j
+        is_good &= is_inside
+        flags = ", ".join(f"{flag} {n}" for flag, n in sorted(line.flags.items()))
+        print(f"  {name:8} good {line.good}, wrong {len(line.wrong)}; flags: {flags}")
         print(
             f"           energy {line.measured_j:.0f} J, true {line.true_j:.0f} J: off by {error_j / line.true_j:+.3%} "
-            f"= {error_j / u_j:+.2f} standard uncertainties ({'inside' if abs(error_j) <= 2 * u_j else 'OUTSIDE'} U95)"
+            f"= {error_j / u_j:+.2f} standard uncertainties ({'inside' if is_inside else 'OUTSIDE'} U95)"
         )
     for text in day.wrong[:5]:
         print(f"  WRONG {text}")
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

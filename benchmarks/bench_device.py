@@ -5,96 +5,407 @@ with every layer) and of Zeus's windows around the same three phases take turns,
 time; each is held against the plain round of its turn. Then one stretch between two renewals of the driver's energy
 counter says what phases + rest miss of it, and pairs without any powerd running say what Zeus costs alone.
 
-Needs CUDA, and Zeus (pip install zeus) for its half; says so where one is missing. `--dry-run` tries everything on the
-CPU with a stand-in for the counter and for Zeus: its figures mean nothing.
+Zeus 0.16 waits for the GPU at both edges of a window and reads the energy counter there, which the driver renews about
+every 100 ms on an H200. Needs CUDA, and Zeus (pip install zeus) for its half; says so where one is missing. Target: at
+most 1 % of an iteration by hand and by `watch()`. Exit status 1 when it is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import random
+import statistics
 import sys
+import tempfile
 import time
-import traceback
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from bench_hooks import interval
-from common import machine
-from gpu_rounds import LEAST_TURNS, Tools, Writer, case, say
-from gpu_show import show, slower
+from common import HERE, machine, median_interval
+from numpy.typing import NDArray
+from torch import nn
 
+from powerd_analytics import read_run
+from powerd_analytics.energy.devices import PhaseColumns, interval_energies, load_parts, part_phase_energies
+from powerd_analytics.energy.rest import rest_energy_j
+from powerd_client import Meter
+from powerd_client.hostclock import now_ns
+
+sys.path.insert(0, str(HERE.parent / "examples"))
+from models import MODELS, synthetic_batch
+
+PHASES = ("forward", "backward", "update")
+MODES = {"phases": "phases by hand, 8 marks", "watch": "watch(), 6 marks", "layers": "with layers", "zeus": "Zeus"}
 TARGET = 1.0
 """Per cent of an iteration."""
-CASES = [(name, batch) for name in ("resnet34", "alexnet") for batch in (16, 64, 256)]
-AFTER_TURNS_S = 20.0
-"""What a case takes beside its turns, from its model to its run file."""
+UNTIMED = 2
+"""Steps before those that are timed: the first one under new hooks makes their events and kinds."""
+ALONE_TURNS = 5
+
+Step = Callable[[], None]
 
 
-def writer(directory: Path | None, name: str) -> Writer:
-    """Appends a result to ``DIRECTORY/name``, at once."""
-    if directory is None:
-        return lambda result: None
-    directory.mkdir(parents=True, exist_ok=True)
-    path = directory / name
-
-    def write(result: dict[str, Any]) -> None:
-        with path.open("a") as file:
-            file.write(json.dumps(result) + "\n")
-
-    return write
+def _of(columns: PhaseColumns, which: NDArray[np.bool_]) -> PhaseColumns:
+    """The columns of some of the phases."""
+    return PhaseColumns(**{name: getattr(columns, name)[which] for name in PhaseColumns.__dataclass_fields__})
 
 
-def arguments() -> argparse.Namespace:
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+# --- The driver's energy counter, and Zeus
+
+
+class EnergyCounter:
+    """The driver's counter of a GPU's joules."""
+
+    def __init__(self, uuid: str) -> None:
+        """Of the GPU with this UUID (``GPU-…`` or without that). Raises what pynvml raises."""
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+        self.read_mj: Callable[[], int] = lambda: int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle))
+
+    def renewed(self, times: int = 2, timeout_s: float = 4.0) -> tuple[int, int]:
+        """Host time and millijoules where the counter was renewed so often. Raises `TimeoutError`.
+
+        It may be late by one renewal: behind the second, all that was counted was drawn by an idle GPU.
+        """
+        deadline = time.monotonic() + timeout_s
+        last_mj, before = self.read_mj(), now_ns()
+        while True:
+            counted_mj, after = self.read_mj(), now_ns()
+            if counted_mj != last_mj:
+                times -= 1
+                if not times:
+                    return (before + after) // 2, counted_mj
+            if time.monotonic() > deadline:
+                raise TimeoutError("the energy counter stands still")
+            last_mj, before = counted_mj, after
+
+
+@dataclass(slots=True)
+class ZeusWindows:
+    """Windows of a `ZeusMonitor`, their seconds and joules by name, and what the counter said of the same rounds."""
+
+    monitor: Any
+    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    joules: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    counter_j: float = 0.0
+    is_counting: bool = False
+
+    @classmethod
+    def of_gpu(cls, index: int) -> ZeusWindows:
+        """Raises ImportError without Zeus, and whatever Zeus raises."""
+        from zeus.monitor import ZeusMonitor
+
+        # Said once a window of 0 J; they are counted here.
+        warnings.filterwarnings("ignore", message="The energy consumption of one or more GPUs was measured as zero")
+        return cls(ZeusMonitor(gpu_indices=[index], cpu_indices=[]))
+
+    def begin(self, name: str) -> None:
+        self.monitor.begin_window(name)
+
+    def end(self, name: str) -> None:
+        measurement = self.monitor.end_window(name)
+        if self.is_counting:
+            self.seconds[name].append(measurement.time)
+            self.joules[name].append(float(sum(measurement.gpu_energy.values())))
+
+    def cleared(self) -> ZeusWindows:
+        return ZeusWindows(self.monitor)
+
+    @property
+    def share(self) -> float:
+        """Of the counter's joules that the windows have."""
+        return sum(map(sum, self.joules.values())) / self.counter_j
+
+
+# --- One training that is timed in several ways
+
+
+@dataclass(slots=True)
+class Training:
+    """A model with its optimizer and one batch on ``device``."""
+
+    name: str
+    batch: int
+    device: torch.device
+    model: nn.Module = field(init=False)
+    optimizer: torch.optim.Optimizer = field(init=False)
+    images: torch.Tensor = field(init=False)
+    labels: torch.Tensor = field(init=False)
+    loss_of: nn.Module = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = MODELS[self.name][0]().to(self.device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.images, self.labels = synthetic_batch(self.name, self.batch, self.device)
+        self.loss_of = nn.CrossEntropyLoss()
+
+    def wait(self) -> None:
+        """Until the device has done everything."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def plain(self) -> None:
+        """One iteration with nothing in it."""
+        loss = self.loss_of(self.model(self.images), self.labels)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def phased(self, meter: Meter) -> Step:
+        """One iteration in ``iteration``, ``forward``, ``backward``, ``update``: eight marks."""
+        iteration = meter.phase("iteration")
+        forward, backward, update = (meter.phase(p) for p in PHASES)
+
+        def step() -> None:
+            with iteration:
+                with forward:
+                    loss = self.loss_of(self.model(self.images), self.labels)
+                with backward:
+                    loss.backward()
+                with update:
+                    self.optimizer.step()
+                    self.optimizer.zero_grad(set_to_none=True)
+
+        return step
+
+    def windowed(self, zeus: ZeusWindows) -> Step:
+        """One iteration with Zeus's windows around the same three phases, as its documentation shows them."""
+        begin, end = zeus.begin, zeus.end
+
+        def step() -> None:
+            begin("forward")
+            loss = self.loss_of(self.model(self.images), self.labels)
+            end("forward")
+            begin("backward")
+            loss.backward()
+            end("backward")
+            begin("update")
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+            end("update")
+
+        return step
+
+    def steps(self, step: Step, count: int) -> None:
+        for _ in range(count):
+            step()
+        self.wait()
+
+    def ms_per_step(self, step: Step, count: int) -> float:
+        """Mean of ``count`` steps, from an idle device to an idle device."""
+        self.wait()
+        begin = time.perf_counter()
+        self.steps(step, count)
+        return (time.perf_counter() - begin) / count * 1e3
+
+    def count_for(self, step: Step, milliseconds: float, least: int = 5) -> int:
+        """How many steps take about that long."""
+        return max(least, round(milliseconds / self.ms_per_step(step, least)))
+
+    def warm_up(self, seconds: float) -> None:
+        """Let libraries choose their kernels, and clocks and temperature rise."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            self.steps(self.plain, 5)
+
+
+@contextmanager
+def marked(meter: Meter, training: Training, mode: str) -> Iterator[Step]:
+    """The step of a mode, inside a phase that names model, batch size and mode, with its hooks."""
+    with meter.phase("training", model=training.name, batch_size=training.batch, mode=mode):
+        if mode in ("watch", "layers"):
+            with meter.watch(training.model, training.optimizer, layers=mode == "layers"):
+                yield training.plain
+        else:
+            yield training.phased(meter)
+        training.wait()
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Rounds of one training in turn."""
+
+    training: Training
+    counter: EnergyCounter
+    zeus: ZeusWindows | None
+    milliseconds: float
+    ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    """A step's, of each mode, turn by turn."""
+    count: dict[str, int] = field(default_factory=dict)
+
+    def run(self, meter: Meter | None, modes: list[str], turns: int) -> None:
+        plain, order = self.training.count_for(self.training.plain, self.milliseconds), random.Random(5)
+        self.count = dict.fromkeys(modes, plain)
+        if self.zeus is not None:
+            # Zeus's iterations can be ten times as long: fewer of them take as long.
+            self.count["zeus"] = self.training.count_for(self.training.windowed(self.zeus), self.milliseconds)
+        for _ in range(turns):
+            for mode in order.sample(modes, len(modes)):
+                self.ms[mode].append(self._round(meter, mode))
+
+    def _round(self, meter: Meter | None, mode: str) -> float:
+        """Milliseconds a step."""
+        training, count = self.training, self.count[mode]
+        if mode == "zeus":
+            assert self.zeus is not None
+            step = training.windowed(self.zeus)
+            training.steps(step, UNTIMED)
+            before_mj, self.zeus.is_counting = self.counter.read_mj(), True
+            ms = training.ms_per_step(step, count)
+            self.zeus.is_counting = False
+            self.zeus.counter_j += (self.counter.read_mj() - before_mj) / 1e3
+            return ms
+        if mode == "plain":
+            training.steps(training.plain, UNTIMED)
+            return training.ms_per_step(training.plain, count)
+        assert meter is not None
+        with marked(meter, training, mode) as step:
+            training.steps(step, UNTIMED)
+            return training.ms_per_step(step, count)
+
+    def slower(self, mode: str) -> list[float]:
+        """Per cent that each round of a mode took longer than the plain one of its turn."""
+        return [(b / a - 1) * 100 for a, b in zip(self.ms["plain"], self.ms[mode], strict=True)]
+
+    def show(self, mode: str, text: str) -> None:
+        values = self.slower(mode)
+        middle, low, high = median_interval(values)
+        say(
+            f"    {text:24} {middle:+8.2f} % (95 %: {low:+.2f} .. {high:+.2f}; "
+            f"all: {min(values):+.2f} .. {max(values):+.2f})"
+        )
+
+
+# --- One model at one batch size
+
+
+def case(name: str, batch: int, counter: EnergyCounter, zeus: ZeusWindows | None, args: argparse.Namespace) -> bool:
+    """Everything about it in words; whether its phases cost no more than the target."""
+    training = Training(name, batch, torch.device("cuda"))
+    training.warm_up(args.warm_up)
+    rounds = Rounds(training, counter, zeus, args.milliseconds)
+    alone = Rounds(training, counter, zeus.cleared() if zeus else None, args.milliseconds)
+    modes = [mode for mode in ("plain", *MODES) if mode != "zeus" or zeus]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "run.h5"
+        with Meter(out=path) as meter:
+            rounds.run(meter, modes, args.pairs)
+            training.wait()
+            first = counter.renewed()
+            with marked(meter, training, "energy") as step:
+                end = time.perf_counter() + args.stretch
+                while time.perf_counter() < end:
+                    training.steps(step, rounds.count["plain"])
+            last = counter.renewed()
+            time.sleep(0.3)  # readings behind the last moment that is asked for
+        plain = statistics.median(rounds.ms["plain"])
+        say(f"  {name}, batch {batch}: plain {plain:.3f} ms an iteration, {args.pairs} pairs")
+        for mode in modes[1:]:
+            rounds.show(mode, MODES[mode])
+        layer_phases = show_run(path, first, last)
+    marks = 2 * layer_phases / (args.pairs * (rounds.count["layers"] + UNTIMED))
+    more_us = [(b - a) * 1e3 for a, b in zip(rounds.ms["plain"], rounds.ms["layers"], strict=True)]
+    middle, low, high = median_interval(more_us)
+    say(
+        f"    {marks:.0f} marks of layers with their hooks: {middle:+.1f} us an iteration (95 %: {low:+.1f} .. "
+        f"{high:+.1f}), {1e3 * middle / marks:.0f} ns a mark ({1e3 * low / marks:.0f} .. {1e3 * high / marks:.0f})"
+    )
+    if zeus is not None and alone.zeus is not None:
+        alone.run(None, ["plain", "zeus"], ALONE_TURNS)
+        alone.show("zeus", "Zeus without powerd")
+        waited = " / ".join(f"{1e3 * statistics.mean(zeus.seconds[p]):.3f}" for p in PHASES)
+        zeros = ", ".join(f"{p} {zeus.joules[p].count(0.0)} of {len(zeus.joules[p])}" for p in PHASES)
+        say(f"    Zeus: windows of 0 J: {zeros}; {' / '.join(PHASES)} in ms by its waiting: {waited}")
+        say(
+            f"    Zeus: sum of its phases = {zeus.share:.4f} of the counter's {zeus.counter_j:.1f} J over the same "
+            f"rounds; without powerd {alone.zeus.share:.4f}"
+        )
+    return max(statistics.median(rounds.slower(mode)) for mode in ("phases", "watch")) <= TARGET
+
+
+def show_run(path: Path, first: tuple[int, int], last: tuple[int, int]) -> int:
+    """Print what powerd's run file says, and its joules against the counter's between two readings of that.
+
+    Iterations with joules are those of the mode ``energy``, which lie between the readings; durations are of the mode
+    ``phases``. Returns how many phases of layers there are.
+    """
+    run = read_run(path)
+    part = next(p for p in load_parts(run) if p.device.startswith("gpu"))
+    columns, p = part_phase_energies(run, part), run.phases
+    modes = np.array([p.classes[label].attributes.get("mode", "") for label in p.label])
+    names = np.array([p.classes[label].name for label in p.label])
+    of_energy, of_time = (modes == "energy") & ~p.cut, (modes == "phases") & ~p.cut
+    resolved = []
+    for name in ("iteration", *PHASES):
+        of_name = of_energy & (names == name)
+        resolved.append(f"{name} {int((of_name & columns.resolvable).sum())} of {int(of_name.sum())}")
+    timing = ", ".join(sorted({c.timing for c in p.classes}))
+    say(f"    powerd: phases with joules: {', '.join(resolved)} (timed by {timing})")
+    ms = [1e3 * float(np.median(columns.duration_s[of_time & (names == name)])) for name in PHASES]
+    say(f"    powerd: {' / '.join(PHASES)} in ms by events: {' / '.join(f'{x:.3f}' for x in ms)}")
+
+    begin, end, none = np.array([first[0]]), np.array([last[0]]), np.zeros(1, np.int64)
+    whole = interval_energies(part, begin, end, none, none)
+    u95_j = 2 * float(np.hypot(whole.u_random_j[0], whole.u_systematic_j[0]))
+    chosen = of_energy & (names == "iteration") & columns.resolvable & (p.begin_ns >= begin[0]) & (p.end_ns <= end[0])
+    counted_j = (last[1] - first[1]) / 1e3
+    if chosen.any():
+        phases_j = float(columns.energy_j[chosen].sum())
+        rest_j = rest_energy_j(part, (begin, end), (p.begin_ns[chosen], p.end_ns[chosen]), _of(columns, chosen))
+        say(
+            f"    powerd: {int(chosen.sum())} iterations {phases_j:.1f} J + rest {rest_j:.1f} J = "
+            f"{(phases_j + rest_j) / counted_j:.4f} of the counter's {counted_j:.1f} J in "
+            f"{(end[0] - begin[0]) * 1e-9:.2f} s (± {u95_j:.0f} J stated)"
+        )
+    for name, clock in run.clocks.items():
+        if len(clock.half_width_ns):
+            median_us, largest_us = np.median(clock.half_width_ns) / 1e3, clock.half_width_ns.max() / 1e3
+            say(f"    clock {name}: ± {median_us:.1f} us (median), ± {largest_us:.1f} us (largest)")
+    for message in run.messages:
+        if message.get("level") in ("warning", "error"):
+            say(f"    the run says: {message['text']}")
+    return int(((modes == "layers") & (names != "training")).sum())
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=15, help=f"turns of each case, {LEAST_TURNS} at least")
+    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["resnet34", "alexnet"])
+    parser.add_argument("--batch", type=int, nargs="+", default=[16, 64, 256])
+    parser.add_argument("--pairs", type=int, default=15, help="turns of each case")
     parser.add_argument("--milliseconds", type=float, default=400.0, help="of each round")
     parser.add_argument("--stretch", type=float, default=5.0, help="seconds of training against the counter")
     parser.add_argument("--warm-up", type=float, default=1.5, help="seconds before each case")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="for all cases: later ones take fewer turns")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write bench_device.jsonl there, a line for each case")
-    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with stand-ins; its figures mean nothing")
-    return parser.parse_args()
-
-
-def main() -> None:
-    args, cases = arguments(), CASES
-    if args.dry_run:
-        tools, cases = Tools.stand_ins(), [("small-cnn", 4), ("small-cnn", 8)]
-    elif torch.cuda.is_available():
-        tools = Tools.of_gpu()
-    else:
-        print("device-timed phases: no CUDA here, nothing was measured")
-        return
-    what = "stand-ins, nothing is measured" if args.dry_run else f"one {torch.cuda.get_device_name()}"
-    say(f"phases against the plain loop: {what} ({machine()}, PyTorch {torch.__version__})")
-    for name, reason in tools.lacking.items():
-        say(f"  no {name}: {reason}")
-    write, end_s = writer(args.out, "bench_device.jsonl"), time.monotonic() + args.seconds
-    missed, failed = [], []
-    for number, (name, batch) in enumerate(cases):
-        say(f"  case {number + 1} of {len(cases)}: {name}, batch {batch}")
-        turns_s = (end_s - time.monotonic()) / (len(cases) - number) - AFTER_TURNS_S
-        try:
-            result = case(name, batch, tools, args, turns_s, write)
-        except Exception as error:  # noqa: BLE001  (the other cases are still worth their time)
-            traceback.print_exc()
-            failed.append(f"{name} {batch}: {type(error).__name__}: {error}")
-            say(f"  FAILED: {failed[-1]}")
-            continue
-        write(result)
-        show(result)
-        for mode in ("phases", "watch"):
-            middle, low, high = interval(slower(result["ms"], mode))
-            if middle > TARGET:
-                missed.append(f"{name} {batch} {mode} {middle:+.2f} % ({low:+.2f} .. {high:+.2f})")
-    found = "MISSED: " + "; ".join(missed) if missed else "not measured in full" if failed else "met"
-    say(f"  target: all phases at most {TARGET:g} % slower: {found}")
-    for text in failed:
-        say(f"  FAILED: {text}")
-    sys.exit(2 if failed else 1 if missed else 0)
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        say("device-timed phases: no CUDA here, nothing was measured")
+        return 0
+    say(f"phases against the plain loop: one {torch.cuda.get_device_name()} ({machine()}, PyTorch {torch.__version__})")
+    counter, missed = EnergyCounter(str(torch.cuda.get_device_properties(0).uuid)), []
+    for name in args.models:
+        for batch in args.batch:
+            try:
+                zeus = ZeusWindows.of_gpu(torch.cuda.current_device())
+            except ImportError as error:
+                zeus = None
+                say(f"  no Zeus: {error}")
+            if not case(name, batch, counter, zeus, args):
+                missed.append(f"{name} {batch}")
+    say(f"  target: all phases at most {TARGET:g} % slower: {'MISSED: ' + '; '.join(missed) if missed else 'met'}")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,173 +1,239 @@
 """Device-timed edges of phases against the kernels of a torch.profiler trace of the same iterations.
 
-An edge may lie between the end of the last kernel queued before its mark and the start of the first one queued after
-it; its error is its distance from that. The profiler's GPU clock is tied to the host's by pings (a tiny kernel with the
-host's time before and after it), which bound how far the tie can be off. Beside it, the same with the profiler's times
-as they are, and how far those are from the wall clock.
+A mark lies in the stream behind the last kernel that was queued before it and before the first one queued after it. So
+its edge may lie anywhere from the end of the one to the start of the other, and its error is its distance from that.
+The profiler's GPU clock is tied to the host's by pings (a tiny kernel with the host's time before and after it), which
+bound how far the tie can be off and owe nothing to the profiler's own alignment. Beside it, the same with the
+profiler's times as they are, by the wall clock: what `joules trace` shows.
 
-Needs CUDA. `--dry-run` tries everything with a GPU that is not there.
+Needs CUDA. Target: every edge within powerd's stated bound and the tie's. Exit status 1 when one is not.
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import shutil
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from bench_device import say, writer
+from bench_device import Training, say
 from common import machine
-from gpu_edges import Marks, compare, edges_of, read_trace
-from gpu_training import Step, Training
+from numpy.typing import NDArray
 
 from powerd_analytics import read_run
-from powerd_analytics.chrome.clock import needed_wall_clock
+from powerd_analytics.clocks import needed_wall_clock
+from powerd_analytics.runs.run import Run
 from powerd_client import Meter
+from powerd_client.clock_map import to_host_ns
 from powerd_client.hostclock import now_ns
+from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.model import ClockExchange
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 CASES = (("resnet34", 64, False), ("alexnet", 16, False), ("alexnet", 256, False), ("resnet34", 64, True))
 """Model, batch size, whether its layers are marked too."""
-GROUP = 10
-"""Iterations between two groups of pings."""
+PINGS_EVERY, PINGS = 10, 10
+"""Iterations between two groups of pings, and how many these are."""
+NEVER_NS = 1 << 62
+"""Farther than any time: there is no kernel on that side."""
+PING = "spin_kernel"
+"""The kernel of `torch.cuda._sleep`; nothing else runs it."""
+_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
 
 
-class Gpu:
-    """The GPU of this machine, and torch's profiler."""
-
-    cases = CASES
-
-    def __init__(self) -> None:
-        self.clock = torch.cuda.get_device_name()
-        self._activities = [torch.profiler.ProfilerActivity.CUDA]
-        with tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "first.json"
-            with self.profile(path):  # the first one loads and starts what later ones find ready
-                self.ping()
-            if '"cuda_runtime"' not in path.read_text():
-                say("  the profile has no launches by itself: with the CPU's activities")
-                self._activities.append(torch.profiler.ProfilerActivity.CPU)
-
-    @contextmanager
-    def meter(self, out: Path) -> Iterator[Meter]:
-        with Meter(out=out, device="cuda") as meter:
-            yield meter
-
-    @contextmanager
-    def profile(self, path: Path) -> Iterator[None]:
-        with torch.profiler.profile(activities=self._activities) as profiler:
-            yield
-            torch.cuda.synchronize()
-        profiler.export_chrome_trace(str(path))
-
-    @contextmanager
-    def training(self, meter: Meter, name: str, batch: int, layers: bool) -> Iterator[Step]:
-        training = Training(name, batch, torch.device("cuda"))
-        training.warm_up(1.5)
-        with meter.watch(training.model, training.optimizer, layers=True) if layers else nullcontext():
-            step = training.plain if layers else training.phased(meter)
-            for _ in range(5):
-                step()
-            yield step
-
-    def ping(self) -> None:
-        torch.cuda._sleep(1)
-        torch.cuda.synchronize()
-
-    def wait(self) -> None:
-        torch.cuda.synchronize()
+# --- Where an edge may lie
 
 
-class Tape:
-    """Stands before a meter's marks and writes down when each was made."""
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What of a profile is needed; times are Unix nanoseconds as the profiler dates them, in the order of queueing."""
+
+    number: Ints
+    """[k] of kernels, copies and fills on the stream that has most of them: their calls' correlation ids."""
+    queued_ns: Ints
+    """[k] when their calls began."""
+    begin_ns: Ints
+    end_ns: Ints
+    pings: Ints
+    """[p] indices of those that are pings."""
+    records: Ints
+    """[m] correlation ids of the marks' cudaEventRecord, anchors left out."""
+
+
+def read_trace(path: Path) -> Trace:
+    """Read an exported Chrome trace. Raises ValueError for one without kernels or their launches."""
+    document = json.loads(path.read_text())
+    base = int(document.get("baseTimeNanoseconds", 0))
+    work: dict[Any, list[tuple[int, int, int, bool]]] = defaultdict(list)
+    calls: list[tuple[int, int, str, Any]] = []
+    for event in document["traceEvents"]:
+        kind, args = event.get("cat"), event.get("args", {})
+        if event.get("ph") != "X" or "correlation" not in args:
+            continue
+        number, begin = int(args["correlation"]), base + round(float(event["ts"]) * 1e3)
+        if kind in _GPU:
+            end = begin + round(float(event.get("dur", 0)) * 1e3)
+            work[args.get("device"), args.get("stream")].append((number, begin, end, PING in event["name"]))
+        elif kind in _CALLS:
+            calls.append((number, begin, event["name"], event.get("tid")))
+    if not work:
+        raise ValueError(f"{path} holds no kernels")
+    of_stream = sorted(max(work.values(), key=len))
+    queued = {number: begin for number, begin, _, _ in calls}
+    if not any(w[0] in queued for w in of_stream):
+        raise ValueError(f"{path} does not say when its kernels were launched")
+    columns = np.array([(w[0], queued.get(w[0], w[1]), w[1], w[2]) for w in of_stream], np.int64).T
+    return Trace(*columns, np.flatnonzero([w[3] for w in of_stream]), np.array(_records(sorted(calls)), np.int64))
+
+
+def _records(calls: Sequence[tuple[int, int, str, Any]]) -> list[int]:
+    """Numbers of each cudaEventRecord, but for anchors: there the thread waits for the event next."""
+    last: dict[Any, int] = {}
+    records: set[int] = set()
+    for number, _, name, thread in calls:
+        if name.startswith("cudaEventRecord"):
+            records.add(number)
+            last[thread] = number
+        elif name.startswith("cudaEventSynchronize") and thread in last:
+            records.discard(last[thread])
+    return sorted(records)
+
+
+def admissible(queue: Ints, begin_ns: Ints, end_ns: Ints, at: Ints) -> tuple[Ints, Ints]:
+    """[m] from when to when each mark may have been passed: ``queue`` [k] and ``at`` [m] are places in the stream."""
+    order = np.argsort(queue, kind="stable")
+    ends = np.concatenate([[-NEVER_NS], np.maximum.accumulate(end_ns[order])])
+    starts = np.concatenate([np.minimum.accumulate(begin_ns[order][::-1])[::-1], [NEVER_NS]])
+    place = np.searchsorted(queue[order], at)
+    return ends[place], starts[place]
+
+
+def errors_ns(edges: Ints, low: Ints, high: Ints) -> Ints:
+    """[m] how far each edge lies outside: below 0 before the last kernel's end, above 0 behind the next one's start."""
+    return np.where(edges < low, edges - low, np.where(edges > high, edges - high, 0))
+
+
+def tie(pings: Sequence[tuple[int, int]], trace: Trace) -> tuple[ClockPiece, ...]:
+    """The profiler's GPU clock on the host's: each ping is an exchange, queued after the one and waited for before the
+    other host time. Raises ValueError when kernels are missing."""
+    if len(pings) != len(trace.pings):
+        raise ValueError(f"{len(pings)} pings, {len(trace.pings)} of their kernels in the trace")
+    rows = zip(pings, trace.begin_ns[trace.pings].tolist(), trace.end_ns[trace.pings].tolist(), strict=True)
+    return map_clock([ClockExchange(1, before, begin, end, after) for (before, after), begin, end in rows])
+
+
+def tie_bound_ns(pieces: Sequence[ClockPiece], t_ns: Ints) -> Values:
+    """[m] the farthest that `tie` can be off at times of the trace."""
+    bounds = np.full(len(t_ns), np.inf)
+    for i, t in enumerate(t_ns.tolist()):
+        for piece in pieces:
+            if piece.holds(t):
+                offset, low, high = piece.at(t)
+                bounds[i] = max(high - offset, offset - low)
+    return bounds
+
+
+def summary(errors: Ints) -> dict[str, float]:
+    """Microseconds: median, 99th percentile and largest of the sizes, largest early and late; the share that is 0."""
+    sizes = np.abs(errors) / 1e3
+    return {
+        "median_us": float(np.median(sizes)),
+        "p99_us": float(np.quantile(sizes, 0.99)),
+        "largest_us": float(sizes.max()),
+        "early_us": max(float(-errors.min() / 1e3), 0.0),
+        "late_us": max(float(errors.max() / 1e3), 0.0),
+        "inside": float(np.mean(errors == 0)),
+    }
+
+
+# --- A training under the profiler
+
+
+class MarkLog:
+    """Stands before a meter's marks and writes down code and the host's time before each."""
 
     def __init__(self, mark: Callable[..., None]) -> None:
         self._mark = mark
-        self.rows: list[tuple[int, int, int]] = []
+        self.code: list[int] = []
+        self.before_ns: list[int] = []
 
     def __call__(self, code: int, thread: int | None = None) -> None:
-        before = now_ns()
+        self.before_ns.append(now_ns())
         self._mark(code, thread)
-        self.rows.append((code, before, now_ns()))
+        self.code.append(code)
 
 
-def record(gpu: Any, folder: Path, name: str, batch: int, layers: bool, iterations: int) -> None:
-    """Train under the profiler; run file, profile and what the benchmark itself saw come into ``folder``."""
-    with gpu.meter(folder / "run.h5") as meter:
-        tape = meter._mark = Tape(meter._mark)
-        pings: list[tuple[int, int]] = []
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A run file and a trace, and what the benchmark itself saw."""
 
-        def ping() -> None:
-            before = now_ns()
-            gpu.ping()
-            pings.append((before, now_ns()))
+    run: Run
+    trace: Trace
+    code: Ints
+    """[m] of all marks, in order; those from ``first`` to ``last`` were made under the profiler."""
+    before_ns: Ints
+    first: int
+    last: int
+    pings: list[tuple[int, int]]
+    kinds: dict[int, tuple[str, dict[str, Any]]]
+    """Name and own attributes by code."""
 
-        with gpu.training(meter, name, batch, layers) as step:
-            gpu.wait()
-            first = len(tape.rows)
-            with gpu.profile(folder / "trace.json"):
+
+def ping() -> tuple[int, int]:
+    before = now_ns()
+    torch.cuda._sleep(1)
+    torch.cuda.synchronize()
+    return before, now_ns()
+
+
+def profiler_activities(folder: Path) -> list[Any]:
+    """What has to be profiled so that the trace tells launches."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:  # it starts what later ones find ready
+        ping()
+    profiler.export_chrome_trace(str(folder / "first.json"))
+    if '"cuda_runtime"' not in (folder / "first.json").read_text():
+        say("  the profile has no launches by itself: with the CPU's activities")
+        activities.append(torch.profiler.ProfilerActivity.CPU)
+    return activities
+
+
+def record(folder: Path, name: str, batch: int, layers: bool, iterations: int) -> Recording:
+    """Train under the profiler."""
+    activities = profiler_activities(folder)
+    with Meter(out=folder / "run.h5", device="cuda") as meter:
+        log = meter._mark = MarkLog(meter._mark)
+        training, pings = Training(name, batch, torch.device("cuda")), []
+        training.warm_up(1.5)
+        with meter.watch(training.model, training.optimizer, layers=True) if layers else nullcontext():
+            step = training.plain if layers else training.phased(meter)
+            training.steps(step, 5)
+            first = len(log.code)
+            with torch.profiler.profile(activities=activities) as profiler:
                 for number in range(iterations):
-                    if number % GROUP == 0:
-                        for _ in range(GROUP):
-                            ping()
+                    if number % PINGS_EVERY == 0:
+                        pings += [ping() for _ in range(PINGS)]
                     step()
-                gpu.wait()
-                for _ in range(GROUP):
-                    ping()
-            last = len(tape.rows)
-        kinds = [(phase._begin, *_kind(key)) for key, phase in meter._kinds.items()]
+                training.wait()
+                pings += [ping() for _ in range(PINGS)]
+            last = len(log.code)
+        profiler.export_chrome_trace(str(folder / "trace.json"))
+        kinds = {phase._begin: _kind(key) for key, phase in meter._kinds.items()}
         time.sleep(1.1)  # an anchor of the wall clock behind the profile
-    seen = {
-        "model": name, "batch": batch, "layers": layers, "iterations": iterations, "clock": gpu.clock,
-        "profiled": (first, last), "marks": tape.rows, "pings": pings, "kinds": kinds,
-    }  # fmt: skip
-    (folder / "seen.json").write_text(json.dumps(seen))
-
-
-def analyse(folder: Path) -> dict[str, Any]:
-    """Compare what `record` left."""
-    seen = json.loads((folder / "seen.json").read_text())
     run, trace = read_run(folder / "run.h5"), read_trace(folder / "trace.json")
-    marks, (first, last) = Marks.of(seen["marks"]), seen["profiled"]
-    kinds = {code: (name, attributes) for code, name, attributes in seen["kinds"] if (marks.code == code).any()}
-    edges = edges_of(run, marks, kinds)[first:last]
-    inside = Marks(marks.code[first:last], marks.before_ns[first:last], marks.after_ns[first:last])
-    clock = next(name for name, c in run.clocks.items() if seen["clock"] in (name + c.board))
-    found = compare(run, clock, trace, inside, edges, seen["pings"], needed_wall_clock(run))
-    head = {key: seen[key] for key in ("model", "batch", "layers", "iterations")}
-    return head | {"timings": sorted({c.timing for c in run.phases.classes})} | found
-
-
-def keep(folder: Path, out: Path, name: str) -> None:
-    """Copy what `record` left to ``out/name``, the profile packed."""
-    target = out / name
-    target.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        if path.suffix == ".json":
-            with path.open("rb") as source, gzip.open(target / f"{path.name}.gz", "wb", 6) as packed:
-                shutil.copyfileobj(source, packed)
-        elif path.is_file():
-            shutil.copy(path, target)
-
-
-def again(kept: Path) -> dict[str, Any]:
-    """The comparison of a case that `keep` copied."""
-    with tempfile.TemporaryDirectory() as directory:
-        for path in kept.iterdir():
-            if path.suffix == ".gz":
-                with gzip.open(path) as packed, (Path(directory) / path.stem).open("wb") as plain:
-                    shutil.copyfileobj(packed, plain)
-            else:
-                shutil.copy(path, directory)
-        return analyse(Path(directory))
+    return Recording(run, trace, np.array(log.code), np.array(log.before_ns), first, last, pings, kinds)
 
 
 def _kind(key: Any) -> tuple[str, dict[str, Any]]:
@@ -176,92 +242,90 @@ def _kind(key: Any) -> tuple[str, dict[str, Any]]:
     return (key, {}) if isinstance(key, str) else (key[0], dict(item for item in key[1:] if isinstance(item, tuple)))
 
 
-def show(r: dict[str, Any]) -> None:
-    """One case in words."""
-    what = ", every layer" if r["layers"] else ""
-    say(
-        f"  {r['model']}, batch {r['batch']}{what}: {r['edges']} edges (timed by {', '.join(r['timings'])}), "
-        f"{r['kernels']} kernels in {r['window_s']:.2f} s, matched by {r['matched_by']} ({r['records']} records)"
-    )
-    if (width := r["width_us"]) is not None:
-        say(f"    room between kernels: {width['median']:.1f} us (median), {width['least']:.1f} us (least)")
-    for key, text in (
-        ("tied", "GPU clock tied by pings"),
-        ("tied_after_mark", "the same, and not before the mark"),
-        ("shown", "profiler's times by the wall clock"),
+def edges_of(r: Recording) -> Ints:
+    """[m] the moment that the run file has for each mark.
+
+    Phases of one kind neither nest nor overlap here, so the i-th begin of a kind is the begin of its i-th phase.
+    Raises ValueError where the counts differ.
+    """
+    p, edges = r.run.phases, np.zeros(len(r.code), np.int64)
+    for code, (name, own) in r.kinds.items():
+        labels = [
+            i
+            for i, c in enumerate(p.classes)
+            if c.name == name and all(c.attributes.get(key) == value for key, value in own.items())
+        ]
+        inside = np.flatnonzero(np.isin(p.label, labels))
+        for wanted, times in ((code, p.begin_ns[inside]), (~code, p.end_ns[inside])):
+            at = np.flatnonzero(r.code == wanted)
+            if len(at) and len(at) != len(times):
+                raise ValueError(f"{name} {own}: {len(at)} marks, {len(times)} phases in the run file")
+            edges[at] = np.sort(times)[: len(at)]
+    return edges
+
+
+# --- The comparison
+
+
+def compare(r: Recording, clock_name: str) -> bool:
+    """Print how far edges are off; whether all are within powerd's bound and that of the tie. Raises ValueError."""
+    run, trace, edges, before_ns = r.run, r.trace, edges_of(r)[r.first : r.last], r.before_ns[r.first : r.last]
+    wall = needed_wall_clock(run)
+    by_wall_ns = wall.unix_ns(edges)
+    is_matched = len(trace.records) == len(edges)
+    if is_matched:
+        low, high = admissible(trace.number, trace.begin_ns, trace.end_ns, trace.records)
+    else:  # the profile lacks some: by the host's times of marks and launches, which the wall clock ties
+        low, high = admissible(trace.queued_ns, trace.begin_ns, trace.end_ns, wall.unix_ns(before_ns))
+    pieces = tie(r.pings, trace)
+    low_ns, high_ns = low.copy(), high.copy()
+    has_low, has_high = low > -NEVER_NS, high < NEVER_NS
+    low_ns[has_low], high_ns[has_high] = to_host_ns(low[has_low], pieces), to_host_ns(high[has_high], pieces)
+    after_mark = errors_ns(edges, np.maximum(low_ns, before_ns), high_ns)
+    width_us = (high_ns - low_ns)[has_low & has_high] / 1e3
+    timings = ", ".join(sorted({c.timing for c in run.phases.classes}))
+    matching = "correlation" if is_matched else f"host times ({len(trace.records)} records)"
+    say(f"    {len(edges)} edges (timed by {timings}), {len(trace.number)} kernels, matched by {matching}")
+    say(f"    room between kernels: {np.median(width_us):.1f} us (median), {width_us.min():.1f} us (least)")
+    for text, errors in (
+        ("GPU clock tied by pings", errors_ns(edges, low_ns, high_ns)),
+        ("the same, and not before the mark", after_mark),
+        ("profiler's times by the wall clock", errors_ns(by_wall_ns, low, high)),
     ):
-        s = r[key]
+        s = summary(errors)
         say(
             f"    {text:36} median {s['median_us']:.2f}, p99 {s['p99_us']:.2f}, largest {s['largest_us']:.2f} us "
             f"(early {s['early_us']:.2f}, late {s['late_us']:.2f}); {s['inside']:.1%} inside"
         )
-    for key, text in (("device_bound_us", "powerd's bound at the edges"), ("ping_bound_us", "bound of the pings' tie")):
-        say(f"    {text:36} ± {r[key]['median']:.1f} us (median), ± {r[key]['largest']:.1f} us (largest)")
-    say(
-        f"    edges within powerd's bound: {r['within_device_bound']:.2%}; within it and the tie's: "
-        f"{r['within_both_bounds']:.2%}; the wall clock's own bound: ± {r['wall_bound_us']:.0f} us"
-    )
-    for key, text in (
-        ("gpu", "profiler's GPU clock less the wall clock"),
-        ("host", "profiler's calls less the wall clock"),
-    ):
-        if (o := r["profiler"].get(key)) is not None:
-            say(
-                f"    {text:40} {o['median_us']:+.1f} us (median; {o['least_us']:+.1f} .. {o['most_us']:+.1f}; "
-                f"first tenth {o['first_us']:+.1f}, last {o['last_us']:+.1f}), each known to ± {o['known_to_us']:.1f}"
-            )
+    clock = next(c for name, c in run.clocks.items() if clock_name in name + c.board)
+    bound_ns, tie_ns = clock.bound_ns(edges), tie_bound_ns(pieces, by_wall_ns)
+    for text, bound in (("powerd's bound at the edges", bound_ns), ("bound of the pings' tie", tie_ns)):
+        say(f"    {text:36} ± {np.median(bound) / 1e3:.1f} us (median), ± {bound.max() / 1e3:.1f} us (largest)")
+    is_held = np.abs(after_mark) <= bound_ns + tie_ns
+    share = np.mean(np.abs(after_mark) <= bound_ns)
+    say(f"    edges within powerd's bound: {share:.2%}; within it and the tie's: {is_held.mean():.2%}")
+    return bool(is_held.all())
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=60, help="of each case, profiled")
-    parser.add_argument("--seconds", type=float, default=3600.0, help="no case begins later than this")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write bench_edges.jsonl and the cases' files there")
-    parser.add_argument("--dry-run", action="store_true", help="with a GPU that is not there: figures mean nothing")
-    parser.add_argument("--again", type=Path, nargs="+", metavar="DIR", help="compare anew what --out kept of cases")
     args = parser.parse_args()
-    for kept in args.again or ():
-        show(again(kept))
-    if args.again:
-        return
-    if not args.dry_run and not torch.cuda.is_available():
-        print("device-timed edges: no CUDA here, nothing was measured")
-        return
-    if args.dry_run:
-        from gpu_fake import FakeGpu
-
-        gpu: Any = FakeGpu()
-    else:
-        gpu = Gpu()
-    write, end_s = writer(args.out, "bench_edges.jsonl"), time.monotonic() + args.seconds
-    say(f"edges against torch.profiler: {gpu.clock} ({machine()}, PyTorch {torch.__version__})")
-    failed, outside = [], []
-    for name, batch, layers in gpu.cases:
-        what = f"{name} {batch}{' with layers' if layers else ''}"
-        if time.monotonic() > end_s:
-            failed.append(f"{what}: no time left")
-            continue
-        say(f"  {what}")
-        try:
-            with tempfile.TemporaryDirectory() as directory:
-                record(gpu, Path(directory), name, batch, layers, args.iterations)
-                if args.out is not None:
-                    keep(Path(directory), args.out, f"{name}-{batch}{'-layers' if layers else ''}")
-                say("    reading the trace and the run file")
-                result = analyse(Path(directory))
-        except Exception as error:  # noqa: BLE001  (the other cases are still worth their time)
-            traceback.print_exc()
-            failed.append(f"{what}: {type(error).__name__}: {error}")
-            continue
-        write(result)
-        show(result)
-        if result["within_both_bounds"] < 1:
-            outside.append(what)
-    say(f"  stated bound: {'NOT HELD in ' + '; '.join(outside) if outside else 'held for every edge'}")
-    for text in failed:
-        say(f"  FAILED: {text}")
-    sys.exit(2 if failed else 1 if outside else 0)
+    if not torch.cuda.is_available():
+        say("device-timed edges: no CUDA here, nothing was measured")
+        return 0
+    name = torch.cuda.get_device_name()
+    say(f"edges against torch.profiler: {name} ({machine()}, PyTorch {torch.__version__})")
+    missed = []
+    for model, batch, layers in CASES:
+        case = f"{model}, batch {batch}{', every layer' if layers else ''}"
+        say(f"  {case}")
+        with tempfile.TemporaryDirectory() as directory:
+            if not compare(record(Path(directory), model, batch, layers, args.iterations), name):
+                missed.append(case)
+    say(f"  stated bound: {'NOT HELD in ' + '; '.join(missed) if missed else 'held for every edge'}")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

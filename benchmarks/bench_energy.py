@@ -39,11 +39,11 @@ from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, mean_of
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
-from powerd_daemon.calibration_command import calibrate_lines
-from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.sim.waveform import NOMINAL_V, SHARES, CardLoad, waveform_from_detail
+from powerd_daemon.calibrate import calibrate_lines
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
+from powerd_daemon.sources.sim.waveforms import NOMINAL_V, SHARES, CardLoad, waveform_from_detail
 
 LENGTHS_MS = (20.0, 50.0)
 LATE_NS = 100_000
@@ -101,18 +101,17 @@ def calibrate(seed: int, directory: Path) -> str:
 
 def wait_for(t_ns: int) -> None:
     """Sleep, then spin, so that a mark is made within microseconds of its moment."""
-    while (left := t_ns - now_ns()) > 0:
-        if left > 3_000_000:
-            time.sleep((left - 2_500_000) * 1e-9)
+    while (rest_ns := t_ns - now_ns()) > 0:
+        if rest_ns > 3_000_000:
+            time.sleep((rest_ns - 2_500_000) * 1e-9)
 
 
 def aligned(load: CardLoad, phases: int) -> Iterator[tuple[str, int, int]]:
     """Phases as the load has them, from half a second from now."""
     waveform = load.waveform
     start = now_ns() + 500_000_000
-    found = waveform.phases(start, start + 3600 * 10**9)  # type: ignore[attr-defined]
     counts: dict[str, int] = {}
-    for name, begin, end in found:
+    for name, begin, end in waveform.phases(start, start + 3600 * 10**9):  # type: ignore[attr-defined]
         if name == "idle":
             continue
         counts[name] = counts.get(name, 0) + 1
@@ -146,58 +145,50 @@ def of_draw(seed: int) -> float:
 
 def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> list[tuple[str, float, float, float]]:
     """Name, relative error of the mean, its U95, and share of phases inside theirs, for each kind of phase."""
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
         source = SOURCE.format(
             waveform="training" if kind == "aligned" else "telegraph",
             errors="none" if chips == "exact" else "datasheet",
-            calibration=calibrate(seed, Path(directory)) if chips == "calibrated" else "",
+            calibration=calibrate(seed, directory) if chips == "calibrated" else "",
             seed=seed,
             length=length_ms,
         )
-        return record(source, kind, length_ms, phases, Path(directory))
-
-
-def record(
-    source: str, kind: str, length_ms: float, phases: int, directory: Path
-) -> list[tuple[str, float, float, float]]:
-    """The same of one configuration."""
-    with powerd(source) as (url, _):
-        load, out = load_of(url), directory / "run.h5"
-        with Meter(url, out) as meter:
-            plan = list(aligned(load, phases) if kind == "aligned" else free(length_ms, phases))
-            for name, begin, end in plan:
-                progress(f"{kind}, {length_ms:g} ms")
-                wait_for(begin)
-                meter.begin(name)
-                wait_for(end)
-                meter.end(name)
+        out = directory / "run.h5"
+        with powerd(source) as (url, _):
+            load = load_of(url)
+            with Meter(url, out) as meter:
+                plan = list(aligned(load, phases) if kind == "aligned" else free(length_ms, phases))
+                for name, begin, end in plan:
+                    progress(f"{kind}, {length_ms:g} ms")
+                    wait_for(begin)
+                    meter.begin(name)
+                    wait_for(end)
+                    meter.end(name)
         run = read_run(out)
         columns = phase_energies(run, "gpu0")
-        begins, ends = run.phases.begin_ns, run.phases.end_ns
-        # powerd runs on this machine, so its clock is the host's and the load can be asked in host time.
-        exact = np.array([load.energy_j(int(b), int(e)) for b, e in zip(begins, ends, strict=True)])
-        names = np.array([run.phases.classes[i].name for i in run.phases.label], dtype=object)
-        wanted = np.array([(begin, end) for _, begin, end in plan])
-        late = np.max([begins - wanted[:, 0], ends - wanted[:, 1]], axis=0) > LATE_NS
-        if kind == "free":
-            late[:] = False
-        found = []
-        for name in dict.fromkeys(names.tolist()):
-            which = (names == name) & columns.resolvable & ~late
-            if not which.any():
-                found.append((f"{name}: none left", np.nan, np.nan, np.nan))
-                continue
-            inside = np.abs(columns.energy_j - exact)[which] <= columns.u95_j[which]
-            mean = mean_of(*(getattr(columns, column)[which] for column in MEAN_COLUMNS))
-            error, u95 = mean.energy_j / exact[which].mean() - 1, mean.u95_j / mean.energy_j
-            found.append((name, float(error), u95, float(inside.mean())))
-            if left_out := int((names == name).sum() - which.sum()):
-                found[-1] = (f"{name} less {left_out}", *found[-1][1:])
-        return found
+    begins, ends = run.phases.begin_ns, run.phases.end_ns
+    # powerd runs on this machine, so its clock is the host's and the load can be asked in host time.
+    exact = np.array([load.energy_j(int(b), int(e)) for b, e in zip(begins, ends, strict=True)])
+    names = np.array([run.phases.classes[i].name for i in run.phases.label], dtype=object)
+    wanted = np.array([(begin, end) for _, begin, end in plan])
+    late = np.max([begins - wanted[:, 0], ends - wanted[:, 1]], axis=0) > LATE_NS
+    rows = []
+    for name in dict.fromkeys(names.tolist()):
+        which = (names == name) & columns.resolvable & (~late if kind == "aligned" else True)
+        left_out = int((names == name).sum() - which.sum())
+        if not which.any():
+            rows.append((f"{name}: none left", np.nan, np.nan, np.nan))
+            continue
+        inside = np.abs(columns.energy_j - exact)[which] <= columns.u95_j[which]
+        mean = mean_of(*(getattr(columns, column)[which] for column in MEAN_COLUMNS))
+        error, u95 = mean.energy_j / exact[which].mean() - 1, mean.u95_j / mean.energy_j
+        rows.append((f"{name} less {left_out}" if left_out else name, float(error), u95, float(inside.mean())))
+    return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--phases", type=int, default=200)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = parser.parse_args()

@@ -1,17 +1,15 @@
-"""Joules of phases from many readings: time and memory, from memory and from a run file on disk.
+"""Joules of phases from many readings: time of the integral in memory, and memory of each command on a run file.
 
-    python benchmarks/bench_integration.py [--largest 1e8 | --full] [--table 1e7]
-    python benchmarks/bench_integration.py --commands [1e7 1e8] [--phases-every 10] [--jobs 8]
+    python benchmarks/bench_integration.py [--memory 1e8]
+    python benchmarks/bench_integration.py --commands 1e7 1e8 [--phases-every 10] [--only tables report]
 
-1. From memory: 10^8 readings, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
+1. 10^8 readings in memory, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
    `numpy.trapezoid` (on 1000 of the phases, scaled), and pandas: cumsum of the steps and `Index.searchsorted`, then an
    interpolation at each edge. Each in a process of its own, which tells its peak memory.
-2. From disk: a run file with one line of 10^7, 10^8 (and with --full 10^9) readings and a phase for every 100 of
-   them, read in pieces by `Sweep`. It is written to a temporary directory and removed.
-3. `joules tables` of such a file, which reads it in slices; with --table the number of readings.
-4. With --commands only this: the peak memory of each command on files of one or more sizes, with a phase for every
-   --phases-every readings (`integration_commands.py`).
-   Times are of this run: where other things run beside it, CPU seconds say more than those on the wall.
+2. With --commands only this: seconds and peak memory of each `joules` command on files of one or more sizes, and by how
+   many bytes a phase that grew since the first size. A file is written to a temporary directory and removed.
+
+Targets: at most 3 times `numpy.cumsum`, and 2 GiB of memory. Exit status 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -23,83 +21,171 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
 
 import numpy as np
-from common import machine, progress
-from integration_commands import COMMANDS, compare_sizes
-from integration_file import PERIOD_NS, make_file, phases_of
+from common import descendants, machine, progress
 
+PERIOD_NS = 2_000_000
+CHUNK = 1 << 18
 READINGS_A_PHASE = 100
-IN_MEMORY = ("cumsum", "powerd", "trapezoid", "pandas")
+LIMIT_MIB, LIMIT_RATIO = 2048, 3.0
 
 
-class Peak(threading.Thread):
-    """The process's peak memory, without the pages of mapped files, which the kernel takes back when it needs them:
-    opening a run file looks through all of it once."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.mib = 0.0
-
-    def run(self) -> None:
-        while True:
-            self.look()
-            time.sleep(0.01)
-
-    def look(self) -> float:
-        status = Path("/proc/self/status").read_text()
-        self.mib = max(self.mib, int(status.split("RssAnon:")[1].split()[0]) / 1024)
-        return self.mib
+# --- A run file of any length, written in seconds: what repeats from chunk to chunk is compressed once
 
 
-PEAK = Peak()
+def phase_edges(n: int, m: int) -> np.ndarray:
+    """Edges [m + 1] of m phases back to back, their durations within 10 %, over n readings."""
+    rng = np.random.default_rng(1)
+    edges = np.concatenate([[0.0], np.cumsum(1 + 0.1 * (rng.random(m) - 0.5))])
+    return (edges * ((n - 1) * PERIOD_NS / edges[-1])).astype(np.int64)
 
 
-def in_memory(n: int) -> tuple[np.ndarray, np.ndarray]:
-    t = np.arange(n, dtype=np.int64) * PERIOD_NS
-    t += np.tile(np.random.default_rng(0).integers(-50_000, 50_000, 1 << 16), n // (1 << 16) + 1)[:n]
-    watts = np.empty(n)
-    for i in range(0, n, 1 << 20):
-        at = np.arange(i, min(i + (1 << 20), n))
-        watts[i : i + (1 << 20)] = 150 + 100 * ((at // 37) % 2) + (at % 11)
-    return t, watts
+def make_file(path: Path, n: int, m: int, shape: str = "training") -> None:
+    """A run file with a line of power, and one of a clock with a tenth of its readings.
+
+    ``shape`` says how the phases lie: all within one ``training``; the ``layers`` of one forward pass; or outermost,
+    with ``gaps`` of a fifth of their time between them.
+    """
+    import h5py
+
+    with h5py.File(path, "w", libver=("v110", "v110")) as f:
+        f.attrs.update(
+            {
+                "format": "powerd-run", "format_version": 1, "run_id": "bench", "created_utc": "", "powerd_version": "",
+                "host_clock": "CLOCK_MONOTONIC_RAW", "t_start_ns": 0, "t_stop_ns": n * PERIOD_NS, "complete": 1,
+                "rebuilt": 0, "command": "[]", "environment": "{}",
+            }
+        )  # fmt: skip
+        at = np.arange(CHUNK)
+        power = {"kind": "scaled", "column": "power_mw", "w_per_code": 0.01}
+        codes = (15_000 + 10_000 * ((at // 37) % 2) + 100 * (at % 11)).astype(np.uint16)
+        write_line(f, "gpu0.sim", n, PERIOD_NS, "power_w", power, codes)
+        clock = {"kind": "quantity", "column": "mhz", "quantity": "clock_hz", "per_code": 1e6}
+        write_line(f, "gpu0.sm_clock", n // 10, 10 * PERIOD_NS, "clock_hz", clock, (1400 + at % 40).astype(np.uint16))
+        f.create_group("devices/gpu0").attrs.update({"feeds": np.array(["gpu0.sim"], object), "description": ""})
+        write_phases(f, phase_edges(n, m), shape)
+        f.create_group("clocks")
+        gaps = f.create_group("gaps")
+        for name in ("begin_ns", "end_ns", "lost"):
+            gaps[name] = np.zeros(0, np.int64)
+        for name in ("stream", "lines", "cause"):
+            gaps.create_dataset(name, (0,), h5py.string_dtype())
+        f.create_dataset("processes", data=['{"pid": 1}'], dtype=h5py.string_dtype())
+        f.create_dataset("messages", (0,), h5py.string_dtype())
 
 
-def child(how: str, n: int, m: int) -> dict[str, float]:
-    """Runs in a process of its own."""
-    t, watts = in_memory(n)
-    edges = phases_of(n, m)
-    begin, end = edges[:-1], edges[1:]
-    before_mib = PEAK.look()
-    times, joules = [], 0.0
-    for _ in range(3 if how in ("cumsum", "powerd") else 1):
-        at = time.perf_counter()
-        if how == "cumsum":
-            joules = float(np.cumsum(watts)[-1]) * PERIOD_NS * 1e-9
-        elif how == "powerd":
-            from powerd_analytics.signals.integral import energy_j
+def write_line(
+    f: Any, name: str, n: int, period_ns: int, quantity: str, conversion: dict[str, object], codes: np.ndarray
+) -> None:
+    """A line whose codes repeat from chunk to chunk; no two of its times are as far apart as the next."""
+    line = f.create_group(f"lines/{name}")
+    line.attrs.update(
+        {
+            "device": "gpu0", "source": "sim", "board": "b", "provenance": "simulated", "quantity": quantity,
+            "description": "", "period_ns": period_ns, "detail": "{}", "clock": "",
+            "conversion": json.dumps(conversion),
+            "accuracy": json.dumps({"window_ns": 1_060_000, "centre_ns": 100_000}),
+        }
+    )  # fmt: skip
+    repeated = {
+        str(conversion["column"]): codes,
+        "flags": np.zeros(CHUNK, np.uint16),
+        "t_board_ns": np.zeros(CHUNK, int),
+    }
+    for column, values in repeated.items():
+        chunk = values[:n]
+        dataset = line.create_dataset(
+            column, (n,), chunk.dtype, chunks=chunk.shape, compression="gzip", compression_opts=1
+        )
+        packed = zlib.compress(chunk.tobytes(), 1)
+        for i in range(0, n, CHUNK):
+            dataset.id.write_direct_chunk((i,), packed)
+    t_ns = line.create_dataset("t_ns", (n,), np.int64, chunks=(min(CHUNK, n),))
+    jitter = np.random.default_rng(0).integers(-50_000, 50_000, CHUNK)
+    for i in range(0, n, CHUNK):
+        k = min(CHUNK, n - i)
+        t_ns[i : i + k] = np.arange(i, i + k, dtype=np.int64) * period_ns + jitter[:k]
+        progress(f"writing {i / n:.0%} of {n:.0e} readings")
 
-            joules = float(energy_j(t, watts, begin, end).sum())
-        elif how == "trapezoid":
-            some = np.linspace(0, m - 1, 1000).astype(int)
-            joules = sum(trapezoid(t, watts, int(begin[i]), int(end[i])) for i in some) * m / len(some)
-        else:
-            joules = by_pandas(t, watts, begin, end)
-        times.append(time.perf_counter() - at)
-    scale = m / 1000 if how == "trapezoid" else 1.0
-    return {"s": min(times) * scale, "peak_mib": PEAK.look(), "before_mib": before_mib, "joules": joules}
+
+def write_phases(f: Any, edges: np.ndarray, shape: str) -> None:
+    """Forward, backward, update in turn, or three layers; one phase around all but where there are gaps."""
+    import h5py
+
+    g, m, has_gaps = f.create_group("phases"), len(edges) - 1, shape == "gaps"
+    gap_ns = (0.2 * np.diff(edges)).astype(np.int64) if has_gaps else 0
+    columns = {
+        "begin_ns": np.concatenate([edges[:1], edges[:-1]]),
+        "end_ns": np.concatenate([edges[-1:], edges[1:] - gap_ns]),
+        "kind": np.concatenate([[0], 1 + np.arange(m) % 3]).astype(np.int32),
+        "parent": np.concatenate([[-1], np.full(m, -1 if has_gaps else 0, np.int64)]),
+        "process": np.zeros(m + 1, np.int32),
+        "cut": np.zeros(m + 1, np.uint8),
+    }
+    for name, values in columns.items():
+        kept = values[1:] if has_gaps else values
+        g.create_dataset(name, data=kept, chunks=(min(CHUNK, len(kept)),), compression="gzip", compression_opts=1)
+    kinds: list[tuple[str, dict[str, str]]] = [("training", {}), *((k, {}) for k in "fbu")]
+    if shape == "layers":
+        kinds = [("forward", {}), *(("layer", {"layer": k}) for k in "fbu")]
+    documents = [json.dumps({"name": name, "attributes": a, "timing": "host"}) for name, a in kinds]
+    g.create_dataset("kinds", data=documents, dtype=h5py.string_dtype())
 
 
-def trapezoid(t: np.ndarray, watts: np.ndarray, begin: int, end: int) -> float:
-    """One phase as a loop would do it: its readings, and the interpolated power at its edges."""
-    first, last = np.searchsorted(t, [begin, end])
-    around = slice(max(first - 1, 0), last + 1)
-    at = np.concatenate([[begin], t[first:last], [end]])
-    power = np.interp(at - begin, t[around] - begin, watts[around])
-    return float(np.trapezoid(power, at * 1e-9))
+@contextmanager
+def run_file(n: int, m: int, shape: str = "training") -> Iterator[Path | None]:
+    """A run file alone in a temporary folder; None, which is said, where there is no room for it and one like it."""
+    with tempfile.TemporaryDirectory(prefix="bench-integration-") as folder:
+        need, free = 20 * n, shutil.disk_usage(folder).free
+        if need > free:
+            print(f"{n:10.0e}  left out: needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {folder}")
+            yield None
+            return
+        path = Path(folder) / "run.h5"
+        make_file(path, n, m, shape)
+        progress("")
+        yield path
+
+
+# --- Ways to integrate, each in a process of its own
+
+
+def peak_mib() -> float:
+    return getrusage(RUSAGE_SELF).ru_maxrss / 1024
+
+
+Integrate = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], float]
+"""Joules of all phases together, from times, watts, begins and ends."""
+
+
+def by_cumsum(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
+    """No integral at all: what only adding the readings up takes."""
+    return float(np.cumsum(watts)[-1]) * PERIOD_NS * 1e-9
+
+
+def by_powerd(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
+    from powerd_analytics.signals.integral import energy_j
+
+    return float(energy_j(t, watts, begin, end).sum())
+
+
+def by_trapezoid(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
+    """A loop over the phases: their readings, and the interpolated power at their edges."""
+    joules = 0.0
+    for b, e in zip(begin.tolist(), end.tolist(), strict=True):
+        first, last = np.searchsorted(t, [b, e])
+        around = slice(max(first - 1, 0), last + 1)
+        at = np.concatenate([[b], t[first:last], [e]])
+        joules += float(np.trapezoid(np.interp(at - b, t[around] - b, watts[around]), at * 1e-9))
+    return joules
 
 
 def by_pandas(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
@@ -111,136 +197,165 @@ def by_pandas(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarr
 
     def upto(moment: np.ndarray) -> np.ndarray:
         i = np.clip(power.index.searchsorted(moment, "right") - 1, 0, len(t) - 2)
-        into = (moment - t[i]) * 1e-9
         share = (moment - t[i]) / (t[i + 1] - t[i])
-        return total.to_numpy()[i] + into * (watts[i] + 0.5 * share * (watts[i + 1] - watts[i]))
+        mean_w = watts[i] + 0.5 * share * (watts[i + 1] - watts[i])
+        return total.to_numpy()[i] + (moment - t[i]) * 1e-9 * mean_w
 
     return float((upto(end) - upto(begin)).sum())
 
 
-def in_process(*words: str) -> dict[str, float]:
-    """This benchmark's answer to ``words`` in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True, check=False)
+WAYS: dict[str, Integrate] = {
+    "numpy.cumsum": by_cumsum,
+    "powerd": by_powerd,
+    "loop of trapezoid (scaled)": by_trapezoid,
+    "pandas cumsum, searchsorted": by_pandas,
+}
+
+
+def from_memory(way: str, n: int, m: int) -> dict[str, float]:
+    """Seconds, the best of three (of the loop once, for 1000 of the phases), MiB and joules of a way."""
+    t = np.arange(n, dtype=np.int64) * PERIOD_NS
+    t += np.tile(np.random.default_rng(0).integers(-50_000, 50_000, 1 << 16), n // (1 << 16) + 1)[:n]
+    watts = np.empty(n)
+    for i in range(0, n, 1 << 20):
+        at = np.arange(i, min(i + (1 << 20), n))
+        watts[i : i + (1 << 20)] = 150 + 100 * ((at // 37) % 2) + (at % 11)
+    edges = phase_edges(n, m)
+    chosen = np.linspace(0, m - 1, 1000).astype(int) if WAYS[way] is by_trapezoid else np.arange(m)
+    begin, end = edges[:-1][chosen], edges[1:][chosen]
+    before_mib, times, joules = peak_mib(), [], 0.0
+    for _ in range(3 if len(chosen) == m else 1):
+        started = time.perf_counter()
+        joules = WAYS[way](t, watts, begin, end)
+        times.append(time.perf_counter() - started)
+    scale = m / len(chosen)
+    return {"s": min(times) * scale, "peak_mib": peak_mib(), "before_mib": before_mib, "joules": joules * scale}
+
+
+def in_process(way: str, n: int, m: int) -> dict[str, float]:
+    """The same, measured in a process of its own."""
+    command = [sys.executable, __file__, "--child", way, str(n), str(m)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         # A child that was killed for its memory leaves no text.
-        raise SystemExit(f"{' '.join(words)} failed with {done.returncode}: {done.stderr[-2000:]}")
-    return json.loads(done.stdout)
+        raise SystemExit(f"{way} failed with {done.returncode}: {done.stderr[-2000:]}")
+    return dict(json.loads(done.stdout))
 
 
-def sweep_file(path: Path) -> dict[str, float]:
-    """All phases of the file by one sweep over its readings."""
-    from powerd_analytics.runs.run import read_run
-    from powerd_analytics.signals.slices import SLICE
-    from powerd_analytics.signals.sweep import Sweep
-
-    run = read_run(path)
-    begin = time.perf_counter()
-    edges = np.append(run.phases.begin_ns[1:], run.phases.end_ns[-1])
-    sweep = Sweep(edges)
-    with run.reader("gpu0.sim") as reader:
-        for i in range(0, run.lines["gpu0.sim"].count, SLICE):
-            part = reader.values(("power_mw",), i, i + SLICE)
-            sweep.add(part.t_ns, part.codes["power_mw"] * 0.01)
-    at = np.arange(len(edges) - 1)
-    joules = sweep.between(at, at + 1)
-    return {"s": time.perf_counter() - begin, "peak_mib": PEAK.look(), "joules": float(joules.sum())}
+def compare_ways(n: int, m: int) -> bool:
+    """Print all ways from memory; whether powerd's meets its targets."""
+    print(f"\nfrom memory, {n:.0e} readings, {m:.0e} phases")
+    results = {way: in_process(way, n, m) for way in WAYS}
+    print(f"{'':28s} {'s':>9s} {'x cumsum':>9s} {'peak MiB':>9s} {'of it data':>11s}   joules of all phases")
+    for way, r in results.items():
+        ratio = r["s"] / results["numpy.cumsum"]["s"]
+        print(f"{way:28s} {r['s']:9.3f} {ratio:9.2f} {r['peak_mib']:9.0f} {r['before_mib']:11.0f} {r['joules']:12.9g}")
+    ratio, peak_mib = results["powerd"]["s"] / results["numpy.cumsum"]["s"], results["powerd"]["peak_mib"]
+    is_met = ratio <= LIMIT_RATIO and peak_mib <= LIMIT_MIB
+    print(f"powerd: {ratio:.2f} times cumsum (target {LIMIT_RATIO:g}), {peak_mib:.0f} MiB (target {LIMIT_MIB})")
+    return is_met
 
 
-def table_of_file(path: Path) -> dict[str, float]:
-    from powerd_analytics.runs.run import read_run
-    from powerd_analytics.tables.table import phase_table
-
-    begin = time.perf_counter()
-    run = read_run(path)
-    read_s = time.perf_counter() - begin
-    read_mib = PEAK.look()
-    rows = {r.phase: r for r in phase_table(run).phases}
-    return {
-        "s": time.perf_counter() - begin,
-        "read_s": read_s,
-        "read_mib": read_mib,
-        "peak_mib": PEAK.look(),
-        "j": rows["f"].j_per_batch or float("nan"),
-        "u95": rows["f"].u95_j or float("nan"),
-    }
+# --- The commands
 
 
-def main() -> None:
+COMMANDS = {
+    "info": ["info", "RUN"],
+    "clock": ["clock", "RUN"],
+    "verify": ["verify", "RUN"],  # exit status 1: the file has no board times, which would double its size
+    "recover": ["recover", "RUN", "-o", "OUT.h5", "--overwrite"],
+    "tables": ["tables", "RUN"],
+    "uncertainty": ["uncertainty", "RUN"],
+    "index": ["index", "FOLDER", "--out", "OUT.parquet", "--jobs", "1"],
+    "plot": ["plot", "RUN", "-o", "OUT.png", "--overwrite"],
+    "plot --kind power": ["plot", "RUN", "--kind", "power", "-o", "OUT.png", "--overwrite"],
+    "plot --kind phases": ["plot", "RUN", "--kind", "phases", "-o", "OUT.png", "--overwrite"],
+    "plot --kind quality": ["plot", "RUN", "--kind", "quality", "-o", "OUT.png", "--overwrite"],
+    "trace": ["trace", "RUN", "-o", "OUT.json", "--overwrite"],
+    "compare": ["compare", "RUN", "TWIN"],
+    "report": ["report", "RUN", "-o", "OUT.html", "--overwrite"],
+    "layers, layers": ["layers", "RUN"],
+    "tables, gaps": ["tables", "RUN"],
+    "uncertainty, gaps": ["uncertainty", "RUN"],
+    "verify, gaps": ["verify", "RUN"],
+    "trace, gaps": ["trace", "RUN", "-o", "OUT.json", "--overwrite"],
+    "report, gaps": ["report", "RUN", "-o", "OUT.html", "--overwrite"],
+}
+"""RUN is a file with the phases that the name says behind its comma, TWIN the same by another name, alone in FOLDER."""
+
+
+def compare_commands(sizes: Sequence[int], readings_a_phase: int, only: Sequence[str]) -> bool:
+    """A row a command at each size; whether all stay below the limit of memory."""
+    first: dict[str, float] = {}
+    is_met = True
+    for n in sizes:
+        m = n // readings_a_phase
+        print(f"\n{n:.0e} readings, {m:.0e} phases, {n // 10:.0e} readings of a clock beside them")
+        print(f"{'':20s} {'MiB':>6s} {'wall s':>7s} {'CPU s':>7s} {'B/phase more':>13s}  exit")
+        for shape in ("training", "layers", "gaps"):
+            names = [x for x in only or COMMANDS if (x.partition(", ")[2] or "training") == shape]
+            with run_file(n, m, shape) if names else tempfile.TemporaryDirectory() as path:
+                for name in names if isinstance(path, Path) else ():
+                    mib, text = peak_of(COMMANDS[name], path)
+                    growth = ""
+                    if first.setdefault(name, mib) != mib:
+                        growth = f"{(mib - first[name]) * 2**20 / (m - sizes[0] // readings_a_phase):.0f}"
+                    verdict = f"  ABOVE {LIMIT_MIB} MiB" if mib > LIMIT_MIB else ""
+                    is_met &= mib <= LIMIT_MIB
+                    print(f"{name:20s} {mib:6.0f} {text.format(growth)}{verdict}", flush=True)
+    return is_met
+
+
+def own_kib(pid: int) -> int:
+    """Memory of a process that is no page of a file; 0 where it has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/status").read_text().split("RssAnon:")[1].split()[0])
+    except (OSError, IndexError):
+        return 0
+
+
+def peak_of(words: list[str], run: Path) -> tuple[float, str]:
+    """Peak MiB of a command with all that it starts, without pages of mapped files, which the kernel takes back; then
+    its seconds and exit status, with a place between them."""
+    with tempfile.TemporaryDirectory(dir=run.parent) as folder:
+        twin = Path(folder) / "runs" / "twin.h5"
+        twin.parent.mkdir()
+        twin.hardlink_to(run)
+        paths = {"RUN": str(run), "TWIN": str(twin), "FOLDER": str(twin.parent)}
+        words = [paths.get(word, word.replace("OUT", f"{folder}/out")) for word in words]
+        command, begin = [sys.executable, "-m", "powerd_analytics", *words], time.perf_counter()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        peak_kib = 0
+        while True:
+            peak_kib = max(peak_kib, sum(own_kib(pid) for pid in (process.pid, *descendants(process.pid))))
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                break
+            time.sleep(0.02)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        wall_s, cpu_s = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
+    return peak_kib / 1024, f"{wall_s:7.1f} {cpu_s:7.1f} {{:>13s}}  {process.returncode}"
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--largest", type=float, default=1e8, help="most readings from disk")
-    parser.add_argument("--full", action="store_true", help="10^9 from disk")
-    parser.add_argument("--table", type=float, default=1e7, help="readings of the file whose table is made; 0: none")
-    parser.add_argument("--only-disk", action="store_true", help="leave the comparison in memory out")
-    parser.add_argument("--commands", type=float, nargs="*", help="memory of commands, at these numbers of readings")
-    parser.add_argument("--minutes", type=float, default=10.0, help="with --commands: what is not done then is named")
-    parser.add_argument("--only", nargs="+", default=[], help="with --commands: these alone, in this order")
+    parser.add_argument("--memory", type=float, default=1e8, help="readings in memory, a phase for every 100")
+    parser.add_argument("--commands", type=float, nargs="+", help="memory of commands, at these numbers of readings")
     parser.add_argument("--phases-every", type=int, default=READINGS_A_PHASE, help="with --commands: readings a phase")
-    parser.add_argument("--jobs", type=int, default=1, help="with --commands: so many side by side")
+    parser.add_argument("--only", nargs="+", choices=list(COMMANDS), default=[], help="with --commands: these alone")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        PEAK.start()
-        how, *rest = args.child
-        if how in IN_MEMORY:
-            print(json.dumps(child(how, int(rest[0]), int(rest[1]))))
-        else:
-            print(json.dumps({"sweep": sweep_file, "table": table_of_file}[how](Path(rest[0]))))
-        return
+        way, n, m = args.child
+        print(json.dumps(from_memory(way, int(n), int(m))))
+        return 0
     print(machine())
-    if args.commands is not None:
-        sizes = sorted({int(n) for n in args.commands or (1e7, 1e8)})
-        if unknown := sorted(set(args.only) - set(COMMANDS)):
-            raise SystemExit(f"--only {unknown[0]!r}: there is {'; '.join(COMMANDS)}")
-        compare_sizes(sizes, args.phases_every, args.minutes, args.only, args.jobs)
-        return
-    if not args.only_disk:
-        compare(10**8, 10**6)
-    largest = 10**9 if args.full else int(args.largest)
-    print("\nfrom disk, a phase for every 100 readings: one sweep over the file")
-    print(f"{'readings':>10s} {'s':>8s} {'ns/reading':>11s} {'peak MiB':>9s}  file GB")
-    sizes = [n for n in (10**7, 10**8, 10**9) if n <= largest]
-    for n in sizes:
-        with_file(n, "sweep", report_sweep)
-    if args.table:
-        print("\n`joules tables`, read in slices, a phase for every 100 readings")
-        with_file(int(args.table), "table", report_table)
-
-
-def compare(n: int, m: int) -> None:
-    print(f"\nfrom memory, {n:.0e} readings, {m:.0e} phases")
-    found = {how: in_process("--child", how, str(n), str(m)) for how in IN_MEMORY}
-    print(f"{'':28s} {'s':>9s} {'x cumsum':>9s} {'peak MiB':>9s} {'of it data':>11s}   joules of all phases")
-    said = {"trapezoid": "loop of trapezoid (scaled)", "pandas": "pandas cumsum, searchsorted"}
-    for how, r in found.items():
-        ratio, joules = r["s"] / found["cumsum"]["s"], f"{r['joules']:.9g}" if how != "cumsum" else ""
-        numbers = f"{r['s']:9.3f} {ratio:9.2f} {r['peak_mib']:9.0f} {r['before_mib']:11.0f} {joules:>12s}"
-        print(f"{said.get(how, how):28s} {numbers}")
-    ratio, peak = found["powerd"]["s"] / found["cumsum"]["s"], found["powerd"]["peak_mib"]
-    print(f"within 3 x of cumsum: {'yes' if ratio <= 3 else 'NO'} ({ratio:.2f})")
-    print(f"below 2 GiB: {'yes' if peak < 2048 else 'NO'} ({peak / 1024:.2f} GiB)")
-
-
-def with_file(n: int, how: str, report: object) -> None:
-    with tempfile.TemporaryDirectory(prefix="bench-integration-") as directory:
-        need, free = 9.2 * n + 20e6, shutil.disk_usage(directory).free
-        if need > 0.8 * free:
-            print(f"{n:10.0e}  left out: needs {need / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {directory}")
-            return
-        path = Path(directory) / "run.h5"
-        make_file(path, n, n // READINGS_A_PHASE)
-        progress("")
-        report(n, in_process("--child", how, str(path)), os.path.getsize(path))
-
-
-def report_sweep(n: int, r: dict[str, float], size: int) -> None:
-    print(f"{n:10.0e} {r['s']:8.2f} {r['s'] / n * 1e9:11.1f} {r['peak_mib']:9.0f} {size / 1e9:8.1f}", flush=True)
-
-
-def report_table(n: int, r: dict[str, float], size: int) -> None:
-    print(f"{n:.0e} readings, {n // READINGS_A_PHASE:.0e} phases, file of {size / 1e9:.1f} GB: {r['s']:.1f} s,")
-    print(f"  of it {r['read_s']:.1f} s to open it; peak {r['peak_mib']:.0f} MiB ({r['read_mib']:.0f} once opened);")
-    print(f"  forward {r['j']:.4f} J ± {r['u95']:.4f}", flush=True)
+    if args.commands:
+        is_met = compare_commands(sorted(int(n) for n in args.commands), args.phases_every, args.only)
+    else:
+        is_met = compare_ways(int(args.memory), int(args.memory) // READINGS_A_PHASE)
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -4,6 +4,10 @@ For each number of ranks, torchrun starts them; local rank 0 records and the oth
 of the loop with `iteration`, `forward`, `backward` and `update` marked take turns, in the same order in all ranks and
 new by chance for each pair. On the CPU a small CNN over gloo, where the ranks share the cores; with `--device cuda`
 ResNet-34 over NCCL with a GPU for each rank; numbers of ranks for which there are not enough GPUs are left out.
+
+Targets: on every rank each iteration has all its phases, none overlaps another or the iteration's edges, so that they
+and the rest are the iteration; and joules of ranks are those of the devices within 1e-9 of them. Exit status 1 when one
+is missed.
 """
 
 from __future__ import annotations
@@ -17,21 +21,24 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
-from common import machine
-from gpu_training import PHASES, Training
+from bench_device import PHASES, UNTIMED, Training
+from common import machine, median_interval
 
+from powerd_analytics.runs.ranks import ranks_of
+from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.table import phase_table
 from powerd_client import Meter
 
 CASES = {"cpu": ("small-cnn", 8, "gloo"), "cuda": ("resnet34", 64, "nccl")}
-UNTIMED = 2
+TARGET = 1e-9
 
 
 def worker(args: argparse.Namespace, out: Path) -> None:
-    """One rank: writes the seconds an iteration of each round took to ``out``'s directory."""
+    """One rank: writes the milliseconds an iteration of each round took to ``out``'s directory."""
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
@@ -49,159 +56,119 @@ def worker(args: argparse.Namespace, out: Path) -> None:
     ms: dict[str, list[float]] = {"plain": [], "phases": []}
     with Meter(out=out) as meter:
         steps = {"plain": training.plain, "phases": training.phased(meter)}
-        for _ in range(5):
-            training.plain()
-        begin = time.perf_counter()
-        _steps(training, training.plain, 10)
+        training.steps(training.plain, 5)
         # All ranks take as many steps: a rank that takes one more would wait for the others for ever.
-        count = torch.tensor([args.milliseconds / 1e3 / ((time.perf_counter() - begin) / 10)], device=device)
-        dist.all_reduce(count)
-        many, order = max(3, round(float(count) / world)), random.Random(7)
+        total = torch.tensor([args.milliseconds / training.ms_per_step(training.plain, 10)], device=device)
+        dist.all_reduce(total)
+        count, order = max(3, round(float(total) / world)), random.Random(7)
         with meter.phase("training", batch_size=training.batch, model=name, ranks=world):
             for _ in range(args.pairs):
                 for mode in order.sample(list(steps), 2):
-                    _steps(training, steps[mode], UNTIMED)
+                    training.steps(steps[mode], UNTIMED)
                     dist.barrier()
-                    begin = time.perf_counter()
-                    _steps(training, steps[mode], many)
-                    ms[mode].append((time.perf_counter() - begin) / many * 1e3)
+                    ms[mode].append(training.ms_per_step(steps[mode], count))
         time.sleep(0.2)  # readings behind the last phase
-    (out.parent / f"rank{rank}.json").write_text(json.dumps({"ms": ms, "steps": many}))
+    (out.parent / f"rank{rank}.json").write_text(json.dumps(ms))
     sys.stdout.flush()
     os._exit(0)  # threads of the backends may abort a process that ends in order
 
 
-def _steps(training: Training, step: Callable[[], None], count: int) -> None:
-    for _ in range(count):
-        step()
-    training.wait()
-
-
 def case(args: argparse.Namespace, ranks: int, directory: Path) -> bool:
-    """Train with so many ranks, and say what came of it. Whether all sums agree."""
+    """Train with so many ranks and print what came of it. Whether all sums agree."""
     out = directory / f"run{ranks}.h5"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    own = ["--device", args.device, "--pairs", args.pairs, "--milliseconds", args.milliseconds]
-    own += ["--batch", args.batch, "--worker", out]
-    if "OMP_NUM_THREADS" not in os.environ:
-        os.environ["OMP_NUM_THREADS"] = "1"  # as torchrun would set it, saying so
-    subprocess.run([*torchrun, __file__, *map(str, own)], check=True)
-    from powerd_analytics.runs.run import read_run
-    from powerd_analytics.tables.table import phase_table
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
+    for option in ("device", "pairs", "milliseconds", "batch"):
+        torchrun += [f"--{option}", str(getattr(args, option))]
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun would set it, saying so
+    subprocess.run([*torchrun, "--worker", str(out)], check=True, env=environment)
+    run, is_met = read_run(out), True
+    for rank in range(ranks):
+        is_met &= phases_fill_iterations(run, rank, json.loads((directory / f"rank{rank}.json").read_text()))
+    return joules_agree(run, ranks) and is_met
 
-    run = read_run(out)
-    table = phase_table(run)
-    sums_ok = _durations(run, ranks, [json.loads((directory / f"rank{i}.json").read_text()) for i in range(ranks)])
-    worst = 0.0
+
+def joules_agree(run: Run, ranks: int) -> bool:
+    """Print joules of ranks against those of their devices; whether they agree."""
+    table, worst = phase_table(run), 0.0
     for whole in table.runs:
-        shares = [r.energy_j for r in table.ranks if r.device == whole.device]
-        if not shares and ranks > 1:
-            print(f"    {whole.device} ({whole.provenance}): {whole.energy_j:.2f} J, {whole.note}")
+        shares = [r.energy_j for r in table.ranks if r.device == whole.device] or [whole.energy_j][: ranks == 1]
+        text = f"    {whole.device} ({whole.provenance}): {whole.energy_j:.2f} J"
+        if not shares:
+            print(f"{text}, {whole.note}")
             continue
-        shares = shares or [whole.energy_j]
         worst = max(worst, abs(sum(shares) / whole.energy_j - 1)) if whole.energy_j else worst
-        residual = "–" if whole.residual_j is None else f"{whole.residual_j:+.2g} J"
-        print(
-            f"    {whole.device} ({whole.provenance}): {' + '.join(f'{j:.2f}' for j in shares)} J of its ranks against "
-            f"{whole.energy_j:.2f} J ± {whole.u95_j or float('nan'):.2g} of it; phases + rest miss {residual}"
-            f"{'; ' + whole.note if whole.note else ''}"
-        )
+        residual = "none" if whole.residual_j is None else f"{whole.residual_j:+.2g} J"
+        print(f"{text}, of its ranks {' + '.join(f'{j:.2f}' for j in shares)} J; phases + rest miss {residual}")
     for job in table.jobs:
-        names = " + ".join(job.devices)
-        print(f"    job on {names}: {job.energy_j:.3f} J of all ranks, {job.devices_j:.3f} J of the devices")
+        print(f"    job on {' + '.join(job.devices)}: {job.energy_j:.3f} J of all ranks, {job.devices_j:.3f} J of them")
         worst = max(worst, abs(job.residual_j) / job.devices_j)
-    print(f"    largest difference of joules: {worst:.1e} of the devices' (target 1e-9)")
+    print(f"    largest difference of joules: {worst:.1e} of the devices' (target {TARGET:g})")
     for message in run.messages:
         if message.get("level") in ("warning", "error"):
             print(f"    the run says: {message['text']}")
-    return sums_ok and worst <= 1e-9
+    return worst <= TARGET
 
 
-def _durations(run: object, ranks: int, results: list[dict[str, object]]) -> bool:
-    """Print, for each rank, phases against iterations and marked against plain rounds."""
-    import numpy as np
-    from bench_hooks import interval
+def phases_fill_iterations(run: Run, rank: int, ms: dict[str, list[float]]) -> bool:
+    """Print a rank's phases against its iterations, and marked against plain rounds.
 
-    from powerd_analytics.runs.ranks import ranks_of
-    from powerd_analytics.runs.run import Run
-
-    assert isinstance(run, Run)
-    p, found, good = run.phases, ranks_of(run), True
+    Whether each iteration has all its phases, one after the other and within it, so that they and the rest are it.
+    """
+    p, ranks = run.phases, ranks_of(run)
     names = np.array([c.name for c in p.classes])[p.label]
-    tracks = found.tracks(run)
-    for rank, result in enumerate(results):
-        iterations = np.flatnonzero((tracks == rank) & (names == "iteration"))
-        place = {int(i): k for k, i in enumerate(iterations)}
-        inner = np.flatnonzero(np.isin(p.parent, iterations))
-        which = np.array([place[int(i)] for i in p.parent[inner]], np.int64)
-        length = (p.end_ns - p.begin_ns).astype(np.int64)
-        phases = np.zeros(len(iterations), np.int64)
-        np.add.at(phases, which, length[inner])
-        rest, last = np.zeros(len(iterations), np.int64), p.begin_ns[iterations].copy()
-        outside = 0
-        for i, k in zip(inner, which, strict=True):  # in the order of their beginnings
-            rest[k] += p.begin_ns[i] - last[k]
-            outside += int(p.begin_ns[i] < last[k])
-            last[k] = p.end_ns[i]
-        rest += p.end_ns[iterations] - last
-        off_ns = np.abs(phases + rest - length[iterations])
-        complete = len(inner) == len(PHASES) * len(iterations) and not p.cut[inner].any()
-        good &= complete and not outside and not off_ns.any()
-        ms = result["ms"]
-        assert isinstance(ms, dict)
-        middle, low, high = interval([(b / a - 1) * 100 for a, b in zip(ms["plain"], ms["phases"], strict=True)])
-        whole_ns = max(int(length[iterations].sum()), 1)
-        print(
-            f"    rank {rank} on {', '.join(found.ranks[rank].devices)}: {len(iterations)} iterations of "
-            f"{whole_ns / max(len(iterations), 1) / 1e6:.2f} ms; forward + backward + update "
-            f"{100 * phases.sum() / whole_ns:.2f} %, rest {100 * rest.sum() / whole_ns:.2f} %, largest difference of "
-            f"their sum {int(off_ns.max(initial=0))} ns, {outside} phases that overlap"
-        )
-        print(
-            f"      plain {statistics.median(ms['plain']):.3f} ms, marked {middle:+.2f} % "
-            f"(95 %: {low:+.2f} .. {high:+.2f}; {len(ms['plain'])} pairs of {result['steps']} steps)"
-        )
-    return bool(good)
+    iterations = np.flatnonzero((ranks.tracks(run) == rank) & (names == "iteration"))
+    length = (p.end_ns - p.begin_ns).astype(np.int64)
+    in_phases_ns = incomplete = overlaps = 0
+    for i in iterations.tolist():
+        inside = np.flatnonzero(p.parent == i)  # in the order of their beginnings
+        rest = np.append(p.begin_ns[inside], p.end_ns[i]) - np.insert(p.end_ns[inside], 0, p.begin_ns[i])
+        in_phases_ns += int(length[inside].sum())
+        overlaps += int((rest < 0).sum())
+        incomplete += len(inside) != len(PHASES) or bool(p.cut[inside].any())
+    total_ns = int(length[iterations].sum())
+    middle, low, high = median_interval([(b / a - 1) * 100 for a, b in zip(ms["plain"], ms["phases"], strict=True)])
+    print(
+        f"    rank {rank} on {', '.join(ranks.ranks[rank].devices)}: {len(iterations)} iterations of "
+        f"{total_ns / len(iterations) / 1e6:.2f} ms; forward + backward + update {in_phases_ns / total_ns:.2%}, rest "
+        f"{1 - in_phases_ns / total_ns:.2%}; {overlaps} phases overlap, {incomplete} iterations lack one"
+    )
+    print(
+        f"      plain {statistics.median(ms['plain']):.3f} ms, marked {middle:+.2f} % "
+        f"(95 %: {low:+.2f} .. {high:+.2f}; {len(ms['plain'])} pairs)"
+    )
+    return not overlaps and not incomplete
 
 
-def arguments() -> argparse.Namespace:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default="1,2,4", help="numbers of ranks, such as 1,2,4")
     parser.add_argument("--device", choices=list(CASES), default="cpu")
     parser.add_argument("--pairs", type=int, default=15, help="of a plain and a marked round")
     parser.add_argument("--milliseconds", type=float, default=400.0, help="of each round")
     parser.add_argument("--batch", type=int, default=0, help="of each rank; 0: as is usual for the device")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the run files there")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
-    return parser.parse_args()
-
-
-def main() -> None:
-    args = arguments()
+    args = parser.parse_args()
     if args.worker is not None:
         worker(args, args.worker)
-        return
     if args.device == "cuda" and not torch.cuda.is_available():
         print("ranks on GPUs: no CUDA here, nothing was measured")
-        return
+        return 0
     name, batch, backend = CASES[args.device]
     where = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if args.device == "cuda" else "the CPU"
     print(
         f"{name}, batch {args.batch or batch} a rank, {backend} on {where} ({machine()}, PyTorch {torch.__version__})"
     )
-    good = True
+    is_met = True
     for ranks in (int(n) for n in args.ranks.split(",")):
         if args.device == "cuda" and ranks > torch.cuda.device_count():
             print(f"  {ranks} ranks: left out, there are {torch.cuda.device_count()} GPUs")
             continue
         print(f"  {ranks} {'ranks' if ranks > 1 else 'rank'}:", flush=True)
-        with tempfile.TemporaryDirectory() as made:
-            directory = args.keep or Path(made)
-            directory.mkdir(parents=True, exist_ok=True)
-            good &= case(args, ranks, directory)
-    print(f"  phases and rest = iteration on every rank, joules of ranks = devices: {'held' if good else 'MISSED'}")
-    sys.exit(0 if good else 1)
+        with tempfile.TemporaryDirectory() as directory:
+            is_met &= case(args, ranks, Path(directory))
+    print(f"  phases and rest = iteration on every rank, joules of ranks = devices: {'held' if is_met else 'MISSED'}")
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

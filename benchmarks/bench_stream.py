@@ -1,12 +1,14 @@
 """From powerd to the recorder on this machine: 8 lines x 20 kHz for 60 s from a source of ready-made blocks.
 
-Target: no reading lost, p99 age at the recorder under 50 ms. Prints the CPU shares of both sides.
+Target: no reading lost, p99 age at the recorder under 50 ms. Prints the CPU shares of both sides. Exit status 1
+when the target is missed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -16,10 +18,11 @@ from common import cpu_seconds, machine, powerd, progress
 
 from powerd_client import Meter, open_run
 
+P99_LIMIT_MS = 50
 SOURCE = '[[source]]\nkind = "ready_blocks:ReadyBlocks"\nname = "rails"\nrate_hz = {rate}\n'
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rate-hz", type=float, default=20_000.0)
@@ -54,7 +57,11 @@ def main() -> None:
     print("  (blocks of 10 ms, sent every 20 ms)")
     print(f"  CPU shares of one core: powerd {daemon_share:.1%}, recorder {reception['recorder_cpu_share']:.1%}")
     print(f"  {reception['bytes'] / reception['elapsed_s'] / 1e6:.2f} MB/s; closing and writing HDF5 {closing:.1f} s")
+    is_met = not lost and not gaps and ages[1] < P99_LIMIT_MS
+    verdict = "met" if is_met else "MISSED"
+    print(f"  target: nothing lost, p99 {ages[1] / P99_LIMIT_MS:.0%} of {P99_LIMIT_MS} ms: {verdict}")
+    return 0 if is_met else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

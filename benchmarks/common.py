@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import random
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+
+import zmq
 
 HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -26,15 +30,20 @@ def machine() -> str:
 
 
 @contextmanager
-def powerd(sources: str, *, server: str = "") -> Iterator[tuple[str, int]]:
-    """Run a powerd with the given ``[[source]]`` tables on an ipc endpoint; yields its address and process id."""
+def powerd(
+    sources: str, *, server: str = "", listen: str = "", environment: Mapping[str, str] = {}
+) -> Iterator[tuple[str, int]]:
+    """Run a powerd with the given ``[[source]]`` tables, on an ipc endpoint unless told where to listen.
+
+    Yields its address and process id. Its sources may come from this folder.
+    """
     with tempfile.TemporaryDirectory(prefix="bench-") as directory:
-        url = f"ipc://{directory}/powerd"
+        url = listen or f"ipc://{directory}/powerd"
         config = Path(directory) / "powerd.toml"
         config.write_text(f'[server]\nlisten = "{url}"\n{server}\n{sources}')
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "powerd_daemon", "run", "--config", config, "--quiet"],
-            env={**os.environ, "PYTHONPATH": str(HERE)},
+            env={**os.environ, "PYTHONPATH": str(HERE), **environment},
             start_new_session=True,
         )
         try:
@@ -44,19 +53,35 @@ def powerd(sources: str, *, server: str = "") -> Iterator[tuple[str, int]]:
             process.wait(10)
 
 
+def free_port() -> int:
+    """The first of three free TCP ports in a row: powerd takes three."""
+    with zmq.Context() as context:
+        while True:
+            sockets = [context.socket(zmq.ROUTER) for _ in range(3)]
+            try:
+                first = sockets[0].bind_to_random_port("tcp://127.0.0.1", min_port=20_000, max_port=50_000)
+                for step in (1, 2):
+                    sockets[step].bind(f"tcp://127.0.0.1:{first + step}")
+            except zmq.ZMQError:
+                continue
+            else:
+                return first
+            finally:
+                for socket in sockets:
+                    socket.close(0)
+
+
 def descendants(pid: int) -> list[int]:
     """All processes that descend from one and live."""
-    found, todo = [], [pid]
-    while todo:
-        current = todo.pop()
+    living: list[int] = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
-            text = Path(f"/proc/{current}/task/{current}/children").read_text()
+            children = [int(child) for child in thread.read_text().split()]
         except OSError:
             continue
-        children = [int(child) for child in text.split()]
-        found += children
-        todo += children
-    return found
+        for child in children:
+            living += [child, *descendants(child)]
+    return living
 
 
 def cpu_seconds(pid: int) -> float:
@@ -71,16 +96,29 @@ def cpu_seconds(pid: int) -> float:
     return total
 
 
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Median and its 95 % interval, by resampling."""
+    rng = random.Random(1)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(2000))
+    return statistics.median(values), medians[50], medians[1949]
+
+
+def p50_p99_max(values: Sequence[float], unit: float = 1.0) -> tuple[float, float, float]:
+    """Median, 99th percentile and greatest, in ``unit``."""
+    ordered = sorted(values)
+    return tuple(ordered[i] / unit for i in (len(ordered) // 2, len(ordered) * 99 // 100, -1))  # type: ignore[return-value]
+
+
 def progress(text: str) -> None:
     """A line that replaces the one before, where somebody looks."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def wait_until(condition: object, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
     """Wait for a callable to be true. Raises `TimeoutError`."""
     deadline = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
+    while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("waited in vain")
         time.sleep(0.02)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from powerd_analytics.operations.zoo import alexnet
-from powerd_analytics.operations.zoo_resnet import resnet34, resnet50
+from powerd_analytics.operations.zoo import alexnet, resnet34, resnet50
 
 
 def small_cnn(classes: int = 10) -> nn.Module:

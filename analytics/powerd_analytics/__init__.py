@@ -6,8 +6,8 @@ if TYPE_CHECKING:
     from powerd_analytics.operations import OperationCount, count_operations
     from powerd_analytics.runs.run import Run, read_run
     from powerd_analytics.signals.integral import counter_energy_j, energy_j
-    from powerd_analytics.tables.rows import PhaseRow, PhaseTable, RunRow, TotalRow
-    from powerd_analytics.tables.table import phase_table
+    from powerd_analytics.table import phase_table
+    from powerd_analytics.table_rows import PhaseRow, PhaseTable, RunRow, TotalRow
 
 __all__ = [
     "OperationCount",
@@ -26,16 +26,16 @@ __all__ = [
 
 _HOME = {
     "OperationCount": "operations",
-    "PhaseRow": "tables.rows",
-    "PhaseTable": "tables.rows",
+    "PhaseRow": "table_rows",
+    "PhaseTable": "table_rows",
     "Run": "runs.run",
-    "RunRow": "tables.rows",
-    "TotalRow": "tables.rows",
+    "RunRow": "table_rows",
+    "TotalRow": "table_rows",
     "count_operations": "operations",
     "counter_energy_j": "signals.integral",
     "energy_j": "signals.integral",
     "phase_energies": "energy.devices",
-    "phase_table": "tables.table",
+    "phase_table": "table",
     "read_run": "runs.run",
 }
 

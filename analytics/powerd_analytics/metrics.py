@@ -127,14 +127,6 @@ def iterations_of(epochs: float, dataset_size: float, batch_size: float, *, drop
     return math.floor(epochs * each + 0.5)  # round() would take 4.5 batches for 4, and 1.5 for 2
 
 
-def of_training(per_batch: N, iterations: N | float) -> N:
-    """Joules or seconds of a whole training from those of a batch: ``iterations`` batches of one kind.
-
-    Errors of the mean of a batch are those of every batch: they grow with the iterations.
-    """
-    return per_batch * iterations
-
-
 def co2_g(energy_j: N, g_per_kwh: N | float) -> N:
     """Grams of CO2 equivalent at a stated intensity of the grid. Multiply by a site's PUE beforehand, if it counts."""
     return energy_j * (_factor(g_per_kwh, "g/kWh") / J_PER_KWH)
@@ -157,30 +149,6 @@ def as_good_as_best(values: Sequence[Quantity]) -> list[int]:
     """
     lowest = values[best(values)]
     return [i for i, value in enumerate(values) if (value - lowest).value <= (value - lowest).u95]
-
-
-def best_by_metric(
-    energy_j: Sequence[float] | Sequence[Quantity] | Values,
-    time_s: Sequence[float] | Sequence[Quantity] | Values,
-    reference: int,
-    *,
-    max_power_w: float | None = None,
-    eta: float = 0.5,
-) -> dict[str, int]:
-    """Row with the lowest of each metric among configurations [n]: energy, time, EDP, ED2P, EDS for each of `EDS_K`,
-    and Zeus cost where ``max_power_w`` is given.
-
-    Raises `AnalysisError` for a ``reference`` that is none of the rows, or has no energy or no time.
-    """
-    e, t = (_checked([_number(v) for v in of], what) for of, what in ((energy_j, "energy"), (time_s, "time")))
-    _same_length(e, t)
-    if not (0 <= reference < len(e) and e[reference] > 0 and t[reference] > 0):
-        raise AnalysisError(f"reference {reference}: must be one of the {len(e)} rows, with energy and time above 0")
-    found: dict[str, Values] = {"energy_j": e, "time_s": t, "edp_js": edp_js(e, t), "ed2p_js2": ed2p_js2(e, t)}
-    found |= {f"eds(k={k:g})": eds(e, t, float(e[reference]), float(t[reference]), k) for k in EDS_K}
-    if max_power_w is not None:
-        found["cost_j"] = zeus_cost_j(e, t, max_power_w, eta)
-    return {name: best(values) for name, values in found.items()}
 
 
 def pareto_front(time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.intp]:

@@ -2,19 +2,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-from powerd_client.meter import Meter
-from powerd_client.phase import Phase
-
 if TYPE_CHECKING:
+    from powerd_client.meter import Meter
+    from powerd_client.phase import Phase
     from powerd_client.runfile import open_run
 
 __all__ = ["Meter", "Phase", "open_run"]
 
+_HOME = {"Meter": "meter", "Phase": "phase", "open_run": "runfile"}
+
 
 def __getattr__(name: str) -> Any:
-    """`open_run` at its first use: neither a training nor its recorder needs numpy and h5py in order to begin."""
-    if name != "open_run":
+    """Each name at its first use: a training needs no h5py in order to begin, and who reads a run file no meter."""
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from powerd_client.runfile import open_run
+    from importlib import import_module
 
-    return open_run
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return value

@@ -3,25 +3,35 @@
     RUN.h5.journal/
         journal.bin          wire frames: the run's own message, descriptions, blocks, gaps, clock exchanges, marks
         lock                 locked by the recorder as long as any of its processes lives
-        job.json             which launch of several ranks it belongs to (`powerd_client.together`)
+        job.json             which launch of several ranks it belongs to (`powerd_client.rendezvous`)
         reserve              space that the last words of a run need when the disk is full
         replaces             which run file the run is to take the place of, where one is there
         marks-<token>.names  the phase kinds of one process, a JSON object a line
         marks-<token>-N.bin  its mark segments that the recorder has not yet copied
+        frames-<token>-N.bin wire frames of its device clocks; piece N is complete when N + 1 exists
         *.log                what the recorder and a local powerd said
 
-Whoever holds the lock owns the directory. The kernel drops it when a process dies, however it dies.
+Whoever holds the lock owns the directory. The kernel drops it when a process dies, however it dies. What is written
+into one of these files survives its process; a frame or record that was cut off by a kill is found when it is read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import json
 import os
 import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
+from typing import Final
 
-from powerd_client.replaceable import check_replaceable
-from powerd_core.errors import RunFileError
+from powerd_core.errors import RunFileError, VersionError, WireError
+from powerd_core.marks import RECORD, Marks, written
+from powerd_core.serde import check_json
+from powerd_core.wire import HEADER_BYTES, Event, FrameReader, Garbage, decode, encode
 
 LONGEST_NAME = 255 - len(".1234567.partial")
 """Of a run file, in bytes: it has such a name while it is written, and file systems take 255."""
@@ -35,6 +45,14 @@ KEYS_ENVIRONMENT = "POWERD_KEYS"
 
 _SUFFIX = ".journal"
 _REPLACES = "replaces"
+
+
+def check_replaceable(path: Path) -> None:
+    """A file takes the place of a file, never of a device (/dev/null) or a pipe. Raises `RunFileError`."""
+    if path.is_dir():
+        raise RunFileError(f"{path} is a directory: give the name of a file in it")
+    if path.exists() and not path.is_file():
+        raise RunFileError(f"{path} is a device or a pipe, which no file may replace: give the name of a file")
 
 
 def journal_path(run: Path) -> Path:
@@ -63,45 +81,38 @@ def prepare(run: Path, *, overwrite: bool = False) -> Path:
         raise RunFileError(f"the name of {run} is too long: at most {LONGEST_NAME} bytes")
     journal = journal_path(run)
     try:
-        _make_way(run, journal, overwrite=overwrite)
+        check_replaceable(run)
+        if run.exists() and not overwrite:
+            raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
+        if journal.exists():
+            _remove_earlier(run, journal, overwrite=overwrite)
         journal.mkdir()
         if run.exists():
-            _note_replaced(journal, run)
-    except RunFileError:
-        raise
+            try:
+                (journal / _REPLACES).write_text(_identity(run))
+            except OSError:
+                shutil.rmtree(journal, ignore_errors=True)
+                raise
     except FileNotFoundError as error:
         raise RunFileError(f"cannot record into {run}: make its directory {run.parent} first") from error
     except OSError as error:
+        if isinstance(error, RunFileError):
+            raise
         raise RunFileError(f"cannot record into {run}: {error.strerror}: {error.filename}") from error
     return journal
 
 
-def _make_way(run: Path, journal: Path, *, overwrite: bool) -> None:
-    check_replaceable(run)
-    if run.exists() and not overwrite:
-        raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
-    if journal.exists():
-        if is_locked(journal):
-            raise RunFileError(f"{run} is being recorded by another process: choose another name")
-        if not overwrite and not has_begun(journal):
-            raise RunFileError(
-                f"{journal} holds nothing of a run: its recording begins just now, or ended before it began; then "
-                "delete it, or overwrite it with overwrite=True (--overwrite)"
-            )
-        if not overwrite:
-            raise RunFileError(
-                f"{journal} holds an unfinished run: finish it with `joules info {run}`, or overwrite it with "
-                "overwrite=True (--overwrite)"
-            )
-        shutil.rmtree(journal)
-
-
-def _note_replaced(journal: Path, run: Path) -> None:
-    try:
-        (journal / _REPLACES).write_text(_identity(run))
-    except OSError:
-        shutil.rmtree(journal, ignore_errors=True)
-        raise
+def _remove_earlier(run: Path, journal: Path, *, overwrite: bool) -> None:
+    if is_locked(journal):
+        raise RunFileError(f"{run} is being recorded by another process: choose another name")
+    if not overwrite:
+        what = (
+            f"an unfinished run: finish it with `joules info {run}`"
+            if has_begun(journal)
+            else "nothing of a run: its recording begins just now, or ended before it began; then delete it"
+        )
+        raise RunFileError(f"{journal} holds {what}, or overwrite it with overwrite=True (--overwrite)")
+    shutil.rmtree(journal)
 
 
 def is_to_replace(run: Path) -> bool:
@@ -132,24 +143,229 @@ def _identity(run: Path) -> str:
 def is_locked(journal: Path) -> bool:
     """Whether a recorder that lives owns the directory."""
     try:
-        descriptor = os.open(journal / "lock", os.O_RDWR)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        os.close(lock(journal, os.O_RDWR))
+    except RunFileError:
         return True
-    finally:
-        os.close(descriptor)
+    except OSError:  # there is no lock, or it is not ours to look at
+        return False
     return False
 
 
-def lock(journal: Path) -> int:
+def lock(journal: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Own the directory until the returned descriptor is closed. Raises `RunFileError` when somebody else does."""
-    descriptor = os.open(journal / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(journal / "lock", flags, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(descriptor)
         raise RunFileError(f"{journal} is in use by another process: wait until its run has ended") from error
     return descriptor
+
+
+def read_events(path: Path, *, chunk_bytes: int = 1 << 20) -> Iterator[tuple[Event | Garbage, int, int]]:
+    """Yield each event of a journal file with the offset and the length of its frame.
+
+    `Garbage` marks damaged stretches; a tail that is not a whole frame ends the file silently when it is what a killed
+    recorder leaves. Raises `RunFileError` for a file that cannot be read.
+    """
+    at, reader = 0, FrameReader()
+    try:
+        with path.open("rb") as file:
+            while data := file.read(chunk_bytes):
+                for event, frame in reader.feed(data):
+                    size = event.count if isinstance(event, Garbage) else len(frame)
+                    yield event, at, size
+                    at += size
+    except OSError as error:
+        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+    for event, _ in reader.close():
+        assert isinstance(event, Garbage)
+        yield event, at, event.count
+
+
+def check_version(path: Path) -> None:
+    """Raises `RunFileError` when a journal file was written in another version of the format."""
+    try:
+        with path.open("rb") as file:
+            decode(file.read(HEADER_BYTES))
+    except VersionError as error:
+        raise RunFileError(f"{path} was written by another release of powerd ({error})") from error
+    except WireError:
+        pass  # cut off or damaged: the reader reports it
+
+
+PIECE_BYTES: Final = 1 << 20
+
+
+class FrameFile:
+    """Appends frames under ``directory`` for the process ``token``. Raises `OSError` when it cannot."""
+
+    def __init__(self, directory: Path, token: int, *, piece_bytes: int = PIECE_BYTES) -> None:
+        self._base = directory / f"frames-{token:016x}"
+        self._piece_bytes = piece_bytes
+        self._number = 0
+        self._size = 0
+        self._descriptor = self._open()
+
+    def _open(self) -> int:
+        path = self._base.with_name(f"{self._base.name}-{self._number:06d}.bin")
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+
+    def write(self, event: Event) -> None:
+        """Append the frame of ``event``."""
+        frame = encode(event)
+        if self._size and self._size + len(frame) > self._piece_bytes:
+            before, self._number, self._size = self._descriptor, self._number + 1, 0
+            self._descriptor = self._open()
+            os.close(before)
+        done = os.write(self._descriptor, frame)
+        self._size += done
+        if done < len(frame):
+            raise OSError(f"only {done} of {len(frame)} bytes were written: is the disk full?")
+
+    def close(self) -> None:
+        """Again does nothing."""
+        descriptor, self._descriptor = self._descriptor, -1
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+_TAIL_RECORDS = 4096
+
+
+@dataclass(slots=True)
+class Copied:
+    """What of the marks a journal already holds."""
+
+    marks: dict[int, list[list[int]]] = field(default_factory=dict)
+    """By process: begin and end of stretches of record indices, in the order in which they were written."""
+    documents: dict[int, int] = field(default_factory=dict)
+    """By process: how many lines of its names."""
+
+    def add(self, piece: Marks) -> None:
+        stretches = self.marks.setdefault(piece.process, [])
+        end = piece.first + len(piece)
+        for stretch in reversed(stretches):
+            if stretch[1] == piece.first:
+                stretch[1] = end
+                return
+        stretches.append([piece.first, end])
+
+    def records(self, process: int, base: int, count: int) -> int:
+        """How many records of the segment that begins at index ``base`` were copied: they are its first ones."""
+        ends = [end for begin, end in self.marks.get(process, []) if begin < base + count and end > base]
+        return min(max(ends, default=base) - base, count)
+
+
+class MarkTail:
+    """Follows the marks of every process under a journal directory.
+
+    `read` gives what is new since the last call: descriptions of processes and kinds as dicts, and raw marks. With
+    ``consume`` a segment that is full and has been read is deleted by the next call, when what was read has surely been
+    written. What was ``copied`` before is not given again.
+    """
+
+    def __init__(self, journal: Path, *, consume: bool, copied: Copied | None = None) -> None:
+        self._journal = journal
+        self._consume = consume
+        self._copied = copied or Copied()
+        self._done: dict[Path, int] = {}
+        self._spent: list[Path] = []
+
+    def read(self, *, final: bool = False) -> tuple[list[dict[str, object]], list[Marks]]:
+        """New descriptions (each with its ``process``) and new marks, in the order in which they were written.
+
+        A record that another thread is still writing holds back those behind it, unless ``final`` says that nobody
+        writes.
+        """
+        for path in self._spent:
+            path.unlink(missing_ok=True)
+        self._spent.clear()
+        names: list[dict[str, object]] = []
+        marks: list[Marks] = []
+        # Marks first: a kind is always described before a mark uses it.
+        for path in sorted(self._journal.glob("marks-*.bin")):
+            marks += self._read_segment(path, final)
+        for path in sorted(self._journal.glob("marks-*.names")):
+            names += self._read_names(path)
+        return names, marks
+
+    def _read_segment(self, path: Path, final: bool) -> list[Marks]:
+        _, token, number = path.stem.split("-")
+        size, pieces = RECORD.size, []
+        with path.open("rb") as file:
+            records = os.fstat(file.fileno()).st_size // size
+            base = int(number) * records
+            at = self._done[path] if path in self._done else self._copied.records(int(token, 16), base, records)
+            while at < records:
+                file.seek(at * size)
+                data = file.read(_TAIL_RECORDS * size)
+                end = written(data)
+                if end:
+                    pieces.append(Marks(int(token, 16), base + at, data[: end * size]))
+                    at += end
+                elif final:
+                    at += 1
+                if end < len(data) // size and not final:
+                    break
+        self._done[path] = at
+        if self._consume and at == records:
+            self._spent.append(path)
+        return pieces
+
+    def _read_names(self, path: Path) -> list[dict[str, object]]:
+        process = int(path.stem.split("-")[1], 16)
+        with path.open("rb") as file:
+            file.seek(self._done.get(path, 0))
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._done[path] = self._done.get(path, 0) + len(whole)
+        documents = []
+        for text in whole.splitlines():
+            try:
+                # An attribute that is no finite number stays one that can be written: as the text it was.
+                document = json.loads(text, parse_constant=str)
+                check_json(document)
+            except (ValueError, RecursionError):
+                continue  # a torn line of a process that was killed while writing it
+            if not isinstance(document, dict):
+                continue
+            if self._copied.documents.get(process, 0):
+                self._copied.documents[process] -= 1
+            else:
+                documents.append({**document, "process": process})
+        return documents
+
+
+class FrameTail:
+    """Follows the frames that processes leave beside their marks (`powerd_client.journal`).
+
+    With ``consume`` a piece that is complete and has been read is deleted by the next call. A recorder that was started
+    anew reads again what is still there: each of these frames says the same however often it is said.
+    """
+
+    def __init__(self, journal: Path, *, consume: bool) -> None:
+        self._journal = journal
+        self._consume = consume
+        self._readers: dict[Path, tuple[FrameReader, int]] = {}
+        self._spent: list[Path] = []
+
+    def read(self) -> list[tuple[Event | Garbage, bytes]]:
+        """New frames, each with its bytes (none for garbage)."""
+        for path in self._spent:
+            path.unlink(missing_ok=True)
+            self._readers.pop(path, None)
+        self._spent.clear()
+        frames: list[tuple[Event | Garbage, bytes]] = []
+        paths = sorted(self._journal.glob("frames-*.bin"))
+        for path, following in zip_longest(paths, paths[1:]):
+            reader, at = self._readers.get(path) or (FrameReader(), 0)
+            with path.open("rb") as file:
+                file.seek(at)
+                data = file.read()
+            frames += reader.feed(data)
+            self._readers[path] = reader, at + len(data)
+            is_complete = following is not None and following.name.rpartition("-")[0] == path.name.rpartition("-")[0]
+            if self._consume and is_complete:
+                self._spent.append(path)
+        return frames

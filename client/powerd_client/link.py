@@ -1,30 +1,245 @@
-"""One powerd as its client sees it: description, clock exchanges, and the streams by pull and resume.
+"""The link to one powerd: its sockets, the keys for them, clock exchanges, and the streams by pull and resume.
 
-Nothing is lost while the daemon's ring holds it: every stream is asked for from the next number that is missing, and a
-number out of turn, a silence or a reconnection only make the link ask again.
+A link has three sockets. `Connection.control` of the URL carries questions and answers; the description that it brings
+says where data and clock are. Nothing is lost while the daemon's ring holds it: every stream is asked for from the next
+number that is missing, and a number out of turn, a silence or a reconnection only make the link ask again. Of an epoch
+that is over (powerd was started anew, or another board answers) the rest is fetched while the new one already flows.
+
+A link never waits, but for `BoardLink.describe` and for a few milliseconds in `BoardLink.exchange`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
+from pathlib import Path
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from powerd_client.connection import Connections
-from powerd_client.exchanges import Exchanges
 from powerd_client.hostclock import now_ns
-from powerd_client.keys import credentials_for
 from powerd_core import wire
-from powerd_core.errors import PeerError, PeerTimeout, VersionError, WireError
-from powerd_core.model import Block, ClockExchange, Description, Gap
-from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, Backfill, PastEpoch, StreamReceiver
+from powerd_core.clock import ClockFilter
+from powerd_core.errors import ClockError, ConfigError, PeerError, PeerTimeout, VersionError, WireError
+from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory
+from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
+from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, WINDOW, Backfill, PastEpoch, StreamReceiver
 from powerd_core.serde import read_description
 
+MAX_KEY_BYTES = 1 << 20
+_DENIED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_OTHER_MECHANISM = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_HUNG_UP = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+_HANG_UPS = 3
+"""A powerd that ends hangs up once; one that cannot read what we send, at every attempt."""
+_REFUSED_PAUSE_NS = 1_000_000_000
+_QUESTIONS = 8
+"""So many questions may wait for a connection: those of a long cut would all be answered when it is over."""
+_DEAF_NS = 2_000_000_000
+"""A socket on which nothing has come for so long is connected anew: libzmq gives up for good on a peer that broke the
+protocol, be it that the way damaged a single byte."""
+_OPEN_EXCHANGES = 64
+"""Exchanges that may wait for their answers; on a slow way there are always some."""
 _DESCRIBE_AGAIN_NS = 100_000_000
+
+
+def credentials_for(url: str, keys: str | os.PathLike[str] | None = None) -> Credentials | None:
+    """What the directory ``keys`` (default: $POWERD_KEYS, else ~/.config/powerd) has for the board at ``url``.
+
+    None for a board that it does not know: that one must do without keys. Raises `ConfigError`.
+    """
+    directory = Path(keys or keys_directory(os.environ, str(Path.home()))).expanduser().absolute()
+    return find_credentials(url, str(directory), lambda name, is_secret: _read_key(directory / name, is_secret))
+
+
+def _read_key(path: Path, is_secret: bool) -> str | None:
+    """A file of keys, None when there is none. Refuses what others could have read or changed."""
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if is_secret and mode & 0o077:
+                raise ConfigError(f"{path}: others could read this secret: run `chmod 600 {path}`, or make new keys")
+            for place, its_mode in ((path, mode), (path.parent, path.parent.stat().st_mode)):
+                if its_mode & 0o022:
+                    raise ConfigError(f"{place}: others can change it: run `chmod go-w {place}` and check the keys")
+            data = file.read(MAX_KEY_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(data) > MAX_KEY_BYTES:
+        raise ConfigError(f"{path}: longer than {MAX_KEY_BYTES} bytes: not a file of keys")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+
+
+class Connection:
+    """A connection to one endpoint, to be used through ``socket``: connected, refused, gone silent, connected anew."""
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        endpoint: str,
+        credentials: Credentials | None,
+        *,
+        queue: int = 1000,
+    ) -> None:
+        """At most ``queue`` messages wait for it to come about. Raises `ConfigError` for what is no endpoint."""
+        self.endpoint = endpoint
+        self.heard_ns = 0
+        """When something came last, or it was connected; 0 before anybody waited for something."""
+        self._credentials = credentials
+        self._monitor: zmq.Socket[bytes] | None = None
+        self._hang_ups = 0
+        self._refusal: str | None = None
+        self._refused_ns: int | None = None
+        """When libzmq gave up; None while it goes on."""
+        self.socket = socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.sndhwm, socket.rcvhwm = queue, 4 * WINDOW
+        socket.maxmsgsize = wire.MAX_PAYLOAD + wire.HEADER_BYTES
+        if endpoint.startswith("tcp:"):
+            socket.heartbeat_ivl, socket.heartbeat_timeout = 200, 600
+            # The kernel's own patience grows during a long cut; the first moment after it shall do.
+            socket.connect_timeout, socket.handshake_ivl = 1000, 2000
+            socket.ipv6 = "[" in endpoint
+            if credentials is not None:
+                socket.set(zmq.CURVE_PUBLICKEY, credentials.own.public.encode())
+                socket.set(zmq.CURVE_SECRETKEY, credentials.own.secret.encode())
+                socket.set(zmq.CURVE_SERVERKEY, credentials.board.encode())
+            self._monitor = socket.get_monitor_socket(
+                _DENIED | _OTHER_MECHANISM | _HUNG_UP | zmq.EVENT_HANDSHAKE_SUCCEEDED
+            )
+        try:
+            socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise ConfigError(f"{endpoint!r} is no address of a powerd ({error}): try tcp://HOST:7360") from error
+
+    def send(self, event: wire.Event) -> bool:
+        """Whether there was room for it."""
+        try:
+            self.socket.send(wire.encode(event), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def refusal(self) -> str | None:
+        """Why the other side refused our keys at the last attempt, and what to do; None when it did not."""
+        while self._monitor is not None and self._monitor.poll(0):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._hang_ups, self._refusal, self._refused_ns = 0, None, None
+                continue
+            self._hang_ups += event == _HUNG_UP
+            if event != _HUNG_UP:
+                self._refused_ns = now_ns()
+            if event != _HUNG_UP or (self._credentials is not None and self._hang_ups >= _HANG_UPS):
+                self._refusal = explain_refusal(self.endpoint, self._credentials, is_denied=event == _DENIED)
+        return self._refusal
+
+    def try_again(self) -> None:
+        """Connect anew what was refused a second ago: libzmq gave up for good, but the key may be allowed by now."""
+        self.refusal()
+        if self._refused_ns is not None and now_ns() - self._refused_ns >= _REFUSED_PAUSE_NS:
+            self._refused_ns = None
+            self.reconnect()
+
+    def is_deaf(self, now: int, patience_ns: int = _DEAF_NS) -> bool:
+        """Whether it seems to be connected to nobody. The first call begins to wait for something."""
+        self.heard_ns = self.heard_ns or now
+        return now - self.heard_ns > patience_ns
+
+    def reconnect(self) -> None:
+        """Connect anew."""
+        self.heard_ns = now_ns()
+        with contextlib.suppress(zmq.ZMQError):  # libzmq may have forgotten it already
+            self.socket.disconnect(self.endpoint)
+        with contextlib.suppress(zmq.ZMQError):  # it could be connected once; the next attempt is soon
+            self.socket.connect(self.endpoint)
+
+    def close(self) -> None:
+        if self._monitor is not None:
+            self.socket.disable_monitor()
+            self._monitor.close()
+        self.socket.close()
+
+
+class Exchanges:
+    """Clock exchanges with one powerd: answered at once, later, or never, and what they tell of the board's clock.
+
+    Asks and takes answers on the clock socket that each call is given.
+    """
+
+    def __init__(self) -> None:
+        self.refused = 0
+        """Frames that were none."""
+        self.heard_ns = 0
+        """When anything came last."""
+        self._open: deque[int] = deque(maxlen=_OPEN_EXCHANGES)
+        self._late: list[ClockExchange] = []
+        self._filter = ClockFilter()
+        self._offsets: dict[int, float] = {}
+
+    def make(self, clock: zmq.Socket[bytes], timeout_ms: int) -> ClockExchange | None:
+        """One exchange, or None when the answer does not come at once: it is then among `late`."""
+        t1 = now_ns()
+        try:
+            clock.send(wire.encode(ClockExchange(0, t1)), zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        self._open.append(t1)
+        # Bounded by time too: whoever answers without end must not keep us here.
+        while clock.poll(timeout_ms) and now_ns() - t1 < 10 * timeout_ms * 1_000_000:
+            if (exchange := self._take(clock)) is not None:
+                if exchange.t1_host_ns == t1:
+                    return exchange
+                self._late.append(exchange)
+        return None
+
+    def late(self, clock: zmq.Socket[bytes]) -> list[ClockExchange]:
+        """Those whose answers took longer than `make` waited. Ask as soon as the socket has something."""
+        for _ in range(_OPEN_EXCHANGES):
+            if not clock.poll(0):
+                break
+            if (exchange := self._take(clock)) is not None:
+                self._late.append(exchange)
+        late, self._late = self._late, []
+        return late
+
+    def offset_ns(self, epoch: int) -> float | None:
+        """Host minus board time, as well as it is known by now."""
+        return self._offsets.get(epoch)
+
+    def board_now_ns(self, epoch: int) -> int:
+        """Now on the clock of an epoch."""
+        offset = self._offsets.get(epoch)
+        return UNKNOWN_TIME_NS if offset is None else now_ns() - round(offset)
+
+    def _take(self, clock: zmq.Socket[bytes]) -> ClockExchange | None:
+        frame = clock.recv(zmq.NOBLOCK)
+        t4 = self.heard_ns = now_ns()
+        try:
+            event = wire.decode(frame)
+        except WireError:
+            self.refused += 1
+            return None
+        if not isinstance(event, ClockExchange) or event.t1_host_ns not in self._open:
+            return None
+        self._open.remove(event.t1_host_ns)
+        exchange = ClockExchange(event.epoch, event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, t4)
+        self._filter.add(exchange)
+        try:
+            self._offsets[exchange.epoch] = self._filter.at(exchange.t_board_ns)[0]
+        except ClockError:
+            self._offsets.pop(exchange.epoch, None)
+        return exchange
 
 
 @dataclass(slots=True)
@@ -57,35 +272,62 @@ class BoardLink:
         self.description: Description | None = None
         self.streams: dict[int, StreamReceiver] = {}
         self.earlier = Backfill(url)
-        self._refused = 0
         self.replayed = 0
         """Frames that came late: asked for again, or held back by a cut."""
-        self._to = Connections(context, url, credentials_for(url, keys))
+        self._refused = 0
+        self._context = context
+        self._credentials = credentials_for(url, keys)
+        self._control = Connection(context, url, self._credentials, queue=_QUESTIONS)
+        self._data: Connection | None = None
+        self._clock: Connection | None = None
         self._described_ns = 0
-        self._questions = 0
-        """For the description, not answered yet."""
         self._unreadable = ""
         """What was wrong with the last description that could not be taken over."""
         self._exchanges = Exchanges()
         if memory is not None:
             self.description, self.streams = memory.description, memory.streams
             self.earlier.open, self.earlier.known = memory.earlier, memory.known
-            self._to.lead_to(memory.description)
+            self._connect_streams(memory.description)
 
     @property
     def control(self) -> zmq.Socket[bytes]:
         """Questions and their answers: `receive_control` when something has come."""
-        return self._to.control.socket
+        return self._control.socket
 
     @property
     def data(self) -> zmq.Socket[bytes] | None:
         """The streams, once it has been described: `receive` when something has come."""
-        return self._to.data.socket if self._to.data is not None else None
+        return self._data.socket if self._data is not None else None
 
     @property
     def clock(self) -> zmq.Socket[bytes] | None:
         """Clock exchanges, once it has been described: `late_exchanges` when something has come."""
-        return self._to.clock.socket if self._to.clock is not None else None
+        return self._clock.socket if self._clock is not None else None
+
+    def _connections(self) -> list[Connection]:
+        return [c for c in (self._control, self._data, self._clock) if c is not None]
+
+    def _connect_streams(self, description: Description) -> None:
+        """Connect to the endpoints of a description, where that is not done yet. Raises `PeerError` and `ConfigError`
+        for those that cannot be used.
+        """
+        self._data = self._connect(description.data_endpoint, self._data, 1000)
+        self._clock = self._connect(description.clock_endpoint, self._clock, _QUESTIONS)
+
+    def _connect(self, endpoint: str, old: Connection | None, queue: int) -> Connection:
+        if endpoint.startswith("tcp://*:"):  # a port of the host at which the control socket answered
+            host = self.url.removeprefix("tcp://").rpartition(":")[0]
+            endpoint = f"tcp://{host}:{endpoint.rpartition(':')[2]}"
+        elif self.url.startswith("tcp:"):
+            # A board must not send its clients to other machines, nor to sockets of their own.
+            raise PeerError(f"the powerd at {self.url} names the address {endpoint[:200]!r}: only a port is taken")
+        if old is not None and old.endpoint == endpoint:
+            return old
+        # The new one first: an endpoint that cannot be used leaves us the one that we have.
+        connection = Connection(self._context, endpoint, self._credentials, queue=queue)
+        if old is not None:
+            old.close()
+        return connection
 
     def describe(self, timeout_s: float = 3.0, give_up: Callable[[], bool] = lambda: False) -> Description:
         """Ask what the daemon measures, and connect to its streams.
@@ -116,13 +358,12 @@ class BoardLink:
 
     def refusal(self) -> str | None:
         """Why the board refuses this client's keys, and what to do; None when it does not."""
-        return self._to.refusal()
+        return next((reason for c in self._connections() if (reason := c.refusal())), None)
 
     def ask_description(self) -> None:
         """Send a request whose answer `receive_control` will give."""
         self._described_ns = now_ns()
-        self._questions += 1
-        self._to.control.send(wire.encode(wire.Message("describe", {"client": self.client})))
+        self._control.send(wire.Message("describe", {"client": self.client}))
 
     def receive_control(self) -> Description | None:
         """One message of the control socket: a description (taken over), or something else.
@@ -133,16 +374,13 @@ class BoardLink:
         try:
             event = wire.decode(frame)
             if isinstance(event, wire.Message) and event.subject == "description":
-                if not self._questions:
-                    self._refused += 1  # nobody asked: epochs shall not come faster than we ask
-                    return None
-                self._questions -= 1
                 try:
                     description = read_description(event.body)
                 except WireError as error:
                     self._unreadable = str(error)
                     raise
-                return self._take_description(description)
+                self._take_description(description)
+                return description
             if isinstance(event, wire.Message) and event.subject == "epochs" and self.description is not None:
                 self.earlier.take_answer(event.body, self.description.epoch)
         except VersionError as error:
@@ -151,15 +389,10 @@ class BoardLink:
             self._refused += 1
             return None
         if isinstance(event, wire.Message) and event.subject == "error":
-            reason = str(event.body.get("message", "no reason given"))
-            if self.description is not None and reason.startswith("unknown subject 'epochs'"):
-                with contextlib.suppress(WireError):  # a second answer of this kind says nothing new
-                    self.earlier.take_answer({"ready": True, "epochs": []}, self.description.epoch)
-                return None
-            raise PeerError(f"the powerd at {self.url} refuses: {reason}")
+            raise PeerError(f"the powerd at {self.url} refuses: {event.body.get('message', 'no reason given')}")
         return None
 
-    def _take_description(self, new: Description) -> Description:
+    def _take_description(self, new: Description) -> None:
         old = self.description
         if old is None or old.epoch != new.epoch:
             returned = self.earlier.take_back(new.epoch)
@@ -174,8 +407,7 @@ class BoardLink:
                 state.end, state.asked_ns = None, 0
             self.description = new
             self.earlier.begin(new, live=True)
-        self._to.lead_to(new)
-        return new
+        self._connect_streams(new)
 
     def exchange(self, timeout_ms: int = 3) -> ClockExchange | None:
         """One exchange of four timestamps, or None when the answer does not come at once: see `late_exchanges`."""
@@ -197,43 +429,49 @@ class BoardLink:
 
     def ask(self) -> None:
         """Ask for what is missing wherever it is time to."""
-        self._to.try_again()
+        for connection in self._connections():
+            connection.try_again()
         if self.description is None:
             return
         now = now_ns()
-        slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)
-        self._to.renew_deaf(now, slow_ns, self._exchanges.heard_ns)
+        self._renew_deaf(now)
         for state in chain(self.streams.values(), self.earlier.receivers()):
             self._ask_for(state, now)
         if self.earlier.open and self.earlier.question_is_due(now):
-            self._to.control.send(wire.encode(wire.Message("epochs", {"client": self.client})))
+            self._control.send(wire.Message("epochs", {"client": self.client}))
+
+    def _renew_deaf(self, now: int) -> None:
+        """Connect anew what seems to be connected to nobody; the control socket, which is mostly silent, with them."""
+        if self._data is None or self._clock is None:
+            return
+        slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)
+        self._clock.heard_ns = max(self._clock.heard_ns, self._exchanges.heard_ns)
+        deaf = [c for c, ns in ((self._data, max(_DEAF_NS, slow_ns)), (self._clock, _DEAF_NS)) if c.is_deaf(now, ns)]
+        for connection in (*deaf, self._control) if deaf else ():
+            connection.reconnect()
 
     def _ask_for(self, state: StreamReceiver, now: int) -> None:
         if state.epoch in self.earlier.open and state.end is None:
             return  # it is not known yet whether anybody holds it
         want = state.due(now)
-        if want is None or self._to.data is None:
+        if want is None or self._data is None:
             return
         silent = state.is_silent(now)
-        if self._to.data.send(wire.encode(want)):
+        if self._data.send(want):
             state.asked(want, now)
-        if silent:
-            self._describe_again(now, SILENCE_NS)
-
-    def _describe_again(self, now: int, pause_ns: int) -> None:
-        if now - self._described_ns > pause_ns:
+        if silent and now - self._described_ns > SILENCE_NS:
             self.ask_description()
 
     def receive(self, limit: int = 256) -> Iterator[tuple[Block | Gap, bytes]]:
         """Whatever has arrived in turn, at most ``limit`` frames, each with its bytes."""
         for _ in range(limit):
-            if self._to.data is None:
+            if self._data is None:
                 return
             try:
-                frame = self._to.data.socket.recv(zmq.NOBLOCK)
+                frame = self._data.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            self._to.data.heard()
+            self._data.heard_ns = now_ns()
             try:
                 event = wire.decode(frame)
             except WireError:
@@ -248,8 +486,8 @@ class BoardLink:
         state = self.streams.get(event.stream) if live else self.earlier.receiver(event.epoch, event.stream)
         if state is None:
             self._refused += live
-            if not live and event.epoch not in self.earlier.known:
-                self._describe_again(now, _DESCRIBE_AGAIN_NS)
+            if event.epoch not in self.earlier.known and now - self._described_ns > _DESCRIBE_AGAIN_NS:
+                self.ask_description()
             return False
         replayed = state.replayed
         if not state.take(event, now):
@@ -269,4 +507,5 @@ class BoardLink:
         return notes
 
     def close(self) -> None:
-        self._to.close()
+        for connection in self._connections():
+            connection.close()

@@ -13,7 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from powerd_client.attempts import Attempts, manner_of_death
+from powerd_client.job import Attempts, manner_of_death
+from powerd_client.log import last_line
 from powerd_core.errors import PeerError
 
 _FAREWELL_S = 1.0
@@ -42,12 +43,6 @@ def best_source(pid: int | None) -> dict[str, object]:
     return model
 
 
-def _toml(value: object) -> str:
-    """A JSON string, number, boolean or list of them is also a TOML value, but for two kinds of characters: TOML has no
-    halves of characters as escapes, and wants one for DEL."""
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
 def _private_directory() -> Path:
     """A directory that only this user can enter, with a path short enough for sockets."""
     directory = Path(tempfile.mkdtemp(prefix="powerd-"))
@@ -71,7 +66,8 @@ class LocalDaemon:
         self._attempts = Attempts()
         self._start_s: float | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        options = "\n".join(f"{key} = {_toml(value)}" for key, value in source.items())
+        # A JSON string, number, boolean or list of them is also a TOML value.
+        options = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in source.items())
         (self._directory / "powerd.toml").write_text(
             f'[server]\nlisten = "{self.url}"\nboard = "local"\n\n[[source]]\n{options}\n', encoding="utf-8"
         )
@@ -98,7 +94,7 @@ class LocalDaemon:
         """Raises `PeerError` with the daemon's last words when it has ended."""
         status = self._process.poll() if self._process else None
         if status is not None:
-            raise PeerError(f"the local powerd {manner_of_death(status)}: {self._last_words()}")
+            raise PeerError(f"the local powerd {manner_of_death(status)}: {last_line(self._log)}")
 
     def tend(self) -> str | None:
         """Start again what died, with pauses that grow. What the user should be told, if anything."""
@@ -108,7 +104,7 @@ class LocalDaemon:
             pause = self._attempts.pause(now_s)
             ended = f"the local powerd {manner_of_death(status)}"
             if status >= 0:  # one that was killed did not say why
-                ended += f": {self._last_words()}"
+                ended += f": {last_line(self._log)}"
             if pause is None:
                 return f"{ended}, again and again: it is not started any more, and nothing more is measured"
             self._start_s = now_s + pause
@@ -119,13 +115,6 @@ class LocalDaemon:
             except OSError as error:
                 return f"the local powerd cannot be started again: {error}"
         return None
-
-    def _last_words(self) -> str:
-        try:
-            lines = self._log.read_text(errors="replace").strip().splitlines()
-        except OSError:
-            lines = []
-        return lines[-1] if lines else "it said nothing"
 
     @property
     def pid(self) -> int | None:

@@ -1,50 +1,188 @@
-"""The journal as a worker keeps it: what was received, the marks of the training, and notes for its reader."""
+"""The journal as a worker keeps it: what was received, the marks of the training, and notes for its reader.
+
+`Past` is what an earlier worker has written, so that the next one can go on where that one died.
+"""
 
 from __future__ import annotations
 
-from powerd_client.backlog import Backlog
-from powerd_client.hostclock import now_ns
-from powerd_client.job import MAX_TEXT, Job, Voice
-from powerd_client.resume import Past
-from powerd_client.tails import FrameTail, MarkTail
-from powerd_client.wallclock import WallAnchors, anchor_note, take_anchor
-from powerd_core.errors import RunFileError
-from powerd_core.text import printable
-from powerd_core.wire import Event, Garbage, Message
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from powerd_client.hostclock import anchor_note, now_ns, take_anchor
+from powerd_client.job import MAX_TEXT, log
+from powerd_client.journal import Copied, FrameTail, MarkTail, check_version, read_events, run_of
+from powerd_client.link import LinkMemory
+from powerd_core.errors import RunFileError, WireError
+from powerd_core.marks import Marks
+from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
+from powerd_core.protocol import PastEpoch, StreamReceiver
+from powerd_core.serde import read_description
+from powerd_core.text import printable
+from powerd_core.wire import CURRENT, Event, Garbage, Message, decode, encode
+
+MAX_BYTES = 64 << 20
+"""So much waits in memory; what is not fetched then stays in the daemon's ring."""
+RESERVE_BYTES = 256 << 10
+"""Disk space that is kept for the last words: gaps, notes, the end of the run."""
+_RETRY_NS = 1_000_000_000
+_MAX_SPAN = 2**32 - 1
 _TAIL_NS = 100_000_000
+_ANCHOR_DENSE_NS, _ANCHOR_SPARSE_NS = 1_000_000_000, 10_000_000_000
+_ANCHORS_DENSE = 60
+"""Anchors of the wall clock are dense during the first minute, in which most profiles are taken."""
 _MAX_NOTED = 1000
 """Different texts in one run; a powerd that makes up ever new ones fills neither memory nor the journal with them."""
 
 
-class Logbook:
-    """Everything on its way into ``journal.bin``. The disk's failures are told to the user once, and at once."""
+@dataclass(slots=True)
+class _Address:
+    """What the epoch messages say of one address."""
 
-    def __init__(self, job: Job, voice: Voice, past: Past | None) -> None:
+    epochs: list[int] = field(default_factory=list)
+    """In the order in which they were first seen."""
+    live: int | None = None
+    settled: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Past:
+    """The contents of a journal, as far as a recorder must know them."""
+
+    size: int = 0
+    """Bytes up to the end of the last good frame."""
+    has_run: bool = False
+    has_start: bool = False
+    has_stop: bool = False
+    notes: set[str] = field(default_factory=set)
+    copied: Copied = field(default_factory=Copied)
+    _places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """By epoch and stream: the next number, and the board time of the last reading."""
+    _descriptions: dict[int, Description] = field(default_factory=dict)
+    _addresses: dict[str, _Address] = field(default_factory=dict)
+
+    def memory(self, url: str) -> LinkMemory | None:
+        """What a link to ``url`` goes on from; None when it had not been described."""
+        address = self._addresses.get(url)
+        if address is None or address.live not in self._descriptions:
+            return None
+        earlier = {
+            epoch: PastEpoch(self._descriptions[epoch], self._states(epoch, address))
+            for epoch in address.epochs
+            if epoch != address.live and epoch not in address.settled and epoch in self._descriptions
+        }
+        live = self._descriptions[address.live]
+        return LinkMemory(live, self._states(address.live, address), earlier, set(address.epochs))
+
+    def _states(self, epoch: int, address: _Address) -> dict[int, StreamReceiver]:
+        description = self._descriptions[epoch]
+        before = address.epochs[: address.epochs.index(epoch)]
+        boards = {self._descriptions[e].board for e in before if e in self._descriptions}
+        # As the link began them: a board's second life is read from its oldest reading on.
+        first = 0 if description.board in boards else CURRENT
+        states = {}
+        for stream in description.streams:
+            number, t_last_ns = self._places.get((epoch, stream.number), (first, 0))
+            states[stream.number] = StreamReceiver(stream, epoch, number, t_last_board_ns=t_last_ns)
+        return states
+
+    def take(self, event: Event) -> None:
+        """The next event of the journal."""
+        match event:
+            case Block():
+                self._reach(event, event.sequence + 1)
+            case Gap():
+                self._reach(event, event.sequence + event.span)
+            case Marks():
+                self.copied.add(event)
+            case Message():
+                self._take_message(event.subject, event.body, event.epoch)
+
+    def _reach(self, event: Block | Gap, following: int) -> None:
+        key = event.epoch, event.stream
+        if following > self._places.get(key, (0, 0))[0]:
+            self._places[key] = following, event.t_last_ns
+
+    def _take_message(self, subject: str, body: Mapping[str, Any], epoch: int) -> None:
+        match subject:
+            case "run":
+                self.has_run = True
+            case "start":
+                self.has_start = True
+            case "stop":
+                self.has_stop = True
+            case "note":
+                self.notes.add(str(body.get("text")))
+            case "phase-names":
+                process = int(body["process"])
+                self.copied.documents[process] = self.copied.documents.get(process, 0) + 1
+            case "description":
+                with contextlib.suppress(WireError):  # a damaged one is asked for again
+                    self._descriptions[epoch] = read_description(body)
+            case "epoch":
+                address = self._addresses.setdefault(str(body["url"]), _Address())
+                if epoch not in address.epochs:
+                    address.epochs.append(epoch)
+                if body["state"] == "live":
+                    address.live = epoch
+                    address.settled.discard(epoch)
+                elif body["state"] == "settled":
+                    address.settled.add(epoch)
+
+
+def read_past(journal: Path) -> Past:
+    """Read a journal's file, if there is one. Raises `RunFileError`."""
+    past, file = Past(), journal / "journal.bin"
+    if not file.exists():
+        return past
+    check_version(file)
+    for event, at, size in read_events(file):
+        if not isinstance(event, Garbage):
+            past.take(event)
+            past.size = at + size
+    return past
+
+
+class Logbook:
+    """Everything on its way into ``journal.bin``: frames wait here, oldest first, while the disk takes none.
+
+    The disk's failures are told to the user once, and at once.
+    """
+
+    def __init__(self, journal: Path, past: Past | None = None) -> None:
         """``past``: what an earlier worker has written. Raises `OSError`."""
-        self._job = job
-        self._voice = voice
-        self._backlog = Backlog(job.journal, past.size if past else None)
-        self._tail = MarkTail(job.journal, consume=True, copied=past.copied if past else None)
-        self._frames = FrameTail(job.journal, consume=True)
+        self.failure: OSError | None = None
+        """Why the journal cannot be written now."""
+        self._journal = journal
+        self._descriptor = os.open(journal / "journal.bin", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._size = past.size if past else os.fstat(self._descriptor).st_size
+        # What lies behind the last good frame is the torn one of a worker that was killed.
+        self._is_torn = past is not None
+        self._frames: list[bytes] = []
+        self._bytes = self._failed_ns = 0
+        with contextlib.suppress(OSError):
+            _reserve(journal / "reserve")
+        self._marks = MarkTail(journal, consume=True, copied=past.copied if past else None)
+        self._device_frames = FrameTail(journal, consume=True)
         self._noted = set(past.notes) if past else set()
-        self._tail_ns = 0
-        self._wall = WallAnchors()
+        self._tail_ns = self._anchors = self._anchor_ns = 0
 
     @property
     def is_full(self) -> bool:
         """Whether as much waits for the disk as may."""
-        return self._backlog.is_full
-
-    @property
-    def is_failing(self) -> bool:
-        """Whether the disk takes nothing now."""
-        return self._backlog.failure is not None
+        return self._bytes > MAX_BYTES
 
     def add(self, event: Event, frame: bytes | None = None) -> None:
-        self._backlog.add(event, frame)
+        """Another frame: that of ``event``, encoded here where it is not given."""
+        frame = encode(event) if frame is None else frame
+        self._frames.append(frame)
+        self._bytes += len(frame)
 
     def note(self, text: str) -> None:
+        """A warning in the run file."""
         self.add(Message("note", {"t_ns": now_ns(), "level": "warning", "text": text}))
 
     def note_once(self, text: str) -> bool:
@@ -59,54 +197,127 @@ class Logbook:
         """As `note_once`, for what the user should know now."""
         text = printable(text, limit=MAX_TEXT)
         if self.note_once(text):
-            self._voice.warn(text)
+            log.warning(text)
 
     def tail_marks(self, *, final: bool = False) -> None:
         """Copy what the training has marked, ten times a second; not while the disk fails: it is safe where it is."""
         now = now_ns()
-        if (now < self._tail_ns and not final) or self.is_failing:
+        if (now < self._tail_ns and not final) or self.failure:
             return
         self._tail_ns = now + _TAIL_NS
-        if (anchor := self._wall.note(now)) is not None:
-            self.add(Message("note", anchor))
-        names, marks = self._tail.read()
+        if now >= self._anchor_ns:
+            self._anchors += 1
+            self._anchor_ns = now + (_ANCHOR_DENSE_NS if self._anchors <= _ANCHORS_DENSE else _ANCHOR_SPARSE_NS)
+            self.add(Message("note", anchor_note(take_anchor())))
+        names, marks = self._marks.read()
         for document in names:
             self.add(Message("phase-names", document))
         for piece in marks:
             self.add(piece)
-        for event, frame in self._frames.read():
+        for event, frame in self._device_frames.read():
             if not isinstance(event, Garbage):
                 self.add(event, frame)
 
     def flush(self) -> None:
-        """Write what can be written."""
-        was_failing = self.is_failing
-        self._backlog.flush(now_ns())
-        error = self._backlog.failure
-        if error is not None and not was_failing:
-            self.warn(f"the journal cannot be written ({error.strerror}): readings wait in memory and in powerd")
-        elif error is None and was_failing:
+        """Write everything, or keep it and say why in ``failure``; then try again every second."""
+        now, was_failing = now_ns(), self.failure is not None
+        if not self._frames or (was_failing and now - self._failed_ns < _RETRY_NS):
+            return
+        try:
+            self._write(self._frames)
+        except OSError as error:
+            self.failure, self._failed_ns = error, now
+            if not was_failing:
+                self.warn(f"the journal cannot be written ({error.strerror}): readings wait in memory and in powerd")
+            return
+        if was_failing:
             self.note("the journal can be written again")
+
+    def _write(self, frames: list[bytes]) -> None:
+        """Write frames, and forget all that waited. Raises `OSError` with the file as it was; then call again."""
+        data = memoryview(b"".join(frames))
+        done = 0
+        self._mend()
+        try:
+            while done < len(data):
+                done += os.write(self._descriptor, data[done:])
+        except OSError:
+            self._is_torn = True
+            with contextlib.suppress(OSError):  # of a file system that went read-only: tried again before more is added
+                self._mend()
+            raise
+        self._size += len(data)
+        self._frames, self._bytes, self.failure = [], 0, None
+
+    def _mend(self) -> None:
+        if self._is_torn:
+            os.ftruncate(self._descriptor, self._size)
+            self._is_torn = False
 
     def end(self, stop: Message) -> None:
         """Write the end of the run, and gaps for what finds no room. Raises `RunFileError` when not even they do."""
         self.tail_marks(final=True)
         self.add(Message("note", anchor_note(take_anchor())))
         self.add(stop)
-        self._backlog.flush(now_ns())
-        error = self._backlog.failure
-        if error is None:
-            return
         try:
-            lost = self._backlog.give_up(f"the journal could not be written: {error.strerror}")
-        except OSError as again:
-            raise RunFileError(
-                f"the end of the run could not be written into {self._job.journal} ({again.strerror}): what was "
-                f"recorded before is there; see to the disk, then: joules recover {self._job.out}"
-            ) from error
-        if lost:
-            self._voice.warn(f"{lost} scans could not be kept ({error.strerror}): the run file says which")
+            self._write(self._frames)
+        except OSError as error:
+            try:
+                lost = self._write_last_words(f"the journal could not be written: {error.strerror}")
+            except OSError as again:
+                raise RunFileError(
+                    f"the end of the run could not be written into {self._journal} ({again.strerror}): what was "
+                    f"recorded before is there; see to the disk, then: joules recover {run_of(self._journal)}"
+                ) from error
+            if lost:
+                log.warning(f"{lost} scans could not be kept ({error.strerror}): the run file says which")
+
+    def _write_last_words(self, cause: str) -> int:
+        """Write gaps for the readings that wait, and the rest as it is, into the space that was kept for this.
+
+        Marks are left out: they are still in their own files. Returns the number of scans that are lost. Raises
+        `OSError` when not even this can be written.
+        """
+        gaps: dict[tuple[int, int], Gap] = {}
+        rest: list[bytes] = []
+        exchanges: list[bytes] = []
+        for frame in self._frames:
+            match event := decode(frame):
+                case Block() | Gap():
+                    key = event.epoch, event.stream
+                    gaps[key] = _joined(gaps.get(key), event, cause)
+                case ClockExchange():
+                    exchanges.append(frame)
+                case Marks():
+                    pass
+                case _:
+                    rest.append(frame)
+        every = 1 + 2 * sum(map(len, exchanges)) // RESERVE_BYTES
+        (self._journal / "reserve").unlink(missing_ok=True)
+        self._write([*rest, *exchanges[::every], *(encode(gap) for gap in gaps.values())])
+        return sum(max(gap.lost, 0) for gap in gaps.values())
 
     def close(self) -> None:
         """Let go of the file (not of the journal's lock)."""
-        self._backlog.close()
+        os.close(self._descriptor)
+
+
+def _joined(gap: Gap | None, event: Block | Gap, cause: str) -> Gap:
+    """A gap that takes the numbers of ``event`` too."""
+    span, lost = (event.span, event.lost) if isinstance(event, Gap) else (1, event.count)
+    if gap is None:
+        return Gap(event.stream, event.epoch, event.sequence, UNKNOWN_TIME_NS, event.t_last_ns, span, lost, cause)
+    lost = -1 if -1 in {gap.lost, lost} else gap.lost + lost
+    span = min(gap.span + span, _MAX_SPAN)
+    return Gap(gap.stream, gap.epoch, gap.sequence, UNKNOWN_TIME_NS, event.t_last_ns, span, lost, cause)
+
+
+def _reserve(path: Path) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)

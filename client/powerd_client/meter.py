@@ -1,4 +1,8 @@
-"""`Meter`: a recording with phases, as a training script sees it."""
+"""`Meter`: a recording with phases, as a training script sees it.
+
+A process marks its phases in one of three recordings: one that it began itself; one that local rank 0 of the same
+training began (docs/ranks.md); or one that `joules record` began around the process.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +11,25 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from powerd_client.accelerator import begin_timing, choose_timing
-from powerd_client.baseline import BASELINE, check_seconds
-from powerd_client.device import DeviceTimer
+from powerd_client.device_timing import DeviceTimer, begin_timing, choose_timing
 from powerd_client.gpus import devices_here
 from powerd_client.hostclock import now_ns
-from powerd_client.markwriter import MarkWriter
-from powerd_client.membership import Membership, take_part
-from powerd_client.phase import Attribute, Phase
-from powerd_client.recording import Recording
-from powerd_client.telling import tell
-from powerd_client.together import Together
-from powerd_client.watchdata import Loader
-from powerd_core.errors import ConfigError, PeerError, PowerdError, RunFileError
+from powerd_client.log import tell
+from powerd_client.marks import MarkWriter
+from powerd_client.phase import BASELINE, Attribute, Loader, Phase, check_seconds
+from powerd_client.recording import Recording, take_part
+from powerd_client.rendezvous import Rendezvous
+from powerd_core.errors import ConfigError, PowerdError, RunFileError
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from powerd_client.watch import Watch
-    from powerd_client.watchmarks import Marker
+    from powerd_client.torch_hooks import Watch
+    from powerd_client.torch_marks import TorchMarks
 
 T = TypeVar("T")
 
@@ -71,16 +70,15 @@ class Meter:
         self.out = Path(out)
         self._writer: MarkWriter | None = None
         self._recording: Recording | None = None
-        self._kinds: dict[object, Phase] = {}
-        self._choice = choice = choose_timing(device, synchronize)
-        self._timing = choice.name
+        self._rendezvous: Rendezvous | None = None
+        self._phases: dict[object, Phase] = {}
+        self._timing = choose_timing(device, synchronize)
+        self._timing_name = self._timing.name
         self._timer: DeviceTimer | None = None
         self._pid = os.getpid()
         self._mark: Callable[..., None] = _ignore
-        self._together: Together | None = None
         self._devices: list[dict[str, object]] = []
-        self._watches: list[Watch] = []
-        self._marker: Marker | None = None
+        self._torch_marks: TorchMarks | None = None
         urls = [url] if isinstance(url, str) else list(url or ())
         try:
             self._open(urls, overwrite, keys)
@@ -95,23 +93,16 @@ class Meter:
             self.out, urls, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
         )
         try:
-            self._begin(part)
-        except BaseException:
-            part.abandon()
-            raise
-        self.out, self._recording, self._together = part.out, part.recording, part.together
-        if part.recording is not None and part.together is None:
-            _recording.add(self)
-
-    def _begin(self, part: Membership) -> None:
-        try:
             writer = MarkWriter(part.journal, about=part.about)
+            self._mark, self._timer, self._timing_name = begin_timing(
+                self._timing, writer, part.journal, tells=part.speaks
+            )
         except OSError as error:
-            has_gone = part.together is not None and part.recording is None
-            kind = PeerError if has_gone else RunFileError  # a recording that rank 0 has ended meanwhile
-            raise kind(f"marks cannot be written under {part.journal}: {error.strerror}") from error
-        self._mark, self._timer, self._timing = begin_timing(self._choice, writer, part.journal, speaks=part.speaks)
-        self._writer = writer
+            part.abandon()
+            raise RunFileError(f"marks cannot be written under {part.journal}: {error.strerror}") from error
+        self._writer, self.out, self._recording, self._rendezvous = writer, part.out, part.recording, part.rendezvous
+        if part.recording is not None and part.rendezvous is None:
+            _recording.add(self)
 
     def _end_earlier(self, *, overwrite: bool) -> None:
         """A notebook's cell that is run again makes a Meter while its first one still records."""
@@ -127,23 +118,14 @@ class Meter:
         Attributes (``batch_size=64``, ``model="resnet34"``, ``operations_per_sample=3.6e9``) hold for everything inside
         the phase too; tables group by them.
         """
-        # With types: 1, 1.0 and True are one key to a dict.
-        key = (name, *attributes.items(), *map(type, attributes.values())) if attributes else name
-        try:
-            phase = self._kinds.get(key)
-        except TypeError:  # a list is no key
-            key = (name, repr(attributes))
-            phase = self._kinds.get(key)
+        key = (name, repr(attributes)) if attributes else name
+        phase = self._phases.get(key)
         if phase is None:
-            phase = self._kinds[key] = Phase(self._mark, self._number(name, attributes))
+            if self._writer is not None and not self._devices:
+                self._identify(self._writer)
+            kind = self._writer.kind(name, attributes, self._timing_name) if self._writer is not None else 0
+            phase = self._phases[key] = Phase(self._mark, kind)
         return phase
-
-    def _number(self, name: str, attributes: Mapping[str, Attribute]) -> int:
-        if self._writer is None:
-            return 0
-        if not self._devices:
-            self._identify(self._writer)
-        return self._writer.kind(name, attributes, self._timing)
 
     def _identify(self, writer: MarkWriter) -> None:
         """Say on which GPU this process works now, where that is news."""
@@ -182,25 +164,33 @@ class Meter:
         A model that this meter watches already is watched anew, not twice. Raises `ConfigError` for arguments of the
         wrong type; after that, nothing.
         """
-        from powerd_client.watch import watch
+        from powerd_client.torch_hooks import watch
 
         return watch(
-            self,
+            self._marks_of_torch(),
             model,
             *optimizers,
             layers=layers,
-            loader=loader,
+            loader=None if loader is None else self.data(loader, **attributes),
             communication=communication,
             attributes=attributes,
         )
 
+    def _marks_of_torch(self) -> TorchMarks | None:
+        """Where PyTorch's hooks mark, None where nothing is recorded."""
+        if self._torch_marks is None and self._writer is not None:
+            from powerd_client.torch_marks import TorchMarks
+
+            self._torch_marks = TorchMarks(self._mark, self.phase, self._writer)
+        return self._torch_marks
+
     def data(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` with each wait for its next batch marked as ``data``, the first one's included."""
-        return Loader(loader, self.phase("data", **attributes), self._cut, None)
+        return Loader(loader, [self.phase("data", **attributes)], self._cut)
 
     def iterations(self, loader: Iterable[T], **attributes: Attribute) -> Loader[T]:
         """``loader`` for a plain loop: each turn is a phase ``iteration``, and begins with the wait ``data``."""
-        return Loader(loader, self.phase("data"), self._cut, self.phase("iteration", **attributes))
+        return Loader(loader, [self.phase("iteration", **attributes), self.phase("data")], self._cut)
 
     def _cut(self, phase: Phase) -> None:
         """End a phase as one that was cut off."""
@@ -226,41 +216,34 @@ class Meter:
         self._writer = self._recording = None
         _recording.discard(self)
         try:
-            while self._watches:
-                self._watches.pop().remove()
-            self._marker = None
+            if self._torch_marks is not None:
+                self._torch_marks.close()
+                self._torch_marks = None
             if self._timer is not None:
                 self._timer.close()
                 if self._timer.failure:
-                    writer.note(self._timer.failure, "warning")
+                    writer.note(self._timer.failure)
             self._identify(writer)
-            for text in self._together.await_others() if self._together is not None else ():
+            for text in self._rendezvous.await_others() if self._rendezvous is not None else ():
                 writer.note(text)
         finally:  # an impatient Ctrl-C ends the waiting, not the run
-            _finish(writer, recording)
+            stop_ns = now_ns()
+            writer.close()
+            if recording is not None:
+                failure = f"{writer.failure} ({writer.dropped} marks)" if writer.dropped else writer.failure
+                recording.finish(stop_ns, failure, told=writer.told)
+            elif writer.failure and not writer.told:
+                tell(writer.failure)
 
     def __enter__(self) -> Meter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> None:
         self.close()
-        return False
 
 
 _recording: weakref.WeakSet[Meter] = weakref.WeakSet()
 """Those that record by themselves, and are not closed."""
-
-
-def _finish(writer: MarkWriter, recording: Recording | None) -> None:
-    stop_ns = now_ns()
-    writer.close()
-    if recording is not None:
-        dropped = f" ({writer.dropped} marks)" if writer.dropped else ""
-        recording.finish(stop_ns, f"{writer.failure}{dropped}" if writer.failure else None, told=writer.told)
-    elif writer.failure and not writer.told:
-        tell(writer.failure)
 
 
 def _ignore(code: int, thread: int | None = None) -> None:

@@ -1,18 +1,28 @@
-"""A kind of phase, as a training script enters and leaves it."""
+"""What a training script marks by itself: phases, the waits for data of a loader, and baselines."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Generic, ParamSpec, TypeVar
 
+from powerd_client.marks import MarkWriter
 from powerd_core.errors import ConfigError
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 Attribute = str | int | float | bool | None
+
+BASELINE = "baseline"
+"""The name of the phases in which the power of a machine that does nothing for us is measured."""
+MOST_BASELINE_S = 3600.0
 
 
 class Phase:
@@ -36,17 +46,12 @@ class Phase:
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Raises `ConfigError` for a coroutine function or generator: its call returns before it has run."""
-        for is_later, kind in (
-            (inspect.iscoroutinefunction, "a coroutine function"),
-            (inspect.isgeneratorfunction, "a generator"),
-            (inspect.isasyncgenfunction, "an asynchronous generator"),
-        ):
-            if is_later(function):
-                name = getattr(function, "__qualname__", repr(function))
-                raise ConfigError(
-                    f"{name} is {kind}: a phase around its call would end before it has run; use `with` inside it, "
-                    "around what neither awaits nor yields"
-                )
+        returns_early = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+        if any(is_kind(function) for is_kind in returns_early):
+            raise ConfigError(
+                f"{function.__qualname__} is a generator or a coroutine function: a phase around its call would end "
+                "before it has run; use `with` inside it, around what neither awaits nor yields"
+            )
 
         @functools.wraps(function)
         def marked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -54,3 +59,76 @@ class Phase:
                 return function(*args, **kwargs)
 
         return marked
+
+
+class Loader(Generic[T]):
+    """An iterable whose every wait for an item is a phase. Everything else is the iterable's own.
+
+    ``phases`` is the wait's, or one that lies around the wait and what the loop does with the item, and the wait's;
+    ``cut`` ends a phase, and what is open inside it, as cut off.
+    """
+
+    def __init__(self, loader: Iterable[T], phases: Sequence[Phase], cut: Callable[[Phase], None]) -> None:
+        self._loader, self._phases, self._cut = loader, phases, cut
+
+    def __iter__(self) -> Iterator[T]:
+        """Yields the items. Making the iterator (which starts a loader's workers) belongs to the first wait."""
+        length, count = reliable_length(self._loader), 0
+        items: Iterator[T] | None = None
+        while True:
+            # Behind the last one that is due, a call only lets the loader find its end.
+            phases = self._phases if length is None or count < length else ()
+            for phase in phases:
+                phase.__enter__()
+            item = _END
+            try:
+                items = iter(self._loader) if items is None else items
+                item = next(items, _END)
+            finally:
+                if item is _END and phases:
+                    self._cut(phases[0])
+            if item is _END:
+                return
+            count += 1
+            for phase in phases[-1:]:
+                phase.__exit__()
+            try:
+                yield item
+            finally:  # also for ``break``, and for an exception in the loop's body
+                for phase in phases[:-1]:
+                    phase.__exit__()
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_loader":  # a copy that is being made has none yet
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+
+_END: Any = object()
+
+
+def reliable_length(loader: object) -> int | None:
+    """How many items a loader will give, None where that cannot be relied on."""
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(getattr(loader, "dataset", None), torch_data.IterableDataset):
+        return None  # its length is a guess, and asking for it makes the loader check it
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except Exception:  # noqa: BLE001  (whatever its sampler or dataset says: the training did not ask)
+        return None
+
+
+def check_seconds(seconds: float) -> float:
+    """``seconds`` when it is a length that a baseline may have, else `ConfigError`."""
+    if not 0 < seconds <= MOST_BASELINE_S:
+        raise ConfigError(f"a baseline of {seconds:g} s: give more than 0 and at most {MOST_BASELINE_S:g} seconds")
+    return seconds
+
+
+def mark_baseline(journal: Path, seconds: float) -> None:
+    """Mark a baseline in the recording of that journal, and wait as long. Raises `OSError`."""
+    with contextlib.closing(MarkWriter(journal)) as writer, Phase(writer.mark, writer.kind(BASELINE, {}, "host")):
+        time.sleep(seconds)

@@ -56,21 +56,11 @@ def rank_here(environment: Mapping[str, str] = os.environ) -> Rank | None:
     rank, world, local, local_world = (_number(environment, name) for name in _NEEDED)
     if local < 0:
         return None
-    for name, value, size_name, size in (
-        ("RANK", rank, "WORLD_SIZE", world),
-        ("LOCAL_RANK", local, "LOCAL_WORLD_SIZE", local_world),
-    ):
-        if not 0 <= value < size:
-            raise ConfigError(f"{name}={value} with {size_name}={size}: ranks are counted from 0, below the size")
-    return Rank(
-        rank,
-        world,
-        local,
-        local_world,
-        max(_number(environment, "GROUP_RANK"), 0),
-        max(_number(environment, "TORCHELASTIC_RESTART_COUNT"), 0),
-        _launch(environment),
-    )
+    if not (0 <= rank < world and local < local_world):
+        values = ", ".join(f"{name}={environment[name]}" for name in _NEEDED)
+        raise ConfigError(f"{values}: ranks are counted from 0, below the sizes")
+    node, restart = (max(_number(environment, name), 0) for name in ("GROUP_RANK", "TORCHELASTIC_RESTART_COUNT"))
+    return Rank(rank, world, local, local_world, node, restart, _launch(environment))
 
 
 def _number(environment: Mapping[str, str], name: str) -> int:
@@ -94,7 +84,8 @@ def _launch(environment: Mapping[str, str]) -> str:
     elif "SLURM_JOB_ID" in environment and "SLURM_STEP_ID" in environment:
         parts.append(f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}")
     else:
-        parts.append(_parent())
+        # The process that started this one, told from later ones with its number by when it began.
+        parts.append(f"{os.getppid()}@{started(os.getppid()) or ''}")
     return " ".join(parts)
 
 
@@ -106,23 +97,17 @@ def training_here(environment: Mapping[str, str] = os.environ) -> dict[str, str]
     """
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     cluster, job, step, run, address, port = (environment.get(name, "") for name in names)
-    found = {}
+    training = {}
     if given := environment.get(JOB_ENVIRONMENT):
-        found["job"] = f"given {given}"
+        training["job"] = f"given {given}"
     elif job and step:
-        found["job"] = f"slurm {cluster} {job}.{step}" if cluster else f"slurm {job}.{step}"
+        training["job"] = f"slurm {cluster} {job}.{step}" if cluster else f"slurm {job}.{step}"
     elif address and port:
-        found["job"] = f"torchrun {run} at {address}:{port}" if run else f"ranks at {address}:{port}"
-    machines = environment.get("GROUP_WORLD_SIZE") or (environment.get("SLURM_STEP_NUM_NODES") if step else "")
-    if "job" in found and machines and machines.isascii() and machines.isdigit() and machines.strip("0"):
-        found["machines"] = machines
-    return found
-
-
-def _parent() -> str:
-    """The process that started this one, told from later ones with its number by when it began."""
-    pid = os.getppid()
-    return f"{pid}@{started(pid) or ''}"
+        training["job"] = f"torchrun {run} at {address}:{port}" if run else f"ranks at {address}:{port}"
+    machines = environment.get("GROUP_WORLD_SIZE") or (environment.get("SLURM_STEP_NUM_NODES") if step else None)
+    if training and machines and machines.isdecimal():
+        training["machines"] = machines
+    return training
 
 
 def started(pid: int) -> str | None:

@@ -1,46 +1,72 @@
-"""A recording as the process sees it that began it: from its start to the run file."""
+"""A recording as the processes see it that take part in it: from its start to the run file.
+
+`Recording` owns one recorder (`powerd_client.recorder`) and its journal. `take_part` says which recording a training
+process marks its phases in: one that it begins itself; that of the rank beside it; or the one that `joules record`,
+here `record_command`, began around it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import os
 import platform
 import secrets
+import select
+import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from powerd_client import journal as journals
-from powerd_client.recorderprocess import RecorderProcess
-from powerd_client.release import release
-from powerd_client.telling import end_progress, show_progress, tell
-from powerd_client.together import Together
-from powerd_core.errors import PeerError, PeerTimeout, PowerdError
+from powerd_client.hostclock import now_ns
+from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
+from powerd_client.log import last_line, tell
+from powerd_client.phase import check_seconds, mark_baseline
+from powerd_client.ranks import rank_here
+from powerd_client.rendezvous import Rendezvous
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
 
 _START_TIMEOUT_S = 30.0
-_QUIET_S = 2.0
+_END_S = 3.0
+"""So long a recorder that is abandoned may take to end by itself, and then by SIGTERM."""
+_WRITES_S = 10.0
+"""The end of a long run, or a slow powerd's last readings, may take so long; then the user is told."""
 _WAITS_S = 5.0
 """After so long without a word from the recorder at the end, the user is told why nothing happens."""
 _GIVE_UP_S = 60.0
 
 
+def release() -> str:
+    """The installed version of powerd, or ``unknown`` for a copy of the sources that was never installed."""
+    try:
+        return version("powerd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
 def environment() -> dict[str, str]:
     """What a run's figures depend on, as far as it can be told without importing anything that is not imported yet."""
-    found = {"host": platform.node(), "python": platform.python_version(), "system": platform.platform()}
+    versions = {"host": platform.node(), "python": platform.python_version(), "system": platform.platform()}
     for name in ("torch", "numpy", "pyzmq"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 class Recording:
-    """Owns one recorder process and its journal directory, from start to run file."""
+    """Owns one recorder process and its journal directory, from start to run file.
+
+    The child of this process is the recorder's guardian; what is heard comes from its worker.
+    """
 
     def __init__(
         self,
@@ -52,10 +78,10 @@ class Recording:
         trainer_pid: int | None = None,
         command: list[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
-        together: Together | None = None,
+        rendezvous: Rendezvous | None = None,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
-        machine. Other ranks join it by ``together``.
+        machine. Other ranks join it by ``rendezvous``.
 
         Raises `RunFileError` when the run file is in the way, `PeerError` when there is no powerd to listen to.
         """
@@ -65,60 +91,79 @@ class Recording:
         """What is yet to be told when the run closes."""
         self.pid = 0
         """Process id of the recorder's worker, as far as it was heard of; see `listen`."""
-        self._recorder: RecorderProcess | None = None
+        self.guardian_pid = 0
+        self._unfinished_line = b""
+        self._process: subprocess.Popen[bytes] | None = None
         self.journal = journals.prepare(self.out, overwrite=overwrite)
-        told = _own_stderr()
+        stderr = None
+        with contextlib.suppress(OSError):  # this process may have none
+            stderr = os.dup(2)
+        job = {
+            "out": str(self.out),
+            "journal": str(self.journal),
+            "urls": urls,
+            "parent_pid": os.getpid(),
+            "stderr": stderr,
+            "trainer_pid": trainer_pid,
+            "overwrite": overwrite,
+            "source": source,
+            "message": {
+                "run_id": secrets.token_hex(8),
+                "created_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+                "powerd_version": release(),
+                "command": command or sys.argv,
+                "environment": environment(),
+            },
+        }
+        own = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
         try:
-            if together is not None:
-                together.announce(ready=False)
-            own = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
-            log, inherited = self.journal / "recorder.log", () if told is None else (told,)
-            self._recorder = RecorderProcess(log, os.environ | own, inherited)
-            self._recorder.tell(
-                {
-                    "out": str(self.out),
-                    "journal": str(self.journal),
-                    "urls": urls,
-                    "parent_pid": os.getpid(),
-                    "stderr": told,
-                    "trainer_pid": trainer_pid,
-                    "overwrite": overwrite,
-                    "source": source,
-                    "message": {
-                        "run_id": secrets.token_hex(8),
-                        "created_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-                        "powerd_version": release(),
-                        "command": command or sys.argv,
-                        "environment": environment(),
-                    },
-                }
-            )
+            if rendezvous is not None:
+                rendezvous.announce(ready=False)
+            with (self.journal / "recorder.log").open("ab") as log:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", "powerd_client.recorder"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    env=os.environ | own,
+                    pass_fds=() if stderr is None else (stderr,),
+                    start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
+                )
+            self.guardian_pid = self._process.pid
+            self._write([job])
             self._await_ready()
-            if together is not None:
-                together.announce(ready=True)
+            if rendezvous is not None:
+                rendezvous.announce(ready=True)
         except BaseException as error:
             self.abandon()
             if isinstance(error, OSError) and not isinstance(error, PowerdError):
                 raise PeerError(f"the recorder cannot be started: {error.strerror or error}") from error
             raise
         finally:
-            if told is not None:
-                os.close(told)
+            if stderr is not None:
+                os.close(stderr)
 
-    @property
-    def _process(self) -> RecorderProcess:
-        assert self._recorder is not None, "a recording without a recorder is never handed out"
-        return self._recorder
-
-    @property
-    def guardian_pid(self) -> int:
-        """Process id of the recorder's guardian."""
-        return self._process.pid
+    def _write(self, documents: list[dict[str, Any]]) -> None:
+        """JSON objects on its standard input, one a line. One that died hears nothing; to listen will tell."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(b"".join(json.dumps(document).encode() + b"\n" for document in documents))
+            self._process.stdin.flush()
 
     def listen(self, timeout_s: float = 0.0) -> list[dict[str, Any]] | None:
-        """As `RecorderProcess.hear`, with warnings and process ids taken out of it."""
-        messages = self._process.hear(timeout_s)
-        for message in messages or []:
+        """What the recorder said within the time, None when it has said its last; warnings and process ids are noted"""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        descriptor = self._process.stdout.fileno()
+        if not select.select([descriptor], [], [], timeout_s)[0]:
+            return []
+        data = os.read(descriptor, 65536)
+        if not data:
+            return None
+        *lines, self._unfinished_line = (self._unfinished_line + data).split(b"\n")
+        messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        for message in messages:
             self.pid = message.get("pid", self.pid)
             if "warning" in message and not message.get("told"):
                 self.warnings.append(message["warning"])
@@ -126,29 +171,39 @@ class Recording:
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
+        log = self.journal / "recorder.log"
         while time.monotonic() < deadline:
             messages = self.listen(deadline - time.monotonic())
             if messages is None:
-                raise PeerError(f"the recorder ended before it began: {self._last_words()}")
+                raise PeerError(f"the recorder ended before it began: {last_line(log)}")
             for message in messages:
                 if "error" in message:
                     raise PeerError(message["error"])
                 if "ready" in message:
                     return
-        raise PeerTimeout(f"the recorder was not ready within {_START_TIMEOUT_S:g} s: {self._last_words()}")
-
-    def _last_words(self) -> str:
-        lines = (self.journal / "recorder.log").read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        raise PeerTimeout(f"the recorder was not ready within {_START_TIMEOUT_S:g} s: {last_line(log)}")
 
     def abandon(self) -> None:
         """Stop the recorder at once and remove the journal: a recording that never began."""
-        if self._recorder is not None:
-            with contextlib.suppress(OSError):  # it may have ended already
-                self._recorder.tell({"abandon": True})
-            self._recorder.end()
-            self._recorder.close_pipes()
+        if (process := self._process) is not None:
+            self._write([{"abandon": True}])
+            for stop in (process.terminate, process.kill):
+                try:
+                    process.wait(_END_S)
+                except subprocess.TimeoutExpired:
+                    stop()
+            process.wait()
+            with contextlib.suppress(OSError):  # its worker does not outlive it
+                os.killpg(process.pid, signal.SIGKILL)
+            self._close_pipes()
         shutil.rmtree(self.journal, ignore_errors=True)
+
+    def _close_pipes(self) -> None:
+        assert self._process is not None
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # what could not be flushed is for nobody
+                if pipe is not None:
+                    pipe.close()
 
     def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> None:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
@@ -157,82 +212,175 @@ class Recording:
         With the recorder dead, the run file is built here from its journal. A recorder that does not answer for a
         minute is left alone with the journal.
         """
-        last_words = [{"note": failure}] if failure else []
-        self._tell_all([*last_words, {"stop_ns": stop_ns}])
+        assert self._process is not None
+        last_words: list[dict[str, Any]] = [*([{"note": failure}] if failure else []), {"stop_ns": stop_ns}]
+        self._write(last_words)
         if failure and not told:
             self.warnings.append(failure)
         try:
-            ended = self._await_end([*last_words, {"stop_ns": stop_ns}])
+            has_ended = self._await_end(last_words)
         except KeyboardInterrupt:
-            self._process.close_pipes()
+            self._close_pipes()
             tell(f"the recorder (process {self.pid}) goes on by itself, and writes {self.out}")
             raise
-        if ended is None:
+        if has_ended is None:
             self.warnings.append(
                 f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
                 f"{self.journal}; when that process has ended: joules recover {self.out}"
             )
         else:
             self._process.wait()
-        self._process.close_pipes()
-        if ended is False:
-            self._build()
+        self._close_pipes()
+        if has_ended is False:
+            self._build(self._process.returncode)
         for text in dict.fromkeys(self.warnings):
             tell(text)
-
-    def _tell_all(self, documents: list[dict[str, Any]]) -> None:
-        with contextlib.suppress(OSError):  # it died: to listen will tell
-            for document in documents:
-                self._process.tell(document)
 
     def _await_end(self, last_words: list[dict[str, Any]]) -> bool | None:
         """Whether the recorder ended in order; None when it neither ends nor says anything."""
         started = heard = time.monotonic()
-        shown = waiting = False
-        try:
-            while True:
-                messages = self.listen(0.2)
-                now = time.monotonic()
-                if messages is None:
-                    return False
-                for message in messages:
-                    heard = now
-                    shown = self._show(message, started) or shown
-                    if "restarted" in message:
-                        self._tell_all(last_words)  # its predecessor may have taken them with it
-                    if "error" in message:
-                        self.warnings.append(message["error"])
-                    if {"done", "error"} & message.keys():
-                        return True
-                if now - heard > _GIVE_UP_S:
-                    return None
-                if now - heard > _WAITS_S and not waiting:
-                    waiting = True
-                    tell(f"waiting for the recorder (process {self.pid}), which does not answer, for {_GIVE_UP_S:g} s")
-        finally:
-            if shown:
-                end_progress()
+        is_waiting = is_writing = False
+        while True:
+            messages = self.listen(0.2)
+            now = time.monotonic()
+            if messages is None:
+                return False
+            for message in messages:
+                heard = now
+                if "restarted" in message:
+                    self._write(last_words)  # its predecessor may have taken them with it
+                if "error" in message:
+                    self.warnings.append(message["error"])
+                if {"done", "error"} & message.keys():
+                    return True
+            if now - heard > _GIVE_UP_S:
+                return None
+            if now - heard > _WAITS_S and not is_waiting:
+                is_waiting = True
+                tell(f"waiting for the recorder (process {self.pid}), which does not answer, for {_GIVE_UP_S:g} s")
+            elif now - started > _WRITES_S and not is_writing and not is_waiting:
+                is_writing = True
+                tell(f"the recorder writes {self.out.name}")
 
-    def _build(self) -> None:
+    def _build(self, status: int) -> None:
         """The recorder's work, from what it left."""
         from powerd_client.runfile import rebuild
 
-        self.warnings.append(f"the recorder died (status {self._process.status}); what it had is in {self.out}")
         try:
             rebuild(self.out, overwrite=self.overwrite)
         except (PowerdError, OSError) as error:
-            self.warnings[-1] = f"the recorder died, and {error}"
-
-    def _show(self, message: dict[str, Any], started: float) -> bool:
-        """Progress, from the third second on. Returns whether something was printed."""
-        if "progress" not in message or time.monotonic() - started <= _QUIET_S:
-            return False
-        return show_progress(f"writing {self.out.name}: {message['progress']:4.0%}")
+            self.warnings.append(f"the recorder died, and {error}")
+        else:
+            self.warnings.append(f"the recorder died (status {status}); what it had is in {self.out}")
 
 
-def _own_stderr() -> int | None:
-    """A duplicate of this process's standard error, if it has one."""
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """A process in a recording."""
+
+    out: Path
+    """The run file to be."""
+    journal: Path
+    recording: Recording | None = None
+    """What this process began, and has to end."""
+    rendezvous: Rendezvous | None = None
+    """The ranks that share it."""
+    about: Mapping[str, object] = field(default_factory=dict)
+    """What the run says of the process."""
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this process says what every rank could say."""
+        return self.rendezvous is None or self.rendezvous.is_first
+
+    def abandon(self) -> None:
+        """End what this process began, as if it had never been."""
+        if self.recording is not None:
+            self.recording.abandon()
+
+
+def take_part(
+    out: Path,
+    urls: list[str],
+    *,
+    overwrite: bool,
+    keys: str | os.PathLike[str] | None,
+    end_earlier: Callable[[], None],
+) -> Membership:
+    """Join the recording that is meant for this process, or begin one. ``end_earlier`` is called before one of its own.
+
+    Raises what `Recording` and `Rendezvous.join` do, and `ConfigError` for ranks that cannot be.
+    """
+    rank, joined = rank_here(), joined_journal()
+    about = rank.about if rank is not None else {}
+    if joined is not None:
+        return Membership(run_of(joined), joined, about=about)
+    if rank is None:
+        end_earlier()
+        recording = Recording(out, urls, overwrite=overwrite, trainer_pid=os.getpid(), keys=keys)
+        return Membership(out, recording.journal, recording)
+    rendezvous = Rendezvous(out, rank)
+    if not rendezvous.is_first:
+        rendezvous.join(overwrite=overwrite)
+        return Membership(rendezvous.out, rendezvous.journal, None, rendezvous, about)
+    # A model of CPU time that follows one rank would know nothing of the others.
+    pid = None if rank.local_world_size > 1 else os.getpid()
+    recording = Recording(rendezvous.out, urls, overwrite=overwrite, trainer_pid=pid, keys=keys, rendezvous=rendezvous)
+    return Membership(rendezvous.out, rendezvous.journal, recording, rendezvous, about)
+
+
+def record_command(
+    command: Sequence[str],
+    *,
+    url: str | None,
+    out: Path,
+    overwrite: bool,
+    quiet: bool,
+    keys: Path | None = None,
+    baseline_s: float | None = None,
+) -> int:
+    """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
+
+    A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
+    on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
+    before the command ends everything and leaves no run, after it only the measurement. Raises `ConfigError` for a
+    command that cannot be started, and what `Recording` raises.
+    """
+    if baseline_s is not None:
+        check_seconds(baseline_s)
+    recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command), keys=keys)
     try:
-        return os.dup(2)
-    except OSError:
-        return None
+        _measure_baseline(recording, baseline_s)
+    except KeyboardInterrupt:
+        recording.abandon()
+        raise
+    # A handler, unlike SIG_IGN, is not inherited by the command.
+    previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
+    try:
+        process = subprocess.Popen(command, env={**os.environ, RUN_ENVIRONMENT: str(recording.journal)})
+        for number in (signal.SIGTERM, signal.SIGHUP):  # with which a batch system ends jobs
+            if signal.getsignal(number) not in {signal.SIG_IGN, None}:  # SIG_IGN: under nohup
+                previous[number] = signal.signal(number, lambda number, _: process.send_signal(number))
+        status = process.wait()
+    except OSError as error:
+        recording.abandon()
+        raise ConfigError(f"cannot run {command[0]!r}: {error.strerror}") from error
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    with contextlib.suppress(KeyboardInterrupt):
+        _measure_baseline(recording, baseline_s)
+    recording.finish(now_ns())
+    if not quiet:
+        tell(f"{out} is recorded; see it with: joules tables {shlex.quote(str(out))}")
+    return status if status >= 0 else 128 - status
+
+
+def _measure_baseline(recording: Recording, seconds: float | None) -> None:
+    """Measure idle power. A recording whose journal takes no marks goes on without."""
+    if seconds is None:
+        return
+    try:
+        mark_baseline(recording.journal, seconds)
+    except OSError as error:
+        tell(f"no baseline was measured: {error.strerror}")

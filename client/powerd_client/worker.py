@@ -1,44 +1,237 @@
 """The recorder's worker: receives, tails the marks, journals, and at the end writes the run file.
 
-Its guardian forks it, and forks another one when it dies; that one goes on from what the journal holds.
+Its guardian (`powerd_client.recorder`) forks it, and forks another one when it dies; that one goes on from what the
+journal holds. When the run ends, what the daemons' rings hold is fetched until every fast stream has reached the end.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import math
+import mmap
 import os
 import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from powerd_client.boards import Boards
-from powerd_client.finish import build, clear_away, is_built
+import zmq
+
 from powerd_client.hostclock import now_ns
-from powerd_client.job import Job, Shared, Voice, say
+from powerd_client.job import Job, Orders, TrainerWatch, UserHandler, say
+from powerd_client.link import BoardLink, LinkMemory
 from powerd_client.local import LocalDaemon
-from powerd_client.logbook import Logbook
-from powerd_client.orders import Orders, TermFlag, TrainerWatch
-from powerd_client.resume import Past, read_past
+from powerd_client.logbook import Logbook, Past, read_past
 from powerd_core.errors import PeerTimeout, PowerdError, RunFileError
+from powerd_core.model import Block, Gap
+from powerd_core.protocol import StreamReceiver
 from powerd_core.wire import Message
 
 _ALIVE_NS = 1_000_000_000
+"""The parent hears so often that a run is being ended or written."""
 _BEGIN_NS = 2_000_000_000
 """So long the start waits for a stream that sends nothing."""
 _DRAIN_NS = 3_000_000_000
 """When the run has ended and nothing more comes for so long, nothing more will come."""
 _STEP_NS = 100_000_000
 """No pass of the loop counts for more."""
+_FAST_EXCHANGES = 100
+_EXCHANGE_FAST_NS, _EXCHANGE_SLOW_NS = 20_000_000, 100_000_000
+_FAST_PERIOD_NS = 1_000_000_000
+"""A slower stream is not waited for; its last reading is as old as it is."""
+_WAIT_MS = 10
+_HISTOGRAM_STEP = math.log(1.05)
+
+
+class Reception:
+    """How well readings came in: frames, bytes, and a histogram of their age on arrival with steps of 5 %, so that a
+    long run takes no more memory.
+    """
+
+    def __init__(self) -> None:
+        self._frames = self._bytes = self._oldest_ns = 0
+        self._ages: Counter[int] = Counter()
+        self._begun, self._cpu = time.monotonic(), time.process_time()
+
+    def add(self, size: int, age_ns: float) -> None:
+        """A frame of ``size`` bytes whose oldest reading was taken ``age_ns`` before it arrived."""
+        self._frames += 1
+        self._bytes += size
+        self._ages[int(math.log(max(age_ns, 1.0)) / _HISTOGRAM_STEP)] += 1
+        self._oldest_ns = max(self._oldest_ns, int(age_ns))
+
+    def _age_ms(self, share: float) -> float:
+        """The age that ``share`` of the frames stayed under (upper edge of its histogram step)."""
+        above = share * self._frames
+        for step in sorted(self._ages):
+            above -= self._ages[step]
+            if above <= 0:
+                return round(min(math.exp((step + 1) * _HISTOGRAM_STEP), self._oldest_ns) * 1e-6, 3)
+        return 0.0
+
+    def summary(self, links: Sequence[BoardLink]) -> dict[str, float]:
+        """What goes into the run file as ``reception``: ``refused`` frames were damaged or out of turn, ``replayed``
+        ones came late, out of the daemon's ring.
+        """
+        elapsed = time.monotonic() - self._begun
+        return {
+            "frames": self._frames,
+            "bytes": self._bytes,
+            "refused": sum(link.refused for link in links),
+            "replayed": sum(link.replayed for link in links),
+            "age_p50_ms": self._age_ms(0.50),
+            "age_p99_ms": self._age_ms(0.99),
+            "age_max_ms": self._age_ms(1.0),
+            "elapsed_s": round(elapsed, 3),
+            "recorder_cpu_share": round((time.process_time() - self._cpu) / max(elapsed, 1e-9), 4),
+        }
+
+
+class Boards:
+    """The links to every powerd of a run: what comes from them goes into the logbook."""
+
+    def __init__(self, logbook: Logbook) -> None:
+        self._logbook = logbook
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._links: list[BoardLink] = []
+        self._reception = Reception()
+        self._exchanges = 0
+        self._exchange_ns = 0
+
+    def add(self, url: str, memory: LinkMemory | None) -> None:
+        """Raises `ConfigError`."""
+        self._links.append(BoardLink(self._context, url, client=f"recorder {os.getpid()}", memory=memory))
+
+    def describe(self, timeout_s: float, give_up: Callable[[], bool]) -> None:
+        """Ask those who have not been described before. Raises what `BoardLink.describe` does."""
+        for link in self._links:
+            if link.description is None:
+                link.describe(timeout_s, give_up)
+            self._keep_notes(link)
+
+    def ask(self) -> None:
+        """Ask for what is missing wherever it is time to."""
+        for link in self._links:
+            link.ask()
+
+    def wait(self, descriptor: int | None) -> None:
+        """Until something comes, there or on ``descriptor``, but not for long."""
+        poller = zmq.Poller()
+        if descriptor is not None:
+            poller.register(descriptor, zmq.POLLIN)
+        for link in self._links:
+            for socket in (link.control, link.data, link.clock):
+                if socket is not None:
+                    poller.register(socket, zmq.POLLIN)
+        poller.poll(_WAIT_MS)
+
+    def receive(self, stop_ns: int | None) -> bool:
+        """Whether anything came that was taken before ``stop_ns``. Takes nothing while the logbook is full: it stays in
+        the daemons' rings.
+        """
+        needed = False
+        for link in self._links:
+            if self._logbook.is_full:
+                break
+            for event, frame in link.receive():
+                self._logbook.add(event, frame)
+                needed = needed or _is_needed(event, link, stop_ns)
+                if isinstance(event, Block) and (offset := link.offset_ns) is not None:
+                    self._reception.add(len(frame), now_ns() - event.t_first_ns - offset)
+            try:
+                if link.control.poll(0):
+                    link.receive_control()
+            except PowerdError as error:
+                self._logbook.warn(str(error))
+            for exchange in link.late_exchanges():
+                self._logbook.add(exchange)
+            self._keep_notes(link)
+        return needed
+
+    def exchange_clocks(self) -> None:
+        """Compare the clocks when it is time to: fast at first, then slowly."""
+        now = now_ns()
+        if now < self._exchange_ns:
+            return
+        self._exchanges += 1
+        self._exchange_ns = now + (_EXCHANGE_FAST_NS if self._exchanges < _FAST_EXCHANGES else _EXCHANGE_SLOW_NS)
+        for link in self._links:
+            # The first of a pair finds both processes asleep, and its way there takes longer than the way back: half of
+            # the difference would be an error of the offset. The quicker one is kept.
+            pair = [exchange for _ in range(2) if (exchange := link.exchange()) is not None]
+            if pair:
+                self._logbook.add(min(pair, key=lambda e: e.delay_ns))
+
+    def flow(self) -> bool:
+        """Whether every fast stream has sent something and the clocks are roughly known."""
+        return self._exchanges >= 10 and all(s.t_last_board_ns for link in self._links for s in _fast(link))
+
+    def have_reached(self, stop_ns: int) -> bool:
+        """Whether everything up to ``stop_ns`` was received."""
+        for link in self._links:
+            if link.offset_ns is None or link.earlier.open or _reached_ns(link, stop_ns) < stop_ns:
+                return False
+        return True
+
+    def give_up(self, stop_ns: int) -> None:
+        """The run ends: say which board sent nothing of its end; what has not come of earlier epochs is a gap."""
+        for link in self._links:
+            if (late_s := (stop_ns - _reached_ns(link, stop_ns)) * 1e-9) > 0:
+                self._logbook.warn(
+                    f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?"
+                )
+            link.earlier.give_up()
+            self._keep_notes(link)
+
+    def summary(self) -> dict[str, float]:
+        """How well readings came in."""
+        return self._reception.summary(self._links)
+
+    def lines(self) -> list[str]:
+        """The names of all lines."""
+        return [line.name for link in self._links for s in link.streams.values() for line in s.stream.lines]
+
+    def _keep_notes(self, link: BoardLink) -> None:
+        for event in link.take_notes():
+            self._logbook.add(event)
+
+    def close(self) -> None:
+        for link in self._links:
+            link.close()
+        self._context.destroy(linger=0)
+
+
+def _fast(link: BoardLink) -> list[StreamReceiver]:
+    return [s for s in link.streams.values() if s.stream.period_ns < _FAST_PERIOD_NS]
+
+
+def _reached_ns(link: BoardLink, stop_ns: int) -> float:
+    """How far every fast stream was received, on the host's clock; ``stop_ns`` where nothing tells."""
+    offset = link.offset_ns
+    return min([s.t_last_board_ns + offset for s in _fast(link)] if offset is not None else [], default=stop_ns)
+
+
+def _is_needed(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:
+    """Whether it was worth waiting for: taken before the end of the run."""
+    is_live = link.description is not None and link.description.epoch == event.epoch
+    if stop_ns is None or link.offset_ns is None or not is_live:
+        return True
+    return event.t_last_ns + link.offset_ns < stop_ns
 
 
 @dataclass(slots=True)
-class Lives:
+class WorkerContext:
     """What a worker has from its guardian."""
 
     job: Job
-    voice: Voice
-    shared: Shared
-    terminated: TermFlag
+    user: UserHandler
+    ready: mmap.mmap
+    """1 when the recording has begun."""
+    terminations: list[int]
+    """The SIGTERMs that came."""
     trainer: TrainerWatch
     daemon: LocalDaemon | None
     death: str | None = None
@@ -48,13 +241,13 @@ class Lives:
 class Worker:
     """Receives from every board and tails every process's marks until it is told to stop."""
 
-    def __init__(self, lives: Lives, past: Past) -> None:
-        self.orders = Orders(lives.terminated, lives.trainer)
-        self._lives = lives
+    def __init__(self, context: WorkerContext, past: Past) -> None:
+        self.orders = Orders(context.terminations, context.trainer)
+        self._context = context
         self._past = past
-        self._log = Logbook(lives.job, lives.voice, past if lives.death else None)
+        self._logbook = Logbook(context.job.journal, past if context.death else None)
         self._ready = past.has_start
-        self._boards = Boards()
+        self._boards = Boards(self._logbook)
         self._guardian = os.getppid()
         self._adopted = False
         self._alive_ns = 0
@@ -65,19 +258,19 @@ class Worker:
 
     def open(self) -> None:
         """Connect, describe, and put what the run is into the journal. Raises `PowerdError`."""
-        job, daemon = self._lives.job, self._lives.daemon
+        job, daemon = self._context.job, self._context.daemon
         if not self._past.has_run:
-            self._log.add(Message("run", job.message))
-        if self._lives.death:
-            self._log.note(f"the recorder {self._lives.death} and was started again")
+            self._logbook.add(Message("run", job.message))
+        if self._context.death:
+            self._logbook.note(f"the recorder {self._context.death} and was started again")
         for url in [daemon.url] if daemon else job.urls:
             self._boards.add(url, self._past.memory(url))
         try:
-            self._boards.describe(self._log, 15.0 if daemon else 3.0, self._look)
+            self._boards.describe(15.0 if daemon else 3.0, self._look)
         except PeerTimeout:
             if not self.orders.is_ending:
                 raise
-        self._log.flush()
+        self._logbook.flush()
         if self._ready:
             self._say_ready()
 
@@ -85,11 +278,11 @@ class Worker:
         """Whether the recording is to end."""
         was_ending = self.orders.is_ending
         for text in self.orders.look():
-            self._log.note_once(text)
+            self._logbook.note_once(text)
         if self.orders.is_ending and not was_ending:
             self._waited_ns = 0
             if not self.orders.is_complete:
-                self._lives.voice.close()
+                self._context.user.close()
         return self.orders.is_ending
 
     def run(self) -> None:
@@ -100,99 +293,87 @@ class Worker:
         last_ns = now_ns()
         while not self.orders.is_abandoned:
             self._boards.ask()
-            self._boards.wait(0 if not self.orders.commands.ended else None)
+            self._boards.wait(0 if not self.orders.input_ended else None)
             self._look()
-            step_ns = min(now_ns() - last_ns, _STEP_NS)
-            last_ns = now_ns()
+            step_ns, last_ns = min(now_ns() - last_ns, _STEP_NS), now_ns()
             self._ran_ns += step_ns
             self._waited_ns += step_ns
-            if self._boards.receive(self._log, self.orders.stop_ns):
+            if self._boards.receive(self.orders.stop_ns):
                 self._waited_ns = 0
-            self._boards.exchange_clocks(self._log)
-            self._log.tail_marks()
-            self._log.flush()
+            self._boards.exchange_clocks()
+            self._logbook.tail_marks()
+            self._logbook.flush()
             self._mind_daemon()
             if not self._ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
-                self._begin()
+                self._ready = True
+                self._logbook.add(Message("start", {"t_start_ns": now_ns()}))
+                self._logbook.flush()
+                self._say_ready()
             stop_ns = self.orders.stop_ns
             if stop_ns is not None:
-                self._say_alive()
-                has_all = self._boards.have_reached(stop_ns) and not self._log.is_failing
+                if now_ns() > self._alive_ns:
+                    self._alive_ns = now_ns() + _ALIVE_NS
+                    say(alive=True)
+                has_all = self._boards.have_reached(stop_ns) and not self._logbook.failure
                 if has_all or self._waited_ns > _DRAIN_NS:
-                    self._end(stop_ns)
+                    self._boards.give_up(stop_ns)
+                    body = {"complete": self.orders.is_complete, "reception": self._boards.summary()}
+                    self._logbook.end(Message("stop", {"t_stop_ns": stop_ns, **body}))
                     return
 
-    def _end(self, stop_ns: int) -> None:
-        for text in self._boards.silent(stop_ns):
-            self._log.warn(text)
-        self._boards.give_up(self._log)
-        body = {"t_stop_ns": stop_ns, "complete": self.orders.is_complete, "reception": self._boards.summary()}
-        self._log.end(Message("stop", body))
-
-    def _begin(self) -> None:
-        self._ready = True
-        self._log.add(Message("start", {"t_start_ns": now_ns()}))
-        self._log.flush()
-        self._say_ready()
-
     def _say_ready(self) -> None:
-        self._lives.shared.set_ready()
+        self._context.ready[0] = 1
         say(ready=True, pid=os.getpid(), lines=self._boards.lines())
-
-    def _say_alive(self) -> None:
-        if now_ns() > self._alive_ns:
-            self._alive_ns = now_ns() + _ALIVE_NS
-            say(alive=True)
 
     def _mind_daemon(self) -> None:
         """With the guardian dead, its powerd ends too: then this process takes its place."""
-        daemon = self._lives.daemon
+        daemon = self._context.daemon
         if daemon is None or self.orders.is_ending or os.getppid() == self._guardian:
             return
         if not self._adopted:
             self._adopted = True
             daemon.adopt()
         if (text := daemon.tend()) is not None:
-            self._log.warn(text)
+            self._logbook.warn(text)
 
     def close(self) -> None:
         """Let go of sockets, of a powerd that was taken over, and of the journal's file (not of its lock)."""
         self._boards.close()
-        if self._adopted and self._lives.daemon is not None:
-            self._lives.daemon.stop()
-        self._log.close()
+        if self._adopted and self._context.daemon is not None:
+            self._context.daemon.stop()
+        self._logbook.close()
 
 
-def work(lives: Lives) -> int:
+def work(context: WorkerContext) -> int:
     """Record and build. The worker's exit status: 0 or 2 when all is done that can be; anything else, or an exception,
     when another worker should go on.
     """
-    job = lives.job
+    job = context.job
     try:
-        if lives.death and is_built(job.out, job.message["run_id"]):
+        if context.death and _is_built(job):
             clear_away(job)
             say(done=True)
-        elif _record(lives):
-            build(job)
+        elif _record(context):
+            _build(job)
         else:  # nobody wants it; the parent removes it too, if nothing interrupts that
             shutil.rmtree(job.journal, ignore_errors=True)
     except RunFileError as error:
         say(error=str(error))
         return 2
     except (PowerdError, OSError) as error:
-        if lives.shared.is_ready or getattr(error, "errno", None) == errno.ENOMEM:
+        if context.ready[0] or getattr(error, "errno", None) == errno.ENOMEM:
             raise
         say(error=str(error))
         return 2
     return 0
 
 
-def _record(lives: Lives) -> bool:
+def _record(context: WorkerContext) -> bool:
     """Whether there is something to build a run file from."""
-    past = read_past(lives.job.journal) if lives.death else Past()
+    past = read_past(context.job.journal) if context.death else Past()
     if past.has_stop:
         return True
-    worker = Worker(lives, past)
+    worker = Worker(context, past)
     try:
         worker.open()
         worker.run()
@@ -200,3 +381,47 @@ def _record(lives: Lives) -> bool:
         with contextlib.suppress(OSError):
             worker.close()
     return not worker.orders.is_abandoned
+
+
+def _build(job: Job) -> None:
+    """Write the run file and say so; meanwhile say now and then that it goes on. Raises `RunFileError`."""
+    # numpy and h5py: half a second that the start of a run need not wait for
+    from powerd_client.build import build_run
+    from powerd_client.hdf5 import remove_partials
+
+    done = threading.Event()
+
+    def say_alive() -> None:
+        while not done.wait(_ALIVE_NS * 1e-9):
+            say(alive=True)
+
+    alive = threading.Thread(target=say_alive, daemon=True)
+    alive.start()
+    try:
+        remove_partials(job.out)
+        build_run(job.journal, job.out, overwrite=job.overwrite)
+    finally:
+        done.set()
+        alive.join()
+    say(done=True)
+
+
+def _is_built(job: Job) -> bool:
+    """Whether the run file was written by a worker that died before it could say so."""
+    if not job.out.is_file():
+        return False
+    import h5py
+
+    try:
+        with h5py.File(job.out, "r") as file:
+            return bool(file.attrs.get("run_id") == job.message["run_id"])
+    except OSError:
+        return False
+
+
+def clear_away(job: Job) -> None:
+    """Remove what such a worker left beside the run file."""
+    from powerd_client.hdf5 import remove_partials
+
+    remove_partials(job.out)
+    shutil.rmtree(job.journal, ignore_errors=True)

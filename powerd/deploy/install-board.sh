@@ -9,7 +9,7 @@ usage: install-board.sh [--dry-run] [--root DIR] [--wheels DIR] [--boot] [--no-s
 
   --dry-run     say what would be done and change nothing
   --root DIR    lay the files out below DIR (an image that is being built); nothing of the running system is touched
-  --wheels DIR  install from wheels in DIR (powerd's own and those of pyzmq, smbus2, pyserial) instead of Debian's
+  --wheels DIR  install from wheels in DIR (powerd's own and those of pyzmq, smbus2, pyserial, shtab) instead of Debian's
                 packages; make them with: pip download --only-binary :all: 'powerd[board]' or pip wheel
   --boot        also set the I2C bus to 400 kHz in the boot configuration of a BeagleBone or a Raspberry Pi
   --no-start    do not enable and start the service

@@ -209,7 +209,8 @@ def _decode_table(cls: Any, table: dict[str, Any], where: str, rules: _Rules) ->
     if cls not in rules.growing:
         for name in table:
             if name not in known:
-                raise rules.error(f"{where}: unknown {rules.noun} {_shown(name)}{did_you_mean(_bare(name), known)}")
+                hint = did_you_mean(_bare(name), known) if rules is _OPTIONS else ""
+                raise rules.error(f"{where}: unknown {rules.noun} {_shown(name)}{hint}")
     members = {}
     for name, f in known.items():
         if name in table:

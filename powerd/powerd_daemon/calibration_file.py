@@ -1,21 +1,63 @@
-"""The calibration file: TOML, one ``[[sensor]]`` a sensor, read strictly and written atomically."""
+"""The calibration file: TOML, one ``[[sensor]]`` a sensor, read strictly and written atomically; and which sensor of a
+configuration gets which calibration."""
 
 from __future__ import annotations
 
 import json
-import os
-import tomllib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
+from socket import gethostname
 
-from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
+from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
-from powerd_core.serde import build_options, parse_toml
+from powerd_core.serde import build_options, to_document
 from powerd_core.text import did_you_mean
-from powerd_daemon.calibration import calibrated
-from powerd_daemon.ina.sensor import Sensor
-from powerd_daemon.textfile import read_text
+from powerd_daemon.config import parse_document, read_text, write_text
+from powerd_daemon.sources.ina.chips import chip_type
+from powerd_daemon.sources.ina.sensor import Sensor
+
+
+def bus_number(bus: int | str) -> int | None:
+    """N of ``N`` or ``/dev/i2c-N``; None for a path of another form."""
+    if isinstance(bus, int):
+        return bus
+    digits = bus.rpartition("-")[2]
+    return int(digits) if digits.isdigit() else None
+
+
+def calibrated(
+    sensors: Sequence[Sensor], file: CalibrationFile, *, bus: int | str, board: str = "", serial: str = ""
+) -> tuple[tuple[Sensor, ...], dict[str, object]]:
+    """The sensors with what the file knows of them, and the records used by sensor name, for a stream's ``detail``.
+
+    What a sensor's own table ``calibration`` says counts before the file. Raises `ConfigError` for a record that was
+    taken with another shunt or type of chip.
+    """
+    with_calibration: list[Sensor] = []
+    used: dict[str, object] = {}
+    number = bus_number(bus)
+    for sensor in sensors:
+        record = file.find(
+            board=board or gethostname(),
+            bus=-1 if number is None else number,
+            address=sensor.address,
+            channel=sensor.channel,
+            serial=serial,
+        )
+        if record is None or sensor.calibration != Calibration():
+            with_calibration.append(sensor)
+            continue
+        kind = chip_type(sensor.chip).name
+        if abs(sensor.shunt_ohm / record.shunt_ohm - 1) > 1e-9 or kind != record.chip:
+            raise ConfigError(
+                f"{sensor.name}: its calibration was taken with an {record.chip} and shunt_ohm = {record.shunt_ohm:g}, "
+                f"not {kind} and {sensor.shunt_ohm:g}: calibrate again, or correct the options"
+            )
+        with_calibration.append(replace(sensor, calibration=record.option))
+        used[sensor.name] = to_document(record)
+    return tuple(with_calibration), used
+
 
 _HEAD = """\
 # Calibrations of single sensors, written by `powerd calibrate`; load it with: calibration = "{name}"
@@ -25,10 +67,8 @@ _HEAD = """\
 
 def load_calibration(path: Path) -> CalibrationFile:
     """What is in a calibration file. Raises `ConfigError`."""
-    try:
-        document = parse_toml(read_text(path, "there is no such calibration file: make it with `powerd calibrate`"))
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: not valid TOML: {error}") from error
+    text = read_text(path, "there is no such calibration file: make it with `powerd calibrate`")
+    document = parse_document(text, str(path))
     for name in document:
         if name != "sensor":
             raise ConfigError(f"{path}: unknown table {name!r}{did_you_mean(name, ['sensor'])}")
@@ -36,13 +76,8 @@ def load_calibration(path: Path) -> CalibrationFile:
     if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
         raise ConfigError(f"{path}: 'sensor' is a list of tables: write [[sensor]]")
     sensors = tuple(build_options(SensorCalibration, t, f"{path}: [[sensor]] {i}") for i, t in enumerate(tables, 1))
-    seen: dict[tuple[object, ...], int] = {}
-    for i, sensor in enumerate(sensors, 1):
-        if sensor.key in seen:
-            raise ConfigError(
-                f"{path}: [[sensor]] {i} is of the same sensor as [[sensor]] {seen[sensor.key]}: remove one"
-            )
-        seen[sensor.key] = i
+    if len({sensor.key for sensor in sensors}) < len(sensors):
+        raise ConfigError(f"{path}: two [[sensor]] tables are of one sensor: remove one")
     return CalibrationFile(sensors)
 
 
@@ -58,19 +93,11 @@ def calibrated_by(
 
 def save_calibration(path: Path, calibration: CalibrationFile) -> None:
     """Write the file, whole or not at all. Raises `ConfigError` where it cannot be written."""
-    said = [_HEAD.format(name=path.name)]
+    tables = [_HEAD.format(name=path.name)]
     for sensor in calibration.sensor:
-        said.append(_table("[[sensor]]", sensor))
-        said += [_table(f"[sensor.{name}]", p) for name, p in (("zero", sensor.zero), ("load", sensor.load)) if p]
-    new = path.with_name(path.name + ".new")
-    try:
-        with new.open("w", encoding="utf-8") as file:
-            file.write("\n".join(said))
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+        tables.append(_table("[[sensor]]", sensor))
+        tables += [_table(f"[sensor.{name}]", p) for name, p in (("zero", sensor.zero), ("load", sensor.load)) if p]
+    write_text(path, "\n".join(tables))
 
 
 def _table(head: str, value: SensorCalibration | Point) -> str:

@@ -1,4 +1,7 @@
-"""The `powerd` command."""
+"""The `powerd` command: its parser, the commands that only ask or print, and `powerd run`.
+
+What a command needs beyond that is imported when it runs: the process that serves loads no other command.
+"""
 
 from __future__ import annotations
 
@@ -9,39 +12,43 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from importlib import import_module
+from math import isfinite
+from pathlib import Path
+from textwrap import fill
+from typing import Any, NoReturn
 
 from powerd_core.errors import ConfigError, PowerdError, WireError
+from powerd_core.keys import ROLES
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
-from powerd_core.text import printable
-from powerd_daemon import printing
-from powerd_daemon.arguments import parse
-from powerd_daemon.asking import ask
-from powerd_daemon.calibration_command import calibrate_lines
-from powerd_daemon.clock import SystemClock
-from powerd_daemon.completion_command import completion
-from powerd_daemon.config import Config, ServerConfig, load_config, source_config
-from powerd_daemon.configure_command import configure
-from powerd_daemon.control import Control
-from powerd_daemon.doctor_command import check
-from powerd_daemon.keys_command import keys
-from powerd_daemon.log import Log
-from powerd_daemon.plan_command import plan
-from powerd_daemon.plan_config import refuse
-from powerd_daemon.registry import find_source, kinds
-from powerd_daemon.scan_command import scan
-from powerd_daemon.sdnotify import Notifier
-from powerd_daemon.serving import serve_until
-from powerd_daemon.watch import ProcessWatch
+from powerd_core.text import did_you_mean, printable
+from powerd_daemon.config import DEFAULT_LISTEN, Config, ServerConfig, load_config, release, source_config
+from powerd_daemon.sources.base import find_source, kinds
+
+WIDTH = 100
+_ELSEWHERE = {
+    "plan": ("plan", "plan"),
+    "scan": ("scan", "scan"),
+    "check": ("diagnostics", "check"),
+    "calibrate": ("calibrate", "calibrate_lines"),
+    "keys": ("keygen", "keys"),
+}
+"""Commands that are a function of a module of their own."""
+_SHELLS = ("bash", "zsh", "fish")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the status as in docs/commands.md: with 1 for a fault that `check` found."""
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
-        status = _COMMANDS[arguments.command](arguments)
+        command: Any = _COMMANDS.get(arguments.command)
+        if command is None:
+            module, function = _ELSEWHERE[arguments.command]
+            command = getattr(import_module(f"powerd_daemon.{module}"), function)
+        status: int = command(arguments) or 0
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
     except PowerdError as error:
@@ -54,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except OSError as error:
-        if error.filename is not None or error.errno != errno.ENOSPC:
+        if error.errno != errno.ENOSPC:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"powerd: the output cannot be written: {error.strerror}", file=sys.stderr)
@@ -62,70 +69,318 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    stopping = False
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in the first line, then how it is used; exit status 2. Its help ends with an example."""
+
+    def __init__(self, *, example: str = "", **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+        self.example = example
+
+    def format_help(self) -> str:
+        # Not as the epilog, which is folded: an example is there to be copied.
+        return super().format_help() + (f"\nFor example: {self.example}\n" if self.example else "")
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message}", file=sys.stderr)
+        print(" ".join(self.format_usage().split()), file=sys.stderr)
+        sys.exit(2)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuses what it does not know. argparse parses a command's options by this method of the command's parser,
+        so the refusal names the command, and the option of it that comes nearest."""
+        known, unknown = super().parse_known_args(args, namespace)
+        option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
+        if option is not None:
+            options = [o for o in self._option_string_actions if o.startswith("--")]
+            self.error(f"unknown option {option}{did_you_mean(option, options)}")
+        if unknown:
+            self.error(f"too many arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command and its options. Raises SystemExit: 0 after --help or --version, 2 for anything it does not know."""
+    parser = make_parser()
+    names = list(_subparsers(parser))
+    if argv and not argv[0].startswith("-") and argv[0] not in names:
+        parser.error(f"unknown command {argv[0]!r}{did_you_mean(argv[0], names)}")
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.error(f"which command? (there are: {', '.join(names)})")
+    if arguments.command == "run":
+        _check_run(parser, arguments)
+    if arguments.command == "calibrate":
+        _check_calibrate(parser, arguments)
+    return arguments
+
+
+def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
+    actions = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return dict(next(actions, {}))
+
+
+def make_parser() -> Parser:
+    """All commands and options of `powerd`."""
+    parser = Parser(
+        prog="powerd",
+        description="Reads power sensors and serves their readings to powerd's clients.",
+        example="powerd run --sim",
+    )
+    parser.add_argument("--version", action="version", version=f"powerd {release()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, what: str, example: str, description: str | None = None) -> Parser:
+        return commands.add_parser(name, help=what, description=description, example=f"powerd {name}{example}")
+
+    run = add("run", "measure and serve until Ctrl-C", " --config powerd.toml --spool /var/lib/powerd/spool")
+    run.add_argument("--config", type=Path, metavar="FILE", help="what to measure (see docs/configuration.md)")
+    run.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
+    run.add_argument("--listen", metavar="URL", help=f"tcp://HOST:PORT or ipc:///PATH (default {DEFAULT_LISTEN})")
+    run.add_argument("--ring-mib", type=float, metavar="N", help="memory for each stream's latest readings, in MiB")
+    run.add_argument(
+        "--spool", type=_directory, metavar="DIR", help="keep readings on disk too, so that they outlive powerd"
+    )
+    _add_keys_option(run)
+    run.add_argument("--insecure", action="store_true", help="let anyone who reaches the addresses read, without keys")
+    run.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
+    run.add_argument("--rate-hz", type=_finite, metavar="HZ", help="with --sim: scans a second")
+    run.add_argument("--waveform", metavar="NAME", help="with --sim: the load's waveform")
+    run.add_argument("--seed", type=int, metavar="N", help="with --sim: seed of the load")
+    run.add_argument("--quiet", action="store_true", help="say nothing but what goes wrong")
+
+    add("sources", "list the kinds of source and their options", "")
+    for name, what, example in (
+        ("describe", "what a running powerd measures", " tcp://board:7360"),
+        ("stats", "how a running powerd is doing", " tcp://board:7360 --json"),
+    ):
+        ask = add(name, what, example)
+        ask.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
+        ask.add_argument("--json", action="store_true", help="as JSON, for programs")
+        _add_keys_option(ask)
+    check = add("config-check", "check a configuration file", " powerd.toml")
+    check.add_argument("file", type=Path, metavar="FILE", help="a configuration")
+
+    plan = add("plan", "what the buses of a configuration can do, and how exactly", " powerd.toml --load gpu0=250")
+    plan.add_argument("file", type=Path, metavar="FILE", help="a configuration")
+    loads = "expected power of a line or a device, in watts"
+    plan.add_argument("--load", type=_load, action="append", default=[], metavar="NAME=W", help=loads)
+    scan = add(
+        "scan",
+        "what answers on the I2C buses, and what it is",
+        " 2 --toml",
+        "Reads, and writes nothing but register pointers, at the addresses 0x40 to 0x4f. Addresses held by a kernel "
+        "driver are left alone. Stop a powerd that reads this bus first: it counts on pointers staying in place.",
+    )
+    scan.add_argument("bus", nargs="*", type=int, metavar="BUS", help="number N of /dev/i2c-N (default: all)")
+    scan.add_argument("--toml", action="store_true", help="as [[source]] tables for a configuration")
+    doctor = add(
+        "check",
+        "look at this machine, say what is wrong and what to do",
+        " powerd.toml",
+        "Looks at devices, buses, sensors, clock, scheduler and disk. Status 1 when something fails. "
+        "Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
+    )
+    doctor.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
+    doctor.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
+    doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
+
+    calibrate = add(
+        "calibrate",
+        "zero and gain of sensors against a reference",
+        " powerd.toml --zero --temperature-c 23 --out calibration.toml",
+        "Reads the lines of a configuration at a known load and stores what follows in a calibration file.",
+    )
+    calibrate.add_argument("file", type=Path, metavar="FILE", help="the configuration that names the lines")
+    load = calibrate.add_mutually_exclusive_group(required=True)
+    load.add_argument("--zero", action="store_true", help="no load: nothing flows through the shunts")
+    load.add_argument("--reference-a", type=_finite, metavar="A", help="the true current of one line, in amperes")
+    load.add_argument("--reference-w", type=_finite, metavar="W", help="the true power of one line, in watts")
+    relative = "relative standard uncertainty of the reference (0.001 is 0.1 %%)"
+    calibrate.add_argument("--reference-u", type=_finite, metavar="U", help=relative)
+    at_shunts = "temperature at the shunts, in degrees Celsius"
+    calibrate.add_argument("--temperature-c", type=_finite, required=True, metavar="C", help=at_shunts)
+    lines = "a line (default with --zero: all)"
+    calibrate.add_argument("--line", action="append", default=[], metavar="NAME", help=lines)
+    duration = "how many seconds to read (default 10)"
+    calibrate.add_argument("--seconds", type=_seconds, default=10.0, metavar="S", help=duration)
+    calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help="the calibration file to write")
+    _add_keys(commands)
+    completion = add(
+        "completion",
+        "print a script that lets a shell complete commands and options",
+        " bash",
+        "Prints a script that lets the shell complete commands, options and their choices by the tab key; "
+        "in ~/.bashrc: source <(powerd completion bash)",
+    )
+    completion.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
+    return parser
+
+
+def _add_keys_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--keys", metavar="DIR", help="directory of keys (default $POWERD_KEYS, else ~/.config/powerd)")
+
+
+def _add_keys(commands: Any) -> None:
+    keys = commands.add_parser(
+        "keys",
+        help="make, list, allow and revoke keys",
+        description="Whoever reads a board from another machine needs keys: the board its own, each client its own, "
+        "the client's public key allowed on the board and the board's trusted on the client. See docs/security.md.",
+        example="powerd keys list",
+    )
+    actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
+
+    def add(name: str, what: str, example: str) -> Any:
+        action = actions.add_parser(
+            name, help=what, description=f"{what[0].upper()}{what[1:]}.", example=f"powerd keys {name}{example}"
+        )
+        _add_keys_option(action)
+        return action
+
+    server = add(
+        "server", "on a board: make its keys once, and say what each client has to run", " --address board:7360"
+    )
+    server.add_argument(
+        "--address", metavar="HOST:PORT", help="under which clients reach this board (default this host's name, 7360)"
+    )
+    client = add("client", "on a client: make its keys once, and say what the board has to run", " --name lab")
+    client.add_argument("--name", metavar="NAME", help="how boards shall call this client (default this host's name)")
+    allow = add("allow", "on a board: let a client in", " lab 'CLIENT_KEY'")
+    allow.add_argument("name", metavar="NAME", help="of the client, for lists and `revoke`")
+    allow.add_argument("key", metavar="KEY", help="its public key, in single quotes")
+    allow.add_argument("--role", choices=ROLES, help="read (default): readings; control: nothing more today")
+    revoke = add("revoke", "on a board: shut a client out, at once", " lab")
+    revoke.add_argument("name", metavar="NAME")
+    trust = add("trust", "on a client: say which key a board has", " board:7360 'BOARD_KEY'")
+    trust.add_argument("address", metavar="HOST:PORT", help="as in tcp://HOST:PORT")
+    trust.add_argument("key", metavar="KEY", help="the board's public key, in single quotes")
+    trust.add_argument("--replace", action="store_true", help="also where another key is trusted")
+    add("list", "list all public keys of the directory, and what each may do", " --keys /var/lib/powerd/keys")
+
+
+def _directory(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("an empty name is no directory")
+    return Path(text)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number")
+    return number
+
+
+def _seconds(text: str) -> float:
+    seconds = _finite(text)
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 3600")
+    return seconds
+
+
+def _load(text: str) -> tuple[str, float]:
+    name, _, watts = text.rpartition("=")
+    power_w = _finite(watts)
+    if not name or power_w < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WATTS, such as gpu0=250")
+    return name, power_w
+
+
+def _check_run(parser: Parser, arguments: argparse.Namespace) -> None:
+    if arguments.sim == (arguments.config is not None):
+        parser.error("run: give either --config FILE or --sim")
+    for name in ("rate_hz", "waveform", "seed"):
+        if arguments.config is not None and getattr(arguments, name) is not None:
+            option = "--" + name.replace("_", "-")
+            parser.error(f"run: {option} goes with --sim; with --config it belongs into the file")
+
+
+def _check_calibrate(parser: Parser, arguments: argparse.Namespace) -> None:
+    if arguments.zero:
+        if arguments.reference_u is not None:
+            parser.error("calibrate: --reference-u goes with --reference-a or --reference-w")
+        return
+    if len(arguments.line) != 1:
+        parser.error("calibrate: a reference is of one line: give one --line NAME")
+    if arguments.reference_u is None or not 0 <= arguments.reference_u < 1:
+        parser.error("calibrate: give --reference-u, the reference's relative standard uncertainty (0.001 is 0.1 %)")
+    if (arguments.reference_w if arguments.reference_a is None else arguments.reference_a) <= 0:
+        parser.error("calibrate: a reference is above 0; for no load give --zero")
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from powerd_daemon.clock import SystemClock
+    from powerd_daemon.daemon import Daemon, Notifier, ParentWatchdog
+    from powerd_daemon.log import Console
+
+    is_stopping = False
 
     def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
+        nonlocal is_stopping
+        is_stopping = True
 
-    watch = None if arguments.parent_pid is None else ProcessWatch(arguments.parent_pid)
-    clock, manager = SystemClock(), Notifier()
+    parent = None if arguments.parent_pid is None else ParentWatchdog(arguments.parent_pid)
+    clock, service_manager = SystemClock(), Notifier()
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def is_over() -> bool:
         # The loops that start and serve ask this in every turn, so a loop that hangs sends no ping.
-        manager.alive(clock.now_ns())
-        return stopping or (watch is not None and watch.is_gone())
+        service_manager.alive(clock.now_ns())
+        return is_stopping or (parent is not None and parent.is_gone())
 
     try:
-        log = Log(sys.stderr, clock, quiet=arguments.quiet)
-        config, control = run_config(arguments), None
-        if arguments.config is not None:
-            control = Control(arguments.config, lambda made: with_options(made, arguments), clock, log)
-        serve_until(is_over, config, control, clock, log, manager)
+        with Console(sys.stderr, clock, quiet=arguments.quiet) as console:
+            daemon = Daemon(run_config(arguments), clock)
+            try:
+                if daemon.start(is_over):
+                    service_manager.ready(f"serving on {daemon.listen}")
+                    daemon.serve(is_over, console.status if console.is_terminal else None)
+            finally:
+                daemon.close()
+                service_manager.stopping()
     finally:
-        if watch is not None:
-            watch.close()
         for number, handler in before.items():
             signal.signal(number, handler)
-    return 0
 
 
 def run_config(arguments: argparse.Namespace) -> Config:
     """The configuration that the options of `powerd run` amount to. Raises `ConfigError`."""
     if arguments.config is not None:
-        refuse(arguments.config)
-        config = load_config(arguments.config)
+        config = _load_feasible(arguments.config)
     else:
         given = {name: getattr(arguments, name) for name in ("rate_hz", "waveform", "seed")}
         options = {name: value for name, value in given.items() if value is not None}
-        server = ServerConfig()
-        server = server.listening_on(server.listen, "--listen")
+        server = ServerConfig().listening_on(DEFAULT_LISTEN, "--listen")
         config = Config(server, (source_config("sim", "sim", options, "--sim"),))
-    return with_options(config, arguments)
-
-
-def with_options(config: Config, arguments: argparse.Namespace) -> Config:
-    """A configuration with what the options of `powerd run` say instead. Raises `ConfigError`."""
     server = config.server
     if arguments.listen is not None:
         server = server.listening_on(arguments.listen, "--listen")
-    if arguments.ring_mib is not None:
-        try:
-            server = replace(server, ring_mib=arguments.ring_mib)
-        except ValueError as error:
-            raise ConfigError(f"--ring-mib: {error}") from error
-    if arguments.spool is not None:
-        server = replace(server, spool=arguments.spool)
     try:
-        server = replace(server, keys=arguments.keys or server.keys, insecure=arguments.insecure or server.insecure)
+        server = replace(
+            server,
+            ring_mib=server.ring_mib if arguments.ring_mib is None else arguments.ring_mib,
+            spool=arguments.spool or server.spool,
+            keys=arguments.keys or server.keys,
+            insecure=arguments.insecure or server.insecure,
+        )
     except ValueError as error:
-        raise ConfigError(f"--keys and --insecure: {error}") from error
+        raise ConfigError(f"powerd run: {error}") from error
     return replace(config, server=server)
 
 
-def _sources(_: argparse.Namespace) -> int:
+def _load_feasible(path: Path) -> Config:
+    """A configuration that asks no bus for more than it can do. Raises `ConfigError`."""
+    try:
+        return load_config(path)
+    finally:
+        # A plan tells better what no bus can do. Where no driver of a sensor bus was loaded, there is no bus.
+        if "powerd_daemon.sources.ina.source" in sys.modules:
+            from powerd_daemon.plan import refuse
+
+            refuse(path)
+
+
+def _sources(_: argparse.Namespace) -> None:
     for kind in kinds():
         try:
             cls = find_source(kind)
@@ -133,34 +388,95 @@ def _sources(_: argparse.Namespace) -> int:
             print(f"{kind}\n    not usable here: {error}\n")
             continue
         summary = (inspect.getdoc(cls) or inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0]
-        print(printing.source(kind, " ".join(summary.split()), describe_options(cls.Options)))
-    return 0
+        print(kind, _indented(" ".join(summary.split()), "    "), sep="\n")
+        for option in describe_options(cls.Options):
+            default = f"default {option.default}" if option.default else "required"
+            print(f"    {option.name} = {option.type} ({default})")
+            if option.help:
+                print(_indented(option.help, "        "))
+        print()
 
 
-def _describe(arguments: argparse.Namespace) -> int:
-    answer = ask(arguments.url, "describe", keys=arguments.keys)
+def _indented(text: str, indent: str) -> str:
+    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _describe(arguments: argparse.Namespace) -> None:
+    from powerd_daemon.peer import ask
+
+    body = ask(arguments.url, "describe", keys=arguments.keys).body
     try:
-        description: Description = read_description(answer.body)
+        description = read_description(body)
     except WireError as error:
         raise WireError(
             f"what the powerd at {arguments.url} says of itself cannot be read ({error}): use the same release there "
             "and here"
         ) from error
-    print(json.dumps(answer.body, indent=2) if arguments.json else printing.description(description))
-    return 0
+    print(json.dumps(body, indent=2) if arguments.json else "\n".join(description_rows(description)))
 
 
-def _stats(arguments: argparse.Namespace) -> int:
-    answer = ask(arguments.url, "stats", keys=arguments.keys)
-    print(json.dumps(answer.body, indent=2) if arguments.json else printing.tree(answer.body))
-    return 0
+def description_rows(description: Description) -> Iterator[str]:
+    """What a powerd measures, for people."""
+    # The host of a tcp address is left to whoever asks: it is the one that was asked.
+    data = description.data_endpoint.replace("tcp://*:", "port ")
+    yield f"{description.board}: powerd {description.version}, data on {data}"
+    if description.access:
+        yield f"who may read: {description.access} (docs/security.md)"
+    for stream in description.streams:
+        yield f"stream {stream.number} {stream.source}, {1e9 / stream.period_ns:.6g} Hz"
+        for line in stream.lines:
+            quantity = {"power_w": "power", "energy_j": "energy counter"}.get(line.quantity, line.quantity)
+            note = f": {line.description}" if line.description else ""
+            yield f"    {line.name}  ({line.provenance.value} {quantity} of {line.device}){note}"
+    for device in description.devices:
+        yield f"device {device.name} = {' + '.join(device.feeds) or 'nothing'}"
 
 
-def _config_check(arguments: argparse.Namespace) -> int:
-    refuse(arguments.file)
-    config = load_config(arguments.file)
-    print(printing.config(str(arguments.file), config))
-    return 0
+def _stats(arguments: argparse.Namespace) -> None:
+    from powerd_daemon.peer import ask
+
+    body = ask(arguments.url, "stats", keys=arguments.keys).body
+    print(json.dumps(body, indent=2) if arguments.json else "\n".join(_tree(body)))
+
+
+def _tree(value: object, indent: str = "") -> Iterator[str]:
+    """A JSON value as indented lines, for people."""
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, inner in pairs:
+        if isinstance(inner, dict | list):
+            yield f"{indent}{printable(str(name))}:" + ("" if inner else " none")
+            yield from _tree(inner, indent + "    ")
+        else:
+            shown = f"{inner:.6g}" if isinstance(inner, float) else "-" if inner in (None, "") else str(inner)
+            yield printable(f"{indent}{name}: {shown}")
+
+
+def _config_check(arguments: argparse.Namespace) -> None:
+    config = _load_feasible(arguments.file)
+    server = config.server
+    rows = [f"{arguments.file} is good: listens on {server.listen} (data on {server.data}), board {server.board}"]
+    rows += [f"    source {source.name} of kind {source.kind}" for source in config.sources]
+    rows += [f"    device {device.name}" for device in config.devices]
+    rows.append("Sensors, lines and feeds are checked when powerd starts.")
+    print("\n".join(map(printable, rows)))
+
+
+def _completion(arguments: argparse.Namespace) -> None:
+    try:
+        import shtab
+    except ImportError:
+        raise ConfigError("the completion of shells is made by shtab: pip install 'shtab>=1.13'") from None
+
+    def mark_files(parser: Parser) -> None:
+        for action in parser._actions:
+            if action.metavar in ("FILE", "DIR"):
+                action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
+        for inner in _subparsers(parser).values():
+            mark_files(inner)
+
+    parser = make_parser()
+    mark_files(parser)
+    print(shtab.complete(parser, arguments.shell))
 
 
 _COMMANDS = {
@@ -169,14 +485,5 @@ _COMMANDS = {
     "describe": _describe,
     "stats": _stats,
     "config-check": _config_check,
-    "plan": plan,
-    "scan": scan,
-    "check": check,
-    "calibrate": calibrate_lines,
-    "keys": keys,
-    "configure": configure,
-    "completion": completion,
+    "completion": _completion,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,18 @@
-"""One powerd: its sockets, samplers and rings in one loop. `powerd run` is this and its command line."""
+"""One powerd: its sockets, samplers and rings in one loop, and what surrounds its process.
+
+Everything is done in one thread, by one poller: samplers' frames go into the rings, clients' requests are answered,
+and what is due goes out. Only the disk of a spool may stall, and has threads of its own (`powerd_daemon.spool`).
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import secrets
+import select
+import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import zmq
 
@@ -11,20 +20,14 @@ from powerd_core.errors import ConfigError, WireError
 from powerd_core.model import CLOCK_NAME, Description, QuantityConversion
 from powerd_core.serde import read_description, to_document
 from powerd_core.wire import Message, encode
-from powerd_daemon import reports, sizing
-from powerd_daemon.access import Role, Subject
+from powerd_daemon.auth import ANYONE, Guard
 from powerd_daemon.clock import Clock, SystemClock
-from powerd_daemon.config import Config
-from powerd_daemon.control import Control
-from powerd_daemon.devices import check_lines, merge_devices
-from powerd_daemon.endpoints import public_endpoint
-from powerd_daemon.log import Log
-from powerd_daemon.release import release
-from powerd_daemon.security import ANYONE, Guard
-from powerd_daemon.server import Server
+from powerd_daemon.config import Config, check_lines, merge_devices, public_endpoint, release
+from powerd_daemon.ring import Store
+from powerd_daemon.server import Answer, Server
 from powerd_daemon.sockets import bind_sockets, bound_endpoint
 from powerd_daemon.spool import Spool, open_spool
-from powerd_daemon.store import Store
+from powerd_daemon.status import Status, ready_lines
 from powerd_daemon.supervisor import Supervisor
 
 IDLE_MS = 50
@@ -33,6 +36,65 @@ READING_MS = 2
 """The longest sleep while a client waits for what is being read from the spool."""
 STATUS_NS = 2_000_000_000
 FAREWELL_NS = 300_000_000
+PINGS_PER_LIMIT = 3
+"""A ping is sent when a third of the service manager's limit has passed, so that one may be late."""
+
+_log = logging.getLogger(__name__)
+
+
+class Notifier:
+    """Tells systemd that powerd is ready and alive: datagrams to NOTIFY_SOCKET (sd_notify(3)), without libsystemd.
+
+    Says nothing where no service manager started this process. One that went away never disturbs a measurement:
+    errors of sending are ignored.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None, pid: int | None = None) -> None:
+        env = os.environ if environment is None else environment
+        path = env.get("NOTIFY_SOCKET", "")
+        # A leading @ is systemd's way of writing the zero byte of an abstract socket.
+        self._address = "\0" + path[1:] if path.startswith("@") else path
+        limit_us, owner = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
+        mine = str(os.getpid() if pid is None else pid)
+        self._ping_ns = int(limit_us) * 1000 // PINGS_PER_LIMIT if limit_us.isdigit() and owner in ("", mine) else 0
+        self._due_ns: int | None = None
+
+    def ready(self, status: str) -> None:
+        """All sources have been opened and clients are answered."""
+        self._send(f"READY=1\nSTATUS={' '.join(status.split())}")
+
+    def alive(self, now_ns: int) -> None:
+        """To be called from the loop that serves, and from nowhere else: sends a ping when one is due."""
+        if self._ping_ns and (self._due_ns is None or now_ns >= self._due_ns):
+            self._due_ns = now_ns + self._ping_ns
+            self._send("WATCHDOG=1")
+
+    def stopping(self) -> None:
+        """powerd has been told to end and hands out what it still has."""
+        self._send("STOPPING=1")
+
+    def _send(self, message: str) -> None:
+        if self._address:
+            with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as s:
+                s.sendto(message.encode(), self._address)
+
+
+class ParentWatchdog:
+    """Notices that the process which started powerd for itself, ``pid``, is gone. Raises `ConfigError` without one.
+
+    By a file descriptor: a number may be given out again, and is kept for a process that nobody waits for.
+    """
+
+    def __init__(self, pid: int) -> None:
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--parent-pid: there is no process {pid}: {error}") from error
+        self._poll = select.poll()
+        self._poll.register(descriptor, select.POLLIN)
+
+    def is_gone(self) -> bool:
+        return bool(self._poll.poll(0))
 
 
 class Daemon:
@@ -41,10 +103,9 @@ class Daemon:
     All in one thread. ``stopping`` is asked at least every 50 ms.
     """
 
-    def __init__(self, config: Config, log: Log, clock: Clock | None = None, control: Control | None = None) -> None:
+    def __init__(self, config: Config, clock: Clock | None = None) -> None:
         self.description: Description | None = None
         self._config = config
-        self._log = log
         self._clock = clock or SystemClock()
         self._began_ns = self._clock.now_ns()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -52,7 +113,7 @@ class Daemon:
         self.epoch = secrets.randbelow(2**63 - 1) + 1
         server = config.server
         try:
-            self._guard = Guard(self._context, server, log)
+            self._guard = Guard(self._context, server)
             self._sockets = bind_sockets(self._context, server.listen, server.data, server.clock, self._guard.keys)
         except BaseException:
             self._context.destroy(linger=0)
@@ -60,20 +121,18 @@ class Daemon:
         self._spool: Spool | None = None
         try:
             self._guard.watch(self._sockets)
-            self._spool = open_spool(server, self.epoch, self._clock, log)
+            self._spool = open_spool(server, self.epoch, self._clock)
             self._store = Store(self.epoch, server.ring_bytes, self._spool)
-            self._supervisor = Supervisor(config, self._store, self._context, self._clock, log)
+            self._supervisor = Supervisor(config, self._store, self._context, self._clock)
         except BaseException:
             self._release()
             raise
         self.listen = bound_endpoint(self._sockets.control)
         self.data = bound_endpoint(self._sockets.data)
         self.clock = bound_endpoint(self._sockets.clock)
-        subjects = {"describe": Subject(Role.READ, self._describe), "stats": Subject(Role.READ, self._stats)}
-        subjects["epochs"] = Subject(Role.READ, self._epochs)
-        if control is not None:
-            subjects |= control.subjects(self.epoch)
-        self._server = Server(self._sockets, self._store, self._clock, log, subjects, self._guard.access)
+        subjects: dict[str, Answer] = {"describe": lambda _: self._answer, "stats": self._stats, "epochs": self._epochs}
+        self._server = Server(self._sockets, self._store, self._clock, subjects, self._guard.may_read)
+        self._status = Status(self._store, self._supervisor, self._server, self._spool)
         self._answer = b""
         self._poller = zmq.Poller()
         self._guard.register(self._poller)
@@ -102,7 +161,7 @@ class Daemon:
         beside = {line.name for t in streams for line in t.lines if isinstance(line.conversion, QuantityConversion)}
         devices, notes = merge_devices(lines, [(s.config, s.devices) for s in samplers], self._config.devices, beside)
         for note in notes:
-            self._log.note(f"powerd: {note}")
+            _log.info(f"powerd: {note}")
         server = self._config.server
         self.description = Description(
             server.board,
@@ -121,30 +180,28 @@ class Daemon:
         except WireError as error:
             raise ConfigError(f"no client could use what is measured here: {error}") from error
         self._answer = encode(Message("description", body, self.epoch))
-        for line in reports.ready_lines(self.description, self.listen, self.data, server.ring_bytes, server.block_ns):
-            self._log.note(line)
-        for line in sizing.advice(streams, server):
-            self._log.note(f"powerd: {line}")
-        if line := sizing.large_rings(len(streams), server.ring_bytes, sizing.available_bytes()):
-            self._log.complain(line)
+        for line in ready_lines(self.description, self.listen, self.data, server):
+            _log.info(line)
         if self._spool is not None:
             self._spool.begin(self._answer)
-            self._log.note(reports.spool_line(server, streams))
         if self._guard.readers == ANYONE:
-            self._log.complain("anyone who reaches these addresses can read along: it runs without keys, as told to")
+            _log.warning("anyone who reaches these addresses can read along: it runs without keys, as told to")
         for router in (self._sockets.clock, self._sockets.control, self._sockets.data):
             self._poller.register(router, zmq.POLLIN)
         return True
 
-    def serve(self, stopping: Callable[[], bool]) -> None:
-        """Serve until ``stopping``, then end the samplers and give clients what these still had."""
+    def serve(self, stopping: Callable[[], bool], show_status: Callable[[str], None] | None = None) -> None:
+        """Serve until ``stopping``, then end the samplers and give clients what these still had.
+
+        ``show_status`` is given a new line about what goes on every two seconds.
+        """
         status_ns = self._clock.now_ns() + STATUS_NS
         busy = False
         while not stopping():
             busy = self._cycle(0 if busy else self._patience_ms())
-            if self._log.is_terminal and self._clock.now_ns() >= status_ns:
+            if show_status is not None and self._clock.now_ns() >= status_ns:
                 status_ns += STATUS_NS
-                self._log.status(reports.status_line(self._store, self._supervisor, self._server, self.uptime_s))
+                show_status(self._status.line(self.uptime_s))
         self._supervisor.stop()
         give_up_ns = self._clock.now_ns() + FAREWELL_NS
         self._cycle(0)
@@ -152,8 +209,8 @@ class Daemon:
             self._cycle(5)
         if self._spool is not None:
             self._spool.finish()
-        for line in reports.summary_lines(self._store, self._supervisor, self._server, self.uptime_s):
-            self._log.note(line)
+        for line in self._status.summary(self.uptime_s):
+            _log.info(line)
 
     def close(self) -> None:
         """Release everything, samplers included. Safe after any error."""
@@ -181,7 +238,7 @@ class Daemon:
 
     def _mind_guard(self) -> None:
         if self._guard.mind():
-            self._server.drop_denied()
+            self._server.delivery.drop_denied(self._guard.may_read)
         self._server.handshakes_failed = self._guard.handshakes_failed
         self._server.flood.mind(lambda: self._guard.connections, self._clock.now_ns())
 
@@ -193,16 +250,11 @@ class Daemon:
             return IDLE_MS
         return min(max((retry_ns - self._clock.now_ns()) // 1_000_000, 1), IDLE_MS)
 
-    def _describe(self, request: Mapping[str, object]) -> bytes:
-        return self._answer
-
     def _epochs(self, request: Mapping[str, object]) -> bytes:
-        body = {"ready": True, "epochs": []} if self._spool is None else self._spool.archive.answer(request)
+        body = {"ready": True, "epochs": []} if self._spool is None else self._spool.catalogue.answer(request)
         return encode(Message("epochs", body, self.epoch))
 
     def _stats(self, request: Mapping[str, object]) -> bytes:
         assert self.description is not None
-        body = reports.stats(
-            self.description, self._store, self._supervisor, self._server, self.uptime_s, self._clock.now_ns()
-        )
+        body = self._status.stats(self.description, self.uptime_s, self._clock.now_ns())
         return encode(Message("stats", body, self.epoch))

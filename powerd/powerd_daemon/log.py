@@ -1,7 +1,12 @@
-"""What powerd says on stderr: one line each, and never more of them than a person can read."""
+"""What powerd says on stderr, by the standard library's `logging`: one line each, never more than a person can read.
+
+The modules of this package log to children of ``powerd_daemon``: what the user expects to see as INFO, what is wrong as
+WARNING. `powerd run` shows both through a `Console`.
+"""
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from typing import TextIO
 
@@ -11,63 +16,68 @@ from powerd_daemon.clock import Clock
 BURST = 10
 BURST_NS = 10_000_000_000
 MAX_LINE = 1000
-"""What others say is repeated in complaints, and nobody reads more of it."""
+"""What others say is repeated in warnings, and nobody reads more of it."""
 
 
-class Log:
-    """Lines to ``stream``. ``note`` is silenced by ``quiet``; ``complain`` never is, but bounded in rate.
+class Console(logging.Handler):
+    """Lines to ``stream``, between entering and leaving it. INFO is silenced by ``quiet``; warnings never are, but at
+    most ten are shown in ten seconds, and how many were left out is said later.
 
     Without a stream (a process whose stderr was closed before it began has none) nothing is said.
     """
 
     def __init__(self, stream: TextIO | None, clock: Clock, *, quiet: bool = False) -> None:
+        super().__init__(logging.WARNING if quiet else logging.INFO)
         self._stream = stream
         self._clock = clock
-        self._quiet = quiet
         self._begin_ns = clock.now_ns()
-        self._said = 0
-        self._swallowed = 0
-        self._status = False
+        self._shown = self._left_out = 0
+        self._has_status = False
 
     @property
     def is_terminal(self) -> bool:
-        return self._stream is not None and not self._quiet and self._stream.isatty()
+        return self._stream is not None and self.level == logging.INFO and self._stream.isatty()
 
-    def note(self, line: str) -> None:
-        """Something the user expects to see."""
-        if not self._quiet:
+    def emit(self, record: logging.LogRecord) -> None:
+        line = record.getMessage()
+        if record.levelno < logging.WARNING:
             self._write(line)
-
-    def complain(self, line: str) -> None:
-        """Something is wrong. At most ten such lines in ten seconds; how many were left out is said later."""
+            return
         now_ns = self._clock.now_ns()
         if now_ns - self._begin_ns >= BURST_NS:
-            self._begin_ns, self._said = now_ns, 0
-            if self._swallowed:
-                self._write(f"powerd: {self._swallowed} more complaints were left out")
-                self._swallowed = 0
-        if self._said < BURST:
-            self._said += 1
+            if self._left_out:
+                self._write(f"powerd: {self._left_out} more complaints were left out")
+            self._begin_ns, self._shown, self._left_out = now_ns, 0, 0
+        if self._shown < BURST:
+            self._shown += 1
             self._write(printable(f"powerd: {line}", limit=MAX_LINE))
         else:
-            self._swallowed += 1
+            self._left_out += 1
 
     def status(self, line: str) -> None:
         """The line at the bottom of a terminal, replaced by the next one."""
         self._put(f"\r\x1b[K{line}")
-        self._status = True
+        self._has_status = True
 
     def _write(self, line: str) -> None:
-        if self._status:
+        if self._has_status:
             self._put("\r\x1b[K")
-            self._status = False
+            self._has_status = False
         # Names and errors in it may come from anybody.
         self._put(printable(line) + "\n")
 
     def _put(self, text: str) -> None:
-        if self._stream is None:
-            return
-        # Measuring goes on when nobody reads what is said about it.
-        with suppress(OSError, ValueError):
-            self._stream.write(text)
-            self._stream.flush()
+        if self._stream is not None:
+            # Measuring goes on when nobody reads what is said about it.
+            with suppress(OSError, ValueError):
+                self._stream.write(text)
+                self._stream.flush()
+
+    def __enter__(self) -> Console:
+        package = logging.getLogger("powerd_daemon")
+        package.setLevel(logging.INFO)
+        package.addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("powerd_daemon").removeHandler(self)

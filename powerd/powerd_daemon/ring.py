@@ -1,67 +1,73 @@
-"""The latest frames of one stream, bounded in bytes, found by sequence number."""
+"""The rings: the latest frames of each stream, bounded in bytes, found by sequence number and free of holes.
+
+A client pulls from a ring at its own pace. What the ring has let go of, what never arrived, and a number inside a
+recorded gap are all answered with a gap frame that says why, so that no number of a stream is ever silently missing.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
+from struct import Struct
 from typing import Protocol
 
-from powerd_core.model import UNKNOWN_TIME_NS, Gap
-from powerd_core.wire import BLOCK, Header, decode, encode, read_header
+from powerd_core.errors import WireError
+from powerd_core.model import UNKNOWN_TIME_NS, Gap, Stream
+from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_SEQUENCE, Header, decode, encode, read_header
 
 FRAME_OVERHEAD_BYTES = 200
 """What Python keeps beside a frame's own bytes; counted, so that many tiny frames stay within the bound too."""
-
 MAX_SPAN = 2**32 - 1
 """A gap's span has 32 bits; a wider hole is told in several gaps."""
-
 EVICTED = "no longer in powerd's ring"
+LOST_ON_THE_WAY = "lost between the sampler and powerd"
+_LOST = Struct("<q")
 
 
 class Frames(Protocol):
-    """One stream of one epoch, found by sequence number: a ring, or what a spool holds."""
+    """One stream of one epoch, found by sequence number: a `Ring`, or what a spool holds.
+
+    ``oldest`` is the first number that is held, ``next`` the one after the last; a client that wants only what is new
+    begins at ``current``.
+    """
 
     @property
     def epoch(self) -> int: ...
 
     @property
-    def oldest(self) -> int:
-        """The first number that is held."""
-        ...
+    def oldest(self) -> int: ...
 
     @property
-    def next(self) -> int:
-        """The number after the last one."""
-        ...
+    def next(self) -> int: ...
 
     @property
-    def current(self) -> int:
-        """Where a client begins that wants only what is new."""
-        ...
+    def current(self) -> int: ...
 
-    def find(self, sequence: int) -> tuple[bytes, int] | None:
-        """The frame that covers ``sequence`` and begins there, and the number after it; None when it is yet to come."""
-        ...
+    def find(self, sequence: int) -> tuple[bytes, int] | None: ...
 
 
 class Ring:
     """Frames that cover the sequence numbers from ``oldest`` up to ``next``, without a hole.
 
-    The newest frame is always held, whatever its size. Frames must be appended in order.
+    The newest frame is always held, whatever its size. Frames must be appended in order, the first with number
+    ``begin``; ``t_last_ns`` is the time of the last reading (or the end of the last gap) before it.
     """
 
-    def __init__(self, stream: int, epoch: int, max_bytes: int) -> None:
+    def __init__(
+        self, stream: int, epoch: int, max_bytes: int, begin: int = 0, t_last_ns: int = UNKNOWN_TIME_NS
+    ) -> None:
         self.stream = stream
         self.epoch = epoch
         self.max_bytes = max_bytes
-        self.oldest = 0
-        self.next = 0
+        self.oldest = self.next = begin
+        self.t_last_ns = t_last_ns
         self.size_bytes = 0
         self.newest_block: int | None = None
         """Sequence number of the newest block ever appended."""
         self._frames: dict[int, tuple[bytes, int]] = {}
         self._wide: deque[int] = deque()
-        self._t_last_ns = 0
+        """Where gaps of more than one number begin."""
 
     def __len__(self) -> int:
         return len(self._frames)
@@ -72,26 +78,30 @@ class Ring:
             raise ValueError(f"frame {header.sequence}..{header.following} appended where {self.next} is next")
         self._frames[header.sequence] = frame, header.following
         self.next = header.following
-        self._t_last_ns = header.t_last_ns
+        self.t_last_ns = header.t_last_ns
         self.size_bytes += len(frame) + FRAME_OVERHEAD_BYTES
         if header.kind == BLOCK:
             self.newest_block = header.sequence
         elif header.extent > 1:
             self._wide.append(header.sequence)
         while self.size_bytes > self.max_bytes and len(self._frames) > 1:
-            gone, following = self._frames.pop(self.oldest)
+            frame, following = self._frames.pop(self.oldest)
             if self._wide and self._wide[0] == self.oldest:
                 self._wide.popleft()
             self.oldest = following
-            self.size_bytes -= len(gone) + FRAME_OVERHEAD_BYTES
+            self.size_bytes -= len(frame) + FRAME_OVERHEAD_BYTES
+
+    def gaps_until(self, sequence: int, t_ns: int, cause: str) -> Iterator[tuple[bytes, Header]]:
+        """The frames that are to be appended before number ``sequence``, which begins at ``t_ns``, can be."""
+        while self.next < sequence:
+            span = min(sequence - self.next, MAX_SPAN)
+            frame = encode(Gap(self.stream, self.epoch, self.next, self.t_last_ns, t_ns, span, -1, cause))
+            yield frame, read_header(frame)
 
     @property
     def held_ns(self) -> int:
         """Time from the first reading held to the last."""
-        if not self._frames:
-            return 0
-        t_first_ns, _ = _times_ns(self._frames[self.oldest][0])
-        return self._t_last_ns - t_first_ns
+        return self.t_last_ns - begin_ns(read_header(self._frames[self.oldest][0])) if self._frames else 0
 
     @property
     def current(self) -> int:
@@ -107,27 +117,103 @@ class Ring:
         if sequence >= self.next:
             return None
         if sequence < self.oldest:
-            return self._evicted(sequence)
-        return self._frames.get(sequence) or self._inside_a_gap(sequence)
+            # The oldest frame may be a gap that itself begins at an unknown time: then the hole reaches to its end.
+            t_held_ns = begin_ns(read_header(self._frames[self.oldest][0]))
+            return gap_before(self.stream, self.epoch, sequence, self.oldest, t_held_ns, EVICTED)
+        return self._frames.get(sequence) or self._rest_of_gap(sequence)
 
-    def _evicted(self, sequence: int) -> tuple[bytes, int]:
-        span = min(self.oldest - sequence, MAX_SPAN)
-        # The oldest frame may be a gap that itself begins at an unknown time: then the hole reaches to its end.
-        t_held, _ = _times_ns(self._frames[self.oldest][0])
-        return encode(
-            Gap(self.stream, self.epoch, sequence, UNKNOWN_TIME_NS, t_held, span, -1, EVICTED)
-        ), sequence + span
-
-    def _inside_a_gap(self, sequence: int) -> tuple[bytes, int]:
+    def _rest_of_gap(self, sequence: int) -> tuple[bytes, int]:
         begin = next(start for start in reversed(self._wide) if start <= sequence)
         frame, following = self._frames[begin]
         gap = decode(frame)
         assert isinstance(gap, Gap)
-        part = replace(gap, sequence=sequence, span=following - sequence, t_first_ns=UNKNOWN_TIME_NS, lost=-1)
-        return encode(part), following
+        rest = replace(gap, sequence=sequence, span=following - sequence, t_first_ns=UNKNOWN_TIME_NS, lost=-1)
+        return encode(rest), following
 
 
-def _times_ns(frame: bytes) -> tuple[int, int]:
-    """When a frame begins and ends; one that begins at an unknown time, where it ends."""
-    held = read_header(frame)
-    return held.t_last_ns if held.t_first_ns == UNKNOWN_TIME_NS else held.t_first_ns, held.t_last_ns
+def begin_ns(header: Header) -> int:
+    """When a frame begins; one that begins at an unknown time, where it ends."""
+    return header.t_last_ns if header.t_first_ns == UNKNOWN_TIME_NS else header.t_first_ns
+
+
+def gap_before(stream: int, epoch: int, sequence: int, oldest: int, t_ns: int, cause: str) -> tuple[bytes, int]:
+    """A gap from ``sequence`` up to the ``oldest`` number that is held, which begins at ``t_ns``, and what follows."""
+    span = min(oldest - sequence, MAX_SPAN)
+    return encode(Gap(stream, epoch, sequence, UNKNOWN_TIME_NS, t_ns, span, -1, cause)), sequence + span
+
+
+class Intake:
+    """One stream's ring and counters. Whatever `accept` is given, the ring stays free of holes."""
+
+    def __init__(self, stream: Stream, epoch: int, ring_bytes: int) -> None:
+        self.stream = stream
+        self.ring = Ring(stream.number, epoch, ring_bytes)
+        self._layout, self._scan_bytes = stream.layout, stream.scan_bytes
+        self.frames = self.scans = self.gaps = self.lost_scans = self.duplicates = self.holes = 0
+
+    def accept(self, frame: bytes, header: Header) -> None:
+        """Append a sampler's frame. A number already seen is dropped and counted; a hole before it becomes a gap.
+
+        Raises `WireError` for a frame that does not belong here.
+        """
+        is_block = header.kind == BLOCK
+        if header.epoch != self.ring.epoch or header.kind not in (BLOCK, GAP) or header.extent < 1:
+            raise WireError(f"a frame of epoch {header.epoch}, kind {header.kind} and count {header.extent}")
+        if is_block and (header.layout, len(frame) - HEADER_BYTES) != (self._layout, header.extent * self._scan_bytes):
+            raise WireError(f"a block of {header.extent} scans in {len(frame)} bytes, of layout {header.layout:#06x}")
+        if not is_block:
+            decode(frame)  # rare, and read again when a part of it is asked for
+        if header.sequence < self.ring.next:
+            self.duplicates += 1
+            return
+        if header.sequence - self.ring.next > MAX_SPAN or header.sequence + header.extent > MAX_SEQUENCE:
+            raise WireError(f"frame {header.sequence} where {self.ring.next} is next")
+        for gap in self.ring.gaps_until(header.sequence, begin_ns(header), LOST_ON_THE_WAY):
+            self.holes += 1
+            self._append(*gap)
+        self._append(frame, header)
+
+    def _append(self, frame: bytes, header: Header) -> None:
+        self.ring.append(frame, header)
+        self.frames += 1
+        if header.kind == BLOCK:
+            self.scans += header.extent
+        else:
+            self.gaps += 1
+            self.lost_scans += max(_LOST.unpack_from(frame, HEADER_BYTES)[0], 0)
+
+
+class Backlog(Protocol):
+    """What reaches further back than the rings: a spool."""
+
+    def extend(self, ring: Ring) -> Frames:
+        """A stream's ring with what is kept of it beyond."""
+        ...
+
+    def past(self, stream: int, epoch: int) -> Frames | None:
+        """A stream of an earlier epoch; None when there is no such."""
+        ...
+
+
+class Store:
+    """All streams of one powerd by number; with a ``backlog``, also what that holds of them and of earlier epochs."""
+
+    def __init__(self, epoch: int, ring_bytes: int, backlog: Backlog | None = None) -> None:
+        self.epoch = epoch
+        self.ring_bytes = ring_bytes
+        self.backlog = backlog
+        self.intakes: dict[int, Intake] = {}
+        self._held: dict[int, Frames] = {}
+
+    def add(self, stream: Stream) -> None:
+        intake = Intake(stream, self.epoch, self.ring_bytes)
+        self.intakes[stream.number] = intake
+        self._held[stream.number] = intake.ring if self.backlog is None else self.backlog.extend(intake.ring)
+
+    def ring(self, number: int, epoch: int = 0) -> Frames | None:
+        """What is held of a stream. Of an epoch that is not kept (or 0), that of this powerd's own."""
+        if epoch not in (0, self.epoch) and self.backlog is not None:
+            past = self.backlog.past(number, epoch)
+            if past is not None:
+                return past
+        return self._held.get(number)

@@ -1,45 +1,359 @@
-"""The sampler process: one source, its deadlines and nothing else. The supervisor tells it what to do on stdin."""
+"""The sampler process: one source, polled at absolute deadlines, and nothing else.
+
+The supervisor starts it, tells it on stdin what to do (`Spec`) and takes what it sends over a socket. Three parts: the
+`Outbox` holds what waits to be sent, in bounded memory and without a silent loss; `Sampling` is the loop, on any clock
+and without a process: open, poll, take, reopen after an interruption; `main` is the process around them.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import json
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import zmq
 
-from powerd_core.errors import PowerdError
-from powerd_core.model import Device, Stream
+from powerd_core.errors import ConfigError, PowerdError, SensorError, WireError
+from powerd_core.model import UNKNOWN_TIME_NS, Block, Device, Gap, Stream
 from powerd_core.serde import from_document, to_document
-from powerd_core.wire import Message
-from powerd_daemon.clock import SystemClock
+from powerd_core.wire import Message, encode
+from powerd_daemon.clock import Deadlines, LatencyHistogram, SystemClock
 from powerd_daemon.config import SourceConfig, make_source
-from powerd_daemon.outbox import Outbox
-from powerd_daemon.realtime import make_realtime, sharpen_timers
-from powerd_daemon.registry import find_source
-from powerd_daemon.sampling import Resume, Sampling
-from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.base import Source, Start, find_source
 
+OVERFLOW = "powerd did not take the sampler's readings in time"
+MAX_CAUSE = 300
 STATISTICS_NS = 1_000_000_000
 SEND_HWM = 64
 LINGER_MS = 500
+MCL_CURRENT, MCL_FUTURE = 1, 2
+PR_SET_TIMERSLACK = 29
+REOPEN_MIN_NS = 100_000_000
+REOPEN_MAX_NS = 5_000_000_000
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One stream's waiting frames, and the gap that stands for those dropped in front of them."""
+
+    waiting: deque[tuple[bytes, Gap]]
+    """Each frame with the gap that would take its place."""
+    size_bytes: int = 0
+    dropped: Gap | None = None
+
+
+class Outbox:
+    """Holds at most ``max_bytes`` of frames a stream; the oldest give way, and one gap takes all their numbers."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.dropped_frames = 0
+        self._messages: deque[bytes] = deque()
+        self._statistics: bytes | None = None
+        self._queues: dict[int, _Queue] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._messages and not any(q.waiting or q.dropped for q in self._queues.values())
+
+    def put(self, event: Block | Gap) -> None:
+        """Queue a block or gap. A block that is too large for a frame becomes a gap that says so."""
+        try:
+            frame, stand_in = encode(event), _gap_instead(event, OVERFLOW)
+        except WireError as error:
+            stand_in = _gap_instead(event, str(error))
+            frame = encode(stand_in)
+        queue = self._queues.setdefault(event.stream, _Queue(deque()))
+        queue.waiting.append((frame, stand_in))
+        queue.size_bytes += len(frame)
+        while queue.size_bytes > self.max_bytes and len(queue.waiting) > 1:
+            frame, gap = queue.waiting.popleft()
+            queue.size_bytes -= len(frame)
+            queue.dropped = gap if queue.dropped is None else _joined_gap(queue.dropped, gap)
+            self.dropped_frames += 1
+
+    def put_message(self, message: Message) -> None:
+        """Queue a rare message, in front of all frames."""
+        self._messages.append(encode(message))
+
+    def put_statistics(self, message: Message) -> None:
+        """Keep a message to be sent when there is room; a newer one replaces it."""
+        self._statistics = encode(message)
+
+    def drain(self, send: Callable[[bytes], bool]) -> bool:
+        """Give frames to ``send`` until it says no or nothing is left (then True)."""
+        while self._messages:
+            if not send(self._messages[0]):
+                return False
+            self._messages.popleft()
+        for queue in self._queues.values():
+            if queue.dropped is not None:
+                if not send(encode(queue.dropped)):
+                    return False
+                queue.dropped = None
+            while queue.waiting:
+                if not send(queue.waiting[0][0]):
+                    return False
+                queue.size_bytes -= len(queue.waiting.popleft()[0])
+        if self._statistics is not None and send(self._statistics):
+            self._statistics = None
+        return True
+
+
+def _gap_instead(event: Block | Gap, cause: str) -> Gap:
+    if isinstance(event, Gap):
+        return replace(event, cause=f"{cause}; {event.cause}"[:MAX_CAUSE])
+    return Gap(
+        event.stream, event.epoch, event.sequence, event.t_first_ns, event.t_last_ns, 1, event.count, cause[:MAX_CAUSE]
+    )
+
+
+def _joined_gap(first: Gap, second: Gap) -> Gap:
+    lost = -1 if -1 in (first.lost, second.lost) else first.lost + second.lost
+    cause = first.cause
+    if second.cause not in cause:
+        cause = f"{cause}; {second.cause.removeprefix(OVERFLOW + '; ')}"[:MAX_CAUSE]
+    return replace(first, t_last_ns=second.t_last_ns, span=first.span + second.span, lost=lost, cause=cause)
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a stream stood when its sampler ended. ``t_last_ns`` may be UNKNOWN_TIME_NS."""
+
+    stream: int
+    next_sequence: int
+    t_last_ns: int
+
+
+def same_streams(one: Iterable[Stream], other: Iterable[Stream]) -> bool:
+    """Whether blocks of the one mean the same in the other; settings in ``detail`` may differ."""
+
+    def key(stream: Stream) -> tuple[object, ...]:
+        lines = tuple((line.name, line.device, line.conversion, line.provenance) for line in stream.lines)
+        return stream.number, stream.columns, lines
+
+    return [key(s) for s in one] == [key(s) for s in other]
+
+
+class Sampling:
+    """Drives one source. All it produces goes into ``outbox``.
+
+    ``make`` builds the source from a `Start`; it is called again for every reopening. With ``resume`` the loop goes on
+    where a sampler that died had stopped: an error of the first open is then like any later one, and each stream
+    begins with a gap.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[Start], Source],
+        start: Start,
+        outbox: Outbox,
+        *,
+        block_ns: int,
+        resume: Iterable[Resume] = (),
+        on_open: Callable[[tuple[Stream, ...], tuple[Device, ...]], None] = lambda _streams, _devices: None,
+    ) -> None:
+        self._make = make
+        self._start = start
+        self._clock = start.clock
+        self._outbox = outbox
+        self._block_ns = block_ns
+        self._on_open = on_open
+        self._source: Source | None = None
+        self._last_health: dict[str, object] = {}
+        self._streams: tuple[Stream, ...] | None = None
+        self._next: dict[int, int] = {}
+        self._t_last_ns: dict[int, int] = {}
+        self._cause = ""
+        self._pause_ns = REOPEN_MIN_NS
+        now_ns = self._clock.now_ns()
+        self._retry_ns = now_ns
+        self._flush_ns = now_ns + block_ns
+        self.deadlines: Deadlines | None = None
+        self.reopened = 0
+        for r in resume:
+            self._next[r.stream] = r.next_sequence
+            self._t_last_ns[r.stream] = r.t_last_ns
+            self._cause = "sampler restarted"
+
+    def open(self) -> None:
+        """Open the source and begin a new grid of deadlines. Raises what the source raises."""
+        # A gap that tells of an interruption takes one number of each stream; the source goes on behind it.
+        begin = {number: sequence + 1 for number, sequence in self._next.items()}
+        source = self._make(replace(self._start, next_sequence=begin))
+        try:
+            streams, devices = source.open()
+            self._check(streams)
+        except BaseException:
+            with suppress(PowerdError):
+                source.close()
+            raise
+        self._source, self._streams = source, streams
+        for stream in streams:
+            self._next.setdefault(stream.number, 0)
+        self._on_open(streams, devices)
+        now_ns = self._clock.now_ns()
+        if self.deadlines is None:
+            self.deadlines = Deadlines(now_ns, source.period_ns)
+        else:
+            self.deadlines.restart(now_ns)
+
+    def _check(self, streams: tuple[Stream, ...]) -> None:
+        if not streams or (self._streams is not None and not same_streams(self._streams, streams)):
+            raise ConfigError("the source has no lines, or after an interruption describes other lines than before")
+
+    def step(self) -> None:
+        """Sleep until something is due and do it: never longer than one block."""
+        polls = self._source is not None
+        due_ns = self.deadlines.next_ns if polls and self.deadlines else self._retry_ns
+        self._clock.sleep_until(min(due_ns, self._flush_ns))
+        now_ns = self._clock.now_ns()
+        if now_ns >= due_ns:
+            if polls:
+                self._poll(now_ns)
+            else:
+                self._reopen()
+            now_ns = self._clock.now_ns()
+        if now_ns >= self._flush_ns:
+            self._flush_ns += self._block_ns
+            if self._flush_ns <= now_ns:
+                self._flush_ns = now_ns + self._block_ns
+            self.flush()
+
+    def flush(self, *, last: bool = False) -> None:
+        """Move what the source has into the outbox; the ``last`` time also what it holds back."""
+        if self._source is None:
+            return
+        try:
+            events = self._source.finish() if last else self._source.take()
+        except SensorError as error:
+            self._lose(error)
+            return
+        for event in events:
+            self._put(event)
+
+    def close(self) -> None:
+        """Take what is left and let go of the sensor."""
+        self.flush(last=True)
+        self._let_go()
+
+    def abandon(self) -> None:
+        """Let go of the sensor of a source that has failed in a way it must not: nothing more is asked of it."""
+        source, self._source = self._source, None
+        if source is not None:
+            with suppress(Exception):
+                source.close()
+
+    def statistics(self) -> dict[str, object]:
+        """What the stats of powerd say about this sampler."""
+        d = self.deadlines
+        late = d.lateness if d else LatencyHistogram()
+        return {
+            "polls": late.count,
+            "missed_deadlines": d.missed if d else 0,
+            "rate_hz": d.rate_hz if d else 0.0,
+            "lateness_mean_us": late.mean_ns / 1000,
+            "lateness_p99_us": late.quantile_ns(0.99) / 1000,
+            "lateness_max_us": late.max_ns / 1000,
+            "jitter_us": late.deviation_ns / 1000,
+            "reopened": self.reopened,
+            "dropped_frames": self._outbox.dropped_frames,
+            "error": self._cause if self._source is None else "",
+            "sensors": self._last_health if self._source is None else self._source.health(),
+        }
+
+    def _poll(self, now_ns: int) -> None:
+        assert self._source is not None
+        assert self.deadlines is not None
+        self.deadlines.meet(now_ns)
+        try:
+            self._source.poll()
+        except SensorError as error:
+            self.flush()
+            if self._source is not None:
+                self._lose(error)
+
+    def _lose(self, error: SensorError) -> None:
+        self._let_go()
+        self._cause = str(error) or "the sensor was lost"
+        self._pause_ns = REOPEN_MIN_NS
+        self._retry_ns = self._clock.now_ns() + self._pause_ns
+
+    def _let_go(self) -> None:
+        if self._source is not None:
+            # What a sensor counted before it was lost may be why.
+            self._last_health = self._source.health()
+            with suppress(PowerdError):
+                self._source.close()
+            self._source = None
+
+    def _reopen(self) -> None:
+        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
+        try:
+            self.open()
+        except SensorError as error:
+            self._put_gaps()
+            self._cause = str(error) or self._cause
+            self._retry_ns = self._clock.now_ns() + self._pause_ns
+            self._pause_ns = min(self._pause_ns * 2, REOPEN_MAX_NS)
+            return
+        self._put_gaps()
+        self._cause = ""
+        self.reopened += 1
+
+    def _put_gaps(self) -> None:
+        now_ns = self._clock.now_ns()
+        for number, sequence in self._next.items():
+            begin = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
+            end = max(now_ns, begin)
+            self._put(Gap(number, self._start.epoch, sequence, begin, end, 1, -1, self._cause[:MAX_CAUSE]))
+
+    def _put(self, event: Block | Gap) -> None:
+        self._outbox.put(event)
+        self._next[event.stream] = event.sequence + (event.span if isinstance(event, Gap) else 1)
+        self._t_last_ns[event.stream] = event.t_last_ns
+
+
+def sharpen_timers() -> None:
+    """Let this process's sleeps end within a microsecond of their time, not the 50 us that Linux allows itself."""
+    # Where that does not exist, sleeps are as they were.
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+
+
+def make_realtime(priority: int, lock_memory: bool) -> list[str]:
+    """SCHED_FIFO at ``priority`` (0 leaves the scheduling alone) and locked memory, for this process.
+
+    Returns what was not permitted, each as one line with the remedy: readings without it are later, not wrong.
+    """
+    refused = []
+    if priority:
+        try:
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
+        except OSError as error:
+            refused.append(
+                f"priority = {priority} is not permitted ({error.strerror}): give powerd CAP_SYS_NICE or "
+                f"LimitRTPRIO={priority} in its systemd unit"
+            )
+    if lock_memory and ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE) != 0:
+        refused.append("lock_memory is not permitted: give powerd CAP_IPC_LOCK or LimitMEMLOCK=infinity")
+    return refused
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """What the supervisor writes to the sampler's stdin, as a JSON object."""
 
-    kind: str
-    name: str
-    where: str
-    options: Mapping[str, object]
+    source: SourceConfig
     epoch: int
     first_stream: int
     endpoint: str
@@ -48,8 +362,6 @@ class Spec:
     outbox_bytes: int
     parent_pid: int
     resume: tuple[Resume, ...] = ()
-    priority: int = 0
-    lock_memory: bool = False
 
 
 def main() -> int:
@@ -94,16 +406,15 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
         gc.freeze()
 
     sharpen_timers()
-    for refused in make_realtime(spec.priority, spec.lock_memory):
+    for refused in make_realtime(spec.source.sampler.priority, spec.source.sampler.lock_memory):
         outbox.put_message(Message("notice", {"message": refused}))
     clock = SystemClock()
-    config = SourceConfig(spec.kind, spec.name, spec.options, spec.where)
     sampling: Sampling | None = None
     try:
-        cls = find_source(spec.kind)
+        cls = find_source(spec.source.kind)
         sampling = Sampling(
-            lambda start: make_source(config, cls, start),
-            Start(spec.name, spec.epoch, spec.first_stream, clock),
+            lambda start: make_source(spec.source, cls, start),
+            Start(spec.source.name, spec.epoch, spec.first_stream, clock),
             outbox,
             block_ns=spec.block_ns,
             resume=spec.resume,

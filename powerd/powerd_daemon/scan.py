@@ -8,19 +8,19 @@ alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import argparse
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerd_daemon.ina.bus import Read, RegisterBus
-from powerd_daemon.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
+from powerd_core.errors import PowerdError, SensorError
+from powerd_core.text import printable
+from powerd_daemon.sources.ina.bus import Read, RegisterBus
+from powerd_daemon.sources.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
 
 FIRST, LAST = 0x40, 0x4F
-WHAT_IS_READ = (
-    "Reads, and writes nothing but register pointers: register 0 at the addresses 0x40 to 0x4f; where something "
-    "answers, its constants at 0xfe, 0xff, 0x3e and 0x3f; of a chip that is known, its voltages. Addresses held by a "
-    "kernel driver are left alone. Stop a powerd that reads this bus first: it counts on pointers staying in place."
-)
 _INA219_UNUSED = 0x0004
 """Bit 2 of BUS has no meaning and reads 0."""
 _ADC_CODES = {a.code for a in INA219.adc.values()} | {a.code | 4 for a in INA219.adc.values() if a.code < 4} | {0x8}
@@ -51,15 +51,13 @@ class Answer:
 
 def scan_bus(bus: RegisterBus, number: int, held: Iterable[tuple[int, str]] = ()) -> list[Answer]:
     """Everything that answers on one bus; ``held`` are addresses of kernel drivers and these drivers' names."""
-    found, owners = [], dict(held)
+    answers, owners = [], dict(held)
     for address in range(FIRST, LAST + 1):
         if address in owners:
-            found.append(Answer(number, address, "", f"held by the kernel's driver {owners[address]}"))
-            continue
-        config = _read(bus, address, 0)
-        if config is not None:
-            found.append(_identify(bus, number, address, config))
-    return found
+            answers.append(Answer(number, address, "", f"held by the kernel's driver {owners[address]}"))
+        elif (config := _read(bus, address, 0)) is not None:
+            answers.append(_identify(bus, number, address, config))
+    return answers
 
 
 def held_by_kernel(number: int, root: Path = Path("/")) -> list[tuple[int, str]]:
@@ -84,7 +82,7 @@ def to_toml(answers: Iterable[Answer]) -> str:
     for answer in answers:
         if answer.chip:
             by_bus.setdefault(answer.bus, []).append(answer)
-    said = []
+    tables = []
     for number, known in by_bus.items():
         rows = ["[[source]]", 'kind = "ina"', f'name = "i2c-{number}"', f"bus = {number}"]
         rows.append('device = "gpu0"             # whose power these lines add up to')
@@ -104,8 +102,22 @@ def to_toml(answers: Iterable[Answer]) -> str:
                     "shunt_ohm = 0.05            # as printed on the resistor",
                     f"nominal_v = {_nominal_v(channel.bus_v):g}              # {channel.bus_v:.3f} V were read",
                 ]
-        said.append("\n".join(rows) + "\n")
-    return "\n".join(said)
+        tables.append("\n".join(rows) + "\n")
+    return "\n".join(tables)
+
+
+def to_table(answers: Sequence[Answer], buses: Sequence[int]) -> str:
+    """What was found on these buses, for people."""
+    rows = []
+    for a in answers:
+        volts = ", ".join(f"{c.bus_v:.3f} V {c.shunt_v * 1000:.2f} mV" for c in a.channels)
+        config = "" if a.config is None else f"{a.config:#06x}"
+        rows.append(f"{a.bus:>3}  {a.address:#04x}     {a.chip or '?':<8} {config:<7} {volts:<33} {a.how}")
+    if rows:
+        rows.insert(0, "bus  address  chip     CONFIG  voltages (bus, across shunt)      recognised by")
+    if silent := [str(n) for n in buses if n not in {a.bus for a in answers}]:
+        rows.append(f"nothing answers at 0x40 to 0x4f of i2c-{', i2c-'.join(silent)}")
+    return "\n".join(rows)
 
 
 def _identify(bus: RegisterBus, number: int, address: int, config: int) -> Answer:
@@ -129,15 +141,15 @@ def _identify(bus: RegisterBus, number: int, address: int, config: int) -> Answe
 
 
 def _channels(bus: RegisterBus, kind: ChipType, address: int) -> tuple[Channel, ...]:
-    ranged, found = next(iter(kind.shunt_ranges.values())), []
+    ranged, channels = next(iter(kind.shunt_ranges.values())), []
     for i, (shunt, voltage) in enumerate(kind.channels, 1):
         shunt_code, bus_code = (_read(bus, address, r, kind.code_bytes) for r in (shunt, voltage))
         if shunt_code is None or bus_code is None:
             continue
         sign = 1 << (8 * kind.code_bytes - 1)
         shunt_v = ((shunt_code ^ sign) - sign) * ranged.lsb_v
-        found.append(Channel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
-    return tuple(found)
+        channels.append(Channel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
+    return tuple(channels)
 
 
 def _read(bus: RegisterBus, address: int, register: int, size: int = 2) -> int | None:
@@ -151,3 +163,34 @@ def _read(bus: RegisterBus, address: int, register: int, size: int = 2) -> int |
 def _nominal_v(bus_v: float) -> float:
     """The supply voltage that a reading probably is; 12 where it is none of the usual ones."""
     return next((v for v in (3.3, 5.0, 12.0) if abs(bus_v / v - 1) <= 0.12), 12.0)
+
+
+@contextmanager
+def open_bus(number: int) -> Iterator[RegisterBus]:
+    """The bus behind /dev/i2c-N. Raises `SensorError`."""
+    from powerd_daemon.sources.ina.bus import LinuxBus
+
+    bus = LinuxBus(number)
+    try:
+        yield bus
+    finally:
+        bus.close()
+
+
+def scan(arguments: argparse.Namespace) -> int:
+    """Print what answers. A bus that cannot be opened is told on stderr and fails the command at its end."""
+    numbers = arguments.bus or buses()
+    if not numbers:
+        raise SensorError("there is no /dev/i2c-*: enable the bus in the boot settings and load i2c-dev (powerd check)")
+    answers: list[Answer] = []
+    read: list[int] = []
+    for number in numbers:
+        try:
+            with open_bus(number) as bus:
+                answers += scan_bus(bus, number, held_by_kernel(number))
+                read.append(number)
+        except PowerdError as error:
+            print(f"powerd: {printable(str(error))}", file=sys.stderr)
+    if read:
+        print(to_toml(answers) if arguments.toml else to_table(answers, read))
+    return 0 if len(read) == len(numbers) else 2

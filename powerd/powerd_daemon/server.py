@@ -1,176 +1,251 @@
 """The server: clock exchanges on one socket, questions on the second, requests for readings on the third.
 
 It never waits for a client. Clock exchanges go first in every cycle and between the frames sent in bulk, then
-questions; bulk is sent in slices (`powerd_daemon.delivery`).
+questions; readings go out in slices, the clients in turn (`Delivery`). How far each client has come is kept by its
+cursors (`powerd_core.protocol`); since every request carries the client's own position, a client may be forgotten at
+any time without losing it anything.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import zmq
 
 from powerd_core.errors import VersionError, WireError
 from powerd_core.model import ClockExchange
+from powerd_core.protocol import Subscriber
 from powerd_core.wire import Event, Message, Want, decode, encode
-from powerd_daemon.access import Access, Role, Subject
+from powerd_daemon.auth import MayRead, address_of, sender
 from powerd_daemon.clock import Clock
-from powerd_daemon.delivery import Delivery
-from powerd_daemon.flood import FloodGate
-from powerd_daemon.log import Log
-from powerd_daemon.security_zap import sender
-from powerd_daemon.sockets import Sockets
-from powerd_daemon.store import Store
+from powerd_daemon.ring import Store
+from powerd_daemon.sockets import FloodGate, Sockets
 
 SLICE_REQUESTS = 100
+SLICE_BYTES = 1 << 20
+EXCHANGE_BYTES = 64 << 10
+"""So much is sent in bulk before the clock socket is looked at again."""
+MAX_CLIENTS = 64
+IDLE_NS = 30_000_000_000
+"""A client that neither asked nor took anything for so long is forgotten; its next `Want` says where it is."""
+
+Answer = Callable[[Mapping[str, object]], bytes]
+"""A request's body to the answer's frame."""
+
+_log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Garbage:
-    """Counts what came in and was no request."""
+class Delivery:
+    """Sends what ``store`` holds over the data socket to those who asked for it there."""
 
-    control: int = 0
-    data: int = 0
-    clock: int = 0
+    def __init__(self, data: zmq.Socket[bytes], store: Store, clock: Clock) -> None:
+        self.subscribers: dict[bytes, Subscriber] = {}
+        self.served_clients = 0
+        self.sent_frames = 0
+        self.replayed_frames = 0
+        """Frames of these that were not live; see `powerd_core.protocol`."""
+        self._data = data
+        self._store = store
+        self._clock = clock
+        self._turn = 0
+        self._check_ns = clock.now_ns() + IDLE_NS
+        self._badges: dict[bytes, zmq.Frame] = {}
+        """What tells each subscriber's right, for the time until it asks again."""
+
+    def want(self, first: zmq.Frame, want: Want) -> str:
+        """Take a request of a client that may read into account. Why that cannot be, if so."""
+        ring = self._store.ring(want.stream, want.epoch)
+        if ring is None:
+            return f"there is no stream {want.stream} here: ask for the description again"
+        now_ns = self._clock.now_ns()
+        subscriber = self.subscribers.get(first.bytes)
+        if subscriber is None:
+            if len(self.subscribers) >= MAX_CLIENTS:
+                _log.warning(f"a client was turned away: there are {MAX_CLIENTS} already")
+                return f"this powerd serves {MAX_CLIENTS} clients already"
+            self.served_clients += 1
+            subscriber = Subscriber(first.bytes, address_of(first), self.served_clients, now_ns)
+            self.subscribers[first.bytes] = subscriber
+        self._badges[first.bytes] = first
+        subscriber.active_ns = now_ns
+        subscriber.want(want, ring)
+        return ""
+
+    def drop(self, first: zmq.Frame) -> None:
+        """Send nothing more to this client."""
+        self._badges.pop(first.bytes, None)
+        self.subscribers.pop(first.bytes, None)
+
+    def drop_denied(self, may_read: MayRead) -> None:
+        """Send nothing more to clients that may no longer read: to be called when rights have changed."""
+        for first in list(self._badges.values()):
+            if not may_read(first):
+                self.drop(first)
+                _log.warning(f"the client at {sender(first)} may read no longer")
+
+    def retry_ns(self) -> int | None:
+        """When to try again at a client that did not take a frame."""
+        return min((s.retry_ns for s in self.subscribers.values() if s.retry_ns is not None), default=None)
+
+    def is_drained(self) -> bool:
+        """Whether every client has been sent all there is, or all it asked for."""
+        return all(
+            cursor.next >= cursor.limit or (ring := self._store.ring(number, epoch)) is None or cursor.next >= ring.next
+            for subscriber in self.subscribers.values()
+            for (epoch, number), cursor in subscriber.cursors.items()
+        )
+
+    def send(self, meanwhile: Callable[[], None]) -> bool:
+        """One slice, the clients in turn, each frame to one of them, with ``meanwhile`` called after every few. True
+        when there is more to send right now."""
+        now_ns = self._clock.now_ns()
+        waiting = [s for s in self.subscribers.values() if s.retry_ns is None or s.retry_ns <= now_ns]
+        if not waiting:
+            return False
+        self._turn += 1
+        begin = self._turn % len(waiting)
+        sending = [self._send_to(s, now_ns) for s in waiting[begin:] + waiting[:begin]]
+        budget, exchange_at = SLICE_BYTES, SLICE_BYTES - EXCHANGE_BYTES
+        while sending and budget > 0:
+            still_sending = []
+            for client in sending:
+                size = next(client, 0)
+                budget -= size
+                if size:
+                    still_sending.append(client)
+                if budget < exchange_at:
+                    exchange_at = budget - EXCHANGE_BYTES
+                    meanwhile()
+            sending = still_sending
+        return bool(sending)
+
+    def _send_to(self, subscriber: Subscriber, now_ns: int) -> Iterator[int]:
+        """Send what a client is due, one frame a step, and yield its size; ends when it has all or takes no more."""
+        for (epoch, number), cursor in list(subscriber.cursors.items()):
+            ring = self._store.ring(number, epoch)
+            while ring is not None and (upcoming := cursor.upcoming(ring)) is not None:
+                frame, following = upcoming
+                evicted = max(min(following, ring.oldest) - cursor.next, 0)
+                try:
+                    self._data.send_multipart([subscriber.identity, frame], zmq.NOBLOCK)
+                except zmq.Again:
+                    subscriber.refused(now_ns)
+                    return
+                except zmq.ZMQError as error:
+                    if error.errno != errno.EHOSTUNREACH:
+                        raise
+                    self.subscribers.pop(subscriber.identity, None)
+                    return
+                subscriber.evicted += evicted
+                self.replayed_frames += cursor.next < cursor.live
+                subscriber.took(cursor, following, len(frame), now_ns)
+                self.sent_frames += 1
+                yield len(frame)
+
+    def forget_idle(self) -> None:
+        """Now and then: let go of clients that are silent."""
+        now_ns = self._clock.now_ns()
+        if now_ns < self._check_ns:
+            return
+        self._check_ns = now_ns + IDLE_NS // 10
+        self.subscribers = {i: s for i, s in self.subscribers.items() if now_ns - s.active_ns <= IDLE_NS}
+        self._badges = {identity: first for identity, first in self._badges.items() if identity in self.subscribers}
 
 
 class Server:
-    """Serves ``store`` to those whom ``access`` admits. ``subjects`` answers control messages."""
+    """Serves ``store`` to those who may read. ``subjects`` answers control messages."""
 
     def __init__(
-        self,
-        sockets: Sockets,
-        store: Store,
-        clock: Clock,
-        log: Log,
-        subjects: Mapping[str, Subject],
-        access: Access,
+        self, sockets: Sockets, store: Store, clock: Clock, subjects: Mapping[str, Answer], may_read: MayRead
     ) -> None:
-        self.control = sockets.control
-        self.data = sockets.data
-        self.clock = sockets.clock
-        self.delivery = Delivery(sockets.data, store, clock, log)
-        self.garbage = Garbage()
-        self.flood = FloodGate(log)
+        self.delivery = Delivery(sockets.data, store, clock)
+        self.flood = FloodGate()
+        self.garbage = {"control": 0, "data": 0, "clock": 0}
+        """What came in on each socket and was no request."""
         self.denied = 0
         """Requests of clients that may not make them."""
         self.handshakes_failed = 0
         """Connections that were refused before a first request, as far as whoever watches the sockets has said."""
+        self._sockets = sockets
         self._store = store
         self._clock = clock
-        self._log = log
         self._subjects = subjects
-        self._access = access
+        self._may_read = may_read
 
     def cycle(self) -> bool:
         """Answer, take requests, send one slice. True when there is more to send right now."""
         self.answer()
-        self._take_wants()
+        self._serve("data", self._sockets.data, self._take_want)
         more = self.delivery.send(self.exchange_clocks)
         self.delivery.forget_idle()
         return more
 
-    def drop_denied(self) -> None:
-        """To be called when roles have changed."""
-        self.delivery.drop_denied(self._access)
-
     def answer(self) -> None:
         """Answer what waits on the clock and control sockets."""
         self.exchange_clocks()
-        for _ in range(SLICE_REQUESTS):
-            try:
-                first, *parts = self.control.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            event, answer = self._decode(first, parts, "control")
-            if event is None:
-                self.garbage.control += 1
-            elif isinstance(event, Message):
-                answer = self._answer_message(event, first)
-            else:
-                self.garbage.control += 1
-                answer = self._error(f"the control socket does not take a {type(event).__name__}")
-            if answer is not None:
-                self._reply(self.control, first.bytes, answer)
+        self._serve("control", self._sockets.control, self._answer_question)
 
     def exchange_clocks(self) -> None:
         """Answer what waits on the clock socket."""
+        self._serve("clock", self._sockets.clock, self._exchange_clock)
+
+    def _serve(
+        self, name: str, router: zmq.Socket[bytes], handle: Callable[[Event, zmq.Frame, int], bytes | None]
+    ) -> None:
+        """Take the requests that wait on one socket, and send the answers that ``handle`` gives."""
         for _ in range(SLICE_REQUESTS):
             try:
-                first, *parts = self.clock.recv_multipart(zmq.NOBLOCK, copy=False)
+                first, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            t2_ns = self._clock.now_ns()
-            event, answer = self._decode(first, parts, "clock")
-            if event is None:
-                self.garbage.clock += 1
-            elif self._access.role(first) < Role.READ:
-                self.denied += 1
-            elif isinstance(event, ClockExchange):
-                times = replace(event, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns())
-                answer = encode(times)
+            received_ns = self._clock.now_ns()
+            self.flood.arrived(first, parts)
+            answer = None
+            try:
+                # A request has one part; several are as good as none.
+                event = decode(parts[0].bytes if len(parts) == 1 else b"")
+            except VersionError as error:
+                self.garbage[name] += 1
+                _log.warning(f"a client on the {name} socket speaks another version of the wire format")
+                answer = self._error(str(error))
+            except WireError as error:
+                self.garbage[name] += 1
+                _log.warning(f"a request on the {name} socket was no frame of powerd: {error}")
             else:
-                self.garbage.clock += 1
-                answer = self._error(f"the clock socket does not take a {type(event).__name__}")
+                if self._may_read(first):
+                    answer = handle(event, first, received_ns)
+                else:
+                    self.denied += 1
+                    self.delivery.drop(first)
             if answer is not None:
-                self._reply(self.clock, first.bytes, answer)
+                self._reply(router, first.bytes, answer)
 
-    def _answer_message(self, message: Message, first: zmq.Frame) -> bytes | None:
-        role = self._access.role(first)
-        if role < Role.READ:
-            self.denied += 1
-            return None
-        subject = self._subjects.get(message.subject)
-        if subject is None:
+    def _exchange_clock(self, event: Event, _: zmq.Frame, t2_ns: int) -> bytes:
+        if not isinstance(event, ClockExchange):
+            return self._refuse("clock", event)
+        return encode(replace(event, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns()))
+
+    def _answer_question(self, event: Event, _: zmq.Frame, _received_ns: int) -> bytes:
+        if not isinstance(event, Message):
+            return self._refuse("control", event)
+        answer = self._subjects.get(event.subject)
+        if answer is None:
             known = ", ".join(sorted(self._subjects))
-            return self._error(f"unknown subject {message.subject[:100]!r}: this powerd answers {known}")
-        if role < subject.needs:
-            self.denied += 1
-            self._log.complain(f"the client at {sender(first)} may only read and asked to {message.subject}")
-            return self._error(f"to {message.subject} needs the role 'control', which this client does not have")
-        if subject.needs >= Role.CONTROL:
-            self._log.note(f"powerd: {message.subject}, asked for by the client at {sender(first)}")
-        return subject.answer(message.body)
+            return self._error(f"unknown subject {event.subject[:100]!r}: this powerd answers {known}")
+        return answer(event.body)
 
-    def _take_wants(self) -> None:
-        for _ in range(SLICE_REQUESTS):
-            try:
-                first, *parts = self.data.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
-                return
-            event, answer = self._decode(first, parts, "data")
-            if event is None:
-                self.garbage.data += 1
-            elif isinstance(event, Want):
-                answer = self._take_want(first, event)
-            else:
-                self.garbage.data += 1
-                answer = self._error(f"the data socket does not take a {type(event).__name__}")
-            if answer is not None:
-                self._reply(self.data, first.bytes, answer)
-
-    def _take_want(self, first: zmq.Frame, want: Want) -> bytes | None:
-        if self._access.role(first) < Role.READ:
-            self.denied += 1
-            self.delivery.drop(first)
-            return None
-        refusal = self.delivery.want(first, want)
+    def _take_want(self, event: Event, first: zmq.Frame, _received_ns: int) -> bytes | None:
+        if not isinstance(event, Want):
+            return self._refuse("data", event)
+        refusal = self.delivery.want(first, event)
         return self._error(refusal) if refusal else None
 
-    def _decode(self, first: zmq.Frame, parts: Sequence[zmq.Frame], where: str) -> tuple[Event | None, bytes | None]:
-        """The event of a single-part request; for another version the answer that says so, for garbage neither."""
-        self.flood.arrived(first, parts)
-        try:
-            # A request has one part; several are as good as none.
-            return decode(parts[0].bytes if len(parts) == 1 else b""), None
-        except VersionError as error:
-            self._log.complain(f"a client on the {where} socket speaks another version of the wire format")
-            return None, self._error(str(error))
-        except WireError as error:
-            self._log.complain(f"a request on the {where} socket was no frame of powerd: {error}")
-            return None, None
+    def _refuse(self, name: str, event: Event) -> bytes:
+        self.garbage[name] += 1
+        return self._error(f"the {name} socket does not take a {type(event).__name__}")
 
     def _error(self, message: str) -> bytes:
         return encode(Message("error", {"message": message}, self._store.epoch))

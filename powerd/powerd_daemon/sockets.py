@@ -1,14 +1,15 @@
-"""The server's ROUTER sockets: bound, bounded, and with errors a user can act on."""
+"""The server's ROUTER sockets: bound, bounded, and with errors a user can act on; and the gate against floods."""
 
 from __future__ import annotations
 
 import errno
-import os
+import logging
 import socket
-import stat
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from struct import Struct
 
 import zmq
 
@@ -24,6 +25,21 @@ MAX_REQUEST_BYTES = 64 << 10
 HANDSHAKE_MS = 10_000
 """libzmq hangs up on who has not finished a handshake by then."""
 ZAP_DOMAIN = b"powerd"
+EVERY_NS = 50_000_000
+ALLOWED_BYTES = 256 << 10
+"""Beyond its messages for one connection: four of the longest requests."""
+ALLOWED_TOTAL_BYTES = 16 << 20
+"""… for all of them together."""
+LEAK_BYTES_PER_S = 4096
+"""Heartbeats and handshakes come beside messages, some 1 KB a second."""
+MESSAGE_BYTES = 256
+"""What framing and encryption add to a message, and more."""
+
+_TCP_INFO_BYTES = 256
+_RECEIVED = Struct("128xQ")
+"""``tcpi_bytes_received`` of Linux's ``struct tcp_info`` (include/uapi/linux/tcp.h), there since 4.1."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +63,16 @@ def bind_sockets(
 
     Raises `ConfigError` naming the endpoint and the remedy.
     """
-    made: list[zmq.Socket[bytes]] = []
+    routers: list[zmq.Socket[bytes]] = []
     try:
         # Only the data socket must know that a client cannot take a frame: an answer nobody takes is just dropped.
         for endpoint, mandatory in ((control, False), (data, True), (clock, False)):
-            made.append(bind_router(context, endpoint, mandatory=mandatory, keys=keys))
+            routers.append(bind_router(context, endpoint, mandatory=mandatory, keys=keys))
     except BaseException:
-        for router in made:
+        for router in routers:
             release(router)
         raise
-    return Sockets(*made)
+    return Sockets(*routers)
 
 
 def bind_router(
@@ -80,22 +96,22 @@ def bind_router(
         router.set(zmq.ZAP_ENFORCE_DOMAIN, 1)
     try:
         if endpoint.startswith("ipc://"):
-            _make_way(Path(endpoint.removeprefix("ipc://")), endpoint)
+            _make_way(Path(endpoint.removeprefix("ipc://")))
         router.bind(endpoint)
-    except zmq.ZMQError as error:
+    except (zmq.ZMQError, OSError) as error:
         router.close()
-        raise ConfigError(f"cannot listen on {endpoint}: {_reason(error.errno)}") from error
-    except BaseException:
-        router.close()
-        raise
+        what = f"{zmq.strerror(error.errno or 0)}: choose another with --listen"
+        if error.errno == errno.EADDRINUSE:
+            what = "it is in use, perhaps by another powerd: stop that one or choose another endpoint with --listen"
+        raise ConfigError(f"cannot listen on {endpoint}: {what}") from error
     return router
 
 
 def bound_endpoint(router: zmq.Socket[bytes]) -> str:
     """Where a socket really listens: with the port that ``*`` became."""
-    found = router.get(zmq.LAST_ENDPOINT)
-    assert isinstance(found, bytes)
-    return found.rstrip(b"\0").decode()
+    endpoint = router.get(zmq.LAST_ENDPOINT)
+    assert isinstance(endpoint, bytes)
+    return endpoint.rstrip(b"\0").decode()
 
 
 def release(router: zmq.Socket[bytes], linger_ms: int = 0) -> None:
@@ -107,38 +123,114 @@ def release(router: zmq.Socket[bytes], linger_ms: int = 0) -> None:
             Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
 
 
-def _make_way(path: Path, endpoint: str) -> None:
+def _make_way(path: Path) -> None:
     """Remove a socket that nobody listens to any more. libzmq would also remove a live one, and any other file."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise ConfigError(f"cannot listen on {endpoint}: there is no directory {path.parent}") from None
+    if not path.exists():
         return
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {endpoint}: {error.strerror}") from error
-    if not stat.S_ISSOCK(mode):
-        raise ConfigError(f"cannot listen on {endpoint}: {path} exists and is not a socket: choose another path")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:
             probe.connect(str(path))
         except ConnectionRefusedError:
-            with suppress(OSError):
-                path.unlink()
+            if not path.is_socket():
+                raise FileExistsError(errno.EEXIST, "exists and is no socket") from None
+            path.unlink()
+        else:
+            raise OSError(errno.EADDRINUSE, "in use")
+
+
+@dataclass(slots=True)
+class _Connection:
+    """What is known of a file descriptor."""
+
+    received: int = 0
+    messages: int = 0
+    """Bytes of the messages that it brought, with what may have come beside them."""
+    at_ns: int = 0
+    cut_bytes: int | None = None
+    """What it had brought when it was cut off: libzmq may be slow to let go of it."""
+
+    @property
+    def excess(self) -> int:
+        if self.cut_bytes is not None and self.received <= self.cut_bytes + ALLOWED_BYTES:
+            return 0
+        return max(self.received - self.messages, 0)
+
+
+class FloodGate:
+    """Cuts off connections that pour in more than they ever ask, before they cost the memory that rings need.
+
+    libzmq bounds a message's parts in size but not in number, and counts against its high-water mark only messages that
+    are whole: a message without end grows until the machine is out of memory, and the server never sees it. The kernel
+    does: it counts what each connection has brought. What is far more than the messages that came of it is a flood.
+    Over ipc the kernel does not count; there the socket's file says who may connect.
+    """
+
+    def __init__(self) -> None:
+        self.cut_off = 0
+        self._known: dict[int, _Connection] = {}
+        self._next_ns = 0
+
+    def arrived(self, first: zmq.Frame, parts: Sequence[zmq.Frame]) -> None:
+        """A whole message came."""
+        with suppress(zmq.ZMQError):
+            known = self._known.setdefault(int(first.get(zmq.SRCFD)), _Connection())
+            known.messages += MESSAGE_BYTES + sum(len(part) for part in parts)
+
+    def mind(self, connections: Callable[[], Mapping[int, str]], now_ns: int) -> None:
+        """When it is time: look at the open ``connections`` (addresses by file descriptor) and cut off what floods."""
+        if now_ns < self._next_ns:
             return
-        except OSError as error:
-            raise ConfigError(f"cannot listen on {endpoint}: {error.strerror or error}") from error
-    raise ConfigError(f"cannot listen on {endpoint}: {_reason(errno.EADDRINUSE)}")
+        self._next_ns = now_ns + EVERY_NS
+        addresses = connections()
+        for descriptor in self._known.keys() - addresses.keys():
+            del self._known[descriptor]
+        for descriptor in addresses:
+            self._measure(descriptor, now_ns)
+        total = sum(c.excess for c in self._known.values())
+        for descriptor, c in sorted(self._known.items(), key=lambda item: -item[1].excess):
+            if c.excess <= ALLOWED_BYTES and total <= ALLOWED_TOTAL_BYTES:
+                break
+            total -= c.excess
+            self._cut_off(descriptor, addresses[descriptor])
+
+    def _measure(self, descriptor: int, now_ns: int) -> None:
+        received = _received(descriptor)
+        if received is None:
+            return
+        known = self._known.get(descriptor)
+        if known is None or received < known.received:  # another connection under the same number
+            known = self._known[descriptor] = _Connection()
+        known.received = received
+        if known.at_ns:
+            # What comes beside messages is allowed for up to now, and not saved up for later.
+            allowed = known.messages + LEAK_BYTES_PER_S * (now_ns - known.at_ns) // 1_000_000_000
+            known.messages = min(allowed, max(received, known.messages))
+        known.at_ns = now_ns
+
+    def _cut_off(self, descriptor: int, address: str) -> None:
+        self.cut_off += 1
+        self._known[descriptor].cut_bytes = self._known[descriptor].received
+        _log.warning(f"a connection from {address or 'somewhere'} was cut off: it sent without end, and no request")
+        with suppress(OSError):
+            borrowed = socket.socket(fileno=descriptor)
+            try:
+                # libzmq sees the end of the connection and lets go of all that it brought.
+                borrowed.shutdown(socket.SHUT_RDWR)
+            finally:
+                borrowed.detach()
 
 
-def _reason(code: int | None) -> str:
-    match code:
-        case errno.EADDRINUSE:
-            return "it is in use, perhaps by another powerd: stop that one or choose another endpoint with --listen"
-        case errno.EACCES | errno.EPERM:
-            return "permission denied: choose a port from 1024 on or a path you may write to, with --listen"
-        case errno.ENODEV | errno.EADDRNOTAVAIL:
-            return "this machine has no such address: choose another with --listen"
-        case _:
-            return f"{zmq.strerror(code or 0)}: choose another endpoint with --listen"
+def _received(descriptor: int) -> int | None:
+    """Bytes that a TCP connection has brought; None for what is none, or where the kernel does not say."""
+    try:
+        borrowed = socket.socket(fileno=descriptor)
+    except OSError:
+        return None
+    try:
+        info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return int(_RECEIVED.unpack_from(info)[0]) if len(info) >= _RECEIVED.size else None
+    except OSError:
+        return None
+    finally:
+        borrowed.detach()

@@ -1,54 +1,280 @@
-"""The sampler processes: started, listened to, restarted when they die."""
+"""The sampler processes as powerd sees them: started, listened to, restarted when they die or hang.
+
+Each source has a process of its own, so that a driver that hangs or crashes costs no other source a reading. A process
+sends frames and rare messages over a socket of its own in a private directory; whatever its predecessor left on the way
+cannot be mistaken for its own. A process that ends is started again after a pause, which grows unless it ran for long.
+"""
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 
 import zmq
 
-from powerd_core.errors import SensorError
-from powerd_core.wire import HEADER_BYTES, MAX_PAYLOAD
+from powerd_core.errors import PeerError, SensorError, WireError
+from powerd_core.model import Device, Stream
+from powerd_core.serde import from_document, to_document
+from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_PAYLOAD, Message, decode, read_header
 from powerd_daemon.clock import Clock
-from powerd_daemon.config import Config
-from powerd_daemon.log import Log
-from powerd_daemon.sampler import Spec
-from powerd_daemon.sampler_process import STOP_NS, Sampler
-from powerd_daemon.sampling import Resume
-from powerd_daemon.spawn import private_directory, spawn
-from powerd_daemon.store import Store
+from powerd_daemon.config import IPC_PATH_BYTES, STREAMS_PER_SOURCE, Config, ServerConfig, SourceConfig
+from powerd_daemon.ring import Store
+from powerd_daemon.sampler import Resume, Spec, same_streams
 
 OUTBOX_BYTES = 16 << 20
+SLICE_FRAMES = 64
+RESTART_MIN_NS = 100_000_000
+RESTART_MAX_NS = 10_000_000_000
+STOP_NS = 2_000_000_000
 OPEN_TIMEOUT_NS = 60_000_000_000
 SILENT_NS = 30_000_000_000
 """A sampler sends its statistics every second: one that is silent for so long hangs in its sensor's driver."""
-LATE_MS = 200
-"""So long a silent sampler's last words are waited for: if powerd itself was stopped for a while, they are late."""
+SUSPENDED_NS = 5_000_000_000
+"""Powerd itself was stopped when it looks so late: what its samplers sent meanwhile is still on its way."""
 STABLE_NS = 30_000_000_000
 """A sampler that ran for so long has earned a quick restart."""
+
+_log = logging.getLogger(__name__)
+
+
+def spawn(spec: Spec) -> subprocess.Popen[bytes]:
+    """A sampler process that has been told what to do."""
+    # Its own process group: Ctrl-C in the terminal reaches powerd alone, which then ends its samplers in order.
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "powerd_daemon.sampler"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        process_group=0,
+    )
+    assert process.stdin is not None
+    with suppress(BrokenPipeError), process.stdin as stdin:
+        stdin.write(json.dumps(to_document(spec)).encode())
+    return process
+
+
+def private_directory() -> Path:
+    """A directory that only this user can enter, with a path short enough for sockets."""
+    base = tempfile.gettempdir()
+    if len(base.encode()) > IPC_PATH_BYTES - len("/powerd-12345678/255.1234567"):
+        base = "/tmp"
+    try:
+        return Path(tempfile.mkdtemp(prefix="powerd-", dir=base))
+    except OSError as error:
+        raise PeerError(f"no place for the samplers' sockets: {error}: set TMPDIR to a short path") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """The body of a sampler's message ``streams``."""
+
+    streams: tuple[Stream, ...]
+    devices: tuple[Device, ...]
+
+
+class Sampler:
+    """One source's sampler over all its processes. What they send goes into ``store``."""
+
+    def __init__(self, config: SourceConfig, index: int, store: Store, clock: Clock) -> None:
+        self.config = config
+        self.index = index
+        self.streams: tuple[Stream, ...] | None = None
+        self.devices: tuple[Device, ...] = ()
+        self.statistics: Mapping[str, object] = {}
+        self.restarts = 0
+        self.garbage = 0
+        """Frames that were dropped, for they were none that it may send."""
+        self.failure = ""
+        """Why there will be no further process."""
+        self.process: subprocess.Popen[bytes] | None = None
+        self.started_ns = self.heard_ns = 0
+        """When its process began, and when that last sent anything."""
+        self.has_opened = False
+        """Whether the process is past its first open."""
+        self.restart_ns: int | None = None
+        self._is_foreign = False
+        self._pause_ns = RESTART_MIN_NS
+        self._pull: zmq.Socket[bytes] | None = None
+        self._store = store
+        self._clock = clock
+
+    @property
+    def first_stream(self) -> int:
+        return self.index * STREAMS_PER_SOURCE
+
+    @property
+    def state(self) -> str:
+        if self.failure:
+            return "stopped"
+        return "running" if self.restart_ns is None else "restarting"
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    def start(
+        self, directory: Path, server: ServerConfig, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller
+    ) -> None:
+        """Start a process, which goes on where its predecessor stopped."""
+        self.close(poller)
+        endpoint = f"ipc://{directory / f'{self.index}.{self.restarts}'}"
+        self._pull = context.socket(zmq.PULL)
+        self._pull.set(zmq.LINGER, 0)
+        self._pull.set(zmq.MAXMSGSIZE, MAX_PAYLOAD + HEADER_BYTES)
+        self._pull.bind(endpoint)
+        poller.register(self._pull, zmq.POLLIN)
+        rings = [self._store.intakes[stream.number].ring for stream in self.streams or ()]
+        self.process = spawn(
+            Spec(
+                source=self.config,
+                epoch=self._store.epoch,
+                first_stream=self.first_stream,
+                endpoint=endpoint,
+                block_ns=server.block_ns,
+                outbox_bytes=min(OUTBOX_BYTES, server.ring_bytes),
+                parent_pid=os.getpid(),
+                resume=tuple(Resume(ring.stream, ring.next, ring.t_last_ns) for ring in rings),
+            )
+        )
+        self.started_ns = self.heard_ns = self._clock.now_ns()
+        self.has_opened = False
+        self.restart_ns = None
+
+    def close(self, poller: zmq.Poller) -> None:
+        """Close the socket of the last process."""
+        if self._pull is not None:
+            if self._pull in poller:
+                poller.unregister(self._pull)
+            self._pull.close()
+            self._pull = None
+
+    def ended(self, status: int, now_ns: int) -> None:
+        """Its process ended: the next one is due after a pause, which grows unless this one ran for long."""
+        if now_ns - self.started_ns > STABLE_NS:
+            self._pause_ns = RESTART_MIN_NS
+        if self.streams is not None:
+            how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            self._warn(f"{how}; it is restarted in {self._pause_ns / 1e9:g} s")
+        self.postpone(now_ns)
+
+    def postpone(self, now_ns: int) -> None:
+        """Start the next process after a pause, and the one after that after a longer one."""
+        self.restart_ns = now_ns + self._pause_ns
+        self._pause_ns = min(self._pause_ns * 2, RESTART_MAX_NS)
+
+    def receive(self) -> bool:
+        """Take one slice of what was sent. True when there may be more."""
+        if self._pull is None:
+            return False
+        for _ in range(SLICE_FRAMES):
+            try:
+                frame = self._pull.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self.heard_ns = self._clock.now_ns()
+            try:
+                self.take(frame)
+            except WireError as error:
+                self.garbage += 1
+                _log.warning("source %r sent what was dropped: %s", self.config.name, error)
+        return True
+
+    def take(self, frame: bytes) -> None:
+        """Take one frame. Raises `WireError` for one that the sampler may not send."""
+        header = read_header(frame)
+        if header.kind in (BLOCK, GAP):
+            if self._is_foreign:
+                return
+            if not any(header.stream == stream.number for stream in self.streams or ()):
+                raise WireError(f"a frame of stream {header.stream}, which it did not describe")
+            self._store.intakes[header.stream].accept(frame, header)
+            return
+        message = decode(frame)
+        if not isinstance(message, Message):
+            raise WireError(f"a {type(message).__name__}")
+        if message.subject == "streams":
+            self.has_opened = True
+            try:
+                self._describe(message.body)
+            except WireError as error:
+                self._fail(f"what it describes cannot be sent: {error}")
+        elif message.subject == "notice":
+            _log.warning("source %r: %s", self.config.name, message.body.get("message"))
+        elif message.subject == "statistics":
+            self.statistics = message.body
+        elif message.subject == "failed" and (message.body.get("final") or self.streams is None):
+            self._fail(str(message.body.get("message")))
+
+    def _describe(self, body: Mapping[str, object]) -> None:
+        described = from_document(_Streams, body)
+        numbers = [stream.number for stream in described.streams]
+        own = range(self.first_stream, self.first_stream + STREAMS_PER_SOURCE)
+        if len(set(numbers) & set(own)) < len(numbers):
+            self._fail(f"its streams need different numbers from {own[0]} to {own[-1]}, not {numbers}")
+        elif self.streams is None:
+            self.streams, self.devices = described.streams, described.devices
+            for stream in described.streams:
+                self._store.add(stream)
+        elif not same_streams(self.streams, described.streams):
+            self._is_foreign = True
+            self._fail("after its restart it describes other lines than before")
+
+    def _fail(self, message: str) -> None:
+        """There is no further process for this source."""
+        self.failure = message
+        if self.process is not None and self.is_alive:
+            self.process.terminate()
+        if self.streams is not None:
+            _log.warning("source %r is stopped: %s", self.config.name, message)
+
+    def kill(self) -> None:
+        """Kill the process for good, and go without it where its bus's driver does not let it die."""
+        if self.process is None or not self.is_alive:
+            return
+        self.process.kill()
+        try:
+            self.process.wait(STOP_NS / 1e9)
+        except subprocess.TimeoutExpired:
+            self._warn(f"(process {self.process.pid}) does not end: its driver hangs")
+
+    def kill_silent(self, now_ns: int) -> None:
+        """Kill a process that hangs."""
+        assert self.process is not None
+        self._warn(f"was silent for {(now_ns - self.heard_ns) / 1e9:.0f} s and is killed")
+        self.process.kill()
+        # A process that the kernel does not let go, since its driver hangs, is asked for again after as long.
+        self.heard_ns = now_ns
+
+    def _warn(self, what: str) -> None:
+        _log.warning("the sampler of source %r %s", self.config.name, what)
 
 
 class Supervisor:
     """Runs one `Sampler` for each source of ``config`` and puts what they send into ``store``."""
 
-    def __init__(
-        self, config: Config, store: Store, context: zmq.Context[zmq.Socket[bytes]], clock: Clock, log: Log
-    ) -> None:
-        self.samplers = tuple(Sampler(source, i, store, clock, log) for i, source in enumerate(config.sources))
-        self._config = config
-        self._store = store
+    def __init__(self, config: Config, store: Store, context: zmq.Context[zmq.Socket[bytes]], clock: Clock) -> None:
+        self.samplers = tuple(Sampler(source, i, store, clock) for i, source in enumerate(config.sources))
+        self._server = config.server
         self._context = context
         self._clock = clock
-        self._log = log
-        self._poller: zmq.Poller | None = None
-        self._stopped = False
+        self._poller = zmq.Poller()
+        self._has_stopped = False
+        self._minded_ns = clock.now_ns()
         self._directory = private_directory()
 
     def start(self, poller: zmq.Poller) -> None:
         """Start all samplers; their sockets are watched by ``poller``."""
         self._poller = poller
         for sampler in self.samplers:
-            self._start(sampler)
+            sampler.start(self._directory, self._server, self._context, poller)
 
     @property
     def garbage(self) -> int:
@@ -71,26 +297,26 @@ class Supervisor:
 
     def receive(self) -> bool:
         """Take one slice of what samplers sent. True when there may be more."""
-        more = False
-        for sampler in self.samplers:
-            more |= sampler.receive()
-        return more
+        return True in [sampler.receive() for sampler in self.samplers]
 
     def mind(self) -> None:
-        """Notice samplers that ended, and start again those whose pause is over."""
-        if self._stopped:
+        """Notice samplers that ended or hang, and start again those whose pause is over."""
+        if self._has_stopped:
             return
         now_ns = self._clock.now_ns()
+        was_suspended, self._minded_ns = now_ns - self._minded_ns > SUSPENDED_NS, now_ns
         for s in self.samplers:
+            if was_suspended:
+                s.heard_ns = now_ns
             # Asked in any case: a process that ended is not laid to rest before.
             status = None if s.process is None else s.process.poll()
             if s.failure or s.process is None:
                 continue
             if s.restart_ns is None:
                 if status is not None:
-                    s.ended(status, now_ns, was_stable=now_ns - s.started_ns > STABLE_NS)
-                elif now_ns - s.heard_ns > (SILENT_NS if s.has_spoken else OPEN_TIMEOUT_NS):
-                    s.kill_silent(LATE_MS)
+                    s.ended(status, now_ns)
+                elif now_ns - s.heard_ns > (SILENT_NS if s.has_opened else OPEN_TIMEOUT_NS):
+                    s.kill_silent(now_ns)
             elif now_ns >= s.restart_ns:
                 while s.receive():
                     pass
@@ -98,19 +324,24 @@ class Supervisor:
                     s.failure = f"its sampler ended with status {s.process.returncode} before it opened the sensor"
                 if not s.failure:
                     s.restarts += 1
-                    self._start_again(s, now_ns)
+                    try:
+                        s.start(self._directory, self._server, self._context, self._poller)
+                    except (OSError, zmq.ZMQError) as error:
+                        # Out of processes or file descriptors, which strangers can bring about: that may pass.
+                        s.postpone(now_ns)
+                        _log.warning("the sampler of source %r cannot be started now: %s", s.config.name, error)
 
     def stop(self) -> None:
         """End all samplers, taking what they still send; kill those that do not end in time."""
-        self._stopped = True
-        for s in self.samplers:
-            if s.process is not None and s.process.poll() is None:
+        self._has_stopped = True
+        alive = [s for s in self.samplers if s.is_alive]
+        for s in alive:
+            if s.process is not None:
                 s.process.terminate()
         give_up_ns = self._clock.now_ns() + STOP_NS
-        alive = [s for s in self.samplers if s.process is not None]
         while alive and self._clock.now_ns() < give_up_ns:
             self.receive()
-            alive = [s for s in alive if s.process is not None and s.process.poll() is None]
+            alive = [s for s in alive if s.is_alive]
             self._clock.sleep_until(self._clock.now_ns() + 2_000_000)
         for s in alive:
             s.kill()
@@ -121,48 +352,5 @@ class Supervisor:
         """Kill what still runs and remove the private directory."""
         for s in self.samplers:
             s.kill()
-            self._close_pull(s)
+            s.close(self._poller)
         shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _start(self, s: Sampler) -> None:
-        # Each process has a socket of its own: whatever its predecessor left on the way cannot be mistaken for its own.
-        self._close_pull(s)
-        endpoint = f"ipc://{self._directory / f'{s.index}.{s.restarts}'}"
-        s.pull = self._context.socket(zmq.PULL)
-        s.pull.set(zmq.LINGER, 0)
-        s.pull.set(zmq.MAXMSGSIZE, MAX_PAYLOAD + HEADER_BYTES)
-        s.pull.bind(endpoint)
-        assert self._poller is not None
-        self._poller.register(s.pull, zmq.POLLIN)
-        intakes = [self._store.intakes[stream.number] for stream in s.streams or ()]
-        spec = Spec(
-            kind=s.config.kind,
-            name=s.config.name,
-            where=s.config.where,
-            options=s.config.options,
-            epoch=self._store.epoch,
-            first_stream=s.first_stream,
-            endpoint=endpoint,
-            block_ns=self._config.server.block_ns,
-            outbox_bytes=min(OUTBOX_BYTES, self._config.server.ring_bytes),
-            parent_pid=os.getpid(),
-            resume=tuple(Resume(i.stream.number, i.ring.next, i.t_last_ns) for i in intakes),
-            priority=s.config.sampler.priority,
-            lock_memory=s.config.sampler.lock_memory,
-        )
-        s.began(spawn(spec))
-
-    def _start_again(self, s: Sampler, now_ns: int) -> None:
-        try:
-            self._start(s)
-        except (OSError, zmq.ZMQError) as error:
-            # Out of processes or file descriptors, which strangers that connect can bring about: that may pass.
-            s.put_off(now_ns)
-            self._log.complain(f"the sampler of source {s.config.name!r} cannot be started now: {error}")
-
-    def _close_pull(self, s: Sampler) -> None:
-        if s.pull is not None:
-            if self._poller is not None and s.pull in self._poller:
-                self._poller.unregister(s.pull)
-            s.pull.close()
-            s.pull = None

@@ -172,16 +172,3 @@ def test_a_cell_that_makes_its_meter_again(tmp_path, capfd):
     second.close()
     with open_run(out) as file:
         assert [json.loads(k)["name"] for k in file["phases/kinds"].asstr()] == ["second"]
-
-
-def test_attributes_of_any_kind_are_no_error_and_kinds_of_their_own(tmp_path):
-    values = [1, True, 1.0, [1, 2], {"a": [1]}, (1, [2]), torch.device("cpu"), torch.tensor(3), object]
-    with Meter(out=tmp_path / "run.h5") as meter:
-        phases = [meter.phase("p", a=value) for value in values]
-        for phase in (*phases, *phases):
-            with phase:
-                pass
-        assert [meter.phase("p", a=value) is phase for value, phase in zip(values, phases, strict=True)] == [True] * 9
-    with open_run(tmp_path / "run.h5") as file:
-        kinds = [json.loads(kind)["attributes"] for kind in file["phases/kinds"].asstr()]
-    assert [k["a"] for k in kinds if k] == [1, True, 1.0, [1, 2], {"a": [1]}, [1, [2]], "cpu", 3, "<class 'object'>"]

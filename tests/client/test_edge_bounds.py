@@ -14,12 +14,9 @@ from hypothesis import strategies as st
 
 from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
-from powerd_client.datasets import DIGEST
-from powerd_client.device import EVENT_NS
-from powerd_client.devicetimes import DeviceTimes
-from powerd_client.phases import Phases, pair_marks
-from powerd_client.recover import recover
-from powerd_client.tables import BOUND_COLUMNS, seal
+from powerd_client.device_timing import EVENT_NS, DeviceTimes
+from powerd_client.hdf5 import BOUND_COLUMNS, DIGEST, seal
+from powerd_client.pairing import PhaseSpans, pair_marks
 from powerd_client.verify import verify_file
 from powerd_core.clock import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
@@ -76,13 +73,6 @@ def test_an_edge_of_which_only_the_host_knows_has_no_bound(timed: tuple[Path, np
     assert [f for f in verify_file(timed[0]) if f.state == "wrong"] == []
 
 
-def test_edges_timed_by_the_host_are_where_they_are(tmp_path: Path) -> None:
-    path = make_run_file(tmp_path / "run.h5")
-    with h5py.File(path) as file:
-        for name in BOUND_COLUMNS:
-            assert file["phases"][name][:].tolist() == [0] * 11
-
-
 def test_files_of_earlier_releases_have_zeros(tmp_path: Path) -> None:
     path = make_run_file(tmp_path / "run.h5")
     with h5py.File(path, "r+") as file:
@@ -96,36 +86,7 @@ def test_files_of_earlier_releases_have_zeros(tmp_path: Path) -> None:
 
 def _seal(file: h5py.File) -> None:
     file.attrs.pop(DIGEST)
-    del file["attributes"]
     seal(file)
-
-
-def test_a_bound_that_cannot_be_is_found(tmp_path: Path) -> None:
-    path = make_run_file(tmp_path / "run.h5")
-    with h5py.File(path, "r+") as file:
-        file["phases/begin_bound_ns"][3] = -2
-        file["phases/end_bound_ns"].attrs["units"] = "us"
-        _seal(file)
-    wrong = {f.check: f.text for f in verify_file(path) if f.state == "wrong"}
-    assert wrong["phases"] == "phase 3 has a begin_bound_ns below -1"
-    assert "/phases/end_bound_ns has unit 'us', not 'ns'" in wrong["attributes"]
-    with h5py.File(path) as file, pytest.raises(ValueError, match="begin_bound_ns that cannot be"):
-        read_phases(file["phases"])
-
-
-def test_damaged_bounds_are_no_guarantee_any_more(timed: tuple[Path, np.ndarray], tmp_path: Path) -> None:
-    data = bytearray(timed[0].read_bytes())
-    with h5py.File(timed[0]) as file:
-        info = file["phases/end_bound_ns"].id.get_chunk_info(0)
-        begins = file["phases/begin_bound_ns"][:].tolist()
-    data[info.byte_offset + info.size // 2] ^= 0x55
-    path = tmp_path / "run.h5"
-    path.write_bytes(data)
-    report = recover(path)
-    assert "22 of 22 end_bound_ns of phases" in report.lost
-    with h5py.File(report.out) as file:
-        assert file["phases/end_bound_ns"][:].tolist() == [-1] * 22
-        assert file["phases/begin_bound_ns"][:].tolist() == begins
 
 
 @given(
@@ -157,7 +118,7 @@ def test_whatever_the_anchors_and_the_drift_the_bound_holds(
 
 def test_an_edge_that_is_moved_forward_keeps_its_truth_within_the_bound() -> None:
     """On two streams of a device one mark can be passed before another that was made earlier."""
-    phases = Phases()
+    phases = PhaseSpans()
     begins = [Mark(0, True, 1, 1000, 20), Mark(1, True, 1, 400, 30)]
     marks = [*begins, Mark(1, False, 1, 1100, 10), Mark(0, False, 1, 900, 5)]
     pair_marks(phases, marks, process=0, kinds={0: 0, 1: 1}, names={0: "a", 1: "b"})

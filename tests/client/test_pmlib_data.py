@@ -1,4 +1,4 @@
-"""Sets of readings: their energy, their rows and their Paraver trace, against sums that are made another way."""
+"""Sets of lines and of readings: their energy, rows and Paraver trace, against sums that are made another way."""
 
 import csv
 import itertools
@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_analytics.signals.integral import counter_energy_j, energy_j
-from powerd_client.pmlib.data import CounterData, CounterSet
-from powerd_client.pmlib.lines import Lines
+from powerd_client import pmlib
+from powerd_client.pmlib import pm_set_lines
+from powerd_client.pmlib.data import CounterData, CounterSet, Lines
 from powerd_client.pmlib.paraver import LINE_TYPE, SET_TYPE, SUM_TYPE, UNITS, write_paraver
-from powerd_client.pmlib.printing import print_data, write_text
 from powerd_client.pmlib.readings import convert
 from powerd_core.errors import ConfigError
 from powerd_core.model import (
@@ -22,7 +22,6 @@ from powerd_core.model import (
     Flag,
     Line,
     Provenance,
-    QuantityConversion,
     ScaledConversion,
     ShuntConversion,
 )
@@ -89,13 +88,7 @@ def test_power_of_a_shunt_keeps_its_sign():
     line = Line("rail", "gpu0", conversion, Provenance.MEASURED)
     codes = {"shunt": np.array([-2500, 500], np.int16), "bus": np.array([3000 << 3, 3000 << 3], np.uint16)}
     made = convert(line, MS, np.array([0, MS]), np.zeros(2, np.uint16), codes)
-    assert made.watts.tolist() == pytest.approx([12 * (-0.5 + 0.1) * 2, 12 * (0.1 + 0.1) * 2])
-
-
-def test_what_is_no_power_is_refused():
-    line = Line("gpu0.temperature", "gpu0", QuantityConversion("code", "temperature_c"), Provenance.MEASURED)
-    with pytest.raises(ConfigError, match=r"'gpu0\.temperature' measures no power"):
-        readings(line, [0, MS], [1, 2], column="code")
+    assert made.watts_at(made.t_ns).tolist() == pytest.approx([12 * (-0.5 + 0.1) * 2, 12 * (0.1 + 0.1) * 2])
 
 
 def test_bad_readings_are_left_out_and_their_time_is_missing():
@@ -138,10 +131,6 @@ def joules_in(events, unit):
     return float(sum(Fraction(v, 1000) * (b - a) * step for (a, v), (b, _) in itertools.pairwise(events)))
 
 
-def seconds_in(events, unit):
-    return (events[-1][0] - events[0][0]) * UNITS[unit][0] * 1e-9
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(TIMES, st.integers(0, 3 * MS), st.integers(0, 90 * MS)), min_size=1, max_size=3),
@@ -174,7 +163,7 @@ def test_values_times_durations_of_a_trace_are_the_energy(tmp_path_factory, draw
         wanted |= {LINE_TYPE + i: counted.energy_j(Lines([i])) for i in (1, 4)}
     assert events.keys() == {SET_TYPE, *wanted}
     for kind, joules in wanted.items():
-        rounding = 0.5e-3 * seconds_in(events[kind], unit)
+        rounding = 0.5e-3 * (events[kind][-1][0] - events[kind][0][0]) * UNITS[unit][0] * 1e-9
         assert joules_in(events[kind], unit) == pytest.approx(joules, abs=rounding + 1e-9)
 
 
@@ -190,22 +179,12 @@ def test_the_files_beside_a_trace_name_what_is_in_it(tmp_path):
     assert "LEVEL THREAD SIZE 1\ngpu0\n" in (tmp_path / "out.row").read_text()
 
 
-def test_a_trace_that_cannot_be_written(tmp_path):
-    part = CounterSet(0, 0, MS, {0: power([0, MS], [1, 1])})
-    with pytest.raises(ConfigError, match="unit 's': Paraver knows ns, us, ms"):
-        write_paraver(tmp_path / "out.prv", data_of(part), None, 0, "s")
-    with pytest.raises(ConfigError, match=r"ends in \.prv"):
-        write_paraver(tmp_path / "out.txt", data_of(part), None, 0)
-    with pytest.raises(ConfigError, match="cannot write.*No such file"):
-        write_paraver(tmp_path / "no" / "out.prv", data_of(part), None, 0)
-
-
 def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     t = np.arange(0, 101) * MS
     ramp = [1000 + 10 * i for i in range(101)]
     lines = {0: power(t, ramp), 2: power(t[::5] + 300, [2000] * 21)}
     sets = CounterSet(0, 10_500_000, 30_250_000, lines), CounterSet(1, 50 * MS, 60 * MS, lines)
-    write_text(tmp_path / "out.csv", data_of(*sets), None, -1, ";")
+    data_of(*sets).write_text(tmp_path / "out.csv", None, -1, ";")
     with (tmp_path / "out.csv").open(newline="") as file:
         found = list(csv.DictReader(file, delimiter=";"))
     assert list(found[0]) == ["Set_id", "Time", "Line 0", "Line 2", "Sum"]
@@ -220,13 +199,12 @@ def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     assert float(found[-1]["Sum"]) == pytest.approx(1.6 + 2.0)
 
 
-def test_rows_of_an_aggregate_one_set_and_a_frequency(capsys):
+def test_rows_of_an_aggregate_one_set_and_a_frequency():
     t = np.arange(0, 101) * MS
     lines = {0: power(t, [1000] * 101), 1: power(t, [500] * 101)}
     sets = CounterSet(0, 10 * MS, 20 * MS, lines), CounterSet(1, 30 * MS, 60 * MS, lines)
     counted = data_of(*sets, is_aggregate=True, frequency=100.0)
-    print_data(counted, Lines([1]), 1)
-    head, *rows = capsys.readouterr().out.splitlines()
+    head, *rows = counted.rows(Lines([1]), 1, "\t")
     assert head == "Set_id\tTime\tValue_aggregate"
     assert [row.split("\t") for row in rows] == [["1", f"{s:.9f}", "1.500000"] for s in (0.02, 0.03, 0.04, 0.05)]
 
@@ -235,7 +213,7 @@ def test_a_power_that_nobody_knows_is_an_empty_cell(tmp_path):
     t = np.arange(20) * MS
     flags = [Flag.IO_ERROR if 8 <= i < 12 else 0 for i in range(20)]
     part = CounterSet(0, 5 * MS, 15 * MS, {0: power(t, [1000] * 20), 1: power(t, [2000] * 20, flags)})
-    write_text(tmp_path / "out.csv", data_of(part), None, 0, ";")
+    data_of(part).write_text(tmp_path / "out.csv", None, 0, ";")
     rows = [line.split(";") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
     unknown = [row[1] for row in rows if row[3] == ""]
     assert unknown == ["0.003000000", "0.004000000", "0.005000000", "0.006000000"]
@@ -243,11 +221,33 @@ def test_a_power_that_nobody_knows_is_an_empty_cell(tmp_path):
     assert all(row[2] == "1.000000" for row in rows)
 
 
-def test_sets_and_lines_that_are_not_there():
-    t = np.arange(12) * MS
-    counted = data_of(CounterSet(0, MS, 10 * MS, {0: power(t, [1000] * 12), 3: power(t, [500] * 12)}))
-    assert counted.energy_j(Lines([3, 9])) == pytest.approx(4.5e-3)
-    with pytest.raises(ConfigError, match="there is no set 1: the counter has sets 0 to 0, -1 is all"):
-        counted.energy_j(set_number=1)
-    with pytest.raises(ConfigError, match="measures lines 0,3 of gpu0, none of 1-2"):
-        counted.energy_j(Lines([1, 2]))
+NUMBERS = st.sets(st.integers(0, 127), min_size=1)
+
+
+@given(NUMBERS)
+def test_a_set_survives_its_text(numbers):
+    lines = Lines(numbers)
+    assert pm_set_lines(str(lines)) == lines
+    assert list(lines) == sorted(numbers)
+
+
+@pytest.mark.parametrize("text", ["", "1,,2", "1-4-6", "-3", "4-1", "128", "0-200"])
+def test_text_that_is_no_set(text):
+    with pytest.raises(ConfigError):
+        pm_set_lines(text)
+
+
+def test_macros():
+    lines = Lines()
+    pmlib.LINE_SET(7, lines)
+    pmlib.LINE_SET(9, lines)
+    pmlib.LINE_CLR(9, lines)
+    pmlib.LINE_CLR(9, lines)
+    assert pmlib.LINE_ISSET(7, lines)
+    assert not pmlib.LINE_ISSET(9, lines)
+    pmlib.LINE_SET_ALL(lines)
+    assert str(lines) == "0-127"
+    pmlib.LINE_CLR_ALL(lines)
+    assert str(lines) == ""
+    with pytest.raises(ConfigError):
+        pmlib.LINE_SET(-1, lines)

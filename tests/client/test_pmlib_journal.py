@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client.pmlib.journalreader import HostClock, JournalReader
+from powerd_client.pmlib.readings import JournalReader
 from powerd_core import wire
-from powerd_core.clock import map_clock, piece_at
-from powerd_core.errors import RunFileError
 from powerd_core.model import ClockExchange, Gap
 from powerd_core.serde import to_document
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
@@ -69,7 +67,7 @@ def test_any_pieces_give_the_same_readings(tmp_path_factory, cuts):
     for j, name in enumerate(NAMES):
         t = S + AHEAD_NS + PERIOD_NS * np.arange(200) + 10_000 * j
         assert np.abs(found[name].t_ns - t).max() < 100
-        assert found[name].watts == pytest.approx(np.full(200, 2.0))
+        assert found[name].watts_at(found[name].t_ns) == pytest.approx(np.full(200, 2.0))
 
 
 def test_a_stretch_has_a_block_on_either_side(tmp_path):
@@ -107,51 +105,12 @@ def test_an_append_that_was_taken_back(tmp_path, is_noticed):
     assert len(reader.readings(NAMES, 0, 100 * S)[NAMES[0]].t_ns) == 200
 
 
-def test_damage_in_the_middle_costs_what_it_hit(tmp_path):
-    parts = events()
-    data = bytearray(frames(parts))
-    data[len(frames(parts[:8])) + 70] ^= 1
-    (tmp_path / "journal.bin").write_bytes(data)
-    reader = JournalReader(tmp_path)
-    reader.update()
-    found = reader.readings(NAMES, 0, 100 * S)[NAMES[0]]
-    assert len(found.t_ns) == 180
-    assert found.missing_s(S + AHEAD_NS, S + AHEAD_NS + 199 * PERIOD_NS) == pytest.approx(0.02, abs=1e-6)
-
-
 def test_a_powerd_that_was_started_anew(tmp_path):
     ahead = AHEAD_NS + 2 * S
     anew = [described(6), exchange(100, 6, ahead), block(0, 1000, 6, 3000), exchange(40 * PERIOD_NS, 6, ahead)]
     of_nobody = block(0, 50 * S, epoch=99)  # a life that was never described
     found = reader_of(tmp_path, [*events(), *anew, of_nobody]).readings(NAMES, 0, 100 * S)[NAMES[0]]
-    assert found.watts == pytest.approx([2.0] * 200 + [3.0] * 20)
+    assert found.watts_at(found.t_ns) == pytest.approx([2.0] * 200 + [3.0] * 20)
     between_ns = 1000 + ahead - (S + AHEAD_NS + 199 * PERIOD_NS)
     missing_s = found.missing_s(int(found.t_ns[0]), int(found.t_ns[-1]))
     assert missing_s == pytest.approx((between_ns - PERIOD_NS) * 1e-9, rel=1e-4)
-
-
-@given(st.lists(st.integers(-5 * S, 20 * S), min_size=1, max_size=40), st.booleans())
-def test_times_are_mapped_as_the_clock_says(times, steps):
-    exchanges = [exchange(i * S // 10, ahead_ns=AHEAD_NS + 20 * i + (S if steps and i > 50 else 0)) for i in range(100)]
-    pieces = map_clock(exchanges)
-    assert len(pieces) == 1 + steps
-    t = np.array(times, np.int64)
-    found, known = HostClock(pieces).to_host(t)
-    for board_ns, host_ns, is_known in zip(times, found.tolist(), known.tolist(), strict=True):
-        piece = piece_at(pieces, board_ns)
-        assert is_known == (piece is not None)
-        if piece is not None:
-            assert abs(host_ns - board_ns - piece.at(board_ns)[0]) <= 1
-
-
-def test_a_journal_that_is_gone(tmp_path):
-    with pytest.raises(RunFileError, match=r"cannot read .*journal\.bin: No such file"):
-        JournalReader(tmp_path).update()
-
-
-def test_a_line_without_readings(tmp_path):
-    found = reader_of(tmp_path, [described(), exchange(S)]).readings(NAMES, 0, S)[NAMES[0]]
-    assert len(found.t_ns) == 0
-    assert found.joules(0, S) == 0
-    assert found.missing_s(0, S) == 1
-    assert np.isnan(found.watts_at(np.array([5]))).all()

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from clock_simulation import IDLE, LOADED, MS, Path, Quartz, S, Step, draw_case, simulate
+from bench_clock import IDLE, LOADED, MS, NetworkPath, Quartz, S, Step, draw_case, simulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -69,7 +69,7 @@ def test_the_bound_holds_on_any_path_and_around_every_step(kind):
 )
 @settings(max_examples=100, deadline=None)
 def test_the_truth_is_inside_the_bound_at_every_moment(seed, drift, there, back, offset, length):
-    path = Path(there, back, busy=0.5, queue_ns=50_000, burst=0.05)
+    path = NetworkPath(there, back, busy=0.5, queue_ns=50_000, burst=0.05)
     sim = simulate(seed, path, Quartz(drift_ppm=drift), length_ns=length, offset_ns=offset)
     if sim.exchanges:
         errors(sim, random.Random(seed))

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from clock_simulation import IDLE, MS, Quartz, S, Step, draw_case, simulate
+from bench_clock import IDLE, MS, Quartz, S, Step, draw_case, simulate
 
 from powerd_core.clock import ClockFilter
 from powerd_core.errors import ClockError

@@ -11,12 +11,10 @@ from pathlib import Path
 import pytest
 
 from powerd_core.calibration import Point, SensorCalibration
-from powerd_daemon.arguments import parse
-from powerd_daemon.ina.sensor import Sensor, make_bank
-from powerd_daemon.ina.settings import Settings
-from powerd_daemon.plan import Bus, BusPlan, plan_bus
-from powerd_daemon.plan_config import plan_file
-from powerd_daemon.plan_text import line_loads_w, plan_text
+from powerd_daemon.cli import parse
+from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, plan_file, plan_text
+from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.sensor import Sensor, make_bank
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs/board.md").read_text()
@@ -51,7 +49,6 @@ def test_the_figures_in_the_text_are_the_plans(card: tuple[BusPlan, dict[str, fl
     for figure in (
         f"one transaction leave {combined.limit_hz:.1f} Hz on the",
         f"sixteen transactions {single.limit_hz:.1f} Hz",
-        f"single reads reach {single.practical_hz:.1f} Hz there",
         f"{wire.settings.coverage:.1%} of the current",
         f"cycle lasts up to {wire.settings.longest_cycle_ns / 1000:.0f} us",
         f"they combine to {wire.accuracy.u_gain:.2%}",

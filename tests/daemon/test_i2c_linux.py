@@ -10,10 +10,8 @@ import pytest
 from ina_bench import Bench
 
 from powerd_core.errors import ConfigError, SensorError
-from powerd_daemon.i2c import LinuxBus
-from powerd_daemon.i2c.linux import I2C_RDWR, I2C_RETRIES, I2C_TIMEOUT
-from powerd_daemon.ina import Scanner
-from powerd_daemon.ina.bus import MAX_MESSAGES, Read
+from powerd_daemon.sources.ina.bus import I2C_RDWR, I2C_RETRIES, I2C_TIMEOUT, MAX_MESSAGES, LinuxBus, Read
+from powerd_daemon.sources.ina.scanner import Scanner
 
 smbus2 = pytest.importorskip("smbus2.smbus2")
 
@@ -80,7 +78,6 @@ def test_the_driver_reads_the_same_as_on_the_simulated_bus(opened, combines):
     bench.poll(1)
     assert kernel.calls - before == (1 if combines else 16)
     assert [row.shunt for row in bench.scan(3)] == [[2500 * i for i in range(1, 9)]] * 4
-    bus.close()
     bus.close()
 
 

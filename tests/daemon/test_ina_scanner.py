@@ -1,6 +1,7 @@
 """The INA driver on simulated chips: values, times, flags, and what it does about faults."""
 
 import errno
+from array import array
 from itertools import pairwise, product
 from math import isclose
 
@@ -11,9 +12,11 @@ from ina_bench import MS, SHUNT_OHM, Bench, eight
 
 from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
-from powerd_daemon.ina import Sensor, accuracy
-from powerd_daemon.sim.chip import SimChip
-from powerd_daemon.sim.shapes import Square
+from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
+from powerd_daemon.sources.ina.scans import Decoder
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy
+from powerd_daemon.sources.sim.chip import SimChip
+from powerd_daemon.sources.sim.waveforms import Square
 
 MIXED = (
     Sensor("a", 0x40, shunt_ohm=0.05),
@@ -157,11 +160,11 @@ class TestFlags:
         assert bench.scan(1)[0].flags == [Flag.SATURATED] * 8
 
     def test_overflow_leaves_the_codes_good(self):
-        bench = Bench([3.0] * 8).opened()
-        bench.bus.write_word(0x42, 5, 0xFFFE)
-        row = bench.scan(3)[2]
-        assert row.flags == [0, 0, Flag.OVERFLOW, 0, 0, 0, 0, 0]
-        assert (row.shunt[2], row.bus[2] >> 3) == (15000, 3000)
+        decoder, flags = Decoder([Settings()]), array("H", [0])
+        raw = (3000 << 3 | CNVR | OVF).to_bytes(2, "big") + (15_000).to_bytes(2, "big")
+        shunt, bus = decoder.codes(raw)
+        decoder.flag(flags, raw, shunt, bus)
+        assert (flags[0], shunt[0], bus[0] >> 3) == (Flag.OVERFLOW, 15_000, 3000)
 
     def test_scans_faster_than_conversions_are_stale(self):
         bench = Bench(sensors=eight(shunt_adc="avg8", bus_adc="12bit")).opened()

@@ -12,12 +12,11 @@ from simulated_node import SimulatedNode
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import ShuntConversion, Stream
-from powerd_daemon.calibration_command import calibrate_lines
+from powerd_daemon.calibrate import calibrate_lines
 from powerd_daemon.calibration_file import load_calibration, save_calibration
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.node import NodeSource
-from powerd_daemon.sources.node_options import NodeOptions, NodeSensor
+from powerd_daemon.sources.node.source import NodeOptions, NodeSensor, NodeSource
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 UID = "e660010203040506"
 SHUNT_A = 1e-5 / 0.05

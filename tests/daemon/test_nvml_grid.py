@@ -1,4 +1,4 @@
-"""Moments of samples from stamps that are late."""
+"""Sampling instants from stamps that are late."""
 
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_daemon.sources.nvml_grid import GIVEN_UP, LEARNT, PERIOD_NS, WAITED, SampleGrid
+from powerd_daemon.sources.nvml.timing import GIVEN_UP, LEARNT, PERIOD_NS, WAITED, SampleGrid
 
 MS = 1_000_000
 FIRST = 7_003_456_789
 
 
-def moments(n: int) -> list[int]:
+def instants(n: int) -> list[int]:
     return [FIRST + i * PERIOD_NS for i in range(n)]
 
 
@@ -24,7 +24,7 @@ def told(grid: SampleGrid, stamps: list[int], size: int) -> list[int | None]:
     waiting: list[int] = []
     for i in range(0, len(stamps), size):
         waiting += stamps[i : i + size]
-        new = grid.moments(waiting)
+        new = grid.instants(waiting)
         assert grid.is_known
         found += new
         waiting = waiting[len(new) :]
@@ -35,10 +35,10 @@ def told(grid: SampleGrid, stamps: list[int], size: int) -> list[int | None]:
     st.lists(st.sampled_from([0, 0, 0, 60_000, 3 * MS, 9 * MS, 14 * MS, 20 * MS, 24 * MS]), min_size=150, max_size=250),
     st.integers(1, 30),
 )
-def test_every_sample_gets_its_own_moment(late, size):
+def test_every_sample_gets_its_own_instant(late, size):
     # Three in four are stamped at once, but for those that one before them keeps waiting.
     late = [x if i % 4 == 1 else 0 for i, x in enumerate(late)]
-    true = moments(len(late))
+    true = instants(len(late))
     stamps = [t + x for t, x in zip(true, late, strict=True)]
     # The driver writes its buffer in order.
     stamps = [max(stamps[: i + 1]) + i for i in range(len(stamps))]
@@ -50,7 +50,7 @@ def test_every_sample_gets_its_own_moment(late, size):
 
 
 def test_a_sample_that_was_never_taken_leaves_a_gap():
-    true = moments(200)
+    true = instants(200)
     del true[120]
     grid = SampleGrid()
     grid.learn(true[:80])
@@ -58,7 +58,7 @@ def test_a_sample_that_was_never_taken_leaves_a_gap():
 
 
 def test_a_grid_follows_a_clock_that_drifts():
-    stamps = [t + round(i * PERIOD_NS * 100e-6) for i, t in enumerate(moments(3000))]
+    stamps = [t + round(i * PERIOD_NS * 100e-6) for i, t in enumerate(instants(3000))]
     grid = SampleGrid()
     grid.learn(stamps[:80])
     found = told(grid, stamps[80:], 10)
@@ -68,45 +68,45 @@ def test_a_grid_follows_a_clock_that_drifts():
 
 def test_stamps_at_any_time_are_on_no_grid():
     grid = SampleGrid()
-    assert not grid.learn([t + (i * 7919 % 15_000) * 1000 for i, t in enumerate(moments(100))])
-    assert not grid.learn(moments(LEARNT - 1))
-    assert grid.learn(moments(LEARNT))
+    assert not grid.learn([t + (i * 7919 % 15_000) * 1000 for i, t in enumerate(instants(100))])
+    assert not grid.learn(instants(LEARNT - 1))
+    assert grid.learn(instants(LEARNT))
 
 
 @pytest.mark.parametrize("period_ms", [5, 10, 30, 40, 50, 100])
 def test_samples_at_another_distance_are_on_no_grid(period_ms):
     assert not SampleGrid().learn([FIRST + i * period_ms * MS for i in range(100)])
     # As they come when some are left out: most are a period apart all the same.
-    assert SampleGrid().learn([t for i, t in enumerate(moments(100)) if i % 5])
+    assert SampleGrid().learn([t for i, t in enumerate(instants(100)) if i % 5])
 
 
-def test_a_stamp_before_its_moment_ends_the_grid():
-    true = moments(200)
+def test_a_stamp_before_its_instant_ends_the_grid():
+    true = instants(200)
     grid = SampleGrid()
     grid.learn(true[:80])
-    grid.moments(true[80:90])
+    grid.instants(true[80:90])
     moved = [t - 5 * MS for t in true[90:150]]
-    assert grid.moments(moved[:GIVEN_UP]) == []
+    assert grid.instants(moved[:GIVEN_UP]) == []
     assert not grid.is_known
     assert grid.learn(moved)
-    assert grid.moments(moved) == moved
+    assert grid.instants(moved) == moved
 
 
 def changed_to(period_ms: int, behind_ms: int) -> list[int]:
     """Samples of a driver that changes its pace after the hundredth, all stamped at once."""
-    before = moments(100)
+    before = instants(100)
     return before + [before[-1] + (behind_ms + i * period_ms) * MS for i in range(1, 120)]
 
 
 def told_until_lost(stamps: list[int], size: int) -> list[tuple[int, int | None]]:
-    """Stamps and moments of all samples that are told before the grid is given up."""
+    """Stamps and instants of all samples that are told before the grid is given up."""
     grid = SampleGrid()
     assert grid.learn(stamps[:80])
     told: list[tuple[int, int | None]] = []
     waiting: list[int] = []
     for i in range(80, len(stamps), size):
         waiting += stamps[i : i + size]
-        found = grid.moments(waiting)
+        found = grid.instants(waiting)
         told += zip(waiting, found, strict=False)
         waiting = waiting[len(found) :]
         if not grid.is_known:
@@ -117,7 +117,7 @@ def told_until_lost(stamps: list[int], size: int) -> list[tuple[int, int | None]
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 12])
 @pytest.mark.parametrize("behind_ms", [0, 3, 10])
 @pytest.mark.parametrize("period_ms", [5, 10])
-def test_more_samples_than_moments_end_the_grid_before_one_is_told_wrongly(period_ms, behind_ms, size):
+def test_more_samples_than_instants_end_the_grid_before_one_is_told_wrongly(period_ms, behind_ms, size):
     told = told_until_lost(changed_to(period_ms, behind_ms), size)
     assert all(m is None or abs(m - t) <= 0.5 * MS for t, m in told)
     assert len(told) < 20 + 12
@@ -126,7 +126,7 @@ def test_more_samples_than_moments_end_the_grid_before_one_is_told_wrongly(perio
 @pytest.mark.parametrize("size", [1, 3, 12])
 @pytest.mark.parametrize("behind_ms", [0, 3, 10])
 @pytest.mark.parametrize("period_ms", [25, 30, 40, 50])
-def test_fewer_samples_than_moments_end_the_grid_within_a_second(period_ms, behind_ms, size):
+def test_fewer_samples_than_instants_end_the_grid_within_a_second(period_ms, behind_ms, size):
     stamps = changed_to(period_ms, behind_ms)
     told = told_until_lost(stamps, size)
     assert max(t for t, _ in told) <= stamps[99] + 1_100 * MS
@@ -134,9 +134,9 @@ def test_fewer_samples_than_moments_end_the_grid_within_a_second(period_ms, behi
 
 
 def test_a_grid_is_kept_and_learnt_where_half_of_the_samples_are_late_and_some_never_come():
-    # As on one H200 over 150 s: by 3 to 5 or 14 ms, no more than six in a row, and one moment in thirty has no sample.
+    # As on one H200 over 150 s: by 3 to 5 or 14 ms, no more than six in a row, and one instant in thirty has no sample.
     random = Random(4)
-    true = [t for t in moments(3000) if random.random() > 0.03]
+    true = [t for t in instants(3000) if random.random() > 0.03]
     stamps = [t + (i % 7 and random.choice((0, 0, 0, 3, 4, 14))) * MS for i, t in enumerate(true)]
     grid = SampleGrid()
     assert all(SampleGrid().learn(stamps[i : i + 119]) for i in range(0, 2500, 50))
@@ -157,7 +157,7 @@ def test_wherever_learning_begins_it_finds_the_same_grid():
     for i in range(0, len(stamps) - 119, 7):
         grids.append(SampleGrid())
         assert grids[-1].learn(stamps[i : i + 119])
-    phases = [(g._moment(0) - FIRST + PERIOD_NS // 2) % PERIOD_NS for g in grids]
+    phases = [(g._instant(0) - FIRST + PERIOD_NS // 2) % PERIOD_NS for g in grids]
     assert max(phases) - min(phases) < 0.5 * MS
 
 
@@ -184,9 +184,9 @@ def test_what_was_taken_at_another_pace_is_not_told_when_the_grid_is_back():
 
 
 def test_a_sample_that_comes_again_with_another_stamp_is_told_once():
-    true = moments(100)
+    true = instants(100)
     grid = SampleGrid()
     grid.learn(true[:80])
-    assert grid.moments(true[80:90]) == true[80:90]
+    assert grid.instants(true[80:90]) == true[80:90]
     again = true[89] + 4 * MS
-    assert grid.moments([again, *true[90:95]]) == [None, *true[90:95]]
+    assert grid.instants([again, *true[90:95]]) == [None, *true[90:95]]

@@ -11,19 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_core.errors import ConfigError
-from powerd_daemon.calibration import bus_number
 from powerd_daemon.cli import main
-from powerd_daemon.config import load_config
-from powerd_daemon.doctor import Machine, Verdict
-from powerd_daemon.doctor_command import plan_check
-from powerd_daemon.ina.bus import RegisterBus
-from powerd_daemon.ina.sensor import Sensor, make_bank
-from powerd_daemon.plan import Bus, BusPlan, plan_bus
-from powerd_daemon.plan_config import plan_file, read_bus, refuse
-from powerd_daemon.plan_text import line_loads_w, plan_text
-from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.diagnostics import Machine, Verdict, plan_check
+from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, read_bus
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.ina.bus import RegisterBus
+from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
 EIGHT = [{"name": f"l{i}", "address": 0x40 + i} for i in range(8)]
 
@@ -49,7 +44,7 @@ def test_eight_ina219_at_400_khz() -> None:
 
 def test_the_error_budget_of_a_line() -> None:
     (b,) = planned(sensors=[{"name": "a", "address": 0x40, "grade": "B", "shunt_range": "160mV"}]).budgets
-    assert (b.line, b.current_gain, b.bus_gain, b.shunt) == ("gpu0.a", 0.005, 0.01, 0.01)
+    assert (b.line, b.limits.current_gain, b.limits.bus_gain, b.sensor.shunt_tolerance) == ("gpu0.a", 0.005, 0.01, 0.01)
     assert b.offset_a == pytest.approx(75e-6 / 0.05)
     assert (b.clip_a, b.clip_w) == pytest.approx((3.2, 38.4))
     assert b.shunt_w == pytest.approx(3.2**2 * 0.05)
@@ -80,9 +75,7 @@ def test_the_wire_limit_is_what_the_simulated_bus_takes(adapter: str, bus_every:
 
 
 def test_more_than_the_bus_can_carry_is_refused() -> None:
-    plan = planned(rate_hz=520.0)
-    assert plan.problems == ()
-    assert any("Raspberry Pi" in note for note in plan.notes)
+    assert planned(rate_hz=520.0).problems == ()
     (problem,) = planned(rate_hz=531.0).problems
     assert "753.5 SCL periods a scan at 400 kHz allow 531 scans a second" in problem
 
@@ -95,19 +88,13 @@ def test_more_than_the_chips_can_do_is_refused() -> None:
     assert "48 is more than its chip measures: 26 V" in problem
 
 
-def test_half_of_the_time_unseen_is_noted() -> None:
-    plan = planned(sensors=[EIGHT[0] | {"shunt_adc": "12bit", "bus_adc": "12bit"}])
-    assert any("looked at for 50%" in note for note in plan.notes)
-
-
 @given(st.integers(1, 8), st.floats(1e4, 4e5), st.integers(1, 20))
 def test_single_reads_never_beat_combined_ones(count: int, scl_hz: float, bus_every: int) -> None:
     bank = make_bank([Sensor(f"s{i}", 0x40 + i) for i in range(count)])
     combined, single = plan_bus(Bus("s", "f", 1, scl_hz, 1.0, "d", bank, bus_every)).modes
     for mode in (combined, single):
-        assert mode.limit_hz >= mode.checked_hz >= mode.practical_hz >= 0
+        assert mode.limit_hz >= mode.checked_hz >= 0
     assert combined.limit_hz >= single.limit_hz
-    assert combined.practical_hz >= single.practical_hz
 
 
 def test_loads_are_shared_by_what_lines_can_carry() -> None:
@@ -115,28 +102,6 @@ def test_loads_are_shared_by_what_lines_can_carry() -> None:
     assert line_loads_w(budgets, {"gpu0": 90.0}) == pytest.approx({"gpu0.l0": 40, "gpu0.l1": 40, "gpu0.low": 10})
     assert line_loads_w(budgets, {"gpu0": 90.0, "gpu0.low": 30.0})["gpu0.l0"] == pytest.approx(30.0)
     assert line_loads_w(budgets, {})["gpu0.l0"] == pytest.approx(76.8 / 2)
-
-
-def test_the_text_has_every_line_and_the_sum() -> None:
-    text = plan_text(planned(), {"gpu0": 240.0})
-    for i in range(8):
-        assert text.count(f"gpu0.l{i} ") == 2
-    assert "gpu0, sum of 8 lines" in text
-    assert "240.0" in text
-    assert "asked 500 Hz: enough" in text
-
-
-@pytest.mark.parametrize("option", ["bus_every = 0", "rate_hz = 1e-300", "bus_hold = 1", "scl_hz = 0.1"])
-def test_a_pace_that_no_bus_has_is_refused(tmp_path, option):
-    file = tmp_path / "powerd.toml"
-    file.write_text(f"[[source]]\nkind = 'sim'\n{option}\n")
-    with pytest.raises(ConfigError, match=rf"{option.split()[0]} .*\(line 3\)"):
-        plan_file(file)
-
-
-@pytest.mark.parametrize(("bus", "number"), [(2, 2), ("/dev/i2c-10", 10), ("/dev/i2c-gpu", None)])
-def test_bus_numbers(bus: int | str, number: int | None) -> None:
-    assert bus_number(bus) == number
 
 
 def file(tmp_path: Path, text: str) -> Path:
@@ -165,19 +130,12 @@ def test_the_command_prints_and_refuses(tmp_path: Path, capsys: pytest.CaptureFi
     assert err.count("\n") == 1
 
 
-def test_what_run_refuses_for_the_chips_sake(tmp_path: Path) -> None:
-    slow = file(tmp_path, '[[source]]\nkind = "sim"\nshunt_adc = "avg32"\n')
-    with pytest.raises(ConfigError, match=r"\[\[source\]\] 1 \(sim\): rate_hz = 500 is more than the INA219"):
-        refuse(slow)
-    load_config(slow)
-
-
 def test_config_check_and_check_refuse_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "fast.toml"
     path.write_text('[server]\nring_mib = 1\n[[source]]\nkind = "sim"\nrate_hz = 500\nshunt_adc = "avg16"\n')
     assert main(["config-check", str(path)]) == 2
     said = capsys.readouterr().err
-    assert "which allows 105 Hz (line 5); the arithmetic: powerd plan" in said
+    assert "which allows 105 Hz; the arithmetic: powerd plan" in said
     found = list(plan_check(path)(Machine(), None))
     assert [(f.verdict, "allows 105 Hz" in f.what) for f in found] == [(Verdict.FAIL, True)]
     path.write_text('[[source]]\nkind = "sim"\n')
@@ -195,24 +153,7 @@ def test_an_adapter_found_to_read_singly_is_held_to_what_that_allows() -> None:
             return bus, detail
 
     source = Probed(SimOptions(rate_hz=520.0), Start("sim", 1, 0, VirtualClock()))
-    with pytest.raises(ConfigError, match=r"cannot combine reads, and 776 clock periods .* allow 515 scans a second"):
+    with pytest.raises(ConfigError, match=r"cannot combine reads: at most 515"):
         source.open()
     slower = Probed(SimOptions(rate_hz=510.0), Start("sim", 1, 0, VirtualClock()))
     assert slower.open()[0]
-
-
-def test_options_that_all_sources_have_are_no_hindrance(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="more than the bus can carry"):
-        refuse(file(tmp_path, '[[source]]\nkind = "sim"\nrate_hz = 600\npriority = 5\nlock_memory = true\n'))
-
-
-def test_other_errors_are_left_to_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuse(tmp_path / "none.toml")
-    wrong = file(tmp_path, '[[source]]\nkind = "sim"\nrate = 5\n')
-    refuse(wrong)
-    assert main(["plan", str(wrong)]) == 2
-    assert "unknown option 'rate': did you mean 'rate_hz'?" in capsys.readouterr().err
-    other = file(tmp_path, '[[source]]\nkind = "cpu-model"\n')
-    assert plan_file(other) == []
-    assert main(["plan", str(other)]) == 0
-    assert "nothing to plan" in capsys.readouterr().out

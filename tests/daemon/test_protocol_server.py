@@ -10,7 +10,7 @@ from steady_source import steady_stream
 from powerd_core import Block, Gap, Want, decode, encode
 from powerd_core.protocol import RETRY_MAX_NS, RETRY_MIN_NS, Subscriber
 from powerd_core.wire import CURRENT, read_header
-from powerd_daemon.store import Intake
+from powerd_daemon.ring import Intake
 
 STREAM = steady_stream()
 
@@ -37,16 +37,6 @@ def sent(subscriber: Subscriber, store: Intake) -> list[int]:
         numbers.append(event.sequence)
         subscriber.took(cursor, found[1], len(found[0]), 0)
     return numbers
-
-
-def test_window_limits_what_is_sent() -> None:
-    store, subscriber = filled(10), client()
-    subscriber.want(Want(0, 0, 2, 3), store.ring)
-    assert sent(subscriber, store) == [2, 3, 4]
-    subscriber.want(Want(0, 7, 4, 3), store.ring)
-    assert sent(subscriber, store) == [5, 6]
-    subscriber.want(Want(0, 7, 4, 3), store.ring)
-    assert sent(subscriber, store) == [], "a repeated request repeats nothing"
 
 
 def test_only_a_reset_goes_back() -> None:

@@ -9,8 +9,7 @@ from steady_source import steady_stream
 from powerd_core import Block, Gap, WireError, decode, encode
 from powerd_core.model import UNKNOWN_TIME_NS
 from powerd_core.wire import read_header
-from powerd_daemon.ring import EVICTED, FRAME_OVERHEAD_BYTES, Ring
-from powerd_daemon.store import LOST_ON_THE_WAY, Intake
+from powerd_daemon.ring import EVICTED, FRAME_OVERHEAD_BYTES, LOST_ON_THE_WAY, Intake, Ring
 
 STREAM = steady_stream()
 FRAME_BYTES = len(encode(block(STREAM, 0))) + FRAME_OVERHEAD_BYTES
@@ -96,16 +95,6 @@ def test_current_is_the_newest_block_held() -> None:
     assert store.ring.current == 7
 
 
-def test_time_held() -> None:
-    store = intake(3 * FRAME_BYTES)
-    assert store.ring.held_ns == 0
-    for n in range(10):
-        put(store, block(STREAM, n))
-    assert store.ring.held_ns == 2_002_000_000
-    put(store, Gap(0, 7, 10, UNKNOWN_TIME_NS, 12_000_000_000, 1, -1, "restarted"))
-    assert (store.ring.oldest, store.ring.held_ns) == (8, 4_000_000_000)
-
-
 def test_append_out_of_order_is_refused() -> None:
     ring = Ring(0, 7, 1 << 20)
     frame = encode(block(STREAM, 1))
@@ -124,13 +113,6 @@ def test_a_hole_becomes_a_gap_and_a_repetition_is_dropped() -> None:
     assert (store.holes, store.duplicates, store.frames, store.scans, store.gaps) == (1, 2, 3, 6, 1)
 
 
-def test_counts_lost_scans_that_are_known() -> None:
-    store = intake()
-    put(store, gap(0, 2, lost=40))
-    put(store, gap(2, 2, lost=-1))
-    assert (store.gaps, store.lost_scans) == (2, 40)
-
-
 @pytest.mark.parametrize(
     "event",
     [
@@ -147,17 +129,3 @@ def test_what_does_not_belong_is_refused_and_leaves_no_hole(event: Block | Gap) 
     with pytest.raises(WireError):
         put(store, event)
     assert store.ring.next == 0
-
-
-@pytest.mark.parametrize("cut", [0, 10, 55, 60, -1])
-def test_header_of_a_cut_frame(cut: int) -> None:
-    with pytest.raises(WireError):
-        read_header(encode(block(STREAM, 0))[:cut])
-
-
-@pytest.mark.parametrize("at", range(0, 90, 7))
-def test_header_of_a_damaged_frame(at: int) -> None:
-    frame = bytearray(encode(block(STREAM, 0)))
-    frame[at] ^= 0x10
-    with pytest.raises(WireError):
-        read_header(bytes(frame))

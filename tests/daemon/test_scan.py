@@ -5,22 +5,18 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from powerd_core.errors import SensorError
 from powerd_core.serde import build_options
-from powerd_daemon import scan_command
+from powerd_daemon import scan as scan_module
 from powerd_daemon.cli import main
-from powerd_daemon.ina.bus import Read, ReadWords
-from powerd_daemon.ina.chips import CHIPS
-from powerd_daemon.ina.settings import Settings
-from powerd_daemon.scan import Answer, buses, held_by_kernel, scan_bus, to_toml
-from powerd_daemon.sim.bus import SimBus
-from powerd_daemon.sim.chip import Load, SimChip
-from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.sources.ina import InaOptions
+from powerd_daemon.scan import scan_bus, to_toml
+from powerd_daemon.sources.ina.bus import Read, ReadWords
+from powerd_daemon.sources.ina.chips import CHIPS, Settings
+from powerd_daemon.sources.ina.source import InaOptions
+from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
+from powerd_daemon.sources.sim.chip import Load, SimChip
 
 POWER = 3
 
@@ -115,25 +111,6 @@ def test_another_device_is_not_taken_for_one(clock: VirtualClock, word: int, how
     assert to_toml([found]) == ""
 
 
-def test_what_the_kernel_holds_is_left_alone(bus: Watched, tmp_path: Path) -> None:
-    devices = tmp_path / "sys/bus/i2c/devices"
-    (devices / "1-0041").mkdir(parents=True)
-    (tmp_path / "drivers/ina2xx").mkdir(parents=True)
-    (devices / "1-0041/driver").symlink_to(tmp_path / "drivers/ina2xx")
-    (devices / "1-0050").mkdir()
-    assert held_by_kernel(1, tmp_path) == [(0x41, "ina2xx")]
-    answers = {a.address: a for a in scan_bus(bus, 1, held_by_kernel(1, tmp_path))}
-    assert answers[0x41].how == "held by the kernel's driver ina2xx"
-    assert not {register for address, register in bus.asked if address == 0x41}
-
-
-def test_buses_in_order(tmp_path: Path) -> None:
-    (tmp_path / "dev").mkdir()
-    for name in ("i2c-10", "i2c-2", "i2c-x", "null"):
-        (tmp_path / "dev" / name).touch()
-    assert buses(tmp_path) == [2, 10]
-
-
 def test_the_toml_is_ready_to_be_used(bus: Watched) -> None:
     sources = tomllib.loads(to_toml(scan_bus(bus, 1)))["source"]
     (source,) = sources
@@ -147,55 +124,15 @@ def test_the_toml_is_ready_to_be_used(bus: Watched) -> None:
     assert len({s.name for s in options.sensors}) == 6
 
 
-@pytest.mark.parametrize(("read_v", "nominal_v"), [(3.4, 3.3), (5.1, 5.0), (11.6, 12.0), (0.0, 12.0)])
-def test_nominal_voltages_are_guessed(clock: VirtualClock, read_v: float, nominal_v: float) -> None:
-    found = SimChip("INA219", [Load(lambda _a, _b: 1.0, read_v, 0.05)])
-    bus = SimBus(clock, {0x40: found})
-    clock.sleep_until(clock.now_ns() + 1_000_000_000)
-    (source,) = tomllib.loads(to_toml(scan_bus(bus, 1)))["source"]
-    assert source["sensors"][0]["nominal_v"] == nominal_v
-
-
 def test_the_command(bus: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @contextmanager
     def opened(number: int) -> Iterator[SimBus]:
         yield bus if number == 1 else SimBus(VirtualClock(), {})
 
-    monkeypatch.setattr(scan_command, "open_bus", opened)
+    monkeypatch.setattr(scan_module, "open_bus", opened)
     assert main(["scan", "1", "2"]) == 0
     said = capsys.readouterr().out
     assert "0x43     INA3221" in said
     assert "nothing answers at 0x40 to 0x4f of i2c-2" in said
     assert main(["scan", "1", "--toml"]) == 0
     assert tomllib.loads(capsys.readouterr().out)["source"]
-
-
-def test_a_bus_that_cannot_be_opened_is_not_called_silent(
-    bus: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    @contextmanager
-    def opened(number: int) -> Iterator[SimBus]:
-        if number == 9:
-            raise SensorError("/dev/i2c-9 cannot be opened")
-        yield bus
-
-    monkeypatch.setattr(scan_command, "open_bus", opened)
-    assert main(["scan", "9"]) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err) == ("", "powerd: /dev/i2c-9 cannot be opened\n")
-    assert main(["scan", "1", "9"]) == 2
-    said = capsys.readouterr()
-    assert "INA3221" in said.out
-    assert "nothing answers" not in said.out
-
-
-def test_no_bus_at_all(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(scan_command, "buses", list)
-    assert main(["scan"]) == 2
-    assert "there is no /dev/i2c-*" in capsys.readouterr().err
-
-
-def test_answers_print_without_channels() -> None:
-    from powerd_daemon.printing import answers
-
-    assert "?" in answers([Answer(1, 0x48, "", "answers")], [1])

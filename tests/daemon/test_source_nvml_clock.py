@@ -5,19 +5,18 @@ from itertools import pairwise
 
 import pytest
 from conformance import EPOCH, Opened
-from fake_nvml import MS, VOLTA, FakeNvml
+from fake_nvml import MS, FakeNvml
 
 from powerd_core.errors import SensorError
-from powerd_core.model import QuantityConversion
-from powerd_daemon.sim.clock import VirtualClock
+from powerd_core.model import Flag, QuantityConversion
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.nvml import NvmlOptions, NvmlSource
-from powerd_daemon.sources.nvml_stamps import JITTER_NS, tie_clocks
+from powerd_daemon.sources.nvml.source import NvmlOptions, NvmlSource
+from powerd_daemon.sources.nvml.timing import JITTER_NS, tie_clocks
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 S = 1_000 * MS
 AGE_NS = 16_500_000
 NOT_SUPPORTED = 3
-POLL = 50 * MS
 
 
 class WallClock(VirtualClock):
@@ -117,80 +116,28 @@ class TestLines:
         o = opened(FakeNvml(clock))
         assert {b for _, b in bounds(o, o.run(60))} == {JITTER_NS + 4_001}
 
-    def test_the_tightest_look_counts(self):
-        clock = WallClock()
-        looks = iter((9_000, 9_000, 9_000, 9_000, 100, 100, 9_000, 9_000, 9_000))
-
-        def ahead_ns(t_ns):
-            clock.look_ns = next(looks, 0)
-            return 5 * S
-
-        clock.ahead_ns = ahead_ns
-        assert tie_clocks(clock, 6).half_ns < 9_000
-
 
 class TestSteps:
-    @pytest.mark.parametrize("by_ns", [10 * S, -10 * S, 1 * S, -1 * S, 300 * MS, -300 * MS, -120 * MS])
+    @pytest.mark.parametrize("by_ns", [10 * S, -10 * S, 300 * MS, -300 * MS, -120 * MS, 20 * MS, -20 * MS, 4 * MS])
     @pytest.mark.parametrize("way", WAYS)
     def test_a_step_is_in_the_offset_and_never_in_the_samples_times(self, clock, way, by_ns):
+        if way is never_follows and abs(by_ns) < 300 * MS:
+            pytest.skip("nothing tells a small step that is never followed")
         nvml = FakeNvml(clock)
         nvml.stamp_ahead_ns = way(nvml)
         steps_at(clock, 8 * S + 7 * MS, by_ns)
         o = opened(nvml)
         begin_ns = clock.now_ns()
-        made = o.run(320)
+        made = o.run(440)
         offsets = o.readings(made, "gpu0.wall_offset")["ns"]
         assert [b - a for a, b in pairwise(offsets) if b != a] == [by_ns]
         found = times(o, made)
-        true = nvml.sample_times_ns(begin_ns, found[-1])
-        lost = sorted(set(true) - set(found))
-        assert set(found) <= set(true)
-        # Stamps that are not moved later are of one clock before the step, of another after it.
-        assert not lost or (way is stamps_once and all(abs(t - 8 * S) <= abs(by_ns) + 4 * POLL for t in lost))
-        assert len(lost) <= 15
-
-    @pytest.mark.parametrize("by_ns", [10 * S, -10 * S])
-    @pytest.mark.parametrize("way", [follows_at_once, compares_now_and_then, never_follows])
-    def test_a_plain_step_does_not_widen_the_bound(self, clock, way, by_ns):
-        nvml = FakeNvml(clock)
-        nvml.stamp_ahead_ns = way(nvml)
-        steps_at(clock, 8 * S + 507 * MS, by_ns)
-        o = opened(nvml)
-        assert {b for _, b in bounds(o, o.run(320))} == {JITTER_NS}
-
-    @pytest.mark.parametrize("by_ns", [60 * MS, -60 * MS, 20 * MS, -20 * MS, 4 * MS, -4 * MS])
-    @pytest.mark.parametrize("way", WAYS)
-    def test_a_small_step_is_in_the_bound_as_long_as_it_cannot_be_told(self, clock, way, by_ns):
-        nvml = FakeNvml(clock)
-        nvml.stamp_ahead_ns = way(nvml)
-        steps_at(clock, 8 * S + 507 * MS, by_ns)
-        o = opened(nvml)
-        made = o.run(400)
-        true = nvml.sample_times_ns(0, clock.t_ns)
-        told = bounds(o, made)
-        for t_ns in times(o, made):
-            off_ns = min(abs(t_ns - t) for t in true)
-            # The bound is told once a second: the one before or the one after has the step.
-            assert off_ns <= max(b for t, b in told if abs(t - t_ns) <= 1100 * MS)
-        if way in (follows_at_once, compares_now_and_then) and abs(by_ns) > 4 * MS:
-            assert told[-1][1] == JITTER_NS
-            assert set(times(o, made)[-50:]) <= set(true)
-
-    def test_a_step_that_is_taken_back_leaves_nothing(self, clock):
-        nvml = FakeNvml(clock)
-        nvml.stamp_ahead_ns = never_follows(nvml)
-        first_ns = clock.wall_offset_ns
-        rest_ns = 100_000  # no step by itself
-        clock.ahead_ns = lambda t: first_ns + (t > 5 * S) * (20 * MS if t < 6 * S + 500 * MS else rest_ns)
-        o = opened(nvml)
-        begin_ns = clock.now_ns()
-        made = o.run(320)
-        assert bounds(o, made)[-1][1] == JITTER_NS
-        assert max(b for _, b in bounds(o, made)) == JITTER_NS + 20 * MS
-        found = times(o, made)
-        true = nvml.sample_times_ns(begin_ns, found[-1] + MS)
-        assert len(found) == len(true)
-        assert {b - a for a, b in zip(found, true, strict=True)} == {0, rest_ns}
+        assert set(found) <= set(nvml.sample_times_ns(begin_ns, found[-1]))
+        flags = o.readings(made, "gpu0.nvml_samples")["flags"]
+        assert flags.count(Flag.MISSING) >= 15, "the time that is not known shows"
+        if way is not never_follows:
+            assert found[-1] > clock.now_ns() - 100 * MS
+            assert bounds(o, made)[-1][1] == JITTER_NS
 
     @pytest.mark.parametrize("by_ns", [10 * S, -10 * S, 1 * S, -1 * S])
     def test_a_step_in_the_middle_of_a_read(self, clock, by_ns):
@@ -203,42 +150,9 @@ class TestSteps:
                 clock.wall_offset_ns += by_ns
 
         nvml.in_read = step
-        made = o.run(150)
-        assert times(o, made) == nvml.sample_times_ns(begin_ns, times(o, made)[-1])
-
-    @pytest.mark.parametrize("samples_ms", [10.0, 50.0])
-    def test_a_buffer_that_stands_still_makes_no_step(self, clock, samples_ms):
-        nvml = FakeNvml(clock)
-        nvml.stamp_ahead_ns = never_follows(nvml)
-        steps_at(clock, 5 * S, -300 * MS)
-        o = opened(nvml, samples_ms=samples_ms)
-        polls = round(50 / samples_ms)
-        made = o.run(60 * polls)
-        nvml.silent_from_ns = clock.t_ns
-        made += o.run(9 * polls)
-        nvml.silent_from_ns = 1 << 62
-        made += o.run(40 * polls)
-        assert times(o, made) == nvml.sample_times_ns(3 * S, times(o, made)[-1])
-
-    def test_one_late_sample_makes_no_step(self, clock):
-        nvml = FakeNvml(clock)
-        nvml.stamp_ahead_ns = never_follows(nvml)
-        steps_at(clock, 5 * S, -120 * MS)
-        o = opened(nvml)
-        made = o.run(60)
-        nvml.silent_from_ns = clock.t_ns - 110 * MS
-        made += o.run(2)
-        nvml.silent_from_ns = 1 << 62
-        made += o.run(40)
-        assert times(o, made) == nvml.sample_times_ns(3 * S, times(o, made)[-1])
-
-    def test_no_reading_is_ahead_of_its_time(self, clock):
-        nvml = FakeNvml(clock, architecture=VOLTA)  # its readings are timed by the stamp itself
-        nvml.stamp_ahead_ns = follows_at_once(nvml)
-        steps_at(clock, 5 * S, 2 * MS)
-        o = opened(nvml)
-        made = o.run(300, every=1)  # looks at the times of what is taken
-        assert len(o.readings(made, "gpu0.nvml_samples")["t_ns"]) > 650
+        made = o.run(400)
+        assert set(times(o, made)) <= set(nvml.sample_times_ns(begin_ns, times(o, made)[-1]))
+        assert times(o, made)[-1] > clock.now_ns() - 100 * MS
 
 
 class TestSlewing:

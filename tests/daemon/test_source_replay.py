@@ -7,13 +7,13 @@ import pytest
 from conformance import EPOCH, Opened, SourceConformance
 
 from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
+from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, ClockExchange, Description, Gap
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.replay import ReplayOptions, ReplaySource
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
 RECORDED_EPOCH = 77
 
@@ -157,17 +157,7 @@ def test_a_description_that_cannot_be_used(tmp_path):
         replay(tmp_path)
 
 
-def test_no_journal_there(tmp_path):
-    with pytest.raises(ConfigError, match="no journal at"):
-        replay(tmp_path / "none")
-
-
 @pytest.mark.parametrize("options", [{}, {"path": "x", "speed": 0.0}, {"path": "x", "speed": -1.0}])
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError, match="path|speed"):
         ReplayOptions(**options)
-
-
-def test_what_is_replayed_are_blocks_of_this_powerd(tmp_path):
-    record(tmp_path)
-    assert {b.epoch for b in replay(tmp_path).run(150) if isinstance(b, Block)} == {EPOCH}

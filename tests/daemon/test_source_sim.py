@@ -7,12 +7,11 @@ from conformance import EPOCH, Opened, SourceConformance
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import BAD, Provenance
-from powerd_daemon.ina import Sensor
-from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.sim.shapes import TrainingOptions
-from powerd_daemon.sim.waveform import NOMINAL_V, SHARES, waveform_from_detail
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
+from powerd_daemon.sources.sim.waveforms import NOMINAL_V, SHARES, waveform_from_detail
 
 
 def run(scans: int, **options: object) -> tuple[Opened, dict[str, tuple[list[int], list[float]]]]:
@@ -97,11 +96,6 @@ def test_the_same_seed_is_the_same_card():
     assert run(50)[1] == run(50)[1] != run(50, seed=2)[1]
 
 
-def test_training_options_reach_the_load():
-    opened, _ = run(5, training=TrainingOptions(backward_ms=40.0))
-    assert opened.streams[0].detail["waveform"]["parameters"]["backward_ms"] == 40.0
-
-
 def test_an_injected_fault_reaches_the_readings():
     clock = VirtualClock()
     source = SimSource(SimOptions(), Start("sim", EPOCH, 0, clock))
@@ -129,24 +123,6 @@ class TestConformanceOfMixedTypes(SourceConformance):
 class TestConformanceOnAnAdapterThatCannotCombine(SourceConformance):
     def make(self, start: Start) -> SimSource:
         return SimSource(SimOptions(adapter="single"), start)
-
-
-def test_mixed_types_measure_their_shares():
-    clock = VirtualClock()
-    source = SimSource(SimOptions(waveform="constant", errors="none", **MIXED_OPTIONS), Start("sim", EPOCH, 0, clock))
-    streams, devices = source.open()
-    opened = Opened(source, clock, streams, devices)
-    made = opened.run(100)
-    assert [c.typecode for c in streams[0].columns] == ["i", "I"]
-    assert devices[0].feeds == tuple(f"gpu0.{s.name}" for s in MIXED)
-    for line in streams[0].lines:
-        r, c = opened.readings(made, line.name), line.conversion
-        watts = [
-            (b >> c.bus_shift) * c.bus_lsb_v * s * c.shunt_lsb_v / c.shunt_ohm
-            for s, b in zip(r["shunt"], r["bus"], strict=True)
-        ]
-        assert len(watts) > 60
-        assert all(isclose(w, 8.0, abs_tol=line.accuracy.step_w) for w in watts)
 
 
 def test_faults_on_a_schedule_are_flagged_and_counted():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,26 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
-import zmq
 from daemon_harness import PATIENCE_S, Client, following, running, steady_config
 
-from powerd_core import Block, ConfigError, Gap, Message, Want, decode, encode
+from powerd_core import Block, Gap, Message, Want
 from powerd_core.serde import read_description
-from powerd_daemon.config import parse_config
-
-READERS = 17
-STOPPED = """
-import sys, time, zmq
-from powerd_core.wire import Want, encode
-socket = zmq.Context().socket(zmq.DEALER)
-socket.rcvhwm = 1
-socket.connect(sys.argv[1])
-socket.send(encode(Want(0, 0, 0, 2**32 - 1)))
-socket.poll()
-print("reads no more", flush=True)
-time.sleep(600)
-"""
 
 
 def eventually(ask: Callable[[], Any], is_so: Callable[[Any], bool]) -> Any:
@@ -164,19 +146,6 @@ def test_what_a_short_ring_has_let_go_is_read_from_disk(tmp_path: Path) -> None:
         assert client["evicted"] == 0
 
 
-def test_one_directory_serves_one_powerd(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    spool = f'spool = "{tmp_path}/spool"'
-    with (
-        running(steady_config(tmp_path / "a", server=spool)),
-        pytest.raises(ConfigError, match="another powerd uses it"),
-        running(steady_config(tmp_path / "b", server=spool)),
-    ):
-        pass
-    assert not list((tmp_path / "b").iterdir()), "no socket stays behind"
-
-
 def test_powerd_runs_from_the_command_line_with_a_spool(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--sim", "--listen", f"ipc://{tmp_path}/s"]
     bad = subprocess.run(
@@ -184,7 +153,7 @@ def test_powerd_runs_from_the_command_line_with_a_spool(tmp_path: Path) -> None:
     )
     assert (bad.returncode, bad.stderr) == (
         2,
-        f"powerd: spool {tmp_path}/no/spool: there is no directory {tmp_path}/no\n",
+        f"powerd: spool {tmp_path}/no/spool: No such file or directory: name a directory that powerd may write to\n",
     )
     process = subprocess.Popen([*command, "--spool", str(tmp_path / "spool"), "--quiet"])
     try:
@@ -200,58 +169,3 @@ def test_powerd_runs_from_the_command_line_with_a_spool(tmp_path: Path) -> None:
     finally:
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
-
-
-def test_many_clients_read_one_board_and_one_that_stops_holds_up_nobody(tmp_path: Path) -> None:
-    config = parse_config(
-        f'[server]\nlisten = "ipc://{tmp_path}/s"\nring_mib = 16\n[[source]]\nkind = "steady_source:ReadySource"\n'
-        'name = "r"\nlines = 2',
-        "f",
-    )
-    with running(config) as powerd, powerd.control() as control:
-        stopped = subprocess.Popen([sys.executable, "-c", STOPPED, powerd.daemon.data], stdout=subprocess.PIPE)
-        context = zmq.Context()
-        readers = [context.socket(zmq.DEALER) for _ in range(READERS)]
-        try:
-            assert stopped.stdout is not None
-            assert stopped.stdout.readline() == b"reads no more\n"
-            os.kill(stopped.pid, signal.SIGSTOP)
-            poller = zmq.Poller()
-            for reader in readers:
-                reader.linger = 0
-                reader.connect(powerd.daemon.data)
-                reader.send(encode(Want(0, 0, 0, 1_000_000)))
-                poller.register(reader, zmq.POLLIN)
-            places = dict.fromkeys(readers, 0)
-
-            def read(until: int) -> None:
-                end = time.monotonic() + PATIENCE_S
-                while min(places.values()) < until:
-                    assert time.monotonic() < end, sorted(places.values())
-                    for reader, _ in poller.poll(100):
-                        event = decode(reader.recv())
-                        assert isinstance(event, Block)
-                        assert event.sequence == places[reader]
-                        places[reader] += 1
-
-            def idle_one() -> Any:
-                return [c for c in control.stats()["clients"] if c["number"] == 1]
-
-            # In time its queue is full, or its silence is noticed: powerd holds no more for it than that.
-            eventually(
-                lambda: (read(min(places.values()) + 10), idle_one())[1], lambda one: not one or one[0]["blocked"]
-            )
-            read(min(places.values()) + 100)
-            stats = control.stats()
-            assert len(stats["clients"]) >= READERS
-            assert not [c for c in stats["clients"] if c["number"] > 1 and c["evicted"]]
-            assert stats["streams"][0]["gaps"] == 0
-            assert stats["streams"][0]["sampler"].get("dropped_frames", 0) == 0
-        finally:
-            stopped.kill()
-            stopped.wait()
-            assert stopped.stdout is not None
-            stopped.stdout.close()
-            for reader in readers:
-                reader.close()
-            context.term()

@@ -9,14 +9,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_core.errors import ConfigError
-from powerd_daemon.sim.host import HISTORY, Host
-from powerd_daemon.sim.shapes import Constant, Square, Training
-from powerd_daemon.sim.telegraph import Telegraph
-from powerd_daemon.sim.waveform import SHARES, CardLoad, waveform_from_detail
+from powerd_daemon.sources.sim.waveforms import (
+    HISTORY,
+    SHARES,
+    CardLoad,
+    Constant,
+    Host,
+    Square,
+    Telegraph,
+    Training,
+    waveform_from_detail,
+)
 
 T0 = 5_000_000_000_000
 MS = 1_000_000
-SHAPES = {
+WAVEFORMS = {
     "constant": Constant(T0, level_w=120.0),
     "square": Square(T0, low_w=30.0, high_w=250.0, period_ms=101.3, duty=0.4),
     "training": Training(T0, idle_w=30.0, peak_w=250.0),
@@ -25,19 +32,19 @@ SHAPES = {
 times = st.integers(T0 - 3_000 * MS, T0 + 3_000 * MS)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", WAVEFORMS)
 @settings(max_examples=60)
 @given(times, times, times)
 def test_energy_is_additive_over_any_split(name, a, b, c):
-    w = SHAPES[name]
+    w = WAVEFORMS[name]
     assert math.isclose(w.energy_j(a, c), w.energy_j(a, b) + w.energy_j(b, c), abs_tol=1e-8)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", WAVEFORMS)
 @settings(max_examples=25)
 @given(times, st.integers(1, 40 * MS))
 def test_energy_is_the_integral_of_the_power(name, begin, length):
-    w = SHAPES[name]
+    w = WAVEFORMS[name]
     steps = 4000
     middles = (w.power_w(begin + (2 * i + 1) * length // (2 * steps)) for i in range(steps))
     # A jump of the power may lie anywhere within its step.
@@ -52,7 +59,7 @@ def test_energy_is_the_integral_of_the_power(name, begin, length):
 
 @pytest.mark.parametrize("name", ["square", "training"])
 def test_days_from_the_anchor_cost_no_precision(name):
-    w = SHAPES[name]
+    w = WAVEFORMS[name]
     cycle_ns = w.cycle_ns
     near = w.energy_j(T0, T0 + 7 * MS)
     cycles = 30 * 86_400 * 1000 * MS // cycle_ns
@@ -73,12 +80,6 @@ def test_a_training_cycle_by_hand():
         ("idle", 35 * MS, 40 * MS),
     ]
     assert next(iter(w.phases(15 * MS, 60 * MS)))[0] == "update"
-
-
-def test_a_square_by_hand():
-    w = Square(0, low_w=10, high_w=110, period_ms=10, duty=0.3)
-    assert (w.power_w(2_999_999), w.power_w(3 * MS), w.power_w(-1)) == (110, 10, 10)
-    assert math.isclose(w.energy_j(0, 10 * MS), 0.4)
 
 
 def test_a_telegraph_is_the_same_in_any_order_of_asking():
@@ -109,19 +110,14 @@ def test_a_telegraph_holds_its_levels_for_the_mean_time():
         (lambda: Telegraph(0, low_w=0, high_w=1, dwell_ms=0, seed=1), "dwell_ms"),
     ],
 )
-def test_impossible_shapes_are_refused(make, what):
+def test_impossible_waveforms_are_refused(make, what):
     with pytest.raises(ConfigError, match=what):
         make()
 
 
-def test_the_shares_make_one_card():
-    assert math.isclose(sum(SHARES.values()), 1.0)
-    assert len(SHARES) == 8
-
-
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", WAVEFORMS)
 def test_a_load_is_made_again_from_its_detail(name):
-    load = CardLoad(SHAPES[name], SHARES)
+    load = CardLoad(WAVEFORMS[name], SHARES)
     again = waveform_from_detail(json.loads(json.dumps(load.detail(T0))))
     for t in (T0 - 400 * MS, T0 + 33 * MS, T0 + 1999 * MS):
         assert again.power_w(t) == load.power_w(t)

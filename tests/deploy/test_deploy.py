@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from powerd_daemon.config import parse_config
-from powerd_daemon.plan_config import plan_file
+from powerd_daemon.plan import plan_file
 
 DEPLOY = Path(__file__).parents[2] / "powerd/deploy"
 SCRIPT = DEPLOY / "install-board.sh"

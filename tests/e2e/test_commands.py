@@ -31,9 +31,6 @@ def place(tmp_path_factory):
         for _ in range(3):
             with meter.phase("forward"):
                 time.sleep(0.05)
-    data = (path / "run.h5").read_bytes()
-    (path / "cut.h5").write_bytes(data[: len(data) // 2])
-    (path / "text.h5").write_text("not a run\n")
     (path / "precious.csv").write_text("precious\n")
     (path / "syntax.toml").write_text("[server\n")
     (path / "option.toml").write_text('[[source]]\nkind = "sim"\nname = "a"\nrate = 5\n')
@@ -44,14 +41,6 @@ def place(tmp_path_factory):
 
 
 CASES = [
-    ([*JOULES, "tables", "nothing.h5"], r"no run file .*nothing\.h5"),
-    ([*JOULES, "tables", "text.h5"], r"text\.h5 is no run file"),
-    ([*JOULES, "info", "cut.h5"], r"cut\.h5 is no run file, or was cut off"),
-    ([*JOULES, "plot", "text.h5"], r"text\.h5 is no run file"),
-    ([*JOULES, "tables", "run.h5", "--device", "gpu7"], r"gpu7"),
-    ([*JOULES, "tables", "run.h5", "--format", "cvs"], r"cvs"),
-    ([*JOULES, "tables", "run.h5", "--colour"], r"colour"),
-    ([*JOULES, "tabels", "run.h5"], r"tabels"),
     ([*JOULES, "tables", "run.h5", "--output", "precious.csv"], r"precious\.csv exists"),
     ([*JOULES, "record", "--out", "run.h5", "--", "true"], r"run\.h5 exists"),
     ([*JOULES, "record", "--out", "new.h5", "--url", "tcp://127.0.0.1:9", "--", "true"], r"no powerd answers at tcp"),
@@ -133,11 +122,3 @@ def test_ctrl_c_ends_a_daemon_in_order(tmp_path):
     assert "0 gaps" in stderr
     with open_run(out) as file:
         assert len(file["lines"]) == 8
-
-
-def test_joules_without_what_it_needs_says_what_to_install(tmp_path):
-    """As after `pip install '.[client]'`: the script is there, the packages of the workstation are not."""
-    script = "import sys; sys.modules['cyclopts'] = None\nfrom powerd_analytics.cli import main\nmain()"
-    done = call(sys.executable, "-c", script, cwd=tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == "joules: cyclopts is not installed here: pip install 'powerd[analytics]'\n"

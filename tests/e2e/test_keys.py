@@ -103,7 +103,7 @@ def test_the_walk_through_works_as_it_stands(tmp_path: Path) -> None:
     # Loopback stands for the network here, so that keys must be asked for by name.
     run += f" --keys {board.home}/.config/powerd"
     with serving(board, run):
-        assert "read by those whose keys it knows" in host.run(describe)
+        assert "who may read: keys" in host.run(describe)
         (host.home / "train.py").write_text("import time\ntime.sleep(0.3)\n")
         host.run(record.replace("python train.py", f"{sys.executable} train.py"))
         assert (host.home / "run.h5").stat().st_size > 0

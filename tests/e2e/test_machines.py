@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.campaign import read_campaign
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.tables.table import phase_table
+from powerd_analytics.table import phase_table
 
 # Without torch: its import takes each rank longer than all the rest.
 RANK = """

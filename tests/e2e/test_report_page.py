@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browser import browser_page, find_browser
+from bench_report import browser_page, find_browser
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "analytics" / "support"))
 from make_campaign import one_run
 from make_run import MS, LineSpec, S, make_run, training
 
-from powerd_analytics.campaigns.campaign import read_campaign
+from powerd_analytics.campaign import read_campaign
 from powerd_analytics.report import write_report
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.signal import load_signal
@@ -103,7 +103,7 @@ def test_a_trace_holds_the_readings_and_reads_them_out(page, runs):
     assert page.run(f"{line}.time[{at}]") == signal.t_ns[at] // 1000
     step = page.run(f"{line}.spec.watts.step")
     assert page.run(f"{line}.low[{at}]") == pytest.approx(signal.value[at], abs=step)
-    peak = page.run(f"Math.max(...{line}.levels[{line}.levels.length - 1].high)")
+    peak = page.run(f"{line}.high.reduce((a, b) => Math.max(a, b))")
     assert peak == pytest.approx(signal.value.max(), abs=1e-3)
     said = page.run(f"{TRACE}.cursor = {signal.t_ns[at] // 1000}, {TRACE}.draw(), {TRACE}.out.textContent")
     assert "gpu0.a: " in said

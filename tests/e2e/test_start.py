@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-JOULES, POWERD = "powerd_analytics.cli", "powerd_daemon.start"
+JOULES, POWERD = "powerd_analytics.cli", "powerd_daemon.__main__"
 
 # The command in a process whose arguments and packages the test chooses, as its console script would call it.
 SCRIPT = """
@@ -49,8 +49,8 @@ def call(command, cwd, **settings):
         (JOULES, ["--help"], "powerd_analytics.cli.tables"),
         (JOULES, ["tables", "nothing.h5"], "numpy"),
         (JOULES, ["--help"], "exit"),
-        (POWERD, ["sources"], "zmq"),
-        (POWERD, ["sources"], "powerd_daemon.plan"),
+        (POWERD, ["sources"], "powerd_daemon.config"),
+        (POWERD, ["sources"], "powerd_daemon.sources.base"),
         (POWERD, ["sources"], "exit"),
     ],
 )
@@ -88,7 +88,7 @@ def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
     ("without", "argv"),
     [
         (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["--help"]),
-        (["numpy", "h5py"], ["tables", "nothing.h5"]),
+        (["pandas", "numpy", "h5py"], ["tables", "nothing.h5"]),
         (["h5py"], ["info", "nothing.h5"]),
     ],
 )

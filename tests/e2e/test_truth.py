@@ -18,8 +18,6 @@ CASES = {
     "h200.tables": ["tables", "h200.h5"],
     "ranks.tables": ["tables", "ranks.h5"],
     "gaps.tables": ["tables", "gaps.h5"],
-    "h200+sim.tables": ["tables", "h200.h5", "sim.h5"],
-    "sim.uncertainty": ["uncertainty", "sim.h5"],
     "h200.uncertainty": ["uncertainty", "h200.h5"],
     "ranks.uncertainty": ["uncertainty", "ranks.h5"],
     "gaps.uncertainty": ["uncertainty", "gaps.h5"],

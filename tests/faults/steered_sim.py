@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
-from powerd_daemon.ina.bus import RegisterBus
-from powerd_daemon.ina.chips import INA226
-from powerd_daemon.sim.bus import SimBus
-from powerd_daemon.sim.chip import SimChip
-from powerd_daemon.sources.sim import SimOptions, SimSource
+from powerd_daemon.sources.ina.bus import RegisterBus
+from powerd_daemon.sources.ina.chips import INA226
+from powerd_daemon.sources.sim.bus import SimBus
+from powerd_daemon.sources.sim.chip import SimChip
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
 HOLD_NS = 40_000_000
 """For so long after its last word a fault goes on by itself."""

@@ -8,7 +8,7 @@ from dataclasses import fields
 from fuzzing.picker import Picker, expect
 from powerd_core.errors import ConfigError
 from powerd_daemon.config import parse_config
-from powerd_daemon.registry import find_source, kinds
+from powerd_daemon.sources.base import find_source, kinds
 
 _VALUES = ("inf", "-inf", "nan", "0", "-1", "1e308", "9" * 400, "true", '""', '"x"', "[]", "{}", "1979-05-27",
            "07:32:00", "[[1]]", '"\\u001b[2J"', '"\\u0000"', '"tcp://*:*"', '"ipc:///x"', "1e-320",

@@ -7,8 +7,9 @@ from fuzzing.picker import Picker, expect, spoiled
 from powerd_core import wire
 from powerd_core.errors import WireError
 from powerd_core.serde import read_description, to_document
-from powerd_daemon import printing
-from powerd_daemon.reports import ready_lines
+from powerd_daemon.cli import _tree, description_rows
+from powerd_daemon.config import ServerConfig
+from powerd_daemon.status import ready_lines
 
 
 def one(data: bytes) -> None:
@@ -23,8 +24,8 @@ def one(data: bytes) -> None:
     again = wire.decode(wire.encode(wire.Message("description", to_document(found), found.epoch)))
     assert isinstance(again, wire.Message)
     assert read_description(again.body) == found
-    for text in (printing.description(found), *ready_lines(found, "l", "d", 1 << 20, 1_000_000)):
-        assert all(line.isprintable() for line in text.split("\n")), "an escape sequence for the terminal"
-    printing.tree(event.body)
+    for line in (*description_rows(found), *ready_lines(found, "l", "d", ServerConfig())):
+        assert line.isprintable(), "an escape sequence for the terminal"
+    assert all(line.isprintable() for line in _tree(event.body))
     for stream in found.streams:
         wire.encode(wire.Want(stream.number, found.epoch, 0, 1))

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from fuzzing.picker import Picker
 from powerd_core.errors import WireError
-from powerd_daemon.serial.framing import Deframer as HostDeframer
-from powerd_daemon.serial.framing import decode_frame, encode_frame
+from powerd_daemon.sources.node.protocol import Deframer as HostDeframer
+from powerd_daemon.sources.node.protocol import decode_frame, encode_frame
 
 ROOT = Path(__file__).parents[2]
 for _folder in (ROOT / "firmware", ROOT / "tests" / "firmware" / "support"):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import struct
 
+import powerd_daemon.sources.node.protocol as p
 from fuzzing.picker import Picker, expect
 from powerd_core import wire
 from powerd_core.errors import SensorError
-from powerd_daemon.serial import protocol as p
-from powerd_daemon.serial.framing import MAX_BODY, Deframer, encode_frame
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.node import NodeSource
-from powerd_daemon.sources.node_options import NodeOptions, NodeSensor
+from powerd_daemon.sources.node.protocol import MAX_BODY, Deframer, encode_frame
+from powerd_daemon.sources.node.source import NodeOptions, NodeSensor, NodeSource
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 _HEAD = struct.Struct("<BBHI")
 _OPTIONS = NodeOptions(port="/dev/fake", sensors=(NodeSensor("a", 0x40), NodeSensor("b", 0x41, controller=1)))

@@ -20,9 +20,9 @@ from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Block
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.replay import ReplayOptions, ReplaySource
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 _PATH = Path(tempfile.gettempdir()) / f"fuzz-replay-{os.getpid()}.bin"
 

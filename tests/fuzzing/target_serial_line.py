@@ -5,10 +5,10 @@ from __future__ import annotations
 from fuzzing.picker import Picker
 from powerd_core import wire
 from powerd_core.model import Block
-from powerd_daemon.meter.link import LineReader
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.port import LineReader
 from powerd_daemon.sources.serial_line import SerialLineOptions, SerialLineSource
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 _OPTIONS = (
     SerialLineOptions("/dev/x", r"P=(?P<power>\S+) *(?P<power_unit>\w*)", ignore="^#"),

@@ -14,11 +14,7 @@ from fuzzing.frames import (
 )
 from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
-from powerd_daemon.archive import Archive
-from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.spool_catalogue import Catalogue
-from powerd_daemon.spool_reader import Reader
-from powerd_daemon.spool_segments import Place, Segment, head
+from powerd_daemon.spool import Catalogue, Place, Reader, Segment, SpooledStream, segment_head
 
 
 class Files:
@@ -30,10 +26,10 @@ class Files:
     def names(self) -> dict[str, int]:
         return {name: len(data) for name, data in self.files.items()}
 
-    def read(self, name: str, offset: int, size: int) -> bytes:
+    def read(self, name: str, size: int) -> bytes:
         if name not in self.files:
             raise FileNotFoundError(name)
-        return self.files[name][offset : offset + size]
+        return self.files[name][:size]
 
     def remove(self, name: str) -> None:
         del self.files[name]
@@ -51,18 +47,17 @@ class AtOnce:
 def one(data: bytes) -> None:
     picker = Picker(data)
     disk = Files(dict(_segment(picker, number) for number in range(1 + picker.below(3))))
-    catalogue = Catalogue()
-    reader = Reader(catalogue, disk, VirtualClock(), AtOnce())  # type: ignore[arg-type]
-    archive = Archive(catalogue, disk, reader)  # type: ignore[arg-type]
-    archive.enlist()
-    archive.load()
+    catalogue = Catalogue(disk)  # type: ignore[arg-type]
+    reader = Reader(catalogue, AtOnce())  # type: ignore[arg-type]
+    catalogue.load()
     asked = picker.value() if picker.rarely() else EPOCH
-    wire.decode(wire.encode(wire.Message("epochs", archive.answer({"epoch": asked} if picker.flip() else {}), EPOCH)))
+    wire.decode(wire.encode(wire.Message("epochs", catalogue.answer({"epoch": asked} if picker.flip() else {}), EPOCH)))
     for stream in (*STREAMS, None):
-        number = 7 if stream is None else stream.number
-        shelf = archive.shelf(number, picker.one_of((EPOCH, 8)))
-        if shelf is None:
+        number, epoch = 7 if stream is None else stream.number, picker.one_of((EPOCH, 8))
+        past = next((e for e in catalogue.past if e.number == epoch and number in e.end), None)
+        if past is None:
             continue
+        shelf = SpooledStream(past, number, reader)
         at = picker.unsigned(64) if picker.rarely() else max(shelf.oldest - 1, 0)
         for _ in range(12):
             found = shelf.find(at) or shelf.find(at)  # the first asks the worker
@@ -82,7 +77,7 @@ def _segment(picker: Picker, number: int) -> tuple[str, bytes]:
     places = {s.number: Place(begin, 1_000_000 * begin) for s in STREAMS}
     if picker.rarely():
         places[picker.unsigned(16)] = Place(picker.unsigned(64), picker.signed(64))
-    parts = [head(description, epoch, places)]
+    parts = [segment_head(description, epoch, places)]
     if picker.rarely():
         body = {"streams": picker.value()}
         parts = [description, message("segment", spoiled(body, picker), epoch)]

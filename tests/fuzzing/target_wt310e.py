@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import powerd_daemon.sources.wt310e as wt310
 from fuzzing.picker import Picker, expect
 from powerd_core import wire
 from powerd_core.errors import SensorError
-from powerd_daemon.meter import wt310
-from powerd_daemon.meter.link import LineReader
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.port import LineReader
+from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.wt310e import Wt310eOptions, Wt310eSource
 
 _NUMBERS = ("1.5E+00", "-3", "NAN", "sNaN", "INF", "-INF", "9.91E+37", "9.9E+37", "1E+9999999", "1E-9999999", "", "x",
@@ -36,8 +36,6 @@ class HostileMeter:
         if wt310.VALUES in question:
             said = f"{picker.one_of(('1', '65535', 'x', '0', '-1'))};{picker.one_of(('2', '3', '', '450'))};"
             said += ",".join(picker.one_of(_NUMBERS) for _ in range(1 + picker.below(3) % 2 + picker.rarely()))
-            if wt310.ERRORS in question:
-                said += f';{picker.one_of(("0", "-1", "x", "113"))},"{picker.text()}"'
             text = said.encode("utf-8", "surrogatepass" if picker.flip() else "replace")
         else:
             text = _ANSWERS.get(question, "0").encode()
@@ -79,7 +77,7 @@ def one(data: bytes) -> None:
 
 def _parse(text: str) -> None:
     try:
-        reply = wt310.parse_reply(text, with_energy=True, with_errors=False)
+        reply = wt310.parse_reply(text, with_energy=True)
     except ValueError:
         return
     assert all(abs(code) < 1 << 63 for code in (reply.power, reply.energy))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import subprocess
 import time
 import tomllib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -16,20 +16,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fuzzing.frames import description_document, sealed
-from powerd_client.job import Job
+from powerd_client.journal import MarkTail
 from powerd_client.logbook import Logbook
-from powerd_client.markwriter import MarkWriter
-from powerd_client.tails import MarkTail
+from powerd_client.marks import MarkWriter
 from powerd_core.errors import WireError
 from powerd_core.serde import parse_toml, read_description
 from powerd_core.text import printable
 from powerd_core.wire import MESSAGE, Message, decode, encode
-from powerd_daemon import printing, supervisor
+from powerd_daemon import supervisor
+from powerd_daemon.cli import _tree
 from powerd_daemon.config import Config, ServerConfig, SourceConfig
-from powerd_daemon.log import BURST, MAX_LINE, Log
-from powerd_daemon.meter.link import LineReader
-from powerd_daemon.sim.clock import VirtualClock
-from powerd_daemon.store import Store
+from powerd_daemon.log import BURST, MAX_LINE, Console
+from powerd_daemon.ring import Store
+from powerd_daemon.sources.port import LineReader
+from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.supervisor import Supervisor
 
 
@@ -47,16 +47,16 @@ class TestText:
 
     def test_a_log_stays_one_line_a_complaint_however_many_and_long_they_are(self):
         said = io.StringIO()
-        log = Log(said, VirtualClock())
-        for i in range(10_000):
-            log.complain(f"{i}\n\x1b]0;title\x07" + "x" * 5000)
+        with Console(said, VirtualClock()):
+            for i in range(10_000):
+                logging.getLogger("powerd_daemon.x").warning(f"{i}\n\x1b]0;title\x07" + "x" * 5000)
         lines = said.getvalue().splitlines()
         assert len(lines) == BURST
         assert all(line.isprintable() and len(line) < 2 * MAX_LINE for line in lines)
 
     def test_statistics_of_a_strange_powerd_cannot_move_the_cursor(self):
-        shown = printing.tree({"a\x1b[1A": {"b": "\x1b[2J", "c": ["\r\n"]}, "d\x07": []})
-        assert all(line.isprintable() for line in shown.split("\n"))
+        shown = _tree({"a\x1b[1A": {"b": "\x1b[2J", "c": ["\r\n"]}, "d\x07": []})
+        assert all(line.isprintable() for line in shown)
 
 
 class TestNumbers:
@@ -124,7 +124,8 @@ class TestSupervisor:
         said, clock = io.StringIO(), VirtualClock()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         config = Config(ServerConfig(), (SourceConfig("sim", "sim", {}, "here"),))
-        made = Supervisor(config, Store(7, 1 << 20), context, clock, Log(said, clock))
+        console = Console(said, clock).__enter__()
+        made = Supervisor(config, Store(7, 1 << 20), context, clock)
         started = []
 
         def spawn(spec):
@@ -147,6 +148,7 @@ class TestSupervisor:
         finally:
             made.close()
             context.term()
+            console.__exit__()
 
 
 def test_an_error_never_repeats_more_of_a_message_than_a_person_reads():
@@ -166,11 +168,12 @@ def test_names_of_phases_that_make_no_sense_are_passed_over(tmp_path: Path):
     assert marks == []
 
 
-def test_a_powerd_that_never_runs_out_of_errors_fills_neither_journal_nor_terminal(tmp_path: Path):
+def test_a_powerd_that_never_runs_out_of_errors_fills_neither_journal_nor_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     said: list[str] = []
-    voice = SimpleNamespace(warn=said.append)
-    job = Job(tmp_path / "run.h5", tmp_path, [], 1, None, {})
-    log = Logbook(job, voice, None)
+    monkeypatch.setattr("powerd_client.logbook.log.warning", said.append)
+    log = Logbook(tmp_path)
     try:
         for i in range(5000):
             log.warn(f"{i}\x1b[2J" + "x" * 10_000)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from powerd_client import build, journal
-from powerd_client.markwriter import MarkWriter
+from powerd_client.marks import MarkWriter
 from powerd_core.model import ClockExchange
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode

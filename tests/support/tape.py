@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 
 from powerd_client import Meter
-from powerd_client.phases import Phases, pair_marks
+from powerd_client.pairing import PhaseSpans, pair_marks
 from powerd_core.marks import Mark
 
 
@@ -45,7 +45,7 @@ class Tape:
         self.is_closed = True
 
     def phases(self):
-        phases = Phases()
+        phases = PhaseSpans()
         numbers = {number: number for number in self.kinds.values() if number not in self.cuts}
         names = {number: self.label(key) for key, number in self.kinds.items() if number not in self.cuts}
         pair_marks(phases, self.marks, process=0, kinds=numbers, names=names, cuts=self.cuts)

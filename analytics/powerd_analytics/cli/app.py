@@ -6,25 +6,12 @@ import errno
 import os
 import sys
 from difflib import get_close_matches
+from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
-from powerd_analytics.cli import (
-    compare,
-    completion,
-    files,
-    index,
-    operations,
-    pick,
-    plot,
-    record,
-    report,
-    runs,
-    tables,
-    totals,
-    uncertainty,
-)
-from powerd_analytics.cli.common import stdout
+from powerd_analytics.cli import models, plots, published, runs, tables
+from powerd_analytics.cli.shared import HelpConsole, put_out
 from powerd_core.errors import PowerdError
 from powerd_core.text import printable
 
@@ -36,6 +23,19 @@ def _version() -> str:
         return f"joules (powerd) {version('powerd')}"
     except PackageNotFoundError:
         return "joules (powerd), not installed as a package"
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell that is to complete.")],
+    /,
+) -> None:
+    """Print a script that lets the shell complete commands, options and their choices by the tab key.
+
+    For example, in ~/.bashrc:
+
+      source <(joules completion bash)
+    """
+    put_out(app.generate_completion(shell=shell), None, overwrite=False)
 
 
 app = App(
@@ -52,25 +52,25 @@ app = App(
 
 for command in (
     tables.tables,
-    compare.compare,
-    files.verify,
-    files.recover,
-    totals.totals,
-    operations.operations,
-    operations.layers,
-    pick.pick,
-    uncertainty.uncertainty,
-    plot.plot,
-    report.report,
-    index.index,
-    index.query,
+    tables.compare,
+    runs.verify,
+    runs.recover,
+    published.totals,
+    models.operations,
+    models.layers,
+    published.pick,
+    tables.uncertainty,
+    plots.plot,
+    plots.report,
+    tables.index,
+    tables.query,
     runs.info,
     runs.clock,
-    record.record,
-    record.tag,
-    runs.trace,
+    runs.record,
+    runs.tag,
+    plots.trace,
     runs.top,
-    completion.completion,
+    completion,
 ):
     app.command(command)
 
@@ -78,7 +78,9 @@ for command in (
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line on the error stream and exit status 2."""
     try:
-        status = app(arguments, console=stdout(), exit_on_error=False, print_error=False, result_action="return_value")
+        status = app(
+            arguments, console=HelpConsole(), exit_on_error=False, print_error=False, result_action="return_value"
+        )
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
     except UnusedCliTokensError as error:
@@ -89,9 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(
             f"Unknown option: {token}.{f' Did you mean {near[0]}?' if near else ''}" if token[:1] == "-" else str(error)
         )
-    except CycloptsError as error:
-        _fail(str(error))
-    except PowerdError as error:
+    except (CycloptsError, PowerdError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
         sys.stderr.write("\njoules: interrupted\n")

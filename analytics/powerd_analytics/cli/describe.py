@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from powerd_analytics.energy.devices import Progress, no_progress
-from powerd_analytics.energy.reasons import seconds, sensor
-from powerd_analytics.runs.beside import describe_beside
+from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.runs.ranks import describe_ranks
-from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.signal import Signal
-from powerd_analytics.signals.slices import load_together
+from powerd_analytics.runs.run import Progress, Run, describe_auxiliary, no_progress
+from powerd_analytics.signals.signal import Signal, load_together
 from powerd_analytics.signals.streams import good_readings_of, plain_j
-from powerd_client.wallclock import read_anchor
+from powerd_analytics.text import seconds
+from powerd_client.hostclock import read_anchor
 
 
 def describe_run(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Iterator[str]:
@@ -31,12 +29,12 @@ def describe_run(run: Run, device: str | None = None, *, progress: Progress = no
     yield f"  phases: {_phases(run)}"
     yield from (f"  {line}" for line in describe_ranks(run))
     for i, name in enumerate(names):
-        found = run.device(name)
-        yield f"device {found.name}{': ' + found.description if found.description else ''}"
-        signals = load_together(run, (*found.feeds, *run.compared(name)), _share_of(progress, i, len(names)))
-        yield from _device(run, signals, set(found.feeds))
-        for line in run.beside(name):
-            yield describe_beside(run, line)
+        described = run.device(name)
+        yield f"device {described.name}{': ' + described.description if described.description else ''}"
+        signals = load_together(run, (*described.feeds, *run.compared(name)), _share_of(progress, i, len(names)))
+        yield from _device(run, signals, set(described.feeds))
+        for line in run.auxiliary(name):
+            yield describe_auxiliary(run, line)
     for clock in run.clocks.values():
         if len(clock.half_width_ns):
             steps = f", {clock.steps} clock steps" if clock.steps else ""

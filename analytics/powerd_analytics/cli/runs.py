@@ -1,141 +1,138 @@
-"""`joules info`, `clock`, `trace` and `top`: one run looked at, recorded or going on."""
+"""`joules record`, `info`, `clock`, `top`, `verify`, `recover` and `tag`: one run, recorded, looked at, kept."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from powerd_analytics.cli.common import (
-    Calibration,
-    Device,
-    Overwrite,
-    check_picture,
-    open_run,
-    refuse_existing,
-    stderr,
-    write,
-)
+from powerd_analytics.cli import shared
+from powerd_analytics.terminal import LateProgress
+from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.text import printable
 
+if TYPE_CHECKING:
+    from powerd_client.verify import Finding
 
-def info(
-    run: Annotated[Path, Parameter(help="A run file.")], *, device: Device = None, calibration: Calibration = None
+_MARKS = {"ok": "OK", "wrong": "WRONG", "unknown": "--"}
+
+
+def record(
+    *command: Annotated[str, Parameter(help="The command to record, after --.", allow_leading_hyphen=True)],
+    url: Annotated[str | None, Parameter(help="A running powerd, such as tcp://board:7360; else a local one.")] = None,
+    out: Annotated[Path, Parameter(alias="-o", help="Run file to write.")] = Path("run.h5"),
+    overwrite: shared.Overwrite = False,
+    keys: shared.Keys = None,
+    quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
+    baseline: Annotated[float | None, Parameter(help="Measure idle power so many seconds before and after.")] = None,
+    tag_wandb: Annotated[
+        str | None, Parameter(help="Write the totals to this W&B run afterwards: ENTITY/PROJECT/RUN.")
+    ] = None,
+    tag_mlflow: Annotated[str | None, Parameter(help="The same for an MLflow run, by its id.")] = None,
+    tag_tensorboard: Annotated[Path | None, Parameter(help="The same for a TensorBoard log directory.")] = None,
+) -> int:
+    """Record any command; its phases too, where it marks them. Exits with the command's status.
+
+    For example: joules record --out run.h5 -- python train.py
+    """
+    from powerd_analytics.cli.tags import tag_afterwards, targets_of
+    from powerd_client.recording import record_command
+
+    if not command:
+        raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
+    targets = targets_of(tag_wandb, tag_mlflow, tag_tensorboard)
+    options = {} if baseline is None else {"baseline_s": baseline}
+    status = record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, **options)
+    tag_afterwards(out, targets)
+    return status
+
+
+def tag(
+    run: shared.RunFile,
+    *,
+    wandb: Annotated[str | None, Parameter(help="A W&B run: ENTITY/PROJECT/RUN.")] = None,
+    mlflow: Annotated[str | None, Parameter(help="An MLflow run, by its id.")] = None,
+    tensorboard: Annotated[Path | None, Parameter(help="A TensorBoard log directory.")] = None,
+    device: shared.Device = None,
 ) -> None:
+    """Write a run's joules, seconds, watts and EDP to the experiment trackers that followed the training.
+
+    For example: joules tag run.h5 --wandb me/cifar/3x4mpl3
+    """
+    from powerd_analytics.cli.tags import described, targets_of, totals, write_tags
+
+    targets = targets_of(wandb, mlflow, tensorboard)
+    if not targets:
+        raise ConfigError("nothing to tag: give --wandb ENTITY/PROJECT/RUN, --mlflow RUN_ID or --tensorboard DIR")
+    with LateProgress() as progress:
+        values = totals(shared.open_run(run, None, progress), device, progress=progress)
+    write_tags(values, targets)
+    print(f"{len(values)} values written to {described(targets)}")
+
+
+def info(run: shared.RunFile, *, device: shared.Device = None, calibration: shared.Calibration = None) -> None:
     """Say what a run file holds: devices, lines and how they compare, clocks, gaps, messages.
 
     For example: joules info run.h5
     """
     from powerd_analytics.cli.describe import describe_run
-    from powerd_analytics.progress import LateProgress
 
-    with LateProgress(stderr()) as progress:
-        lines = list(describe_run(open_run(run, calibration, progress), device, progress=progress))
+    with LateProgress() as progress:
+        lines = list(describe_run(shared.open_run(run, calibration, progress), device, progress=progress))
     # Names, causes and messages in a run file are whatever its maker wrote.
     print("\n".join(map(printable, lines)))
 
 
 def clock(
-    run: Annotated[Path, Parameter(help="A run file.")],
+    run: shared.RunFile,
     *,
     out: Annotated[Path | None, Parameter(alias="-o", help="Draw them as well (.png, .pdf, .svg).")] = None,
     marker: Annotated[str | None, Parameter(help="A line of edges that --phase moves: check the clock by it.")] = None,
     phase: Annotated[str | None, Parameter(help="With --marker: the phase whose begins and ends move the pin.")] = None,
-    json: Annotated[bool, Parameter(negative="", help="Print for programs.")] = False,
-    overwrite: Overwrite = False,
+    json: shared.Json = False,
+    overwrite: shared.Overwrite = False,
 ) -> None:
     """Say how the boards' clocks and the wall clock went against the host's, and how sure their times are.
 
     For example: joules clock run.h5 --out clock.png
     """
-    from dataclasses import asdict
-    from json import dumps
-
-    from powerd_analytics.clocks import clock as clocks
-    from powerd_analytics.clocks.marker import compare_marker, describe_marker
-    from powerd_analytics.clocks.wall import describe_wall, wall_drifts
-    from powerd_analytics.progress import LateProgress
-    from powerd_analytics.runs.run import read_run
-    from powerd_core.errors import ConfigError
+    from powerd_analytics import clocks
+    from powerd_analytics.clocks import compare_marker, describe_marker, describe_wall, wall_drifts
 
     if (marker is None) != (phase is None):
         raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
     if out is not None:
-        check_picture(out)
-        refuse_existing(out, overwrite)
-    with LateProgress(stderr()) as progress:
-        opened = read_run(run, progress=progress)
+        shared.refuse_picture(out, overwrite)
+    with LateProgress() as progress:
+        opened = shared.open_run(run, None, progress)
         traces = clocks.read_traces(opened)
-        reports, others = [clocks.report(t) for t in traces], clocks.other_clocks(opened)
+        reports, others = [clocks.clock_report(t) for t in traces], clocks.other_clocks(opened)
         walls = wall_drifts(opened)
-        checked = compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
+        edges = compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
         if out is not None:
-            from powerd_analytics.pictures.clock import plot_clocks
+            from powerd_analytics.plots import draw_clocks, save
 
-            write(out, lambda partial: plot_clocks(opened, traces, partial), overwrite)
+            shared.write(out, lambda partial: save(draw_clocks(opened, traces), partial), overwrite)
     if json:
-        document = clocks.to_document(reports, others) | {"wall_clock": [asdict(w) for w in walls]}
-        print(dumps(document | ({"marker": asdict(checked)} if checked else {}), indent=1))
+        document = clocks.clocks_document(reports, others) | {"wall_clock": [asdict(w) for w in walls]}
+        print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
         return
-    lines = [*clocks.describe(opened, reports, others), *describe_wall(walls)]
-    lines += describe_marker(checked) if checked else ()
+    lines = [*clocks.describe_clocks(opened, reports, others), *describe_wall(walls)]
+    lines += describe_marker(edges) if edges else ()
     print("\n".join(map(printable, lines)))
     if out is not None:
         print(out)
 
 
-def trace(
-    run: Annotated[Path, Parameter(help="A run file.")],
-    *,
-    output: Annotated[Path, Parameter(alias="-o", help="Trace to write (.json or .json.gz).")],
-    profile: Annotated[
-        Path | None, Parameter(help="A trace of torch.profiler (export_chrome_trace), .json or .json.gz.")
-    ] = None,
-    device: Device = None,
-    max_points: Annotated[int, Parameter(help="At most so many points a counter; peaks and dips are kept.")] = 100_000,
-    whole_run: Annotated[
-        bool, Parameter(negative="", help="All of the run, not only what lies beside the profile.")
-    ] = False,
-    overwrite: Overwrite = False,
-) -> None:
-    """Put power and phases into a torch.profiler trace, on its timeline, or into a trace of their own.
-
-    For example:
-
-      joules trace run.h5 --profile trace.json -o both.json.gz
-
-      joules trace run.h5 -o power.json
-    """
-    from powerd_analytics.chrome.trace import TraceOptions, write_trace
-    from powerd_analytics.progress import LateProgress
-    from powerd_analytics.runs.run import read_run
-    from powerd_core.errors import ConfigError
-
-    if not output.name.endswith((".json", ".json.gz")):
-        raise ConfigError(f"{output}: a trace is written as .json or .json.gz")
-    if max_points < 2:
-        raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
-    refuse_existing(output, overwrite)
-    with LateProgress(stderr()) as progress:
-        opened = read_run(run, progress=progress)
-        written = []
-
-        def make(partial: Path) -> None:
-            options = TraceOptions(device, max_points, whole_run=whole_run)
-            written.append(write_trace(opened, partial, profile, options, progress=progress))
-
-        write(output, make, overwrite)
-    said = f"{_counted(written[0].counters, 'counter')}, {_counted(written[0].phases, 'phase')}"
-    print(f"{output}: {said}{', ' + written[0].alignment if profile else ''}")
-
-
 def top(
     *url: Annotated[str, Parameter(help="Powerds to listen to; those of this machine without it.")],
     run: Annotated[Path | None, Parameter(help="The run file that is being recorded; else the one found here.")] = None,
-    keys: Annotated[
-        Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")
-    ] = None,
+    keys: shared.Keys = None,
     once: Annotated[bool, Parameter(negative="", help="Print one line after a second, and end.")] = False,
     json: Annotated[bool, Parameter(negative="", help="Print a JSON object a second.")] = False,
 ) -> None:
@@ -152,5 +149,63 @@ def top(
     show(url, run, keys=keys, once=once, as_json=json)
 
 
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def verify(*runs: Annotated[Path, Parameter(help="Run files.")], json: shared.Json = False) -> int:
+    """Check everything that must hold in a run file, and say each. Exits with 1 when anything does not.
+
+    OK holds, WRONG does not, and -- cannot be told: the release that wrote the file did not store what is needed.
+
+    For example: joules verify run.h5
+    """
+    if not runs:
+        raise RunFileError("nothing to verify: give the names of run files")
+    documents = []
+    for run in runs:
+        findings = []
+        if not json:
+            print(run)
+        with LateProgress() as progress:
+            for finding in _findings(run, progress):
+                findings.append(finding)
+                if not json:
+                    print(f"  {_MARKS[finding.state]:5}  {finding.check}: {printable(finding.text)}", flush=True)
+        is_good = all(finding.state != "wrong" for finding in findings)
+        documents.append({"run": str(run), "good": is_good, "checks": [asdict(finding) for finding in findings]})
+    if json:
+        print(dumps(documents, indent=1))
+    return 0 if all(document["good"] for document in documents) else 1
+
+
+def _findings(run: Path, progress: LateProgress) -> Iterator[Finding]:
+    from powerd_analytics.verify import verify_sums
+    from powerd_client.verify import verify_file
+
+    is_readable = True
+    for finding in verify_file(run, progress.part(0.0, 0.6)):
+        is_readable = is_readable and (finding.check, finding.state) != ("structure", "wrong")
+        yield finding
+    if is_readable:
+        yield from verify_sums(run, progress.part(0.6, 1.0))
+
+
+def recover(
+    run: Annotated[Path, Parameter(help="A journal directory, or a run that left a journal.")],
+    *,
+    output: Annotated[Path | None, Parameter(alias="-o", help="File to write; RUN.recovered.h5 without it.")] = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Save what can be read of a journal into a new file; say what is in it and what is lost.
+
+    For example: joules recover run.h5 -o saved.h5
+    """
+    from powerd_client.recover import recover as save
+
+    with LateProgress() as progress:
+        report = save(run, output, overwrite=overwrite, progress=progress)
+    print(f"{report.out}: recovered from {report.source}")
+    for text in report.recovered:
+        print(f"  kept: {printable(text)}")
+    for text in report.lost:
+        print(f"  lost: {printable(text)}")
+    if not report.lost:
+        print("  nothing is lost")
+    sys.stdout.flush()

@@ -5,47 +5,39 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerd_analytics.energy.devices import Progress, no_progress
-from powerd_analytics.runs.run import Run, read_run
-from powerd_analytics.tables.rows import PhaseTable
-from powerd_analytics.tables.table import phase_table
+from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
+from powerd_analytics.table import phase_table
+from powerd_analytics.table_rows import PhaseTable
 from powerd_core.errors import AnalysisError, ConfigError, PowerdError
 from powerd_core.text import printable
 
 PREFIX = "powerd"
 
 
-@dataclass(frozen=True, slots=True)
-class Targets:
-    """Where totals go."""
+_NAMES = {"wandb": "W&B run", "mlflow": "MLflow run", "tensorboard": "TensorBoard log"}
+Targets = Mapping[str, str]
+"""Where totals go, by package: a run of W&B as `wandb.Api` names it, the id of a run of the tracking server that MLflow
+is set to (MLFLOW_TRACKING_URI), a log directory of TensorBoard."""
 
-    wandb: str | None = None
-    """``entity/project/run``, or as much of it as `wandb.Api` needs."""
-    mlflow: str | None = None
-    """The id of a run of the tracking server that MLflow is set to (MLFLOW_TRACKING_URI)."""
-    tensorboard: Path | None = None
-    """A log directory."""
 
-    def __bool__(self) -> bool:
-        return any(t is not None for t in (self.wandb, self.mlflow, self.tensorboard))
+def targets_of(wandb: str | None, mlflow: str | None, tensorboard: Path | None) -> Targets:
+    """Those that are given. Raises `ConfigError` where a tracker is not installed: before a training, not after it."""
+    given = {"wandb": wandb, "mlflow": mlflow, "tensorboard": tensorboard}
+    targets = {package: str(target) for package, target in given.items() if target is not None}
+    for package in targets:
+        if not (_is_installed(package) or (package == "tensorboard" and _is_installed("tensorboardX"))):
+            raise ConfigError(f"{package} is not installed here: pip install {package}, or leave its option out")
+    if wandb is not None and not all(wandb.split("/")):
+        raise ConfigError(f"--wandb {wandb!r} is no run of W&B: give ENTITY/PROJECT/RUN")
+    return targets
 
-    def __str__(self) -> str:
-        named = {"W&B run": self.wandb, "MLflow run": self.mlflow, "TensorBoard log": self.tensorboard}
-        return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
 
-    def check(self) -> None:
-        """Raises `ConfigError` where a tracker is not installed: said before a training, not after it."""
-        for wanted, package in ((self.wandb, "wandb"), (self.mlflow, "mlflow")):
-            if wanted is not None and not _is_installed(package):
-                raise ConfigError(f"{package} is not installed here: pip install {package}, or leave its option out")
-        if self.tensorboard is not None and not (_is_installed("tensorboard") or _is_installed("tensorboardX")):
-            raise ConfigError("tensorboard is not installed here: pip install tensorboard, or leave its option out")
-        if self.wandb is not None and not all(self.wandb.split("/")):
-            raise ConfigError(f"--wandb {self.wandb!r} is no run of W&B: give ENTITY/PROJECT/RUN")
+def described(targets: Targets) -> str:
+    """Where totals go, in words."""
+    return ", ".join(f"{_NAMES[package]} {target}" for package, target in targets.items())
 
 
 def totals(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> dict[str, float]:
@@ -59,36 +51,25 @@ def flat(table: PhaseTable) -> dict[str, float]:
     Phases are means over their repeats. Groups are told apart by their attributes: ``…/batch_size=64,model=x/…``.
     Nothing that is a lower bound is written without saying so in its name.
     """
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
 
-    def add(path: list[str], is_lower_bound: bool, **values: float | None) -> None:
+    def add(row: Any, path: list[str], **values: float | None) -> None:
         for name, value in values.items():
-            bound = "_at_least" if is_lower_bound and name not in ("time_s", "s_per_batch") else ""
+            bound = "_at_least" if row.is_lower_bound and name not in ("time_s", "s_per_batch") else ""
             if value is not None:
-                found[printable("/".join([PREFIX, *path, name + bound]))] = float(value)
+                full = "/".join([PREFIX, f"{row.device}.{row.provenance}", *path, name + bound])
+                numbers[printable(full)] = float(value)
 
     for r in table.runs:
         edp = r.energy_j * r.time_s if r.energy_j is not None else None
-        add(
-            [f"{r.device}.{r.provenance}"],
-            r.is_lower_bound,
-            energy_j=r.energy_j,
-            energy_u95_j=r.u95_j,
-            time_s=r.time_s,
-            power_w=r.power_w,
-            edp_js=edp,
-        )
+        add(r, [], energy_j=r.energy_j, energy_u95_j=r.u95_j, time_s=r.time_s, power_w=r.power_w, edp_js=edp)
     for t in table.totals:
-        path = [f"{t.device}.{t.provenance}", *_group(t.group)]
-        if len(path) == 1:
-            path.append("phases")
         values = {"energy_j": t.energy_j, "energy_u95_j": t.u95_j, "time_s": t.time_s, "power_w": t.power_w}
-        add(path, t.is_lower_bound, **values, edp_js=t.edp_js)
+        add(t, _group(t.group) or ["phases"], **values, edp_js=t.edp_js)
     for p in table.phases:
-        path = [f"{p.device}.{p.provenance}", *_group(p.group), p.phase.replace("/", ".")]
         values = {"j_per_batch": p.j_per_batch, "u95_j_per_batch": p.u95_j, "s_per_batch": p.s_per_batch}
-        add(path, p.is_lower_bound, **values, power_w=p.power_w)
-    return found
+        add(p, [*_group(p.group), p.phase.replace("/", ".")], **values, power_w=p.power_w)
+    return numbers
 
 
 def _group(group: Mapping[str, Any]) -> list[str]:
@@ -98,18 +79,13 @@ def _group(group: Mapping[str, Any]) -> list[str]:
 
 def write_tags(values: Mapping[str, float], targets: Targets) -> None:
     """Write to all targets. Raises `AnalysisError` with the tracker's own words when one refuses."""
-    jobs: list[tuple[str, Callable[[], None]]] = []
-    if (path := targets.wandb) is not None:
-        jobs.append((f"W&B run {path}", lambda: _tag_wandb(values, path)))
-    if (run_id := targets.mlflow) is not None:
-        jobs.append((f"MLflow run {run_id}", lambda: _tag_mlflow(values, run_id)))
-    if (directory := targets.tensorboard) is not None:
-        jobs.append((f"TensorBoard log {directory}", lambda: _tag_tensorboard(values, directory)))
-    for name, job in jobs:
+    writers = {"wandb": _tag_wandb, "mlflow": _tag_mlflow, "tensorboard": _tag_tensorboard}
+    for package, target in targets.items():
         try:
-            job()
+            writers[package](values, target)
         except Exception as error:  # trackers raise what they like
-            raise AnalysisError(f"{name}: nothing was written: {type(error).__name__}: {error}") from error
+            text = f"{_NAMES[package]} {target}: nothing was written: {type(error).__name__}: {error}"
+            raise AnalysisError(text) from error
 
 
 def tag_active(path: str | Path, *, device: str | None = None) -> tuple[str, ...]:
@@ -119,17 +95,17 @@ def tag_active(path: str | Path, *, device: str | None = None) -> tuple[str, ...
     `PowerdError`.
     """
     wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
-    jobs: list[tuple[str, Callable[[dict[str, float]], object]]] = []
+    writers: dict[str, Callable[[dict[str, float]], object]] = {}
     if wandb is not None and getattr(wandb, "run", None) is not None:
-        jobs.append(("wandb", wandb.run.summary.update))
+        writers["wandb"] = wandb.run.summary.update
     if mlflow is not None and mlflow.active_run() is not None:
-        jobs.append(("mlflow", lambda values: mlflow.log_metrics(_named_for_mlflow(values))))
-    if not jobs:
+        writers["mlflow"] = lambda values: mlflow.log_metrics(_named_for_mlflow(values))
+    if not writers:
         raise ConfigError("no run of W&B or MLflow is active in this process: call this before it is finished")
     values = totals(read_run(path), device)
-    for _, write in jobs:
+    for write in writers.values():
         write(values)
-    return tuple(name for name, _ in jobs)
+    return tuple(writers)
 
 
 def tag_afterwards(path: Path, targets: Targets) -> None:
@@ -142,7 +118,7 @@ def tag_afterwards(path: Path, targets: Targets) -> None:
     except PowerdError as error:
         sys.stderr.write(f"joules: {printable(str(error))}; try again with `joules tag {printable(str(path))}`\n")
     else:
-        sys.stderr.write(f"joules: {len(values)} values written to {printable(str(targets))}\n")
+        sys.stderr.write(f"joules: {len(values)} values written to {printable(described(targets))}\n")
 
 
 def _is_installed(package: str) -> bool:
@@ -154,26 +130,24 @@ def _is_installed(package: str) -> bool:
 
 def _tag_wandb(values: Mapping[str, float], path: str) -> None:
     wandb: Any = importlib.import_module("wandb")
-    run = wandb.Api().run(path)
-    run.summary.update(dict(values))
+    wandb.Api().run(path).summary.update(dict(values))
 
 
 def _tag_mlflow(values: Mapping[str, float], run_id: str) -> None:
     client: Any = importlib.import_module("mlflow").MlflowClient()
-    client.get_run(run_id)  # an id that is none is said before anything is written
+    client.get_run(run_id)  # an id that is none is refused before anything is written
     for name, value in _named_for_mlflow(values).items():
         client.log_metric(run_id, name, value)
 
 
 def _named_for_mlflow(values: Mapping[str, float]) -> dict[str, float]:
     """MLflow takes letters, digits, ``_-. :/`` in names, neither ``=`` nor ``,``."""
-    allowed = "_-. :/"
-    return {"".join(c if c.isalnum() or c in allowed else "_" for c in name): v for name, v in values.items()}
+    return {"".join(c if c.isalnum() or c in "_-. :/" else "_" for c in name): v for name, v in values.items()}
 
 
-def _tag_tensorboard(values: Mapping[str, float], directory: Path) -> None:
+def _tag_tensorboard(values: Mapping[str, float], directory: str) -> None:
     name = "torch.utils.tensorboard" if _is_installed("tensorboard") and _is_installed("torch") else "tensorboardX"
-    writer: Any = importlib.import_module(name).SummaryWriter(str(directory))
+    writer: Any = importlib.import_module(name).SummaryWriter(directory)
     try:
         for tag, value in values.items():
             writer.add_scalar(tag, value, 0)

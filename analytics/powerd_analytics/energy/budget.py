@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.edges.edges import PhaseEnergies
-from powerd_analytics.edges.sensor import sensor_of
-from powerd_analytics.energy.coverage import CONFIDENCE, one_rectangle
+from powerd_analytics.energy.lines import PhaseEnergies
+from powerd_analytics.energy.uncertainty import CONFIDENCE, one_rectangle
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import CounterConversion, ShuntConversion
 
@@ -84,7 +83,7 @@ def _even_share(name: str, signal: Signal) -> float:
     uncertainty. A gain that is known better than the tolerance has been calibrated."""
     if name != "gain" or not isinstance(signal.line.conversion, ShuntConversion):
         return 0.0
-    tolerance = sensor_of(signal.line).get("shunt_tolerance", 0.0)
+    tolerance = signal.line.sensor.get("shunt_tolerance", 0.0)
     limit, u = (
         (float(tolerance) if isinstance(tolerance, (int, float)) else 0.0) / np.sqrt(3),
         signal.line.accuracy.u_gain,
@@ -93,7 +92,7 @@ def _even_share(name: str, signal: Signal) -> float:
 
 
 def line_parts(
-    signal: Signal, found: PhaseEnergies, duration_s: Values, edge_bound_ns: Values | None = None
+    signal: Signal, energies: PhaseEnergies, duration_s: Values, edge_bound_ns: Values | None = None
 ) -> dict[str, Values]:
     """Parts [m] of one line, missing readings apart. ``edge_bound_ns`` [m] is how far a device's clock can have put the
     phases' edges."""
@@ -101,20 +100,20 @@ def line_parts(
     # The difference of two readings of a counter, each rounded down to a code.
     code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
     parts = {
-        "sampling": np.hypot(found.u_random_j, code),
-        INNER: found.u_inner_j,
+        "sampling": np.hypot(energies.u_random_j, code),
+        INNER: energies.u_inner_j,
         # The limit of what is not counted is a power that the line showed: it is as wrong as the rest.
-        "gain": a.u_gain * (np.abs(found.energy_j) + found.beyond_j),
+        "gain": a.u_gain * (np.abs(energies.energy_j) + energies.beyond_j),
         "offset": a.u_offset_w * duration_s,
         # A steady power without noise is rounded the same way in every reading: the error does not average out.
-        "quantisation": found.u_round_w * duration_s,
-        "edges": found.u_edge_j,
-        "left over": found.u_left_j,
-        "place": found.u_place_j,
-        "clock": found.u_clock_j,
+        "quantisation": energies.u_round_w * duration_s,
+        "edges": energies.u_edge_j,
+        "left over": energies.u_residual_j,
+        "place": energies.u_instant_j,
+        "clock": energies.u_clock_j,
     }
     if edge_bound_ns is not None:
-        parts["device clock"] = edge_bound_ns * 1e-9 / np.sqrt(3) * found.u_shift_w
+        parts["device clock"] = edge_bound_ns * 1e-9 / np.sqrt(3) * energies.u_shift_w
     return parts
 
 
@@ -166,13 +165,13 @@ class Budget:
 
     def _without_missing2(self, at: NDArray[np.intp]) -> Values:
         """Variance of the phases ``at`` by all parts but `MISSING`; what is not known counts as none."""
-        found = np.zeros(len(at))
+        total = np.zeros(len(at))
         for square in self._squares.values():
-            found += np.nan_to_num(square[at])
+            total += np.nan_to_num(square[at])
         for name, u in self._shared.items():
             if name != MISSING:
-                found += np.nan_to_num(u[at]) ** 2
-        return found
+                total += np.nan_to_num(u[at]) ** 2
+        return total
 
     @property
     def parts(self) -> dict[str, Values]:
@@ -185,51 +184,24 @@ class Budget:
             return np.sqrt(self._squares[name][which])
         return self._shared[name][which] if name in self._shared else None
 
-    @property
-    def u_random_j(self) -> Values:
-        """What differs from phase to phase."""
-        return np.sqrt(self._squares.get("sampling", np.zeros(self._m)))
-
-    @property
-    def u_inner_j(self) -> Values:
-        return np.sqrt(self._squares.get(INNER, np.zeros(self._m)))
-
     def taken(self) -> tuple[Values, Values, Values, Values]:
         """``u_random_j``, ``u_inner_j``, ``u_systematic_j`` and ``rectangle_j`` made out of the parts, where these are:
-        of many phases there is no room for both. Nothing can be asked for afterwards. Not with ``details``."""
+        of many phases there is no room for both. Nothing can be asked for afterwards."""
         limits = [u for name, u in self._shared.items() if "rectangular" in self.shapes.get(name, ())]
         random, inner = (self._squares.pop(name, np.zeros(self._m)) for name in (*RANDOM, INNER))
         total = self._squares.pop("gain", np.zeros(self._m))
         for i in range(0, self._m, AT_A_TIME):
             some = slice(i, i + AT_A_TIME)
             self._rectangle[some] = one_rectangle(self._rectangle[some], *(u[some] for u in limits))
+            for square in self._squares.values():
+                total[some] += square[some]
             for u in self._shared.values():
                 total[some] += u[some] ** 2
             for square in (random, inner, total):
                 np.sqrt(square[some], out=square[some])
+        self._squares.clear()
         self._shared.clear()
         return random, inner, total, self._rectangle
-
-    @property
-    def u_systematic_j(self) -> Values:
-        """What phases of a kind share."""
-        total = np.zeros(self._m)
-        for name, square in self._squares.items():
-            if name not in (*RANDOM, INNER):
-                total += square
-        for u in self._shared.values():
-            total += u**2
-        return np.sqrt(total, out=total)
-
-    @property
-    def rectangle_j(self) -> Values:
-        """The one rectangle that the limits amount to, `powerd_analytics.energy.coverage.one_rectangle`."""
-        limits = [u for name, u in self._shared.items() if "rectangular" in self.shapes.get(name, ())]
-        found = np.empty(self._m)
-        for i in range(0, self._m, AT_A_TIME):
-            some = slice(i, i + AT_A_TIME)
-            found[some] = one_rectangle(self._rectangle[some], *(u[some] for u in limits))
-        return found
 
     def _of(self, columns: dict[str, Values], name: str) -> Values:
         return columns.setdefault(name, np.zeros(self._m))

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.edges.pieces import Numbers, Which, energies_of
-from powerd_analytics.edges.stretches import JOIN_SHARE
 from powerd_analytics.energy.budget import Budget, line_parts
-from powerd_analytics.energy.coverage import factor
+from powerd_analytics.energy.edges import JOIN_SHARE
+from powerd_analytics.energy.lines import Numbers, Which, energies_of
+from powerd_analytics.energy.uncertainty import factor
 from powerd_analytics.runs.phases import Phases
-from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.signal import Signal, load_signal
-from powerd_analytics.signals.slices import IN_MEMORY, SLICE, SlicedSignal, load_sliced
+from powerd_analytics.runs.run import Progress, Run, no_progress
+from powerd_analytics.signals.signal import SLICE, Signal, load_together
+from powerd_analytics.signals.streams import plain_j
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Progress = Callable[[float, str], None]
-"""Called with the share done (0 to 1) and what is being done."""
-
-
-def no_progress(share: float, text: str) -> None:
-    """Progress that nobody watches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +38,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Whether the sensors tell of intervals [m], as the columns of `PhaseColumns` say."""
+    """What the sensors tell of intervals [m]."""
 
     resolvable: NDArray[np.bool_]
     missing_s: Values
+    """The most that one of the lines misses."""
     duration_s: Values
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseColumns:
+class PhaseColumns(Seen):
     """Energies of intervals [m] of one part; NaN in ``energy_j`` where ``resolvable`` is False."""
 
     energy_j: Values
@@ -65,12 +60,8 @@ class PhaseColumns:
     """Random too, but cancelling between back-to-back phases of one kind: of single phases, not of their mean."""
     u_systematic_j: Values
     rectangle_j: Values
-    """The one rectangle that the limits within ``u_systematic_j`` amount to (`powerd_analytics.energy.coverage`)."""
-    resolvable: NDArray[np.bool_]
-    missing_s: Values
-    """The most that one of the lines misses."""
+    """The one rectangle that the limits within ``u_systematic_j`` amount to (`powerd_analytics.energy.uncertainty`)."""
     off_by_j: Values
-    duration_s: Values
 
     @property
     def u95_j(self) -> Values:
@@ -84,25 +75,19 @@ def load_parts(
     device: str | None = None,
     progress: Progress = no_progress,
     *,
-    in_memory: float = np.inf,
+    in_memory: float | None = None,
     slice_size: int = SLICE,
 ) -> tuple[Part, ...]:
-    """The parts of one device or of all, with their readings in memory.
-
-    Where the lines have more than ``in_memory`` readings together, these stay in the file: then only energies can be
-    asked for (`interval_energies`), which read them in slices of ``slice_size``.
-    """
+    """The parts of one device or of all, `powerd_analytics.signals.signal.load_together`."""
     devices = [run.device(device)] if device is not None else list(run.devices.values())
-    total, done, parts = sum(len(d.feeds) for d in devices), 0, []
-    is_large = sum(run.lines[name].count for d in devices for name in d.feeds) > in_memory
+    names = [name for d in devices for name in d.feeds]
+    signals = iter(load_together(run, names, progress, in_memory=in_memory, slice_size=slice_size))
+    parts = []
     for d in devices:
-        signals: dict[str, list[Signal]] = {}
+        by_provenance: dict[str, list[Signal]] = {}
         for name in d.feeds:
-            progress(done / max(total, 1), f"reading {name}")
-            signal = load_sliced(run, name, slice_size, progress) if is_large else load_signal(run, name)
-            signals.setdefault(run.lines[name].provenance.value, []).append(signal)
-            done += 1
-        parts += [Part(d.name, provenance, tuple(found)) for provenance, found in signals.items()]
+            by_provenance.setdefault(run.lines[name].provenance.value, []).append(next(signals))
+        parts += [Part(d.name, provenance, tuple(of_provenance)) for provenance, of_provenance in by_provenance.items()]
     return tuple(parts)
 
 
@@ -113,32 +98,33 @@ def interval_energies(
     label: Numbers,
     process: Numbers,
     edge_bound_ns: Numbers | None = None,
-    budget: Budget | None = None,
 ) -> PhaseColumns:
     """Energies of intervals [m] that fall into classes ``label``.
 
-    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. The parts of the uncertainty are added up
-    in ``budget``, for those who ask for them.
+    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges.
     """
-    m, is_own = len(begin_ns), budget is None
-    sums = {name: np.zeros(m) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
-    budget = Budget(m) if budget is None else budget
+    sums = {name: np.zeros(len(begin_ns)) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
+    budget = Budget(len(begin_ns))
     seen = _add_up(part, (begin_ns, end_ns, label, process), edge_bound_ns, budget, sums)
-    if is_own:
-        u_random, u_inner, u_systematic, rectangle = budget.taken()
-    else:
-        u_random, u_inner = budget.u_random_j, budget.u_inner_j
-        u_systematic, rectangle = budget.u_systematic_j, budget.rectangle_j
+    u_random, u_inner, u_systematic, rectangle = budget.taken()
     return PhaseColumns(
+        seen.resolvable,
+        seen.missing_s,
+        seen.duration_s,
         **sums,
         u_random_j=u_random,
         u_inner_j=u_inner,
         u_systematic_j=u_systematic,
         rectangle_j=rectangle,
-        resolvable=seen.resolvable,
-        missing_s=seen.missing_s,
-        duration_s=seen.duration_s,
     )
+
+
+def interval_budget(
+    part: Part, begin_ns: Ints, end_ns: Ints, label: Numbers, process: Numbers, edge_bound_ns: Numbers | None = None
+) -> tuple[Budget, Seen]:
+    """The parts of the uncertainty of `interval_energies` alone: of many phases there is no room for both."""
+    budget, off_by_j = Budget(len(begin_ns), details=True), {"off_by_j": np.zeros(len(begin_ns))}
+    return budget, _add_up(part, (begin_ns, end_ns, label, process), edge_bound_ns, budget, off_by_j)
 
 
 def _add_up(
@@ -153,16 +139,16 @@ def _add_up(
     m = len(begin_ns)
     missing, beyond, resolvable = np.zeros(m), np.zeros(m), np.full(m, bool(part.signals))
     for signal in part.signals:
-        for which, found in energies_of(signal, begin_ns, end_ns, label, process):
+        for which, energies in energies_of(signal, begin_ns, end_ns, label, process):
             for name, column in sums.items():
-                _add(column, which, getattr(found, name))
-            _add(beyond, which, found.beyond_j)
+                _add(column, which, getattr(energies, name))
+            _add(beyond, which, energies.beyond_j)
             bound = None if edge_bound_ns is None else edge_bound_ns[which].astype(np.float64)
             length_s = (end_ns[which] - begin_ns[which]).astype(np.float64) * 1e-9
-            budget.add(which, signal, line_parts(signal, found, length_s, bound))
-            if np.any(found.missing_s):
-                missing[which] = np.maximum(missing[which], found.missing_s)
-            resolvable[which] &= found.resolvable
+            budget.add(which, signal, line_parts(signal, energies, length_s, bound))
+            if np.any(energies.missing_s):
+                missing[which] = np.maximum(missing[which], energies.missing_s)
+            resolvable[which] &= energies.resolvable
     budget.add_missing(sums["off_by_j"], beyond)
     duration = (end_ns - begin_ns).astype(np.float64)
     duration *= 1e-9
@@ -175,18 +161,16 @@ def _add(column: Values, which: Which, values: Values) -> None:
         column[which] += values
 
 
-def part_phase_energies(run: Run, part: Part, budget: Budget | None = None) -> PhaseColumns:
+def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
     """Energies of all phases of a run, in the order of `Run.phases`."""
     p = run.phases
-    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, _edge_bound_ns(p), budget)
+    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, _edge_bound_ns(p))
 
 
-def part_phases_seen(run: Run, part: Part, budget: Budget) -> Seen:
-    """The parts of the uncertainty of all phases of a run alone, added up in ``budget``: of many phases there is no
-    room for their energies beside."""
+def part_phase_budget(run: Run, part: Part) -> tuple[Budget, Seen]:
+    """The parts of the uncertainty of all phases of a run."""
     p = run.phases
-    off_by_j = {"off_by_j": np.zeros(len(p))}
-    return _add_up(part, (p.begin_ns, p.end_ns, p.label, p.process), _edge_bound_ns(p), budget, off_by_j)
+    return interval_budget(part, p.begin_ns, p.end_ns, p.label, p.process, _edge_bound_ns(p))
 
 
 def _edge_bound_ns(p: Phases) -> Numbers | None:
@@ -200,7 +184,7 @@ def phase_energies(run: Run, device: str, provenance: str | None = None) -> Phas
     ``provenance`` must say which part is meant when the device is fed by lines of different provenance, which are
     never added: else `AnalysisError`.
     """
-    parts = load_parts(run, device, in_memory=IN_MEMORY)
+    parts = load_parts(run, device)
     chosen = [p for p in parts if provenance in (None, p.provenance)]
     if len(chosen) != 1:
         there = ", ".join(p.provenance for p in parts) or "no lines"
@@ -212,12 +196,5 @@ def line_energies(signals: Sequence[Signal], begin_ns: int, end_ns: int) -> Valu
     """Plain integral of each signal over one interval, for comparisons between lines."""
     if begin_ns >= end_ns:
         return np.zeros(len(signals))
-    return np.array([_linear_j(s, begin_ns, end_ns) for s in signals])
-
-
-def _linear_j(signal: Signal, begin_ns: int, end_ns: int) -> float:
-    if not isinstance(signal, SlicedSignal):
-        return float(signal.integral().between(begin_ns, end_ns))
-    none = np.zeros(1, np.int64)
-    parts = energies_of(signal, np.array([begin_ns]), np.array([end_ns]), none, none)
-    return float(sum(found.linear_j.sum() for _, found in parts))
+    interval = np.array([begin_ns]), np.array([end_ns])
+    return np.array([plain_j(s, interval)[0][0] for s in signals])

@@ -1,9 +1,8 @@
-"""Numbers for people, and why one is missing or weaker than it could be, in words."""
+"""Why an energy is missing, or weaker than it could be, in words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, log10
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
 from powerd_analytics.runs.phases import pieces
 from powerd_analytics.signals.signal import Signal
+from powerd_analytics.text import seconds
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
 """What follows for a row with a number from readings at full scale."""
@@ -20,33 +20,12 @@ MOSTLY = 0.5
 """A phase of which more than this share has no readings gives no number."""
 
 
-def seconds(value_s: float) -> str:
-    """A duration for people, three digits."""
-    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        rounded = float(f"{value_s / scale:.3g}")
-        if rounded >= 1:
-            return f"{rounded:g} {unit}"
-    return f"{value_s * 1e9:.0f} ns"
-
-
-def digits(value: float | None, places: int = 4) -> str:
-    """Rounded to significant digits without an exponent for everyday sizes."""
-    if value is None:
-        return "–"
-    if value == 0:
-        return "0"
-    if not 1e-6 < abs(value) < 1e9:
-        return f"{value:.{places - 1}e}"
-    decimals = places - 1 - floor(log10(abs(value)))
-    return f"{round(value, decimals):.{max(decimals, 0)}f}"
-
-
-def usable(columns: PhaseColumns | Seen) -> NDArray[np.bool_]:
+def usable(columns: Seen) -> NDArray[np.bool_]:
     """[m] phases that have a number of their own: resolvable, and not mostly without readings."""
     return columns.resolvable & (columns.missing_s <= MOSTLY * columns.duration_s)
 
 
-def not_resolvable(part: Part, columns: PhaseColumns | Seen, which: NDArray[np.bool_]) -> str:
+def not_resolvable(part: Part, columns: Seen, which: NDArray[np.bool_]) -> str:
     """Why the phases ``which`` of a kind have no energy."""
     missing, duration = columns.missing_s[which], columns.duration_s[which]
     share = float(np.mean(missing > MOSTLY * duration)) if len(missing) else 0.0
@@ -95,8 +74,8 @@ class Clip:
         return bool(self.high) and not self.low
 
     def __str__(self) -> str:
-        said = ((self.high, "stood at full scale"), (self.low, "clipped at negative full scale"))
-        return " and ".join(f"{', '.join(names)} {what}" for names, what in said if names)
+        sides = ((self.high, "stood at full scale"), (self.low, "clipped at negative full scale"))
+        return " and ".join(f"{', '.join(names)} {what}" for names, what in sides if names)
 
     def note(self, *, has_number: bool) -> str:
         """What a row says of it."""
@@ -107,8 +86,8 @@ class Clip:
 
 def without_readings(missing_s: float, off_by_j: float, clip: Clip, what: str = "") -> str:
     """A note on missing readings. Those at full scale (``clip``) leave no limit of how far off an energy is."""
-    said = f"{seconds(missing_s)} without readings"
-    return said if clip else f"{said}, {what}off by up to {off_by_j:.3g} J"
+    text = f"{seconds(missing_s)} without readings"
+    return text if clip else f"{text}, {what}off by up to {off_by_j:.3g} J"
 
 
 def phase_note(columns: PhaseColumns, of_kind: NDArray[np.bool_], cut: NDArray[np.bool_], clip: Clip) -> str:
@@ -138,13 +117,13 @@ def clipped(
     """
     names: dict[str, list[str]] = {"clipped_ns": [], "clipped_low_ns": []}
     for signal in part.signals:
-        for side, found in names.items():
+        for side, at_limit in names.items():
             at, guard_ns = np.sort(getattr(signal, side)), round(signal.guard_ns)
             for some in pieces(len(begin_ns) if len(at) else 0):
                 own = slice(None) if which is None else which[some]
                 begin, end = begin_ns[some][own], end_ns[some][own]
                 # A reading tells of the time around its own that it averages over.
                 if np.any(np.searchsorted(at, end + guard_ns, "right") > np.searchsorted(at, begin - guard_ns)):
-                    found.append(signal.line.name)
+                    at_limit.append(signal.line.name)
                     break
     return Clip(*map(tuple, names.values()))

@@ -1,27 +1,175 @@
-"""What `joules top` knows: powerds listened to as any other reader does, and the run whose phases are shown."""
+"""What `joules top` knows: powerds listened to as any other reader does, and running figures of their lines.
+
+Joules are the integral between readings, on the board's clock, since this began to listen. A stretch in which readings
+were lost is left out and counted as missing, except for lines that count energy themselves.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import zmq
+from numpy.typing import NDArray
 
-from powerd_analytics.live.lines import LiveBoard, LiveLine
-from powerd_analytics.live.machine import CurrentPhase, RunPhases
+from powerd_analytics.live.recording import CurrentPhase, RunPhases
+from powerd_analytics.runs.run import Readings, RunLine
+from powerd_analytics.signals.signal import make_signal
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
 from powerd_core.errors import PowerdError
+from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns
 
+WINDOW_NS = 1_000_000_000
+"""Watts and rates are means over the last second, or the last reading's interval where that is longer."""
 _EXCHANGE_NS = 500_000_000
 _DRIFT = 100e-6
 """So much a clock may go wrong while no exchange is made (`powerd_core.clock`'s default)."""
 _QUIET_S = 3.0
+
+Columns = Mapping[str, NDArray[Any]]
+
+
+@dataclass(slots=True)
+class LiveLine:
+    """One line since it was first heard."""
+
+    line: Line
+    stream: Stream
+    info: RunLine
+    feeds: bool
+    """Whether the sum of its device holds it."""
+    energy_j: float = 0.0
+    covered_s: float = 0.0
+    readings: int = 0
+    bad: int = 0
+    value: float | None = None
+    """Of a line that is neither power nor energy: its latest value."""
+    last: Columns | None = None
+    """The latest reading, with which the next one makes an interval."""
+    recent: deque[tuple[int, float, float, int]] = field(default_factory=deque)
+    """Of the last second: end (board time), joules, seconds, readings."""
+
+    def take(self, codes: Columns) -> None:
+        """Readings as they came, times increasing."""
+        n = len(codes["t_ns"])
+        self.readings += n
+        if isinstance(self.line.conversion, QuantityConversion):
+            self.value = float(codes[self.line.conversion.column][-1]) * self.line.conversion.per_code
+            self._remember(int(codes["t_ns"][-1]), 0.0, 0.0, n)
+            return
+        joined = codes if self.last is None else {k: np.concatenate([self.last[k], v]) for k, v in codes.items()}
+        values = {k: v for k, v in joined.items() if k not in ("t_ns", "flags")}
+        signal = make_signal(self.info, Readings(joined["t_ns"], joined["flags"], values))
+        self.bad += signal.bad
+        if len(signal) > 1:
+            known = ~signal.broken if signal.is_counter else np.ones(len(signal) - 1, bool)
+            dt = np.diff(signal.t_ns) * 1e-9
+            steps = np.diff(signal.value) if signal.is_counter else (signal.value[1:] + signal.value[:-1]) / 2 * dt
+            joules, seconds = float(steps[known].sum()), float(dt[known].sum())
+            self.energy_j += joules
+            self.covered_s += seconds
+            self._remember(int(signal.t_ns[-1]), joules, seconds, n)
+        if len(signal):
+            at = int(np.flatnonzero(joined["t_ns"] == signal.t_ns[-1])[-1])
+            self.last = {k: v[at : at + 1] for k, v in joined.items()}
+
+    def lose(self) -> None:
+        """Readings were lost behind the latest one. A counter has counted on meanwhile."""
+        if self.line.quantity != "energy_j":
+            self.last = None
+
+    def resume(self, before: LiveLine) -> None:
+        """Go on from the sums of the same line of a powerd that was restarted."""
+        self.energy_j, self.covered_s = before.energy_j, before.covered_s
+        self.readings, self.bad = before.readings, before.bad
+
+    def _remember(self, t_ns: int, joules: float, seconds: float, readings: int) -> None:
+        self.recent.append((t_ns, joules, seconds, readings))
+        while len(self.recent) > 1 and self.recent[0][0] < t_ns - WINDOW_NS:
+            self.recent.popleft()
+
+    @property
+    def known_j(self) -> float | None:
+        """``energy_j``, None as long as no two readings have told anything."""
+        return self.energy_j if self.covered_s > 0 else None
+
+    @property
+    def power_w(self) -> float | None:
+        """Mean of the last second."""
+        seconds = sum(s for _, _, s, _ in self.recent)
+        return sum(j for _, j, _, _ in self.recent) / seconds if seconds > 0 else None
+
+    @property
+    def rate_hz(self) -> float | None:
+        """Readings a second, good and bad."""
+        if len(self.recent) < 2:
+            return None
+        span_s = (self.recent[-1][0] - self.recent[0][0]) * 1e-9
+        return sum(n for _, _, _, n in list(self.recent)[1:]) / span_s if span_s > 0 else None
+
+
+class LiveBoard:
+    """All lines of one powerd, and what was lost on the way."""
+
+    def __init__(self, description: Description) -> None:
+        self.description = description
+        feeds = {name for device in description.devices for name in device.feeds}
+        self._streams = {stream.number: stream for stream in description.streams}
+        self.lines = {
+            line.name: LiveLine(line, stream, _run_line(line, stream, description.board), line.name in feeds)
+            for stream in description.streams
+            for line in stream.lines
+        }
+        self.lost_scans = 0
+        self.gaps = 0
+        self.unknown_gaps = 0
+        """Gaps of which nobody knows how many scans they are; among ``gaps``."""
+        self.last_cause = ""
+
+    def take(self, event: Block | Gap) -> None:
+        """A frame of the data socket, in turn. Frames of another epoch of the powerd are left alone."""
+        stream = self._streams.get(event.stream)
+        if stream is None or event.epoch != self.description.epoch:
+            return
+        if isinstance(event, Gap):
+            self.gaps += 1
+            self.unknown_gaps += event.lost < 0
+            self.lost_scans += max(event.lost, 0)
+            self.last_cause = event.cause
+            for line in stream.lines:
+                self.lines[line.name].lose()
+            return
+        types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
+        types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
+        arrays = {name: np.frombuffer(view, types[name]) for name, view in columns(event, stream).items()}
+        t_ns = arrays.pop("t_ns")
+        tables = {name: values.reshape(event.count, -1) for name, values in arrays.items()}
+        for i, line in enumerate(stream.lines):
+            own = {name: table[:, i] for name, table in tables.items() if name != "dt_ns"}
+            self.lines[line.name].take({"t_ns": t_ns + tables["dt_ns"][:, i], **own})
+
+    def resume(self, before: LiveBoard) -> None:
+        """Go on from what was counted before powerd was restarted: its lines' sums, and a gap of unknown length."""
+        self.gaps, self.unknown_gaps = before.gaps + 1, before.unknown_gaps + 1
+        self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
+        for name, line in self.lines.items():
+            if name in before.lines:
+                line.resume(before.lines[name])
+
+
+def _run_line(line: Line, stream: Stream, board: str) -> RunLine:
+    return RunLine(
+        name=line.name, device=line.device, source=stream.source, board=board, provenance=line.provenance,
+        quantity=line.quantity, description=line.description, period_ns=stream.period_ns, conversion=line.conversion,
+        accuracy=line.accuracy, detail=stream.detail, clock="", count=0,
+    )  # fmt: skip
 
 
 class Feed:
@@ -54,42 +202,26 @@ class Feed:
             while link.control.poll(0):
                 link.receive_control()
             if link.description is not None and link.description.epoch != self.board.description.epoch:
-                self._begin_anew()
+                before, self.board = self.board, LiveBoard(link.description)
+                self.board.resume(before)
+                self.restarts += 1
+                self._delays.clear()
             if now_ns() - self._exchange_ns > _EXCHANGE_NS:
                 self._exchange_ns = now_ns()
                 if (exchange := link.exchange()) is not None:
                     self._delays.append((exchange.t4_host_ns, exchange.delay_ns))
         except PowerdError as error:
             self.trouble = str(error)
-        if (quiet := time.monotonic() - self._heard_s) > _QUIET_S + 2 * self._longest_period_s():
-            self.trouble = f"nothing heard for {quiet:.0f} s"
-
-    def _longest_period_s(self) -> float:
-        return max((line.period_ns for line in self.board.lines.values()), default=0) * 1e-9
-
-    def _begin_anew(self) -> None:
-        """A powerd that was restarted: what its lines had so far stays in the sums."""
-        assert self.link.description is not None
-        self.restarts += 1
-        old, self.board = self.board, LiveBoard(self.link.description)
-        self.board.gaps, self.board.unknown_gaps = old.gaps + 1, old.unknown_gaps + 1
-        self.board.lost_scans, self.board.last_cause = old.lost_scans, "powerd was started anew"
-        self._delays.clear()
-        for name, line in self.board.lines.items():
-            if (before := old.lines.get(name)) is not None:
-                line.energy_j, line.covered_s = before.energy_j, before.covered_s
-                line.readings, line.bad = before.readings, before.bad
+        longest_s = max((line.stream.period_ns for line in self.board.lines.values()), default=0) * 1e-9
+        if (quiet_s := time.monotonic() - self._heard_s) > _QUIET_S + 2 * longest_s:
+            self.trouble = f"nothing heard for {quiet_s:.0f} s"
 
     @property
     def clock_bound_s(self) -> float | None:
         """Half of the quickest of the latest exchanges, widened by what the clocks may have drifted since."""
         now = now_ns()
-        found = [delay / 2 + (now - t) * _DRIFT for t, delay in self._delays]
-        return min(found) * 1e-9 if found else None
-
-    def sockets(self) -> list[Any]:
-        """What may become readable."""
-        return [s for s in (self.link.control, self.link.data) if s is not None]
+        bounds_ns = [delay / 2 + (now - t) * _DRIFT for t, delay in self._delays]
+        return min(bounds_ns) * 1e-9 if bounds_ns else None
 
     def close(self) -> None:
         self.link.close()
@@ -97,14 +229,12 @@ class Feed:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFigures:
-    """The sum of a device's feeding lines of one provenance."""
+    """The sum of a device's feeding lines of one provenance; None as long as one of them has told nothing."""
 
     device: str
     provenance: str
     power_w: float | None
-    """None as long as one of its lines has said nothing."""
     energy_j: float | None
-    """None as long as one of the lines has told nothing."""
     lines: int
 
 
@@ -131,11 +261,10 @@ class Watch:
     def step(self, timeout_s: float, descriptor: int | None = None) -> bool:
         """Wait for readings (or for ``descriptor``, a terminal) and take them. Whether the latter is readable."""
         poller = zmq.Poller()
-        for feed in self.feeds:
-            for socket in feed.sockets():
-                poller.register(socket, zmq.POLLIN)
-        if descriptor is not None:
-            poller.register(descriptor, zmq.POLLIN)
+        sockets: list[Any] = [s for feed in self.feeds for s in (feed.link.control, feed.link.data)]
+        for readable in (*sockets, descriptor):
+            if readable is not None:
+                poller.register(readable, zmq.POLLIN)
         ready = dict(poller.poll(int(timeout_s * 1000)))
         for feed in self.feeds:
             feed.step()
@@ -154,23 +283,24 @@ class Watch:
 
     def devices(self) -> list[DeviceFigures]:
         """Devices of all powerds. Lines of different provenance are never added."""
-        found = []
-        for feed in self.feeds:
-            for device in feed.board.description.devices:
+        figures = []
+        for board in (feed.board for feed in self.feeds):
+            for device in board.description.devices:
                 parts: dict[str, list[LiveLine]] = {}
-                for name in device.feeds:
-                    if (line := feed.board.lines.get(name)) is not None:
-                        parts.setdefault(line.line.provenance.value, []).append(line)
+                for line in (board.lines[name] for name in device.feeds if name in board.lines):
+                    parts.setdefault(line.line.provenance.value, []).append(line)
                 for provenance, lines in parts.items():
-                    watts = [line.power_w for line in lines]
-                    total = None if None in watts else sum(w for w in watts if w is not None)
-                    known = [line.known_j for line in lines]
-                    joules = None if None in known else sum(j for j in known if j is not None)
-                    found.append(DeviceFigures(device.name, provenance, total, joules, len(lines)))
-        return found
+                    power_w, energy_j = _sum([s.power_w for s in lines]), _sum([s.known_j for s in lines])
+                    figures.append(DeviceFigures(device.name, provenance, power_w, energy_j, len(lines)))
+        return figures
 
     def close(self) -> None:
         for feed in self.feeds:
             feed.close()
         with contextlib.suppress(zmq.ZMQError):
             self._context.destroy(linger=0)
+
+
+def _sum(values: Sequence[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return sum(known) if len(known) == len(values) else None

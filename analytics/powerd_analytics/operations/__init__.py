@@ -11,8 +11,9 @@ from powerd_analytics.operations.counts import (
     LayerCount,
     OperationCount,
     Work,
+    read_count,
+    to_document,
 )
-from powerd_analytics.operations.document import read_count, to_document
 
 __all__ = [
     "BYTES_PER_VALUE",

@@ -1,9 +1,15 @@
-"""What counting a model gives: by layer, by two conventions that are never mixed."""
+"""What counting a model gives: operations by layer, by two conventions that are never mixed, and as a JSON document."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from powerd_core import serde
+from powerd_core.errors import ConfigError
 
 PAPER = "paper"
 EXECUTED = "executed"
@@ -21,6 +27,8 @@ CONVENTIONS = {
 }
 BYTES_PER_VALUE = 4
 """Of the paper's volumes. Executed bytes follow the tensors' own types."""
+FORMAT, VERSION = "powerd-operations", 1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +43,6 @@ class LayerCount:
     values_read: int = 0
     """Input and weights."""
     values_written: int = 0
-    is_assumed: bool = False
-    """It ran after the first of `OperationCount.assumed`: its shapes may be others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,11 @@ class Work:
     elementwise: int = 0
     """Values that other kernels worked on, one a value and kernel. Not a part of ``operations``."""
     moved_bytes: int = 0
-    """Tensors read and written by all kernels, each once a kernel: what no fusion and no cache would save."""
+    """Memory traffic: tensors read and written by all kernels, each once a kernel; fusion would save of it."""
+
+    def __post_init__(self) -> None:
+        if min(self.operations, self.elementwise, self.moved_bytes) < 0:
+            raise ValueError("a negative count")
 
     def __add__(self, other: Work) -> Work:
         return Work(
@@ -56,6 +66,10 @@ class Work:
             self.elementwise + other.elementwise,
             self.moved_bytes + other.moved_bytes,
         )
+
+    def scaled(self, factor: float) -> Work:
+        """In proportion, as whole numbers."""
+        return Work(*(round(factor * v) for v in (self.operations, self.elementwise, self.moved_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +80,6 @@ class ExecutedCount:
     kind: str
     forward: Work
     backward: Work
-    assumed: tuple[str, ...] = ()
-    """Passes (``forward``, ``backward``) in which it ran after the first of `OperationCount.assumed`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +94,6 @@ class OperationCount:
     executed: tuple[ExecutedCount, ...] = ()
     executed_not_counted: tuple[str, ...] = ()
     """Kernels of which nobody knows how much they do: ``name (Kind): kernel``."""
-    assumed: tuple[str, ...] = ()
-    """What was taken for values that nobody knows: ``name (Kind): what``. What ran after the first rests on it."""
-    stopped: str = ""
-    """Why the model was not counted to its end: all figures are of what ran before. Empty: it was."""
     notes: tuple[str, ...] = ()
     model: str = ""
 
@@ -119,18 +127,18 @@ class OperationCount:
         """Executed by all modules, one batch."""
         return sum((e.backward for e in self.executed), Work())
 
-    def rows(self) -> Iterator[LayerRow]:
+    def rows(self) -> Iterator[LayerOperations]:
         """Both conventions side by side for one batch, by layer; calls of one layer together."""
         calls: dict[str, list[LayerCount]] = {}
         for layer in self.layers:
             calls.setdefault(layer.name, []).append(layer)
         executed = {e.name: e for e in self.executed}
         for name in dict.fromkeys([*executed, *calls]):  # in the order in which they ran
-            yield LayerRow(name, self.batch_size, tuple(calls.get(name, ())), executed.get(name))
+            yield LayerOperations(name, self.batch_size, tuple(calls.get(name, ())), executed.get(name))
 
 
 @dataclass(frozen=True, slots=True)
-class LayerRow:
+class LayerOperations:
     """One layer by both conventions for one batch; None where a convention has no figure for it."""
 
     name: str
@@ -156,15 +164,8 @@ class LayerRow:
 
     @property
     def ctc(self) -> float | None:
-        return (
-            self.operations_paper / self.values_read if self.operations_paper is not None and self.values_read else None
-        )
-
-    @property
-    def assumed(self) -> tuple[str, ...]:
-        """What of it rests on assumed values: ``paper``, ``forward``, ``backward``."""
-        paper = (PAPER,) if any(c.is_assumed for c in self.calls) else ()
-        return (*paper, *(self.executed.assumed if self.executed else ()))
+        operations = self.operations_paper
+        return operations / self.values_read if operations is not None and self.values_read else None
 
     @property
     def forward(self) -> Work | None:
@@ -173,3 +174,68 @@ class LayerRow:
     @property
     def backward(self) -> Work | None:
         return self.executed.backward if self.executed else None
+
+
+def to_document(count: OperationCount) -> dict[str, Any]:
+    """All of a count, with totals and what the conventions mean; JSON can hold every value."""
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": count.model,
+        "batch_size": count.batch_size,
+        "conventions": CONVENTIONS,
+        "paper": {
+            "unit": "one sample, forward",
+            "operations": count.total,
+            "values_read": count.values_read,
+            "values_written": count.values_written,
+            "ctc": count.ctc,
+            "layers": [asdict(layer) for layer in count.layers],
+            "not_counted": list(count.not_counted),
+        },
+        "executed": {
+            "unit": f"one batch of {count.batch_size}",
+            "forward": asdict(count.forward),
+            "backward": asdict(count.backward),
+            "layers": [asdict(layer) for layer in count.executed],
+            "not_counted": list(count.executed_not_counted),
+        },
+        "notes": list(count.notes),
+    }
+
+
+def from_document(document: Any) -> OperationCount:
+    """The count that `to_document` wrote. Raises KeyError, TypeError or ValueError when it is something else."""
+    if document["format"] != FORMAT or document["version"] != VERSION:
+        raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+    paper, executed = document["paper"], document["executed"]
+    layers = [_decoded(LayerCount, x) for x in paper["layers"]]
+    modules = [_decoded(ExecutedCount, x) for x in executed["layers"]]
+    batch_size = int(document["batch_size"])
+    if batch_size < 1:
+        raise ValueError(f"batch size {batch_size}")
+    return OperationCount(
+        tuple(layers),
+        tuple(map(str, paper["not_counted"])),
+        batch_size=batch_size,
+        executed=tuple(modules),
+        executed_not_counted=tuple(map(str, executed["not_counted"])),
+        notes=tuple(map(str, document["notes"])),
+        model=str(document["model"]),
+    )
+
+
+def _decoded(cls: type[T], document: Any) -> T:
+    """An instance from an object of the document. Release 0.1.0 wrote more into them (what rested on assumptions)."""
+    return serde.from_document(cls, {k: v for k, v in document.items() if k not in ("is_assumed", "assumed")})
+
+
+def read_count(path: Path) -> OperationCount:
+    """Read what ``joules operations --format json`` wrote. Raises `ConfigError`."""
+    try:
+        return from_document(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        why = f"no {error}" if isinstance(error, KeyError) else error
+        raise ConfigError(f"{path} is not what `joules operations MODEL --format json` writes: {why}") from error

@@ -1,205 +1,400 @@
-"""What torch runs in forward and backward, kernel by kernel, told apart by module."""
+"""What torch runs in forward and backward, kernel by kernel, told apart by module.
+
+`KernelCounter` is a dispatch mode: every kernel that torch dispatches passes through it, once with the shapes of its
+arguments and once with those of its result. Three things are added up for the module that the kernel runs for.
+
+operations      of matrix products and convolutions, a multiply-accumulate as two. The formulas are those of torch's own
+                `torch.utils.flop_counter`, but for the kernels in `FORMULAS`: torch's counter ignores the groups of a
+                convolution's backward pass (17 x the truth at 16 groups) and does not know which gradients are asked
+                for, and it has no formula for products of vectors, 8-bit products and attention on a CPU.
+elementwise     of every other kernel, one a value: the larger of its input and its result
+moved_bytes     each tensor that a kernel reads or writes, once; of a table that it picks rows from, those rows
+
+A kernel whose work is not one a value, and that has no formula, is listed instead (`UNKNOWN`).
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from math import prod
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
-from powerd_analytics.operations.by_shape import run_as_torch, run_shapes
 from powerd_analytics.operations.counts import ExecutedCount, Work
-from powerd_analytics.operations.did import Did, did_by
-from powerd_analytics.operations.kernels import Effort
-from powerd_analytics.operations.known import LARGEST, Key, Known, Traits, again, key_of, remembered, traits_of
-from powerd_analytics.operations.record import Record
-from powerd_analytics.operations.releases import is_autocast
+
+aten = torch.ops.aten
 
 FORWARD, BACKWARD = "forward", "backward"
-TICK = 4096
+Arguments = Sequence[Any]
+Formula = Callable[[Arguments, Any], int]
+"""Operations from a kernel's arguments and its result."""
+_TICK = 4096
+"""Kernels between two words on how far it is."""
 
 
-class ExecutedMode(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
+class Effort(Enum):
+    """How a kernel's work is counted."""
+
+    PRODUCT = "by a formula"
+    ELEMENTWISE = "one a value"
+    MOVE = "bytes alone: it copies or fills"
+    NOTHING = "not at all: another view of what is there, or memory without contents"
+    UNKNOWN = "nobody knows"
+
+
+def convolution(args: Arguments, out: Any) -> int:
+    """Forward: each output value (transposed: each input value) meets the weights of one filter.
+
+    The weight is [cout, cin/groups, *kernel], transposed [cin, cout/groups, *kernel]: groups, stride and dilation are
+    in the shapes already.
+    """
+    x, weight, transposed = args[0], args[1], args[6]
+    values = x.numel() if transposed else out.numel()
+    return 2 * int(values * prod(weight.shape[1:]))
+
+
+def convolution_backward(args: Arguments, _out: Any) -> int:
+    """The gradients of input and weight, each with as many products as forward; only those that are asked for."""
+    gradient, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+    values = x.numel() if transposed else gradient.numel()
+    return 2 * int(values * prod(weight.shape[1:])) * (bool(mask[0]) + bool(mask[1]))
+
+
+def matrix_product(left: int, right: int) -> Formula:
+    """Of the arguments at two positions: all values of the left one, each with a row of the right one."""
+
+    def operations(args: Arguments, _out: Any) -> int:
+        a, b = args[left], args[right]
+        return 2 * int(a.numel() * (b.shape[-1] if b.dim() > 1 else 1))
+
+    return operations
+
+
+def attention(args: Arguments, _out: Any) -> int:
+    """Attention in one kernel: query times keys, and weights times values, for the whole square, masks or not."""
+    query, key, value = args[:3]
+    return 2 * int(_pairs(query, key) * (query.shape[-1] + value.shape[-1]))
+
+
+def attention_backward(args: Arguments, _out: Any) -> int:
+    """The gradients of both factors of both products, and the first product computed again: five products."""
+    query, key, value = args[1:4]
+    return 2 * int(_pairs(query, key) * (3 * query.shape[-1] + 2 * value.shape[-1]))
+
+
+def _pairs(query: Tensor, key: Tensor) -> int:
+    return query.numel() // query.shape[-1] * key.shape[-2]
+
+
+def trilinear(args: Arguments, _out: Any) -> int:
+    """Three factors multiplied and added up: three operations for each place of their common shape (`nn.Bilinear`)."""
+    sizes: dict[int, int] = {}
+    for x, expanded in zip(args[:3], args[3:6], strict=True):
+        shape = [*x.shape]
+        for dimension in expanded:
+            shape.insert(dimension, 1)
+        for i, n in enumerate(shape):
+            sizes[i] = max(sizes.get(i, 1), n)
+    return 3 * prod(sizes.values())
+
+
+def recurrent_layer(args: Arguments, _out: Any) -> int:
+    """A whole layer in one kernel of the CPU: each step multiplies the input and the state by their weights.
+
+    The input is [steps, batch, width], the weights [gates x hidden, width] and [gates x hidden, hidden].
+    """
+    return 2 * int(prod(args[0].shape[:-1]) * (args[1].numel() + args[2].numel()))
+
+
+def recurrent_layer_backward(args: Arguments, out: Any) -> int:
+    """The gradients of both factors of each product."""
+    return 2 * recurrent_layer(args, out)
+
+
+_FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+_BY_NAME: dict[str, Formula] = {
+    **dict.fromkeys(("convolution", "_convolution", "convolution_overrideable"), convolution),
+    **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), convolution_backward),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_scaled_mm"), matrix_product(0, 1)),
+    **{f"{name}{_}": matrix_product(1, 2) for name in ("addmm", "baddbmm", "addbmm", "addmv") for _ in ("", "_")},
+    "_trilinear": trilinear,
+    "mkldnn_rnn_layer": recurrent_layer,
+    "mkldnn_rnn_layer_backward": recurrent_layer_backward,
+    **{f"_scaled_dot_product_{name}": attention for name in _FUSED},
+    **{f"_scaled_dot_product_{name}_backward": attention_backward for name in _FUSED},
+}
+# Not every release of torch has all of them.
+FORMULAS: dict[Any, Formula] = {getattr(aten, n): formula for n, formula in _BY_NAME.items() if hasattr(aten, n)}
+"""By operator (all its overloads)."""
+
+
+def _names(*lines: str) -> frozenset[str]:
+    return frozenset(" ".join(lines).split())
+
+
+_MOVES = _names(
+    "clone copy copy_ _to_copy contiguous cat stack _stack _chunk_cat block_diag embedding index _unsafe_index",
+    "index_select gather take put scatter scatter_ index_copy index_copy_ index_fill index_fill_ masked_scatter",
+    "masked_scatter_ masked_scatter_backward repeat repeat_interleave flip roll rot90 constant_pad_nd",
+    "reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d",
+    "slice_backward select_backward diagonal_backward unfold_backward slice_scatter select_scatter",
+    "diagonal_scatter as_strided_scatter im2col max_unpool2d max_unpool3d diag_embed complex pixel_shuffle",
+    "pixel_unshuffle channel_shuffle zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full",
+    "fill fill_ zero zero_ arange linspace logspace range scalar_tensor eye tril_indices triu_indices",
+    "_pack_padded_sequence _lazy_clone _to_dense _reshape_copy affine_grid_generator",
+)
+_NOTHING = _names(
+    "empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh",
+    "lift_fresh_copy detach alias _local_scalar_dense unsafe_split unsafe_chunk unsafe_split_with_sizes",
+    "as_strided as_strided_ resize_ resize_as_ set_ record_stream is_same_size _linalg_check_errors",
+)
+_UNKNOWN = (
+    "_fft", "fft_", "stft", "istft", "linalg_", "_linalg", "cholesky", "lu_", "triangular_solve",
+    "_ctc", "ctc_", "_cudnn_ctc", "cdist", "_cdist", "pdist", "_pdist", "sort", "argsort",
+    "msort", "topk", "kthvalue", "median", "nanmedian", "mode", "unique", "_unique", "histc",
+    "histogram", "bucketize", "searchsorted", "_sparse", "sparse", "_cudnn_rnn", "_thnn_fused", "matrix_exp",
+    "_foreach", "_fused_adam", "_fused_sgd", "igamma", "conv_tbc", "addr",
+)  # fmt: skip
+"""Beginnings of the names of kernels whose work is not one a value."""
+
+
+def effort_of(operator: Any) -> Effort:
+    """How a dispatched operator's work is counted. Operators of other libraries (``torch.library``) are unknown."""
+    packet = operator.overloadpacket
+    if packet in FORMULAS or packet in flop_registry:
+        return Effort.PRODUCT
+    if operator.namespace not in ("aten", "prims", "prim"):
+        return Effort.NOTHING if operator.namespace == "profiler" else Effort.UNKNOWN
+    name = packet.__name__
+    if name in _NOTHING or operator.is_view or getattr(torch.Tag, "inplace_view", None) in operator.tags:
+        return Effort.NOTHING
+    if not operator._schema.is_mutable and not any("Tensor" in str(r.type) for r in operator._schema.returns):
+        return Effort.NOTHING  # it asks for a length or a setting, or checks one
+    if name in _MOVES or name.removesuffix("_copy") != name:
+        return Effort.MOVE
+    return Effort.UNKNOWN if name.startswith(_UNKNOWN) else Effort.ELEMENTWISE
+
+
+def _result(_args: Arguments, out: Any) -> int:
+    return int(out.numel())
+
+
+def _bags(indices: int, table: int) -> Formula:
+    """As many rows of a table as there are indices."""
+    return lambda args, _out: int(args[indices].numel() * args[table].shape[1])
+
+
+def _argument(position: int) -> Formula:
+    return lambda args, _out: int(args[position].numel())
+
+
+def _slices(args: Arguments, _out: Any) -> int:
+    x, dimension, index = args[:3]
+    return int(index.numel() * (x.numel() // max(1, x.shape[dimension])))
+
+
+def _indexed(args: Arguments, _out: Any) -> int:
+    """Values that ``index_put`` writes: indices broadcast together, times the dimensions without one."""
+    x, indices = args[0], args[1]
+    if any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return int(x.numel())  # a mask: nobody knows how many of its values are true
+    given = [i for i in indices if i is not None]
+    free = [n for n, i in zip(x.shape, [*indices, *[None] * (x.dim() - len(indices))], strict=True) if i is None]
+    broadcast: Any = torch.broadcast_shapes
+    return int(prod(broadcast(*(i.shape for i in given))) * prod(free))
+
+
+_PICKED: dict[str, tuple[int, Formula]] = {
+    **dict.fromkeys(("embedding", "gather", "index", "index_select", "take"), (0, _result)),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), (0, _bags(1, 0))),
+    "_embedding_bag_per_sample_weights_backward": (1, _bags(2, 1)),
+}
+"""Kernels that read a few values of the argument at this position, and how many."""
+_WRITTEN: dict[str, Formula] = {
+    **dict.fromkeys(("index_put", "_index_put_impl"), _indexed),
+    **dict.fromkeys(("index_add", "index_copy"), _argument(3)),
+    "index_fill": _slices,
+    **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), _argument(2)),
+}
+"""Kernels that write a few values of their first argument; in place (with an underscore behind) no others."""
+_ADDED: dict[str, Formula] = {
+    "embedding_dense_backward": _argument(0),
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags(1, 0)),
+}
+"""Kernels that write a whole table of zeros and add a few values."""
+_READ_BEFORE = ("index_add_", "scatter_add_", "scatter_reduce_")
+"""Of those in place, those that read what they write; so does ``index_put_`` where it accumulates."""
+
+
+def memory_traffic(name: str, args: Arguments, out: Any) -> tuple[int, int]:
+    """Bytes read and written by the kernel of that name, and the values that it worked on."""
+    if name in _PICKED:
+        position, count = _PICKED[name]
+        values = count(args, out)
+        others = [a for i, a in enumerate(args) if i != position]
+        return _sizes(others)[0] + values * args[position].element_size() + _sizes((out,))[0], values
+    read_bytes, widest_in = _sizes(args)
+    written_bytes, widest_out = _sizes((out,))
+    written = _ADDED.get(name) or _WRITTEN.get(name.removesuffix("_"))
+    if written is None:
+        return read_bytes + written_bytes, max(widest_in, widest_out)
+    values = written(args, out)
+    if not name.endswith("_"):
+        return read_bytes + written_bytes, values
+    size = args[0].element_size()
+    accumulates = written is _indexed and len(args) > 3 and args[3]
+    times = 2 if name in _READ_BEFORE or accumulates else 1
+    return read_bytes + (times * values - args[0].numel()) * size, values
+
+
+def _sizes(values: Iterable[Any]) -> tuple[int, int]:
+    """Bytes of all tensors, and the values of the largest."""
+    total = widest = 0
+    for value in values:
+        if isinstance(value, Tensor):
+            n = value.numel()
+            total += n * value.element_size()
+            widest = max(widest, n)
+        elif isinstance(value, tuple | list):
+            inner, n = _sizes(value)
+            total += inner
+            widest = max(widest, n)
+    return total, widest
+
+
+def _is_dense(values: Iterable[Any]) -> bool:
+    """Whether all tensors hold every value: of others nobody knows how many there are."""
+    return all(
+        (v.layout is torch.strided and not v.is_nested) if isinstance(v, Tensor)
+        else not isinstance(v, tuple | list) or _is_dense(v)
+        for v in values
+    )  # fmt: skip
+
+
+_BIASED = ("addmm", "baddbmm", "addbmm", "addmv")
+
+
+def _bias_values(name: str, args: Arguments, out: Any) -> int:
+    """Additions for a bias inside a product's kernel: one an output value, and one for its gradient."""
+    if name == "convolution_backward" and args[10][2]:
+        return int(args[0].numel())
+    if (name == "convolution" and args[2] is not None) or name.removesuffix("_") in _BIASED:
+        return int(out.numel())
+    return 0
+
+
+class KernelCounter(TorchDispatchMode):  # type: ignore[misc, no-untyped-call, unused-ignore]
     """Counts every kernel dispatched inside it on the account of the module that it runs for.
 
     Forward: the innermost module that is being called. Backward: autograd numbers its nodes as forward makes them, and
     the numbers at which modules were entered and left are noted; the node that runs thus leads to its module.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Callable[[float, str], None] | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call, unused-ignore]
         self.current_pass = FORWARD
         self.unknown: dict[tuple[str, str], int] = {}
-        self.saw_autocast = False
+        """Kernels that nobody can count, by module and name: how often they ran."""
+        self.worked: set[str] = set()
+        """Names of modules in which something ran beyond moving values."""
+        self.autocast = False
+        self._progress = progress
+        self._kernels = 0
         self._stack = [""]
-        self._since: list[int] = [0]
-        self._names: list[str] = [""]
-        self._tally: dict[tuple[str, str], list[int]] = {}
-        self._traits: dict[int, Traits] = {}
-        self._known: dict[Key, Known] = {}
-        self.ran = 0
-        """Kernels, views among them."""
-        self.needs_all_steps = False
-        """Recurrent layers were shortened that cannot be."""
-        self.failed_in: str | None = None
-        """The module in which a kernel last failed, maybe for want of values."""
-        self.tick: Callable[[], None] | None = None
-        """Called every `TICK` kernels."""
-        self.record: Record | None = None
-        """Takes what runs in the place of the counts, while there is one."""
-        self.kernels: dict[str, dict[str, None]] = {}
-        """Counted kernels that ran for a module, by the module's name."""
+        self._first_nodes: list[int] = [0]
+        self._modules: list[str] = [""]
+        """The module that was being called from the autograd node of the same position in ``_first_nodes`` on."""
+        self._sums: dict[tuple[str, str], list[int]] = {}
+        self._efforts: dict[Any, Effort] = {}
 
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # Else the first kernel imports torch's compiler, only to be kept out of it: 0.5 s and 60 MB.
-        return False
-
-    def watch(self, name: str, module: nn.Module) -> None:
+    def follow(self, name: str, module: nn.Module) -> None:
         """Hook a module, so that what runs in it counts for ``name``."""
-
         is_leaf = next(module.children(), None) is None
 
         def enter(_module: nn.Module, _args: Any) -> None:
             if is_leaf:  # has a row even where no kernel runs
-                self._tally.setdefault((name, FORWARD), [0, 0, 0])
+                self._sums.setdefault((name, FORWARD), [0, 0, 0])
             self._stack.append(name)
-            self._mark()
+            self._note_module()
 
         def leave(_module: nn.Module, _args: Any, _output: Any) -> None:
             self._stack.pop()
-            self._mark()
+            self._note_module()
 
         module.register_forward_pre_hook(enter, prepend=True)
         module.register_forward_hook(leave, always_call=True)
 
-    def _mark(self) -> None:
-        self.saw_autocast = self.saw_autocast or is_autocast()
+    def _note_module(self) -> None:
+        self.autocast |= torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
         number = torch._C._autograd._get_sequence_nr()
-        if self._since[-1] == number:
-            self._names[-1] = self._stack[-1]
+        if self._first_nodes[-1] == number:
+            self._modules[-1] = self._stack[-1]
         else:
-            self._since.append(number)
-            self._names.append(self._stack[-1])
+            self._first_nodes.append(number)
+            self._modules.append(self._stack[-1])
 
-    def place(self) -> str:
+    def current_module(self) -> str:
         """The module that what runs now belongs to, by name."""
         # In backward a module is on the stack where a checkpoint computes it again.
-        if self.current_pass == BACKWARD and len(self._stack) == 1:
-            number = self.node_number()
-            return self._names[bisect_right(self._since, number) - 1] if number is not None else ""
-        return self._stack[-1]
-
-    @staticmethod
-    def node_number() -> int | None:
-        """Of autograd's node that runs; None outside backward, and for what adds gradients to parameters."""
+        if self.current_pass == FORWARD or len(self._stack) > 1:
+            return self._stack[-1]
         node = torch._C._current_autograd_node()
-        number: int | None = node._sequence_nr() if node is not None else None
-        return number if number is not None and number < 2**63 else None
+        number = node._sequence_nr() if node is not None else None
+        if number is None or number >= 2**63:  # what adds gradients to parameters has no number of its own
+            return ""
+        return self._modules[bisect_right(self._first_nodes, number) - 1]
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Any, types: Sequence[Any], args: Arguments = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        given = kwargs if kwargs is not None else {}
-        self.ran += 1
-        if not self.ran % TICK and self.tick is not None:
-            self.tick()
-        # Whatever asks a tensor for its shape in here would pass torch.device("meta") again: a third of the time.
-        with torch._C.DisableTorchFunction():
-            traits = self._traits.get(id(func))
-            if traits is None:
-                traits = self._traits[id(func)] = traits_of(func)
-            if traits.is_view:
-                try:
-                    return run_as_torch(func, args, given)
-                except Exception:
-                    self.failed_in = self.place()
-                    raise
-            key = key_of(traits, args, given) if traits.is_remembered else None
-            known = self._known.get(key) if key is not None else None
-            if known is not None:
-                if known.work is not None:
-                    self._add(known.work)
-                return again(known, args)
-            try:
-                out = run_shapes(func, args, given)
-            except Exception:
-                self.failed_in = self.place()
-                raise
-            did = None if traits.effort is Effort.NOTHING else did_by(func, traits.effort, args, out)
-            if did is not None:
-                self._add(did)
-            if key is not None and (known := remembered(args, given, out, did)) is not None:
-                if len(self._known) >= LARGEST:
-                    self._known.clear()
-                self._known[key] = known
+        out = func(*args, **(kwargs or {}))
+        self._kernels += 1
+        if self._progress is not None and self._kernels % _TICK == 0:
+            share = 0.0 if self.current_pass == FORWARD else 0.5
+            self._progress(share, f"{self.current_pass}, {self._kernels:,} kernels")
+        effort = self._efforts.get(func)
+        if effort is None:
+            effort = self._efforts[func] = effort_of(func)
+        if effort is not Effort.NOTHING:
+            self._add(func, effort, args, kwargs or {}, out)
         return out
 
-    def count_result(self, func: Any, args: Sequence[Any], out: Any) -> None:
-        """Count a kernel that ran elsewhere."""
-        effort = traits_of(func).effort
-        if effort is not Effort.NOTHING:
-            self._add(did_by(func, effort, args, out))
-
-    def _add(self, did: Did) -> None:
-        if self.record is not None:
-            self.record.add(did)
-            return
-        place = self.place()
-        tally = self._tally.get((place, self.current_pass))
-        if tally is None:
-            tally = self._tally[place, self.current_pass] = [0, 0, 0]
-        tally[0] += did.operations
-        tally[1] += did.elementwise
-        tally[2] += did.moved_bytes
-        if did.is_shown:
-            kernels = self.kernels.get(place)
-            if kernels is None:
-                kernels = self.kernels[place] = {}
-            kernels[did.name] = None
-            if did.unknown:
-                key = place, did.unknown
-                self.unknown[key] = self.unknown.get(key, 0) + 1
-
-    def add_record(self, record: Record, place: str) -> None:
-        """Count what was recorded for a module."""
-        for (name, is_shown, unknown), (times, operations, elementwise, moved_bytes) in record.sums.items():
-            tally = self._tally.setdefault((place, self.current_pass), [0, 0, 0])
-            tally[0] += operations
-            tally[1] += elementwise
-            tally[2] += moved_bytes
-            if is_shown:
-                self.kernels.setdefault(place, {}).setdefault(name)
-            if unknown:
-                self.unknown[place, unknown] = self.unknown.get((place, unknown), 0) + times
+    def _add(self, func: Any, effort: Effort, args: Arguments, kwargs: Mapping[str, Any], out: Any) -> None:
+        name, module = func.overloadpacket.__name__, self.current_module()
+        operations = values = moved_bytes = 0
+        if _is_dense(args) and _is_dense((out,)):
+            moved_bytes, values = memory_traffic(name, args, out)
+        else:
+            effort = Effort.UNKNOWN
+        if effort is Effort.UNKNOWN:
+            values = 0
+            key = module, str(func)
+            self.unknown[key] = self.unknown.get(key, 0) + 1
+        elif effort is Effort.PRODUCT:
+            # A product of two complex numbers is four of real ones, and so is the sum.
+            parts = 4 if any(isinstance(a, Tensor) and a.is_complex() for a in args) else 1
+            own = FORMULAS.get(func.overloadpacket)
+            counted = own(args, out) if own else flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
+            operations = parts * counted
+            values = _bias_values(name, args, out)
+        elif effort is Effort.MOVE:
+            values = 0
+        if effort is not Effort.MOVE:
+            self.worked.add(module)
+        sums = self._sums.setdefault((module, self.current_pass), [0, 0, 0])
+        for i, figure in enumerate((operations, values, moved_bytes)):
+            sums[i] += figure
 
     def counts(self, modules: Mapping[str, nn.Module], label: Callable[[str], str]) -> tuple[ExecutedCount, ...]:
         """What ran, by module in the order in which they first ran; ``label`` words a module's name."""
-        names = list(dict.fromkeys([n for n, _ in self._tally]))
-        found = []
-        for name in names:
-            work = {p: Work(*self._tally.get((name, p), (0, 0, 0))) for p in (FORWARD, BACKWARD)}
-            found.append(ExecutedCount(label(name), type(modules[name]).__name__, work[FORWARD], work[BACKWARD]))
-        return tuple(found)
-
-
-class Told:
-    """Says how far a mode is: in backward by the numbers of autograd's nodes, which run from the last to the first."""
-
-    def __init__(self, mode: ExecutedMode, progress: Callable[[float, str], None]) -> None:
-        self._mode, self._progress = mode, progress
-        self._share = 0.0
-        self._first = int(torch._C._autograd._get_sequence_nr())
-        self._most = 0
-
-    def __call__(self) -> None:
-        mode = self._mode
-        number = mode.node_number() if mode.current_pass == BACKWARD else None
-        if number is not None:
-            ahead = max(number - self._first, 0)
-            self._most = max(self._most, ahead, 1)
-            self._share = max(self._share, 1 - ahead / self._most)
-        self._progress(self._share, f"{mode.current_pass}, {mode.ran:,} kernels")
+        counts = []
+        for name in dict.fromkeys(name for name, _ in self._sums):
+            forward, backward = (Work(*self._sums.get((name, p), (0, 0, 0))) for p in (FORWARD, BACKWARD))
+            counts.append(ExecutedCount(label(name), type(modules[name]).__name__, forward, backward))
+        return tuple(counts)

@@ -1,220 +1,137 @@
-"""An `OperationCount` for people and spreadsheets: one list of columns serves all forms."""
+"""An `OperationCount` as a table: for programs with plain numbers, for people in millions and megabytes."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import pandas as pd
 
-from powerd_analytics.celltext import csv_cell, markdown_cell
-from powerd_analytics.operations.counts import (
-    BYTES_PER_VALUE,
-    CONVENTIONS,
-    PAPER,
-    LayerRow,
-    OperationCount,
-    Work,
-)
-from powerd_analytics.operations.document import to_document
-from powerd_analytics.unbroken import print_unbroken
-from powerd_core.text import printable
+from powerd_analytics.export import Cell, Column, table_frame
+from powerd_analytics.operations.counts import BYTES_PER_VALUE, CONVENTIONS, LayerOperations, OperationCount, Work
 
 MIB = 2**20
-COLUMNS = (
-    "model", "batch_size", "layer", "kind", "calls", "input_shape", "output_shape", "operations_paper",
-    "mb_read_paper", "mb_written_paper", "ctc_paper", "operations_executed_forward", "operations_executed_backward",
-    "elementwise_executed_forward", "elementwise_executed_backward", "bytes_executed_forward",
-    "bytes_executed_backward", "assumed", "note",
-)  # fmt: skip
-"""Of every CSV row. The paper's operations are one forward pass; all figures are of one batch. Empty: not counted.
-``assumed``: which of ``paper``, ``forward`` and ``backward`` rest on values that nobody knows.
-"""
 TOTAL = "total"
-STOPPED = "not counted from here on"
-ABOUT, AT_LEAST, NOTHING = "≈", "≥", "–"
+
+COLUMNS = (
+    Column("model"),
+    Column("batch_size", "integer"),
+    Column("layer"),
+    Column("kind"),
+    Column("calls", "integer", "1"),
+    Column("input_shape"),
+    Column("output_shape"),
+    Column("operations_paper", "integer", "1"),
+    Column("mb_read_paper", "number", "MiB"),
+    Column("mb_written_paper", "number", "MiB"),
+    Column("ctc_paper", "number", "1"),
+    Column("operations_executed_forward", "integer", "1"),
+    Column("operations_executed_backward", "integer", "1"),
+    Column("elementwise_executed_forward", "integer", "1"),
+    Column("elementwise_executed_backward", "integer", "1"),
+    Column("bytes_executed_forward", "integer", "B"),
+    Column("bytes_executed_backward", "integer", "B"),
+    Column("note"),
+)
+"""For programs. The paper's operations are one forward pass; all figures are of one batch. None: not counted."""
+_PEOPLE = (
+    Column("layer"),
+    Column("kind"),
+    Column("input"),
+    Column("output"),
+    Column("mops_paper", "number", "1e6", heading="Mops (paper)"),
+    Column("mb_read_paper", "number", "MiB", heading="MB read (paper)"),
+    Column("mb_written_paper", "number", "MiB", heading="MB written (paper)"),
+    Column("ctc_paper", "number", "1", heading="CTC (paper)"),
+    Column("mops_forward", "number", "1e6", heading="Mops forward (executed)"),
+    Column("mops_backward", "number", "1e6", heading="Mops backward (executed)"),
+    Column("elementwise", "number", "1e6", heading="M element-wise, both (executed)"),
+)
 
 
-def records(count: OperationCount) -> list[dict[str, Any]]:
-    """A row a layer, and the total; then what is not counted, as rows with a note and no figure for it."""
+def operation_frame(count: OperationCount) -> pd.DataFrame:
+    """A row a layer, what is not counted as rows with a note and no figure for it, and the total."""
     silent = {text.rpartition(" (")[0] for text in count.not_counted}
-    found = []
-    for row in count.rows():
-        note = "not counted by the paper's equations" if row.name in silent else ""
-        found.append(_record(count, row, note))
-    shown = {row["layer"] for row in found}
+    rows = []
+    for layer in count.rows():
+        note = "not counted by the paper's equations" if layer.name in silent else ""
+        rows.append(_row(count, layer, note))
+    shown = {row[2] for row in rows}
     for text in count.not_counted:
         name, _, kind = text.rpartition(" (")
         if name not in shown:
-            cells = dict.fromkeys(COLUMNS) | {
-                "layer": name,
-                "kind": kind.rstrip(")"),
-                "note": "did not run as a module",
-            }
-            found.append(cells | {"model": count.model, "batch_size": count.batch_size})
-    found.append(_total(count))
-    return found
+            blank = [None] * (len(COLUMNS) - 5)
+            rows.append([count.model, count.batch_size, name, kind.rstrip(")"), *blank, "did not run as a module"])
+    rows.append(_total(count))
+    return table_frame("operations", _title(count), COLUMNS, rows, remarks(count))
 
 
-def to_csv(count: OperationCount) -> str:
-    """RFC 4180 with a header; a kernel that nobody can count is in the total's note."""
-    out = io.StringIO()
-    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: csv_cell(v) for k, v in row.items()} for row in records(count))
-    return out.getvalue()
-
-
-def to_json(count: OperationCount) -> str:
-    """What `read_count` reads."""
-    return json.dumps(to_document(count), indent=1, allow_nan=False) + "\n"
-
-
-def to_markdown(count: OperationCount) -> str:
-    """A table rounded for people, and what it means."""
-    header, lines = _view(count)
-    out = [f"**{markdown_cell(_title(count))}**", ""]
-    out.append("| " + " | ".join(header) + " |")
-    out.append("|" + "|".join(" --- " if h in ("layer", "kind") else " ---: " for h in header) + "|")
-    out += ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines]
-    out += ["", *(f"- {markdown_cell(text)}" for text in remarks(count))]
-    return "\n".join(out) + "\n"
-
-
-def print_table(count: OperationCount, console: Console) -> None:
-    """The same for a terminal."""
-    header, lines = _view(count)
-    shown = Table(
-        title=printable(_title(count)), title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD
-    )
-    for name in header:
-        shown.add_column(name, justify="left" if name in ("layer", "kind") else "right", overflow="fold")
-    for line in lines:
-        shown.add_row(*(Text(printable(cell)) for cell in line))
-    print_unbroken(shown, console)
-    for text in remarks(count):
-        console.print(printable(text), markup=False, highlight=False)
-
-
-MAKERS: dict[str, Callable[[OperationCount], str]] = {"csv": to_csv, "json": to_json, "markdown": to_markdown}
+def people_frame(count: OperationCount) -> pd.DataFrame:
+    """The same in millions of operations and megabytes of 2^20 bytes, with what is not counted in the notes."""
+    rows = []
+    for row in operation_frame(count).to_dict("records"):
+        forward, backward = row["elementwise_executed_forward"], row["elementwise_executed_backward"]
+        executed = row["operations_executed_forward"], row["operations_executed_backward"]
+        elementwise = forward + backward if forward is not None else None
+        rows.append(
+            [row["layer"], row["kind"], row["input_shape"], row["output_shape"], _millions(row["operations_paper"]),
+             row["mb_read_paper"], row["mb_written_paper"], row["ctc_paper"], *map(_millions, (*executed, elementwise))]
+        )  # fmt: skip
+    return table_frame("operations", _title(count), _PEOPLE, rows, remarks(count))
 
 
 def remarks(count: OperationCount) -> list[str]:
     """What the columns mean, and what is in none of them."""
-    found = [f"{name}: {text}" for name, text in CONVENTIONS.items()]
+    notes = [f"{name}: {text}" for name, text in CONVENTIONS.items()]
     kinds: dict[str, list[str]] = {}
     for text in count.not_counted:
         name, _, kind = text.rpartition(" (")
         kinds.setdefault(kind.rstrip(")"), []).append(name)
     for kind, names in kinds.items():
         some = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
-        found.append(f"not counted (paper): {len(names)} {kind}: {some}")
-    found += [f"not counted (executed): {text}" for text in count.executed_not_counted]
-    found += [f"{STOPPED}: {count.stopped}; figures are of what ran before"] if count.stopped else []
-    if count.assumed:
-        found.append(f"{ABOUT}: rests on values that shapes do not tell, of which was assumed:")
-        found += [f"assumed: {text}" for text in count.assumed]
-    found.append("not in it: the loss and the update of parameters")
-    return found + list(count.notes)
+        notes.append(f"not counted (paper): {len(names)} {kind}: {some}")
+    notes += [f"not counted (executed): {text}" for text in count.executed_not_counted]
+    return [*notes, "not in it: the loss and the update of parameters", *count.notes]
 
 
-def _record(count: OperationCount, row: LayerRow, note: str) -> dict[str, Any]:
-    forward, backward = row.forward, row.backward
-    first = row.calls[0] if row.calls else None
-    return {
-        "model": count.model,
-        "batch_size": count.batch_size,
-        "layer": row.name,
-        "kind": row.kind,
-        "calls": len(row.calls) or None,
-        "input_shape": _shape(first.input_shape) if first else None,
-        "output_shape": _shape(first.output_shape) if first else None,
-        "operations_paper": row.operations_paper,
-        "mb_read_paper": _mib(row.values_read),
-        "mb_written_paper": _mib(row.values_written),
-        "ctc_paper": row.ctc,
-        **_work(forward, backward),
-        "assumed": " ".join(row.assumed),
-        "note": note,
-    }
+def _row(count: OperationCount, layer: LayerOperations, note: str) -> list[Cell]:
+    first = layer.calls[0] if layer.calls else None
+    shapes = ["x".join(map(str, s)) for s in (first.input_shape, first.output_shape)] if first else [None, None]
+    return [
+        count.model, count.batch_size, layer.name, layer.kind, len(layer.calls) or None,
+        *shapes,
+        layer.operations_paper, _mib(layer.values_read), _mib(layer.values_written), layer.ctc,
+        *_executed(layer.forward, layer.backward), note,
+    ]  # fmt: skip
 
 
-def _total(count: OperationCount) -> dict[str, Any]:
+def _total(count: OperationCount) -> list[Cell]:
     batch = count.batch_size
-    missing = [f"{STOPPED}: {count.stopped}"] if count.stopped else []
-    missing += [f"{text}: not counted (executed)" for text in count.executed_not_counted]
+    missing = [f"{text}: not counted (executed)" for text in count.executed_not_counted]
     if count.not_counted:
         missing.append(f"{len(count.not_counted)} modules not counted (paper)")
-    return dict.fromkeys(COLUMNS) | {
-        "model": count.model,
-        "batch_size": batch,
-        "layer": TOTAL,
-        "operations_paper": batch * count.total,
-        "mb_read_paper": _mib(batch * count.values_read),
-        "mb_written_paper": _mib(batch * count.values_written),
-        "ctc_paper": count.ctc,
-        **_work(count.forward, count.backward),
-        "assumed": " ".join(dict.fromkeys(part for row in count.rows() for part in row.assumed)),
-        "note": "; ".join([*missing, *(f"assumed: {text}" for text in count.assumed), *count.notes]),
-    }
+    return [
+        count.model, batch, TOTAL, None, None, None, None, batch * count.total, _mib(batch * count.values_read),
+        _mib(batch * count.values_written), count.ctc, *_executed(count.forward, count.backward),
+        "; ".join([*missing, *count.notes]),
+    ]  # fmt: skip
 
 
-def _work(forward: Work | None, backward: Work | None) -> dict[str, int | None]:
-    return {
-        "operations_executed_forward": forward.operations if forward else None,
-        "operations_executed_backward": backward.operations if backward else None,
-        "elementwise_executed_forward": forward.elementwise if forward else None,
-        "elementwise_executed_backward": backward.elementwise if backward else None,
-        "bytes_executed_forward": forward.moved_bytes if forward else None,
-        "bytes_executed_backward": backward.moved_bytes if backward else None,
-    }
-
-
-def _view(count: OperationCount) -> tuple[list[str], list[list[str]]]:
-    header = ["layer", "kind", "input", "output", "Mops (paper)", "MB read (paper)", "MB written (paper)",
-              "CTC (paper)", "Mops forward (executed)", "Mops backward (executed)",
-              "M element-wise, both (executed)"]  # fmt: skip
-    lines = []
-    for r in records(count):
-        elementwise = None
-        if r["elementwise_executed_forward"] is not None:
-            elementwise = r["elementwise_executed_forward"] + r["elementwise_executed_backward"]
-        least = AT_LEAST if count.stopped and r["layer"] == TOTAL else ""
-        assumed = (r["assumed"] or "").split()
-        paper, forward, backward = (ABOUT if p in assumed else least for p in (PAPER, "forward", "backward"))
-        both = ABOUT if ABOUT in (forward, backward) else least
-        numbers = [
-            paper + _millions(r["operations_paper"]), paper + _decimal(r["mb_read_paper"]),
-            paper + _decimal(r["mb_written_paper"]), paper + _decimal(r["ctc_paper"], 1),
-            forward + _millions(r["operations_executed_forward"]),
-            backward + _millions(r["operations_executed_backward"]), both + _millions(elementwise),
-        ]  # fmt: skip
-        numbers = [NOTHING if cell.endswith(NOTHING) else cell for cell in numbers]
-        lines.append([r["layer"], r["kind"] or "", r["input_shape"] or "", r["output_shape"] or "", *numbers])
-    return header, lines
+def _executed(forward: Work | None, backward: Work | None) -> Sequence[int | None]:
+    if forward is None or backward is None:
+        return [None] * 6
+    return [
+        forward.operations, backward.operations, forward.elementwise, backward.elementwise, forward.moved_bytes,
+        backward.moved_bytes,
+    ]  # fmt: skip
 
 
 def _title(count: OperationCount) -> str:
     return f"{count.model}, one batch of {count.batch_size}; Mops: 10^6 operations, MB: 2^20 bytes, –: not counted"
 
 
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
 def _mib(values: int | None) -> float | None:
     return values * BYTES_PER_VALUE / MIB if values is not None else None
 
 
-def _millions(value: int | None) -> str:
-    return NOTHING if value is None else f"{value / 1e6:.3f}"
-
-
-def _decimal(value: float | None, places: int = 3) -> str:
-    return NOTHING if value is None else f"{value:.{places}f}"
+def _millions(value: int | None) -> float | None:
+    return value / 1e6 if value is not None else None

@@ -19,9 +19,7 @@ class PaperHook:
         """``batch_size``: samples in the first dimension of what the model is given; 0: whatever a layer has there."""
         self.batch_size = batch_size
         self.is_open = True
-        """False in backward, whose calls are no part of the convention."""
-        self.is_assumed = False
-        """Shapes rest on values that nobody knows."""
+        """False in backward, whose calls (of checkpoints) are no part of the convention."""
         self.layers: list[LayerCount] = []
         self.not_counted: dict[str, None] = {}
         self.seen: set[str] = set()
@@ -37,9 +35,9 @@ class PaperHook:
             kind = type(module).__name__
             self.seen.add(name)
             count = None
+            both = (inputs[0] if inputs else None, output)
             # Nested tensors have dimensions that are no numbers.
-            given = (inputs[0] if inputs else None, output)
-            if all(isinstance(t, torch.Tensor) and not t.is_nested for t in given):
+            if all(isinstance(t, torch.Tensor) and not t.is_nested for t in both):
                 count = operations_of(module, inputs[0], output)
             if count is None:
                 self.not_counted.setdefault(f"{name} ({kind})")
@@ -47,7 +45,7 @@ class PaperHook:
             x, y = tuple(inputs[0].shape[1:]), tuple(output.shape[1:])
             times = self._times(inputs[0])
             read = times * prod(x) + weights_of(module)
-            layer = LayerCount(name, kind, times * count, x, y, read, times * prod(y), self.is_assumed)
+            layer = LayerCount(name, kind, times * count, x, y, read, times * prod(y))
             self.layers.append(layer)
 
         return leave

@@ -1,19 +1,102 @@
-"""Models by name, made here so that nothing has to be downloaded: those of the papers, and a few that everybody knows.
-
-AlexNet after Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014); CaffeNet, the two
-groups of Krizhevsky et al. (2012) with pooling before normalisation; VGG-16 after Simonyan and Zisserman (2015),
-configuration D; the encoder after Vaswani et al., "Attention is all you need" (2017), the base size.
-2D-CNN: gait from 50 maps of optical flow of 60 x 60, as in Castro et al.; the text and table 1 disagree on ``full5``.
-"""
+"""ResNets after He et al., "Deep residual learning for image recognition" (2016), table 1, and the one for gait."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor, nn
 
-from powerd_analytics.operations.zoo_resnet import resnet18, resnet34, resnet34_padded, resnet50, resnet_gait
+
+class Padded(nn.Module):
+    """A shortcut without parameters: every other value, and zeros for the channels that there were not (option A)."""
+
+    def __init__(self, step: int, more: int) -> None:
+        super().__init__()
+        self.step, self.more = step, more
+
+    def forward(self, x: Tensor) -> Tensor:
+        padded: Tensor = nn.functional.pad(x[:, :, :: self.step, :: self.step], (0, 0, 0, 0, 0, self.more))
+        return padded
+
+
+class Block(nn.Module):
+    """Convolutions with normalisation, a shortcut around them (adapted where the shape changes), and their sum.
+
+    ``plan``: channels, kernel and stride of each convolution.
+    """
+
+    def __init__(self, cin: int, plan: Sequence[tuple[int, int, int]], *, projects: bool = True) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        channels, step = cin, 1
+        for i, (cout, kernel, stride) in enumerate(plan):
+            layers += [nn.ReLU(inplace=True)] if i else []
+            layers += [nn.Conv2d(channels, cout, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(cout)]
+            channels, step = cout, step * stride
+        self.body = nn.Sequential(*layers)
+        self.shortcut: nn.Module = nn.Identity()
+        if (step != 1 or channels != cin) and not projects:
+            self.shortcut = Padded(step, channels - cin)
+        elif step != 1 or channels != cin:
+            self.shortcut = nn.Sequential(nn.Conv2d(cin, channels, 1, step, bias=False), nn.BatchNorm2d(channels))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.relu(self.body(x) + self.shortcut(x))
+        return y
+
+
+class ResNet(nn.Module):
+    """[n, cin, h, w] to [n, classes], in four stages of ``blocks``."""
+
+    def __init__(
+        self, blocks: Sequence[int], *, bottleneck: bool, cin: int = 3, classes: int = 1000, projects: bool = True
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(cin, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+        )
+        channels = 64
+        stages = []
+        for i, (count, width) in enumerate(zip(blocks, (64, 128, 256, 512), strict=True)):
+            stage = []
+            for j in range(count):
+                stride = 2 if i and not j else 1
+                if bottleneck:  # the stride is the 3x3 convolution's
+                    plan = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
+                else:
+                    plan = [(width, 3, stride), (width, 3, 1)]
+                stage.append(Block(channels, plan, projects=projects))
+                channels = plan[-1][0]
+            stages.append(nn.Sequential(*stage))
+        self.stages = nn.Sequential(*stages)
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.flatten = nn.Flatten()
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.flatten(self.pool(self.stages(self.stem(x)))))
+        return logits
+
+
+def resnet34(classes: int = 1000) -> nn.Module:
+    """21.8 million parameters."""
+    return ResNet((3, 4, 6, 3), bottleneck=False, classes=classes)
+
+
+def resnet50(classes: int = 1000) -> nn.Module:
+    """25.6 million parameters."""
+    return ResNet((3, 4, 6, 3), bottleneck=True, classes=classes)
+
+
+# Models by name, made here so that nothing has to be downloaded: those of the papers, and a few that everybody knows.
+#
+# AlexNet after Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014); CaffeNet, the two
+# groups of Krizhevsky et al. (2012) with pooling before normalisation; VGG-16 after Simonyan and Zisserman (2015),
+# configuration D; the encoder after Vaswani et al., "Attention is all you need" (2017), the base size.
+# 2D-CNN: gait from 50 maps of optical flow of 60 x 60, as in Castro et al.; the text and table 1 disagree on ``full5``.
 
 
 def alexnet(classes: int = 1000) -> nn.Module:
@@ -41,7 +124,8 @@ def caffenet(classes: int = 1000) -> nn.Module:
 
 
 def cnn_2d(classes: int = 150, *, full5: bool = False) -> nn.Module:
-    """For 50 x 60 x 60: table 1's operations and megabytes of Castro et al. follow without ``full5``."""
+    """For 50 x 60 x 60: table 1's operations and megabytes of Castro et al. follow without ``full5``, which the text
+    names."""
     features = [
         *_conv(50, 96, 7), nn.MaxPool2d(2),
         *_conv(96, 192, 5, stride=2), nn.MaxPool2d(2),
@@ -50,11 +134,6 @@ def cnn_2d(classes: int = 150, *, full5: bool = False) -> nn.Module:
     ]  # fmt: skip
     fifth = [*_full(4096, 4096), nn.Dropout()] if full5 else []
     return nn.Sequential(*features, *fifth, *_full(4096, 2048), nn.Dropout(), nn.Linear(2048, classes), nn.Softmax(-1))
-
-
-def cnn_2d_full5() -> nn.Module:
-    """The same with the ``full5`` that the text names."""
-    return cnn_2d(full5=True)
 
 
 def vgg16(classes: int = 1000) -> nn.Module:
@@ -86,8 +165,8 @@ class Encoder(nn.Module):
         y = self.tokens(x) + self.positions[: x.shape[1]]
         for layer in self.layers:
             y = layer(y)
-        made: Tensor = self.classifier(y)
-        return made
+        logits: Tensor = self.classifier(y)
+        return logits
 
 
 def _conv(cin: int, cout: int, kernel: int, stride: int = 1, padding: int = 0, groups: int = 1) -> list[nn.Module]:
@@ -110,12 +189,13 @@ class Entry:
 IMAGE = (3, 224, 224)
 ZOO: dict[str, Entry] = {
     "2d-cnn": Entry(cnn_2d, (50, 60, 60)),
-    "2d-cnn-full5": Entry(cnn_2d_full5, (50, 60, 60)),
+    "2d-cnn-full5": Entry(partial(cnn_2d, full5=True), (50, 60, 60)),
     "alexnet": Entry(alexnet, IMAGE),
     "caffenet": Entry(caffenet, (3, 227, 227)),
-    "resnet": Entry(resnet_gait, (50, 60, 60)),
-    "resnet-im": Entry(resnet34_padded, IMAGE),
-    "resnet18": Entry(resnet18, IMAGE),
+    # ResNet-34 for 50 maps of optical flow, as far as the text of Castro et al. says what theirs is.
+    "resnet": Entry(partial(ResNet, (3, 4, 6, 3), bottleneck=False, cin=50, classes=150), (50, 60, 60)),
+    "resnet-im": Entry(partial(ResNet, (3, 4, 6, 3), bottleneck=False, projects=False), IMAGE),
+    "resnet18": Entry(partial(ResNet, (2, 2, 2, 2), bottleneck=False), IMAGE),
     "resnet34": Entry(resnet34, IMAGE),
     "resnet50": Entry(resnet50, IMAGE),
     "transformer": Entry(Encoder, (128,), "int64"),

@@ -1,23 +1,42 @@
-"""What the page's traces are drawn from: readings, or least and greatest where there are too many; phases; gaps."""
+"""What the page's traces are drawn from: readings, or least and greatest where there are too many; phases; gaps.
+
+Columns of whole numbers travel as short texts, which `trace.js` takes apart: the first differences (the first from 0),
+each folded to be positive (0, -1, 1, -2 -> 0, 1, 2, 3); then all lowest bytes, all second bytes and so on; zlib,
+base64. Times are whole microseconds since the run began, watts whole steps between their line's least and greatest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import base64
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part
-from powerd_analytics.report.packing import Packed, PackedValues, pack, pack_values
 from powerd_analytics.runs.run import Run
-from powerd_analytics.signals.envelopes import envelope_of
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal
-from powerd_analytics.signals.streams import Points, count_points, fastest_of, holes_of, points_of, summed_of
-from powerd_analytics.tables.groups import group_line
+from powerd_analytics.signals.streams import (
+    Points,
+    count_points,
+    envelope_of,
+    fastest_of,
+    holes_of,
+    points_of,
+    summed_of,
+)
+from powerd_analytics.table_rows import group_line
+from powerd_analytics.text import digits, seconds
+from powerd_core.text import printable
 
+MOST_PLANES = 6
+"""48 bits: a JavaScript number holds them exactly."""
+STEPS = (1 << 16) - 1
+"""Watts are rounded to this many steps between the least and the greatest of their line."""
 UNIT_NS = 1000
-"""Times in the page are whole microseconds since the run began."""
 MOST_PHASES = 400_000
 """Phases of one run in a page; of more, the innermost are left out."""
 MOST_GAPS = 2000
@@ -26,74 +45,82 @@ FARTHEST_NS = 1 << 55
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
+Document = dict[str, Any]
+"""What the script gets as JSON."""
 
 
-@dataclass(frozen=True, slots=True)
-class TraceLine:
-    """One curve. ``block`` is how many readings each point stands for; its least and greatest power are kept."""
+@dataclass(slots=True)
+class Columns:
+    """All columns of a page, each a text under an id."""
 
-    name: str
-    role: str
-    """``sum``, ``feed`` or ``compared``."""
-    readings: int
-    block: int
-    gap_us: float
-    """Points farther apart than this are not joined."""
-    time: Packed
-    watts: PackedValues
-    """One column, or least and greatest."""
+    texts: dict[str, str] = field(default_factory=dict)
 
-    @property
-    def size(self) -> int:
-        """Characters in the page."""
-        return len(self.time.text) + sum(len(c.text) for c in self.watts.columns)
+    def add(self, values: NDArray[np.integer[Any]]) -> Document:
+        """What the script needs to find and unpack a column of whole numbers.
 
+        Raises `ValueError` for differences beyond 47 bits.
+        """
+        d = np.diff(values.astype(np.int64), prepend=np.int64(0))
+        folded = np.where(d < 0, -2 * d - 1, 2 * d).astype(np.uint64)
+        planes = max(1, -(-int(folded.max(initial=0)).bit_length() // 8))
+        if planes > MOST_PLANES:
+            raise ValueError(f"differences of up to {d.max()} do not fit into {MOST_PLANES} bytes")
+        raw = folded.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :planes]
+        name = f"data-{len(self.texts)}"
+        self.texts[name] = base64.b64encode(zlib.compress(np.ascontiguousarray(raw.T).tobytes(), 6)).decode("ascii")
+        return {"id": name, "n": len(values), "planes": planes}
 
-@dataclass(frozen=True, slots=True)
-class TracePhases:
-    """Phases by row of the picture: processes one below the other, each with its depths."""
-
-    names: tuple[str, ...]
-    details: tuple[str, ...]
-    """Group of each class, such as the model and the batch size."""
-    columns: tuple[Packed, ...]
-    """Begin, duration (both microseconds), class, row."""
-    rows: int
-    left_out: int
+    def add_values(self, *columns: Values) -> Document:
+        """Finite numbers ``low + step * q`` on one scale, each rounded by at most half a step; the columns hold q."""
+        low = min((float(c.min()) for c in columns if len(c)), default=0.0)
+        high = max((float(c.max()) for c in columns if len(c)), default=0.0)
+        step = (high - low) / STEPS or 1.0
+        packed = [self.add(np.rint((c - low) / step).astype(np.int64)) for c in columns]
+        return {"low": low, "step": step, "columns": packed}
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
-    """The picture of one device: curves, phases, stretches without readings [us]."""
+def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int, columns: Columns) -> Document:
+    """The trace of one device with at most about ``most_points`` points in all curves together.
 
-    device: str
-    provenance: str
-    length_us: int
-    lines: tuple[TraceLine, ...]
-    gaps: tuple[tuple[int, int], ...]
-    has_sum: bool
-
-
-def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int) -> Trace:
-    """The trace of one device with at most about ``most_points`` points in all curves together."""
-    signals = [s for s in (*part.signals, *compared) if len(s) > 1]
-    whole = [s for s in part.signals if len(s) > 1]
-    has_sum = len(whole) > 1
-    each = max(most_points // max(len(signals) + has_sum, 1), 1000)
+    Each line says how many readings it has and how many a point stands for (``block``, of which the least and the
+    greatest power are kept). Points farther apart than ``gap_us`` are not joined; ``gaps`` are stretches without
+    readings [us].
+    """
+    feeds = [s for s in part.signals if len(s) > 1]
+    others = [s for s in compared if len(s) > 1]
+    has_sum = len(feeds) > 1
+    each = max(most_points // max(len(feeds) + len(others) + has_sum, 1), 1000)
     lines = []
+
+    def add(name: str, role: str, points: Iterator[Points], n: int, spacing_ns: float) -> None:
+        block = 1 if n <= each else int(np.ceil(2 * n / each))
+        t_ns, low, high = envelope_of(points, np.arange(0, n, block))
+        watts = columns.add_values(low) if block == 1 else columns.add_values(low, high)
+        # What a block spans is known only to the next one's begin.
+        gap_us = LATE_FACTOR * spacing_ns / UNIT_NS * (1 if block == 1 else block + 1)
+        time = columns.add(_microseconds(run, t_ns))
+        lines.append(
+            {"name": printable(name), "role": role, "readings": n, "block": block, "gap_us": gap_us, "time": time}
+            | {"watts": watts}
+        )
+
     if has_sum:
-        fastest = fastest_of(whole)
-        name, gap = f"{part.device}, sum of lines", LATE_FACTOR * max(s.spacing_ns for s in whole)
-        lines.append(_line(run, name, "sum", summed_of(whole, fastest), count_points(fastest), gap, each))
-    for s in signals:
-        role = "feed" if s in whole else "compared"
-        lines.append(_line(run, s.line.name, role, _finite(s), count_points(s), LATE_FACTOR * s.spacing_ns, each))
-    gaps = _gaps(run, whole)
-    return Trace(part.device, part.provenance, _us(run, run.end_ns), tuple(lines), gaps, has_sum)
+        fastest = fastest_of(feeds)
+        spacing_ns = max(s.spacing_ns for s in feeds)
+        name = f"{part.device}, sum of lines"
+        add(name, "sum", summed_of(feeds, fastest), count_points(fastest), spacing_ns)
+    for role, signals in (("feed", feeds), ("compared", others)):
+        for s in signals:
+            add(s.line.name, role, _finite(s), count_points(s), s.spacing_ns)
+    length_us = (run.end_ns - run.begin_ns) // UNIT_NS
+    about = {"device": printable(part.device), "provenance": part.provenance}
+    return {**about, "length_us": length_us, "gaps": _gaps(run, feeds), "lines": lines}
 
 
-def phases_of(run: Run, most: int = MOST_PHASES) -> TracePhases:
-    """The phases of a run, outermost first where not all fit."""
+def phases_of(run: Run, columns: Columns, most: int = MOST_PHASES) -> Document:
+    """The phases of a run, outermost first where not all fit: names and groups of their classes, and the columns begin,
+    duration (both microseconds), class, and row in the picture, where processes lie one below the other, each with its
+    depths."""
     p = run.phases
     kept = np.arange(len(p))
     if len(p) > most:
@@ -101,24 +128,23 @@ def phases_of(run: Run, most: int = MOST_PHASES) -> TracePhases:
         kept = np.flatnonzero(p.depth < max(int(deepest), 1))[:most]
     overlaps = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
     lanes = p.process.astype(np.int64) * 1000 + np.where(overlaps, 999, p.depth)
-    used = np.unique(lanes[kept]) if len(kept) else np.zeros(0, np.int64)
-    begin, end = _within(run, p.begin_ns[kept]), _within(run, p.end_ns[kept])
+    used = np.unique(lanes[kept])
+    begin, end = _microseconds(run, p.begin_ns[kept]), _microseconds(run, p.end_ns[kept])
     rows = np.searchsorted(used, lanes[kept])
     order = np.lexsort((begin, rows))
-    columns = tuple(pack(c[order]) for c in (begin, end - begin, p.label[kept], rows))
-    details = tuple(group_line(dict(c.group)) for c in p.classes)
-    names = tuple(c.name for c in p.classes)
-    return TracePhases(names, details, columns, len(used), len(p) - len(kept))
+    return {
+        "names": [printable(c.name) for c in p.classes],
+        "details": [printable(group_line(dict(c.group))) for c in p.classes],
+        "columns": [columns.add(c[order]) for c in (begin, end - begin, p.label[kept], rows)],
+        "rows": len(used),
+        "left_out": len(p) - len(kept),
+    }
 
 
-def _us(run: Run, t_ns: int) -> int:
-    return (t_ns - run.begin_ns) // UNIT_NS
-
-
-def _within(run: Run, t_ns: Ints) -> Ints:
-    """Microseconds since the run began; times that are wildly wrong are brought to where a page can hold them."""
-    found: Ints = np.clip(t_ns, run.begin_ns - FARTHEST_NS, run.begin_ns + FARTHEST_NS) - run.begin_ns
-    return found // UNIT_NS
+def _microseconds(run: Run, t_ns: Ints) -> Ints:
+    """Since the run began; times that are wildly wrong are brought to where a page can hold them."""
+    since_ns: Ints = np.clip(t_ns, run.begin_ns - FARTHEST_NS, run.begin_ns + FARTHEST_NS) - run.begin_ns
+    return since_ns // UNIT_NS
 
 
 def _finite(signal: Signal) -> Iterator[Points]:
@@ -128,23 +154,54 @@ def _finite(signal: Signal) -> Iterator[Points]:
             yield t[good], watts[good]
 
 
-def _line(run: Run, name: str, role: str, points: Iterator[Points], n: int, gap_ns: float, most: int) -> TraceLine:
-    block = 1 if n <= most else int(np.ceil(2 * n / most))
-    t_ns, low, high = envelope_of(points, np.arange(0, n, block))
-    time, watts_columns = _within(run, t_ns), (low,) if block == 1 else (low, high)
-    # What a block spans is known only to the next one's begin.
-    gap_us = gap_ns / UNIT_NS * (1 if block == 1 else block + 1)
-    return TraceLine(name, role, n, block, gap_us, pack(time), pack_values(*watts_columns))
-
-
-def _gaps(run: Run, signals: Sequence[Signal]) -> tuple[tuple[int, int], ...]:
+def _gaps(run: Run, signals: Sequence[Signal]) -> list[list[int]]:
     """Stretches that miss readings of any line, those that overlap as one; of very many, the longest."""
-    found = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s) for s in signals)])
-    found = np.unique((found - run.begin_ns) // UNIT_NS, axis=0)
-    if not len(found):
-        return ()
-    ends = np.maximum.accumulate(found[:, 1])
-    first = np.flatnonzero(np.concatenate([[True], found[1:, 0] > ends[:-1]]))
-    joined = np.stack([found[first, 0], ends[np.append(first[1:], len(found)) - 1]], 1)
-    longest = joined[np.argsort(joined[:, 0] - joined[:, 1], kind="stable")[:MOST_GAPS]]
-    return tuple((b, e) for b, e in sorted(map(tuple, longest.tolist())))
+    holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s) for s in signals)])
+    holes = np.unique((holes - run.begin_ns) // UNIT_NS, axis=0)
+    if not len(holes):
+        return []
+    ends = np.maximum.accumulate(holes[:, 1])
+    first = np.flatnonzero(np.concatenate([[True], holes[1:, 0] > ends[:-1]]))
+    merged = np.stack([holes[first, 0], ends[np.append(first[1:], len(holes)) - 1]], 1)
+    longest = merged[np.argsort(merged[:, 0] - merged[:, 1], kind="stable")[:MOST_GAPS]]
+    gaps: list[list[int]] = sorted(longest.tolist())
+    return gaps
+
+
+def box_of(run_name: str, trace: Document, phases: Document | None) -> Document:
+    """What the template shows around a trace."""
+    lines, name = trace["lines"], printable(f"{run_name}: {trace['device']}")
+    readings = sum(x["readings"] for x in lines if x["role"] != "sum")
+    note = _thinning_note(lines)
+    if phases is not None and phases["left_out"]:
+        note += f" {phases['left_out']} of the innermost phases are left out here, not in the tables."
+    return {
+        "heading": name,
+        "provenance": trace["provenance"],
+        "lines": [f"{x['name']} (compared)" if x["role"] == "compared" else x["name"] for x in lines],
+        "has_sum": any(x["role"] == "sum" for x in lines),
+        "with_phases": phases is not None and phases["rows"] > 0,
+        "text": f"Power over {seconds(trace['length_us'] * 1e-6)} of {name}, {len(lines)} curves of {readings} "
+        "readings; arrow keys move, plus and minus zoom, the values at the cursor are read out below.",
+        "note": note,
+    }
+
+
+def _thinning_note(lines: Sequence[Mapping[str, Any]]) -> str:
+    """How many readings stand in the page, and how they were thinned."""
+    if not lines:
+        return "This device has fewer than two good readings: there is nothing to draw."
+    alike: dict[str, list[Mapping[str, Any]]] = {}
+    for line in lines:
+        points = f"{line['readings']:,} readings".replace(",", " ")
+        if line["role"] == "sum":
+            points = "interpolated at the readings of the fastest line"
+        if line["block"] > 1:
+            points += f", thinned: least and greatest of every {line['block']}"
+        alike.setdefault(points, []).append(line)
+    notes = []
+    for points, same in alike.items():
+        whose, each = (same[0]["name"], "") if len(same) == 1 else (f"{len(same)} lines", " each")
+        resolution_w = max(x["watts"]["step"] for x in same) / 2
+        notes.append(f"{whose}: {points}{each}, power to within {digits(resolution_w, 2)} W")
+    return "; ".join(notes) + "."

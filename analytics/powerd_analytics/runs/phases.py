@@ -11,8 +11,9 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_client.fileshape import FARTHEST_NS, check_times, read_objects
-from powerd_client.tables import BOUND_COLUMNS
+from powerd_client.clock_map import check_times
+from powerd_client.hdf5 import BOUND_COLUMNS
+from powerd_client.runfile import read_objects
 
 OPERATIONS = "operations_per_sample"
 """The attribute that describes the model's work; it does not tell one group of phases from another."""
@@ -79,15 +80,10 @@ class Phases:
         """[m] which phases are of these classes."""
         wanted = np.zeros(len(self.classes), bool)
         wanted[list(labels)] = True
-        found = np.empty(len(self), bool)
+        of_classes = np.empty(len(self), bool)
         for some in pieces(len(self)):
-            found[some] = wanted[self.label[some]]
-        return found
-
-    @staticmethod
-    def empty() -> Phases:
-        none, small = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return Phases(none, none, small, small, small, small, np.zeros(0, np.bool_), (), none, none)
+            of_classes[some] = wanted[self.label[some]]
+        return of_classes
 
 
 def pieces(count: int, at_a_time: int | None = None) -> Iterator[slice]:
@@ -115,60 +111,28 @@ def kept(phases: Phases, which: NDArray[np.bool_]) -> Phases:
 def read_phases(group: h5py.Group) -> Phases:
     """The phases of a run file. Raises KeyError, TypeError or ValueError when they contradict themselves."""
     begin, end = (group[name][:].astype(np.int64, copy=False) for name in ("begin_ns", "end_ns"))
-    kinds = read_objects(group["kinds"])
-    for entry in kinds:
-        if not isinstance(entry.get("name"), str) or not isinstance(entry.get("attributes") or {}, dict):
-            raise TypeError("a kind of phase without a name or attributes")
-    m = len(begin)
     for edges in (begin, end):
         check_times(edges, "a phase")
     if np.any(end < begin):
         raise ValueError("a phase ends before it begins")
-    kind = _small(group, "kind", m, 0, len(kinds) - 1, "a phase of a kind that is not listed")
-    parent = _small(group, "parent", m, -1, m - 1, _ORDER)
-    if any(np.any(parent[some] >= np.arange(some.start, some.stop)) for some in pieces(m)):
-        raise ValueError(_ORDER)
+    kinds = read_objects(group["kinds"])
+    kind, parent, process = (group[name].astype(np.int32)[:] for name in ("kind", "parent", "process"))
+    if kind.min(initial=0) < 0 or kind.max(initial=-1) >= len(kinds) or parent.min(initial=-1) < -1:
+        raise ValueError("a phase of a kind or inside a phase that is not listed")
+    if any(np.any(parent[some] >= np.arange(some.start, some.stop)) for some in pieces(len(parent))):
+        raise ValueError("a phase is listed before the phase around it")
     depth, label, classes = _classify(kind, parent, kinds)
-    least, most = np.iinfo(np.int32).min, np.iinfo(np.int32).max
-    process = _small(group, "process", m, least, most, "a phase of a process that cannot be")
     cut = group["cut"][:].astype(bool)
-    bounds = [_bound(group, name, m) for name in BOUND_COLUMNS]
+    bounds = [_bound(group, name, len(begin)) for name in BOUND_COLUMNS]
     return Phases(begin, end, label, parent, depth, process, cut, classes, *bounds)
-
-
-_ORDER = "a phase is listed before the phase around it"
-
-
-def _small(group: h5py.Group, name: str, m: int, least: int, most: int, wrong: str) -> Small:
-    """A column [m] of whole numbers. Raises ValueError, as ``wrong`` says, for one that is not in this range."""
-    found = np.empty(m, np.int32)
-    for some, values in _read(group, name, m):
-        if values.min() < least or values.max() > most:
-            raise ValueError(wrong)
-        found[some] = values
-    return found
-
-
-def _read(group: h5py.Group, name: str, m: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-    column = group[name]
-    if len(column) != m:
-        raise ValueError(f"the phases' columns differ in length: {name}")
-    for some in pieces(m):
-        yield some, column[some].astype(np.int64, copy=False)
 
 
 def _bound(group: h5py.Group, name: str, m: int) -> Whole:
     if name not in group:
-        none: Whole = np.broadcast_to(np.zeros(1, np.int32), m)
-        return none
-    bound: Whole = np.empty(m, np.int32)
-    for some, values in _read(group, name, m):
-        if values.min() < -1 or values.max() > FARTHEST_NS:
-            raise ValueError(f"a phase with a {name} that cannot be")
-        if values.max() > np.iinfo(bound.dtype).max:
-            bound = np.asarray(bound, np.int64)  # more than two seconds: hardly ever
-        bound[some] = values
-    return bound
+        return np.broadcast_to(np.zeros(1, np.int32), m)
+    bound: Whole = group[name][:]
+    # More than two seconds: hardly ever.
+    return bound if bound.max(initial=0) > np.iinfo(np.int32).max else bound.astype(np.int32)
 
 
 def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[Small, Small, tuple[PhaseClass, ...]]:
@@ -200,13 +164,13 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
             attributes = {**around.attributes, **(kinds[k].get("attributes") or {})}
             attributes = {n: _hashable(v) for n, v in attributes.items()}
             timing = str(kinds[k].get("timing", "host"))
-            made = PhaseClass((*around.path, kinds[k]["name"]), attributes, timing)
-            same = (made.path, tuple((n, identity(v)) for n, v in made.group), made.timing)
+            this = PhaseClass((*around.path, str(kinds[k]["name"])), attributes, timing)
+            same = (this.path, tuple((n, identity(v)) for n, v in this.group), this.timing)
             if same not in index:
                 index[same] = len(classes)
-                classes.append(made)
+                classes.append(this)
             else:
-                classes[index[same]] = _with_operations(classes[index[same]], made)
+                classes[index[same]] = _with_operations(classes[index[same]], this)
             numbers.append(index[same])
         for some in pieces(len(kind)):
             rows = rows_of(level, some)

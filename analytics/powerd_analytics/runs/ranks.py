@@ -83,10 +83,10 @@ class Ranks:
         process = run.phases.process
         if np.all(self.of_process == self.of_process[:1]):
             return np.broadcast_to(self.of_process[:1], process.shape)  # of many phases there is not one more column
-        found = np.empty(len(process), np.int32)
+        tracks = np.empty(len(process), np.int32)
         for some in pieces(len(process)):
-            found[some] = self.of_process[process[some]]
-        return found
+            tracks[some] = self.of_process[process[some]]
+        return tracks
 
 
 def present_in(tracks: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -98,28 +98,28 @@ def ranks_of(run: Run) -> Ranks:
     """The ranks that the run's processes say they are, with the devices they take joules from."""
     count = max(len(run.processes), int(run.phases.process.max(initial=-1)) + 1)
     of_process = np.full(count, NOBODY, np.int32)
-    found: dict[int, list[Mapping[str, Any]]] = {}
+    by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for i, process in enumerate(run.processes):
         rank = _number(process.get("rank"))
         if rank is not None:
             of_process[i] = rank
-            found.setdefault(rank, []).append(process)
-    ranks = [_rank(number, found[number]) for number in sorted(found)]
-    said = [n for process in run.processes if (n := _number(process.get("world_size"))) is not None]
-    return Ranks(tuple(_shared_out(run, ranks)), of_process, max([1, *said]))
+            by_rank.setdefault(rank, []).append(process)
+    ranks = [_rank(number, by_rank[number]) for number in sorted(by_rank)]
+    sizes = [n for process in run.processes if (n := _number(process.get("world_size"))) is not None]
+    return Ranks(tuple(_with_devices(run, ranks)), of_process, max([1, *sizes]))
 
 
 def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31 else None
+    return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
 
 
 def _rank(number: int, processes: list[Mapping[str, Any]]) -> RunRank:
     gpus: dict[Identity, None] = {}
     for process in processes:
-        said = process.get("devices")
-        for device in said if isinstance(said, list) else ():
-            if isinstance(device, dict) and (one := _identity([device.get("uuid")], [device.get("pci")])):
-                gpus[one] = None
+        devices = process.get("devices")
+        for device in devices if isinstance(devices, list) else ():
+            if isinstance(device, dict) and (gpu := _identity([device.get("uuid")], [device.get("pci")])):
+                gpus[gpu] = None
     locals_ = [n for p in processes if (n := _number(p.get("local_rank"))) is not None]
     pids = tuple(n for p in processes if (n := _number(p.get("pid"))) is not None)
     return RunRank(number, locals_[0] if locals_ else None, pids, tuple(gpus))
@@ -132,31 +132,21 @@ def _identity(uuids: list[Any], pcis: list[Any]) -> Identity:
 def device_identity(run: Run, device: str) -> Identity:
     """Which GPU a device is, as the configuration says, else as the sources of its lines do; several GPUs where lines
     of several feed it."""
-    found = run.device(device)
-    told = _identity([found.uuid], [found.pci])
-    if told:
-        return told
-    feeds = [run.lines[name] for name in found.feeds]
-    others = [line for line in run.lines.values() if line.device == found.name]
-    for lines in (feeds, others):
-        told = _identity([line.detail.get("uuid") for line in lines], [line.detail.get("pci_bus_id") for line in lines])
-        if told:
-            break
-    return told
+    configured = run.device(device)
+    identity = _identity([configured.uuid], [configured.pci])
+    feeds = [run.lines[name] for name in configured.feeds]
+    for lines in (feeds, [line for line in run.lines.values() if line.device == configured.name]):
+        uuids, pcis = ([line.detail.get(key) for line in lines] for key in ("uuid", "pci_bus_id"))
+        identity = identity or _identity(uuids, pcis)
+    return identity
 
 
-def _shared_out(run: Run, ranks: list[RunRank]) -> list[RunRank]:
-    """The ranks with their devices."""
+def _with_devices(run: Run, ranks: list[RunRank]) -> list[RunRank]:
     known = {name: device_identity(run, name) for name in run.devices}
     mapped = [_mapped(rank, known) for rank in ranks]
     claimed: set[str] = set().union(*mapped)
     nameless = {name for name, identity in known.items() if not identity}
-    taken = []
-    for rank, own in zip(ranks, mapped, strict=True):
-        if own:
-            taken.append(own)
-        else:
-            taken.append(nameless if rank.gpus else set(known) - claimed)
+    taken = [own or (nameless if rank.gpus else set(known) - claimed) for rank, own in zip(ranks, mapped, strict=True)]
     common = nameless.difference(*taken)
     return [
         replace(rank, devices=tuple(name for name in known if name in own or name in common))
@@ -165,11 +155,11 @@ def _shared_out(run: Run, ranks: list[RunRank]) -> list[RunRank]:
 
 
 def _mapped(rank: RunRank, known: Mapping[str, Identity]) -> set[str]:
-    found: set[str] = set()
+    devices: set[str] = set()
     for gpu in rank.gpus:
         by_uuid = {name for name, identity in known.items() if identity.uuids & gpu.uuids}
-        found |= by_uuid or {name for name, identity in known.items() if identity.pcis & gpu.pcis}
-    return found
+        devices |= by_uuid or {name for name, identity in known.items() if identity.pcis & gpu.pcis}
+    return devices
 
 
 def missing_ranks(numbers: Collection[int], world_size: int) -> str:

@@ -1,19 +1,23 @@
 """Energy of a sampled signal between any moments: prefix sums and one search an edge, no loop over phases.
 
-`energy_j` is the integral of the piecewise-linear power and nothing else. What happens at the edges of phases, where
-power steps between two readings, is the business of `powerd_analytics.edges.edges`.
+All of it is the integral of piecewise-linear power and nothing else. What happens at the edges of phases, where power
+steps between two readings, is the business of `powerd_analytics.energy.lines`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerd_analytics.signals.sweep import swept_j
 from powerd_core.errors import AnalysisError
 
-Times = NDArray[np.int64]
+Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
+
+BLOCK = 1 << 16
+"""Readings that `energy_j` sums at a time: what is needed of so many stays in a core's cache."""
 
 
 class Integral:
@@ -24,7 +28,7 @@ class Integral:
     so that after hours a phase of milliseconds is not a small difference of two huge numbers.
     """
 
-    def __init__(self, t_ns: Times, prefix: Values, mean_w: float, power_w: Values | None) -> None:
+    def __init__(self, t_ns: Ints, prefix: Values, mean_w: float, power_w: Values | None) -> None:
         self.t_ns, self._prefix, self.mean_w, self._power = t_ns, prefix, mean_w, power_w
 
     @classmethod
@@ -36,7 +40,9 @@ class Integral:
         steps = np.diff(t).astype(np.float64)
         steps *= p[1:] + p[:-1]
         steps *= 0.5e-9
-        return cls(t, _cumulated(steps, len(t)), mean, p)
+        prefix = np.zeros(len(t))
+        np.cumsum(steps, out=prefix[1:])
+        return cls(t, prefix, mean, p)
 
     @classmethod
     def of_energy(cls, t_ns: ArrayLike, energy_j: ArrayLike) -> Integral:
@@ -51,18 +57,16 @@ class Integral:
             return np.zeros(np.broadcast(begin_ns, end_ns).shape)
         begin = np.clip(np.asarray(begin_ns, np.int64), self.t_ns[0], self.t_ns[-1])
         end = np.clip(np.asarray(end_ns, np.int64), self.t_ns[0], self.t_ns[-1])
-        joules: Values = self._at(end) - self._at(begin) + self.mean_w * ((end - begin) * 1e-9)
-        return joules
+        return np.asarray(self._at(end) - self._at(begin) + self.mean_w * ((end - begin) * 1e-9))
 
     def covered_s(self, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
         """Seconds of each interval that lie between the first and the last reading."""
         if len(self.t_ns) < 2:
             return np.zeros(np.broadcast(begin_ns, end_ns).shape)
         first, last = self.t_ns[0], self.t_ns[-1]
-        covered: Values = (np.clip(end_ns, first, last) - np.clip(begin_ns, first, last)) * 1e-9
-        return covered
+        return np.asarray((np.clip(end_ns, first, last) - np.clip(begin_ns, first, last)) * 1e-9)
 
-    def _at(self, t_ns: Times) -> Values:
+    def _at(self, t_ns: Ints) -> Values:
         i = np.clip(np.searchsorted(self.t_ns, t_ns, "right") - 1, 0, len(self.t_ns) - 2)
         into = (t_ns - self.t_ns[i]).astype(np.float64)
         share = into / (self.t_ns[i + 1] - self.t_ns[i])
@@ -70,8 +74,7 @@ class Integral:
             part: Values = (self._prefix[i + 1] - self._prefix[i]) * share
         else:
             part = into * 1e-9 * (self._power[i] + 0.5 * share * (self._power[i + 1] - self._power[i]))
-        result: Values = self._prefix[i] + part
-        return result
+        return np.asarray(self._prefix[i] + part)
 
 
 def energy_j(t_ns: ArrayLike, power_w: ArrayLike, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
@@ -83,7 +86,19 @@ def energy_j(t_ns: ArrayLike, power_w: ArrayLike, begin_ns: ArrayLike, end_ns: A
     """
     t, power = np.asarray(t_ns), np.asarray(power_w)
     _check_shapes(t, power, "power_w")
-    return swept_j(t.astype(np.int64, copy=False), power, begin_ns, end_ns)
+    begin, end = np.broadcast_arrays(np.asarray(begin_ns, np.int64), np.asarray(end_ns, np.int64))
+    edges, place = np.unique(np.concatenate([begin.ravel(), end.ravel()]), return_inverse=True)
+    # After days, a phase of milliseconds must not be a small difference of two huge numbers of double precision.
+    upto_j, done = np.zeros(len(edges), np.longdouble), 0
+    total_j: Any = np.longdouble(0)
+    for i in range(0, len(t), BLOCK):
+        block = Integral.of_power(t[i : i + BLOCK + 1], power[i : i + BLOCK + 1])
+        last = int(np.searchsorted(edges, block.t_ns[-1], "right"))
+        upto_j[done:last] = total_j + block.between(block.t_ns[0], edges[done:last])
+        total_j, done = total_j + block.between(block.t_ns[0], block.t_ns[-1]), last
+    upto_j[done:] = total_j
+    joules = upto_j[place[begin.size :]] - upto_j[place[: begin.size]]
+    return np.asarray(joules.astype(np.float64).reshape(begin.shape))
 
 
 def counter_energy_j(t_ns: ArrayLike, counter_j: ArrayLike, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
@@ -105,13 +120,6 @@ def unwrap_counter(codes: NDArray[np.integer], bits: int) -> tuple[NDArray[np.fl
     return np.concatenate([[0], np.cumsum(steps)]).astype(np.float64) if len(codes) else np.zeros(0), reset
 
 
-def _cumulated(steps: Values, n: int) -> Values:
-    prefix = np.zeros(n)
-    if n > 1:
-        np.cumsum(steps, out=prefix[1:])
-    return prefix
-
-
 def _check_shapes(t: NDArray[np.generic], v: NDArray[np.generic], name: str) -> None:
     if t.ndim != 1 or t.shape != v.shape:
         raise AnalysisError(f"t_ns has shape {t.shape}, {name} {v.shape}: one value for each time is needed")
@@ -119,12 +127,14 @@ def _check_shapes(t: NDArray[np.generic], v: NDArray[np.generic], name: str) -> 
         raise AnalysisError("t_ns must be integer nanoseconds")
 
 
-def _checked(t_ns: ArrayLike, values: ArrayLike, name: str) -> tuple[Times, Values]:
+def _checked(t_ns: ArrayLike, values: ArrayLike, name: str) -> tuple[Ints, Values]:
     t, v = np.asarray(t_ns), np.asarray(values, dtype=np.float64)
     _check_shapes(t, v, name)
     t = t.astype(np.int64, copy=False)
-    if len(t) > 1 and int(np.diff(t).min()) <= 0:
+    if np.any(t[1:] <= t[:-1]):
         raise AnalysisError("t_ns must increase from reading to reading")
-    if not np.isfinite(v).all():
+    with np.errstate(invalid="ignore"):
+        is_finite = np.isfinite(v.sum())
+    if not is_finite:
         raise AnalysisError(f"{name} holds values that are not finite: leave failed readings out, never guess them")
     return t, v

@@ -1,19 +1,19 @@
 """A line's power point by point in order of time, and its plain joules, whether or not its readings are in memory.
 
-What is in memory comes as one piece. Of a `SlicedSignal` one slice is in memory at a time, and each slice gives the
-points between the two readings at which it meets its neighbours: every point once, as with all of them in memory.
+One slice of a signal is in memory at a time, and each gives the points between the two readings at which it meets its
+neighbours: every point once, as with all of them in memory. Pictures show many points as few: the least and the
+greatest of every block (`envelope_of`, `extremes_of`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.signals.signal import Signal
-from powerd_analytics.signals.slices import FAR_NS, SlicedSignal
+from powerd_analytics.signals.signal import FAR_NS, Signal
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -51,28 +51,26 @@ class View:
 
 def points_of(signal: Signal, view: View = View()) -> Iterator[Points]:
     """The points of a view, in order, as pieces that are not empty."""
-    yield from (found for found in _points_by_slice(signal, view) if len(found[0]))
+    first, last = _slices_in(signal, view)
+    numbers = range(first, last + 1)
+    for number, (piece, low, high) in zip(numbers, cores_of(signal, numbers), strict=True):
+        t, watts = view.points(piece) if len(piece) > 1 or not piece.is_counter else (piece.t_ns[:0], piece.value[:0])
+        keep = view.cut(t, is_first=number == first, is_last=number == last)
+        side = "left" if view.is_step else "right"
+        begin = keep.start if number == first else int(np.searchsorted(t, low, side))  # type: ignore[call-overload]
+        end = keep.stop if number == last else int(np.searchsorted(t, high, side))  # type: ignore[call-overload]
+        if end > begin:
+            yield t[begin:end], watts[begin:end]
 
 
 def count_points(signal: Signal, view: View = View()) -> int:
-    """How many points `points_of` gives. Slices in the middle of the view are read only where a counter has to be
-    looked at to know."""
-    if not isinstance(signal, SlicedSignal):
-        return sum(len(t) for t, _ in points_of(signal, view))
-    first, last = _slices_in(signal, view)
-    if signal.is_counter or last - first < 2:
-        return sum(len(t) for t, _ in points_of(signal, view))
-    found = sum(len(t) for t, _ in _points_by_slice(signal, view, (first, last)))
-    return found + int(signal.good[first + 1 : last].sum())
+    """How many points `points_of` gives."""
+    return sum(len(t) for t, _ in points_of(signal, view))
 
 
 def good_readings_of(signal: Signal) -> int:
     """Readings that its energies come from."""
-    if not isinstance(signal, SlicedSignal):
-        return len(signal)
-    if not signal.is_counter:
-        return int(signal.good.sum())
-    return sum(int(np.count_nonzero(_of_core(piece.t_ns, low, high))) for piece, low, high in cores_of(signal))
+    return sum(int(np.count_nonzero((s.t_ns > low) & (s.t_ns <= high))) for s, low, high in cores_of(signal))
 
 
 def cores_of(signal: Signal, which: Sequence[int] | None = None) -> Iterator[tuple[Signal, int, int]]:
@@ -80,9 +78,6 @@ def cores_of(signal: Signal, which: Sequence[int] | None = None) -> Iterator[tup
 
     What a piece has beyond them are its neighbours' readings. ``which`` are the numbers of slices, all without it.
     """
-    if not isinstance(signal, SlicedSignal):
-        yield signal, -FAR_NS, FAR_NS
-        return
     cuts = np.concatenate([[-FAR_NS], signal.cuts_ns, [FAR_NS]])
     numbers = range(len(cuts) - 1) if which is None else which
     with signal.slices() as read:
@@ -93,29 +88,23 @@ def cores_of(signal: Signal, which: Sequence[int] | None = None) -> Iterator[tup
 
 def holes_of(signal: Signal, view: View = View()) -> Ints:
     """Intervals between good readings that miss some and meet a view: their ends [h, 2]."""
-    found = [np.zeros((0, 2), np.int64)]
-    which = None
-    if isinstance(signal, SlicedSignal):
-        first, last = _slices_in(signal, view)
-        # A counter's interval may have begun well before the reading at which a slice does.
-        which = range(max(first - 1, 0), last + 1)
-    for piece, low, high in cores_of(signal, which):
+    holes = [np.zeros((0, 2), np.int64)]
+    first, last = _slices_in(signal, view)
+    # A counter's interval may have begun well before the reading at which a slice does.
+    for piece, low, high in cores_of(signal, range(max(first - 1, 0), last + 1)):
         if len(piece) < 2:
             continue
         t = piece.t_ns
         # An interval is its first reading's: the one at which two slices meet begins in the later one.
         own = (t[:-1] >= low) & (t[:-1] < high) & (t[1:] >= view.begin_ns) & (t[:-1] <= view.end_ns)
         at = np.flatnonzero((piece.missing_ns() > 0) & own)
-        found.append(np.stack([t[at], t[at + 1]], axis=1))
-    return np.concatenate(found)
+        holes.append(np.stack([t[at], t[at + 1]], axis=1))
+    return np.concatenate(holes)
 
 
 def plain_j(signal: Signal, *intervals: tuple[Ints, Ints]) -> list[Values]:
     """Plain integrals over several lists of intervals [m], each list disjoint and in order, in one pass over the slices
     that they lie in."""
-    if not isinstance(signal, SlicedSignal):
-        integral = signal.integral()
-        return [integral.between(begin, end) for begin, end in intervals]
     joules = [np.zeros(len(begin)) for begin, _ in intervals]
     there = [(int(begin[0]), int(end[-1])) for begin, end in intervals if len(begin)]
     if not there:
@@ -125,9 +114,9 @@ def plain_j(signal: Signal, *intervals: tuple[Ints, Ints]) -> list[Values]:
         if len(piece) < 2:
             continue
         integral = piece.integral()
-        for found, (begin, end) in zip(joules, intervals, strict=True):
+        for total, (begin, end) in zip(joules, intervals, strict=True):
             some = slice(int(np.searchsorted(end, low, "right")), int(np.searchsorted(begin, high, "left")))
-            found[some] += integral.between(np.clip(begin[some], low, high), np.clip(end[some], low, high))
+            total[some] += integral.between(np.clip(begin[some], low, high), np.clip(end[some], low, high))
     return joules
 
 
@@ -150,10 +139,10 @@ class Follower:
             self._is_done = not len(t)
             self._t, self._watts = np.concatenate([self._t, t]), np.concatenate([self._watts, watts])
         x, knots = (t_ns - self._origin_ns).astype(np.float64), (self._t - self._origin_ns).astype(np.float64)
-        found: Values = np.interp(x, knots, self._watts)
+        watts = np.asarray(np.interp(x, knots, self._watts))
         past = max(int(np.searchsorted(self._t, t_ns[-1], "right")) - 1, 0)
         self._t, self._watts = self._t[past:], self._watts[past:]
-        return found
+        return watts
 
 
 def fastest_of(signals: Sequence[Signal], view: View = View()) -> Signal:
@@ -182,23 +171,69 @@ def summed_of(
         yield t, total
 
 
-def _points_by_slice(signal: Signal, view: View, which: Sequence[int] | None = None) -> Iterator[Points]:
-    first, last = _slices_in(signal, view) if isinstance(signal, SlicedSignal) else (0, 0)
-    numbers = range(first, last + 1) if which is None else which
-    for number, (piece, low, high) in zip(numbers, cores_of(signal, numbers), strict=True):
-        t, watts = view.points(piece) if len(piece) > 1 or not piece.is_counter else (piece.t_ns[:0], piece.value[:0])
-        keep = view.cut(t, is_first=number == first, is_last=number == last)
-        side = "left" if view.is_step else "right"
-        begin = keep.start if number == first else int(np.searchsorted(t, low, side))  # type: ignore[call-overload]
-        end = keep.stop if number == last else int(np.searchsorted(t, high, side))  # type: ignore[call-overload]
-        yield t[begin:end], watts[begin:end]
-
-
-def _slices_in(signal: SlicedSignal, view: View) -> tuple[int, int]:
+def _slices_in(signal: Signal, view: View) -> tuple[int, int]:
     """The first and the last slice that a view needs."""
     first = np.searchsorted(signal.cuts_ns, view.begin_ns, "right" if view.is_step else "left")
     return int(first), int(np.searchsorted(signal.cuts_ns, view.end_ns, "right"))
 
 
-def _of_core(t_ns: Ints, low_ns: int, high_ns: int) -> NDArray[np.bool_]:
-    return (t_ns > low_ns) & (t_ns <= high_ns)
+def joined(points: Iterable[Points]) -> Points:
+    """All points in one piece, for few of them."""
+    every = [(np.zeros(0, np.int64), np.zeros(0)), *points]
+    t, watts = zip(*every, strict=True)
+    return np.concatenate(t), np.concatenate(watts)
+
+
+def envelope_of(points: Iterable[Points], starts: Ints) -> tuple[Ints, Values, Values]:
+    """Time of the first point of each block, and the block's least and greatest watts.
+
+    ``starts`` [b], in order from 0 on, are the numbers of the points at which blocks begin. Blocks without points are
+    left out: when there are fewer points than was thought.
+    """
+    at = np.zeros(len(starts), np.int64)
+    low, high = np.full(len(starts), np.inf), np.full(len(starts), -np.inf)
+    done = 0
+    for t, watts in points:
+        first, last = _blocks(starts, done, len(t))
+        begins = np.maximum(starts[first:last] - done, 0)
+        low[first:last] = np.minimum(low[first:last], np.minimum.reduceat(watts, begins))
+        high[first:last] = np.maximum(high[first:last], np.maximum.reduceat(watts, begins))
+        new = starts[first:last] >= done
+        at[first:last][new] = t[begins[new]]
+        done += len(t)
+    there = int(np.searchsorted(starts, done, "left"))
+    return at[:there], low[:there], high[:there]
+
+
+def extremes_of(points: Iterable[Points], n: int, most: int) -> Points:
+    """At most about ``most`` of ``n`` points: the first and the last, and the lowest and the highest of every stretch,
+    each at its own time. Of equal ones it is the first lowest and the last highest."""
+    if n <= max(most, 4):
+        return joined(points)
+    starts = np.linspace(0, n, max(most // 2, 1), endpoint=False).astype(np.int64)
+    kept = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+    done = 0
+    for t, watts in points:
+        numbers = done + np.arange(len(t))
+        at = _extremes(numbers, watts, starts)
+        kept.append((numbers[at], t[at], watts[at]))
+        done += len(t)
+    numbers, t_ns, watts = (np.concatenate(column) for column in zip(*kept, strict=True))
+    at = _extremes(numbers, watts, starts)
+    return t_ns[at], watts[at]
+
+
+def _extremes(numbers: Ints, watts: Values, starts: Ints) -> NDArray[np.intp]:
+    """Which of some points in order are the first, the last, and the extremes of the stretches that begin at
+    ``starts``."""
+    stretch = np.searchsorted(starts, numbers, "right")
+    order = np.lexsort((watts, stretch))  # within each stretch from low to high
+    lowest = np.flatnonzero(np.diff(stretch, prepend=0))
+    highest = np.append(lowest[1:], len(order)) - 1
+    return np.unique(np.concatenate([[0, len(order) - 1], order[lowest], order[highest]]))
+
+
+def _blocks(starts: Ints, done: int, count: int) -> tuple[int, int]:
+    """The blocks that points ``done`` to ``done + count - 1`` lie in."""
+    first = int(np.searchsorted(starts, done, "right")) - 1
+    return first, int(np.searchsorted(starts, done + count, "left"))

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from transformers import TrainerCallback  # type: ignore[import-not-found]
 
 from powerd_client.meter import Meter
-from powerd_client.watch import Watch, watch
-
-if TYPE_CHECKING:
-    from powerd_client.phase import Attribute
+from powerd_client.phase import Attribute
+from powerd_client.torch_hooks import Watch, watch
 
 
 class PowerdCallback(TrainerCallback):  # type: ignore[misc]
@@ -33,20 +31,18 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         self._watch: Watch | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer's event."""
-        self._end()
+        self.on_train_end()
         optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
         self._watch = watch(
-            self._meter,
+            self._meter._marks_of_torch(),
             kwargs["model"],
             *optimizers,
             layers=self._layers,
-            loader=None,
             communication=False,
             attributes=self._attributes,
         )
         loader = kwargs.get("train_dataloader")
-        if loader is not None and self._meter._writer is not None:
+        if loader is not None:
             self._mark_waits(loader)
 
     def _mark_waits(self, loader: Any) -> None:
@@ -55,6 +51,9 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         A Trainer keeps its loader to itself, and ``iter`` looks at the type: the loader becomes one of a subclass.
         """
         kind, meter, attributes = type(loader), self._meter, self._attributes
+        active, marks = self._watch, meter._marks_of_torch()
+        if active is None or marks is None:
+            return
 
         def marked(self: Any) -> Iterator[Any]:
             return iter(meter.data(_Inner(self, kind), **attributes))
@@ -64,37 +63,27 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         try:
             become(loader, type(kind.__name__, (kind,), {"__iter__": marked, "__module__": kind.__module__}))
         except TypeError as error:
-            if meter._marker is not None:
-                meter._marker.note(f"waits for data are not marked: {error}")
+            marks.note(f"waits for data are not marked: {error}")
             return
-
-        if self._watch is not None:
-            self._watch.add(lambda: become(loader, kind))
+        active.on_remove(lambda: become(loader, kind))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer's event: the first of the accumulated steps."""
-        self._close()
+        self.on_step_end()
         self._iteration.__enter__()
         self._is_open = True
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *_: Any, **__: Any) -> None:
         """Trainer's event: the optimizer has made its step."""
-        self._close()
-
-    def _close(self) -> None:
         if self._is_open:
             self._iteration.__exit__()
             self._is_open = False
 
-    def _end(self) -> None:
-        self._close()
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.on_step_end()
         if self._watch is not None:
             self._watch.remove()
             self._watch = None
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer's event."""
-        self._end()
 
 
 class _Inner:
@@ -105,8 +94,8 @@ class _Inner:
         self.dataset = getattr(loader, "dataset", None)
 
     def __iter__(self) -> Iterator[Any]:
-        made: Iterator[Any] = self._kind.__iter__(self._loader)  # type: ignore[attr-defined]
-        return made
+        items: Iterator[Any] = self._kind.__iter__(self._loader)  # type: ignore[attr-defined]
+        return items
 
     def __len__(self) -> int:
         return len(self._loader)

@@ -24,11 +24,8 @@ from powerd_client.pmlib.calls import (
     pm_start_counter,
     pm_stop_counter,
 )
-from powerd_client.pmlib.counter import Counter
-from powerd_client.pmlib.data import CounterData, CounterSet
-from powerd_client.pmlib.devices import DeviceInfo
-from powerd_client.pmlib.lines import Lines
-from powerd_client.pmlib.server import Server
+from powerd_client.pmlib.data import CounterData, CounterSet, DeviceInfo, Lines
+from powerd_client.pmlib.server import Counter, Server
 
 __all__ = [
     "LINE_CLR",

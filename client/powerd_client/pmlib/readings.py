@@ -1,92 +1,101 @@
-"""The good readings of one line around a stretch of time: watts at moments and joules between them."""
+"""Readings out of the journal of a run that goes on, as watts at moments and joules between them.
+
+A file is read when somebody asks; nothing is received here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerd_core.errors import ConfigError
-from powerd_core.model import BAD, CounterConversion, Flag, Line, ScaledConversion, ShuntConversion
+from powerd_client.clock_map import have_host_time, to_host_ns
+from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.errors import ClockError, ConfigError, RunFileError, WireError
+from powerd_core.model import (
+    BAD,
+    Block,
+    ClockExchange,
+    CounterConversion,
+    Description,
+    Flag,
+    Gap,
+    Line,
+    ScaledConversion,
+    ShuntConversion,
+    Stream,
+    columns,
+)
+from powerd_core.serde import read_description
+from powerd_core.wire import FrameReader, Garbage, Message, decode
 
 Times = NDArray[np.int64]
 Values = NDArray[np.float64]
+Columns = Mapping[str, NDArray[Any]]
 
 _LATE, _FLAGGED = 3.5, 1.8
 """Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
 there. The same limits as in the tables."""
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class LineReadings:
-    """Good readings [n] of one line, times on the host's clock.
+    """Good readings [n] of one line, times on the host's clock; its methods want at least two.
 
     Power is linear between readings; a line that counts energy has constant power between two of them.
     """
 
-    line: Line
     t_ns: Times
     energy_j: Values
     """[n] since the first of them."""
-    watts: Values | None
-    """[n], None for a line that counts energy."""
+    begin_w: Values
+    """[n-1] power where each interval between two readings begins."""
+    end_w: Values
+    """[n-1] and where it ends."""
     lost_ns: Values
-    """[n-1] how much of each interval has lost its readings."""
+    """[n-1] how much of it has lost its readings."""
     clipped: Times
     """Times of readings at full scale. They are left out, since the truth is only known to be more."""
 
     def joules(self, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
         """Energy between pairs of moments; what lies before the first and after the last reading counts nothing."""
-        found: Values = self._energy(end_ns) - self._energy(begin_ns)
-        return found
+        return np.asarray(self._energy_until(end_ns) - self._energy_until(begin_ns))
 
-    def _energy(self, t_ns: ArrayLike) -> Values:
-        if len(self.t_ns) < 2:
-            return np.zeros(np.shape(t_ns))
-        at, i = self._place(t_ns)
-        into_s, length_s = (at - self.t_ns[i]) * 1e-9, (self.t_ns[i + 1] - self.t_ns[i]) * 1e-9
-        if self.watts is None:
-            part: Values = (self.energy_j[i + 1] - self.energy_j[i]) * (into_s / length_s)
-        else:
-            rise = self.watts[i + 1] - self.watts[i]
-            part = into_s * (self.watts[i] + 0.5 * rise * (into_s / length_s))
-        found: Values = self.energy_j[i] + part
-        return found
+    def _energy_until(self, t_ns: ArrayLike) -> Values:
+        t, i, share = self._interval(t_ns)
+        mean_w = self.begin_w[i] + 0.5 * share * (self.end_w[i] - self.begin_w[i])
+        return np.asarray(self.energy_j[i] + (t - self.t_ns[i]) * 1e-9 * mean_w)
 
     def watts_at(self, t_ns: Times) -> Values:
         """Power at moments, NaN where nobody knows: outside the readings and where readings were lost."""
-        if len(self.t_ns) < 2:
-            return np.full(len(t_ns), np.nan)
-        at, i = self._place(t_ns)
-        if self.watts is None:
-            found: Values = np.diff(self.energy_j)[i] / (np.diff(self.t_ns)[i] * 1e-9)
-        else:
-            share = (at - self.t_ns[i]) / (self.t_ns[i + 1] - self.t_ns[i])
-            found = self.watts[i] + share * (self.watts[i + 1] - self.watts[i])
-        is_reading = (at == self.t_ns[i]) | (at == self.t_ns[i + 1])
-        known = (at == t_ns) & (is_reading | (self.lost_ns[i] == 0))
-        return np.where(known, found, np.nan)
+        t, i, share = self._interval(t_ns)
+        watts = self.begin_w[i] + share * (self.end_w[i] - self.begin_w[i])
+        is_known = (t == t_ns) & ((share == 0) | (share == 1) | (self.lost_ns[i] == 0))
+        return np.where(is_known, watts, np.nan)
 
     def missing_s(self, begin_ns: int, end_ns: int) -> float:
         """Seconds between two moments for which there are no readings."""
-        if len(self.t_ns) < 2:
-            return (end_ns - begin_ns) * 1e-9
         low, high = np.clip([begin_ns, end_ns], self.t_ns[0], self.t_ns[-1])
         outside = (end_ns - begin_ns) - (high - low)
         overlap = np.minimum(self.t_ns[1:], high) - np.maximum(self.t_ns[:-1], low)
         inside = np.clip(overlap, 0, None) / np.diff(self.t_ns) * self.lost_ns
         return float(outside + inside.sum()) * 1e-9
 
-    def _place(self, t_ns: ArrayLike) -> tuple[Times, NDArray[np.intp]]:
-        at = np.clip(np.asarray(t_ns, np.int64), self.t_ns[0], self.t_ns[-1])
-        return at, np.clip(np.searchsorted(self.t_ns, at, "right") - 1, 0, len(self.t_ns) - 2)
+    def _interval(self, t_ns: ArrayLike) -> tuple[Times, NDArray[np.intp], Values]:
+        """Moments, moved to the readings where they lie outside, the reading before each, and how far it lies from that
+        to the next one (0 to 1)."""
+        t = np.clip(np.asarray(t_ns, np.int64), self.t_ns[0], self.t_ns[-1])
+        i = np.clip(np.searchsorted(self.t_ns, t, "right") - 1, 0, len(self.t_ns) - 2)
+        return t, i, (t - self.t_ns[i]) / (self.t_ns[i + 1] - self.t_ns[i])
 
 
-def convert(
-    line: Line, period_ns: int, t_ns: Times, flags: NDArray[np.uint16], codes: Mapping[str, NDArray[np.integer]]
-) -> LineReadings:
+def convert(line: Line, period_ns: int, t_ns: Times, flags: NDArray[np.uint16], codes: Columns) -> LineReadings:
     """Readings from raw codes [n] by the line's conversion; flags decide what is a value."""
     good = (flags & np.uint16(int(BAD))) == 0
     if len(t_ns) > 1:
@@ -97,14 +106,15 @@ def convert(
     flagged = np.diff(np.flatnonzero(good)) > 1
     clipped = t_ns[(flags & np.uint16(int(Flag.SATURATED))) != 0]
     if isinstance(line.conversion, CounterConversion):
-        return _counted(line, line.conversion, period_ns, t, codes[line.conversion.column][good], flagged, clipped)
+        return _convert_counter(
+            line, line.conversion, period_ns, t, codes[line.conversion.column][good], flagged, clipped
+        )
     watts = _power_w(line, {name: column[good] for name, column in codes.items()})
-    steps: Values = np.diff(t) * 0.5e-9 * (watts[1:] + watts[:-1])
-    spacing = max(_spacing(t, period_ns), float(line.accuracy.update_ns))
-    return LineReadings(line, t, _cumulated(steps, len(t)), watts, _lost_ns(t, spacing, flagged), clipped)
+    energy_j = _cumulated(np.diff(t) * 0.5e-9 * (watts[1:] + watts[:-1]), len(t))
+    return LineReadings(t, energy_j, watts[:-1], watts[1:], _lost_ns(line, period_ns, t, flagged), clipped)
 
 
-def _power_w(line: Line, codes: Mapping[str, NDArray[np.integer]]) -> Values:
+def _power_w(line: Line, codes: Columns) -> Values:
     match line.conversion:
         case ShuntConversion() as c:
             bus_v = (codes[c.bus].astype(np.int64) >> c.bus_shift) * c.bus_lsb_v
@@ -115,7 +125,7 @@ def _power_w(line: Line, codes: Mapping[str, NDArray[np.integer]]) -> Values:
     raise ConfigError(f"line {line.name!r} measures no power")
 
 
-def _counted(
+def _convert_counter(
     line: Line,
     conversion: CounterConversion,
     period_ns: int,
@@ -130,35 +140,179 @@ def _counted(
     # A counter of 64 bits never wraps in practice: one that falls was set back, and what it counted then is unknown.
     reset = steps >> np.uint64(63) != 0
     counts = _cumulated(np.where(reset, 0, steps).astype(np.float64), len(t))
-    period = _spacing(t, period_ns)
-    if line.accuracy.update_ns > 1.2 * period and len(t) > 2:
+    spacing_ns = _spacing_ns(t, period_ns)
+    if line.accuracy.update_ns > 1.2 * spacing_ns and len(t) > 2:
         # Read more often than it moves: only where it moved is its value that of the moment.
         keep = np.concatenate([[True], (np.diff(counts) > 0) | reset])
-        keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > line.accuracy.update_ns + period
+        keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > line.accuracy.update_ns + spacing_ns
         keep[-1] = True
         kept = np.flatnonzero(keep)
         reset, flagged = (np.logical_or.reduceat(mask, kept[:-1]) for mask in (reset, flagged))
         t, counts = t[keep], counts[keep]
-    energy_j: Values = counts * conversion.j_per_code
-    if len(t):
-        energy_j = energy_j + conversion.background_w * ((t - t[0]) * 1e-9)
-    spacing = max(_spacing(t, period_ns), float(line.accuracy.update_ns))
-    lost = np.where(reset, np.diff(t).astype(np.float64), _lost_ns(t, spacing, flagged))
-    return LineReadings(line, t, energy_j, None, lost, clipped)
+    energy_j: Values = counts * conversion.j_per_code + conversion.background_w * ((t - t[:1]) * 1e-9)
+    mean_w = np.diff(energy_j) / (np.diff(t) * 1e-9)
+    lost_ns = np.where(reset, np.diff(t).astype(np.float64), _lost_ns(line, period_ns, t, flagged))
+    return LineReadings(t, energy_j, mean_w, mean_w, lost_ns, clipped)
 
 
 def _cumulated(steps: Values, n: int) -> Values:
-    found = np.zeros(n)
-    np.cumsum(steps, out=found[1:])
-    return found
+    """[n] sums of [n-1] steps from 0; nothing for n = 0."""
+    return np.concatenate([[0.0], np.cumsum(steps)])[:n]
 
 
-def _spacing(t: Times, nominal_ns: int) -> float:
-    return float(np.median(np.diff(t))) if len(t) > 2 else float(max(nominal_ns, 1))
+def _spacing_ns(t: Times, period_ns: int) -> float:
+    return float(np.median(np.diff(t))) if len(t) > 2 else float(max(period_ns, 1))
 
 
-def _lost_ns(t: Times, spacing_ns: float, flagged: NDArray[np.bool_]) -> Values:
+def _lost_ns(line: Line, period_ns: int, t: Times, flagged: NDArray[np.bool_]) -> Values:
+    """How much of each interval between good readings has lost its readings; ``flagged``: a bad one lies in it."""
+    spacing_ns = max(_spacing_ns(t, period_ns), float(line.accuracy.update_ns))
     dt = np.diff(t).astype(np.float64)
-    limit = np.where(flagged, _FLAGGED, _LATE) * spacing_ns
-    found: Values = np.where(dt > limit, dt - spacing_ns, 0.0)
-    return found
+    return np.where(dt > np.where(flagged, _FLAGGED, _LATE) * spacing_ns, dt - spacing_ns, 0.0)
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """What one life of one powerd has sent so far."""
+
+    description: Description
+    exchanges: list[ClockExchange] = field(default_factory=list)
+    blocks: dict[int, dict[int, tuple[int, int, int, int]]] = field(default_factory=dict)
+    """By stream and sequence number of a block: offset and bytes in the journal, first and last board time."""
+    newest_ns: dict[int, int] = field(default_factory=dict)
+    """By stream: board time up to which readings, or the knowledge that they are lost, have arrived."""
+    mapping: tuple[int, tuple[ClockPiece, ...]] = (0, ())
+    """From how many exchanges the clock's mapping was made, and the mapping."""
+
+    def to_host(self, t_board_ns: Times) -> tuple[Times, NDArray[np.bool_]]:
+        """Board times on the host's clock by the exchanges so far, and whether the mapping says anything of them (not
+        around a step)."""
+        if self.mapping[0] != len(self.exchanges):
+            self.mapping = len(self.exchanges), ()
+            with contextlib.suppress(ClockError):
+                self.mapping = len(self.exchanges), map_clock(self.exchanges)
+        pieces = self.mapping[1]
+        if not pieces:
+            return t_board_ns, np.zeros(len(t_board_ns), bool)
+        return to_host_ns(t_board_ns, pieces), have_host_time(t_board_ns, pieces)
+
+
+class JournalReader:
+    """Follows the ``journal.bin`` of one journal. Its calls may not overlap."""
+
+    def __init__(self, journal: Path) -> None:
+        self.journal = journal
+        self._path = journal / "journal.bin"
+        self._begin()
+
+    def _begin(self) -> None:
+        self._frames = FrameReader()
+        self._bytes_read = self._offset = 0
+        self._epochs: dict[int, _Epoch] = {}
+
+    @property
+    def descriptions(self) -> tuple[Description, ...]:
+        """What every powerd of the run said it measures, in the order in which they were first heard."""
+        return tuple(epoch.description for epoch in self._epochs.values())
+
+    def update(self) -> None:
+        """Take in what has been appended. Raises `RunFileError` when the journal cannot be read."""
+        try:
+            if self._path.stat().st_size < self._bytes_read or self._read_on():
+                # An append that failed half-way was taken back and made again: what was read of it was no frame.
+                self._begin()
+                self._read_on()
+        except OSError as error:
+            raise RunFileError(f"cannot read {self._path}: {error.strerror}") from error
+
+    def _read_on(self) -> bool:
+        """Whether there was anything in it that is no frame."""
+        is_damaged = False
+        with self._path.open("rb") as file:
+            file.seek(self._bytes_read)
+            while data := file.read(_CHUNK_BYTES):
+                self._bytes_read += len(data)
+                for event, frame in self._frames.feed(data):
+                    if isinstance(event, Garbage):
+                        is_damaged = True
+                        self._offset += event.count
+                    else:
+                        self._take(event, len(frame))
+                        self._offset += len(frame)
+        return is_damaged
+
+    def _take(self, event: object, size: int) -> None:
+        """An event in a frame of so many bytes at the offset that has been reached."""
+        if isinstance(event, Message) and event.subject == "description":
+            with contextlib.suppress(WireError):  # the run file will tell
+                description = read_description(event.body)
+                self._epochs.setdefault(description.epoch, _Epoch(description))
+        elif isinstance(event, Block | Gap | ClockExchange) and (epoch := self._epochs.get(event.epoch)):
+            if isinstance(event, ClockExchange):
+                epoch.exchanges.append(event)
+                return
+            if isinstance(event, Block):
+                place = (self._offset, size, event.t_first_ns, event.t_last_ns)
+                epoch.blocks.setdefault(event.stream, {}).setdefault(event.sequence, place)
+            newest_ns = epoch.newest_ns.get(event.stream, event.t_last_ns)
+            epoch.newest_ns[event.stream] = max(newest_ns, event.t_last_ns)
+
+    def reaches(self, lines: Collection[str], t_host_ns: int) -> bool:
+        """Whether every one of the lines has been read after that moment.
+
+        A scan takes up to a period, so that its last reading alone does not say so of all its lines.
+        """
+        reached = set()
+        for epoch in self._epochs.values():
+            for stream in epoch.description.streams:
+                if stream.number in epoch.newest_ns:
+                    t_ns, is_known = epoch.to_host(np.array([epoch.newest_ns[stream.number]], np.int64))
+                    if is_known[0] and t_ns[0] >= t_host_ns + stream.period_ns:
+                        reached |= {line.name for line in stream.lines}
+        return reached >= set(lines)
+
+    def readings(self, names: Collection[str], begin_ns: int, end_ns: int) -> dict[str, LineReadings]:
+        """The good readings of lines between two host times, and the nearest block on either side of them."""
+        parts: dict[str, list[Columns]] = {name: [] for name in names}
+        lines: dict[str, tuple[Line, int]] = {}
+        for epoch in self._epochs.values():
+            for stream in epoch.description.streams:
+                wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in parts}
+                lines |= {name: (stream.lines[i], stream.period_ns) for i, name in wanted.items()}
+                scans = self._scans(epoch, stream, begin_ns, end_ns) if wanted else {}
+                for i, name in wanted.items() if scans else ():
+                    t_ns, is_known = epoch.to_host(scans["t_ns"] + scans["dt_ns"][:, i])
+                    codes = {c: a[is_known, i] for c, a in scans.items() if c not in ("t_ns", "dt_ns")}
+                    parts[name].append({"t_ns": t_ns[is_known], **codes})
+        return {name: _joined(*lines[name], parts[name]) for name in names}
+
+    def _scans(self, epoch: _Epoch, stream: Stream, begin_ns: int, end_ns: int) -> Columns:
+        """The arrays of a stream's blocks, times [n] and the others [n, lines]; empty where there is no block."""
+        places = [place for _, place in sorted(epoch.blocks.get(stream.number, {}).items())]
+        if not places:
+            return {}
+        edges = np.array([place[2:] for place in places], np.int64)
+        first, last = (epoch.to_host(edges[:, side])[0] for side in (0, 1))
+        low, high = int(np.sum(last < begin_ns)), int(np.sum(first <= end_ns))
+        types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
+        types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
+        arrays: dict[str, list[NDArray[Any]]] = {name: [] for name in types}
+        with self._path.open("rb") as file:
+            for offset, size, _, _ in places[max(low - 1, 0) : high + 1]:
+                file.seek(offset)
+                block = decode(file.read(size))
+                assert isinstance(block, Block)
+                for name, view in columns(block, stream).items():
+                    values = np.frombuffer(view, types[name])
+                    arrays[name].append(values if name == "t_ns" else values.reshape(block.count, -1))
+        return {name: np.concatenate(pieces) for name, pieces in arrays.items()}
+
+
+def _joined(line: Line, period_ns: int, parts: Sequence[Columns]) -> LineReadings:
+    """Readings of one line out of those of several powerds, or of several lives of one."""
+    named = [getattr(line.conversion, name) for name in ("column", "shunt", "bus") if hasattr(line.conversion, name)]
+    none = np.zeros(0, np.int64)
+    t_ns, flags, *codes = (
+        np.concatenate([part[name] for part in parts]) if parts else none for name in ("t_ns", "flags", *named)
+    )
+    return convert(line, period_ns, t_ns, flags.astype(np.uint16), dict(zip(named, codes, strict=True)))

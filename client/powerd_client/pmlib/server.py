@@ -1,25 +1,38 @@
-"""The powerd that a script measures with: its devices, and counters on them."""
+"""The powerd that a script measures with: its devices, and counters on them.
+
+All counters of a server share one recording. A recorder process beside the script receives the readings. Here, only
+marks are written while a counter runs, and the recorder's journal is read when a stopped counter is asked for its data.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Literal
 
-from powerd_client.journal import joined_journal, journal_path, run_of
-from powerd_client.pmlib.counter import Counter
-from powerd_client.pmlib.devices import DeviceInfo, devices_of
-from powerd_client.pmlib.lines import Lines
-from powerd_client.pmlib.session import Session
+import numpy as np
+
+from powerd_client.hostclock import now_ns
+from powerd_client.journal import is_locked, joined_journal, journal_path, run_of
+from powerd_client.log import tell
+from powerd_client.marks import MarkWriter
+from powerd_client.pmlib.data import ALL_SETS, MAX_LINES, CounterData, CounterSet, DeviceInfo, Lines
+from powerd_client.pmlib.readings import JournalReader, LineReadings
 from powerd_client.recording import Recording
-from powerd_core.errors import ConfigError, PeerError
+from powerd_core.errors import ConfigError, PeerError, RunFileError
+from powerd_core.model import Description, QuantityConversion
 
-PMLIB_PORT = 6526
+_SEGMENT_RECORDS = 4096
+_POLL_S = 0.005
+_PATIENCE_S = 3.0
+_WORTH_SAYING = 1e-3
+"""Share of a set without readings from which on it is told."""
 
 
 class Server:
@@ -48,9 +61,39 @@ class Server:
         self._source = dict(source) if source else None
         self._pid = os.getpid()
         self._lock = threading.RLock()
-        self._session: Session | None = None
+        self._recording: Recording | None = None
+        """What this process began; None where it has joined."""
+        self._reader: JournalReader | None = None
+        """Of the recording's journal, from the moment on at which the recording is needed."""
+        self._writers: list[MarkWriter] = []
+        self._free_writers: list[MarkWriter] = []
+        self._counters = 0
         self._is_closed = False
-        self._cannot_wait = ""
+
+    def _started(self) -> JournalReader:
+        """The journal of the recording, which begins when it is first needed. Raises `ConfigError` after `close`."""
+        with self._lock:
+            self._check_open()
+            if self._reader is None:
+                journal = joined_journal()
+                if journal is None:
+                    self.out = self.out or _free_name(Path("pmlib.h5"))
+                    self._recording = Recording(
+                        self.out,
+                        [self.url] if self.url else [],
+                        overwrite=self._overwrite,
+                        source=self._source,
+                        trainer_pid=self._pid,
+                    )
+                    journal = self._recording.journal
+                self.out, self._reader = run_of(journal), JournalReader(journal)
+                atexit.register(self.close)
+                self._reader.update()
+            return self._reader
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConfigError(f"this server is closed: its run is in {self.out}")
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         """What can be measured.
@@ -58,11 +101,11 @@ class Server:
         A line that measures a device by other means than the lines whose sum is the device's power is never added to
         them: it stands behind the devices, as one of its own under its own name.
         """
-        found: dict[str, DeviceInfo] = {}
+        devices: dict[str, DeviceInfo] = {}
         for description in self._started().descriptions:
             for device in devices_of(description):
-                found.setdefault(device.name, device)
-        return tuple(found.values())
+                devices.setdefault(device.name, device)
+        return tuple(devices.values())
 
     def device(self, name: str) -> DeviceInfo:
         """The device of that name. Raises `ConfigError` with the names that there are."""
@@ -87,76 +130,48 @@ class Server:
         """
         info = self.device(device)
         wanted = Lines.parse(lines) if isinstance(lines, str) else Lines.all() if lines is None else lines
-        numbers = range(info.n_lines) if wanted.is_all else list(wanted)
-        if not numbers:
-            raise ConfigError("no line is set: a counter needs at least one")
-        if beyond := [i for i in numbers if i >= info.n_lines]:
-            raise ConfigError(f"device {device!r} has no line {beyond[0]}: its lines are 0 to {info.n_lines - 1}")
+        numbers = list(range(info.n_lines) if len(wanted) == MAX_LINES else wanted)
+        if not numbers or numbers[-1] >= info.n_lines:
+            raise ConfigError(f"lines {wanted}: device {device!r} has the lines 0 to {info.n_lines - 1}")
         if len(kinds := sorted({info.lines[i].provenance.value for i in numbers})) > 1:
             raise ConfigError(f"lines {wanted} are partly {' and partly '.join(kinds)}: make a counter for each")
         if not 0 <= frequency <= info.max_frequency * (1 + 1e-6):
             raise ConfigError(
                 f"device {device!r} is read {info.max_frequency:g} times a second, not {frequency:g}: 0 is all"
             )
-        session = self._started()
-        own = f"counter {session.add_counter()}"
-        chosen = {i: info.lines[i].name for i in numbers}
-        return Counter(session, self.wait_for_device, name or own, device, chosen, bool(aggregate), frequency)
-
-    def _started(self) -> Session:
-        """The session, begun when it is first needed. Raises `ConfigError` after `close`."""
         with self._lock:
-            if self._is_closed:
-                raise ConfigError(f"this server is closed: its run is in {self.out}")
-            if self._session is not None:
-                return self._session
-            recording = None
-            journal = joined_journal()
-            if journal is None:
-                recording = self._record()
-                journal = recording.journal
-            self.out = run_of(journal)
+            self._counters += 1
+            name = name or f"counter {self._counters}"
+        return Counter(self, name, device, {i: info.lines[i].name for i in numbers}, bool(aggregate), frequency)
+
+    def _take_writer(self) -> MarkWriter:
+        """A mark stream for one counter: counters overlap, and phases of one stream would have to nest."""
+        with self._lock:
+            journal = self._started().journal
+            if self._free_writers:
+                return self._free_writers.pop()
             try:
-                self._session = Session(self.out, journal, recording)
-            except BaseException:
-                if recording is not None:
-                    recording.abandon()
-                raise
-            return self._session
+                writer = MarkWriter(journal, segment_records=_SEGMENT_RECORDS)
+            except OSError as error:
+                raise RunFileError(f"marks cannot be written under {journal}: {error.strerror}") from error
+            self._writers.append(writer)
+            return writer
 
-    def _record(self) -> Recording:
-        self.out = self.out or _free_name(Path("pmlib.h5"))
-        try:
-            return Recording(
-                self.out,
-                [self.url] if self.url else [],
-                overwrite=self._overwrite,
-                source=self._source,
-                trainer_pid=self._pid,
-            )
-        except PeerError as error:
-            if self.url and self.url.endswith(f":{PMLIB_PORT}"):
-                raise type(error)(f"{error}; {PMLIB_PORT} is pmlib's port, a powerd listens at 7360") from error
-            raise
-
-    def wait_for_device(self) -> Literal["host", "host-synchronised"]:
-        """Where this process uses CUDA through torch, wait until the current device has done what it was given.
-
-        Otherwise a counter would be stopped while the work that it is to measure still runs. What was waited for is
-        the timing of the mark that follows.
-        """
-        torch = sys.modules.get("torch")
-        if torch is None or self._cannot_wait:
-            return "host"
-        try:
-            if not torch.cuda.is_initialized():
-                return "host"
-            torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001  (the script's next call will raise it too)
-            self._cannot_wait = str(error)
-            warnings.warn(f"powerd: counters do not wait for the GPU any more: {error}", stacklevel=4)
-            return "host"
-        return "host-synchronised"
+    def _read(self, lines: Sequence[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, LineReadings]]:
+        """Readings of lines by name, from just before to just after each stretch of time, when all of these lines have
+        been read after the last of them, or will not be."""
+        with self._lock:
+            reader = self._started()
+            streams = [stream for description in reader.descriptions for stream in description.streams]
+            period_ns = max(s.period_ns for s in streams if any(line.name in lines for line in s.lines))
+            deadline = time.monotonic() + _PATIENCE_S + 3e-9 * period_ns
+            is_recorded = True
+            while not reader.reaches(lines, sets[-1][1]) and is_recorded and time.monotonic() < deadline:
+                time.sleep(_POLL_S)
+                # Asked before reading: what a recorder wrote before it ended is then still read.
+                is_recorded = is_locked(reader.journal)
+                reader.update()
+            return [reader.readings(lines, *edges) for edges in sets]
 
     def close(self) -> None:
         """End the recording and wait until the run file is complete. Data that counters have read stay.
@@ -164,20 +179,48 @@ class Server:
         A run without a single counter is thrown away.
         """
         if os.getpid() != self._pid:
-            return  # see `Session.close`
+            return  # in a forked child a thread that is not there may hold the lock for ever
         with self._lock:
+            atexit.unregister(self.close)
+            if self._is_closed:
+                return
             self._is_closed = True
-            if self._session is not None:
-                self._session.close()
+            stop_ns = now_ns()
+            for writer in self._writers:
+                writer.close()
+            failure, told = next(((w.failure, w.told) for w in self._writers if w.failure), (None, False))
+            if self._recording is None:
+                if failure and not told:
+                    tell(failure)
+            elif self._counters:
+                self._recording.finish(stop_ns, failure, told=told)
+            else:
+                self._recording.abandon()
 
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> Literal[False]:
+    def __exit__(self, *_: object) -> None:
         self.close()
-        return False
+
+
+def devices_of(description: Description) -> list[DeviceInfo]:
+    """The devices, each with the lines that feed it; then every other line that measures power or energy, alone."""
+    lines = {
+        line.name: (line, 1e9 / max(stream.period_ns, 1)) for stream in description.streams for line in stream.lines
+    }
+    groups = [(device.name, device.feeds[:MAX_LINES], device.description) for device in description.devices]
+    fed = {name for _, feeds, _ in groups for name in feeds}
+    groups += [
+        (name, (name,), line.description)
+        for name, (line, _) in lines.items()
+        if name not in fed and not isinstance(line.conversion, QuantityConversion)
+    ]
+    return [
+        DeviceInfo(name, max(lines[n][1] for n in feeds), tuple(lines[n][0] for n in feeds), text)
+        for name, feeds, text in groups
+        if feeds
+    ]
 
 
 def _free_name(path: Path) -> Path:
@@ -187,3 +230,151 @@ def _free_name(path: Path) -> Path:
         number += 1
         candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
     return candidate
+
+
+class Counter:
+    """Measures some lines of a device between start and stop, as often as it is continued. Made by `Server.counter`.
+    With ``with``, it is started and stopped.
+
+    In the run file every set is a phase with the counter's name. To start and to stop a counter costs a mark in
+    mapped memory; nothing else happens in this process until `get_data`.
+    """
+
+    def __init__(
+        self, server: Server, name: str, device: str, lines: Mapping[int, str], is_aggregate: bool, frequency: float
+    ) -> None:
+        self.name = name
+        self.device = device
+        self.lines = lines
+        """Names by number."""
+        self.is_aggregate = is_aggregate
+        self.frequency = frequency
+        self._server = server
+        self._writer: MarkWriter | None = server._take_writer()
+        self._begun: tuple[int, int] | None = None
+        """Kind and time of the set that goes on."""
+        self._ended: list[tuple[int, int]] = []
+        """Begin and end of the others."""
+        self._sets: list[CounterSet] = []
+        """Those of them that have been read."""
+        self._data: CounterData | None = None
+        self._writer.kind(name, {}, "host")  # written down now, so that the first start costs no more than the others
+
+    def start(self) -> None:
+        """Forget all sets and begin the first one. Raises `ConfigError` while a set goes on, and after the server was
+        closed."""
+        self._begin(forget=True)
+
+    def resume(self) -> None:
+        """Begin a further set (pmlib's *continue*). Raises as `start` does."""
+        self._begin(forget=False)
+
+    def _begin(self, *, forget: bool) -> None:
+        writer = self._usable()
+        self._server._check_open()
+        if self._begun is not None:
+            raise ConfigError(f"{self.name!r} runs already: stop it before a further set begins")
+        if forget:
+            self._ended, self._sets, self._data = [], [], None
+        kind = writer.kind(self.name, {}, _wait_for_gpu())
+        t_ns = now_ns()
+        writer.mark_at(kind, t_ns)
+        self._begun = kind, t_ns
+
+    def stop(self) -> None:
+        """End the set that goes on. Raises `ConfigError` when none does."""
+        writer = self._usable()
+        if self._begun is None:
+            raise ConfigError(f"{self.name!r} is not running: start it before it is stopped")
+        kind, begin_ns = self._begun
+        _wait_for_gpu()
+        t_ns = now_ns()
+        writer.mark_at(~kind, t_ns)
+        self._begun = None
+        self._ended.append((begin_ns, t_ns))
+
+    def _usable(self) -> MarkWriter:
+        if self._writer is None:
+            raise ConfigError(f"{self.name!r} is finalised: create another counter")
+        return self._writer
+
+    @property
+    def num_sets(self) -> int:
+        """Sets that have ended."""
+        return len(self._ended)
+
+    def get_data(self) -> CounterData:
+        """The readings of all sets; waits until those of the last set's end have arrived.
+
+        Warns of seconds without readings and of readings at full scale. Raises `ConfigError` for a counter that runs
+        or was never started, `PeerError` when a set has no readings at all.
+        """
+        self._usable()
+        if self._begun is not None or not self._ended:
+            raise ConfigError(f"{self.name!r} is {'running' if self._begun else 'not started'}: stop it, then read it")
+        unread = self._ended[len(self._sets) :]
+        if unread:
+            for readings in self._server._read(tuple(self.lines.values()), unread):
+                self._sets.append(self._checked(len(self._sets), readings))
+        self._data = CounterData(self.device, self.lines, self.is_aggregate, self.frequency, tuple(self._sets))
+        return self._data
+
+    def _checked(self, number: int, readings: Mapping[str, LineReadings]) -> CounterSet:
+        begin_ns, end_ns = self._ended[number]
+        duration_s = (end_ns - begin_ns) * 1e-9
+        part = CounterSet(number, begin_ns, end_ns, {i: readings[name] for i, name in self.lines.items()})
+        where = f"set {number} of {self.name!r}"
+        for name, r in readings.items():
+            if len(r.t_ns) < 2 or r.t_ns[-1] <= begin_ns or r.t_ns[0] >= end_ns:
+                raise PeerError(f"{where} has no reading of line {name!r}: does its powerd still run?")
+            if clipped := np.sum((r.clipped >= begin_ns) & (r.clipped <= end_ns)):
+                _warn(f"{where}: {clipped} readings of {name!r} were at full scale: its energy is at least this")
+        missing_s = part.missing_s(list(self.lines))
+        if missing_s > _WORTH_SAYING * duration_s:
+            _warn(f"{where}: {missing_s:.3g} of {duration_s:.3g} s have no readings")
+        elif len(part.moments(list(self.lines), 0)) < 4:
+            _warn(f"{where}, {duration_s:.3g} s, is too short for its readings: its energy is interpolated")
+        return part
+
+    @property
+    def data(self) -> CounterData:
+        """What `get_data` gave last. Raises `ConfigError` when it has not been called since the counter was started."""
+        if self._data is None:
+            raise ConfigError(f"the data of {self.name!r} have not been fetched: get them when it is stopped")
+        return self._data
+
+    def energy_j(self, lines: Lines | None = None, set_number: int = ALL_SETS) -> float:
+        """Joules of the data that were fetched, see `CounterData.energy_j`."""
+        return self.data.energy_j(lines, set_number)
+
+    def finalize(self) -> None:
+        """Let go of it, and of its data. A set that goes on ends here. Raises `ConfigError` the second time."""
+        writer = self._usable()
+        if self._begun is not None:
+            self.stop()
+        self._writer, self._data = None, None
+        self._ended, self._sets = [], []
+        with self._server._lock:
+            self._server._free_writers.append(writer)
+
+    def __enter__(self) -> Counter:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def _wait_for_gpu() -> str:
+    """Where this process uses CUDA through torch, wait until the current device has done what it was given: else a
+    counter would be stopped while the work that it is to measure still runs. Returns the timing of the next mark."""
+    torch = sys.modules.get("torch")
+    with contextlib.suppress(Exception):  # the script's next call will raise it too
+        if torch is not None and torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            return "host-synchronised"
+    return "host"
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"powerd: {text}", stacklevel=5)

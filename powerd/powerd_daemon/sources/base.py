@@ -1,19 +1,26 @@
 """What a source is: a driver that produces readings, run by a sampler process of its own.
 
-A source registers under the entry-point group ``powerd.sources``. The configuration's options become an instance
-of its ``Options`` dataclass; the sampler then calls `open` once, `poll` at absolute deadlines ``period_ns`` apart,
-`take` a few dozen times a second, and `close` once.
+A source registers under the entry-point group ``powerd.sources``; the configuration names it by that or as
+``module.path:Class``. The configuration's options become an instance of its ``Options`` dataclass. The sampler then
+calls `open` once, `poll` at deadlines ``period_ns`` apart, `take` a few dozen times a second, and `close` once.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any, ClassVar
 
-from powerd_core.model import Block, BlockBuilder, Device, Gap, Stream
+from powerd_core.errors import ConfigError
+from powerd_core.model import Block, BlockBuilder, Column, Device, Gap, Line, Stream
+from powerd_core.text import did_you_mean
 from powerd_daemon.clock import Clock
+
+GROUP = "powerd.sources"
+LEAST_RATE_HZ = 0.001
+"""The slowest pace of a source: a reading in a quarter of an hour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +36,9 @@ class Start:
     next_sequence: Mapping[int, int] = field(default_factory=dict)
     """First sequence number to give out for each stream number (0 where absent): a restarted sampler goes on."""
 
-    def builder(self, stream: Stream) -> BlockBuilder:
-        """Blocks of one of its streams, in this epoch, numbered where its last sampler left off."""
-        return BlockBuilder(stream, self.epoch, self.next_sequence.get(stream.number, 0))
-
 
 class Source(ABC):
-    """A driver that produces readings. Subclasses set ``Options`` and implement the five methods."""
+    """A driver that produces readings. Subclasses set ``Options`` and implement `open` and `poll`."""
 
     Options: ClassVar[type[Any]]
     """A frozen dataclass of the options that the configuration may give, with their defaults."""
@@ -44,11 +47,14 @@ class Source(ABC):
         """Keep what is needed; touch no hardware. Raises `ConfigError` for options that cannot work together."""
         self.options = options
         self.start = start
+        self.builders: list[BlockBuilder] = []
+        """One for each stream, once open: `poll` appends readings to them and `take` empties them."""
 
     @property
-    @abstractmethod
     def period_ns(self) -> int:
-        """Distance of two polls."""
+        """Distance of two polls: that of the option ``rate_hz``, unless a source says otherwise."""
+        period_ns: int = round(1e9 / self.options.rate_hz)
+        return period_ns
 
     @abstractmethod
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
@@ -59,9 +65,10 @@ class Source(ABC):
         """Take one scan. A failed reading is a flagged reading, not an exception; `SensorError` means that the source
         as a whole is lost and has to be opened again."""
 
-    @abstractmethod
     def take(self) -> list[Block | Gap]:
         """Everything since the last call, in the order of its sequence numbers within each stream."""
+        blocks = (builder.take() for builder in self.builders)
+        return [block for block in blocks if block]
 
     def finish(self) -> list[Block | Gap]:
         """What `take` gives and whatever was still held back, for instance to be confirmed. Called before `close`."""
@@ -75,3 +82,58 @@ class Source(ABC):
 
     def close(self) -> None:  # noqa: B027  (nothing to release is the common case)
         """Let go of the sensor. Called once, also after an error in `open`."""
+
+    def add_stream(
+        self, columns: Iterable[Column], lines: Iterable[Line], period_ns: int, detail: Mapping[str, object]
+    ) -> Stream:
+        """The source's next stream, in this epoch and numbered where its last sampler left off."""
+        start = self.start
+        stream = Stream(
+            start.first_stream + len(self.builders), start.name, tuple(columns), tuple(lines), period_ns, detail
+        )
+        self.builders.append(BlockBuilder(stream, start.epoch, start.next_sequence.get(stream.number, 0)))
+        return stream
+
+
+class LineOutput:
+    """Readings of a stream with one line and one column, each later than the one before."""
+
+    def __init__(self, builder: BlockBuilder) -> None:
+        self.builder = builder
+        self.last_ns = -(1 << 62)
+
+    def append(self, t_ns: int, code: int, flag: int = 0) -> None:
+        """One reading, unless it is not later than the one before."""
+        if t_ns > self.last_ns:
+            self.last_ns = t_ns
+            self.builder.append(t_ns, (0,), (flag,), ((code,),))
+
+
+def devices_of(stream: Stream, description: str) -> tuple[Device, ...]:
+    """The devices that a stream's lines belong to, each fed by all of its lines."""
+    owners = dict.fromkeys(line.device for line in stream.lines)
+    return tuple(Device(o, tuple(n.name for n in stream.lines if n.device == o), description) for o in owners)
+
+
+def kinds() -> tuple[str, ...]:
+    """The registered kinds of source, sorted."""
+    return tuple(sorted({point.name for point in entry_points(group=GROUP)}))
+
+
+def find_source(kind: str) -> type[Source]:
+    """The class behind ``kind``. Raises `ConfigError` when it is unknown, cannot be imported or is no source."""
+    if ":" in kind:
+        point = EntryPoint(name=kind, group=GROUP, value=kind)
+    else:
+        points = [point for point in entry_points(group=GROUP) if point.name == kind]
+        if not points:
+            raise ConfigError(f"unknown kind of source {kind!r}{did_you_mean(kind, kinds())} (or module.path:Class)")
+        point = points[0]
+    try:
+        source = point.load()
+    except Exception as error:
+        # Whatever a third party's module does while it is imported is a fault of the configuration that names it.
+        raise ConfigError(f"source {kind!r} cannot be loaded: {type(error).__name__}: {error}") from error
+    if not (isinstance(source, type) and issubclass(source, Source) and is_dataclass(source.Options)):
+        raise ConfigError(f"source {kind!r} is not a subclass of powerd_daemon.sources.base.Source with Options")
+    return source

@@ -2,24 +2,66 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import (
-    Accuracy,
-    Block,
-    Column,
-    CounterConversion,
-    Device,
-    Flag,
-    Gap,
-    Line,
-    Provenance,
-    Stream,
-)
+from powerd_core.model import Accuracy, Column, CounterConversion, Device, Flag, Line, Provenance, Stream
 from powerd_daemon.sources.base import Source, Start
-from powerd_daemon.sources.cpu_time import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu
+
+HOST_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+"""Step of the host's counters."""
+
+PROCESS_LUMP_NS = 4_000_000
+"""A process that runs on another CPU is accounted for at scheduler ticks: its clock moves in lumps of some
+milliseconds (2 ms median and 13 ms p99 were seen), though its unit is the nanosecond."""
+
+
+class ProcessCpu:
+    """All threads of one process, by its CPU-time clock; its children are not in it.
+
+    Calling it raises `SensorError` once the process is gone, or its number is another's.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        # The kernel's encoding of "CPU time of this process": include/linux/posix-timers.h, CPUCLOCK_SCHED.
+        self._clock_id = (~pid << 3) | 2
+        self._last_ns = 0
+
+    def __call__(self) -> int:
+        try:
+            cpu_ns = time.clock_gettime_ns(self._clock_id)
+        except (OSError, OverflowError) as error:
+            raise SensorError(f"process {self.pid} is not there: give the pid of one that runs") from error
+        if cpu_ns < self._last_ns:
+            raise SensorError(f"process {self.pid} has ended")
+        self._last_ns = cpu_ns
+        return cpu_ns
+
+
+class HostCpu:
+    """Busy time of all CPUs from /proc/stat: user, nice, system, interrupts; without idle, waiting and stolen time."""
+
+    def __init__(self, path: Path = Path("/proc/stat")) -> None:
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SensorError(f"{path} cannot be read: {error.strerror}") from error
+
+    def __call__(self) -> int:
+        head, *fields = os.pread(self._file, 256, 0).split(b"\n", 1)[0].split()
+        if head != b"cpu" or len(fields) < 7:
+            raise SensorError(f"{self._path} does not begin with the CPUs' times")
+        user, nice, system, _idle, _iowait, irq, softirq = map(int, fields[:7])
+        return (user + nice + system + irq + softirq) * HOST_TICK_NS
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,44 +97,10 @@ class CpuModelSource(Source):
         super().__init__(options, start)
         self._reader: ProcessCpu | HostCpu | None = None
         self._gone = False
-        self._stream = self._describe()
-        self._builder = start.builder(self._stream)
-
-    @property
-    def period_ns(self) -> int:
-        return round(1e9 / self.options.rate_hz)
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         self._reader = ProcessCpu(self.options.pid) if self.options.pid else HostCpu()
         self._reader()
-        line = self._stream.lines[0]
-        return (self._stream,), (Device(self.options.device, (line.name,), line.description),)
-
-    def poll(self) -> None:
-        assert self._reader is not None, "open comes first"
-        begin_ns = self.start.clock.now_ns()
-        cpu_ns, flag = 0, Flag(0)
-        if not self._gone:
-            try:
-                cpu_ns = self._reader()
-            except SensorError:
-                # Its number may soon be another's: once gone, gone for good.
-                self._gone = True
-        if self._gone:
-            flag = Flag.MISSING
-        t_ns = (begin_ns + self.start.clock.now_ns()) // 2
-        self._builder.append(t_ns, (0,), (flag,), ((cpu_ns,),))
-
-    def take(self) -> list[Block | Gap]:
-        block = self._builder.take()
-        return [block] if block else []
-
-    def close(self) -> None:
-        if isinstance(self._reader, HostCpu):
-            self._reader.close()
-        self._reader = None
-
-    def _describe(self) -> Stream:
         o = self.options
         whose = f"process {o.pid}" if o.pid else "the whole host"
         model = f"{o.background_w:g} W + {o.watts_per_core:g} W per busy core"
@@ -104,18 +112,29 @@ class CpuModelSource(Source):
             Accuracy(
                 u_gain=o.u_gain,
                 u_offset_w=o.u_gain * o.background_w,
-                step_w=0.0,
                 centre_ns=PROCESS_LUMP_NS if o.pid else HOST_TICK_NS,
                 update_ns=HOST_TICK_NS if not o.pid and self.period_ns < HOST_TICK_NS else 0,
                 origin=f"assumed model, not a measurement: {model}, both uncertain by {o.u_gain:.0%}",
             ),
             f"modelled from the CPU time of {whose}: {model}",
         )
-        return Stream(
-            self.start.first_stream,
-            self.start.name,
-            (Column("cpu_ns", "Q"),),
-            (line,),
-            self.period_ns,
-            {"pid": o.pid, "watts_per_core": o.watts_per_core, "background_w": o.background_w},
-        )
+        detail = {"pid": o.pid, "watts_per_core": o.watts_per_core, "background_w": o.background_w}
+        stream = self.add_stream((Column("cpu_ns", "Q"),), (line,), self.period_ns, detail)
+        return (stream,), (Device(o.device, (line.name,), line.description),)
+
+    def poll(self) -> None:
+        assert self._reader is not None, "open comes first"
+        begin_ns = self.start.clock.now_ns()
+        cpu_ns = 0
+        try:
+            cpu_ns = 0 if self._gone else self._reader()
+        except SensorError:
+            # Its number may soon be another's: once gone, gone for good.
+            self._gone = True
+        t_ns = (begin_ns + self.start.clock.now_ns()) // 2
+        self.builders[0].append(t_ns, (0,), (Flag.MISSING if self._gone else 0,), ((cpu_ns,),))
+
+    def close(self) -> None:
+        if isinstance(self._reader, HostCpu):
+            self._reader.close()
+        self._reader = None

@@ -1,32 +1,33 @@
-"""Source ``rapl``: the processors' own energy counters, through Linux's powercap tree."""
+"""Source ``rapl``: the processors' own energy counters, Intel's and AMD's, through Linux's powercap tree.
+
+A zone is a directory such as ``intel-rapl:0`` (a package) or ``intel-rapl:0:1`` (a part of it, or its memory) with
+``name``, ``energy_uj`` and ``max_energy_range_uj`` (Documentation/power/powercap/powercap.rst).
+"""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import (
-    Accuracy,
-    Block,
-    BlockBuilder,
-    Column,
-    CounterConversion,
-    Device,
-    Flag,
-    Gap,
-    Line,
-    Provenance,
-    Stream,
-)
+from powerd_core.model import Accuracy, Column, CounterConversion, Device, Flag, Line, Provenance, Stream
 from powerd_daemon.sources.base import Source, Start
-from powerd_daemon.sources.rapl_unwrap import Unwrap
-from powerd_daemon.sources.rapl_zones import CPUINFO, POWERCAP, Zone, ZoneReader, find_zones, is_modelled
 
+POWERCAP = Path("/sys/class/powercap")
+CPUINFO = Path("/proc/cpuinfo")
+_ZONE = re.compile(r"intel-rapl:(\d+)(?::(\d+))?")
+
+_MODELLED_INTEL = {0x2A, 0x2D, 0x3A, 0x3E}
+"""Models of family 6 (Sandy Bridge, Ivy Bridge) whose counters follow a model of events; later ones sense currents."""
+SEGMENT = 1 << 52
+"""A counter that was set back goes on in the segment below, so that it falls, whatever it had counted: 2**52 uJ are
+142 years at 1 kW."""
 UPDATE_NS = 1_000_000
 """Distance at which the counters move, about (Intel SDM volume 3, section 15.10)."""
-
 _WHAT = {
     "package": "package: cores, caches, memory controller and what else is on it",
     "core": "cores, a part of the package",
@@ -34,6 +35,138 @@ _WHAT = {
     "dram": "memory, beside the package",
     "psys": "platform as far as the maker wired it; contains the packages",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One counter. ``kind`` is package, core, uncore, dram, psys or what else the kernel calls it."""
+
+    directory: Path
+    kind: str
+    package: int
+    """Number of the package, from the zone's name; -1 for psys."""
+    range_uj: int
+    """Largest value before the counter begins again."""
+
+    @property
+    def suffix(self) -> str:
+        """Last part of the line's name: ``package_0``, ``dram_1``, ``psys``."""
+        return self.kind if self.package < 0 else f"{self.kind}_{self.package}"
+
+
+def find_zones(root: Path = POWERCAP) -> tuple[Zone, ...]:
+    """All zones below ``root``, packages first. Raises `SensorError` when there is none.
+
+    Zones of ``intel-rapl-mmio`` count the packages' energy a second time and are left out.
+    """
+    zones: dict[str, Zone] = {}
+    packages: dict[str, int] = {}
+    names = [m for m in map(_ZONE.fullmatch, os.listdir(root) if root.is_dir() else ()) if m]
+    for match in sorted(names, key=lambda m: (int(m[1]), int(m[2] or -1))):
+        directory = root / match[0]
+        try:
+            kind, _, number = (directory / "name").read_text().strip().partition("-")
+            range_uj = int((directory / "max_energy_range_uj").read_text())
+        except (OSError, ValueError):
+            continue
+        if match[2] is None and kind == "package":
+            # package-0, or package-0-die-1 where a package has several dies that count apart.
+            package = int(re.match(r"\d*", number)[0] or match[1])  # type: ignore[index]
+            packages[match[1]] = max(packages.values()) + 1 if package in packages.values() else package
+        zone = Zone(directory, re.sub(r"\W+", "_", kind), packages.get(match[1], -1), range_uj)
+        if zone.range_uj > 0:
+            zones.setdefault(zone.suffix, zone)
+    if not zones:
+        raise SensorError(
+            f"there are no RAPL counters in {root}: load the kernel's module with `modprobe intel_rapl_msr`, "
+            "or leave the source 'rapl' out (virtual machines and Arm processors have none)"
+        )
+    return tuple(zones.values())
+
+
+class ZoneReader:
+    """Microjoules of one zone. Opening raises `SensorError` with the remedy when they are not readable."""
+
+    def __init__(self, zone: Zone) -> None:
+        self.path = zone.directory / "energy_uj"
+        try:
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except PermissionError as error:
+            raise SensorError(
+                f"{self.path} may be read by root alone: let one group read it, `chgrp powerd {self.path} && "
+                f"chmod g+r {self.path}`; docs/sources.md has the udev rule that keeps it so"
+            ) from error
+        except OSError as error:
+            raise SensorError(f"{self.path} cannot be opened: {error.strerror}") from error
+
+    def __call__(self) -> int | None:
+        """The counter, or None when this read failed. Raises `SensorError` when the counter is gone."""
+        try:
+            return int(os.pread(self._file, 32, 0))
+        except OSError as error:
+            if error.errno in (errno.ENODEV, errno.ENOENT):
+                raise SensorError(f"{self.path} is gone: was the kernel's module unloaded?") from error
+            return None
+        except ValueError:
+            return None
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def is_modelled(cpuinfo: Path = CPUINFO) -> bool:
+    """Whether this processor's counters follow a model rather than sensed currents: AMD's, and Intel's before 2013."""
+    try:
+        text = cpuinfo.read_text(encoding="ascii", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return False
+    facts = {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in text.splitlines())}
+    if facts.get("vendor_id") != "GenuineIntel":
+        return True
+    return facts.get("cpu family") == "6" and int(facts.get("model") or 0) in _MODELLED_INTEL
+
+
+class Unwrap:
+    """64-bit cumulative microjoules of one counter.
+
+    Between two good readings the counter may begin again once; ``most_w`` says how fast it can count at most, and so
+    whether it could have begun again more often. Where that cannot be told, or where it fell by more than its beginning
+    again explains, the energy in between is unknown: the codes then go on at a lower value, which every reader of a
+    64-bit counter takes for "was set back, unknown". Raises `SensorError` when that happened a thousand times.
+    """
+
+    def __init__(self, range_uj: int, most_w: float) -> None:
+        # The largest value is the last step before 0; what a step is (15 to 61 uJ) is not told and is nothing here.
+        self.range_uj = range_uj + 1
+        self.most_w = most_w
+        self.began_again = 0
+        """How often the counter reached its largest value and went on at 0, which costs nothing."""
+        self.unknown = 0
+        """How often the energy between two readings could not be told."""
+        self._base = 1023 * SEGMENT
+        self._total = 0
+        self._last_uj: int | None = None
+        self._last_ns = 0
+
+    def __call__(self, raw_uj: int, t_ns: int) -> tuple[int, bool]:
+        """The cumulative code, and whether the energy since the reading before is known."""
+        last_uj, elapsed_ns = self._last_uj, t_ns - self._last_ns
+        self._last_uj, self._last_ns = raw_uj, t_ns
+        if last_uj is None:
+            return self._base, True
+        # Counters move in lumps of a millisecond or so: a little more than the time allows is no fall.
+        most_uj = self.most_w * (elapsed_ns + 5_000_000) * 1e-3
+        step_uj = (raw_uj - last_uj) % self.range_uj
+        if most_uj >= self.range_uj or step_uj > most_uj:
+            self.unknown += 1
+            if not self._base:
+                raise SensorError(f"an energy counter jumped {self.unknown} times by more than most_w explains")
+            self._base -= SEGMENT
+            self._total = 0
+            return self._base, False
+        self.began_again += raw_uj < last_uj
+        self._total += step_uj
+        return self._base + self._total, True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,36 +213,27 @@ class RaplSource(Source):
         self._readers: list[ZoneReader] = []
         self._unwraps: list[Unwrap] = []
         self._failed: list[int] = []
-        self._builder: BlockBuilder | None = None
-
-    @property
-    def period_ns(self) -> int:
-        return round(1e9 / self.options.rate_hz)
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
         zones = find_zones(o.root)
         for zone in zones:
             self._readers.append(ZoneReader(zone))
-            self._unwraps.append(Unwrap(zone.range_uj, o.most_w))
+        self._unwraps = [Unwrap(zone.range_uj, o.most_w) for zone in zones]
         self._failed = [0] * len(zones)
-        failed = [r.path for r in self._readers if r() is None]
-        if failed:
+        if failed := [r.path for r in self._readers if r() is None]:
             raise SensorError(f"{failed[0]} does not give a number: does the kernel support this processor?")
         provenance = Provenance.MODELLED if is_modelled(self._cpuinfo) else Provenance.MEASURED
-        stream = Stream(
-            self.start.first_stream,
-            self.start.name,
-            (Column("energy_uj", "Q"),),
-            tuple(self._line(zone, provenance) for zone in zones),
-            self.period_ns,
-            self._detail(zones),
-        )
-        self._builder = self.start.builder(stream)
-        return (stream,), self._devices(zones)
+        detail = {
+            "zones": {self._name(z): z.directory.name for z in zones},
+            "max_energy_range_uj": {self._name(z): z.range_uj for z in zones},
+            "unwrapped": "codes are cumulative microjoules since the source was opened, unwrapped by it",
+            "most_w": o.most_w,
+        }
+        lines = [self._line(zone, provenance) for zone in zones]
+        return (self.add_stream((Column("energy_uj", "Q"),), lines, self.period_ns, detail),), self._devices(zones)
 
     def poll(self) -> None:
-        assert self._builder is not None, "open comes first"
         now_ns = self.start.clock.now_ns
         begin_ns = before_ns = now_ns()
         times, flags, codes = [], [], []
@@ -118,25 +242,21 @@ class RaplSource(Source):
             after_ns = now_ns()
             t_ns = (before_ns + after_ns) // 2
             before_ns = after_ns
-            code, flag = 0, Flag.IO_ERROR
+            code, flag = 0, int(Flag.IO_ERROR)
             if raw_uj is None:
                 self._failed[i] += 1
             else:
                 code, is_known = unwrap(raw_uj, t_ns)
-                flag = Flag(0) if is_known else Flag.RESET
+                flag = 0 if is_known else int(Flag.RESET)
             times.append(t_ns - begin_ns)
-            flags.append(int(flag))
+            flags.append(flag)
             codes.append(code)
-        self._builder.append(begin_ns, times, flags, (codes,))
-
-    def take(self) -> list[Block | Gap]:
-        block = self._builder.take() if self._builder is not None else None
-        return [block] if block else []
+        self.builders[0].append(begin_ns, times, flags, (codes,))
 
     def health(self) -> dict[str, object]:
-        if self._builder is None:
+        if not self.builders:
             return {}
-        names = [line.name for line in self._builder.stream.lines]
+        names = [line.name for line in self.builders[0].stream.lines]
         return {
             "failed_reads": dict(zip(names, self._failed, strict=True)),
             "began_again": {n: u.began_again for n, u in zip(names, self._unwraps, strict=True)},
@@ -151,39 +271,33 @@ class RaplSource(Source):
     def _device(self, zone: Zone) -> str:
         return self.options.platform if zone.kind == "psys" else self.options.device
 
+    def _name(self, zone: Zone) -> str:
+        """The line's name."""
+        return f"{self._device(zone)}.{zone.suffix}"
+
     def _line(self, zone: Zone, provenance: Provenance) -> Line:
         o = self.options
-        how = (
-            "sensed on the chip" if provenance is Provenance.MEASURED else "modelled by the processor from its activity"
-        )
+        is_sensed = provenance is Provenance.MEASURED
+        how = "sensed on the chip" if is_sensed else "modelled by the processor from its activity"
         origin = f"assumed: no maker specifies the counters' error; compared with wall meters, a few percent; {how}"
         update_ns = UPDATE_NS if self.period_ns < UPDATE_NS else 0
-        device = self._device(zone)
         return Line(
-            f"{device}.{zone.suffix}",
-            device,
+            self._name(zone),
+            self._device(zone),
             CounterConversion("energy_uj", 1e-6),
             provenance,
             Accuracy(u_gain=o.u_gain, centre_ns=UPDATE_NS, update_ns=update_ns, origin=origin),
             f"{_WHAT.get(zone.kind, zone.kind)} (RAPL zone {zone.directory.name})",
         )
 
-    def _detail(self, zones: tuple[Zone, ...]) -> dict[str, Any]:
-        return {
-            "zones": {f"{self._device(z)}.{z.suffix}": z.directory.name for z in zones},
-            "max_energy_range_uj": {f"{self._device(z)}.{z.suffix}": z.range_uj for z in zones},
-            "unwrapped": "codes are cumulative microjoules since the source was opened, unwrapped by it",
-            "most_w": self.options.most_w,
-        }
-
     def _devices(self, zones: tuple[Zone, ...]) -> tuple[Device, ...]:
         o = self.options
-        feeds = tuple(f"{o.device}.{z.suffix}" for z in zones if z.kind in ("package", "dram"))
-        inner = tuple(f"{o.device}.{z.suffix}" for z in zones if z.kind != "psys")
-        found = []
+        inner = [z for z in zones if z.kind != "psys"]
+        feeds = tuple(self._name(z) for z in inner if z.kind in ("package", "dram"))
+        devices = []
         if inner:
             # Without a package zone whatever there is stands in, but only one: parts may contain each other.
-            found.append(Device(o.device, feeds or inner[:1], "processors and their memory, by RAPL"))
-        if any(z.kind == "psys" for z in zones):
-            found.append(Device(o.platform, (f"{o.platform}.psys",), "the platform, by RAPL"))
-        return tuple(found)
+            known = feeds or (self._name(inner[0]),)
+            devices.append(Device(o.device, known, "processors and their memory, by RAPL"))
+        devices += [Device(o.platform, (self._name(z),), "the platform, by RAPL") for z in zones if z.kind == "psys"]
+        return tuple(devices)

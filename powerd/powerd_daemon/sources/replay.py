@@ -1,4 +1,4 @@
-"""Source ``replay``: the blocks of a journal once more, as if they were measured now."""
+"""Source ``replay``: the blocks of a journal once more, on one time line, as if they were measured now."""
 
 from __future__ import annotations
 
@@ -9,11 +9,78 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import Block, Device, Gap, Stream
-from powerd_daemon.config import STREAMS_PER_SOURCE
+from powerd_core.errors import ConfigError, SensorError, WireError
+from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Device, Gap, Stream
+from powerd_core.serde import read_description
+from powerd_core.wire import Event, FrameReader, Garbage, Message
 from powerd_daemon.sources.base import Source, Start
-from powerd_daemon.sources.replay_journal import Contents, find_journal, read_events, survey
+
+_PIECE_BYTES = 1 << 18
+
+
+def read_events(path: Path) -> Iterator[Event]:
+    """Every good frame of a journal in order; damaged stretches are passed over."""
+    reader = FrameReader()
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                yield from (event for event, _ in reader.feed(piece) if not isinstance(event, Garbage))
+    except OSError as error:
+        raise SensorError(f"journal {path} cannot be read: {error.strerror}") from error
+    yield from (event for event, _ in reader.close() if not isinstance(event, Garbage))
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a journal holds. A board that was restarted in between has the same streams under another epoch."""
+
+    streams: tuple[Stream, ...]
+    """As recorded, each once."""
+    devices: tuple[Device, ...]
+    index: dict[tuple[int, int], int]
+    """Position in ``streams`` for each epoch and stream number."""
+    shifts_ns: dict[int, int]
+    """What to add to a board time of each epoch to come to the journal's common time line."""
+    begin_ns: int
+    end_ns: int
+    """First and last reading on that time line."""
+
+
+def survey(path: Path) -> Contents:
+    """Read a journal through once. Raises `SensorError` when it describes nothing or holds no block."""
+    descriptions: dict[int, Description] = {}
+    exchanges: dict[int, ClockExchange] = {}
+    spans_ns: dict[int, tuple[int, int]] = {}
+    for event in read_events(path):
+        if isinstance(event, Message) and event.subject == "description":
+            try:
+                description = read_description(dict(event.body))
+            except WireError as error:
+                raise SensorError(f"journal {path} has a description that cannot be used: {error}") from error
+            descriptions.setdefault(description.epoch, description)
+        elif isinstance(event, ClockExchange):
+            best = exchanges.setdefault(event.epoch, event)
+            exchanges[event.epoch] = min(best, event, key=lambda e: e.delay_ns)
+        elif isinstance(event, Block):
+            first_ns, last_ns = spans_ns.get(event.epoch, (event.t_first_ns, event.t_last_ns))
+            spans_ns[event.epoch] = min(first_ns, event.t_first_ns), max(last_ns, event.t_last_ns)
+    known = [e for e in spans_ns if e in descriptions]
+    if not known:
+        raise SensorError(f"journal {path} holds no description with blocks to it: there is nothing to replay")
+    shifts_ns = {e: round(exchanges[e].offset_ns) if e in exchanges else 0 for e in known}
+    streams: dict[tuple[object, ...], Stream] = {}
+    devices: dict[str, Device] = {}
+    index: dict[tuple[int, int], int] = {}
+    for epoch in known:
+        for stream in descriptions[epoch].streams:
+            alike = (stream.layout, *(line.name for line in stream.lines))
+            streams.setdefault(alike, stream)
+            index[epoch, stream.number] = list(streams).index(alike)
+        for device in descriptions[epoch].devices:
+            devices.setdefault(device.name, device)
+    begin_ns = min(spans_ns[e][0] + shifts_ns[e] for e in known)
+    end_ns = max(spans_ns[e][1] + shifts_ns[e] for e in known)
+    return Contents(tuple(streams.values()), tuple(devices.values()), index, shifts_ns, begin_ns, end_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +109,12 @@ class ReplaySource(Source):
 
     def __init__(self, options: ReplayOptions, start: Start) -> None:
         super().__init__(options, start)
-        self._path = Path(options.path)
-        self._contents: Contents | None = None
+        path = Path(options.path)
+        self._path = path / "journal.bin" if path.is_dir() else path
         self._streams: tuple[Stream, ...] = ()
         self._sequences: dict[int, int] = {}
-        self._events: Iterator[tuple[Block | Gap, int]] = iter(())
-        self._next: tuple[Block | Gap, int] | None = None
+        self._events: Iterator[Block | Gap] = iter(())
+        self._next: Block | Gap | None = None
         self._out: list[Block | Gap] = []
 
     @property
@@ -55,12 +122,10 @@ class ReplaySource(Source):
         return 10_000_000
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
-        self._path = find_journal(self._path)
-        self._contents = contents = survey(self._path)
+        if not self._path.is_file():
+            raise ConfigError(f"no journal at {self._path}: give the path of a journal file or of its directory")
+        contents = survey(self._path)
         o, first = self.options, self.start.first_stream
-        if len(contents.streams) > STREAMS_PER_SOURCE:
-            most = STREAMS_PER_SOURCE
-            raise SensorError(f"journal {self._path} has {len(contents.streams)} streams: {most} can be replayed")
         self._streams = tuple(
             replace(
                 stream,
@@ -75,76 +140,57 @@ class ReplaySource(Source):
             for i, stream in enumerate(contents.streams)
         )
         self._sequences = {s.number: self.start.next_sequence.get(s.number, 0) for s in self._streams}
-        self._events = self._schedule(contents, self.start.clock.now_ns())
-        self._next = next(self._events, None)
+        self._events = self._replayed(contents, self.start.clock.now_ns())
+        self._advance()
         return self._streams, contents.devices
 
     def poll(self) -> None:
         now_ns = self.start.clock.now_ns()
-        while self._next is not None and self._span_ns(*self._next)[1] <= now_ns:
-            try:
-                made = self._rebase(*self._next)
-            except OverflowError as error:
-                at = f"at speed {self.options.speed:g}"
-                raise SensorError(f"journal {self._path} has times that no reading can have {at}") from error
-            self._sequences[made.stream] += 1
-            self._out.append(made)
-            self._next = next(self._events, None)
+        while self._next is not None and self._next.t_last_ns <= now_ns:
+            self._out.append(self._next)
+            self._advance()
 
     def take(self) -> list[Block | Gap]:
         out, self._out = self._out, []
         return out
 
-    def close(self) -> None:
-        self._events, self._next = iter(()), None
+    def _advance(self) -> None:
+        try:
+            self._next = next(self._events, None)
+        except (OverflowError, ValueError) as error:
+            raise SensorError(f"journal {self._path} has readings that cannot be replayed: {error}") from error
 
-    def _schedule(self, contents: Contents, start_ns: int) -> Iterator[tuple[Block | Gap, int]]:
-        """Each block and gap, with the board time at which this round of the journal begins."""
+    def _replayed(self, contents: Contents, start_ns: int) -> Iterator[Block | Gap]:
+        """Each block and gap at its new time and number; the first round of the journal begins at ``start_ns``."""
+        speed = self.options.speed
         longest_ns = max(s.period_ns for s in contents.streams)
         # No shorter than the distance of polls: a journal of a moment, at a great speed, would never let a poll end.
-        round_ns = max(self.period_ns, round((contents.end_ns - contents.begin_ns + longest_ns) / self.options.speed))
+        round_ns = max(self.period_ns, round((contents.end_ns - contents.begin_ns + longest_ns) / speed))
         while True:
-            is_empty = True
             for event in read_events(self._path):
-                if isinstance(event, Block | Gap) and contents.fits(event):
-                    is_empty = False
-                    yield event, start_ns
-            if is_empty or not self.options.loop:
+                if not isinstance(event, Block | Gap) or (event.epoch, event.stream) not in contents.index:
+                    continue
+                stream = self._streams[contents.index[event.epoch, event.stream]]
+                shift_ns = contents.shifts_ns[event.epoch] - contents.begin_ns
+                begin_ns = 0 if event.t_first_ns == UNKNOWN_TIME_NS else event.t_first_ns + shift_ns
+                moved = replace(
+                    event,
+                    stream=stream.number,
+                    epoch=self.start.epoch,
+                    sequence=self._sequences[stream.number],
+                    t_first_ns=start_ns + round(begin_ns / speed),
+                    t_last_ns=start_ns + round(max(begin_ns, event.t_last_ns + shift_ns) / speed),
+                )
+                self._sequences[stream.number] += 1
+                if isinstance(moved, Gap):
+                    yield replace(moved, span=1)
+                    continue
+                if moved.layout != stream.layout or len(moved.payload) != moved.count * stream.scan_bytes:
+                    raise ValueError("a block is not laid out as described")
+                yield replace(moved, payload=_retime(moved, len(stream.lines), shift_ns, start_ns, speed))
+            if not self.options.loop:
                 return
             start_ns += round_ns
-
-    def _span_ns(self, event: Block | Gap, round_start_ns: int) -> tuple[int, int]:
-        """First and last time of an event in this replay."""
-        contents = self._recorded
-        first_ns, last_ns = contents.times_ns(event)
-        return (
-            round_start_ns + round((first_ns - contents.begin_ns) / self.options.speed),
-            round_start_ns + round((last_ns - contents.begin_ns) / self.options.speed),
-        )
-
-    def _rebase(self, event: Block | Gap, round_start_ns: int) -> Block | Gap:
-        contents = self._recorded
-        stream = self._streams[contents.index[event.epoch, event.stream]]
-        first_ns, last_ns = self._span_ns(event, round_start_ns)
-        array("q", (first_ns, last_ns))  # raises OverflowError
-        moved = replace(
-            event,
-            stream=stream.number,
-            epoch=self.start.epoch,
-            sequence=self._sequences[stream.number],
-            t_first_ns=first_ns,
-            t_last_ns=last_ns,
-        )
-        if isinstance(moved, Gap):
-            return replace(moved, span=1)
-        shift_ns = contents.shifts_ns[event.epoch] - contents.begin_ns
-        payload = _retime(moved, len(stream.lines), shift_ns, round_start_ns, self.options.speed)
-        return replace(moved, payload=payload)
-
-    @property
-    def _recorded(self) -> Contents:
-        assert self._contents is not None, "open comes first"
-        return self._contents
 
 
 def _retime(block: Block, lines: int, shift_ns: int, start_ns: int, speed: float) -> bytes:

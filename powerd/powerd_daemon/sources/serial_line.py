@@ -1,35 +1,107 @@
-"""Source ``serial-line``: any meter that prints its readings as lines of text on a serial port."""
+"""Source ``serial-line``: any meter that prints its readings as lines of text on a serial port.
+
+`LineFormat` finds the numbers in a line, as whole microwatts and microjoules.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal, DecimalException
 from typing import ClassVar, Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import (
     Accuracy,
-    Block,
-    BlockBuilder,
     Column,
     CounterConversion,
     Device,
     Flag,
-    Gap,
     Line,
     Provenance,
     ScaledConversion,
     Stream,
 )
-from powerd_daemon.meter.link import LineReader, Link, OpenLink, SerialLink
-from powerd_daemon.meter.printed import CODES_PER_UNIT, LineFormat
-from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.sources.base import LineOutput, Source, Start
+from powerd_daemon.sources.port import LineReader, OpenPort, Port, SerialPort
 
+CODES_PER_UNIT = 1_000_000
+"""Codes are microwatts and microjoules: whole numbers that hold what was printed without rounding to binary."""
+
+_UNITS = {
+    # Without VA: apparent power says nothing of AC's power without the power factor.
+    "power": {"uW": "1e-6", "mW": "1e-3", "W": "1", "kW": "1e3"},
+    "energy": {"mJ": "1e-3", "J": "1", "kJ": "1e3", "mWh": "3.6", "Wh": "3600", "kWh": "3.6e6"},
+    "volts": {"mV": "1e-3", "V": "1"},
+    "amps": {"uA": "1e-6", "mA": "1e-3", "A": "1"},
+}
+_DEFAULTS = {"power": "W", "energy": "J", "volts": "V", "amps": "A"}
+_LIMIT = 1 << 62
 LATENCY_NS = 16_000_000
 """What a USB serial adapter may hold bytes back."""
 SILENCE = 3
 """So many times the usual distance without a line is a silence."""
+
+
+class LineFormat:
+    """A pattern whose named groups are numbers: ``power``, ``energy``, or ``volts`` and ``amps``.
+
+    ``units`` says each group's unit; a group ``power_unit`` (``energy_unit``, ...) in the pattern catches the unit that
+    the meter prints itself. Raises `ConfigError` for a pattern or units that cannot be used.
+    """
+
+    def __init__(self, pattern: str, units: Mapping[str, str], decimal: str = ".") -> None:
+        try:
+            self._pattern = re.compile(pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern is no regular expression: {error}") from error
+        groups = self._pattern.groupindex.keys()
+        known = {*_UNITS, *(f"{name}_unit" for name in _UNITS)}
+        if unknown := sorted(groups - known):
+            raise ConfigError(
+                f"pattern has a group {unknown[0]!r}: groups are {', '.join(_UNITS)}, each also with _unit"
+            )
+        if ("volts" in groups) != ("amps" in groups):
+            raise ConfigError("pattern needs both groups, volts and amps, or neither")
+        if "volts" in groups and "power" in groups:
+            raise ConfigError("pattern has both power and volts with amps: leave out one, or the power is told twice")
+        if not groups & {"power", "energy", "volts"}:
+            raise ConfigError("pattern has no group: name what to read, such as (?P<power>[0-9.]+)")
+        self._scales: dict[str, Decimal] = {}
+        for name, unit in {**_DEFAULTS, **units}.items():
+            if name not in _UNITS or (name in units and name not in groups):
+                raise ConfigError(f"units: the pattern has no group {name!r}")
+            if unit not in _UNITS[name]:
+                raise ConfigError(f"units: {unit!r} is no unit of {name}: choose from {', '.join(_UNITS[name])}")
+            self._scales[name] = Decimal(_UNITS[name][unit])
+        self._decimal = decimal
+        self.quantities = [q for q, group in (("power", {"power", "volts"}), ("energy", {"energy"})) if groups & group]
+        """What a line may say: ``power``, ``energy`` or both."""
+
+    def read(self, text: str) -> dict[str, int]:
+        """A line's codes by quantity; empty for one that does not match or holds what is no number."""
+        match = self._pattern.search(text)
+        if match is None:
+            return {}
+        groups, values = match.groupdict(), {}
+        try:
+            for name in _UNITS:
+                if (number := groups.get(name)) is not None:
+                    unit = groups.get(f"{name}_unit")
+                    scale = self._scales[name] if unit is None else Decimal(_UNITS[name][unit])
+                    values[name] = Decimal(number.strip().replace(self._decimal, ".")) * scale
+            if "volts" in values and "amps" in values:
+                values["power"] = values["volts"] * values["amps"]
+            return {q: _code(values[q]) for q in self.quantities if q in values}
+        except (DecimalException, ValueError, KeyError):
+            return {}
+
+
+def _code(value: Decimal) -> int:
+    if not value.is_finite() or abs(value) * CODES_PER_UNIT >= _LIMIT:
+        raise ValueError(f"{value} is beyond what any meter measures")
+    return int((value * CODES_PER_UNIT).to_integral_value())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,41 +160,30 @@ class SerialLineOptions:
             raise ConfigError(f"ignore is no regular expression: {error}") from error
 
 
-class _Output:
-    """One line of ours: its builder, and when it last had a reading."""
-
-    def __init__(self, builder: BlockBuilder, heard_ns: int) -> None:
-        self.builder = builder
-        self.heard_ns = heard_ns
-        self.last_ns = -(1 << 62)
-
-    def append(self, t_ns: int, code: int, flag: int = 0) -> None:
-        if t_ns > self.last_ns:
-            self.last_ns = t_ns
-            self.builder.append(t_ns, (0,), (flag,), ((code,),))
-
-
 class SerialLineSource(Source):
     """Lines ``meter`` (microwatts) and ``meter_energy`` (microjoules), as far as the pattern has them, a stream each.
 
     A line of text that neither matches nor is to be ignored is a flagged reading, and so is every stretch of
     ``every_ms`` in a silence. ``garbled`` and ``silences`` count them, ``late`` the lines whose times
-    are not known. Tests give ``opener`` a link of their own.
+    are not known. Tests give ``open_port`` a port of their own.
     """
 
     Options: ClassVar[type[SerialLineOptions]] = SerialLineOptions
     options: SerialLineOptions
 
-    def __init__(self, options: SerialLineOptions, start: Start, opener: OpenLink = SerialLink) -> None:
+    def __init__(self, options: SerialLineOptions, start: Start, open_port: OpenPort = SerialPort) -> None:
         super().__init__(options, start)
-        self._opener = opener
+        self._open_port = open_port
         self._format = LineFormat(options.pattern, options.units, options.decimal)
         self._ignore = re.compile(options.ignore) if options.ignore else None
         self._ask = options.ask.replace("\\r", "\r").replace("\\n", "\n").encode()
-        self._link: Link | None = None
+        self._port: Port | None = None
         self._reader = LineReader(0)
-        self._power: _Output | None = None
-        self._energy: _Output | None = None
+        self._outputs: dict[str, LineOutput] = {}
+        self._heard_ns: dict[str, int] = {}
+        """When each quantity last had a reading."""
+        self._every_ns = round(options.every_ms * 1e6)
+        self._window_ns = round(options.window_ms * 1e6) or self._every_ns
         self._looked_ns = self._ask_ns = 0
         self._is_first = True
         self.garbled = self.late = self.silences = 0
@@ -131,91 +192,65 @@ class SerialLineSource(Source):
     def period_ns(self) -> int:
         return round(self.options.poll_ms * 1e6)
 
-    @property
-    def _every_ns(self) -> int:
-        return round(self.options.every_ms * 1e6)
-
-    @property
-    def _window_ns(self) -> int:
-        return round(self.options.window_ms * 1e6) or self._every_ns
-
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
-        self._link = self._opener(o.port, o.baud)
-        self._link.read()
-        self._reader = LineReader(self._link.byte_ns)
+        self._port = self._open_port(o.port, o.baud)
+        self._port.read()
+        self._reader = LineReader(self._port.byte_ns)
         self._looked_ns = self._ask_ns = self.start.clock.now_ns()
         # What is under way when the port is opened lacks its beginning; an answer to a question does not.
         self._is_first = not self._ask
-        streams: list[Stream] = []
-        if self._format.has_power:
-            self._power = self._add(streams, o.line, ScaledConversion("power_uw", 1 / CODES_PER_UNIT), "power")
-        if self._format.has_energy:
-            self._energy = self._add(
-                streams, f"{o.line}_energy", CounterConversion("energy_uj", 1 / CODES_PER_UNIT), "energy counter"
-            )
-        return tuple(streams), (Device(o.device, (streams[0].lines[0].name,), f"what is behind the meter on {o.port}"),)
+        streams = tuple(self._add(quantity) for quantity in self._format.quantities)
+        return streams, (Device(o.device, (streams[0].lines[0].name,), f"what is behind the meter on {o.port}"),)
 
     def poll(self) -> None:
-        assert self._link is not None, "open comes first"
+        assert self._port is not None, "open comes first"
         now_ns = self.start.clock.now_ns()
         if self._ask and now_ns >= self._ask_ns:
             self._ask_ns = max(self._ask_ns + self._every_ns, now_ns)
-            self._link.write(self._ask)
+            self._port.write(self._ask)
         before_ns, self._looked_ns = self._looked_ns, now_ns
         is_late = now_ns - before_ns > 2 * (self.period_ns + LATENCY_NS)
-        for begun_ns, text in self._reader.feed(self._link.read(), before_ns, now_ns):
+        for begun_ns, text in self._reader.feed(self._port.read(), before_ns, now_ns):
             self._take(begun_ns, text.decode("utf-8", "replace").strip(), now_ns, is_late)
-        for output in (self._power, self._energy):
-            if output is not None and now_ns - output.heard_ns > SILENCE * self._every_ns:
+        for quantity, output in self._outputs.items():
+            if now_ns - self._heard_ns[quantity] > SILENCE * self._every_ns:
                 self.silences += 1
                 # Told again after every usual distance, in the place of the readings that did not come.
-                output.heard_ns += self._every_ns
-                output.append(output.heard_ns - self._window_ns // 2, 0, Flag.MISSING)
-
-    def take(self) -> list[Block | Gap]:
-        outputs = (o for o in (self._power, self._energy) if o is not None)
-        blocks = (output.builder.take() for output in outputs)
-        return [block for block in blocks if block]
+                self._heard_ns[quantity] += self._every_ns
+                output.append(self._heard_ns[quantity] - self._window_ns // 2, 0, Flag.MISSING)
 
     def health(self) -> dict[str, object]:
         return {"garbled_lines": self.garbled, "late_lines": self.late, "silences": self.silences}
 
     def close(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._port is not None:
+            self._port.close()
+            self._port = None
 
     def _take(self, begun_ns: int, text: str, now_ns: int, is_late: bool) -> None:
         is_first, self._is_first = self._is_first, False
         if not text or (self._ignore is not None and self._ignore.search(text)):
             return
-        printed = self._format.read(text)
-        if printed is None and is_first:
+        codes = self._format.read(text)
+        if not codes and is_first:
             return
         end_ns = begun_ns - round(self.options.delay_ms * 1e6)
-        if printed is None:
+        if not codes:
             self.garbled += 1
-            for output in (self._power, self._energy):
-                if output is not None:
-                    output.append(end_ns - self._window_ns // 2, 0, Flag.IO_ERROR)
+            for output in self._outputs.values():
+                output.append(end_ns - self._window_ns // 2, 0, Flag.IO_ERROR)
             return
         # A look that came late does not know when its lines did: their values are true, their times are not.
-        flag = int(Flag.STALE) if is_late else 0
         self.late += is_late
-        if self._power is not None and printed.power is not None:
-            self._power.heard_ns = now_ns
-            self._power.append(end_ns - self._window_ns // 2, 0 if flag else printed.power, flag)
-        if self._energy is not None and printed.energy is not None:
-            self._energy.heard_ns = now_ns
+        for quantity, code in codes.items():
+            self._heard_ns[quantity] = now_ns
             # A counter's value is that of the moment, not of a stretch before it.
-            self._energy.append(end_ns, 0 if flag else printed.energy, flag)
+            t_ns = end_ns if quantity == "energy" else end_ns - self._window_ns // 2
+            self._outputs[quantity].append(t_ns, 0 if is_late else code, Flag.STALE if is_late else 0)
 
-    def _add(
-        self, streams: list[Stream], name: str, conversion: ScaledConversion | CounterConversion, what: str
-    ) -> _Output:
-        o = self.options
-        is_counter = isinstance(conversion, CounterConversion)
+    def _add(self, quantity: str) -> Stream:
+        o, is_counter = self.options, quantity == "energy"
         accuracy = Accuracy(
             u_gain=o.u_gain,
             u_offset_w=o.u_offset_w,
@@ -224,17 +259,12 @@ class SerialLineSource(Source):
             centre_ns=self.period_ns + LATENCY_NS,
             origin=o.accuracy_origin or "assumed in the configuration, not from a data sheet",
         )
-        line = Line(
-            name, o.device, conversion, Provenance.MEASURED, accuracy, f"{what} as printed by the meter on {o.port}"
-        )
-        number = self.start.first_stream + len(streams)
-        stream = Stream(
-            number,
-            self.start.name,
-            (Column(conversion.column, "q"),),
-            (line,),
-            self._every_ns,
-            {"port": o.port, "baud": o.baud, "pattern": o.pattern, "units": dict(o.units), "ask": o.ask},
-        )
-        streams.append(stream)
-        return _Output(self.start.builder(stream), self.start.clock.now_ns())
+        kind, column = (CounterConversion, "energy_uj") if is_counter else (ScaledConversion, "power_uw")
+        name, what = (f"{o.line}_energy", "energy counter") if is_counter else (o.line, "power")
+        description = f"{what} as printed by the meter on {o.port}"
+        conversion = kind(column, 1 / CODES_PER_UNIT)
+        line = Line(name, o.device, conversion, Provenance.MEASURED, accuracy, description)
+        detail = {"port": o.port, "baud": o.baud, "pattern": o.pattern, "units": dict(o.units), "ask": o.ask}
+        stream = self.add_stream((Column(column, "q"),), (line,), self._every_ns, detail)
+        self._outputs[quantity], self._heard_ns[quantity] = LineOutput(self.builders[-1]), self._looked_ns
+        return stream

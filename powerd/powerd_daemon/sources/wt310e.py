@@ -1,30 +1,67 @@
-"""Source ``wt310e``: a Yokogawa WT310E at the wall socket, on a serial port or USBTMC."""
+"""Source ``wt310e``: a Yokogawa WT310E at the wall socket, on a serial port or USBTMC.
+
+First what the meter understands and answers, as far as powerd uses it (IM WT310E-17EN); then one conversation with it,
+`Session`; then the source.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from math import sqrt
 from typing import ClassVar, Literal
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import (
     Accuracy,
-    Block,
-    BlockBuilder,
     Column,
     CounterConversion,
     Device,
     Flag,
-    Gap,
     Line,
     Provenance,
     ScaledConversion,
     Stream,
 )
-from powerd_daemon.meter import wt310
-from powerd_daemon.meter.link import OpenLink, is_usbtmc, open_link
+from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start
-from powerd_daemon.sources.wt310e_session import Session
+from powerd_daemon.sources.port import LineReader, OpenPort, Port, is_usbtmc, open_port
+
+RATES_S = (0.1, 0.25, 0.5, 1.0, 2.0, 5.0)
+VOLT_RANGES = {3: (15.0, 30.0, 60.0, 150.0, 300.0, 600.0), 6: (7.5, 15.0, 30.0, 75.0, 150.0, 300.0)}
+AMPERE_RANGES = {
+    3: (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0),
+    6: (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+}
+"""Ranges by crest factor."""
+
+UPDATED, INTEGRATING, OVER_RANGE = 0x1, 0x2, 0x40 | 0x80 | 0x100
+"""Bits of the condition and extended event registers (section 7.4): UPD, set while an update is being written, so that
+its fall is the end; ITG; OVR1, POV1, POA1. A filter's number is its bit's plus one."""
+
+CODES_PER_UNIT = 1_000_000
+"""Readings are kept as whole microwatts and micro-watt-hours: the meter's digits, exactly."""
+J_PER_ENERGY_CODE = 3600 / CODES_PER_UNIT
+W_PER_POWER_CODE = 1 / CODES_PER_UNIT
+
+START_S = 0.2
+"""How long the meter is deaf after an integration was started."""
+
+VALUES = ":STAT:EESR?;:STAT:COND?;:NUM:NORM:VAL?"
+WAIT = ":COMM:WAIT 1;"
+REPLY_CHARS = 36
+"""Length of an answer to `VALUES` with two items, about."""
+POWER_FACTOR = 0.9
+"""What the 80 PLUS programme asks of a supply at half its load."""
+ANSWER_NS = 1_000_000_000
+LOOK_NS = 2_000_000
+LATENCY_NS = 16_000_000
+"""What a USB serial adapter or the meter may hold an answer back."""
+SOON_NS = 4_000_000
+"""A meter that answers within this had not to wait for its update."""
+GARBLED = 5
+GREETINGS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,52 +96,309 @@ class Wt310eOptions:
 
     def __post_init__(self) -> None:
         for what, value, known in (
-            ("volts", self.volts, wt310.VOLT_RANGES[self.crest_factor]),
-            ("amperes", self.amperes, wt310.AMPERE_RANGES[self.crest_factor]),
+            ("volts", self.volts, VOLT_RANGES[self.crest_factor]),
+            ("amperes", self.amperes, AMPERE_RANGES[self.crest_factor]),
+            ("update_s", self.update_s, RATES_S),
         ):
             if value not in known:
                 raise ConfigError(
-                    f"{what} = {value:g} is no range of a WT310E with crest factor {self.crest_factor}: "
+                    f"{what} = {value:g} is none of a WT310E with crest factor {self.crest_factor}: "
                     f"choose from {', '.join(f'{v:g}' for v in known)}"
                 )
-        if self.update_s not in wt310.RATES_S:
-            rates = ", ".join(f"{v:g}" for v in wt310.RATES_S)
-            raise ConfigError(f"update_s = {self.update_s:g} is no update interval of a WT310E: choose from {rates}")
-        if self.baud < 1200:
-            raise ConfigError(f"baud = {self.baud} is not between 1200 and 57600")
+        if self.baud < 1:
+            raise ConfigError("baud must be positive")
         if not 1 <= self.poll_ms <= 1000 * self.update_s / 4:
-            raise ConfigError(
-                f"poll_ms = {self.poll_ms:g} must be from 1 to a quarter of the update, {250 * self.update_s:g}"
-            )
+            raise ConfigError(f"poll_ms = {self.poll_ms:g} must be from 1 to a quarter of the update")
         if not self.port or not self.line or not self.device:
             raise ConfigError("port, line and device must not be empty")
-        needed_s = wt310.exchange_s(self.baud, wait=True)
-        if not self.is_usb and needed_s > 0.8 * self.update_s:
+        # A question and its answer on a serial line of 10 bits a character.
+        needed_s = (len(WAIT + VALUES) + REPLY_CHARS + 4) * 10 / self.baud
+        if not is_usbtmc(self.port) and needed_s > 0.8 * self.update_s:
             raise ConfigError(
                 f"one exchange takes {1000 * needed_s:.0f} ms at {self.baud} baud, too much for update_s = "
                 f"{self.update_s:g}: raise the rate on the meter and 'baud' here, or update_s"
             )
 
     @property
-    def is_usb(self) -> bool:
-        return is_usbtmc(self.port)
+    def update_ns(self) -> int:
+        return round(self.update_s * 1e9)
+
+    @property
+    def poll_ns(self) -> int:
+        return round(self.poll_ms * 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One answer to `VALUES`. Codes are meaningless where their flag is not 0."""
+
+    is_new: bool
+    power: int
+    power_flag: Flag
+    energy: int
+    energy_flag: Flag
+
+
+def parse_reply(text: str, *, with_energy: bool) -> Reply:
+    """The answer to `VALUES`. Raises ValueError for anything else."""
+    event_bits, condition_bits, numbers = text.strip().split(";")
+    events, condition = int(event_bits), int(condition_bits)
+    values = [parse_value(number) for number in numbers.split(",")]
+    if len(values) != (2 if with_energy else 1):
+        raise ValueError(f"{text!r} has {len(values)} values")
+    power, power_flag = values[0]
+    if (condition | events) & OVER_RANGE:
+        power_flag |= Flag.SATURATED
+    energy, energy_flag = values[-1] if with_energy else (0, Flag(0))
+    if with_energy and not condition & INTEGRATING:
+        energy_flag |= Flag.MISSING
+    return Reply(bool(events & UPDATED), power, power_flag, energy, energy_flag)
+
+
+def parse_value(text: str) -> tuple[int, Flag]:
+    """A number of the meter in `CODES_PER_UNIT`, or 0 with the flag that says why there is none. Raises ValueError."""
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation as error:
+        raise ValueError(f"{text!r} is no number") from error
+    # Binary formats know 9.9E+37 for "over range" and 9.91E+37 for "no data"; ASCII says INF and NAN.
+    if value.is_nan() or value == Decimal("9.91E+37"):
+        return 0, Flag.MISSING
+    if value.is_infinite() or value.copy_abs() >= Decimal("1E+12"):
+        return 0, Flag.SATURATED
+    return int((value * CODES_PER_UNIT).to_integral_value()), Flag(0)
+
+
+def setup_commands(o: Wt310eOptions) -> tuple[str, ...]:
+    """Everything that is set before the first reading, in order; each is checked with ``:STAT:ERR?``."""
+    items = ("P", "WH") if o.integrate else ("P",)
+    return (
+        ":COMM:REM ON",
+        ":COMM:HEAD OFF",
+        ":SYST:COMM:COMM WT300",
+        ":COMM:VERB ON",
+        ":NUM:FORM ASCII",
+        ":HOLD OFF",
+        ":MEAS:MHOL OFF",
+        ":MEAS:AVER:STAT OFF",
+        f":INP:CFAC {o.crest_factor}",
+        f":INP:MODE {'RMS' if o.coupling == 'ac' else 'DC'}",
+        ":INP:VOLT:AUTO OFF",
+        ":INP:CURR:AUTO OFF",
+        f":INP:VOLT:RANG {o.volts:g}",
+        f":INP:CURR:RANG {o.amperes:g}",
+        f":SAMP:RATE {o.update_s:g}",
+        ":STAT:FILT1 FALL",
+        f":NUM:NORM:NUM {len(items)}",
+        *(f":NUM:NORM:ITEM{i} {name},1" for i, name in enumerate(items, 1)),
+    )
+
+
+def power_accuracy(model: str, o: Wt310eOptions, centre_ns: int) -> Accuracy:
+    """Of the power, as standard uncertainties, from the limits that the maker states for twelve months.
+
+    IM WT310E-02EN and IM WT310-02EN, section 7.3.2. The range of a power is the product of both ranges. A crest factor
+    of 6 doubles the share of the range. AC is stated for a power factor of 1; with another, 0.1 % of the reactive power
+    are added (the share of the range stays as for 1, which is the larger).
+    """
+    is_old, is_large, is_dc = "E" not in model.upper(), "H" in model.upper(), o.coupling == "dc"
+    reading = 0.003 if is_dc and is_large else 0.001
+    share = 0.002 if is_dc else 0.001 if is_old else 0.0005
+    if o.crest_factor == 6:
+        share *= 2
+    phase = 0.0 if is_dc else 0.001 * sqrt(1 / POWER_FACTOR**2 - 1)
+    range_w = o.volts * o.amperes
+    what = "DC" if is_dc else f"AC of 45-66 Hz, power factor {POWER_FACTOR:g} or more"
+    return Accuracy(
+        u_gain=(reading + phase) / sqrt(3),
+        u_offset_w=share * range_w / sqrt(3),
+        step_w=range_w * 1e-5,
+        window_ns=o.update_ns,
+        centre_ns=centre_ns,
+        origin=(
+            f"{model} specification, {what}: "
+            f"±({reading + phase:.2%} of reading + {share:.2%} of the {range_w:g} W range)"
+        ),
+    )
+
+
+class Session:
+    """One conversation with a meter: it is set up, then gives one answer for each of its updates, with the moment it
+    ended. `poll` is called every ``poll_ms`` of the options.
+
+    On a serial port the meter is asked to answer when its next update ends (``:COMM:WAIT``), so the answer's arrival
+    tells the moment. A read from USBTMC would block meanwhile: there the event register is asked at every look.
+    """
+
+    def __init__(self, port: Port, clock: Clock, options: Wt310eOptions) -> None:
+        self._port, self._clock, self._options = port, clock, options
+        self._update_ns, self._poll_ns = options.update_ns, options.poll_ns
+        self._lines = LineReader(port.byte_ns)
+        self._asked_ns: int | None = None
+        self._heard_ns = self._looked_ns = clock.now_ns()
+        self._ended_ns: int | None = None
+        self.garbled = 0
+        """Answers that made no sense, in all."""
+        self._garbled_in_turn = 0
+
+    def begin(self) -> str:
+        """Set the meter up and start its integration. Returns its identity; raises `SensorError`."""
+        o, identity = self._options, self._greet()
+        if _is_integrating(self._query(":INTEG:STAT?")):
+            self._command(":INTEG:STOP")
+        self._command(":INTEG:RES")
+        for command in setup_commands(o):
+            self._command(command)
+        if self._options.integrate:
+            self._command(":INTEG:MODE NORM")
+            self._command(":INTEG:TIM 0,0,0")
+            self._send(":INTEG:STAR")
+            self._wait(round(START_S * 1e9) + self._wire_ns(":INTEG:STAR"))
+            self._check(":INTEG:STAR")
+            state = self._query(":INTEG:STAT?")
+            if not _is_integrating(state):
+                raise SensorError(f"{self._port.name}: the meter does not integrate, its state is {state!r}")
+        self._query(":STAT:EESR?")  # what it tells of is from before
+        self._heard_ns = self._looked_ns = self._clock.now_ns()
+        return identity
+
+    def poll(self) -> list[tuple[int, Reply | None]]:
+        """The updates that ended since the last call: when, and the answer (None for one that nobody understands).
+
+        Raises `SensorError` when the meter does not answer any more, or nothing but nonsense.
+        """
+        if self._asked_ns is None:
+            self._asked_ns = self._clock.now_ns()
+            self._send(VALUES if self._port.blocks else WAIT + VALUES)
+        now_ns = self._clock.now_ns()
+        data = self._port.read()
+        if self._port.blocks:
+            now_ns = self._clock.now_ns()
+        before_ns, self._looked_ns = self._looked_ns, now_ns
+        updates: list[tuple[int, Reply | None]] = []
+        for begun_ns, line in self._lines.feed(data, before_ns, now_ns):
+            if self._asked_ns is not None:
+                at_ns = (before_ns + now_ns) // 2 if self._port.blocks else begun_ns
+                self._accept(at_ns, now_ns - before_ns, line, updates)
+        if now_ns - self._heard_ns > 2 * self._update_ns + ANSWER_NS:
+            raise SensorError(f"{self._port.name}: the meter does not answer any more: is it on and connected?")
+        return updates
+
+    def end(self) -> None:
+        """Stop the integration and give the keys back, as far as the meter still listens; let go of the port."""
+        try:
+            if self._options.integrate:
+                self._send(":INTEG:STOP")
+            self._send(":COMM:REM OFF")
+        finally:
+            self._port.close()
+
+    def _command(self, command: str) -> None:
+        """A command during set-up, checked. Raises `SensorError` when the meter refuses it."""
+        self._send(command)
+        self._check(command)
+
+    def _check(self, command: str) -> None:
+        if not (error := self._query(":STAT:ERR?")).startswith("0"):
+            raise SensorError(f"{self._port.name}: the meter refuses {command!r}: error {error}")
+
+    def _greet(self) -> str:
+        """The meter's identity. It may still owe an answer to somebody before us, and hold half a command of theirs."""
+        identity = ""
+        for attempt in range(GREETINGS):
+            self._send("")
+            self._send("*CLS")
+            self._wait(self._wire_ns("*CLS") + (self._update_ns if attempt else LATENCY_NS))
+            if not self._port.blocks:
+                self._port.read()
+            self._lines = LineReader(self._port.byte_ns)
+            try:
+                identity = self._query("*IDN?")
+            except SensorError:
+                if attempt == GREETINGS - 1:
+                    raise
+            if identity.upper().startswith(("YOKOGAWA,WT31", "YOKOGAWA,WT33")):
+                return identity
+        raise SensorError(f"{self._port.name}: the meter says it is {identity!r}, which is no Yokogawa WT310E")
+
+    def _accept(self, at_ns: int, look_ns: int, line: bytes, updates: list[tuple[int, Reply | None]]) -> None:
+        asked_ns, self._asked_ns = self._asked_ns or at_ns, None
+        try:
+            reply = parse_reply(line.decode("ascii"), with_energy=self._options.integrate)
+        except ValueError:
+            self.garbled += 1
+            self._garbled_in_turn += 1
+            if self._garbled_in_turn >= GARBLED:
+                raise SensorError(f"{self._port.name}: the meter's answers make no sense: {line[:60]!r}") from None
+            updates.append((at_ns, None))
+            return
+        self._garbled_in_turn = 0
+        self._heard_ns = self._looked_ns
+        if reply.is_new:
+            self._ended_ns = self._settle(at_ns, look_ns, asked_ns)
+            if self._ended_ns is not None:
+                updates.append((self._ended_ns, reply))
+
+    def _settle(self, at_ns: int, look_ns: int, asked_ns: int) -> int | None:
+        """The end of the update behind an answer that came at ``at_ns``, in a look ``look_ns`` after the one before.
+
+        Updates are regular: where the answer's arrival does not tell, the last end does. None when neither does.
+        """
+        last_ns, update_ns = self._ended_ns, self._update_ns
+        if look_ns > self._poll_ns + LATENCY_NS:
+            # Nobody looked for a while, and the answer came at some moment of it.
+            if last_ns is None or self._port.blocks:
+                return None
+            end_ns = last_ns + update_ns
+            return end_ns if asked_ns < end_ns and abs(end_ns - at_ns) <= look_ns // 2 + LATENCY_NS else None
+        came_at_once = at_ns - asked_ns <= self._wire_ns(WAIT + VALUES) + SOON_NS
+        if self._port.blocks or last_ns is None or not came_at_once:
+            return at_ns
+        # It ended before the question arrived.
+        return min(at_ns, last_ns + max(1, (at_ns - last_ns) // update_ns) * update_ns)
+
+    def _send(self, text: str) -> None:
+        self._port.write(text.encode("ascii") + (b"\n" if self._port.blocks else b"\r\n"))
+
+    def _wire_ns(self, text: str) -> int:
+        return (len(text) + 2) * self._port.byte_ns
+
+    def _wait(self, duration_ns: int) -> None:
+        self._clock.sleep_until(self._clock.now_ns() + duration_ns)
+
+    def _query(self, question: str) -> str:
+        """The answer to a query during set-up. Raises `SensorError` when there is none."""
+        self._send(question)
+        give_up_ns = self._clock.now_ns() + ANSWER_NS + self._wire_ns(question)
+        while self._clock.now_ns() < give_up_ns:
+            if not self._port.blocks:
+                self._wait(LOOK_NS)
+            now_ns = self._clock.now_ns()
+            for _, line in self._lines.feed(self._port.read(), now_ns, now_ns):
+                return line.decode("ascii", "replace").strip()
+        raise SensorError(
+            f"{self._port.name}: the meter does not answer {question!r}: is it on, connected, and at this baud rate?"
+        )
+
+
+def _is_integrating(state: str) -> bool:
+    return state.rpartition(" ")[2].upper().startswith("STAR")
 
 
 class Wt310eSource(Source):
     """Lines ``wall`` (power, one reading for each of the meter's updates) and ``wall_energy`` (its own integration).
 
     Codes are whole microwatts and micro-watt-hours. A power stands at the middle of its update, an energy at its end.
-    Tests give ``opener`` a link of their own.
+    Tests give ``open_with`` a port of their own.
     """
 
     Options: ClassVar[type[Wt310eOptions]] = Wt310eOptions
     options: Wt310eOptions
 
-    def __init__(self, options: Wt310eOptions, start: Start, opener: OpenLink = open_link) -> None:
+    def __init__(self, options: Wt310eOptions, start: Start, open_with: OpenPort = open_port) -> None:
         super().__init__(options, start)
-        self._opener = opener
+        self._open_with = open_with
         self._session: Session | None = None
-        self._builder: BlockBuilder | None = None
         self._last_ns: int | None = None
         self.missed_updates = 0
         """Updates of the meter that went by unread."""
@@ -113,43 +407,21 @@ class Wt310eSource(Source):
 
     @property
     def period_ns(self) -> int:
-        return round(self.options.poll_ms * 1e6)
-
-    @property
-    def _update_ns(self) -> int:
-        return round(self.options.update_s * 1e9)
+        return self.options.poll_ns
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
-        self._session = Session(
-            self._opener(o.port, o.baud),
-            self.start.clock,
-            update_ns=self._update_ns,
-            poll_ns=self.period_ns,
-            with_energy=o.integrate,
+        self._session = Session(self._open_with(o.port, o.baud), self.start.clock, o)
+        identity = self._session.begin()
+        return (self._describe(identity),), (
+            Device(o.device, (o.line,), f"all that is behind the wall meter {identity}"),
         )
-        identity = self._session.begin(
-            coupling="RMS" if o.coupling == "ac" else "DC",
-            crest_factor=o.crest_factor,
-            volts=o.volts,
-            amperes=o.amperes,
-            rate_s=o.update_s,
-        )
-        stream = self._describe(identity, self._session)
-        self._builder = self.start.builder(stream)
-        return (stream,), (Device(o.device, (o.line,), f"all that is behind the wall meter {identity}"),)
 
     def poll(self) -> None:
         assert self._session is not None, "open comes first"
         for end_ns, reply in self._session.poll():
-            if reply is None:
-                self._append(end_ns, (Flag.IO_ERROR, Flag.IO_ERROR), (0, 0))
-            else:
-                self._append(end_ns, (reply.power_flag, reply.energy_flag), (reply.power, reply.energy))
-
-    def take(self) -> list[Block | Gap]:
-        block = self._builder.take() if self._builder is not None else None
-        return [block] if block else []
+            r = reply or Reply(True, 0, Flag.IO_ERROR, 0, Flag.IO_ERROR)
+            self._append(end_ns, (r.power_flag, r.energy_flag), (r.power, r.energy))
 
     def health(self) -> dict[str, object]:
         return {
@@ -165,83 +437,55 @@ class Wt310eSource(Source):
                 session.end()
 
     def _append(self, end_ns: int, flags: tuple[Flag, Flag], codes: tuple[int, int]) -> None:
-        assert self._builder is not None
-        lines = 2 if self.options.integrate else 1
+        update_ns = self.options.update_ns
         if self._last_ns is not None:
             distance_ns = end_ns - self._last_ns
             if distance_ns <= 0:
                 return
-            if distance_ns > self._update_ns * 3 // 2:
+            if distance_ns > update_ns * 3 // 2:
                 # Updates went by unread: one flagged reading in their place says so.
-                self._put(self._last_ns + distance_ns // 2, (Flag.MISSING,) * lines, (0,) * lines)
-                self.missed_updates += round(distance_ns / self._update_ns) - 1
+                self._put(self._last_ns + distance_ns // 2, (Flag.MISSING, Flag.MISSING), (0, 0))
+                self.missed_updates += round(distance_ns / update_ns) - 1
         self._last_ns = end_ns
         self.overloads += bool(flags[0] & Flag.SATURATED)
-        self._put(end_ns, flags[:lines], codes[:lines])
+        self._put(end_ns, flags, codes)
 
-    def _put(self, end_ns: int, flags: tuple[Flag, ...], codes: tuple[int, ...]) -> None:
-        assert self._builder is not None
-        half_ns = self._update_ns // 2
-        self._builder.append(
+    def _put(self, end_ns: int, flags: tuple[Flag, Flag], codes: tuple[int, int]) -> None:
+        half_ns = self.options.update_ns // 2
+        lines = 2 if self.options.integrate else 1
+        self.builders[0].append(
             end_ns - half_ns,
-            (0, half_ns)[: len(flags)],
-            tuple(int(f) for f in flags),
-            (tuple(0 if f else c for f, c in zip(flags, codes, strict=True)),),
+            (0, half_ns)[:lines],
+            [int(f) for f in flags[:lines]],
+            ([0 if f else c for f, c in zip(flags, codes, strict=True)][:lines],),
         )
 
-    def _describe(self, identity: str, session: Session) -> Stream:
+    def _describe(self, identity: str) -> Stream:
         o = self.options
-        centre_ns = session.uncertain_ns
         provenance = Provenance.SIMULATED if "SIMULATED" in identity.upper() else Provenance.MEASURED
-        accuracy = wt310.accuracy(
-            model=wt310.model_of(identity),
-            is_dc=o.coupling == "dc",
-            crest_factor=o.crest_factor,
-            volts=o.volts,
-            amperes=o.amperes,
-            window_ns=self._update_ns,
-            centre_ns=centre_ns,
-        )
-        lines = [
-            Line(
-                o.line,
-                o.device,
-                ScaledConversion("code", wt310.W_PER_POWER_CODE),
-                provenance,
-                accuracy,
-                f"active power at the wall, one reading for each update of {o.update_s:g} s",
-            )
-        ]
+        model = identity.split(",")[1].strip()
+        accuracy = power_accuracy(model, o, o.poll_ns // 2 + LATENCY_NS)
+        text = f"active power at the wall, one reading for each update of {o.update_s:g} s"
+        lines = [Line(o.line, o.device, ScaledConversion("code", W_PER_POWER_CODE), provenance, accuracy, text)]
         if o.integrate:
             energy = Accuracy(
                 u_gain=accuracy.u_gain,
                 u_offset_w=accuracy.u_offset_w,
-                centre_ns=centre_ns,
+                centre_ns=accuracy.centre_ns,
                 origin=f"{accuracy.origin}, integrated by the meter without a hole",
             )
-            lines.append(
-                Line(
-                    f"{o.line}_energy",
-                    o.device,
-                    CounterConversion("code", wt310.J_PER_ENERGY_CODE),
-                    provenance,
-                    energy,
-                    "energy at the wall as the meter integrates it",
-                )
+            counter, text = (
+                CounterConversion("code", J_PER_ENERGY_CODE),
+                "energy at the wall as the meter integrates it",
             )
-        return Stream(
-            self.start.first_stream,
-            self.start.name,
-            (Column("code", "q"),),
-            tuple(lines),
-            self._update_ns,
-            {
-                "identity": identity,
-                "volt_range": o.volts,
-                "ampere_range": o.amperes,
-                "crest_factor": o.crest_factor,
-                "coupling": o.coupling,
-                "update_s": o.update_s,
-                "codes": "microwatts and micro-watt-hours",
-            },
-        )
+            lines.append(Line(f"{o.line}_energy", o.device, counter, provenance, energy, text))
+        detail = {
+            "identity": identity,
+            "volt_range": o.volts,
+            "ampere_range": o.amperes,
+            "crest_factor": o.crest_factor,
+            "coupling": o.coupling,
+            "update_s": o.update_s,
+            "codes": "microwatts and micro-watt-hours",
+        }
+        return self.add_stream((Column("code", "q"),), lines, o.update_ns, detail)

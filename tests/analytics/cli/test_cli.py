@@ -6,7 +6,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics.tables.render import CSV_COLUMNS
+from powerd_analytics.table_frames import CSV_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -52,28 +52,6 @@ def test_the_terminal_and_markdown_say_the_provenance_and_what_is_not_resolvable
             assert word in out
 
 
-def test_an_output_file_is_written_once(run, capsys, tmp_path):
-    out = tmp_path / "t.md"
-    assert joules(capsys, "tables", run, "--format", "markdown", "-o", out)[0] == 0
-    before = out.read_text()
-    code, _, err = joules(capsys, "tables", run, "--output", out)
-    assert code == 2
-    assert err == f"joules: {out} exists: give another name or --overwrite\n"
-    assert out.read_text() == before
-    assert joules(capsys, "tables", run, "--output", out, "--overwrite")[0] == 0
-    assert out.read_text() != before
-    assert list(tmp_path.iterdir()) == [out]
-
-
-def test_a_picture_is_drawn(run, capsys, tmp_path):
-    out = tmp_path / "p.png"
-    code, said, _ = joules(capsys, "plot", run, "-o", out)
-    assert (code, said) == (0, f"{out}\n")
-    assert out.read_bytes().startswith(b"\x89PNG")
-    assert joules(capsys, "plot", run, "-o", out)[0] == 2
-    assert joules(capsys, "plot", run, "-o", tmp_path / "p.xyz")[0] == 2
-
-
 def test_info_tells_what_is_there(run, capsys):
     code, out, _ = joules(capsys, "info", run)
     assert code == 0
@@ -103,17 +81,6 @@ def test_bad_input_is_one_line_and_status_2(run, capsys, arguments, text):
     assert text.lower() in err.lower()
 
 
-def test_files_that_are_no_runs(capsys, tmp_path, run):
-    text = tmp_path / "a.h5"
-    text.write_text("hello")
-    short = tmp_path / "b.h5"
-    short.write_bytes(run.read_bytes()[:5000])
-    for path in (text, short, tmp_path):
-        code, _, err = joules(capsys, "tables", path)
-        assert code == 2
-        assert err.count("\n") == 1
-
-
 def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
     seen = {}
 
@@ -121,7 +88,7 @@ def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
         seen.update(options, command=list(command))
         return 7
 
-    monkeypatch.setattr("powerd_client.record.record_command", record_command)
+    monkeypatch.setattr("powerd_client.recording.record_command", record_command)
     out = tmp_path / "r.h5"
     code, _, _ = joules(capsys, "record", "--out", out, "--quiet", "--", "python", "train.py", "--out", "x", "-v")
     assert code == 7

@@ -10,8 +10,8 @@ from make_run import LineSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.tables.sums import outside, verify_sums
-from powerd_analytics.tables.table import phase_table
+from powerd_analytics.table import phase_table
+from powerd_analytics.verify import outside, verify_sums
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -68,36 +68,13 @@ def test_a_run_of_an_older_release_is_told_from_a_bad_one(tmp_path, capsys):
     assert "  --     metadata: " in out
 
 
-def test_recovering_says_what_is_kept_and_what_is_lost(run, tmp_path, capsys):
+def test_a_damaged_run_file_is_not_mended(run, tmp_path, capsys):
     data = run.read_bytes()
     run.write_bytes(data[: int(0.9 * len(data))])
     code, out, err = joules(capsys, "recover", run)
-    assert (code, err) == (0, "")
-    assert f"{tmp_path / 'run.recovered.h5'}: recovered from {run}" in out
-    assert "  kept: " in out
-    assert "  lost: the last " in out
-    assert joules(capsys, "verify", tmp_path / "run.recovered.h5")[0] == 0
-    code, _, err = joules(capsys, "recover", run)
-    assert code == 2
-    assert err.endswith("run.recovered.h5 exists: choose another name with -o, or replace it with --overwrite\n")
-    assert joules(capsys, "recover", run, "--overwrite")[0] == 0
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert list(tmp_path.iterdir()) == [run]
     assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
-
-
-def test_tables_in_a_run_file_are_not_taken_over_and_this_is_said(run, tmp_path, capsys):
-    assert joules(capsys, "tables", run, "--into", run)[0] == 0
-    code, out, err = joules(capsys, "recover", run, "-o", tmp_path / "saved.h5")
-    assert (code, err) == (0, "")
-    assert "  lost: /tables, which are not taken over: `joules tables --into` makes them again\n" in out
-    assert "nothing is lost" not in out
-    with h5py.File(tmp_path / "saved.h5") as file:
-        assert "tables" not in file
-        assert file.attrs["complete"] == 1
-    assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
-    with h5py.File(run, "r+") as file:
-        del file["tables"]
-        file["other"] = [1]
-    assert "lost: /other, which is no part of a run" in joules(capsys, "recover", run, "-o", tmp_path / "b.h5")[1]
 
 
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
@@ -108,6 +85,8 @@ def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     assert "nothing is lost" in out
     assert directory.is_dir()
     assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
+    again = "recover", directory, "-o", tmp_path / "saved.h5"
+    assert [joules(capsys, *again, *options)[0] for options in ((), ("--overwrite",))] == [2, 0]
 
 
 def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
@@ -130,9 +109,7 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
 
 def test_sums_that_do_not_agree_are_said(run, monkeypatch):
     assert {f.state for f in verify_sums(run)} == {"ok"}
-    monkeypatch.setattr(
-        "powerd_analytics.tables.sums.outside", lambda begin, end, b, e: outside(begin + 10**8, end, b, e)
-    )
+    monkeypatch.setattr("powerd_analytics.verify.outside", lambda begin, end, b, e: outside(begin + 10**8, end, b, e))
     (energy, _) = verify_sums(run)
     assert energy.state == "wrong"
     assert "phases and rest give 2.2" in energy.text

@@ -1,8 +1,5 @@
 """Parts of the uncertainty by name, in a run file whose sensors' limits are known, and how `joules` shows them."""
 
-import csv
-import io
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +7,11 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 from make_run import constant as steady
 
-from powerd_analytics.cli.app import app
-from powerd_analytics.energy.budget import KINDS, Budget
-from powerd_analytics.energy.devices import load_parts, part_phase_energies
+from powerd_analytics.energy.budget import KINDS
+from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_phase_energies
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.tables.shares import budget_rows
-from powerd_analytics.tables.table import phase_table
+from powerd_analytics.table import phase_table
+from powerd_analytics.uncertainty_table import budget_rows
 from powerd_core.model import ShuntConversion
 
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.5, "step_w": 0.2, "window_ns": MS}
@@ -92,9 +88,8 @@ def test_averaging_shrinks_what_differs_and_nothing_that_is_shared(tmp_path):
     )  # fmt: skip
     for name in ("gain", "offset", "quantisation", "clock"):
         assert all_of_them[name] == pytest.approx(one[name], rel=0.05)
-    budget = Budget(len(run.phases), details=True)
     (part,) = load_parts(run)
-    part_phase_energies(run, part, budget)
+    budget, _ = part_phase_budget(run, part)
     for name, u in budget.parts.items():
         if KINDS[name].of_repeats:
             assert u == pytest.approx(u[0], rel=0.02)
@@ -119,37 +114,6 @@ def test_a_bound_of_the_device_clock_is_a_part_of_its_own(tmp_path):
     assert parts["device clock"] == pytest.approx(2 * parts["clock"], rel=1e-6)
     # It climbs by nearly 20 W from its first clean reading to its last.
     assert parts["device clock"] == pytest.approx(40e-6 / np.sqrt(3) * 20, rel=0.15)
-
-
-def test_unknown_edges_of_a_device_do_not_shrink_anything(tmp_path):
-    run = run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)])
-    unknown = np.full(len(run.phases), -1)
-    timed = replace(run, phases=replace(run.phases, begin_bound_ns=unknown, end_bound_ns=unknown))
-    assert budget_rows(timed)[0].u_j == budget_rows(run)[0].u_j
-
-
-def test_formats_say_the_same(tmp_path, capsys):
-    run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)])
-    path = str(tmp_path / "r.h5")
-    app(["uncertainty", path, "--format", "json"], result_action="return_value")
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    app(["uncertainty", path, "--format", "csv"], result_action="return_value")
-    cells = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert len(cells) == sum(len(r["parts"]) for r in rows)
-    assert [float(c["share"]) for c in cells] == [p["share"] for r in rows for p in r["parts"]]
-    assert {c["table"] for c in cells} == {"phase", "total", "run"}
-    app(["uncertainty", path, "--format", "markdown"], result_action="return_value")
-    assert capsys.readouterr().out.count("mostly gain") == len(rows)
-    picture = tmp_path / "budget.png"
-    app(["uncertainty", path, "--plot", str(picture)], result_action="return_value")
-    assert "mostly gain" in capsys.readouterr().out.replace("\n", " ")
-    assert picture.read_bytes()[:4] == b"\x89PNG"
-
-
-def test_an_unknown_phase_is_told_with_those_there_are(tmp_path):
-    run = run_of(tmp_path, [LineSpec("a", steady)])
-    with pytest.raises(ValueError, match="no phase 'backward' in .*: there are forward"):
-        budget_rows(run, phase="backward")
 
 
 def test_what_has_no_number_has_no_parts(tmp_path):

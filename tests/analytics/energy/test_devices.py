@@ -4,25 +4,25 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from make_run import MS, LineSpec, make_run, training
+from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics.energy import budget as budgets
 from powerd_analytics.energy import rest
-from powerd_analytics.energy.budget import Budget
 from powerd_analytics.energy.devices import (
-    PhaseColumns,
     interval_energies,
     load_parts,
+    part_phase_budget,
     part_phase_energies,
-    part_phases_seen,
 )
-from powerd_analytics.energy.gaps import Gaps, Moments
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j
+from powerd_analytics.energy.rest import Gaps, Given, Moments, merged, overlapping, rest_energy_j, whole_of
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
-from powerd_analytics.energy.whole import whole_of
+from powerd_analytics.runs import phases
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.streams import plain_j
+from powerd_analytics.table import phase_table
+from powerd_analytics.uncertainty_table import budget_rows
+from powerd_core.model import Flag
 
 
 @pytest.fixture(scope="module")
@@ -43,62 +43,36 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("slices", [{}, {"in_memory": 0, "slice_size": 1000}])
-def test_columns_are_those_of_a_budget_that_is_kept(run, slices, monkeypatch):
+def test_columns_are_those_of_a_budget_in_parts(run, slices, monkeypatch):
     monkeypatch.setattr(budgets, "AT_A_TIME", 17)
     (part,) = load_parts(run, **slices)
-    own, kept, details = (part_phase_energies(run, part, b) for b in (None, *_budgets(run)))
-    for name in PhaseColumns.__dataclass_fields__:
-        np.testing.assert_array_equal(getattr(own, name), getattr(kept, name), name)
-        np.testing.assert_allclose(getattr(own, name), getattr(details, name), rtol=1e-12, err_msg=name)
-    assert np.nanmin(own.u_systematic_j) > 0
-    assert own.missing_s.any()
-
-
-def _budgets(run):
-    return Budget(len(run.phases)), Budget(len(run.phases), details=True)
-
-
-def test_parts_alone_are_the_same_without_the_energies(run):
-    (part,) = load_parts(run)
-    alone, beside = (Budget(len(run.phases), details=True) for _ in range(2))
-    seen, columns = part_phases_seen(run, part, alone), part_phase_energies(run, part, beside)
+    columns, (budget, seen) = part_phase_energies(run, part), part_phase_budget(run, part)
     np.testing.assert_array_equal(usable(seen), usable(columns))
-    assert list(alone.parts) == list(beside.parts)
-    for name, u in beside.parts.items():
-        np.testing.assert_array_equal(alone.parts[name], u)
-        np.testing.assert_array_equal(alone.part(name, usable(seen)), u[usable(seen)])
-    assert alone.part("device clock") is None
+    for name, u in budget.parts.items():
+        np.testing.assert_array_equal(budget.part(name, usable(seen)), u[usable(seen)])
+    assert budget.part("device clock") is None
+    names = ("u_random_j", "u_inner_j", "u_systematic_j", "rectangle_j")
+    for name, u in zip(names, budget.taken(), strict=True):
+        np.testing.assert_allclose(getattr(columns, name), u, rtol=1e-12, err_msg=name)
+    assert np.nanmin(columns.u_systematic_j) > 0
+    assert columns.missing_s.any()
 
 
 MOMENTS = st.lists(st.integers(0, 30), max_size=20).map(lambda x: np.array(sorted(x), np.int64))
 
 
-@given(MOMENTS, MOMENTS, st.sampled_from(["left", "right"]))
-def test_moments_of_two_lists_come_in_order_and_know_where_they_are_from(outer, cover, side):
-    found = Moments(outer, cover, side)
-    tagged = [(t, side == "right", -1) for t in outer.tolist()]
-    tagged += [(t, side == "left", i) for i, t in enumerate(cover.tolist())]
-    tagged.sort(key=lambda x: x[:2])
-    every = np.arange(len(tagged))
-    assert len(found) == len(tagged)
-    assert found.at(every).tolist() == [t for t, _, _ in tagged]
-    assert found.of_cover(every).tolist() == [i for _, _, i in tagged]
-    assert found.at(every[::3]).tolist() == [t for t, _, _ in tagged][::3]
-    moments = np.arange(-1, 32)
-    assert found.before(moments).tolist() == [sum(t < moment for t, _, _ in tagged) for moment in moments]
-
-
 @given(st.tuples(MOMENTS, MOMENTS), st.tuples(MOMENTS, MOMENTS))
 def test_gaps_begin_and_end_in_order(outer, cover):
     n, m = (min(len(a), len(b)) for a, b in (outer, cover))
-    gaps = Gaps(Moments(outer[0][:n], cover[1][:m], "left"), Moments(outer[1][:n], cover[0][:m], "right"))
+    gaps = Gaps(Moments(outer[0][:n], cover[1][:m], is_last=False), Moments(outer[1][:n], cover[0][:m], is_last=True))
     begin, end = gaps.between(np.arange(len(gaps)))
     assert np.all(end >= begin)
     assert np.all(np.diff(begin) >= 0)
     assert np.all(np.diff(end) >= 0)
     moments = np.arange(-1, 32)
-    assert gaps.begun_before(moments).tolist() == np.searchsorted(begin, moments).tolist()
-    assert gaps.ended_before(moments).tolist() == np.searchsorted(end, moments).tolist()
+    assert gaps.begins.before(moments).tolist() == np.searchsorted(begin, moments).tolist()
+    ended = np.minimum(gaps.begins.before(moments), gaps.ends.before(moments))
+    assert ended.tolist() == np.searchsorted(end, moments).tolist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
@@ -156,3 +130,55 @@ def test_joules_of_a_part_of_the_run_need_its_slices_alone(run, share):
         for a, b in zip(plain_j(one, *lists), plain_j(many, *lists), strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
         assert plain_j(many, lists[1])[0].size == 0
+
+
+# Millions of intervals are looked at a piece at a time: what comes of a few at a time is what comes of all.
+
+
+@pytest.fixture(scope="module")
+def gapped(tmp_path_factory):
+    """Outermost phases of three kinds, a gap after each; a line stands at full scale within one of them."""
+    specs = [
+        PhaseSpec(("f", "b", "u")[k % 3], k * 50 * MS, (k * 50 + 30 + k % 7) * MS, {"model": "m"}, cut=k == 38)
+        for k in range(39)
+    ]
+    t = np.arange(0, 2 * S, 2 * MS)
+    flags = np.zeros(len(t), np.uint16)
+    flags[(t > 701 * MS) & (t < 709 * MS)] = Flag.SATURATED
+    lines = [
+        LineSpec("gpu0.a", lambda t: 50 + 20 * (t // (50 * MS) % 3), t_ns=t, flags=flags),
+        LineSpec("gpu0.b", lambda t: 30 + 5 * np.sin(t * 1e-8), period_ns=3 * MS),
+    ]
+    return read_run(make_run(tmp_path_factory.mktemp("gapped") / "r.h5", lines, specs, end_ns=2 * S))
+
+
+@pytest.fixture
+def few(monkeypatch):
+    def at_a_time(count):
+        monkeypatch.setattr(phases, "AT_A_TIME", count)
+        monkeypatch.setattr(rest, "AT_A_TIME", count)
+
+    return at_a_time
+
+
+def test_rest_between_phases_does_not_depend_on_pieces(gapped, few):
+    (part,) = load_parts(gapped)
+    columns, p = part_phase_energies(gapped, part), gapped.phases
+    given = Given(columns.begin_j, columns.end_j)
+    outer = np.array([gapped.begin_ns]), np.array([gapped.end_ns])
+    expected = rest_energy_j(part, outer, (p.begin_ns, p.end_ns), given)
+    few(10)
+    assert rest_energy_j(part, outer, (p.begin_ns, p.end_ns), given) == pytest.approx(expected, rel=0.01)
+
+
+def test_tables_and_shares_of_many_outermost_phases(gapped, few):
+    table, shares = phase_table(gapped), budget_rows(gapped)
+    few(10)
+    for a, b in zip(phase_table(gapped).totals, table.totals, strict=True):
+        assert a.energy_j == pytest.approx(b.energy_j, abs=b.u_statistical_j or 0.01)
+        assert (a.iterations, a.time_s, a.note) == (b.iterations, pytest.approx(b.time_s), b.note)
+    for a, b in zip(budget_rows(gapped), shares, strict=True):
+        assert (a.table, a.phase, a.n) == (b.table, b.phase, b.n)
+        if a.table == "phase":
+            assert a == b
+        assert {s.part for s in a.parts} >= {s.part for s in b.parts if s.share > 0.01}

@@ -12,10 +12,7 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
-from powerd_analytics.layers.energy import layer_energies
-from powerd_analytics.layers.listing import to_csv, to_markdown
-from powerd_analytics.layers.roofline import roof_of, roofline
-from powerd_analytics.layers.rows import BOTH
+from powerd_analytics.layers import BOTH, layer_energies, roof_of, roofline
 from powerd_analytics.operations import ExecutedCount, LayerCount, OperationCount, Work, to_document
 from powerd_analytics.operations.counts import EXECUTED, PAPER
 from powerd_core.errors import AnalysisError
@@ -86,39 +83,6 @@ def test_what_is_not_counted_stands_beside_the_figures(path):
         assert "not counted (paper): 1 modules" in notes[name]
 
 
-def test_what_rests_on_assumed_values_and_what_was_not_reached_stand_beside_the_figures(path):
-    conv, relu, norm = COUNT.executed
-    count = replace(
-        COUNT,
-        executed=(conv, replace(relu, assumed=("forward",)), norm),
-        assumed=("relu (ReLU): a mask taken as true everywhere",),
-        stopped="backward in norm (GroupNorm): no shapes",
-    )
-    found = layer_energies(phase_table(read_run(path)), lambda _batch: count)
-    notes = {(r.level, r.layer, r.passes): r.note for r in found}
-    rests, ends = (
-        "operations rest on assumed values (forward)",
-        "operations after this step are not counted: backward in",
-    )
-    for name in (("layer", "relu", "forward"), ("layer", "relu", BOTH), ("phase", "", "forward"), ("model", "", BOTH)):
-        assert rests in notes[name]
-        assert (ends in notes[name]) == (name[0] != "layer")
-    for name in (("layer", "relu", "backward"), ("layer", "conv", "forward"), ("phase", "", "backward")):
-        assert rests not in notes[name]
-    few = replace(count, executed=(conv,), layers=COUNT.layers[:1], not_counted=())
-    missing = layer_energies(phase_table(read_run(path)), lambda _batch: few)
-    [said] = {r.note for r in missing if r.layer == "relu" and r.passes == "forward"}
-    assert "the operations know no such layer; not counted from backward in norm (GroupNorm): no shapes" in said
-
-
-def test_the_uncertainty_of_the_joules_is_that_of_gflops_per_watt(rows):
-    for row in rows.values():
-        for convention in (PAPER, EXECUTED):
-            figure = row.by(convention)
-            if figure.gflops_per_w is not None:
-                assert figure.u95_gflops_per_w / figure.gflops_per_w == pytest.approx(row.u95_j / row.j_per_batch)
-
-
 def test_forward_and_backward_share_their_systematic_part(rows):
     a, b, both = (rows["layer", "conv", p].energy for p in ("forward", "backward", BOTH))
     assert both.u_systematic_j == pytest.approx(a.u_systematic_j + b.u_systematic_j)
@@ -155,13 +119,6 @@ def test_backward_without_the_models_attributes_is_the_only_models(tmp_path):
     assert found["layer", BOTH].calls == 1
 
 
-def test_another_batch_is_in_proportion_and_says_so(tmp_path):
-    table = phase_table(read_run(write_run(tmp_path / "r.h5", batch=2 * BATCH)))
-    found = {(r.layer, r.passes): r for r in layer_energies(table, lambda _batch: COUNT) if r.level == "layer"}
-    assert found["conv", "forward"].executed.operations == 32 * 10**9
-    assert "in proportion to those of a batch of 8" in found["conv", "forward"].note
-
-
 def test_what_does_not_fit_is_refused(tmp_path, path):
     other = OperationCount((LayerCount("x", "Conv2d", 1, (1,), (1,)),), ())
     table = phase_table(read_run(path))
@@ -175,23 +132,16 @@ def test_what_does_not_fit_is_refused(tmp_path, path):
         layer_energies(phase_table(read_run(write_run(tmp_path / "b.h5", layers=False))))
 
 
-def test_names_mean_nothing_to_markdown_and_spreadsheets(rows):
-    row = replace(rows["layer", "conv", "forward"], layer="=a*b|<c>")
-    (line,) = (line for line in to_markdown([row]).splitlines() if "=a" in line)
-    assert r"=a\*b\|&lt;c>" in line
-    assert next(csv.DictReader(io.StringIO(to_csv([row]))))["layer"] == "'=a*b|<c>"
-
-
 def test_the_roof_lies_on_the_best_and_over_all(rows):
     for convention in (PAPER, EXECUTED):
         points = roofline(list(rows.values()), convention)
-        roof = roof_of(points)
-        assert all(p.gflops_per_w <= roof.at(p.operations_per_byte) * (1 + 1e-12) for p in points)
-        assert any(p.gflops_per_w == pytest.approx(roof.at(p.operations_per_byte)) for p in points)
-    conv = next(p for p in roofline(list(rows.values()), PAPER) if (p.name, p.passes) == ("conv", "forward"))
-    assert conv.operations_per_byte == pytest.approx(10**9 / (4 * 2 * 10**6))
-    with pytest.raises(AnalysisError, match="nothing to draw"):
-        roof_of(())
+        roof, figures = roof_of(points, convention), [p.by(convention) for p in points]
+        assert all(f.gflops_per_w <= roof.at(f.operations_per_byte) * (1 + 1e-12) for f in figures)
+        assert any(f.gflops_per_w == pytest.approx(roof.at(f.operations_per_byte)) for f in figures)
+    conv = next(p for p in roofline(list(rows.values()), PAPER) if (p.layer, p.passes) == ("conv", "forward"))
+    assert conv.paper.operations_per_byte == pytest.approx(10**9 / (4 * 2 * 10**6))
+    with pytest.raises(AnalysisError):
+        roof_of((), PAPER)
 
 
 def test_the_command(path, tmp_path, capsys):

@@ -1,3 +1,5 @@
+"""`joules top`: figures of lines as they arrive, the run's phases, the screen, keys of a terminal and of powerds."""
+
 import fcntl
 import json
 import os
@@ -10,6 +12,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,11 +22,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from powerd_analytics import cli
-from powerd_analytics.live.feed import Watch
-from powerd_analytics.live.lines import LiveBoard
-from powerd_analytics.live.machine import RunPhases, powerds_here, runs_here
-from powerd_analytics.live.view import Screen, document, one_line
-from powerd_client.markwriter import MarkWriter
+from powerd_analytics.live.feed import LiveBoard, Watch
+from powerd_analytics.live.recording import RunPhases, powerds_here, runs_here
+from powerd_analytics.live.top import Screen, document, one_line
+from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError
 from powerd_core.model import (
     UNKNOWN_TIME_NS,
@@ -37,6 +39,7 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_core.wire import encode
+from powerd_daemon.auth import KeyDirectory, make_pair
 from support.fake_daemon import PERIOD_NS, FakeDaemon, make_block, make_description, make_stream
 
 EPOCH = 5
@@ -193,7 +196,7 @@ def test_the_current_phase_is_read_from_the_marks(journal):
     journal.rmdir()
     watched.update()
     assert watched.is_over
-    with pytest.raises(RunFileError, match="is not being recorded here"):
+    with pytest.raises(RunFileError):
         RunPhases(journal.with_name("run.h5"))
 
 
@@ -320,3 +323,29 @@ def test_a_boards_words_cannot_control_the_terminal(daemon):
         assert "\x07" not in capture.get()
     finally:
         watch.close()
+
+
+URL = "tcp://127.0.0.1:9"
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    """Keys for the board at URL, with a secret that others could read: whoever reads them says so."""
+    directory = KeyDirectory(tmp_path / "keys")
+    with directory.changing():
+        directory.write_pair("client.toml", make_pair())
+        directory.write_boards({URL.removeprefix("tcp://"): make_pair().public})
+    (tmp_path / "keys" / "client.toml").chmod(0o644)
+    return tmp_path / "keys"
+
+
+def test_the_named_directory_of_keys_is_read(
+    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POWERD_KEYS", str(tmp_path / "none"))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main(["top", URL, "--once", "--keys", str(keys)])
+    said = capsys.readouterr().err
+    assert str(keys) in said
+    assert "others could read this secret" in said

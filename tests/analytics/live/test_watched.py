@@ -5,7 +5,7 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.pictures.plots import phase_colours
+from powerd_analytics.plots.power import phase_colours
 
 ITERATIONS = 30
 

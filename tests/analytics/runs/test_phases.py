@@ -71,23 +71,6 @@ def test_what_is_kept_stays_inside_what_is_kept(nest, data):
     assert np.arange(len(which))[as_range(which)].tolist() == left.tolist()
 
 
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ({"kind": [0, 9]}, "not listed"),
-        ({"kind": [0, 2**40]}, "not listed"),
-        ({"parent": [-1, 1]}, "before the phase around it"),
-        ({"parent": [-1, -(2**32)]}, "before the phase around it"),
-        ({"process": [0, 2**33]}, "cannot be"),
-        ({"process": [0]}, "differ in length: process"),
-        ({"end_bound_ns": [0, -2]}, "end_bound_ns that cannot be"),
-    ],
-)
-def test_numbers_that_no_column_holds_are_refused(columns, said):
-    with pytest.raises(ValueError, match=said):
-        read_phases(group_of(**({"kind": [0, 1], "parent": [-1, 0]} | columns)))
-
-
 def test_bounds_beyond_two_seconds_stay_what_they_are():
     bounds = [7, 3_000_000_000]
     found = read_phases(group_of([0, 1], [-1, 0], begin_bound_ns=bounds, end_bound_ns=[-1, 5]))

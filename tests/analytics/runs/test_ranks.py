@@ -6,19 +6,18 @@ import json
 from dataclasses import replace
 
 import h5py
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.idle import table_above_idle
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.tables.baseline import table_above_idle
-from powerd_analytics.tables.render import to_csv, to_markdown
-from powerd_analytics.tables.table import phase_table
+from powerd_analytics.table import phase_table
+from powerd_analytics.table_frames import to_csv
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
 TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)
@@ -79,18 +78,9 @@ class TestMapping:
         run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(1, pci=False)), rank(1, 2, gpu(0, pci=False))])
         assert devices(run) == {0: {"gpu1"}, 1: {"gpu0"}}
 
-    def test_by_address_where_no_uuid_is_known(self, tmp_path):
-        lines = [gpu_line(0, uuid=False), gpu_line(1, uuid=False)]
-        assert devices(run_of(tmp_path, lines, [rank(0, 2, gpu(1)), rank(1, 2, gpu(0))])) == {0: {"gpu1"}, 1: {"gpu0"}}
-
     def test_the_uuid_counts_before_the_address(self, tmp_path):
         odd = gpu(1) | {"pci": gpu(0)["pci"]}
         assert devices(run_of(tmp_path, GPUS, [rank(0, 2, odd), rank(1, 2, gpu(0))])) == {0: {"gpu1"}, 1: {"gpu0"}}
-
-    def test_a_mig_device_by_its_address(self, tmp_path):
-        slices = [gpu(1) | {"uuid": f"MIG-{U[n]}"} for n in (2, 3)]
-        run = run_of(tmp_path, GPUS, [rank(0, 2, slices[0]), rank(1, 2, slices[1])])
-        assert devices(run) == {0: {"gpu1"}, 1: {"gpu1"}}
 
     def test_rails_that_the_configuration_names(self, tmp_path):
         rails = [LineSpec("card.12v", TRAINED.power(), "card"), LineSpec("other.12v", TRAINED.power(), "other")]
@@ -138,13 +128,6 @@ class TestMapping:
             f"  rank 0 (process 100) on GPU-{U[0]} at 0000:00:00.0: gpu0",
             f"  rank 1 (process 101, 7) on GPU-{U[1]} at 0000:01:00.0: gpu1",
         ]
-
-    @pytest.mark.parametrize("bad", [{"rank": "x"}, {"rank": -1}, {"rank": True}, {"rank": 1, "devices": 3},
-                                     {"rank": 1, "devices": [4, {"uuid": ["a"], "pci": {}}]}])  # fmt: skip
-    def test_what_a_file_from_somewhere_says(self, tmp_path, bad):
-        run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(0)), {"pid": 1} | bad], phases_of(2))
-        assert ranks_of(run).of_process[0] == 0
-        assert phase_table(run).runs
 
 
 def joules(rows, device, name="energy_j"):
@@ -203,28 +186,6 @@ class TestShares:
         assert abs(job.residual_j) < 1e-9 * job.devices_j
 
 
-def test_ranks_that_are_not_in_step(tmp_path):
-    """Phases + rest are the device for each rank, though the ranks' phases overlap."""
-    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
-    table = phase_table(run_of(tmp_path, [line], [rank(i, 3) for i in range(3)], phases_of(3, shift_ns=7 * MS)))
-    (total,) = table.totals
-    rows = {r.phase: r for r in table.phases}
-    inner = sum(rows[n].j_per_batch * rows[n].iterations for n in ("forward", "backward", "update"))
-    assert inner + total.rest_j + total.residual_j == pytest.approx(total.energy_j, rel=1e-9)
-    assert abs(total.residual_j) < total.u95_j
-
-
-def test_a_rank_without_phases_has_only_rest(tmp_path):
-    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
-    table = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], phases_of(1)))
-    assert [(r.phases_j == 0.0, r.busy_s == 0.0) for r in table.ranks] == [(False, False), (True, True)]
-    assert "it marked no phases: all is rest" in table.ranks[1].note
-    assert joules(table.ranks, "cpu0") == pytest.approx(table.runs[0].energy_j, rel=1e-9)
-    (total,) = table.totals
-    inner = sum(r.j_per_batch * r.iterations for r in table.phases if r.phase in ("forward", "backward", "update"))
-    assert inner + total.rest_j + total.residual_j == pytest.approx(total.energy_j, rel=1e-9)
-
-
 def test_communication_is_in_no_sum(tmp_path):
     line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
     plain = phases_of(2)
@@ -236,16 +197,6 @@ def test_communication_is_in_no_sum(tmp_path):
     with_it = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], [*plain, *beside]))
     without = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], plain))
     assert with_it.ranks == without.ranks
-
-
-def test_processes_that_are_no_ranks_are_as_ever(tmp_path):
-    """Two processes without a rank, such as counters of pmlib's: nobody divides anything."""
-    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
-    table = phase_table(run_of(tmp_path, [line], [{"pid": 1}, {"pid": 1}], phases_of(2)))
-    alone = phase_table(run_of(tmp_path, [line], [{"pid": 1}], phases_of(1)))
-    assert table.ranks == table.jobs == ()
-    for a, b in zip(alone.phases, table.phases, strict=True):
-        assert (b.j_per_batch, b.ranks) == (pytest.approx(a.j_per_batch), 1)
 
 
 def test_a_baseline_is_nobodys_and_whole(tmp_path):
@@ -262,19 +213,6 @@ def test_a_baseline_is_nobodys_and_whole(tmp_path):
     above = float(next(csv.DictReader(io.StringIO(to_csv(table).splitlines()[0] + "\n" + forward)))["above_idle_j"])
     row = rows["forward"]
     assert above == pytest.approx(row.j_per_batch - 60 * row.s_per_batch / 2, rel=0.01)
-
-
-def test_rows_of_ranks_are_printed_only_where_there_are_several(tmp_path):
-    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
-    one = phase_table(run_of(tmp_path, [line], [rank(0, 1)]))
-    two = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)]))
-    assert "**Ranks**" not in to_markdown(one)
-    assert "busy_s" not in to_csv(one)
-    assert "**Ranks**" in to_markdown(two)
-    rows = list(csv.DictReader(io.StringIO(to_csv(two))))
-    found = [(r["table"], r["rank"], float(r["energy_j"])) for r in rows if r["table"] in ("rank", "job")]
-    assert [f[:2] for f in found] == [("rank", "0"), ("rank", "1"), ("job", "")]
-    assert found[0][2] + found[1][2] == pytest.approx(found[2][2], rel=1e-9)
 
 
 CHOICE = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=2, max_size=5)
@@ -313,38 +251,3 @@ def five_ranks(tmp_path_factory):
     lines.append(LineSpec("wall", brief.power(9), "node"))
     phases = phases_of(5, brief.phases, 7 * MS)
     return run_of(tmp_path_factory.mktemp("five"), lines, [rank(i, 5) for i in range(5)], phases)
-
-
-@given(st.lists(st.booleans(), min_size=len(TRAINED.phases), max_size=len(TRAINED.phases)))
-@settings(max_examples=30, deadline=None)
-def test_kept_phases_keep_their_parents(whole_run, which):
-    p = whole_run.phases
-    found = kept(p, np.array(which))
-    old = np.flatnonzero(which)
-    assert list(found.begin_ns) == list(p.begin_ns[old])
-    for new, i in enumerate(old):
-        expected = p.parent[i] if p.parent[i] >= 0 and which[p.parent[i]] else -1
-        assert (old[found.parent[new]] if found.parent[new] >= 0 else -1) == expected
-
-
-@pytest.fixture(scope="module")
-def whole_run(tmp_path_factory):
-    path = tmp_path_factory.mktemp("whole") / "run.h5"
-    return read_run(make_run(path, [LineSpec("a", TRAINED.power())], TRAINED.phases, end_ns=TRAINED.end_ns))
-
-
-def test_ranks_of_a_device_without_readings_have_no_joules(tmp_path):
-    none = np.zeros(0, np.int64)
-    dead = replace(gpu_line(1), t_ns=none, codes={"power_mw": none}, flags=np.zeros(0, np.uint16))
-    run = run_of(tmp_path, [gpu_line(0), dead], [rank(0, 2, gpu(0)), rank(1, 2, gpu(1))])
-    table = phase_table(run)
-    good, bad = table.ranks
-    assert good.energy_j > 0
-    assert (bad.energy_j, bad.phases_j, bad.rest_j, bad.residual_j) == (None,) * 4
-    assert "no readings of gpu1.nvml" in bad.note
-    (job,) = [j for j in table.jobs if "gpu1" in j.devices]
-    assert (job.energy_j, job.devices_j, job.residual_j) == (None,) * 3
-    assert job.note == "not resolvable: no readings of gpu1"
-    shown = to_markdown(table)
-    (row,) = [line for line in shown.splitlines() if line.startswith("| 1 | gpu1")]
-    assert row.split(" | ")[3:5] == ["n.r.", "n.r."]

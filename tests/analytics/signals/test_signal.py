@@ -101,7 +101,7 @@ def test_time_that_folds_back_at_a_clock_step_is_left_out(tmp_path):
 
 
 def test_a_missing_column_and_an_unknown_line_are_said(tmp_path):
-    with pytest.raises(RunFileError, match="column 'power_mw' that is not there"):
+    with pytest.raises(RunFileError, match="power_mw"):
         signal_of(tmp_path, codes={"other": np.ones(5, int)})
-    with pytest.raises(AnalysisError, match="did you mean 'a1'"):
+    with pytest.raises(AnalysisError, match="'a1'"):
         load_signal(read_run(make_run(tmp_path / "q.h5", [LineSpec("a1", lambda t: t * 0.0)])), "a2")

@@ -13,28 +13,21 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import cli
-from powerd_analytics.chrome import trace as chrome
-from powerd_analytics.chrome.events import power_of, summed, thinned
-from powerd_analytics.energy import devices
-from powerd_analytics.pictures.traces import envelope, envelope_of_many
-from powerd_analytics.report.traces import trace_of
-from powerd_analytics.runs.readings import LineReader
-from powerd_analytics.runs.run import read_run
-from powerd_analytics.signals import slices
-from powerd_analytics.signals.envelopes import extremes_of
-from powerd_analytics.signals.signal import load_signal
-from powerd_analytics.signals.slices import load_sliced
+from powerd_analytics.plots.power import envelope, envelope_of_many
+from powerd_analytics.runs.run import LineReader, read_run
+from powerd_analytics.signals import signal as slices
+from powerd_analytics.signals.signal import load_signal, load_sliced
 from powerd_analytics.signals.streams import (
     View,
     count_points,
+    extremes_of,
     fastest_of,
     good_readings_of,
     holes_of,
-    plain_j,
     points_of,
     summed_of,
 )
-from powerd_analytics.tables.sums import verify_sums
+from powerd_analytics.trace import power_of, summed
 
 SIZE = 250
 COUNTER = {"kind": "counter", "column": "e", "j_per_code": 0.001, "background_w": 3.0, "bits": 32}
@@ -155,16 +148,6 @@ def test_sums_of_lines_are_the_same(signals, begin, length):
         np.testing.assert_allclose(b, a, rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_plain_joules_are_the_same(signals, name):
-    whole, sliced = signals[name]
-    rng = np.random.default_rng(5)
-    edges = np.sort(rng.integers(-100 * MS, 7000 * MS, 400))
-    lists = (np.array([0]), np.array([6100 * MS])), (edges[:-1:2], edges[1::2]), (edges[:0], edges[:0])
-    for a, b in zip(plain_j(whole, *lists), plain_j(sliced, *lists), strict=True):
-        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-9)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     values=st.lists(st.integers(0, 6), min_size=1, max_size=120),
@@ -179,7 +162,6 @@ def test_thinning_in_pieces_keeps_what_thinning_the_whole_keeps(values, cuts, mo
     expected_t, expected = _thinned_by_sorting(t, watts, most)
     np.testing.assert_array_equal(kept_t, expected_t)
     np.testing.assert_array_equal(kept, expected)
-    np.testing.assert_array_equal(thinned(t, watts, most)[0], expected_t)
     for a, b in zip(envelope_of_many(iter(pieces), len(t), most), envelope(t, watts, 0, 3 * len(t), most), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -198,48 +180,25 @@ def _thinned_by_sorting(t, value, most):
     return t[at], value[at]
 
 
-def test_a_page_has_the_same_traces(run, signals):
-    whole, sliced = ([signals[name][i] for name in ("gpu0.a", "gpu0.b")] for i in (0, 1))
-    compared = [[signals["gpu0.c"][i]] for i in (0, 1)]
-    for most in (3000, 100_000):
-        a, b = (
-            trace_of(run, devices.Part("gpu0", "simulated", tuple(s)), c, most)
-            for s, c in zip((whole, sliced), compared, strict=True)
-        )
-        assert [(x.name, x.readings, x.block, x.time) for x in a.lines] == [
-            (x.name, x.readings, x.block, x.time) for x in b.lines
-        ]
-        assert [x.watts for x in a.lines if x.name != "gpu0.c"] == [x.watts for x in b.lines if x.name != "gpu0.c"]
-        assert (a.gaps, a.has_sum) == (b.gaps, b.has_sum)
-
-
 @pytest.fixture
 def small(monkeypatch):
     """Every line in slices of `SIZE` readings."""
     sliced = lambda run, name, size=SIZE, progress=lambda share, text: None: load_sliced(run, name, SIZE, progress)  # noqa: E731
     monkeypatch.setattr("powerd_client.runfile.problems", lambda file: iter(()))  # looked at once a pass
     monkeypatch.setattr(slices, "load_sliced", sliced)
-    monkeypatch.setattr(devices, "load_sliced", sliced)
-    for module in (slices, chrome, "powerd_analytics.pictures.plots", "powerd_analytics.tables.sums"):
-        name = f"{module}.IN_MEMORY" if isinstance(module, str) else f"{module.__name__}.IN_MEMORY"
-        monkeypatch.setattr(name, 0)
+    monkeypatch.setattr(slices, "IN_MEMORY", 0)
 
 
 def test_commands_hold_few_slices(run, small, monkeypatch, tmp_path):
     """Of a file of 20 slices, no command asks the reader for more than one with its margins."""
     asked = []
-    values, readings = LineReader.values, LineReader.readings
+    readings = LineReader.readings
 
-    def watched(self, columns, first, last):
+    def watched(self, first, last, columns=None):
         asked.append(last - first)
-        return values(self, columns, first, last)
+        return readings(self, first, last, columns)
 
-    def refused(self, first, last):
-        asked.append(last - first)
-        return readings(self, first, last)
-
-    monkeypatch.setattr(LineReader, "values", watched)
-    monkeypatch.setattr(LineReader, "readings", refused)
+    monkeypatch.setattr(LineReader, "readings", watched)
     path = str(run.path)
     for words in (
         ["info", path],
@@ -280,10 +239,3 @@ def test_what_commands_say_does_not_depend_on_slices(run, monkeypatch, tmp_path,
     request.getfixturevalue("small")
     assert info() == before[0]
     assert counters(tmp_path / "b.json") == before[1]
-
-
-def test_sums_are_verified_slice_by_slice(run, small, monkeypatch):
-    findings = list(verify_sums(run.path))
-    assert [f.state for f in findings] == ["ok"] * len(findings) != []
-    monkeypatch.setattr("powerd_analytics.tables.sums.IN_MEMORY", 1 << 22)
-    assert [(f.check, f.text[:12]) for f in verify_sums(run.path)] == [(f.check, f.text[:12]) for f in findings]

@@ -62,6 +62,17 @@ class Page(HTMLParser):
         return column["n"]
 
 
+def unpacked(text, n, planes):
+    """The whole numbers of a column, as `trace.js` takes it apart."""
+    raw = zlib.decompress(base64.b64decode(text))
+    values, total = [], 0
+    for i in range(n):
+        folded = sum(raw[k * n + i] << (8 * k) for k in range(planes))
+        total += -(folded + 1) // 2 if folded % 2 else folded // 2
+        values.append(total)
+    return values
+
+
 def report(paths, out, **options):
     write_report(paths, out, ReportOptions(**options))
     text = out.read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ import pytest
 from powerd_core.model import CLOCK_NAME, Block, Description, Device, Gap, QuantityConversion, Stream, columns
 from powerd_core.serde import read_description, to_document
 from powerd_core.wire import decode, encode
-from powerd_daemon.sim.clock import VirtualClock
 from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
 EPOCH = 0xC0FFEE
@@ -94,9 +94,9 @@ class SourceConformance:
     def test_devices_are_fed_by_lines_of_theirs(self, opened: Opened) -> None:
         device_of = {line.name: line.device for s in opened.streams for line in s.lines}
         assert {d.name for d in opened.devices} == set(device_of.values())
-        beside = {n.name for s in opened.streams for n in s.lines if isinstance(n.conversion, QuantityConversion)}
+        auxiliary = {n.name for s in opened.streams for n in s.lines if isinstance(n.conversion, QuantityConversion)}
         for device in opened.devices:
-            assert not beside & set(device.feeds)
+            assert not auxiliary & set(device.feeds)
             assert device.feeds
             assert {device_of[name] for name in device.feeds} == {device.name}
 

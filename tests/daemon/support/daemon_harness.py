@@ -16,7 +16,7 @@ from powerd_core import Block, Gap, Message, Stream, Want, decode, encode
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import Config, parse_config
 from powerd_daemon.daemon import Daemon
-from powerd_daemon.log import Log
+from powerd_daemon.log import Console
 
 PATIENCE_S = 20.0
 
@@ -136,9 +136,10 @@ class Running:
 
     def __init__(self, config: Config) -> None:
         self.said = io.StringIO()
+        self.console = Console(self.said, SystemClock()).__enter__()
         self.stop = threading.Event()
         self.error: BaseException | None = None
-        self.daemon = Daemon(config, Log(self.said, SystemClock()))
+        self.daemon = Daemon(config)
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -149,6 +150,7 @@ class Running:
             self.error = error
         finally:
             self.daemon.close()
+            self.console.__exit__()
 
     def control(self) -> Client:
         return Client(self.daemon.listen)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
-
-from powerd_daemon.worker import Job
+from collections.abc import Callable, Sequence
 
 
 class FakeDisk:
@@ -66,12 +64,12 @@ class FakeDisk:
             self.room_bytes += len(self.files[name])
         del self.files[name]
 
-    def read(self, name: str, offset: int, size: int) -> bytes:
+    def read(self, name: str, size: int) -> bytes:
         if self.read_error is not None:
             raise OSError(self.read_error, os.strerror(self.read_error))
         if name not in self.files:
             raise FileNotFoundError(name)
-        return bytes(self.files[name][offset : offset + size])
+        return bytes(self.files[name][:size])
 
     def release(self) -> None:
         self.released = True
@@ -91,13 +89,13 @@ class Later:
     """A worker that does its jobs when a test says so: until then, it is a disk that stalls."""
 
     def __init__(self, name: str = "") -> None:
-        self.jobs: list[Job] = []
+        self.jobs: list[Callable[[], None]] = []
 
     @property
     def pending(self) -> int:
         return len(self.jobs)
 
-    def put(self, job: Job) -> None:
+    def put(self, job: Callable[[], None]) -> None:
         self.jobs.append(job)
 
     def work(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 HOPPER, VOLTA, AMPERE = 9, 5, 7
 MS = 1_000_000

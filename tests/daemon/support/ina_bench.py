@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from powerd_core.model import Block, BlockBuilder, Column, Provenance, Stream, columns
-from powerd_daemon.ina import Scanner, Sensor, line, make_bank
-from powerd_daemon.sim.bus import SimBus
-from powerd_daemon.sim.chip import ChipErrors, Load, SimChip
-from powerd_daemon.sim.clock import VirtualClock
+from powerd_daemon.sources.ina.scanner import Scanner
+from powerd_daemon.sources.ina.sensor import Sensor, line, make_bank
+from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
+from powerd_daemon.sources.sim.chip import ChipErrors, Load, SimChip
 
 MS = 1_000_000
 PERIOD = 2 * MS

@@ -21,7 +21,7 @@ STEP_NS = 50_000
 
 
 class SimulatedNode:
-    """A port (`powerd_daemon.serial.port.Port`) with a node that runs whenever somebody looks.
+    """A port (`powerd_daemon.sources.port.Port`) with a node that runs whenever somebody looks.
 
     The node's clock runs ``skew`` (relative) fast and began at ``node_us``.
     """

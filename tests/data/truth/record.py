@@ -23,7 +23,7 @@ import zmq
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
-from powerd_daemon.sim.waveform import CardLoad, waveform_from_detail
+from powerd_daemon.sources.sim.waveforms import CardLoad, waveform_from_detail
 
 URL = "tcp://127.0.0.1:7391"
 SERVER = f'[server]\nlisten = "{URL}"\nboard = "truth"\n'

@@ -1,1 +1,0 @@
-"""Many runs: repeats, pivots and the tables of the field."""

@@ -1,0 +1,202 @@
+"""`joules plot`, `joules report` and `joules trace`: runs to look at, as a picture, a page or a trace for Perfetto."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from powerd_analytics.cli import shared
+from powerd_analytics.terminal import LateProgress
+from powerd_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Kind = Literal["power", "phases", "pareto", "caps", "layers", "quality"]
+OF_CONFIGURATIONS = ("phases", "pareto", "caps")
+FROM_TABLES = (*OF_CONFIGURATIONS, "layers")
+TABLES = (".csv", ".parquet", ".tsv")
+
+
+def plot(
+    *runs: Annotated[Path, Parameter(help="A run file; for some kinds several, directories of them, or a TABLE.csv.")],
+    kind: Annotated[
+        Kind | None,
+        Parameter(
+            help="power over time with phases; energy and time by phases and batch size; pareto: energy against time; "
+            "curves over power caps; layers as bars; clock and data quality. "
+            "Power and phases in one picture without it."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Picture to write (.png, .pdf, .svg); RUN.png without it.")
+    ] = None,
+    device: shared.Device = None,
+    calibration: shared.Calibration = None,
+    reference: Annotated[
+        str | None, Parameter(help="COLUMN=VALUE of the configuration that EDS and caps are relative to.")
+    ] = None,
+    k: Annotated[float, Parameter(help="Of the EDS: 2 holds energy and time equal, less favours time.")] = 2.0,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Draw a run, a campaign or a table. Without --kind: power over time with the phases, and joules per phase.
+
+    For example:
+
+      joules plot run.h5 -o power.png
+
+      joules plot runs/ --kind phases -o phases.pdf
+
+      joules plot caps.csv --kind caps --reference target=default -o caps.svg
+    """
+    from powerd_analytics.plots import save
+
+    if not runs:
+        raise ConfigError("nothing to draw: give a run file, as in `joules plot run.h5 -o power.png`")
+    is_table = runs[0].suffix.lower() in TABLES
+    _check(runs, kind, is_table=is_table)
+    if is_table and (device is not None or calibration is not None):
+        raise ConfigError("--device and --calibration are for run files, not for a table")
+    if reference is not None and kind not in ("pareto", "caps"):
+        raise ConfigError("--reference goes with --kind pareto or --kind caps")
+    if not 1 <= k < 1e6:
+        raise ConfigError(f"--k {k:g}: must be 1 or more")
+    out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
+    shared.refuse_picture(out, overwrite)
+    with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
+        figure = _figure(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
+        progress(0.9, "drawing")
+        shared.write(out, lambda partial: save(figure, partial), overwrite)
+    print(out)
+
+
+def _check(runs: tuple[Path, ...], kind: Kind | None, *, is_table: bool) -> None:
+    if is_table and kind not in FROM_TABLES:
+        raise ConfigError(f"{runs[0]} is a table: say what to draw of it: --kind {', '.join(FROM_TABLES)}")
+    if len(runs) > 1 and (is_table or kind not in OF_CONFIGURATIONS):
+        what = "a table" if is_table else f"--kind {kind}" if kind else "a picture without --kind"
+        raise ConfigError(
+            f"{len(runs)} files: {what} is drawn of one; --kind {', '.join(OF_CONFIGURATIONS)} take several runs"
+        )
+
+
+def _figure(
+    runs: tuple[Path, ...], kind: Kind | None, device: str | None, calibration: Path | None, reference: str | None,
+    k: float, progress: LateProgress, *, is_table: bool,
+) -> Figure:  # fmt: skip
+    from powerd_analytics import plots
+    from powerd_analytics.campaign import read_campaign
+    from powerd_analytics.layers import layer_energies
+    from powerd_analytics.published import read_table
+
+    path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
+    if kind in OF_CONFIGURATIONS:
+        if is_table:
+            configurations = plots.configurations_of_table(read_table(path, progress))
+        else:
+            records = read_campaign(runs, device, calibration, progress=progress)
+            configurations = plots.configurations_of_records(records)
+        if kind == "phases":
+            return plots.draw_phases(configurations, name)
+        return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
+    if kind == "layers":
+        if is_table:
+            layers = plots.layers_of_table(read_table(path, progress))
+        else:
+            layers = plots.layers_of_rows(layer_energies(shared.table_of(path, device, calibration, progress)))
+        return plots.draw_layers(layers, name)
+    run = shared.open_run(path, calibration, progress, is_checked=True)
+    if kind == "quality":
+        return plots.draw_quality(run, device, progress=progress)
+    return plots.draw_run(run, device, with_bars=kind is None, progress=progress)
+
+
+def report(
+    *runs: Annotated[Path, Parameter(help="Run files, and directories of them.")],
+    output: Annotated[Path | None, Parameter(alias="-o", help="Page to write (.html).")] = None,
+    device: shared.Device = None,
+    calibration: shared.Calibration = None,
+    training: shared.Training = shared.UNSTATED,
+    costs: shared.Costs = shared.FREE,
+    title: Annotated[str | None, Parameter(help="Heading of the page.")] = None,
+    max_points: Annotated[
+        int, Parameter(help="Points of all traces together; of more readings, least and greatest are kept.")
+    ] = 5_000_000,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Write one page about one or many runs that can be read, sorted and zoomed without a network.
+
+    For example:
+
+      joules report run.h5 -o report.html
+
+      joules report runs/ --epochs 90 --dataset-size 1281167 -o report.html
+
+      joules report run.h5 --co2-g-per-kwh 380 --price-per-kwh 0.30 --currency EUR -o report.html
+    """
+    from powerd_analytics.report import ReportOptions, write_report
+
+    if not runs:
+        raise ConfigError("no run: give run files or directories of them, as in `joules report run.h5 -o report.html`")
+    if output is None:
+        raise ConfigError("no file to write to: give it with -o, as in -o report.html")
+    if output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"{output}: a report is written as .html")
+    options = ReportOptions(
+        device, calibration, max_points, title=title, length=training.length(), factors=costs.factors()
+    )
+    shared.refuse_existing(output, overwrite)
+    with LateProgress() as progress:
+        shared.write(output, lambda partial: write_report(runs, partial, options, progress=progress), overwrite)
+    print(output)
+
+
+def trace(
+    run: shared.RunFile,
+    *,
+    output: Annotated[Path, Parameter(alias="-o", help="Trace to write (.json or .json.gz).")],
+    profile: Annotated[
+        Path | None, Parameter(help="A trace of torch.profiler (export_chrome_trace), .json or .json.gz.")
+    ] = None,
+    device: shared.Device = None,
+    max_points: Annotated[int, Parameter(help="At most so many points a counter; peaks and dips are kept.")] = 100_000,
+    whole_run: Annotated[
+        bool, Parameter(negative="", help="All of the run, not only what lies beside the profile.")
+    ] = False,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Put power and phases into a torch.profiler trace, on its timeline, or into a trace of their own.
+
+    For example:
+
+      joules trace run.h5 --profile trace.json -o both.json.gz
+
+      joules trace run.h5 -o power.json
+    """
+    from powerd_analytics.trace import write_trace
+
+    if not output.name.endswith((".json", ".json.gz")):
+        raise ConfigError(f"{output}: a trace is written as .json or .json.gz")
+    if max_points < 2:
+        raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
+    shared.refuse_existing(output, overwrite)
+    with LateProgress() as progress:
+        opened = shared.open_run(run, None, progress)
+        written = []
+
+        def make(partial: Path) -> None:
+            written.append(
+                write_trace(
+                    opened, partial, profile, device=device, most_points=max_points, whole_run=whole_run,
+                    progress=progress,
+                )
+            )  # fmt: skip
+
+        shared.write(output, make, overwrite)
+    (trace,) = written
+    counts = [
+        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((trace.counters, "counter"), (trace.phases, "phase"))
+    ]
+    print(f"{output}: {', '.join([*counts, *([trace.alignment] if profile else [])])}")

@@ -1,0 +1,285 @@
+"""What the commands share: options declared once, files written whole or not at all, the terminal, opening a run.
+
+Everything heavy is imported by the function that needs it: `joules --help`, and a board without numpy, need none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from powerd_analytics.terminal import LateProgress
+from powerd_core.errors import AnalysisError, PowerdError, RunFileError
+from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from powerd_analytics.campaign import Length
+    from powerd_analytics.costs import Factors
+    from powerd_analytics.runs.run import Run
+    from powerd_analytics.table_rows import PhaseTable
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_MOST_NOTES = 40
+
+
+# ---- options -----------------------------------------------------------------------------------------------------
+
+RunFile = Annotated[Path, Parameter(help="A run file.")]
+Device = Annotated[str | None, Parameter(help="Only this device; all of them without it.")]
+Calibration = Annotated[
+    Path | None,
+    Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
+]
+Format = Annotated[Literal["table", "csv", "json", "markdown"], Parameter(help="How to print it.")]
+Output = Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")]
+Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
+Json = Annotated[bool, Parameter(negative="", help="Print for programs.")]
+Keys = Annotated[Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")]
+Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]
+Price = Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")]
+Currency = Annotated[str | None, Parameter(help="Of the price, in three letters: EUR.")]
+_OfFactor = Annotated[float | None, Parameter(help="Standard uncertainty of that.")]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Training:
+    """How long the whole training is, of which a part was recorded."""
+
+    iterations: Annotated[float | None, Parameter(help="Iterations of the whole training.")] = None
+    epochs: Annotated[float | None, Parameter(help="Epochs of the whole training, with --dataset-size.")] = None
+    dataset_size: Annotated[float | None, Parameter(help="Samples of one epoch.")] = None
+
+    def length(self) -> Length:
+        from powerd_analytics.campaign import Length
+
+        return Length(self.iterations, self.epochs, self.dataset_size)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What a kWh emits and costs."""
+
+    co2_g_per_kwh: Co2 = None
+    u_co2_g_per_kwh: _OfFactor = None
+    price_per_kwh: Price = None
+    u_price_per_kwh: _OfFactor = None
+    currency: Currency = None
+
+    def factors(self) -> Factors:
+        from powerd_analytics.costs import Factors
+
+        return Factors(
+            self.co2_g_per_kwh, self.u_co2_g_per_kwh, self.price_per_kwh, self.u_price_per_kwh, self.currency
+        )
+
+
+UNSTATED, FREE = Training(), Costs()
+"""Nothing is said of the training's length, nothing of what a kWh costs."""
+
+
+# ---- files -------------------------------------------------------------------------------------------------------
+
+
+def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] = (), *, is_hdf5: bool = False) -> None:
+    """Raises `RunFileError` where no file can be written, before anything is read or computed.
+
+    What is there and counts among the ``inputs`` is never replaced, nor is an HDF5 file but by what ``is_hdf5``.
+    """
+    if path is None:
+        return
+    from powerd_client.journal import check_replaceable
+
+    try:
+        check_replaceable(path)
+        if any(_is_same(path, given) for given in inputs):
+            raise RunFileError(f"{path} is read by this command: give its output another name")
+        if path.exists() and not overwrite:
+            raise RunFileError(f"{path} exists: give another name or --overwrite")
+        if not is_hdf5:
+            _check_no_run(path)
+        if not path.absolute().parent.is_dir():
+            raise RunFileError(f"{path.parent} is no directory: make it first")
+    except PermissionError as error:
+        raise RunFileError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def refuse_picture(path: Path, overwrite: bool) -> None:
+    """The same of a picture, which has an ending of its own."""
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise RunFileError(f"{path}: a picture is written as .png, .pdf or .svg")
+    refuse_existing(path, overwrite)
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether both are there, and one file. One that may not be looked at is named by who reads it."""
+    with contextlib.suppress(OSError):
+        return path.samefile(other)
+    return False
+
+
+def _check_no_run(path: Path) -> None:
+    """No text or picture takes the place of a recording, not even with --overwrite."""
+    begin = b""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        begin = file.read(len(_HDF5))
+    if begin == _HDF5:
+        raise RunFileError(f"{path} is an HDF5 file, as runs are: give the output another name")
+
+
+def write(path: Path, make: Callable[[Path], object], overwrite: bool) -> None:
+    """Make a file under another name and move it into place when it is whole.
+
+    A link keeps its place, and what it leads to is written. Raises `RunFileError`, which names another file than
+    ``path`` where ``make`` met that.
+    """
+    from powerd_client.journal import check_replaceable
+
+    check_replaceable(path)
+    _check_no_run(path)
+    place = path.resolve() if path.is_symlink() else path
+    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
+    try:
+        make(partial)
+        if overwrite:
+            partial.replace(place)
+        else:
+            os.link(partial, place)  # unlike a rename, refuses to replace a file that appeared meanwhile
+    except FileExistsError as error:
+        raise RunFileError(f"{path} exists: give another name or --overwrite") from error
+    except OSError as error:
+        if isinstance(error, PowerdError):
+            raise
+        # Libraries put their own words around the system's.
+        why = os.strerror(error.errno) if error.errno else error
+        if error.filename is not None and Path(os.fsdecode(error.filename)) not in (partial, place):
+            raise RunFileError(f"{os.fsdecode(error.filename)} cannot be opened: {why}") from error
+        raise RunFileError(f"{path} cannot be written: {why}") from error
+    finally:
+        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
+            partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path | None) -> Iterator[None]:
+    """Errors of an analysis that do not name the file that they are about do so; of several, None."""
+    try:
+        yield
+    except AnalysisError as error:
+        if path is None or path.name in str(error):
+            raise
+        raise AnalysisError(f"{path}: {error}") from error
+
+
+# ---- streams -----------------------------------------------------------------------------------------------------
+
+
+def put_out(text: str, output: Path | None, overwrite: bool) -> None:
+    """Write a text to its file, or to standard output where no file is named and somebody listens."""
+    if output is not None:
+        write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
+    elif sys.stdout is not None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def goes_to_terminal(output: Path | None) -> bool:
+    """Whether `put_out` shows the text to a person."""
+    return output is None and sys.stdout is not None and sys.stdout.isatty()
+
+
+def printed(show: Callable[[Console], None], output: Path | None, width: int = 200) -> str:
+    """What a console prints, as wide as the terminal and with its styles where it goes there, else ``width`` wide."""
+    on_terminal = goes_to_terminal(output)
+    text = io.StringIO()
+    width = Console().width if on_terminal else width
+    show(Console(file=text, width=width, force_terminal=on_terminal or None))
+    return text.getvalue()
+
+
+def warn(notes: Sequence[str], what: str = "notes") -> None:
+    """Lines for the error stream; of very many, the first."""
+    for note in notes[:_MOST_NOTES]:
+        sys.stderr.write(f"joules: {printable(' '.join(note.split()))}\n")
+    if len(notes) > _MOST_NOTES:
+        sys.stderr.write(f"joules: and {len(notes) - _MOST_NOTES} more such {what}\n")
+
+
+class HelpConsole(Console):
+    """Of `--help`, which knows that its reader (`head`) has gone: rich itself would end the process with status 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None, width: int = 200) -> str:
+    """Tables in a format of text; CSV takes the first. ``width``: characters a line where no terminal says it."""
+    from powerd_analytics import export
+
+    if format == "table":
+        return printed(lambda console: export.print_tables(frames, console), output, width)
+    if format == "csv":
+        return export.to_csv(frames[0])
+    makers: dict[str, Callable[[Sequence[pd.DataFrame]], str]] = {
+        "json": export.to_json,
+        "markdown": export.to_markdown,
+        "latex": export.to_latex,
+        "html": export.to_html,
+    }
+    return makers[format](frames)
+
+
+def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | None, width: int = 200) -> str:
+    """What a module of listings (of a run's table, of its uncertainty, of layers, of operations) makes of its subject;
+    ``width``: characters a line where no terminal says how many it has."""
+    if format == "table":
+        return printed(lambda console: listing.print_table(subject, console), output, width)
+    text: str = {"csv": listing.to_csv, "json": listing.to_json, "markdown": listing.to_markdown}[format](subject)
+    return text
+
+
+# ---- runs --------------------------------------------------------------------------------------------------------
+
+
+def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is_checked: bool = False) -> Run:
+    """The run, by its own calibrations or by later ones; which lines those change goes to the error stream.
+
+    Raises `AnalysisError`, where it ``is_checked``, for phases whose attributes contradict each other.
+    """
+    from powerd_analytics.records import groups_of
+    from powerd_analytics.runs.run import read_run, recalibrate
+
+    run = read_run(path, progress=progress)
+    if calibration is not None:
+        run, lines = recalibrate(run, calibration)
+        sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
+    if is_checked:
+        groups_of(run)
+    return run
+
+
+def table_of(
+    path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
+) -> PhaseTable:
+    """The table of one run. Raises `AnalysisError` for a run that no table can be made of."""
+    from powerd_analytics.idle import table_above_idle
+    from powerd_analytics.records import check_run, records_of
+    from powerd_analytics.table import phase_table
+
+    run = open_run(path, calibration, progress, is_checked=True)
+    table = (table_above_idle if above_idle else phase_table)(run, device, progress=progress)
+    check_run(path, records_of(run, table))
+    return table

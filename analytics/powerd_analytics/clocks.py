@@ -1,0 +1,511 @@
+"""How the clocks of a run went: those of its boards, and the wall clock, against the host's.
+
+`read_traces` and `clock_report` say how sure the times of a board's clock are. `compare_marker` is the wired check of a
+clock's mapping: the training raises a pin where a phase begins and lowers it where it ends, and the board, or a node
+behind it, notes the edges by its own clock. What is left between edge and mark is the error of the mapping, and the
+time from the mark to the pin's change. `wall_drifts` is on the wall clock. No energy depends on that; it dates traces
+of other tools, and a clock that was set or slewed in a run explains why theirs do not fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.runs.run import CodeCounts, Run, good_pieces, pick
+from powerd_analytics.text import seconds
+from powerd_client.hostclock import WallAnchor, read_anchor
+from powerd_client.runfile import open_run
+from powerd_core.errors import AnalysisError, RunFileError
+from powerd_core.model import QuantityConversion
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+REACH_NS = 100_000_000
+"""An edge farther from every mark than this belongs to none."""
+_COUNT = "edge"
+"""The column in which a source counts edges, where it does."""
+HOST = "host"
+SLEW = 500e-6
+"""The fastest that the wall clock is taken to turn against the raw one: the limit of the kernel's own discipline
+(adjtimex(2)). Daemons that slew faster for a moment show as two anchors farther apart than this allows."""
+OFFSETS = "clock_offset_s"
+"""The quantity of lines that hold the wall clock less the board's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClockTrace:
+    """One board's clock in one epoch: at [x] exchanges that map it, and the [y] delays of all exchanges."""
+
+    name: str
+    board: str
+    epoch: str
+    drift_ppm: float
+    t_board_ns: Ints
+    t_host_ns: Floats
+    offset_ns: Floats
+    """Host minus board time: the estimate."""
+    half_ns: Floats
+    """Farther end of the guaranteed bound from the estimate."""
+    piece: Ints
+    delay_ns: Ints
+    delay_t_host_ns: Ints
+    not_used: int
+    """Exchanges that map nothing."""
+
+    def pieces(self) -> Iterator[slice]:
+        """The stretches between steps of a clock."""
+        edges = [0, *(np.flatnonzero(np.diff(self.piece)) + 1).tolist(), len(self.piece)]
+        for begin, end in pairwise(edges):
+            if end > begin:
+                yield slice(begin, end)
+
+    def trend_ns(self) -> Floats:
+        """The straight line through the ends of each piece."""
+        trend = np.array(self.offset_ns)
+        for part in self.pieces():
+            t, o = self.t_board_ns[part], self.offset_ns[part]
+            if len(t) > 1:
+                trend[part] = o[0] + (t - t[0]) * ((o[-1] - o[0]) / (t[-1] - t[0]))
+        return trend
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStep:
+    """A clock stepped between two host times: the offset grew by ``by_s``."""
+
+    begin_ns: int
+    end_ns: int
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClockReport:
+    """One board's clock in one epoch, in figures."""
+
+    clock: str
+    board: str
+    epoch: str
+    exchanges: int
+    not_used: int
+    """Exchanges that could have been made on either side of a step."""
+    duration_s: float
+    offset_begin_s: float
+    offset_end_s: float
+    skew_ppm: float | None
+    """Growth of the offset, between steps; None for a single exchange."""
+    delay_min_s: float
+    delay_median_s: float
+    delay_p99_s: float
+    bound_median_s: float
+    bound_max_s: float
+    steps: tuple[ClockStep, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OtherClock:
+    """A clock behind a board's, as far as the run says anything on it."""
+
+    name: str
+    what: str
+    bound_median_s: float
+    bound_max_s: float
+
+
+def read_traces(run: Run) -> tuple[ClockTrace, ...]:
+    """All clocks of a run with an exchange. Raises `RunFileError`."""
+    with open_run(run.path) as file:
+        try:
+            traces = [_trace(name, group) for name, group in file["clocks"].items()]
+        except (KeyError, ValueError, TypeError, OSError) as error:
+            raise RunFileError(f"{run.path} is damaged or incomplete: {error}") from error
+    return tuple(sorted((t for t in traces if len(t.t_board_ns)), key=lambda t: (t.board, t.t_host_ns[0])))
+
+
+def _trace(name: str, group: h5py.Group) -> ClockTrace:
+    exchanges = group["exchanges"][:].reshape(-1, 4)
+    mapping, t_board = group["map"][:].reshape(-1, 3), group["map_t_board_ns"][:]
+    t1, t2, t3, t4 = exchanges.T
+    return ClockTrace(
+        name,
+        str(group.attrs.get("board", "")),
+        str(group.attrs.get("epoch", "")),
+        float(group.attrs.get("drift_ppm", 100.0)),
+        t_board,
+        t_board + mapping[:, 0],
+        mapping[:, 0],
+        np.maximum(mapping[:, 2] - mapping[:, 0], mapping[:, 0] - mapping[:, 1]),
+        group["map_piece"][:].astype(np.int64),
+        (t4 - t1) - (t3 - t2),
+        (t1 + t4) // 2,
+        int((~np.isin((t2 + t3) // 2, t_board)).sum()),
+    )
+
+
+def clock_report(trace: ClockTrace) -> ClockReport:
+    """The figures of one clock."""
+    parts = list(trace.pieces())
+    t, o = trace.t_board_ns, trace.offset_ns
+    lengths = [float(t[p][-1] - t[p][0]) for p in parts]
+    growth = sum(float(o[p][-1] - o[p][0]) for p in parts)
+    steps = tuple(
+        ClockStep(
+            int(trace.t_host_ns[a.stop - 1]), int(trace.t_host_ns[b.start]), float(o[b.start] - o[a.stop - 1]) * 1e-9
+        )
+        for a, b in pairwise(parts)
+    )
+    delays = trace.delay_ns * 1e-9
+    return ClockReport(
+        trace.name,
+        trace.board,
+        trace.epoch,
+        len(delays),
+        trace.not_used,
+        float(trace.t_host_ns.max() - trace.t_host_ns.min()) * 1e-9,
+        float(o[0]) * 1e-9,
+        float(o[-1]) * 1e-9,
+        growth / sum(lengths) * 1e6 if sum(lengths) else None,
+        float(delays.min()),
+        float(np.median(delays)),
+        float(np.quantile(delays, 0.99)),
+        float(np.median(trace.half_ns)) * 1e-9,
+        max(_widest_ns(trace, p) for p in parts) * 1e-9,
+        steps,
+    )
+
+
+def _widest_ns(trace: ClockTrace, part: slice) -> float:
+    """The greatest bound between two exchanges included: it is widest about half-way."""
+    half, gaps = trace.half_ns[part], np.diff(trace.t_board_ns[part])
+    if not len(gaps):
+        return float(half[0])
+    between = (half[:-1] + half[1:]) / 2 + gaps * trace.drift_ppm * 1e-6 / 2
+    return float(max(half.max(), between.max()))
+
+
+def other_clocks(run: Run) -> tuple[OtherClock, ...]:
+    """Clocks of nodes and drivers: lines of the quantity ``clock_bound_s``, and what a node's streams say of it."""
+    clocks: dict[str, OtherClock] = {}
+    for line in run.lines.values():
+        c = line.conversion
+        if isinstance(c, QuantityConversion) and c.quantity == "clock_bound_s":
+            counts = CodeCounts(piece.codes[c.column] for piece in good_pieces(run, line.name, c.column))
+            if len(counts):
+                median, largest = counts.median() * c.per_code, counts.largest() * c.per_code
+                clocks[line.name] = OtherClock(line.name, line.description, median, largest)
+        elif "clock_half_ns" in line.detail and (limit_ns := line.detail.get("clock_limit_ns")):
+            name = f"{line.source} at {line.detail.get('port', '?')}"
+            half_ns = float(line.detail["clock_half_ns"])
+            what = "the node's clock against its board's: bound at the start, and the limit that readings are held to"
+            clocks.setdefault(name, OtherClock(name, what, half_ns * 1e-9, float(limit_ns) * 1e-9))
+    return tuple(clocks.values())
+
+
+def describe_clocks(run: Run, reports: Sequence[ClockReport], others: Sequence[OtherClock]) -> Iterator[str]:
+    """Lines of text for people."""
+    for r in reports:
+        yield f"clock of {r.board or 'the board'}, epoch {r.epoch}"
+        unused = f", {r.not_used} of them not used (beside a step)" if r.not_used else ""
+        yield f"  exchanges: {r.exchanges} over {seconds(r.duration_s)}{unused}"
+        skew = f"{r.skew_ppm:.3f} ppm" if r.skew_ppm is not None else "unknown (one exchange)"
+        yield f"  host minus board: {r.offset_begin_s:.9f} s at first, {r.offset_end_s:.9f} s at last; skew {skew}"
+        delays = (r.delay_min_s, r.delay_median_s, r.delay_p99_s)
+        yield "  delay: {} least, {} median, {} p99".format(*map(seconds, delays))
+        yield f"  guaranteed bound: ± {seconds(r.bound_median_s)} median, ± {seconds(r.bound_max_s)} largest"
+        for step in r.steps:
+            at = (step.begin_ns - run.begin_ns) * 1e-9
+            yield (
+                f"  step of {step.by_s:+.6f} s, {at:.3f} s into the run; nothing is mapped in the "
+                f"{seconds((step.end_ns - step.begin_ns) * 1e-9)} around it"
+            )
+    if not reports:
+        yield "no board's clock was ever compared with the host's"
+    for other in others:
+        bound = f"± {seconds(other.bound_median_s)} median, ± {seconds(other.bound_max_s)} largest"
+        yield f"{other.name}: {bound} ({other.what})"
+
+
+def clocks_document(reports: Sequence[ClockReport], others: Sequence[OtherClock]) -> dict[str, Any]:
+    """The same for programs: SI units, ready for JSON."""
+    return {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerReport:
+    """Edges less marks. ``bound_*`` is what the clocks guarantee: board against host, and node against board."""
+
+    line: str
+    phase: str
+    marks: int
+    edges: int
+    pairs: int
+    median_s: float
+    p99_s: float
+    """Of the absolute differences."""
+    bound_median_s: float
+    outside: int
+    """Pairs farther apart than their bound."""
+
+    @property
+    def holds(self) -> bool:
+        return not self.outside
+
+
+def compare_marker(run: Run, line: str, phase: str) -> MarkerReport:
+    """Pair the edges of a marker line with a phase's begins (rising) and ends (falling). Raises `AnalysisError`."""
+    marker = run.line(line)
+    c = marker.conversion
+    if not isinstance(c, QuantityConversion) or not c.quantity.endswith("_bits"):
+        raise AnalysisError(f"line {marker.name!r} is {marker.quantity}: a marker is a line of bits, such as a node's")
+    p = run.phases
+    name = pick(phase, dict.fromkeys(k.name for k in p.classes), "phase")
+    of_name = np.isin(p.label, [i for i, k in enumerate(p.classes) if k.name == name])
+    rising, falling = _edges(run, marker.name, c.column)
+    pairs = [_pair(rising, p.begin_ns[of_name]), _pair(falling, np.sort(p.end_ns[of_name & ~p.cut]))]
+    edge, mark = (np.concatenate(series) for series in zip(*pairs, strict=True))
+    if not len(edge):
+        raise AnalysisError(
+            f"no edge of {marker.name!r} is within {seconds(REACH_NS * 1e-9)} of a begin or end of {name!r}: "
+            "is it this phase that moves the pin?"
+        )
+    if marker.clock not in run.clocks:
+        raise AnalysisError(f"the clock of line {marker.name!r} is not in the run file: it was never compared")
+    bound = run.clocks[marker.clock].bound_ns(edge) + marker.accuracy.centre_ns
+    apart = (edge - mark).astype(np.float64)
+    return MarkerReport(
+        marker.name,
+        name,
+        int(of_name.sum() + (of_name & ~p.cut).sum()),
+        len(rising) + len(falling),
+        len(edge),
+        float(np.median(apart)) * 1e-9,
+        float(np.quantile(np.abs(apart), 0.99)) * 1e-9,
+        float(np.median(bound)) * 1e-9,
+        int((np.abs(apart) > bound).sum()),
+    )
+
+
+def describe_marker(report: MarkerReport) -> Iterator[str]:
+    """Lines of text for people."""
+    r = report
+    yield f"marker {r.line} against the marks of {r.phase}: {r.pairs} pairs of {r.edges} edges and {r.marks} marks"
+    yield f"  edge less mark: {'-' if r.median_s < 0 else ''}{seconds(abs(r.median_s))} median, {seconds(r.p99_s)} p99"
+    held = "held by all" if r.holds else f"NOT held by {r.outside} of {r.pairs}"
+    yield f"  guaranteed bound ± {seconds(r.bound_median_s)} (median): {held}; the pin's own delay counts as error"
+
+
+def _edges(run: Run, line: str, column: str) -> tuple[Ints, Ints]:
+    """Host times of rising and falling edges. A reading that only repeats the level is none."""
+    t, level, counted = np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64)
+    rising, falling = [t], [t]
+    for piece in good_pieces(run, line, column, _COUNT):
+        # An edge is told by the reading before it, which may be the last of another piece.
+        t = np.concatenate([t[-1:], piece.t_ns])
+        level = np.concatenate([level[-1:], piece.codes[column] != 0])
+        is_edge = level[1:] != level[:-1]
+        if _COUNT in piece.codes:
+            counted = np.concatenate([counted[-1:], piece.codes[_COUNT].astype(np.int64)])
+            is_edge &= ((counted[1:] - counted[:-1]) & 0xFFFF) == 1
+        for gap in run.gaps:
+            # Behind lost edges the level may be told by a status, at a time at which nothing happened.
+            if line in gap.lines:
+                is_edge &= ~((t[1:] >= gap.begin_ns) & (t[:-1] <= gap.end_ns))
+        rising.append(t[1:][is_edge & level[1:]])
+        falling.append(t[1:][is_edge & ~level[1:]])
+    return np.concatenate(rising), np.concatenate(falling)
+
+
+def _pair(edges: Ints, marks: Ints) -> tuple[Ints, Ints]:
+    """Edges and marks that are each other's nearest, and not too far."""
+    if not len(edges) or not len(marks):
+        return edges[:0], marks[:0]
+    mark_of, edge_of = _nearest(marks, edges), _nearest(edges, marks)
+    own = np.arange(len(edges))
+    good = (edge_of[mark_of] == own) & (np.abs(edges - marks[mark_of]) <= REACH_NS)
+    return edges[good], marks[mark_of[good]]
+
+
+def _nearest(among: Ints, to: Ints) -> Ints:
+    after = np.searchsorted(among, to).clip(1, max(len(among) - 1, 1))
+    before = after - 1
+    after = after.clip(max=len(among) - 1)
+    return np.where(np.abs(among[after] - to) < np.abs(among[before] - to), after, before)
+
+
+@dataclass(frozen=True, slots=True)
+class WallDrift:
+    """Growth of wall clock less ``against`` (`HOST`, or a board and its line) from the first reading to the last."""
+
+    against: str
+    readings: int
+    duration_s: float
+    drift_s: float
+    """Without what it was set by."""
+    drift_ppm: float | None
+    """None for a single reading."""
+    half_s: float | None
+    """Largest half-width of a single reading, where it is known."""
+    steps_s: tuple[float, ...]
+    """What it was set by: changes from one reading to the next that no slewing makes (`SLEW`)."""
+
+
+def wall_drifts(run: Run) -> tuple[WallDrift, ...]:
+    """Against the host's clock by the run's anchors, then against each board's by its first line of offsets."""
+    drifts = []
+    if (wall := wall_clock(run)) is not None:
+        half = float(wall.half_ns.max())
+        drifts.append(_drift(HOST, [(wall.t_host_ns, wall.offset_ns)], half))
+    boards: set[str] = set()
+    for line in run.lines.values():
+        c = line.conversion
+        if not (isinstance(c, QuantityConversion) and c.quantity == OFFSETS) or line.board in boards:
+            continue
+        drift = _drift(f"{line.board}, {line.name}", _offsets(run, line.name, c), None)
+        if drift is not None:
+            boards.add(line.board)
+            drifts.append(drift)
+    return tuple(d for d in drifts if d is not None)
+
+
+def _offsets(run: Run, name: str, c: QuantityConversion) -> Iterator[tuple[Ints, Ints]]:
+    """Times and offsets, these since the first one: a float of nanoseconds since 1970 would lose hundreds of them."""
+    first: int | None = None
+    for piece in good_pieces(run, name, c.column):
+        codes = piece.codes[c.column].astype(np.int64)
+        if len(codes):
+            first = int(codes[0]) if first is None else first
+            yield piece.t_ns, np.rint((codes - first).astype(np.float64) * (c.per_code * 1e9)).astype(np.int64)
+
+
+def _drift(against: str, pieces: Iterable[tuple[Ints, Ints]], half_ns: float | None) -> WallDrift | None:
+    """From times and offsets in pieces that are not empty; None without any."""
+    count, begin_ns, drift_ns, slewed_ns = 0, 0, 0.0, 0.0
+    steps: list[float] = []
+    t_ns, offset_ns = np.zeros(0, np.int64), np.zeros(0, np.int64)
+    for t_new, offset_new in pieces:
+        begin_ns = begin_ns if count else int(t_new[0])
+        count += len(t_new)
+        t_ns, offset_ns = np.concatenate([t_ns[-1:], t_new]), np.concatenate([offset_ns[-1:], offset_new])
+        apart, moved = np.diff(t_ns).astype(np.float64), np.diff(offset_ns)
+        is_step = np.abs(moved) > SLEW * np.abs(apart) + 2 * (half_ns or 0.0)
+        drift_ns += float(moved[~is_step].sum())
+        slewed_ns += float(apart[~is_step].sum())
+        steps += (moved[is_step] * 1e-9).tolist()
+    if not count:
+        return None
+    return WallDrift(
+        against,
+        count,
+        float(t_ns[-1] - begin_ns) * 1e-9,
+        drift_ns * 1e-9,
+        drift_ns / slewed_ns * 1e6 if slewed_ns > 0 else None,
+        None if half_ns is None else half_ns * 1e-9,
+        tuple(steps),
+    )
+
+
+def describe_wall(drifts: Sequence[WallDrift]) -> Iterator[str]:
+    """One line of text for people."""
+    if not drifts:
+        yield "wall clock: the run holds no readings of it"
+        return
+    yield "wall clock: " + "; ".join(map(_drift_text, drifts))
+
+
+def _drift_text(d: WallDrift) -> str:
+    whose = "the host's clock" if d.against == HOST else f"the clock of {d.against}"
+    if d.drift_ppm is None and not d.steps_s:
+        return f"one reading, nothing is known of its drift against {whose}"
+    sign = "-" if d.drift_s < 0 else "+"
+    drifted = f"drifted {sign}{seconds(abs(d.drift_s))} in {seconds(d.duration_s)} against {whose}"
+    about = [] if d.drift_ppm is None else [f"{d.drift_ppm:+.3f} ppm"]
+    about.append(f"{d.readings} readings" + (f" of ± {seconds(d.half_s)} at most" if d.half_s is not None else ""))
+    by = ", ".join(f"{s:+.6f} s" for s in d.steps_s[:3]) + (", …" if len(d.steps_s) > 3 else "")
+    times = f" {len(d.steps_s)} times," if len(d.steps_s) > 1 else ""
+    was_set = f"; it was set{times} by {by}" if d.steps_s else ""
+    return f"{drifted} ({', '.join(about)}){was_set}"
+
+
+# ---- the wall clock of a run -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class WallClock:
+    """Anchors in the order of the host's clock [a]: Unix time less host time, and half of what the reading took."""
+
+    t_host_ns: Ints
+    offset_ns: Ints
+    half_ns: Ints
+
+    @classmethod
+    def of(cls, anchors: Sequence[WallAnchor]) -> WallClock:
+        """From anchors in any order; at least one."""
+        ordered = sorted(anchors, key=lambda a: a.t_host_ns)
+        host = np.array([a.t_host_ns for a in ordered], np.int64)
+        unix = np.array([a.t_unix_ns for a in ordered], np.int64)
+        return cls(host, unix - host, np.array([a.half_ns for a in ordered], np.int64))
+
+    def unix_ns(self, t_host_ns: Ints) -> Ints:
+        """Unix time of moments on the host's clock: straight lines between anchors, level beyond them."""
+        base = self.offset_ns[0]  # a float of nanoseconds since 1970 would lose hundreds of them
+        x = (t_host_ns - self.t_host_ns[0]).astype(np.float64)
+        knots = (self.t_host_ns - self.t_host_ns[0]).astype(np.float64)
+        offset = np.interp(x, knots, (self.offset_ns - base).astype(np.float64))
+        unix: Ints = t_host_ns + base + np.rint(offset).astype(np.int64)
+        return unix
+
+    def host_ns(self, t_unix_ns: int) -> int:
+        """The moment of a Unix time on the host's clock."""
+        near = t_unix_ns - int(self.offset_ns[np.argmin(np.abs(self.t_host_ns + self.offset_ns - t_unix_ns))])
+        return near - (int(self.unix_ns(np.array([near]))[0]) - t_unix_ns)
+
+    def bound_ns(self, begin_ns: int, end_ns: int) -> float:
+        """The farthest that `unix_ns` can be off between two moments, if nobody set the wall clock between anchors.
+
+        Between anchors ``d`` apart that differ by ``x`` the clock can have left the line by at most
+        (SLEW d)² - x² over 2 SLEW d, less than SLEW d / 2.
+        """
+        t, inside = self.t_host_ns, []
+        if begin_ns < t[0]:
+            inside.append(SLEW * float(t[0] - begin_ns))
+        if end_ns > t[-1]:
+            inside.append(SLEW * float(end_ns - t[-1]))
+        near = np.flatnonzero((t[1:] >= begin_ns) & (t[:-1] <= end_ns))
+        if len(near):
+            reach = SLEW * np.diff(t)[near].astype(np.float64)
+            jump = np.abs(np.diff(self.offset_ns)[near]).astype(np.float64)
+            free = np.maximum(reach**2 - jump**2, 0) / (2 * np.maximum(reach, 1e-9))
+            inside += np.where(jump > reach, jump, free).tolist()
+        return max(inside, default=0.0) + float(self.half_ns.max())
+
+    def seen_ns(self) -> float:
+        """The farthest that an anchor lies from the line between its neighbours: what usually happens between two."""
+        if len(self.t_host_ns) < 3:
+            return float("nan")
+        t, off = self.t_host_ns.astype(np.float64), (self.offset_ns - self.offset_ns[0]).astype(np.float64)
+        share = (t[1:-1] - t[:-2]) / np.maximum(t[2:] - t[:-2], 1)
+        return float(np.max(np.abs(off[1:-1] - off[:-2] - share * (off[2:] - off[:-2]))))
+
+
+def wall_clock(run: Run) -> WallClock | None:
+    """The wall clock of a run, None when it holds no anchors (recorded by an older powerd)."""
+    anchors = [anchor for message in run.messages if (anchor := read_anchor(message)) is not None]
+    return WallClock.of(anchors) if anchors else None
+
+
+def needed_wall_clock(run: Run) -> WallClock:
+    """The same. Raises `AnalysisError` without anchors."""
+    wall = wall_clock(run)
+    if wall is None:
+        raise AnalysisError(
+            f"{run.path} holds no anchors of the wall clock, by which a profile is dated: "
+            "it was recorded by an older powerd; record it again, or leave --profile out"
+        )
+    return wall

@@ -1,0 +1,573 @@
+"""Two runs or campaigns side by side: how much each figure differs, and whether by more than chance and sensors.
+
+Rows match by phase and setting. A difference has three sources of uncertainty:
+
+- chance, from repeats: runs where there are several, else the iterations of the single runs, which are correlated
+  (`powerd_analytics.energy.uncertainty.mean_of` knows that);
+- the sensors: what both sides share (the same sensor's gain and zero) cancels, what each side has of its own does not;
+- many rows at once: p values are corrected by Holm's method over all rows.
+
+The test is Welch's t. Degrees of freedom are Welch's and Satterthwaite's; those of the sensors are infinite (GUM G.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import hypot, inf, sqrt
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy import stats
+
+from powerd_analytics.campaign import summed_devices
+from powerd_analytics.energy.devices import Part, load_parts, part_phase_energies
+from powerd_analytics.energy.reasons import usable
+from powerd_analytics.energy.uncertainty import mean_of
+from powerd_analytics.export import Cell, Column, cell_text, table_frame
+from powerd_analytics.jobs import merge_jobs
+from powerd_analytics.records import COLUMNS, Record, attributes_of, column, is_of_class, number_of, records_of
+from powerd_analytics.runs.ranks import ranks_of
+from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
+from powerd_analytics.table import table_of
+from powerd_analytics.text import digits
+from powerd_core.errors import AnalysisError
+
+Values = NDArray[np.float64]
+_NONE = np.zeros(0)
+
+LEVEL = 0.05
+"""Of the family of all rows of a comparison, after Holm's correction."""
+MARK_S = 1e-9
+"""Marks are whole nanoseconds: no difference is known better, however alike the repeats."""
+_ROUNDING = 1e-12
+"""Joules are sums of many numbers: differences below this share of them are the arithmetic's."""
+
+# -- means that differ by more than chance -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean with the standard uncertainty of chance and the degrees of freedom behind it."""
+
+    value: float
+    u: float
+    dof: float
+
+
+def mean_of_repeats(values: Values) -> Mean:
+    """Of independent repeats [n >= 2]."""
+    n = len(values)
+    return Mean(float(values.mean()), float(np.std(values, ddof=1) / sqrt(n)), n - 1)
+
+
+def mean_of_series(values: Values) -> Mean:
+    """Of values [n >= 2] in the order of time, which may be correlated."""
+    none = np.zeros(len(values))
+    mean = mean_of(values, none, none)
+    return Mean(mean.energy_j, mean.u_statistical_j, mean.degrees)
+
+
+def difference(a: Mean, b: Mean, u_systematic: float = 0.0) -> tuple[float | None, float]:
+    """Two-sided p of ``b - a`` being 0, and the half-width of its 95 % interval.
+
+    Welch's t with a further uncertainty of the difference that no repeat shows, and Student's factor for the same
+    degrees of freedom (GUM G.6.4). p is None where there is no uncertainty at all to compare with.
+    """
+    variance = a.u**2 + b.u**2 + u_systematic**2
+    spread = sum(m.u**4 / m.dof for m in (a, b) if m.u > 0)
+    u, dof = sqrt(variance), variance**2 / spread if spread > 0 else inf
+    p = float(2 * stats.t.sf(abs(b.value - a.value) / u, dof)) if u > 0 else None
+    return p, float(stats.t.ppf(0.975, dof)) * u
+
+
+def holm(p: Sequence[float | None]) -> list[float | None]:
+    """Holm's step-down correction (1979): each p for the family of all; None stays None and counts for nothing."""
+    known = sorted((value, i) for i, value in enumerate(p) if value is not None)
+    corrected: list[float | None] = [None] * len(p)
+    highest = 0.0
+    for rank, (value, i) in enumerate(known):
+        highest = max(highest, min(1.0, (len(known) - rank) * value))
+        corrected[i] = highest
+    return corrected
+
+
+# -- what comparisons are made of --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """What one line contributes to a record's joules, and the errors that it brings into every one of them."""
+
+    identity: str
+    """Equal for the same line of the same board with the same calibration: its gain and zero are then the same."""
+    joules: float
+    seconds: float
+    u_gain: float
+    u_offset_w: float
+
+    @property
+    def u_shared_j(self) -> float:
+        """Standard uncertainty by gain and zero."""
+        return hypot(self.u_gain * self.joules, self.u_offset_w * self.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A record with its single phases in the order of time: the joules of those that have a figure, the seconds of all
+    that ended. Empty for totals."""
+
+    record: Record
+    joules: Values
+    seconds: Values
+    sensors: tuple[Sensor, ...]
+
+
+def run_samples(
+    path: Path, device: str | None = None, *, progress: Progress = no_progress
+) -> tuple[list[Sample], list[Record]]:
+    """The phases and totals of a run file with what is behind them, and its records of other kinds.
+
+    Errors as `run_records`.
+    """
+    run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
+    parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
+    table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+    records = records_of(run, table)
+    samples = samples_of(run, parts, records, progress=lambda share, text: progress(0.8 + 0.2 * share, text))
+    return samples, [r for r in records if r["kind"] not in ("phase", "total")]
+
+
+def samples_of(
+    run: Run, parts: Sequence[Part], records: Sequence[Record], *, progress: Progress = no_progress
+) -> list[Sample]:
+    """The phases and totals among a run's records with what is behind them."""
+    samples: list[Sample] = []
+    for i, part in enumerate(parts):
+        progress(i / len(parts), f"phases of {part.device}")
+        own = [r for r in records if (r["device"], r["provenance"]) == (part.device, part.provenance)]
+        samples += _samples_of_part(run, part, [r for r in own if r["kind"] in ("phase", "total")])
+    return samples
+
+
+def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
+    run, sharing = ranks_of(whole).on(whole, part.device)
+    # Before all columns of the device are in memory: of a line one is kept. A device's only line is the device.
+    several = part.signals if len(part.signals) > 1 else ()
+    lines = [(s.line, part_phase_energies(run, replace(part, signals=(s,))).energy_j) for s in several]
+    columns = part_phase_energies(run, part)
+    lines = lines or [(s.line, columns.energy_j) for s in part.signals]
+    good = usable(columns) & ~run.phases.cut
+    samples = []
+    for record in records:
+        if record["kind"] == "total":
+            samples.append(Sample(record, _NONE, _NONE, _sensors(run, lines, record, slice(None), 1)))
+            continue
+        of_record = run.phases.of([i for i, kind in enumerate(run.phases.classes) if is_of_class(record, kind)])
+        which, ended = np.flatnonzero(of_record & good), np.flatnonzero(of_record & ~run.phases.cut)
+        # Without a mean there is nothing to be the spread of; one that was folded is not the mean of the few long ones.
+        which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * len(ended) else which[:0]
+        sensors = _sensors(run, lines, record, which, sharing)
+        samples.append(Sample(record, columns.energy_j[which] / sharing, columns.duration_s[ended], sensors))
+    return samples
+
+
+def _sensors(
+    run: Run, lines: list[tuple[RunLine, Values]], record: Record, which: NDArray[np.int64] | slice, sharing: int
+) -> tuple[Sensor, ...]:
+    """Each line's part in a record's joules; of totals in proportion to their phases' parts."""
+    is_phase = record["kind"] == "phase"
+    total, time = record["j_per_batch" if is_phase else "energy_j"], record["s_per_batch" if is_phase else "time_s"]
+    if not isinstance(total, float) or not isinstance(time, float):
+        return ()
+    sums = [float(np.nansum(joules[which])) for _, joules in lines]
+    whole = sum(sums)
+    return tuple(
+        Sensor(
+            _identity(run, line), total * part / whole if whole else 0.0, time / sharing, line.accuracy.u_gain,
+            line.accuracy.u_offset_w,
+        )
+        for (line, _), part in zip(lines, sums, strict=True)
+    )  # fmt: skip
+
+
+def _identity(run: Run, line: RunLine) -> str:
+    """Host and board, line, conversion with its calibration, and the sensor's own number where it has one."""
+    own = [line.detail.get(key) for key in ("uuid", "uid", "serial", "pci_bus_id")]
+    host = run.environment.get("host")
+    return repr((host, line.board, line.source, line.name, line.conversion, line.accuracy, own))
+
+
+def merge_samples(samples: Sequence[Sample], others: Sequence[Record]) -> list[Sample]:
+    """The samples of a campaign, those of parts of one training replaced by the training's.
+
+    ``others`` are the runs' records of other kinds. A training has no series of single phases: the machines' are not on
+    one clock. Several trainings are each other's repeats. Raises as `merge_jobs`.
+    """
+    names = ("path", "run_id", "kind", "model", "batch_size", "attributes", "operations_per_sample", "phase_path",
+             "timing", "device", "provenance")  # fmt: skip
+    alone = {tuple(s.record[name] for name in names): s for s in samples}
+    return [
+        replace(alone[tuple(r[name] for name in names)], record=r)
+        if r["machines"] is None
+        else Sample(r, _NONE, _NONE, ())
+        for r in merge_jobs([*(s.record for s in samples), *others])
+        if r["kind"] in ("phase", "total")
+    ]
+
+
+def summed_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """A further sample for each row of `summed_devices`: joules of each single phase added up, seconds those of the
+    slowest GPU, the sensors of all. Without single phases where the GPUs do not have the same ones."""
+    names = ("path", "run_id", "kind", "provenance", "attributes", "batch_size", "model", "power_cap_w", "phase_path",
+             "timing")  # fmt: skip
+    at = {(s.record["device"], *(s.record[name] for name in names)): s for s in samples}
+    summed = []
+    for record in summed_devices([s.record for s in samples]):
+        same = [at[(d, *(record[name] for name in names))] for d in str(record["device"]).split("+")]
+        joules, seconds = [s.joules for s in same], [s.seconds for s in same]
+        summed.append(
+            Sample(
+                record,
+                np.sum(joules, axis=0) if len({len(j) for j in joules}) == 1 else _NONE,
+                np.max(seconds, axis=0) if len({len(s) for s in seconds}) == 1 else _NONE,
+                tuple(sensor for s in same for sensor in s.sensors),
+            )
+        )
+    return summed
+
+
+# -- what the sensors leave open ---------------------------------------------------------------------------------------
+
+
+def same_sensors(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
+    """Whether all of both sides comes from the same lines with the same calibration."""
+    every = [sorted(sensor.identity for sensor in s.sensors) for s in [*a, *b]]
+    return bool(every[0]) and all(identities == every[0] for identities in every)
+
+
+def u_systematic_j(side: Sequence[Sample]) -> float:
+    """Systematic standard uncertainty of one side's mean joules a batch."""
+    return float(np.mean([(number_of(s.record, "u_systematic_j") or 0.0) / _batches(s) for s in side]))
+
+
+def _batches(sample: Sample) -> float:
+    """Of how many batches a record's uncertainties and sensors are."""
+    return (number_of(sample.record, "iterations") or 1.0) if sample.record["kind"] == "total" else 1.0
+
+
+def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> float:
+    """Systematic standard uncertainty of ``b - a``.
+
+    Different sensors are off independently. The same sensor is off by the same gain and zero on both sides, so that
+    only their difference counts; what else is systematic (edges, clocks, quantisation, missing readings) comes from
+    each side's own signal and is taken as independent.
+    """
+    u_a, u_b = u_systematic_j(a), u_systematic_j(b)
+    rounding = _ROUNDING * max(number_of(s.record, "j_per_batch") or 0.0 for s in [*a, *b])
+    if not same:
+        return hypot(u_a, u_b, rounding)
+    of_a, of_b = _mean_sensors(a), _mean_sensors(b)
+    shared = [
+        hypot(x.u_gain * (of_b[name].joules - x.joules), x.u_offset_w * (of_b[name].seconds - x.seconds))
+        for name, x in of_a.items()
+    ]
+    own = [max(0.0, u**2 - sum(s.u_shared_j**2 for s in lines.values())) for u, lines in ((u_a, of_a), (u_b, of_b))]
+    return sqrt(sum(u**2 for u in shared) + sum(own) + rounding**2)
+
+
+def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
+    """Mean part of each line in the joules a batch of one side."""
+    parts: dict[str, list[tuple[float, Sensor]]] = {}
+    for sample in side:
+        for s in sample.sensors:
+            parts.setdefault(s.identity, []).append((_batches(sample), s))
+    return {
+        name: replace(
+            same[0][1],
+            joules=float(np.mean([s.joules / n for n, s in same])),
+            seconds=float(np.mean([s.seconds / n for n, s in same])),
+        )
+        for name, same in parts.items()
+    }
+
+
+# -- differences -------------------------------------------------------------------------------------------------------
+
+FIGURES = ("j_per_batch", "s_per_batch")
+_ALWAYS = ("kind", "phase", "phase_path", "timing", "provenance")
+_SETTINGS = ("model", "batch_size", "gpus", "device", "device_name", "power_cap_w", "clock_hz", "host")
+_ATTRIBUTE = "attribute "
+
+RUNS, SPREAD_OF_ONE, PHASES, FOLDED, NOTHING = (
+    "runs", "runs of one side, the other has one", "iterations of one run", "iterations folded", "no repeats",
+)  # fmt: skip
+
+Key = tuple[Cell, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One figure of one row on one side: its mean and how far chance and sensors reach."""
+
+    value: float
+    u_statistical: float | None
+    u_systematic: float
+    runs: int
+    is_lower_bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of one row of a comparison; ``p`` is after Holm's correction, None where nothing tells it."""
+
+    key: Key
+    figure: str
+    a: Side
+    b: Side
+    change: float
+    """``b - a``."""
+    u95: float | None
+    p: float | None
+    repeats: str
+    """What stood for repeats: `RUNS`, `SPREAD_OF_ONE`, `PHASES`, `FOLDED` or `NOTHING`."""
+    is_same_sensor: bool
+
+    @property
+    def change_percent(self) -> float | None:
+        return 100 * self.change / self.a.value if self.a.value else None
+
+    @property
+    def is_distinguishable(self) -> bool:
+        return self.p is not None and self.p < LEVEL
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """All differences between A and B; ``names`` says what each key is made of."""
+
+    names: tuple[str, ...]
+    rows: tuple[Difference, ...]
+    settings: tuple[tuple[str, Cell, Cell], ...]
+    """What is different between all of A and all of B, such as the power cap."""
+    only_a: int
+    only_b: int
+    """Rows without a counterpart."""
+
+
+def compare(a: Sequence[Sample], b: Sequence[Sample]) -> Comparison:
+    """Compare the phases and totals of two campaigns.
+
+    Rows match by phase and by every setting that varies within A or within B; a setting that is one in all of A and
+    another in all of B is what is compared. Measured, modelled and simulated joules are never compared with each other.
+    Raises `AnalysisError` when nothing matches.
+    """
+    names, settings = _settings([s.record for s in a], [s.record for s in b])
+    of_a, of_b = _by_key(a, names), _by_key(b, names)
+    both = [key for key in of_a if key in of_b]
+    if not both:
+        raise AnalysisError("the two have nothing in common: no phase of the same name, settings and provenance")
+    differences = [_difference(key, figure, of_a[key], of_b[key]) for key in both for figure in FIGURES]
+    rows = [d for d in differences if d is not None]
+    if not rows:
+        raise AnalysisError("no row of the two has joules or seconds on both sides")
+    rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
+    return Comparison(names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both))
+
+
+def _settings(a: Sequence[Record], b: Sequence[Record]) -> tuple[tuple[str, ...], tuple[tuple[str, Cell, Cell], ...]]:
+    """The columns by which rows match, and those in which all of A differs from all of B."""
+    attributes = dict.fromkeys(_ATTRIBUTE + k for r in [*a, *b] for k in attributes_of(r))
+    names, different = [*_ALWAYS], []
+    for name in (*_SETTINGS, *attributes):
+        in_a, in_b = (list(dict.fromkeys(_value(r, name) for r in side)) for side in (a, b))
+        if name == "clock_hz" and not any(r["clock_set"] is True for r in [*a, *b]):
+            continue  # observed, not chosen: it varies by itself
+        if len(in_a) > 1 or len(in_b) > 1:
+            names.append(name)
+        elif in_a != in_b:
+            different.append((name.removeprefix(_ATTRIBUTE), in_a[0] if in_a else None, in_b[0] if in_b else None))
+    return tuple(names), tuple(different)
+
+
+def _value(record: Record, name: str) -> Cell:
+    if name.startswith(_ATTRIBUTE):
+        return attributes_of(record).get(name.removeprefix(_ATTRIBUTE))
+    cap = number_of(record, name) if name == "power_cap_w" else None
+    return record[name] if cap is None else float(round(cap))
+
+
+def _by_key(samples: Iterable[Sample], names: Sequence[str]) -> dict[Key, list[Sample]]:
+    by_key: dict[Key, list[Sample]] = {}
+    for sample in samples:
+        by_key.setdefault(tuple(_value(sample.record, n) for n in names), []).append(sample)
+    return by_key
+
+
+def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> Difference | None:
+    a, b = ([s for s in side if number_of(s.record, figure) is not None] for side in (a, b))
+    if not a or not b:
+        return None
+    mean_a, mean_b, repeats = _means(figure, a, b)
+    is_joules = figure == "j_per_batch"
+    same = is_joules and same_sensors(a, b)
+    systematic = u_difference_j(a, b, same=same) if is_joules else MARK_S
+    sides = []
+    for mean, side in ((mean_a, a), (mean_b, b)):
+        # The records' means also hold the phases that are too short for single figures.
+        value = float(np.mean([number_of(s.record, figure) or 0.0 for s in side]))
+        is_bound = is_joules and any(s.record["is_lower_bound"] is True for s in side)
+        u_systematic = u_systematic_j(side) if is_joules else MARK_S
+        sides.append(Side(value, mean.u if mean else None, u_systematic, len(side), is_bound))
+    first, second = sides
+    p = u95 = None
+    if mean_a is not None and mean_b is not None and not (first.is_lower_bound or second.is_lower_bound):
+        at_a, at_b = replace(mean_a, value=first.value), replace(mean_b, value=second.value)
+        p, u95 = difference(at_a, at_b, systematic)
+    return Difference(key, figure, first, second, second.value - first.value, u95, p, repeats, same)
+
+
+def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Mean | None, Mean | None, str]:
+    """Both means with what repeats say of them: runs where there are several, else iterations of the single runs."""
+    values = [np.array([number_of(s.record, figure) or 0.0 for s in side]) for side in (a, b)]
+    several = [v for v in values if len(v) > 1]
+    if len(several) == 2:
+        return mean_of_repeats(values[0]), mean_of_repeats(values[1]), RUNS
+    if several:
+        # One run has no spread of its own: that of the other side's runs stands for it, with its freedom.
+        dof, spread = len(several[0]) - 1, float(np.std(several[0], ddof=1))
+        wide = sqrt(1 + 1 / len(several[0])) * spread
+        means = [Mean(float(v.mean()), wide if len(v) > 1 else 0.0, dof) for v in values]
+        return means[0], means[1], SPREAD_OF_ONE
+    first, second = (_mean_of_phases(side[0], figure) for side in (a, b))
+    if first is not None and second is not None:
+        return first, second, PHASES
+    first, second = (first or _mean_of_fold(a[0], figure), second or _mean_of_fold(b[0], figure))
+    return (first, second, FOLDED) if first is not None and second is not None else (None, None, NOTHING)
+
+
+def _mean_of_phases(sample: Sample, figure: str) -> Mean | None:
+    series = sample.joules if figure == "j_per_batch" else sample.seconds
+    if len(series) < 2:
+        return None
+    mean = mean_of_series(series)
+    # Phases that happen to agree are still known no better than their readings let them be.
+    of_singles = number_of(sample.record, "u_statistical_j") if figure == "j_per_batch" else None
+    return replace(mean, u=max(mean.u, of_singles or 0.0))
+
+
+def _mean_of_fold(sample: Sample, figure: str) -> Mean | None:
+    """Of phases that have joules only together: what the mean is said to be unsure of by chance."""
+    n, u = number_of(sample.record, "iterations"), number_of(sample.record, "u_statistical_j")
+    value = number_of(sample.record, figure)
+    if sample.record["machines"] is not None:
+        return None  # of a training over several machines there are no single phases, folded or not
+    if sample.record["kind"] != "phase" or figure != "j_per_batch" or not n or n < 2 or not u or value is None:
+        return None
+    return Mean(value, u, n - 1)
+
+
+# -- as a table, and in words ------------------------------------------------------------------------------------------
+
+
+def verdict(d: Difference) -> str:
+    """What a reader may take from a row."""
+    if d.a.is_lower_bound or d.b.is_lower_bound:
+        return "not comparable: a lower bound"
+    if d.p is None and d.change == 0:
+        return "equal"
+    if d.p is None:
+        return "no repeats to tell" if d.repeats == NOTHING else "no uncertainty to compare with"
+    if not d.is_distinguishable:
+        return "not distinguishable"
+    return "B more" if d.change > 0 else "B less"
+
+
+def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.DataFrame:
+    """One row for each figure, with its difference and what that means."""
+    at = [comparison.names.index(n) for n in ("phase", "phase_path")]
+    places = {tuple(d.key[i] for i in at) for d in comparison.rows}
+    # The path only where the name alone would not tell.
+    hidden = {"kind", "timing", "phase_path" if len({phase for phase, _ in places}) == len(places) else "phase"}
+    columns = []
+    for name in comparison.names:
+        plain = name.removeprefix(_ATTRIBUTE)
+        c = column(name) if name in COLUMNS else Column(plain)
+        columns.append(replace(c, sign="", is_hidden=name in hidden))
+    first = len(columns) + 1
+    columns += [
+        Column("figure"),
+        Column("a", "number", heading="A", sign="≥"),
+        Column("b", "number", heading="B", sign="≥"),
+        Column("change", "number", heading="B - A"),
+        Column("u95_change", "number", heading="± U95", is_uncertainty=True),
+        Column("change_percent", "number", "%", heading="%"),
+        Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True),
+        Column("verdict", heading=" "),
+        Column("runs_a", "integer", "1", heading="runs A"),
+        Column("runs_b", "integer", "1", heading="runs B"),
+        Column("repeats"),
+        Column("same_sensor", "flag", heading="same sensor"),
+    ]
+    rows = []
+    for d in comparison.rows:
+        key = [
+            "all" if name in ("phase", "phase_path") and v is None else v
+            for name, v in zip(comparison.names, d.key, strict=True)
+        ]
+        figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.p)
+        about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
+        rows.append((*key, column(d.figure).heading, *figures, *about))
+    bounds = [
+        (i, first + k) for i, d in enumerate(comparison.rows) for k, s in enumerate((d.a, d.b)) if s.is_lower_bound
+    ]
+    return table_frame("compare", f"A = {label_a}, B = {label_b}", columns, rows, words(comparison), bounds)
+
+
+def words(comparison: Comparison) -> list[str]:
+    """The comparison in sentences: the main finding first, then what it rests on."""
+    tested = [d for d in comparison.rows if d.p is not None]
+    sentences = [_summary(tested, comparison)]
+    if comparison.settings:
+        each = (f"{column(n).heading} {_plain(n, a)} in A, {_plain(n, b)} in B" for n, a, b in comparison.settings)
+        sentences.append(f"Settings that differ: {'; '.join(each)}.")
+    if any(d.repeats in (PHASES, FOLDED) for d in tested):
+        sentences.append(
+            "One run on each side: repeats are its iterations. What differs from one run to the next (temperature, "
+            "other load) is in no p value: record at least three runs of each to include it."
+        )
+    if any(d.repeats == SPREAD_OF_ONE for d in tested):
+        sentences.append("Where one side has a single run, the other side's scatter from run to run stands for it.")
+    joules = [d for d in comparison.rows if d.figure == "j_per_batch"]
+    if joules and all(d.is_same_sensor for d in joules):
+        sentences.append("Same sensors on both sides: their gain and zero count only for the difference.")
+    elif joules and not any(d.is_same_sensor for d in joules):
+        sentences.append("Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.")
+    if comparison.only_a or comparison.only_b:
+        sentences.append(f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of B.")
+    return sentences
+
+
+def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:
+    if not tested:
+        return "Nothing can be told: no figure has repeats, or all joules are lower bounds."
+    level = f"{100 * LEVEL:g} %, Welch's t, Holm's correction over {len(tested)} tests"
+    clear = [d for d in tested if d.is_distinguishable]
+    if not clear:
+        return f"No difference is distinguishable ({level})."
+    largest = max(clear, key=lambda d: abs(d.change_percent or 0.0))
+    at = dict(zip(comparison.names, largest.key, strict=True))
+    place = " ".join(str(v) for n, v in at.items() if n in ("model", "phase") and v is not None) or "all phases"
+    reach = f" ± {digits(100 * largest.u95 / abs(largest.a.value), 2)}" if largest.u95 and largest.a.value else ""
+    text = f"{len(clear)} of {len(tested)} differences are distinguishable ({level}); the largest: {place}, "
+    sign = "+" if largest.change > 0 else ""
+    return f"{text}{column(largest.figure).heading} {sign}{digits(largest.change_percent, 3)}{reach} %."
+
+
+def _plain(name: str, value: Cell) -> str:
+    if value is None:
+        return "not known"
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return cell_text(name, float(value)) if is_number else str(value)

@@ -1,1 +1,0 @@
-"""Two runs or campaigns side by side."""

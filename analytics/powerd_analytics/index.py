@@ -1,0 +1,716 @@
+"""Campaigns of thousands of runs: one Parquet file with a row for each run file and the records of its table.
+
+`index_runs` reads the run files below a directory, on all cores or on a Dask cluster, and brings an index that is there
+up to date: only files that are new or changed are read. `index_records` gives the records back without opening a run
+file. `query` answers SQL by DuckDB, which sees the index and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+import pyarrow.parquet as pq
+
+from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_table, table_frame
+from powerd_analytics.jobs import apart, job_records, jobs_of
+from powerd_analytics.records import COLUMNS, RECORD_VERSION, Record, run_records, to_frame
+from powerd_analytics.runs.run import Progress, no_progress, pick
+from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
+
+if TYPE_CHECKING:
+    import duckdb
+
+# -- run files ---------------------------------------------------------------------------------------------------------
+
+SUFFIXES = (".h5", ".hdf5")
+JOURNAL = ".journal"
+"""Ends the name of a directory in which a run is being recorded; what begins with a point is being written."""
+
+
+@dataclass(slots=True)
+class Below:
+    """What is below a directory: links to directories are followed, and each directory is looked at once."""
+
+    files: list[Path] = field(default_factory=list)
+    """Run files, sorted. A link to one that is there under its own name is no second run."""
+    unbuilt: list[Path] = field(default_factory=list)
+    """Run files that are not there yet: they are being recorded, or their recorder died."""
+    unreadable: list[RunFileError] = field(default_factory=list)
+    """For each directory that cannot be read."""
+
+
+def run_files(paths: Sequence[Path]) -> list[Path]:
+    """The run files that are meant: files as they are, all below directories, sorted by name, and those of indexes.
+
+    Raises `RunFileError` for a directory without any or that cannot be read, and for a file that is given twice.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if is_index(path):
+            files += index_files(path)
+        elif path.is_dir():
+            below = look_below(path)
+            if below.unreadable:
+                raise below.unreadable[0]
+            files += below.files
+        else:
+            files.append(path)
+    seen: set[Path] = set()
+    for path in files:
+        if path.resolve() in seen:
+            raise RunFileError(f"{path} is given twice: a run counts once")
+        seen.add(path.resolve())
+    return files
+
+
+def look_below(folder: Path) -> Below:
+    """The run files of a directory and of all below it. Raises `RunFileError` where there are none, and where there may
+    be some that it must not look at."""
+    below = Below()
+    files: list[Path] = []
+    folders_seen: set[str] = set()
+
+    def refused(error: OSError) -> None:
+        below.unreadable.append(RunFileError(f"{error.filename} cannot be read: {error.strerror or error}"))
+
+    for name, folders, names in os.walk(folder, onerror=refused, followlinks=True):
+        if (place := os.path.realpath(name)) in folders_seen:
+            folders.clear()
+            continue
+        folders_seen.add(place)
+        journals = [Path(name, n.removesuffix(JOURNAL)) for n in folders if n.endswith(JOURNAL)]
+        below.unbuilt += [run for run in journals if run.suffix in SUFFIXES and not run.exists()]
+        folders[:] = sorted(n for n in folders if not n.startswith(".") and not n.endswith(JOURNAL))
+        runs = [Path(name, n) for n in names if Path(n).suffix in SUFFIXES and not n.startswith(".")]
+        files += [run for run in runs if run.is_file() or (run.is_symlink() and not run.exists())]
+    targets: dict[str, Path] = {}
+    for path in sorted(files, key=lambda p: (p.is_symlink(), p)):
+        targets.setdefault(os.path.realpath(path), path)
+    below.files = sorted(targets.values())
+    below.unbuilt.sort()
+    if not below.files and below.unreadable:
+        raise below.unreadable[0]
+    if not below.files:
+        raise RunFileError(f"{folder}: there are no run files in this directory (names ending in .h5)")
+    return below
+
+
+# -- the index ---------------------------------------------------------------------------------------------------------
+
+INDEX_VERSION = 1
+CURRENT = (INDEX_VERSION, RECORD_VERSION)
+SUFFIX = ".parquet"
+NAME = "index.parquet"
+"""The index of a directory that was given no other name, in that directory."""
+FILE = "file"
+"""``kind`` of the rows that stand for run files."""
+METADATA = b"powerd-index"
+FILE_COLUMNS = {
+    c.name: c
+    for c in (
+        Column("file_bytes", "integer", "1", "size of the run file"),
+        Column("file_mtime_ns", "integer", "ns", "when the run file was last changed, since 1970"),
+        Column("records", "integer", "1", "how many records the run has"),
+        Column("error", "text", "", "why the file could not be read"),
+    )
+}
+"""Columns that only rows of kind `FILE` have, beside ``path``, ``run``, ``run_id``, ``created_utc`` and ``host``."""
+OF_JOB, PART, WHOLE = "of_job", "part", "whole"
+_OF_JOB = Column(OF_JOB, "text", "", "part: of one machine of a job over several; whole: of such a job")
+INDEX_COLUMNS = COLUMNS | FILE_COLUMNS | {OF_JOB: _OF_JOB}
+ROW_GROUP = 100_000
+_BATCH_ROWS = 50_000
+
+
+def schema_of(root: str, of_release: str) -> pa.Schema:
+    """The columns of an index of the run files below ``root``, with their units and what is known of the whole."""
+    about = {"version": CURRENT, "runs": root, "powerd_version": of_release}
+    return arrow_schema(INDEX_COLUMNS.values(), {METADATA: json.dumps(about)})
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """An index that can be read. Its paths are relative to ``runs``, so that both can move together."""
+
+    path: Path
+    runs: Path
+    """The directory that was indexed."""
+    version: tuple[int, int]
+    """`INDEX_VERSION` and `RECORD_VERSION` as they were then."""
+    release: str
+    """The release of powerd that wrote it."""
+    columns: tuple[str, ...]
+
+    def names(self, *, broken: bool = False) -> list[str]:
+        """The run files that were read, relative to ``runs``; with ``broken`` those that could not be."""
+        files = self.table(("kind", "path", "error")).filter(pc.field("kind") == FILE)
+        is_broken = files["error"].is_valid()
+        names: list[str] = files.filter(is_broken if broken else pc.invert(is_broken))["path"].to_pylist()
+        return names
+
+    def table(self, columns: tuple[str, ...]) -> pa.Table:
+        """All rows of these columns; a column that a former release did not know is null."""
+        try:
+            table = pq.read_table(self.path, columns=[name for name in columns if name in self.columns])
+        except (pa.ArrowException, OSError) as error:
+            raise RunFileError(f"{self.path} is damaged ({error}): make it again with `joules index`") from error
+        schema = arrow_schema(INDEX_COLUMNS.values())
+        for name in set(columns) - set(self.columns):
+            table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
+        return table.select(list(columns))
+
+
+def is_index(path: Path) -> bool:
+    """Whether a path on the command line means an index, by its name."""
+    return path.suffix == SUFFIX and not path.is_dir()
+
+
+def open_index(path: Path | str, *, any_version: bool = False) -> Index:
+    """The index in a file, or in a directory under its usual name.
+
+    Raises `RunFileError` where there is none, for what is no index, and for one of another version unless
+    ``any_version``, whose rows may then mean something else.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path /= NAME
+    if not path.is_file():
+        raise RunFileError(f"there is no index {path}: `joules index DIR` makes one")
+    try:
+        schema = pq.read_schema(path)
+        about = json.loads((schema.metadata or {})[METADATA])
+        version, root, of_release = tuple(map(int, about["version"])), str(about["runs"]), str(about["powerd_version"])
+    except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise RunFileError(f"{path} is no index that can be read ({error}): `joules index DIR` makes one") from error
+    if version != CURRENT and not any_version:
+        raise RunFileError(f"{path} was made by another release of powerd: make it again with `joules index DIR`")
+    # The link that an index may be reached by does not tell where its runs are.
+    below = Path(os.path.realpath(path)).parent
+    runs = path.parent if root == "." else Path(os.path.normpath(below / root))
+    return Index(path, runs, (version[0], version[-1]), of_release, tuple(schema.names))
+
+
+def index_files(path: Path) -> list[Path]:
+    """The run files of an index. Raises `RunFileError` as `open_index`, and where some could not be read."""
+    index = open_index(path)
+    if broken := index.names(broken=True):
+        raise RunFileError(
+            f"{index.runs / broken[0]} could not be read when {index.path} was made (nor {len(broken) - 1} others): "
+            "a campaign is all of its runs; take it away and index again, or ask the index with `joules query`"
+        )
+    return [index.runs / name for name in index.names()]
+
+
+def index_records(path: Path | str, device: str | None = None, *, progress: Progress = no_progress) -> list[Record]:
+    """The records of all runs of an index, as `run_records` gives them, without opening a run file: those of jobs over
+    several machines are left to `merge_jobs`.
+
+    Raises `RunFileError` as `open_index`, `AnalysisError` for an unknown device.
+    """
+    index = open_index(path)
+    table = index.table((*COLUMNS, OF_JOB))
+    is_of_file = pc.field(OF_JOB).is_null() | (pc.field(OF_JOB) != WHOLE)
+    table = table.filter((pc.field("kind") != FILE) & is_of_file).drop_columns([OF_JOB])
+    if device is not None:
+        known = table["device"].unique().to_pylist()
+        table = table.filter(pc.field("device") == pick(device, known, "device"))
+    records: list[Record] = []
+    for batch in table.to_batches(_BATCH_ROWS):
+        progress(len(records) / len(table), f"{len(records)} of {len(table)} records of {index.path}")
+        for record in batch.to_pylist():
+            batch_size = record["batch_size"]
+            if isinstance(batch_size, float) and batch_size.is_integer():
+                record["batch_size"] = int(batch_size)
+            records.append(record | {"path": str(index.runs / str(record["path"]))})
+    if not records:
+        raise AnalysisError(f"{index.path}: there is no run in it")
+    return records
+
+
+def index_frame(path: Path | str, device: str | None = None) -> pd.DataFrame:
+    """The same as a pandas frame, as `to_frame` makes it."""
+    return to_frame(index_records(path, device))
+
+
+# -- many run files, here or on a cluster ------------------------------------------------------------------------------
+
+T = TypeVar("T")
+Reducer = Callable[[Path], T]
+"""Takes the absolute path of a run file. For other processes it must be a function of a module that they can import."""
+ANSWER_S = 5.0
+"""How long the scheduler of a cluster may take to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced(Generic[T]):
+    """What became of one run file: ``value``, or ``error`` (one line that names the file) where there is none."""
+
+    path: Path
+    value: T | None
+    error: str | None = None
+
+
+def reduce_runs(
+    paths: Iterable[Path],
+    function: Reducer[T] = run_records,  # type: ignore[assignment]
+    *,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    progress: Progress = no_progress,
+) -> list[Reduced[T]]:
+    """``function`` of every run file, in the order of ``paths``; the same in every way of running.
+
+    ``jobs`` processes of this machine do it (one a core without), or the workers of the Dask cluster at ``scheduler``
+    (``tcp://host:8786``), which must see the files under the same names. A file that cannot be reduced, even one that
+    kills the process that reads it, has an ``error`` and stops no other. One job is this process itself, which such a
+    file would end. A script calls this below ``if __name__ == "__main__":``, or with one job.
+
+    Raises `ConfigError` for options that cannot be used, `PeerError` where the cluster is not there or ends.
+    `KeyboardInterrupt` ends the processes first.
+    """
+    given = [Path(p) for p in paths]
+    if jobs is not None and (jobs < 1 or scheduler is not None):
+        raise ConfigError("give 1 job or more, for this machine, or the scheduler of a cluster")
+    results: dict[Path, Reduced[T]] = {}
+    todo = list(dict.fromkeys(p.absolute() for p in given))
+
+    def done(result: Reduced[T]) -> None:
+        results[result.path] = result
+        progress(len(results) / len(todo), f"{len(results)} of {len(todo)} run files")
+
+    progress(0.0, f"0 of {len(todo)} run files")
+    if scheduler is not None:
+        _on_cluster(scheduler, function, todo, done)
+    elif jobs == 1:
+        for path in todo:
+            done(reduced(function, path))
+    else:
+        _on_processes(min(jobs or cores(), len(todo)), function, todo, results, done)
+    # Under the names by which the caller knows the files.
+    found = [(path, results[path.absolute()]) for path in given]
+    return [replace(r, path=p, error=r.error and r.error.replace(str(r.path), str(p))) for p, r in found]
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def reduced(function: Reducer[T], path: Path) -> Reduced[T]:
+    """``function`` of one file; whatever it raises becomes the ``error``."""
+    try:
+        return Reduced(path, function(path))
+    except PowerdError as error:
+        return Reduced(path, None, naming(path, str(error)))
+    except Exception as error:  # noqa: BLE001 - its row says why, and the others go on
+        return Reduced(path, None, naming(path, f"{type(error).__name__}: {error}"))
+
+
+def naming(path: Path, text: str) -> str:
+    """One line that names the file, where the text does not yet."""
+    line = " ".join(text.split())
+    return line if str(path) in line else f"{path}: {line}"
+
+
+def _on_processes(
+    count: int,
+    function: Reducer[T],
+    paths: Sequence[Path],
+    results: dict[Path, Reduced[T]],
+    done: Callable[[Reduced[T]], None],
+) -> None:
+    """A process that dies takes its pool along. What is left is then read by one process, file by file, so that the
+    next death names its file."""
+    others = multiprocessing.active_children()
+    while todo := [path for path in paths if path not in results]:
+        # Spawned, not forked: HDF5 and numerical libraries hold locks and threads that a fork would copy in any state.
+        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+            try:
+                _in_executor(pool, function, todo, done)
+            except BrokenProcessPool:
+                if count == 1:
+                    culprit = next(path for path in todo if path not in results)
+                    died = "the process that read it was killed (out of memory?)"
+                    done(Reduced(culprit, None, naming(culprit, died)))
+                count = 1
+            except BaseException:
+                for process in set(multiprocessing.active_children()) - set(others):
+                    process.kill()  # it only reads
+                raise
+
+
+def _in_executor(
+    pool: Executor, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]
+) -> None:
+    """Raises what is of the pool and not of a file: `BrokenProcessPool`, `CancelledError`."""
+    with _without_interrupts():
+        futures = {pool.submit(reduced, function, path): path for path in paths}
+    for future in as_completed(futures):
+        error, path = future.exception(), futures[future]
+        if isinstance(error, BrokenProcessPool):
+            continue
+        done(
+            future.result() if error is None else Reduced(path, None, naming(path, f"{type(error).__name__}: {error}"))
+        )
+    for future in futures:
+        if isinstance(error := future.exception(), BrokenProcessPool):
+            raise error
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that begin here never see Ctrl-C, which goes to the whole group: the parent, which does, ends them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _on_cluster(
+    scheduler: str, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]
+) -> None:
+    """A task a file, by the workers of a Dask cluster that is already there."""
+    try:
+        from distributed import Client, rpc
+    except ImportError as error:
+        raise ConfigError("a Dask cluster needs its client here: pip install 'powerd[campaign]'") from error
+
+    async def identity() -> Any:
+        async with rpc(scheduler, timeout=ANSWER_S) as peer:  # type: ignore[no-untyped-call]
+            return await asyncio.wait_for(peer.identity(), ANSWER_S)
+
+    try:
+        # Asked first, as a client that finds no scheduler takes minutes to give up; in a thread, as the caller may
+        # have a loop that runs.
+        with ThreadPoolExecutor(1) as thread:
+            about = thread.submit(asyncio.run, identity()).result()
+    except (OSError, ValueError) as error:
+        raise PeerError(f"no Dask scheduler answers at {scheduler}: {error}") from error
+    if about["type"] != "Scheduler" or not about["workers"]:
+        raise PeerError(f"{scheduler} is no Dask scheduler with workers: start some with `dask worker {scheduler}`")
+    with Client(scheduler, timeout=ANSWER_S, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+        try:
+            # Not pure: a file under a known name may hold something else than before.
+            with client.get_executor(pure=False) as pool:
+                _in_executor(pool, function, paths, done)
+        except CancelledError:
+            raise PeerError(f"the Dask cluster at {scheduler} went away") from None
+
+
+# -- making an index ---------------------------------------------------------------------------------------------------
+
+BLOCK = 4096
+"""Run files whose records are in memory as such at one time; the rest is in columns."""
+
+FileState = tuple[int, int]
+"""Size and time of the last change. A run file is never written in place, so they tell whether it has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexReport:
+    """What indexing did."""
+
+    path: Path
+    runs: int
+    """Run files in the index that could be read."""
+    read: int
+    """Those of them that were read now."""
+    failed: tuple[str, ...] = ()
+    """One line for each file that could not be read."""
+    vanished: tuple[str, ...] = ()
+    """Files that the index had and that are no more."""
+    unbuilt: tuple[str, ...] = ()
+    """Run files that are not there yet: they are being recorded, or their recorder died."""
+    afresh: str = ""
+    """Why nothing of the index that was there could be kept."""
+
+
+def index_runs(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    jobs: int | None = None,
+    scheduler: str | None = None,
+    again: bool = False,
+    progress: Progress = no_progress,
+) -> IndexReport:
+    """Index the run files below a directory; by default into `NAME` there.
+
+    An index that is there already is brought up to date: files of the same size and time are not read unless
+    ``again``. ``jobs`` and ``scheduler`` are those of `reduce_runs`, as are its errors. Nothing is written where no
+    file can be read. Raises `RunFileError` for a directory without run files, for a file in the way, and for an index
+    that could not be written, before any file is read.
+    """
+    if not folder.is_dir():
+        raise RunFileError(f"{folder} is no directory" if folder.exists() else f"there is no directory {folder}")
+    out = out if out is not None else folder / NAME
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise RunFileError(f"{out} cannot be written: give the name of a file in a directory that exists")
+    if out.suffix != SUFFIX:
+        raise ConfigError(f"{out}: the name of an index ends in {SUFFIX}")
+    before, afresh = _former(folder, out, again=again)
+    progress(0.0, f"looking for run files in {folder}")
+    below = look_below(folder)
+    failed = list(map(str, below.unreadable))
+    states = _states_of(folder, below.files, failed)
+    known = _known_states(before) if before is not None else {}
+    unchanged = [name for name, state in states.items() if known.get(name) == state]
+    todo = [name for name, state in states.items() if known.get(name) != state]
+    vanished = sorted({*before.names(), *before.names(broken=True)} - set(states)) if before is not None else []
+    is_due = before is None or bool(todo or vanished)
+    if is_due:
+        check_writable(out)
+    tables: list[pa.Table] = []
+    read = 0
+    for i in range(0, len(todo), BLOCK):
+        names = todo[i : i + BLOCK]
+
+        def share(done: float, text: str, i: int = i, n: int = len(names)) -> None:
+            progress((i + done * n) / len(todo), text)
+
+        results: list[Reduced[list[Record]]] = reduce_runs(
+            [folder / name for name in names], jobs=jobs, scheduler=scheduler, progress=share
+        )
+        failed += [r.error for r in results if r.error is not None]
+        read += sum(r.error is None for r in results)
+        tables.append(_rows_of_files(names, results, states))
+    good = len(unchanged) + read
+    if good and is_due:
+        progress(1.0, f"writing {out}")
+        kept = _rows_kept(before, unchanged) if before is not None else []
+        root = os.path.relpath(folder.resolve(), out.absolute().parent.resolve())
+        write(out, _with_jobs(_in_order([*kept, *tables], list(states))), root)
+    gone_paths = tuple(str(folder / name) for name in vanished)
+    return IndexReport(out, good, read, tuple(failed), gone_paths, tuple(map(str, below.unbuilt)), afresh)
+
+
+def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]:
+    """The index that is there, where its rows can be kept; else why not."""
+    if not out.exists():
+        return None, ""
+    try:
+        index = open_index(out, any_version=True)
+    except RunFileError as error:
+        raise RunFileError(f"{error}; it is in the way: name another file with --out") from error
+    if index.runs.resolve() != folder.resolve():
+        raise RunFileError(f"{out} is the index of {index.runs}, not of {folder}: name another file with --out")
+    if again:
+        return None, ""
+    from powerd_client.recording import release
+
+    if (index.version, index.release, index.columns) != (CURRENT, release(), tuple(INDEX_COLUMNS)):
+        return None, "another release of powerd made the index"
+    return index, ""
+
+
+def _states_of(folder: Path, paths: Sequence[Path], failed: list[str]) -> dict[str, FileState]:
+    """The states of run files by their names relative to the directory; a line in ``failed`` for each without one."""
+    states = {}
+    for path in paths:
+        name = path.relative_to(folder).as_posix()
+        if name.encode(errors="replace").decode() != name:
+            failed.append(f"{path}: its name is no UTF-8: rename it")
+            continue
+        try:
+            stat = path.stat()
+            states[name] = stat.st_size, stat.st_mtime_ns
+        except OSError as error:
+            failed.append(f"{path} cannot be read: {error.strerror or error}")
+    return states
+
+
+def _known_states(index: Index) -> dict[str, FileState]:
+    """The files that were read then, as they were; those that failed are tried again."""
+    table = index.table(("kind", "path", "error", "file_bytes", "file_mtime_ns"))
+    good = table.filter((pc.field("kind") == FILE) & pc.field("error").is_null())
+    columns = (good[name].to_pylist() for name in ("path", "file_bytes", "file_mtime_ns"))
+    return {name: (size, mtime) for name, size, mtime in zip(*columns, strict=True)}
+
+
+def _rows_of_files(
+    names: Sequence[str], results: Sequence[Reduced[list[Record]]], states: dict[str, FileState]
+) -> pa.Table:
+    """Rows of run files, each followed by its records."""
+    rows: list[Record] = []
+    for name, result in zip(names, results, strict=True):
+        records, (size, mtime) = result.value or [], states[name]
+        first = records[0] if records else {"run": Path(name).stem}
+        row: Record = {key: first.get(key) for key in ("run", "run_id", "created_utc", "host")}
+        row |= {"kind": FILE, "path": name, "file_bytes": size, "file_mtime_ns": mtime}
+        rows.append(row | {"records": len(records), "error": result.error})
+        rows += [record | {"path": name} for record in records]
+    return arrow_table(INDEX_COLUMNS.values(), rows)
+
+
+def _rows_kept(before: Index, names: Sequence[str]) -> list[pa.Table]:
+    """The rows that a former index has of these files. Jobs over several machines are made anew of what is there."""
+    table = before.table(tuple(INDEX_COLUMNS))
+    is_whole = pc.fill_null(pc.equal(table[OF_JOB], WHOLE), False)
+    return [table.filter(pc.and_(pc.is_in(table["path"], pa.array(names, pa.string())), pc.invert(is_whole)))]
+
+
+def _in_order(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
+    """In the order of the files, however many indexings the rows came from."""
+    table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
+    place = pc.index_in(table["path"], pa.array(names, pa.string()))
+    order = pa.table({"place": place, "row": pa.array(range(len(table)), pa.int64())})
+    return table.take(order.sort_by([("place", "ascending"), ("row", "ascending")])["row"])
+
+
+def _with_jobs(table: pa.Table) -> pa.Table:
+    """The rows of files and of their records, those of parts of jobs marked, and rows of the jobs behind them.
+
+    Jobs are looked for anew whenever files come or go. Runs that seem to be of one job and do not say so are left
+    apart: an index is of what is there, and who makes a table of them is told.
+    """
+    ranked = table.filter(pc.and_(table["world_size"].is_valid(), pc.not_equal(table["kind"], FILE)))
+    _, members = apart(ranked.select(list(COLUMNS)).to_pylist())
+    jobs = [job for job in jobs_of(members, strict=False) if len(job) > 1]
+    parts = pa.array([m.path for job in jobs for m in job], pa.string())
+    is_part = pc.and_(pc.is_in(table["path"], parts), pc.not_equal(table["kind"], FILE))
+    marks = pc.if_else(is_part, pa.scalar(PART, pa.string()), pa.scalar(None, pa.string()))
+    at = table.schema.get_field_index(OF_JOB)
+    of_jobs = arrow_table(INDEX_COLUMNS.values(), [r | {OF_JOB: WHOLE} for job in jobs for r in job_records(job)])
+    return pa.concat_tables([table.set_column(at, table.schema.field(at), marks), of_jobs.cast(table.schema)])
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(f".{out.stem}.{os.getpid()}.partial{out.suffix}")
+
+
+def check_writable(out: Path) -> None:
+    """Raises `RunFileError` where no file can be made, before hours of reading are for nothing."""
+    try:
+        _partial(out).touch()
+        _partial(out).unlink()
+    except OSError as error:
+        raise RunFileError(
+            f"{out} cannot be written: {error.strerror or error}; name another file with --out"
+        ) from error
+
+
+def write(out: Path, table: pa.Table, root: str) -> None:
+    """Under another name first: whoever reads the index meanwhile has the old one."""
+    partial = _partial(out)
+    from powerd_client.recording import release
+
+    whole = table.cast(schema_of(root, release()))
+    try:
+        pq.write_table(whole, partial, compression="zstd", row_group_size=ROW_GROUP)
+        partial.replace(out)
+    except OSError as error:
+        # pyarrow's own words are about bytes and files that nobody has heard of.
+        why = os.strerror(error.errno) if error.errno else error
+        raise RunFileError(f"{out} cannot be written: {why}") from error
+    finally:
+        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
+            partial.unlink(missing_ok=True)
+
+
+# -- SQL ---------------------------------------------------------------------------------------------------------------
+
+VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank", "jobs": "job"}
+"""View -> ``kind`` of its records. Beside these there is ``files``, a row a run file. Of a job over several machines
+there are its own records, not those of its parts."""
+_OF_FILES = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
+
+
+def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataFrame:
+    """The answer of an index to one SELECT over its views: those of `VIEWS` and ``files``.
+
+    Raises `RunFileError` as `open_index`, `AnalysisError` for SQL that cannot be answered or would do something else
+    than ask.
+    """
+    try:
+        import duckdb
+    except ImportError as error:
+        raise ConfigError("queries need DuckDB: pip install 'powerd[campaign]'") from error
+    index = open_index(path)
+    connection = connected(index)
+    progress(0.0, "asking the index")
+    try:
+        statements = connection.extract_statements(sql)
+        # A query with a PIVOT is several statements. What else is: nothing, as there is no way to any file.
+        asks = (duckdb.StatementType.SELECT, duckdb.StatementType.MULTI)
+        if len(statements) != 1 or statements[0].type not in asks:
+            raise AnalysisError(f"{index.path}: an index is only asked: give one SELECT")
+        result = connection.execute(statements[0])
+        described, rows = [(str(d[0]), str(d[1])) for d in result.description or ()], result.fetchall()
+    except (duckdb.Error, RuntimeError, ImportError) as error:
+        if "interrupted" in str(error):
+            raise KeyboardInterrupt from error
+        raise AnalysisError(f"{index.path}: {_one_line(str(error))}") from error
+    columns: list[Column] = []
+    for name, sql_type in described:
+        same = sum(c.name == name or c.name.rpartition("_")[0] == name for c in columns)
+        is_known = any(c.name == name for c in columns)
+        columns.append(Column(f"{name}_{same + 1}" if is_known else name, _kind(sql_type)))
+    return table_frame("query", "", columns, [tuple(map(_cell, row)) for row in rows], bounds=())
+
+
+def connected(index: Index) -> duckdb.DuckDBPyConnection:
+    """A database in memory with the views of an index, which has no way to any file or variable: it is given the rows.
+
+    Raises `RunFileError` for an index that is damaged.
+    """
+    import duckdb
+
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
+    try:
+        rows = pyarrow.dataset.dataset(str(index.path.absolute()), format="parquet")
+    except (pa.ArrowException, OSError) as error:
+        raise RunFileError(f"{index.path} is damaged ({error}): make it again with `joules index`") from error
+    connection.register("_index", rows)
+    connection.execute("SET enable_external_access = false")
+    runs = "" if str(index.runs) == "." else f"{index.runs}/".replace("'", "''")
+    views = {view: (tuple(COLUMNS), f"kind = '{kind}'") for view, kind in VIEWS.items()}
+    views["files"] = _OF_FILES, f"kind = '{FILE}'"
+    once = f" AND {OF_JOB} IS DISTINCT FROM '{PART}'" if OF_JOB in index.columns else ""
+    for view, (columns, condition) in views.items():
+        names = ", ".join(f"'{runs}' || path AS path" if n == "path" else n for n in columns if n in index.columns)
+        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE {condition}{once}")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def _kind(sql_type: str) -> Kind:
+    name = sql_type.upper().partition("(")[0]
+    if name == "BOOLEAN":
+        return "flag"
+    if name.endswith("INT") or name in ("INTEGER", "UINTEGER"):
+        return "integer"
+    return "number" if name in ("FLOAT", "DOUBLE", "DECIMAL") else "text"
+
+
+def _cell(value: Any) -> Cell:
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float | Decimal):
+        return float(value) if math.isfinite(value) else None
+    return json.dumps(value, default=str) if isinstance(value, list | dict | tuple) else str(value)
+
+
+def _one_line(text: str) -> str:
+    """DuckDB's message without its drawing of the place."""
+    line = " ".join(text.partition("\n\nLINE ")[0].split())
+    if "Permission" in line or "external extensions" in line:
+        return "a query sees the views of the index and nothing else, neither files nor extensions"
+    return line

@@ -1,1 +1,0 @@
-"""Indexes of campaigns of thousands of runs."""

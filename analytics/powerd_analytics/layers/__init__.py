@@ -1,1 +1,0 @@
-"""Energy and efficiency of layers."""

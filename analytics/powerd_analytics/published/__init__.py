@@ -1,1 +1,0 @@
-"""Tables of others: what they printed, and what follows from it."""

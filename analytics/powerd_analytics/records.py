@@ -1,0 +1,675 @@
+"""Records: one flat row for each row of a run's table, under one set of columns for all runs.
+
+Campaigns, indexes, comparisons and pictures are made of records. A record is a dict with every key of `COLUMNS`, in
+that order; what is not known is None. What was run, on what, at which power cap and clock comes from the attributes of
+the phases first, then from what the driver's auxiliary channels said while they ran.
+"""
+
+from __future__ import annotations
+
+import json
+from calendar import timegm
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import isclose, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from powerd_analytics.clocks import wall_clock
+from powerd_analytics.energy.rest import merged
+from powerd_analytics.energy.uncertainty import known
+from powerd_analytics.export import Cell, Column, to_json_text
+from powerd_analytics.metrics import edp_js, gflops_per_w_paper
+from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, identity, kept
+from powerd_analytics.runs.ranks import device_identity, ranks_of
+from powerd_analytics.runs.run import (
+    CodeCounts,
+    Progress,
+    Run,
+    RunLine,
+    good_pieces,
+    no_progress,
+    pick,
+    read_run,
+    recalibrate,
+)
+from powerd_analytics.table import check_attributes, iterations_of, number, outermost, phase_table
+from powerd_analytics.table_rows import JobRow, PhaseRow, PhaseTable, RankRow, RunRow, TotalRow
+from powerd_core.errors import AnalysisError
+from powerd_core.model import QuantityConversion
+
+Record = dict[str, Cell]
+Row = PhaseRow | TotalRow | RunRow
+
+RECORD_VERSION = 1
+"""Rises when a column changes its meaning or goes; new columns do not raise it."""
+
+# name, kind, units, meaning, and where people see the column: its heading, and the sign before a bound
+_COLUMNS: tuple[tuple[Any, ...], ...] = (
+    ("kind", "text", "", "phase: mean of one kind of phase; total: all phases of a group; run: the recording; "
+     "rank: what one rank took; job: all ranks"),
+    ("run", "text", "", "file name without suffix"),
+    ("path", "text", "", "the run file"),
+    ("run_id", "text", "", "the recording's own id"),
+    ("created_utc", "text", "", "when it began, wall clock"),
+    ("host", "text", "", "the machine that trained"),
+    ("model", "text", "", "attribute of the phases"),
+    ("batch_size", "number", "1", "attribute of the phases", "batch"),
+    ("gpus", "integer", "1", "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
+    ("ranks", "integer", "1", "processes of a job in the run; each with a batch of its own where more than one"),
+    ("rank", "integer", "1", "of kind rank: which one"),
+    ("sharing", "integer", "1", "ranks that share the device"),
+    ("ranks_counted", "integer", "1",
+     "of totals: ranks that share the device and whose iterations are counted"),
+    ("job", "text", "", "how the launcher names the training"),
+    ("world_size", "integer", "1", "ranks of the whole training, as the launcher says"),
+    ("rank_numbers", "text", "", "the ranks whose processes are in the run"),
+    ("machines", "integer", "1", "of a job's sums: machines whose runs are added up"),
+    ("machine", "integer", "1", "of one machine's part of a job: which, by its ranks"),
+    ("job_machines", "integer", "1", "machines of the whole training, as the launcher says"),
+    ("begin_unix_s", "number", "s", "when a part of a job began, by that machine's wall clock, since 1970"),
+    ("device", "text", "", "whose joules they are"),
+    ("sensors", "text", "", "of a part of a job: JSON list of the lines, by board and start of its powerd"),
+    ("gpu", "text", "", "of a part of a job: JSON list of the GPUs that the device is"),
+    ("device_name", "text", "", "product: attribute of the phases, else as the driver names it", "product"),
+    ("provenance", "text", "", "measured, modelled or simulated"),
+    ("power_cap_w", "number", "W", "attribute of the phases, else median of the power limit while they ran", "cap W"),
+    ("clock_hz", "number", "Hz", "attribute of the phases, else median of the SM clock while they ran", "clock MHz"),
+    ("clock_set", "flag", "", "clock_hz is an attribute: chosen, not observed"),
+    ("attributes", "text", "", "JSON: the phases' other attributes"),
+    ("phase", "text", "", "name of the phase"),
+    ("phase_path", "text", "", "with the phases around it", "phase"),
+    ("timing", "text", "", "host, host-synchronised or device"),
+    ("method", "text", "", "how the joules were found, where that is said"),
+    ("iterations", "integer", "1", "phases that ended; of totals and runs, batches", "n"),
+    ("s_per_batch", "number", "s", "mean duration of one phase; of totals, time_s / iterations", "s/batch"),
+    ("u_s_per_batch", "number", "s", "standard uncertainty of that mean by the spread of the phases"),
+    ("s_per_batch_min", "number", "s", "of a job's sums: the same of the fastest rank", "fastest rank s"),
+    ("s_per_batch_max", "number", "s", "of a job's sums: the same of the slowest rank", "slowest rank s"),
+    ("s_by_rank", "text", "", "of a part of a job: JSON, for each rank how many phases and their seconds"),
+    ("j_per_batch", "number", "J", "mean joules of one phase; of totals, energy_j / iterations", "J/batch", "≥"),
+    ("u95_j", "number", "J", "95 % interval of j_per_batch (phase) or energy_j (total, run)", "± U95 J"),
+    ("u_statistical_j", "number", "J", "standard uncertainty of the same, what averages out"),
+    ("u_systematic_j", "number", "J", "standard uncertainty of the same, what repeats share"),
+    ("power_w", "number", "W", "joules over seconds", "W", "≥"),
+    ("samples_per_s", "number", "1/s", "batch_size over seconds", "samples/s"),
+    ("time_s", "number", "s", "duration of the total or the run", "s"),
+    ("energy_j", "number", "J", "joules of the total or the run", "J", "≥"),
+    ("edp_js", "number", "J s", "energy_j x time_s; of phases, j_per_batch x s_per_batch", "EDP (J s)", "≥"),
+    ("operations_per_sample", "number", "1",
+     "attribute of the phases: operations of one forward pass, one sample"),
+    ("gflops_per_w", "number", "1e9/J",
+     "operations per joule / 1e9; where GPUs share a batch, of one GPU's share of them", "GFLOPS/W (paper)", "≤"),
+    ("u_statistical_gflops_per_w", "number", "1e9/J", "standard uncertainty of that, what averages out"),
+    ("u_systematic_gflops_per_w", "number", "1e9/J", "standard uncertainty of that, what repeats share"),
+    ("gflops_convention", "text", "", "paper: forward and backward count the operations once each"),
+    ("gflops_basis", "text", "", "whose joules it divides by", "over the joules of"),
+    ("phases_j", "number", "J", "of runs and ranks: joules in the outermost phases"),
+    ("rest_j", "number", "J", "joules in no phase"),
+    ("devices_j", "number", "J", "of kind job: joules of the devices, each once"),
+    ("residual_j", "number", "J", "what phases and rest leave of the whole"),
+    ("missing_s", "number", "s", "seconds without readings"),
+    ("is_lower_bound", "flag", "", "a line stood at full scale: joules are the least they can be"),
+    ("note", "text", "", "why a number is missing or weaker"),
+)  # fmt: skip
+COLUMNS = {c[0]: Column(*c) for c in _COLUMNS}
+COLUMNS["is_lower_bound"] = replace(COLUMNS["is_lower_bound"], is_hidden=True)
+COLUMNS["u95_j"] = replace(COLUMNS["u95_j"], is_uncertainty=True)
+
+_DERIVED = {
+    column.name: column
+    for column in (
+        Column("runs", "integer", "1", heading="runs"),
+        Column("s_per_training", "number", "s", heading="s/training"),
+        Column("j_per_training", "number", "J", heading="J/training", sign="≥"),
+        Column("co2_g", "number", "g", heading="g CO2e", sign="≥"),
+        Column("cost", "number", heading="cost", sign="≥"),
+        Column("u95_s_per_batch", "number", "s", heading="± U95 s", is_uncertainty=True),
+        Column("u95_j_per_batch", "number", "J", heading="± U95 J", is_uncertainty=True),
+        Column("u95_edp_js", "number", "J s", heading="± U95 J s", is_uncertainty=True),
+        Column("u95_gflops_per_w", "number", "1e9/J", heading="± U95", is_uncertainty=True),
+    )
+}
+COST = "cost_"
+"""What a column of money begins with; its currency follows."""
+
+
+def column(name: str, heading: str = "") -> Column:
+    """A column of records, or of what is derived from them: ``u95_`` before a name is its expanded uncertainty."""
+    plain = name.removeprefix("u95_")
+    if plain.startswith(COST):
+        currency = plain.removeprefix(COST).upper()
+        known = Column(name, "number", currency, heading=currency, sign="≥")
+    else:
+        known = (
+            COLUMNS.get(name)
+            or _DERIVED.get(name)
+            or COLUMNS.get(plain)
+            or _DERIVED.get(plain)
+            or Column(name, "number")
+        )
+    if plain != name and not known.is_uncertainty:
+        known = replace(known, heading=f"± U95 {known.heading or plain}", sign="", is_uncertainty=True)
+    return replace(known, name=name, heading=heading or known.heading or name)
+
+
+def empty_record() -> Record:
+    """A record without a value in any column."""
+    return dict.fromkeys(COLUMNS)
+
+
+def number_of(record: Record, name: str) -> float | None:
+    """A cell that is a number, else None."""
+    value = record[name]
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def text_of(value: Any) -> str | None:
+    """An attribute as text, None for nothing."""
+    return None if value is None or value == "" else str(value)
+
+
+# -- looking into records ----------------------------------------------------------------------------------------------
+
+_ALIASES = {
+    "batch": "batch_size", "cap": "power_cap_w", "clock": "clock_hz", "generation": "device_name",
+    "product": "device_name", "path": "phase_path",
+}  # fmt: skip
+
+
+def attributes_of(record: Record) -> dict[str, Cell]:
+    """The phases' attributes that have no column of their own."""
+    attributes = json.loads(str(record["attributes"] or "{}"))
+    return {k: v if isinstance(v, str | int | float | bool | None) else json.dumps(v) for k, v in attributes.items()}
+
+
+def dimension(name: str, records: Sequence[Record]) -> str:
+    """The column that is meant by a name on the command line: an alias, with dashes, or an attribute of the phases.
+
+    Raises `AnalysisError` with a suggestion for an unknown one.
+    """
+    meant = name.strip().replace("-", "_")
+    meant = _ALIASES.get(meant, meant)
+    attributes = list(dict.fromkeys(k for r in records for k in attributes_of(r)))
+    if meant not in COLUMNS and name.strip() in attributes:
+        return name.strip()
+    return pick(meant, [*COLUMNS, *attributes], "column")
+
+
+def value_in(record: Record, name: str) -> Cell:
+    """A column of a record, or an attribute of its phases."""
+    return record[name] if name in record else attributes_of(record).get(name)
+
+
+def where(records: Sequence[Record], conditions: Sequence[str]) -> list[Record]:
+    """The records for which every ``COLUMN=VALUE`` holds. Raises `AnalysisError` for one that none fulfils."""
+    chosen = list(records)
+    for condition in conditions:
+        name, equals, wanted = condition.partition("=")
+        if not equals:
+            raise AnalysisError(f"--where {condition}: write it as COLUMN=VALUE, as in batch_size=64")
+        name = dimension(name, records)
+        values = [value_in(r, name) for r in chosen]
+        chosen = [r for r, value in zip(chosen, values, strict=True) if _equals(value, wanted)]
+        if not chosen:
+            known = ", ".join(dict.fromkeys(str(v) for v in values if v is not None)) or "no value"
+            raise AnalysisError(f"--where {condition}: no row has it; {name} is {known}")
+    return chosen
+
+
+def _equals(value: Cell, wanted: str) -> bool:
+    if value is None:
+        return wanted == ""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return isclose(float(wanted), value, rel_tol=1e-9)
+        except ValueError:
+            return False
+    return str(value) == wanted
+
+
+def to_frame(records: Sequence[Record]) -> pd.DataFrame:
+    """The records as a pandas frame: one type a column, missing numbers as NaN and missing integers as <NA>."""
+    names = list(dict.fromkeys([*COLUMNS, *(k for r in records for k in r)]))
+    frame = pd.DataFrame([[r.get(n) for n in names] for r in records], columns=names, dtype=object)
+    types = {"text": "string", "integer": "Int64", "number": "float64", "flag": "boolean"}
+    return frame.astype({n: types[COLUMNS[n].kind if n in COLUMNS else "integer"] for n in names})
+
+
+# -- groups of phases --------------------------------------------------------------------------------------------------
+
+GroupKey = tuple[tuple[str, str], ...]
+
+_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz")
+"""Attributes of phases that have columns of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What the phases of one group have in common: their attributes and when they ran (host's clock)."""
+
+    attributes: Mapping[str, Any]
+    begin_ns: int
+    end_ns: int
+
+
+def groups_of(run: Run) -> dict[GroupKey, Group]:
+    """The groups by their attributes but for the operations. Raises `AnalysisError` where one model's name stands for
+    two numbers of operations, and as `check_attributes`."""
+    check_attributes(run)
+    p = run.phases
+    first = np.full(len(p.classes), np.iinfo(np.int64).max)
+    last = np.full(len(p.classes), np.iinfo(np.int64).min)
+    np.minimum.at(first, p.label, p.begin_ns)
+    np.maximum.at(last, p.label, p.end_ns)
+    groups: dict[GroupKey, Group] = {}
+    for kind, begin, end in zip(p.classes, first.tolist(), last.tolist(), strict=True):
+        key = group_key(dict(kind.group))
+        before = groups.get(key, Group({}, begin, end))
+        both = {**kind.attributes, **before.attributes}
+        of_both = [v for a in (kind.attributes, before.attributes) if (v := a.get(OPERATIONS)) is not None]
+        if len({x for v in of_both for x in (v if isinstance(v, tuple) else (v,))}) > 1:
+            model = f"model {both['model']!r}" if both.get("model") is not None else "one model"
+            raise AnalysisError(f"{run.path}: phases of {model} have different {OPERATIONS}: give each model its name")
+        groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns))
+    return groups
+
+
+def group_key(group: Mapping[str, Any]) -> GroupKey:
+    """Attributes as something to look a group up by."""
+    return tuple(sorted((name, identity(value)) for name, value in group.items()))
+
+
+def _others(attributes: Mapping[str, Any]) -> str:
+    """The attributes without a column of their own."""
+    rest = {k: v for k, v in attributes.items() if k not in (*_PROMOTED, OPERATIONS)}
+    return to_json_text(rest, indent=None, sort_keys=True)
+
+
+def _clock_set_hz(attributes: Mapping[str, Any]) -> float | None:
+    hz, mhz = number(attributes, "clock_hz"), number(attributes, "clock_mhz")
+    return hz or (mhz * 1e6 if mhz else None)
+
+
+def is_of_class(record: Record, kind: PhaseClass) -> bool:
+    """Whether a record of phases is that of a class of its run."""
+    a = kind.attributes
+    if ("/".join(kind.path), kind.timing, _others(a)) != tuple(
+        record[n] for n in ("phase_path", "timing", "attributes")
+    ):
+        return False
+    settings: Record = {n: number(a, n) for n in ("batch_size", "gpus", "power_cap_w")}
+    settings |= {"clock_hz": _clock_set_hz(a), "model": text_of(a.get("model"))}
+    settings |= {"device_name": text_of(a.get("device_name"))}
+    return all(v is None or record[n] == v for n, v in settings.items())
+
+
+# -- on what phases ran ------------------------------------------------------------------------------------------------
+
+
+class Setting:
+    """Product, power cap and clock of a run's devices, as the driver's auxiliary channels tell them."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._medians: dict[tuple[str, int, int], float | None] = {}
+
+    def device_name(self, device: str) -> str | None:
+        """The product, as the driver names it."""
+        names = (line.detail.get("name") for line in self._lines(device))
+        return next((name for name in names if isinstance(name, str) and name), None)
+
+    def power_cap_w(self, device: str, begin_ns: int, end_ns: int) -> float | None:
+        """Median of the enforced limit between two host times, else the limit when the source was opened."""
+        limits = (self._median(x, begin_ns, end_ns) for x in self._lines(device) if x.quantity == "power_limit_w")
+        if (cap := next((w for w in limits if w is not None), None)) is not None:
+            return cap
+        opened = (number(line.detail, "power_limit_mw") for line in self._lines(device))
+        return next((limit / 1e3 for limit in opened if limit), None)
+
+    def clock_hz(self, device: str, begin_ns: int, end_ns: int) -> float | None:
+        """Median of the multiprocessors' clock between two host times."""
+        lines = [x for x in self._lines(device) if x.quantity == "clock_hz" and x.name.endswith(".sm_clock")]
+        return next((hz for x in lines if (hz := self._median(x, begin_ns, end_ns)) is not None), None)
+
+    def _lines(self, device: str) -> list[RunLine]:
+        return [line for line in self._run.lines.values() if line.device == device]
+
+    def _median(self, line: RunLine, begin_ns: int, end_ns: int) -> float | None:
+        c, key = line.conversion, (line.name, begin_ns, end_ns)
+        if isinstance(c, QuantityConversion) and key not in self._medians:
+            counts = CodeCounts()
+            for piece in good_pieces(self._run, line.name, c.column):
+                inside = (piece.t_ns >= begin_ns) & (piece.t_ns <= end_ns)
+                counts.add(piece.codes[c.column][inside])
+            self._medians[key] = counts.median() * c.per_code if len(counts) else None
+        return self._medians.get(key)
+
+
+def gpus_of(run: Run) -> int:
+    """GPUs that took part: distinct ones that the processes say they use, else their ranks, else 1.
+
+    A file holds the processes of one machine; a larger ``world_size`` counts further machines in proportion.
+    """
+    names: set[str] = set()
+    ranks: dict[int, bool] = {}
+    for process in run.processes:
+        devices = process.get("devices")
+        own = [d for d in devices if isinstance(d, dict)] if isinstance(devices, list | tuple) else []
+        own_names = {str(name) for d in own if (name := d.get("uuid") or d.get("pci"))}
+        names |= own_names
+        if isinstance(rank := process.get("rank"), int):
+            ranks[rank] = bool(own_names)
+    here = len(names) if names and all(ranks.values()) else max(len(ranks), 1)
+    return max(1, round(here * ranks_of(run).world_size / len(ranks))) if ranks else here
+
+
+# -- a run as a part of its training -----------------------------------------------------------------------------------
+
+
+class _JobPart:
+    """What a run says of the training that it is a part of: enough to find and add up the parts of other machines.
+    Without ranks there is nothing."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._ranks = ranks_of(run)
+        self.is_part = 0 < len(self._ranks.ranks) < self._ranks.world_size
+        """Whether ranks of the training are missing in it: on other machines, or unrecorded."""
+
+    def columns(self) -> Record:
+        """The same in all records of the run."""
+        columns: Record = {"ranks": max(1, len(self._ranks.ranks))}
+        if not self._ranks.ranks:
+            return columns
+        machines = (text_of(self._run.environment.get("machines")) or "")[:9]
+        columns["job"] = text_of(self._run.environment.get("job"))
+        columns["world_size"] = self._ranks.world_size
+        columns["rank_numbers"] = json.dumps([r.rank for r in self._ranks.ranks])
+        columns["job_machines"] = int(machines) if machines.isascii() and machines.isdigit() else None
+        return columns | ({"begin_unix_s": _begin_unix_s(self._run)} if self.is_part else {})
+
+    def of_device(self, device: str) -> Record:
+        """What a device of a run is, whoever reads it."""
+        if not self._ranks.ranks or device not in self._run.devices:
+            return {}
+        return {"sharing": max(1, len(self._ranks.users(device)))} | self.of_devices([device])
+
+    def of_devices(self, devices: Sequence[str]) -> Record:
+        """The same of several together: no GPU where one of them is not known to be any."""
+        if not self.is_part:
+            return {}
+        lines = [self._run.lines[name] for d in devices for name in self._run.devices[d].feeds]
+        host = self._run.environment.get("host")
+        each = [device_identity(self._run, d) for d in devices]
+        # An address on the bus is the same on every machine.
+        gpus = [sorted(i.uuids) or sorted(f"{host} {p}" for p in i.pcis) for i in each]
+        return {
+            "sensors": json.dumps(sorted({f"{line.clock}/{line.name}" for line in lines})),
+            "gpu": json.dumps([g for names in gpus for g in names]) if all(gpus) else None,
+        }
+
+    def seconds(self, row: PhaseRow | TotalRow) -> Record:
+        """Of each rank that has any, how many phases (of totals, iterations) and the seconds of all together."""
+        if not self.is_part:
+            return {}
+        run, _ = self._ranks.on(self._run, row.device)
+        labels = [
+            i
+            for i, kind in enumerate(run.phases.classes)
+            if group_key(dict(kind.group)) == group_key(row.group)
+            and (isinstance(row, TotalRow) or ("/".join(kind.path), kind.timing) == (row.path, row.timing))
+        ]
+        tracks = self._ranks.tracks(run)
+        of_ranks: dict[str, tuple[int, float]] = {}
+        for rank in np.unique(tracks[np.isin(run.phases.label, labels)]).tolist():
+            own = replace(run, phases=kept(run.phases, tracks == rank))
+            p = own.phases
+            if isinstance(row, TotalRow):
+                outer = outermost(own, labels)
+                begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+                count, length_s = iterations_of(own, labels), float((end - begin).sum()) * 1e-9
+            else:
+                ended = np.isin(p.label, labels) & ~p.cut
+                count, length_s = int(ended.sum()), float(p.duration_s[ended].sum())
+            if count:
+                of_ranks[str(rank)] = (count, length_s)
+        return {"s_by_rank": json.dumps(of_ranks)}
+
+
+def _begin_unix_s(run: Run) -> float | None:
+    """By the anchors of the wall clock, else by the second in which the recording was begun."""
+    if (wall := wall_clock(run)) is not None:
+        return float(wall.unix_ns(np.array([run.begin_ns]))[0]) * 1e-9
+    try:
+        created = datetime.fromisoformat(str(run.attributes.get("created_utc")))
+    except ValueError:
+        return None
+    return float(timegm(created.utctimetuple()))
+
+
+# -- records of a run --------------------------------------------------------------------------------------------------
+
+
+def run_records(
+    path: str | Path,
+    device: str | None = None,
+    calibration: Path | None = None,
+    *,
+    progress: Progress = no_progress,
+) -> list[Record]:
+    """The records of a run file: phases, totals and runs, for one device or all.
+
+    A run without phases has only the records of kind ``run``, one without lines none. Raises `RunFileError` for a file
+    that cannot be read, `AnalysisError` for an unknown device.
+    """
+    run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
+    if calibration is not None:
+        run, _ = recalibrate(run, calibration)
+    table = phase_table(run, device, progress=lambda share, text: progress(0.1 + 0.9 * share, text))
+    return records_of(run, table)
+
+
+def records_of(run: Run, table: PhaseTable) -> list[Record]:
+    """The records of a run whose table is at hand."""
+    groups = groups_of(run)
+    settings, part = Setting(run), _JobPart(run)
+    # The recording has the attributes that all its groups have in common.
+    every = [g.attributes for g in groups.values()]
+    shared = {k: v for k, v in every[0].items() if all(a.get(k) == v for a in every)} if every else {}
+    whole = Group(shared, run.begin_ns, run.end_ns)
+    labels: dict[tuple[str, str, GroupKey], list[int]] = {}
+    for i, kind in enumerate(run.phases.classes):
+        labels.setdefault(("/".join(kind.path), kind.timing, group_key(dict(kind.group))), []).append(i)
+    common: Record = {
+        "run": run.path.stem,
+        "path": str(run.path),
+        "run_id": text_of(run.attributes.get("run_id")),
+        "created_utc": text_of(run.attributes.get("created_utc")),
+        "host": text_of(run.environment.get("host")),
+        **part.columns(),
+    }
+    rows: list[Row] = [*table.phases, *table.totals, *table.runs]
+    records = []
+    for row in rows:
+        group = whole if isinstance(row, RunRow) else groups[group_key(row.group)]
+        record = empty_record() | common | _setting(run, settings, row.device, row.provenance, group)
+        record |= _figures(row) | part.of_device(row.device)
+        if isinstance(row, PhaseRow):
+            record |= _of_phase(row, group)
+            record["u_s_per_batch"] = _u_mean_s(run, labels.get((row.path, row.timing, group_key(row.group)), ()))
+        if not isinstance(row, RunRow):
+            record |= part.seconds(row)
+        gflops, gpus = record["gflops_per_w"], record["gpus"]
+        is_alone = record["ranks"] == 1 and (record["world_size"] or 1) == 1
+        if is_alone and isinstance(gflops, float) and isinstance(gpus, int):
+            # GPUs that one process uses share its batches (Castro et al.): each did its part of the operations.
+            record["gflops_per_w"] = gflops / gpus
+        record |= _u_gflops(record, row, table)
+        for name in ("s_per_batch", "j_per_batch", "energy_j", "u95_j"):
+            if not isfinite(number_of(record, name) or 0.0):
+                raise AnalysisError(
+                    f"{run.path}: {name} of {row.device} is {record[name]}: a calibration or accuracy of its lines is "
+                    "not a number (`joules verify` says which)"
+                )
+        records.append(record)
+    about = empty_record() | common | _setting(run, settings, "", "", whole)
+    for rank in table.ranks:
+        own: Record = {"kind": "rank", "rank": rank.rank, "sharing": rank.ranks, "time_s": rank.busy_s}
+        records.append(about | part.of_device(rank.device) | _same_names(rank) | own | {"device": rank.device})
+    for job in table.jobs:
+        own = {"kind": "job", "ranks": job.ranks, "devices_j": job.devices_j, "device": "+".join(job.devices)}
+        records.append(about | part.of_devices(job.devices) | _same_names(job) | own)
+    return [{n: None if isinstance(v, float) and not isfinite(v) else v for n, v in r.items()} for r in records]
+
+
+def _setting(run: Run, settings: Setting, device: str, provenance: str, group: Group) -> Record:
+    """What was run on what, by the phases' attributes first, then by what the driver said."""
+    a, gpus, batch = group.attributes, number(group.attributes, "gpus"), number(group.attributes, "batch_size")
+    clock_set_hz, span = _clock_set_hz(a), (group.begin_ns, group.end_ns)
+    return {
+        "model": text_of(a.get("model")),
+        "batch_size": int(batch) if batch and batch.is_integer() else batch,
+        "gpus": round(gpus) if gpus else gpus_of(run),
+        "device": device,
+        "device_name": text_of(a.get("device_name")) or settings.device_name(device),
+        "provenance": provenance,
+        "power_cap_w": number(a, "power_cap_w") or settings.power_cap_w(device, *span),
+        "clock_hz": clock_set_hz or settings.clock_hz(device, *span),
+        "clock_set": clock_set_hz is not None,
+        "attributes": _others(a),
+        "operations_per_sample": number(a, OPERATIONS),
+    }
+
+
+_SAME_NAMES = (
+    "phase", "timing", "iterations", "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j",
+    "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "phases_j", "rest_j", "residual_j", "missing_s",
+    "ranks_counted", "is_lower_bound", "note", "provenance",
+)  # fmt: skip
+"""Columns that a row of the table has under the same name."""
+
+
+def _same_names(row: Row | RankRow | JobRow) -> Record:
+    return {name: getattr(row, name) for name in _SAME_NAMES if hasattr(row, name)}
+
+
+def _figures(row: Row) -> Record:
+    """What a row of the table says, by the names of columns."""
+    record = _same_names(row) | {"method": text_of(getattr(row, "method", None))}
+    if isinstance(row, PhaseRow):
+        return record | {"kind": "phase", "phase_path": row.path}
+    energy = row.energy_j
+    if isinstance(row, RunRow):
+        return record | {"kind": "run", "edp_js": edp_js(energy, row.time_s) if energy is not None else None}
+    n, gflops = row.iterations, row.gflops_per_w_paper
+    return record | {
+        "kind": "total",
+        "s_per_batch": row.time_s / n if n else None,
+        "j_per_batch": energy / n if n and energy is not None else None,
+        "gflops_per_w": gflops,
+        "gflops_convention": "paper" if gflops else None,
+        "gflops_basis": row.gflops_basis or None,
+    }
+
+
+def _of_phase(row: PhaseRow, group: Group) -> Record:
+    """What follows from a phase's joules and seconds: its EDP, and of the passes the operations per joule."""
+    s, j = row.s_per_batch, row.j_per_batch
+    record: Record = {"edp_js": edp_js(j, s) if j is not None and s is not None else None}
+    operations, batch = number(group.attributes, OPERATIONS), number(group.attributes, "batch_size")
+    if operations and batch and j and row.phase in ("forward", "backward"):
+        record |= {"gflops_per_w": gflops_per_w_paper(operations, batch, 1, j)}
+        record |= {"gflops_convention": "paper", "gflops_basis": row.phase}
+    return record
+
+
+def _u_gflops(record: Record, row: Row, table: PhaseTable) -> Record:
+    """Uncertainty of a figure per joule: relative, that of the joules of the phases which it divides by."""
+    gflops, basis = record["gflops_per_w"], str(record["gflops_basis"])
+    if not isinstance(gflops, float) or isinstance(row, RunRow):
+        return {}
+    same = (row.device, row.provenance, group_key(row.group))
+    phases = [r for r in table.phases if (r.device, r.provenance, group_key(r.group)) == same]
+    phases = [r for r in phases if r.phase in basis.split("+")]
+    joules = sum(r.j_per_batch or 0.0 for r in phases)
+    if not joules:
+        return {}
+    statistical = np.sqrt(sum((r.u_statistical_j or 0.0) ** 2 for r in phases))
+    systematic = sum(r.u_systematic_j or 0.0 for r in phases)
+    return {
+        "u_statistical_gflops_per_w": float(gflops * statistical / joules),
+        "u_systematic_gflops_per_w": float(gflops * systematic / joules),
+    }
+
+
+def _u_mean_s(run: Run, labels: Sequence[int]) -> float | None:
+    """Standard uncertainty of the mean duration by the spread of the phases that ended; None for fewer than two."""
+    p = run.phases
+    ended = p.of(labels) & ~p.cut
+    seconds = (p.end_ns[ended] - p.begin_ns[ended]).astype(np.float64) * 1e-9
+    if len(seconds) < 2:
+        return None
+    return known(float(np.std(seconds, ddof=1) / np.sqrt(len(seconds))), float(np.mean(seconds)))
+
+
+# -- what would make a table wrong -------------------------------------------------------------------------------------
+
+
+def check_run(path: Path, records: Sequence[Record]) -> None:
+    """Raises `AnalysisError` for a run that no table of a campaign can be made of, saying why."""
+    if not records:
+        raise AnalysisError(f"{path}: this run is empty: no line feeds any of its devices")
+    if not any(r["kind"] == "phase" for r in records):
+        raise AnalysisError(
+            f"{path}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
+        )
+    if all(r["energy_j"] is None for r in records if r["kind"] == "run"):
+        raise AnalysisError(
+            f"{path}: its lines have fewer than two good readings while it ran: there is no energy "
+            "(`joules info` and `joules clock` say what was read, and when)"
+        )
+    if all(_is_outside(r) for r in records if r["kind"] == "total"):
+        raise AnalysisError(
+            f"{path}: its phases lie outside the readings: clocks or times do not overlap (`joules clock` shows them)"
+        )
+    if without_time := [r["phase"] for r in records if r["kind"] == "phase" and r["s_per_batch"] == 0]:
+        raise AnalysisError(f"{path}: phases {without_time[0]!r} took no time at all: their marks are wrong")
+
+
+def check_durations(run: Run) -> None:
+    """Raises `AnalysisError` for a kind of phase that took no time, as `check_run` does where there are records."""
+    p = run.phases
+    for label, kind in enumerate(p.classes):
+        ended = (p.label == label) & ~p.cut
+        if ended.any() and not np.any(p.end_ns[ended] > p.begin_ns[ended]):
+            raise AnalysisError(f"{run.path}: phases {kind.name!r} took no time at all: their marks are wrong")
+
+
+def _is_outside(record: Record) -> bool:
+    missing, time = number_of(record, "missing_s"), number_of(record, "time_s")
+    return missing is not None and time is not None and time > 0 and missing >= (1 - 1e-9) * time
+
+
+def check_campaign(records: Iterable[Record]) -> None:
+    """Raises `AnalysisError` where one model's name stands for two different models, or one recording comes twice."""
+    operations: dict[Cell, Record] = {}
+    recordings: dict[tuple[Cell, ...], Cell] = {}
+    for r in records:
+        known = number_of(r, "operations_per_sample")
+        # Phases of layers count their own operations.
+        if r["model"] is not None and known is not None and "layer" not in attributes_of(r):
+            first = operations.setdefault(r["model"], r)
+            if not isclose(known, number_of(first, "operations_per_sample") or 0.0, rel_tol=1e-9):
+                raise AnalysisError(
+                    f"{r['path']}: model {r['model']!r} has {known:g} operations per sample, but "
+                    f"{first['operations_per_sample']:g} in {first['path']}: give different models different names"
+                )
+        if r["kind"] == "run" and r["run_id"]:
+            key = (r["run_id"], r["created_utc"], r["host"], r["device"], r["provenance"], r["energy_j"])
+            if recordings.setdefault(key, r["path"]) != r["path"]:
+                raise AnalysisError(f"{r['path']} is a copy of {recordings[key]}: a run counts once")

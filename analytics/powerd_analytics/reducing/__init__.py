@@ -1,1 +1,0 @@
-"""One function over many run files: here, on all cores, or on a cluster."""

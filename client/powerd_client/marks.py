@@ -1,0 +1,244 @@
+"""Phase marks as the training process writes them: 16 bytes each into memory-mapped segment files, and nothing else.
+
+A record that is in the mapping survives SIGKILL without flush or thread. The recorder tails the segments, copies them
+into its journal and deletes those that are full. The layout of a record stands in `powerd_core.marks`. Beside the
+segments, a file of names says in lines of JSON what the numbers in the records mean.
+
+Why each race is safe:
+
+- Two threads mark at the same time: `Segment.take` is one call in C and gives each its own index.
+- A thread has taken an index and has not written yet: its record has time 0, and the recorder stops in front of it.
+  Only the last read of all steps over it.
+- Several threads find a segment full: under the lock, the first makes the next segment and the others find it made.
+- A signal's handler marks while the thread that it interrupts does that: the lock lets the same thread in again, and
+  whoever comes second finds the other's segment.
+- The process is forked (a data loader's worker): the child shares the mappings, so all its writers are disabled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import mmap
+import os
+import secrets
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from threading import get_ident
+from types import MappingProxyType
+from typing import Final
+
+from powerd_client.hostclock import now_ns
+from powerd_client.log import tell
+from powerd_core.marks import RECORD, SEGMENT_RECORDS
+
+
+class Segment:
+    """One mapped file. ``take()`` gives each caller the next free index, atomically among threads."""
+
+    __slots__ = ("first", "memory", "take")
+
+    def __init__(self, path: Path, records: int, first: int = 0) -> None:
+        self.first = first
+        partial = path.with_suffix(".new")
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Blocks are reserved now: a full disk is an error here, not a SIGBUS in the middle of a training step.
+            os.posix_fallocate(descriptor, 0, records * RECORD.size)
+            self.memory = mmap.mmap(
+                descriptor, records * RECORD.size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+            )
+            partial.rename(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        self.take: Callable[[], int] = count().__next__
+
+
+_SIZE: Final = RECORD.size
+_pack_into = RECORD.pack_into
+
+
+class MarkWriter:
+    """Writes one process's marks under ``directory``. Never raises once it is made.
+
+    What goes wrong is kept in ``failure`` (first cause only); marks are dropped from then on and counted in
+    ``dropped``. They do not begin again when the disk has room: a phase whose end was dropped would swallow those
+    behind it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_records: int = SEGMENT_RECORDS,
+        about: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        """``about`` is what else the run should say of this process, such as its rank. Raises `OSError`."""
+        self.token = secrets.randbits(63)
+        self._pid, self._is_rank = os.getpid(), "rank" in about
+        self.failure: str | None = None
+        self.told = False
+        """Whether the user has been told of the failure."""
+        self._is_closed = self._was_late = False
+        self.dropped = 0
+        self._records = segment_records
+        self._base = directory / f"marks-{self.token:016x}"
+        self._lock = threading.RLock()
+        self._number = 0
+        self._kinds: dict[tuple[str, str], int] = {}
+        self._segment: Segment | None = Segment(self._path(0), segment_records)
+        self._names = os.open(f"{self._base}.names", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._is_torn = False
+        self._describe({"process": self.token, "pid": self._pid, "command": sys.argv, **about})
+        _writers.add(self)
+
+    def _path(self, number: int) -> Path:
+        return self._base.with_name(f"{self._base.name}-{number:06d}.bin")
+
+    def _describe(self, document: Mapping[str, object]) -> None:
+        # Behind half a line, of a disk that was full, a whole one begins anew: else its kind's name would be lost.
+        line = b"\n" * self._is_torn + json.dumps(document).encode() + b"\n"
+        self._is_torn = os.write(self._names, line) < len(line)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    @property
+    def is_open(self) -> bool:
+        """Whether marks are written at all: not after `close` or a failure, and not in a forked child."""
+        return self._segment is not None
+
+    def kind(self, name: str, attributes: Mapping[str, object], timing: str) -> int:
+        """The number of a phase kind; it is written down before any mark can use it.
+
+        A name or attribute that is nothing JSON knows becomes text, a number of numpy or torch a plain one.
+        """
+        name, plain = str(name), {key: _plain(value) for key, value in attributes.items()}
+        return self._numbered(
+            (name, json.dumps([plain, timing], sort_keys=True)), {"name": name, "attributes": plain, "timing": timing}
+        )
+
+    def cut(self, kind: int) -> int:
+        """The code that ends the innermost open phase of a kind as one that was cut off, and does nothing where none is
+        open."""
+        return self._numbered(("", str(kind)), {"cuts": kind})
+
+    def _numbered(self, key: tuple[str, str], document: dict[str, object]) -> int:
+        with self._lock:
+            number = self._kinds.get(key)
+            if number is None:
+                number = self._kinds[key] = len(self._kinds)
+                try:
+                    if self._segment is not None:  # else closed, or forked: nothing will use it
+                        self._describe({"kind": number, **document})
+                except OSError as error:
+                    self._fail(error)
+            return number
+
+    def note(self, text: str, level: str = "warning") -> None:
+        """Put a message into the run. It needs no recorder that hears it now."""
+        if self._segment is None:
+            return  # closed, or the copy of a forked child
+        with contextlib.suppress(OSError):
+            self._describe({"note": text, "level": level, "t_ns": now_ns()})
+
+    def identify(self, devices: Sequence[Mapping[str, object]]) -> None:
+        """Say on which devices this process works."""
+        if self._segment is not None:
+            with contextlib.suppress(OSError):
+                self._describe({"devices": list(devices)})
+
+    def mark(self, code: int, thread: int | None = None) -> None:
+        """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it.
+
+        ``thread`` is the one to whose phases it belongs, where that is not the one that runs.
+        """
+        self.mark_at(code, now_ns(), thread)
+
+    def mark_at(self, code: int, t_host_ns: int, thread: int | None = None) -> int:
+        """As `mark`, with a time that was read before. Returns the mark's number in this process, -1 when dropped."""
+        segment = self._segment
+        if segment is None:
+            self._drop(code)
+            return -1
+        index = segment.take()
+        if index < self._records:
+            thread = get_ident() if thread is None else thread
+            _pack_into(segment.memory, index * _SIZE, code, thread & 0xFFFFFFFF, t_host_ns)
+            return segment.first + index
+        return self._roll(segment, code, t_host_ns, thread)
+
+    def _roll(self, full: Segment, code: int, t_host_ns: int, thread: int | None) -> int:
+        with self._lock:
+            if self._segment is full:
+                number = self._number = self._number + 1
+                try:
+                    following = Segment(self._path(number), self._records, number * self._records)
+                except OSError as error:
+                    self._fail(error)
+                else:
+                    if self._segment is full:  # else a signal's handler was faster: ours stays empty
+                        self._segment = following
+        return self.mark_at(code, t_host_ns, thread)
+
+    def _drop(self, code: int) -> None:
+        self.dropped += 1
+        if self._is_closed and code >= 0 and not self._was_late:
+            # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
+            self._was_late = True
+            tell("a phase was begun after the Meter was closed: such phases are in no run")
+
+    def _fail(self, error: OSError) -> None:
+        self._segment = None
+        if self.failure is None:
+            self.failure = f"phases could not be written any more: {error.strerror}"
+            self.told = tell(f"{self.failure}; the training goes on, its readings too")
+
+    def disable(self, reason: str) -> None:
+        """Drop all marks from now on."""
+        self._segment = None
+        self.failure = self.failure or reason
+
+    def close(self) -> None:
+        """No more marks. The files stay for the recorder; those of a rank say that nothing is cut off."""
+        self._segment = None
+        self._is_closed = True
+        with contextlib.suppress(OSError):
+            if self._is_rank and os.getpid() == self._pid:
+                self._describe({"closed": now_ns()})
+        with contextlib.suppress(OSError):
+            os.close(self._names)
+
+
+def _plain(value: object) -> object:
+    """What JSON knows. Scalars of numpy and torch know their plain value; a `torch.device` or a path is its text."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) and getattr(value, "ndim", None) == 0 else value
+    try:
+        json.dumps(plain)
+    except (TypeError, ValueError):
+        return str(plain)
+    return plain
+
+
+_writers: weakref.WeakSet[MarkWriter] = weakref.WeakSet()
+
+
+def _disable_all() -> None:
+    """A forked child (a data loader's worker) shares the mappings and must not write into its parent's marks."""
+    for writer in list(_writers):
+        writer.disable("this process was forked from the one that is recorded")
+        writer._lock = threading.RLock()  # a thread that is not in this process may have held it
+    _writers.clear()
+
+
+os.register_at_fork(after_in_child=_disable_all)

@@ -1,0 +1,243 @@
+"""`powerd calibrate`: reads the lines of a configuration at a known load and keeps what follows in a calibration file.
+
+Readings are taken as currents by the nominal conversion (no offset, gain 1). They are judged first: nothing saturated,
+enough of them, and steady. What follows for a sensor is a point at no load (its zero) or at a reference (its gain).
+"""
+
+from __future__ import annotations
+
+import argparse
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import hypot, sqrt
+from socket import gethostname
+from statistics import fmean, stdev
+from time import gmtime, strftime
+
+from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
+from powerd_core.errors import ConfigError, SensorError
+from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
+from powerd_core.text import printable
+from powerd_daemon.calibration_file import bus_number, load_calibration, save_calibration
+from powerd_daemon.clock import Clock, SystemClock
+from powerd_daemon.config import Config, SourceConfig, load_config, make_source
+from powerd_daemon.sources.base import Source, Start, find_source
+from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy
+from powerd_daemon.sources.ina.source import RailsSource
+from powerd_daemon.sources.node.source import NodeSensor, NodeSource
+
+PARTS = 10
+MIN_COUNT = 200
+MAX_BAD = 0.1
+WANDER_STEPS = 2.0
+WANDER_SHARE = 0.002
+"""The means of ten equal parts of the readings may differ by two quantisation steps or 0.2 % of the mean."""
+IMPLAUSIBLE = 3.0
+"""An offset or a gain that is off by more than so many data-sheet limits is a mistake of the set-up."""
+
+
+@dataclass(slots=True)
+class Readings:
+    """What one line gave: currents by the nominal conversion, in order, and how many readings were no values."""
+
+    current_a: list[float] = field(default_factory=list)
+    bus_v: list[float] = field(default_factory=list)
+    saturated: int = 0
+    bad: int = 0
+
+
+def read_lines(source: Source, clock: Clock, seconds: float, lines: Sequence[str]) -> dict[str, Readings]:
+    """Poll a source for some seconds. Raises `ConfigError` for a line that it does not have or that has no shunt."""
+    readings = {line: Readings() for line in lines}
+    try:
+        streams = source.open()[0]
+        positions = {line: _position(streams, line) for line in lines}
+        due_ns = clock.now_ns()
+        polls = max(1, round(seconds * 1e9 / source.period_ns))
+        for k in range(polls):
+            clock.sleep_until(due_ns)
+            due_ns += source.period_ns
+            source.poll()
+            if k % 50 == 49 or k == polls - 1:
+                for block in source.take() if k < polls - 1 else source.finish():
+                    for line, (stream, at, conversion) in positions.items():
+                        if isinstance(block, Block) and block.stream == stream.number:
+                            _collect(readings[line], block, stream, at, conversion)
+    finally:
+        source.close()
+    return readings
+
+
+def _position(streams: Sequence[Stream], line: str) -> tuple[Stream, int, ShuntConversion]:
+    """The stream of a line, its place in that, and its nominal conversion."""
+    for stream in streams:
+        for at, known in enumerate(stream.lines):
+            if known.name == line:
+                if not isinstance(known.conversion, ShuntConversion):
+                    raise ConfigError(f"line {line!r} has no shunt: only INA sensors can be calibrated")
+                return stream, at, replace(known.conversion, offset_a=0.0, gain=1.0)
+    names = ", ".join(known.name for stream in streams for known in stream.lines)
+    raise ConfigError(f"unknown line {line!r} (there are: {names})")
+
+
+def _collect(readings: Readings, block: Block, stream: Stream, at: int, c: ShuntConversion) -> None:
+    views, typecodes = columns(block, stream), {column.name: column.typecode for column in stream.columns}
+    flags, shunt, bus = (
+        array(typecodes.get(name, "H"), bytes(views[name]))[at :: len(stream.lines)]
+        for name in ("flags", c.shunt, c.bus)
+    )
+    good = [i for i, flag in enumerate(flags) if not flag & BAD]
+    saturated = sum(bool(flag & Flag.SATURATED) for flag in flags)
+    # A reading that repeats a conversion is no fault of the sensor; it is only no further value.
+    stale = sum(flag & BAD == Flag.STALE for flag in flags)
+    readings.current_a += (shunt[i] * c.shunt_lsb_v / c.shunt_ohm for i in good)
+    readings.bus_v += ((bus[i] >> c.bus_shift) * c.bus_lsb_v for i in good)
+    readings.saturated += saturated
+    readings.bad += len(flags) - len(good) - saturated - stale
+
+
+def judge(line: str, readings: Readings, step_a: float) -> None:
+    """Refuse what a calibration must not rest on. Raises `SensorError`."""
+    count = len(readings.current_a)
+    everything = count + readings.bad + readings.saturated
+    if readings.saturated:
+        raise SensorError(
+            f"{line}: {readings.saturated} of {everything} readings stand at full scale: lower the current, "
+            "or choose a wider range or a smaller shunt"
+        )
+    if readings.bad > MAX_BAD * everything:
+        raise SensorError(f"{line}: {readings.bad} of {everything} readings failed: run `powerd check` first")
+    if count < MIN_COUNT:
+        raise SensorError(f"{line}: {count} readings are too few, {MIN_COUNT} are needed: give more --seconds")
+    part = count // PARTS
+    means = [fmean(readings.current_a[i * part : (i + 1) * part]) for i in range(PARTS)]
+    wander_a = max(means) - min(means)
+    # Means of parts differ by their scatter alone, about three standard deviations between the ends of ten.
+    scatter_a = 5 * stdev(readings.current_a) / sqrt(part)
+    limit_a = max(WANDER_STEPS * step_a, WANDER_SHARE * abs(fmean(means)))
+    if wander_a > max(limit_a, min(scatter_a, 3 * limit_a)):
+        raise SensorError(
+            f"{line}: the readings wander by {wander_a * 1000:.3g} mA within {count} of them, more than "
+            f"{limit_a * 1000:.3g} mA: wait until the load and the temperature are steady"
+        )
+
+
+def nominal_record(
+    line: str, source_config: SourceConfig, source: RailsSource | NodeSource, sensor: Sensor, settings: Settings
+) -> SensorCalibration:
+    """What a calibration of the sensor rests on, without points. A node must have been opened."""
+    if isinstance(sensor, NodeSensor):
+        assert isinstance(source, NodeSource)
+        board, bus, serial = "", sensor.controller, source.serial
+    else:
+        number = bus_number(source_config.options.get("bus", -1))  # type: ignore[arg-type]  # checked by its Options
+        board, bus, serial = gethostname(), -1 if number is None else number, ""
+    uncalibrated = accuracy(replace(sensor, calibration=Calibration()), settings, period_ns=source.period_ns)
+    kind, limits = settings.type, settings.grade(sensor.grade)
+    bus_rounding = kind.bus_lsb_v * 2 ** kind.adc[settings.bus_adc].bits_lost / 2 / sensor.nominal_v
+    return SensorCalibration(
+        line=line,
+        chip=kind.name,
+        shunt_ohm=sensor.shunt_ohm,
+        step_a=uncalibrated.step_w / sensor.nominal_v,
+        u_bus=hypot(limits.bus_gain, bus_rounding, limits.bus_offset_v / sensor.nominal_v) / sqrt(3),
+        u_bus_step=bus_rounding / sqrt(3),
+        board=board,
+        bus=bus,
+        address=sensor.address,
+        channel=sensor.channel,
+        serial=serial,
+    )
+
+
+def add_point(record: SensorCalibration, sensor: Sensor, settings: Settings, point: Point) -> SensorCalibration:
+    """The record with a new zero or a new loaded point. Raises `SensorError` for one that is implausible."""
+    limits = settings.grade(sensor.grade)
+    if point.reference == 0:
+        limit_a = IMPLAUSIBLE * limits.offset_v[settings.shunt_range] / sensor.shunt_ohm
+        if abs(point.mean_a) > limit_a:
+            raise SensorError(
+                f"{record.line}: {point.mean_a * 1000:.4g} mA without load is more than any zero error "
+                f"({limit_a * 1000:.3g} mA is three times the data sheet's limit): disconnect the load"
+            )
+        return replace(record, zero=point)
+    try:
+        loaded = replace(record, load=point)
+    except ValueError as error:
+        raise SensorError(
+            f"{record.line}: {error}: is the load on, and does the current flow from IN+ to IN-?"
+        ) from error
+    limit = IMPLAUSIBLE * hypot(limits.current_gain, sensor.shunt_tolerance, limits.bus_gain)
+    if abs(loaded.gain - 1) > limit:
+        raise SensorError(
+            f"{record.line}: a gain of {loaded.gain:.4f} is further from 1 than three times all limits ({limit:.1%}): "
+            "check the reference, shunt_ohm, and that the load is on this line"
+        )
+    return loaded
+
+
+def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -> None:
+    """All or nothing: a line whose readings will not do leaves the file as it was. Raises `PowerdError`."""
+    clock = clock or SystemClock()
+    file = load_calibration(arguments.out) if arguments.out.exists() else CalibrationFile()
+    records: list[SensorCalibration] = []
+    wanted = list(arguments.line)
+    for source_config, source in _boards(load_config(arguments.file), clock):
+        pairs = zip(source.bank.sensors, source.bank.settings, strict=True)
+        sensors = {f"{s.device or source.options.device}.{s.name}": (s, settings) for s, settings in pairs}
+        lines = [line for line in sensors if line in arguments.line or not arguments.line]
+        wanted = [line for line in wanted if line not in lines]
+        readings = read_lines(source, clock, arguments.seconds, lines) if lines else {}
+        for line in lines:
+            sensor, settings = sensors[line]
+            record = nominal_record(line, source_config, source, sensor, settings)
+            judge(line, readings[line], record.step_a)
+            before = file.find(
+                board=record.board,
+                bus=record.bus,
+                address=sensor.address,
+                channel=sensor.channel,
+                serial=record.serial,
+            )
+            if before is not None:
+                record = replace(record, zero=before.zero, load=before.load)
+            point = Point(
+                taken=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(clock.wall_ns() // 1_000_000_000)),
+                temperature_c=arguments.temperature_c,
+                reference=arguments.reference_a or arguments.reference_w or 0.0,
+                quantity="A" if arguments.reference_w is None else "W",
+                u_reference=0.0 if arguments.zero else arguments.reference_u,
+                count=len(readings[line].current_a),
+                mean_a=fmean(readings[line].current_a),
+                spread_a=stdev(readings[line].current_a),
+                bus_v=fmean(readings[line].bus_v),
+            )
+            records.append(add_point(record, sensor, settings, point))
+            file = file.with_sensor(records[-1])
+    if wanted or not records:
+        raise ConfigError(f"{arguments.file}: no source of kind ina, node or sim has a line {''.join(wanted[:1])!r}")
+    save_calibration(arguments.out, file)
+    print(f"{'line':<22} {'readings':>8} {'mean mA':>10} {'spread mA':>10}   offset mA  u mA      gain      u")
+    for record in records:
+        shown = record.zero if arguments.zero else record.load
+        assert shown is not None
+        u_offset = "-" if record.u_offset_a is None else f"{record.u_offset_a * 1000:.3f}"
+        u_gain = "-" if record.u_gain is None else f"{record.u_gain:.3%}"
+        print(
+            f"{printable(record.line):<22} {shown.count:>8} {shown.mean_a * 1000:10.3f} {shown.spread_a * 1000:10.3f}  "
+            f"{record.offset_a * 1000:10.3f} {u_offset:>6} {record.gain:10.6f} {u_gain:>7}"
+        )
+    print(f'written to {arguments.out}; load it in the [[source]] with: calibration = "{arguments.out.absolute()}"')
+
+
+def _boards(config: Config, clock: Clock) -> list[tuple[SourceConfig, RailsSource | NodeSource]]:
+    boards = []
+    for source_config in config.sources:
+        cls = find_source(source_config.kind)
+        if issubclass(cls, RailsSource | NodeSource):
+            source: Source = make_source(source_config, cls, Start(source_config.name, 1, 0, clock))
+            assert isinstance(source, RailsSource | NodeSource)
+            boards.append((source_config, source))
+    return boards

@@ -1,0 +1,390 @@
+"""The configuration: what powerd measures and where it listens. See docs/configuration.md.
+
+Every error begins with the place it is about, such as ``powerd.toml: [[source]] 1 (sim)``, and says the remedy.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from powerd_core.errors import ConfigError
+from powerd_core.model import Device, Stream, pci_key, uuid_key
+from powerd_core.serde import build_options, parse_toml
+from powerd_core.text import did_you_mean
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.sources.base import Source, Start, find_source
+
+DEFAULT_LISTEN = "tcp://127.0.0.1:7360"
+IPC_PATH_BYTES = 107
+"""A Unix socket's path has 108 bytes with its final NUL (unix(7))."""
+STREAMS_PER_SOURCE = 256
+"""A stream's number has 16 bits; each source owns a block of 256 of them."""
+NO_FILE = "there is no such configuration file"
+_TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:/\[\]\s]+):(?P<port>\d+|\*)")
+
+
+def release() -> str:
+    """The installed version, or ``unknown`` for a copy of the sources that was never installed."""
+    try:
+        return version("powerd")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def read_text(path: Path, missing: str) -> str:
+    """The text of a file; ``missing`` is said where there is none. Raises `ConfigError`."""
+    try:
+        # Some editors put a mark of their own before the first character.
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: {missing}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+
+
+def write_text(path: Path, text: str, mode: int = 0o644, *, like: Path | None = None) -> None:
+    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`.
+
+    Where root writes, the file belongs to the owner of ``like``.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if like is not None and os.geteuid() == 0:
+                os.fchown(descriptor, like.stat().st_uid, like.stat().st_gid)
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def check_endpoint(url: str, where: str) -> str:
+    """``url`` with an ipc path made absolute. Raises `ConfigError` naming ``where`` it was given."""
+    if url.startswith("ipc://"):
+        path = str(Path(url.removeprefix("ipc://")).absolute())
+        if (size := len(path.encode())) > IPC_PATH_BYTES:
+            raise ConfigError(
+                f"{where}: the path of {url!r} has {size} bytes, a socket's path at most {IPC_PATH_BYTES}: "
+                "choose a shorter one"
+            )
+        return f"ipc://{path}"
+    match = _TCP.fullmatch(url)
+    if not match or (match["port"] != "*" and not 1 <= int(match["port"]) <= 65535):
+        raise ConfigError(f"{where}: cannot use {url!r}: write tcp://HOST:PORT or ipc:///PATH")
+    return url
+
+
+def neighbour_endpoint(listen: str, step: int, name: str, where: str) -> str:
+    """The default of another socket beside a checked control socket: ``step`` ports on, or the path with its name."""
+    if listen.startswith("ipc://"):
+        return check_endpoint(f"{listen}.{name}", where)
+    host, _, port = listen.rpartition(":")
+    return listen if port == "*" else check_endpoint(f"{host}:{int(port) + step}", f"{where}: {name!r}")
+
+
+def public_endpoint(bound: str) -> str:
+    """A bound endpoint as a `Description` states it: over tcp, host ``*`` stands for the address that was asked."""
+    return f"tcp://*:{bound.rpartition(':')[2]}" if bound.startswith("tcp://") else bound
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The table ``[server]``, with its endpoints checked and complete."""
+
+    listen: str = DEFAULT_LISTEN
+    """Where clients ask: tcp://HOST:PORT (port * takes a free one) or ipc:///PATH."""
+    data: str = ""
+    """Where the readings are sent. Empty for the port after listen's, or its path with '.data'."""
+    clock: str = ""
+    """Where clocks are compared. Empty for the second port after listen's, or its path with '.clock'."""
+    board: str = field(default_factory=socket.gethostname)
+    """Name of this machine in every recording."""
+    ring_mib: float = 64.0
+    """Memory for each stream's latest readings, from which a client that was away catches up."""
+    block_ms: float = 20.0
+    """How often readings are sent on."""
+    spool: Path | None = None
+    """Directory in which readings are kept too, so that they outlive powerd."""
+    spool_mib: float = 1024.0
+    """Size at which the spool's oldest readings are deleted."""
+    spool_sync_s: float = 1.0
+    """How much a power cut may take."""
+    keys: str = ""
+    """Directory of keys. Given, they guard every tcp address; otherwise those beyond this machine, with the default
+    directory."""
+    insecure: bool = False
+    """Let anyone who reaches the addresses read, without keys."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.ring_mib <= 1 << 20:
+            raise ValueError(f"option 'ring_mib': {self.ring_mib} MiB is not a size")
+        if not 1 <= self.block_ms <= 1000:
+            raise ValueError(f"option 'block_ms': {self.block_ms} is not between 1 and 1000")
+        if not 1 <= self.spool_mib <= 1 << 30:
+            raise ValueError(f"option 'spool_mib': {self.spool_mib} MiB is not a size of at least 1")
+        if not 0.05 <= self.spool_sync_s <= 3600:
+            raise ValueError(f"option 'spool_sync_s': {self.spool_sync_s} is not between 0.05 and 3600")
+        if self.keys and self.insecure:
+            raise ValueError("option 'insecure': it cannot go together with 'keys'")
+        if not self.board:
+            raise ValueError("option 'board': a board needs a name")
+
+    @property
+    def ring_bytes(self) -> int:
+        return int(self.ring_mib * (1 << 20))
+
+    @property
+    def spool_bytes(self) -> int:
+        return int(self.spool_mib * (1 << 20))
+
+    @property
+    def block_ns(self) -> int:
+        return int(self.block_ms * 1e6)
+
+    def listening_on(self, listen: str, where: str, data: str = "", clock: str = "") -> ServerConfig:
+        """The same with other endpoints, checked; those not given are the defaults beside ``listen``."""
+        listen = check_endpoint(listen, where)
+        data = check_endpoint(data, where) if data else neighbour_endpoint(listen, 1, "data", where)
+        clock = check_endpoint(clock, where) if clock else neighbour_endpoint(listen, 2, "clock", where)
+        return replace(self, listen=listen, data=data, clock=clock)
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerConfig:
+    """Options that every ``[[source]]`` takes beside its own: how its sampler process runs."""
+
+    priority: int = 0
+    """Real-time priority of the sampler (SCHED_FIFO), 1 to 99; 0 leaves it an ordinary process."""
+    lock_memory: bool = False
+    """Keep the sampler's memory from being paged out."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.priority <= 99:
+            raise ValueError(f"option 'priority': {self.priority} is not between 0 and 99")
+
+
+@dataclass(frozen=True, slots=True)
+class SourceConfig:
+    """One ``[[source]]``: its options as the file gives them, already checked against the source's ``Options``."""
+
+    kind: str
+    name: str
+    options: Mapping[str, object]
+    where: str
+    """Begins every error about it, such as ``powerd.toml: [[source]] 1 (sim)``."""
+    sampler: SamplerConfig = SamplerConfig()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceConfig:
+    """One ``[[device]]``: overrides or adds to the devices that sources propose. None leaves what they say."""
+
+    name: str
+    where: str
+    feeds: tuple[str, ...] | None = None
+    description: str | None = None
+    uuid: str | None = None
+    pci: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("option 'name': a device needs a name")
+        if self.uuid is not None and not uuid_key(self.uuid):
+            raise ValueError(f"option 'uuid': {self.uuid!r} is no UUID of a GPU: nvidia-smi -L lists them")
+        if self.pci is not None and not pci_key(self.pci):
+            raise ValueError(f"option 'pci': {self.pci!r} is no PCI address such as 0000:3b:00.0")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything that `powerd run` needs to know."""
+
+    server: ServerConfig
+    sources: tuple[SourceConfig, ...]
+    devices: tuple[DeviceConfig, ...] = ()
+
+
+def source_config(kind: str, name: str, options: Mapping[str, object], where: str) -> SourceConfig:
+    """A source with its options checked. Raises `ConfigError`."""
+    try:
+        cls = find_source(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    config = SourceConfig(kind, name, options, where)
+    make_source(config, cls, Start(name, 1, 0, SystemClock()))
+    return config
+
+
+def make_source(config: SourceConfig, cls: type[Source], start: Start) -> Source:
+    """The source of a configuration, not yet opened. Raises `ConfigError`."""
+    options = build_options(cls.Options, config.options, config.where)
+    try:
+        return cls(options, start)
+    except ConfigError as error:
+        raise ConfigError(f"{config.where}: {error}") from error
+    except OverflowError as error:
+        raise ConfigError(f"{config.where}: a number is too large: {error}") from error
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a file. Raises `ConfigError`."""
+    return parse_config(read_text(path, NO_FILE), str(path))
+
+
+def parse_document(text: str, origin: str) -> dict[str, Any]:
+    """A TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
+    try:
+        return parse_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
+
+
+def parse_config(text: str, origin: str) -> Config:
+    """The configuration in a TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
+    document = parse_document(text, origin)
+    tables = ("server", "source", "device")
+    for name in document:
+        if name not in tables:
+            raise ConfigError(f"{origin}: unknown table {name!r}{did_you_mean(name, tables)}")
+    server = document.get("server", {})
+    if not isinstance(server, dict):
+        raise ConfigError(f"{origin}: 'server' is a table: write [server]")
+    where = f"{origin}: [server]"
+    settings = build_options(ServerConfig, server, where)
+    settings = settings.listening_on(settings.listen, where, settings.data, settings.clock)
+    sources = [_source(t, i, origin) for i, t in enumerate(_tables(document, "source", origin), 1)]
+    if not sources:
+        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
+    devices = [_device(t, i, origin) for i, t in enumerate(_tables(document, "device", origin), 1)]
+    _refuse_twins("source", sources)
+    _refuse_twins("device", devices)
+    return Config(settings, tuple(sources), tuple(devices))
+
+
+def _tables(document: Mapping[str, object], name: str, origin: str) -> list[dict[str, object]]:
+    tables = document.get(name, [])
+    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
+        raise ConfigError(f"{origin}: {name!r} is a list of tables: write [[{name}]]")
+    return tables
+
+
+def _source(table: dict[str, object], number: int, origin: str) -> SourceConfig:
+    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
+    options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
+    where = f"{origin}: [[source]] {number}"
+    kind, name = table.get("kind"), table.get("name", table.get("kind"))
+    if not isinstance(kind, str) or not isinstance(name, str) or not kind or not name:
+        raise ConfigError(f"{where}: missing option 'kind' or 'name' (strings, see `powerd sources`)")
+    where = f"{where} ({kind})"
+    return replace(source_config(kind, name, options, where), sampler=build_options(SamplerConfig, common, where))
+
+
+def _device(table: dict[str, object], number: int, origin: str) -> DeviceConfig:
+    where = f"{origin}: [[device]] {number}"
+    if isinstance(table.get("name"), str):
+        where += f" ({table['name']})"
+    if "where" in table:
+        raise ConfigError(f"{where}: unknown option 'where'")
+    device = build_options(DeviceConfig, {**table, "where": where}, where)
+    for line in device.feeds or ():
+        if device.feeds and device.feeds.count(line) > 1:
+            raise ConfigError(f"{where}: line {line!r} feeds it twice: each line counts once")
+    return device
+
+
+def _refuse_twins(what: str, configs: Sequence[SourceConfig | DeviceConfig]) -> None:
+    seen: dict[str, int] = {}
+    for number, config in enumerate(configs, 1):
+        if config.name in seen:
+            raise ConfigError(f"{config.where}: {what} {seen[config.name]} has the same name: give each its own 'name'")
+        seen[config.name] = number
+
+
+def check_lines(described: Iterable[tuple[SourceConfig, Sequence[Stream]]]) -> tuple[str, ...]:
+    """The names of all lines. Raises `ConfigError` when two have the same."""
+    owners: dict[str, SourceConfig] = {}
+    for source, streams in described:
+        for name in (line.name for stream in streams for line in stream.lines):
+            if name in owners:
+                raise ConfigError(
+                    f"{source.where}: line {name!r} is also a line of source {owners[name].name!r}: "
+                    "give one of them another name in its options, or remove it"
+                )
+            owners[name] = source
+    return tuple(owners)
+
+
+def merge_devices(
+    lines: Sequence[str],
+    proposed: Iterable[tuple[SourceConfig, Sequence[Device]]],
+    configured: Sequence[DeviceConfig],
+    beside: Collection[str] = (),
+) -> tuple[tuple[Device, ...], tuple[str, ...]]:
+    """All devices, and notes for the user on proposals that were set aside.
+
+    Two sources that measure one device measure the same power twice: the first of them in the configuration feeds it,
+    unless a ``[[device]]`` says otherwise. Raises `ConfigError` for a device fed by a line that does not exist, or by
+    one of the lines ``beside``, which are no power.
+    """
+    devices: dict[str, Device] = {}
+    feeder: dict[str, str] = {}
+    notes = []
+    settled = {d.name for d in configured if d.feeds is not None}
+    for source, suggestions in proposed:
+        for device in suggestions:
+            _check_feeds(device.feeds, lines, beside, f"{source.where}: device {device.name!r}")
+            if device.name not in devices or not devices[device.name].feeds:
+                devices[device.name] = device
+                feeder[device.name] = source.name
+            elif device.feeds and device.name not in settled:
+                notes.append(
+                    f"device {device.name} is fed by the lines of source {feeder[device.name]!r}; those of "
+                    f"{source.name!r} are compared with them (a [[device]] table can say otherwise)"
+                )
+    for config in configured:
+        before = devices.get(config.name, Device(config.name, ()))
+        feeds = before.feeds if config.feeds is None else config.feeds
+        if not feeds:
+            raise ConfigError(f"{config.where}: no source proposes this device: say which lines are its 'feeds'")
+        _check_feeds(feeds, lines, beside, config.where)
+        devices[config.name] = Device(
+            config.name,
+            feeds,
+            before.description if config.description is None else config.description,
+            before.uuid if config.uuid is None else config.uuid,
+            before.pci if config.pci is None else config.pci,
+        )
+    _refuse_one_gpu_twice(configured)
+    return tuple(devices.values()), tuple(notes)
+
+
+def _refuse_one_gpu_twice(configured: Sequence[DeviceConfig]) -> None:
+    """Two devices of the file with one GPU's name would each be given what its processes use."""
+    seen: dict[tuple[str, str], DeviceConfig] = {}
+    for config in configured:
+        for option, key in (("uuid", uuid_key(config.uuid)), ("pci", pci_key(config.pci))):
+            before = seen.setdefault((option, key), config) if key else config
+            if before is not config:
+                raise ConfigError(f"{config.where}: {option!r} is also that of {before.name!r}: a GPU is one device")
+
+
+def _check_feeds(feeds: Sequence[str], lines: Sequence[str], beside: Collection[str], where: str) -> None:
+    for line in feeds:
+        if line not in lines:
+            raise ConfigError(f"{where}: unknown line {line!r} in feeds{did_you_mean(line, lines)}")
+        if line in beside:
+            raise ConfigError(f"{where}: line {line!r} in feeds is neither power nor energy: leave it out")

@@ -1,0 +1,1 @@
+"""Sensors of the INA family on any register bus: chip tables, sensors, scans, recovery, and the source."""

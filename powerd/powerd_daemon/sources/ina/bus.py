@@ -1,0 +1,173 @@
+"""What a driver asks of a bus of registers, what a transfer costs in periods of its clock, and Linux's I2C.
+
+`RegisterBus` has two methods, few enough for a Linux ``i2c-dev`` (one ``I2C_RDWR`` with buffers that are set up once),
+for MicroPython's ``readfrom_mem_into`` and for the simulated bus alike.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from ctypes import POINTER, addressof, c_char, cast
+from typing import Any, NamedTuple, Protocol
+
+from powerd_core.errors import ConfigError, SensorError
+
+BUS_FREE_PERIODS = 0.5
+"""Between a stop and the next start: 1.3 us at 400 kHz."""
+WRITE_PERIODS = 38
+"""SCL periods of a word written: S + 9 + 9 + 18 + P."""
+MAX_MESSAGES = 42
+"""What Linux takes in one combined transaction (I2C_RDWR_IOCTL_MAX_MSGS); a read behind a pointer is two messages."""
+ReadWords = Callable[[], bytes | bytearray | memoryview]
+"""A prepared read: what the registers hold, one after the other, most significant byte first. The buffer is reused by
+the next call. Raises `OSError` when any transfer of it failed; nothing read by that call counts then."""
+I2C_RETRIES, I2C_TIMEOUT, I2C_RDWR = 0x0701, 0x0702, 0x0707
+"""Requests of <linux/i2c-dev.h>. The timeout counts in 10 ms."""
+Ioctl = Callable[[Any, int, Any], Any]
+_MISSING = "enable the bus in the boot settings and load i2c-dev (modprobe i2c-dev)"
+_REMEDIES: dict[int, str] = {
+    errno.ENOENT: _MISSING,
+    errno.ENODEV: _MISSING,
+    errno.ENXIO: _MISSING,
+    errno.EACCES: "add the user to the group i2c (usermod -aG i2c USER) and log in again",
+    errno.EBUSY: "unload the kernel driver that holds its chips (rmmod ina2xx)",
+}
+
+
+class Read(NamedTuple):
+    """One register to read: 7-bit address, pointer (None where it is already there) and width in bytes."""
+
+    address: int
+    register: int | None
+    size: int = 2
+
+    @property
+    def messages(self) -> int:
+        return 1 if self.register is None else 2
+
+    @property
+    def periods(self) -> int:
+        """SCL periods without the stop: S + 9 a byte of address or data, twice where the pointer is written."""
+        return 1 + 9 * (1 + self.size) + (0 if self.register is None else 19)
+
+
+class RegisterBus(Protocol):
+    """A bus whose chips hold registers behind a pointer."""
+
+    def prepare(self, reads: Sequence[Read]) -> ReadWords:
+        """A call that makes these reads in this order, in combined transactions of at most `MAX_MESSAGES` messages.
+
+        The call raises `OSError` with EOPNOTSUPP when there are several reads and the adapter cannot combine them.
+        """
+        ...
+
+    def write_word(self, address: int, register: int, word: int) -> None:
+        """Write one register of two bytes. Raises `OSError` when the chip does not acknowledge."""
+        ...
+
+
+def split(reads: Sequence[Read]) -> list[list[Read]]:
+    """The combined transactions into which reads fall."""
+    parts: list[list[Read]] = [[]]
+    messages = 0
+    for read in reads:
+        if messages + read.messages > MAX_MESSAGES:
+            parts.append([])
+            messages = 0
+        parts[-1].append(read)
+        messages += read.messages
+    return parts
+
+
+def scan_periods(reads: Sequence[Read], *, combined: bool) -> float:
+    """SCL periods of all reads, with stops and the time for which the bus has to be free.
+
+    In combined transactions a stop comes after as many reads as fit; else after each.
+    """
+    transactions = len(split(reads)) if combined else len(reads)
+    return sum(r.periods for r in reads) + transactions * (1 + BUS_FREE_PERIODS)
+
+
+def singly(bus: RegisterBus, reads: Iterable[Read]) -> ReadWords:
+    """The same reads with a transaction for each, for adapters that cannot combine them."""
+    plan, at = [], 0
+    for read in reads:
+        plan.append((bus.prepare([read]), at, at + read.size))
+        at += read.size
+    buffer = bytearray(at)
+
+    def call() -> bytearray:
+        for one, begin, end in plan:
+            buffer[begin:end] = one()
+        return buffer
+
+    return call
+
+
+class LinuxBus:
+    """Linux's ``/dev/i2c-N`` as a `RegisterBus`. ``bus`` is a number or a path. Only here smbus2 is imported.
+
+    Messages and buffers are laid out once, so that a scan is one ``ioctl`` on a ready structure: the words of all reads
+    arrive one after the other in one buffer.
+
+    A transfer that the adapter's driver cannot finish ends after ``timeout_ms`` with an error. Raises `SensorError`
+    when the bus cannot be opened, with what to do.
+    """
+
+    def __init__(self, bus: int | str, *, timeout_ms: int = 50, ioctl: Ioctl = fcntl.ioctl) -> None:
+        self.path = bus if isinstance(bus, str) else f"/dev/i2c-{bus}"
+        try:
+            import smbus2.smbus2 as library
+        except ImportError as error:
+            raise ConfigError("reading an I2C bus needs smbus2: pip install 'powerd[board]'") from error
+        self._library: Any = library
+        self._ioctl = ioctl
+        try:
+            self._bus: Any = library.SMBus(self.path)
+            self._fd = self._bus.fd
+        except OSError as error:
+            remedy = _REMEDIES.get(error.errno or 0, "is it a /dev/i2c-N?")
+            raise SensorError(f"{self.path} cannot be opened: {error.strerror}: {remedy}") from error
+        for request, value in ((I2C_TIMEOUT, max(1, timeout_ms // 10)), (I2C_RETRIES, 0)):
+            # Some adapters have settings of their own that cannot be changed; theirs then count.
+            with suppress(OSError):
+                ioctl(self._fd, request, value)
+
+    def prepare(self, reads: Sequence[Read]) -> ReadWords:
+        sizes = [r.size for r in reads]
+        buffer = (c_char * max(1, sum(sizes)))()
+        requests: list[Any] = []
+        pointed_at: list[object] = [buffer]
+        at = 0
+        for part in split(reads):
+            messages = []
+            for read in part:
+                if read.register is not None:
+                    messages.append(self._library.i2c_msg.write(read.address, [read.register]))
+                message = self._library.i2c_msg.read(read.address, read.size)
+                message.buf = cast(addressof(buffer) + at, POINTER(c_char))
+                messages.append(message)
+                at += read.size
+            pointed_at.append(messages)
+            if messages:
+                requests.append(self._library.i2c_rdwr_ioctl_data.create(*messages))
+        view, fd, ioctl = memoryview(buffer).cast("B")[:at], self._fd, self._ioctl
+
+        # The kernel writes through bare pointers: what they point to has to live as long as the call.
+        def call(_alive: object = pointed_at) -> memoryview:
+            for request in requests:
+                ioctl(fd, I2C_RDWR, request)
+            return view
+
+        return call
+
+    def write_word(self, address: int, register: int, word: int) -> None:
+        message = self._library.i2c_msg.write(address, [register, word >> 8, word & 0xFF])
+        self._ioctl(self._fd, I2C_RDWR, self._library.i2c_rdwr_ioctl_data.create(message))
+
+    def close(self) -> None:
+        """Let go of the device file. Harmless when it is not open."""
+        self._bus.close()

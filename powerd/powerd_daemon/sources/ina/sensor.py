@@ -1,0 +1,160 @@
+"""A sensor as the configuration gives it: a channel of a chip with its shunt, its calibration and what it feeds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from math import hypot, sqrt
+
+from powerd_core.calibration import Calibration
+from powerd_core.errors import ConfigError
+from powerd_core.model import Accuracy, Line, Provenance, ShuntConversion
+from powerd_daemon.sources.ina.chips import Settings, chip_type
+
+_LATCH_NS = 15_000
+"""The chip latches a word some SCL periods behind the middle of its transfer (5 of 48, at 400 kHz)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """One table of a source's ``sensors``."""
+
+    name: str = field(metadata={"help": "name of the line, after the device's: gpu0.<name>"})
+    address: int = field(metadata={"help": "7-bit address on the bus, such as 0x40"})
+    chip: str = field(default="INA219", metadata={"help": "INA219, INA226, INA228 or INA3221"})
+    channel: int = field(default=1, metadata={"help": "channel of an INA3221: 1 to 3"})
+    shunt_ohm: float = field(default=0.05, metadata={"help": "resistance of the shunt"})
+    shunt_tolerance: float = field(default=0.01, metadata={"help": "limit of the shunt's relative error"})
+    nominal_v: float = field(default=12.0, metadata={"help": "voltage of the line"})
+    shunt_adc: str = field(default="", metadata={"help": "shunt conversion: INA219 9bit ... avg128, others 140us ..."})
+    bus_adc: str = field(default="", metadata={"help": "bus voltage conversion, likewise"})
+    averages: int = field(
+        default=1, metadata={"help": "conversions that are averaged (INA226, INA228; for the INA219 see shunt_adc)"}
+    )
+    shunt_range: str = field(default="", metadata={"help": "such as 320mV (INA219) or 41mV (INA228); empty = widest"})
+    bus_range: str = field(default="", metadata={"help": "16V or 32V (INA219); empty = widest"})
+    grade: str = field(default="", metadata={"help": "grade of an INA219: A or B"})
+    device: str = field(default="", metadata={"help": "device that the line belongs to; empty = the source's"})
+    description: str = field(default="", metadata={"help": "what the line is, in words"})
+    calibration: Calibration = field(default=Calibration(), metadata={"help": "what a calibration found"})
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a sensor needs a name")
+        kind = chip_type(self.chip)
+        first, last = kind.addresses
+        if not first <= self.address <= last:
+            raise ConfigError(f"{self.name}: address {self.address:#04x} is not of an {kind.name}")
+        for option, low, value, high in (
+            ("shunt_ohm", 1e-6, self.shunt_ohm, 1e6),
+            ("nominal_v", 1e-3, self.nominal_v, 1e3),
+            ("shunt_tolerance", 0.0, self.shunt_tolerance, 0.999),
+        ):
+            if not low <= value <= high:
+                raise ConfigError(f"{self.name}: {option} = {value:g} is not between {low:g} and {high:g}")
+        self.settings_of((self.channel,)).grade(self.grade)
+
+    def settings_of(self, channels: tuple[int, ...]) -> Settings:
+        """The chip's settings when these channels of it are converted. Raises `ConfigError`."""
+        try:
+            return Settings(
+                self.chip, self.shunt_adc, self.bus_adc, self.averages, self.shunt_range, self.bus_range, channels
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Bank:
+    """The sensors of one bus: each with its chip's settings, in the order of the configuration."""
+
+    sensors: tuple[Sensor, ...]
+    settings: tuple[Settings, ...]
+
+    def __iter__(self) -> Iterator[tuple[Sensor, Settings]]:
+        return zip(self.sensors, self.settings, strict=True)
+
+    @property
+    def longest_cycle_ns(self) -> int:
+        """After this long, every sensor has a new pair of codes."""
+        return max(s.longest_cycle_ns for s in self.settings)
+
+
+def make_bank(sensors: Sequence[Sensor]) -> Bank:
+    """Check that the sensors fit together on one bus. Raises `ConfigError`."""
+    if not sensors:
+        raise ConfigError("there are no sensors: add [[source.sensors]] with 'name' and 'address'")
+    for i, one in enumerate(sensors):
+        for other in sensors[:i]:
+            if (one.device, one.name) == (other.device, other.name):
+                raise ConfigError(f"two sensors are called {one.name!r}: give each its own name")
+            if one.address != other.address:
+                continue
+            if one.channel == other.channel:
+                raise ConfigError(f"{other.name} and {one.name} are both at {one.address:#04x}")
+            if one.settings_of((1,)) != other.settings_of((1,)):
+                raise ConfigError(f"{other.name} and {one.name} share a chip and must have the same settings")
+    channels = {s.address: tuple(sorted(o.channel for o in sensors if o.address == s.address)) for s in sensors}
+    return Bank(tuple(sensors), tuple(s.settings_of(channels[s.address]) for s in sensors))
+
+
+def conversion(sensor: Sensor, settings: Settings) -> ShuntConversion:
+    """What the raw codes of columns ``shunt`` and ``bus`` mean."""
+    kind, c = settings.type, sensor.calibration
+    return ShuntConversion(
+        sensor.shunt_ohm, settings.shunt.lsb_v, kind.bus_lsb_v, kind.bus_shift, offset_a=c.offset_a, gain=c.gain
+    )
+
+
+def accuracy(sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: float = 0.0) -> Accuracy:
+    """Standard uncertainties from the data sheet's limits, or from the calibration where it states its own.
+
+    ``bus_hold`` is the limit of how far (relative) the bus voltage moves while its last code is held.
+    """
+    kind, limits, c = settings.type, settings.grade(sensor.grade), sensor.calibration
+    bus_step_v = kind.bus_lsb_v * 2 ** kind.adc[settings.bus_adc].bits_lost
+    used_bits = 4 if kind.code_bytes > 2 else 3 if kind.name == "INA3221" else 0
+    shunt_step_v = settings.shunt.lsb_v * 2 ** (used_bits + kind.adc[settings.shunt_adc].bits_lost)
+    # A steady voltage is always rounded the same way and off by the same zero: errors of the gain.
+    bus_error = hypot(limits.bus_gain, bus_step_v / 2 / sensor.nominal_v, limits.bus_offset_v / sensor.nominal_v)
+    u_gain = hypot(limits.current_gain, bus_error, sensor.shunt_tolerance, bus_hold) / sqrt(3)
+    u_offset_w = limits.offset_v[settings.shunt_range] / sqrt(3) / sensor.shunt_ohm * sensor.nominal_v
+    origin = f"{kind.name} data sheet {kind.data_sheet}"
+    if kind.name == "INA219":
+        origin += f", grade {sensor.grade or 'A'}"
+    origin += f", limits over temperature; shunt +-{sensor.shunt_tolerance:.2%}"
+    if c.u_gain is None and c.u_offset_a is None:
+        origin += "; not calibrated" if c == Calibration() else "; calibrated without stated uncertainty"
+    else:
+        u_gain = u_gain if c.u_gain is None else hypot(c.u_gain, bus_hold / sqrt(3))
+        u_offset_w = u_offset_w if c.u_offset_a is None else c.u_offset_a * c.gain * sensor.nominal_v
+        origin += f"; {c.what_and_when}"
+    tolerance = kind.clock_tolerance
+    age_ns, half_ns = settings.age_ns(sensor.channel), settings.cycle_ns / 2
+    # When a register is renewed within the sequence is not stated by all data sheets: up to one bus conversion earlier.
+    unsure_ns = 0 if kind.renews_at_once else settings.bus_adc_ns
+    return Accuracy(
+        u_gain=u_gain,
+        u_offset_w=u_offset_w,
+        step_w=shunt_step_v / sensor.shunt_ohm * sensor.nominal_v,
+        window_ns=settings.window_ns,
+        centre_ns=round(half_ns + (age_ns + half_ns) * tolerance + _LATCH_NS + unsure_ns),
+        update_ns=settings.cycle_ns if settings.cycle_ns > period_ns else 0,
+        origin=origin,
+    )
+
+
+def line(
+    sensor: Sensor, settings: Settings, device: str, provenance: Provenance, *, period_ns: int, bus_hold: float = 0.0
+) -> Line:
+    """The sensor as a line of ``device`` unless it names its own."""
+    owner = sensor.device or device
+    channel = f", channel {sensor.channel}" if len(settings.type.channels) > 1 else ""
+    return Line(
+        f"{owner}.{sensor.name}",
+        owner,
+        conversion(sensor, settings),
+        provenance,
+        accuracy(sensor, settings, period_ns=period_ns, bus_hold=bus_hold),
+        f"{sensor.description or sensor.name} ({settings.chip} at {sensor.address:#04x}{channel})",
+    )

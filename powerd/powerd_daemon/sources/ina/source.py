@@ -1,0 +1,187 @@
+"""Source ``ina``: INA219, INA226, INA228 and INA3221 on one I2C bus of this machine.
+
+`RailsSource` is what all sources of INA chips have in common, on Linux's bus or a simulated one: a bank of sensors,
+the scanner that reads it, and one stream.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import ClassVar
+
+from powerd_core.errors import ConfigError
+from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
+from powerd_daemon.calibration_file import calibrated_by
+from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
+from powerd_daemon.sources.ina.bus import LinuxBus, RegisterBus
+from powerd_daemon.sources.ina.scanner import Scanner
+from powerd_daemon.sources.ina.scans import wire_limit_hz
+from powerd_daemon.sources.ina.sensor import Sensor, line, make_bank
+
+MOST_BUS_EVERY = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RailsOptions:
+    """Options of every source of INA chips. Raises `ConfigError` for a pace that no bus has."""
+
+    device: str = field(default="gpu0", metadata={"help": "device that the lines belong to"})
+    rate_hz: float = field(default=500.0, metadata={"help": "scans per second"})
+    scl_hz: float = field(default=400_000.0, metadata={"help": "clock of the bus, as the machine's boot settings say"})
+    bus_every: int = field(
+        default=1, metadata={"help": "read bus voltages in every so-many-th scan only; their age is then recorded"}
+    )
+    bus_hold: float = field(
+        default=0.01, metadata={"help": "how far (relative) a bus voltage may move meanwhile, for the uncertainty"}
+    )
+    calibration: str = field(
+        default="", metadata={"help": "calibration file that `powerd calibrate` wrote; changes metadata, never codes"}
+    )
+
+    def __post_init__(self) -> None:
+        for option, least, value in (("rate_hz", LEAST_RATE_HZ, self.rate_hz), ("scl_hz", 1, self.scl_hz)):
+            if value < least:
+                raise ConfigError(f"{option} must be at least {least:g}")
+        if not 1 <= self.bus_every <= MOST_BUS_EVERY:
+            raise ConfigError(f"bus_every = {self.bus_every} is not between 1 and {MOST_BUS_EVERY}")
+        if not 0 <= self.bus_hold < 1:
+            raise ConfigError(f"bus_hold = {self.bus_hold:g} is not between 0 and 1")
+
+
+class RailsSource(Source):
+    """One stream of ``shunt`` and ``bus`` codes (16 bits, or 32 where a chip has more than 16) of all sensors of a bus.
+
+    Where the bus voltage is read in every k-th scan only, the column ``bus_age`` says how many scans old its code is,
+    and what it may have moved since is part of the lines' gain uncertainty. A subclass says how to reach the bus.
+    """
+
+    options: RailsOptions
+    provenance: Provenance
+    what = "power rails"
+    """The devices' description."""
+
+    def __init__(
+        self,
+        options: RailsOptions,
+        start: Start,
+        sensors: Sequence[Sensor],
+        *,
+        bus: int | str,
+        combined: bool = True,
+    ) -> None:
+        """``bus`` is what a calibration file calls the bus of ``sensors``."""
+        super().__init__(options, start)
+        calibrated, self._records = calibrated_by(options.calibration, sensors, bus=bus)
+        self.bank = make_bank(calibrated)
+        self._scanner: Scanner | None = None
+        self._check_rate(combined)
+
+    @abstractmethod
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        """Get hold of the bus; with it, what else the stream's ``detail`` is to say. Raises `SensorError`."""
+
+    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        o = self.options
+        bus, detail = self.connect()
+        self._scanner = scanner = Scanner(
+            bus, self.start.clock, self.bank, scl_hz=o.scl_hz, period_ns=self.period_ns, bus_every=o.bus_every
+        )
+        scanner.open()
+        self._check_rate(scanner.combined)
+        stream = self._describe(scanner, detail)
+        return (stream,), devices_of(stream, self.what)
+
+    def poll(self) -> None:
+        assert self._scanner is not None, "open comes first"
+        self._scanner.scan()
+
+    def take(self) -> list[Block | Gap]:
+        if self.builders and self._scanner is not None:
+            self._scanner.take(self.builders[0])
+        return super().take()
+
+    def finish(self) -> list[Block | Gap]:
+        if self.builders and self._scanner is not None:
+            self._scanner.finish(self.builders[0])
+        return super().take()
+
+    def health(self) -> dict[str, object]:
+        if self._scanner is None:
+            return {}
+        left_out = {f"{address:#04x}": trouble for address, trouble in self._scanner.troubles.items()}
+        return {"combined_reads": self._scanner.combined, "left_out": left_out, **asdict(self._scanner.counts)}
+
+    def _check_rate(self, combined: bool) -> None:
+        o = self.options
+        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=combined, bus_every=o.bus_every)
+        if o.rate_hz > limit_hz:
+            how = "" if combined else " whose adapter cannot combine reads"
+            raise ConfigError(
+                f"rate_hz = {o.rate_hz:g} does not fit on a bus of scl_hz = {o.scl_hz:g}{how}: at most "
+                f"{int(limit_hz)} scans of {len(self.bank.sensors)} sensors a second"
+            )
+
+    def _describe(self, scanner: Scanner, detail: Mapping[str, object]) -> Stream:
+        o, bank = self.options, self.bank
+        bus_hold = o.bus_hold if o.bus_every > 1 else 0.0
+        lines = tuple(
+            line(sensor, settings, o.device, self.provenance, period_ns=self.period_ns, bus_hold=bus_hold)
+            for sensor, settings in bank
+        )
+        shunt, bus = scanner.typecodes
+        columns = [Column("shunt", shunt), Column("bus", bus)]
+        common: dict[str, object] = {
+            "scl_hz": o.scl_hz,
+            "combined_reads": scanner.combined,
+            "bus_every": o.bus_every,
+            "calibration": self._records,
+            "sensors": [asdict(s) for s in bank.sensors],
+            "configuration": {
+                f"{sensor.address:#04x}": [f"{register:#04x}={word:#06x}" for register, word in settings.words]
+                for sensor, settings in bank
+            },
+        }
+        if o.bus_every > 1:
+            columns.append(Column("bus_age", "B"))
+            common["bus_age_max_ns"] = (o.bus_every - 1) * self.period_ns
+            common["bus_hold"] = bus_hold
+        return self.add_stream(columns, lines, self.period_ns, common | dict(detail))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InaOptions(RailsOptions):
+    """Give each bus a ``[[source]]`` of its own: each has a sampler process of its own then."""
+
+    bus: int | str = field(metadata={"help": "number of the bus or its path, such as 2 or '/dev/i2c-2'"})
+    sensors: tuple[Sensor, ...] = field(metadata={"help": "list of the sensors: name, address, chip, shunt_ohm, ..."})
+    timeout_ms: int = field(default=50, metadata={"help": "after which the adapter gives up a stuck transfer"})
+
+    def __post_init__(self) -> None:
+        # Written out: a dataclass with slots is made anew, and super() would look for the old one.
+        RailsOptions.__post_init__(self)
+        if not 10 <= self.timeout_ms <= 5000:
+            raise ConfigError(f"timeout_ms = {self.timeout_ms} is not between 10 and 5000")
+
+
+class InaSource(RailsSource):
+    """Measured rails. Needs `smbus2` and permission to use the bus's device file."""
+
+    Options: ClassVar[type[InaOptions]] = InaOptions
+    options: InaOptions
+    provenance = Provenance.MEASURED
+    what = "power rails on shunts"
+
+    def __init__(self, options: InaOptions, start: Start) -> None:
+        super().__init__(options, start, options.sensors, bus=options.bus)
+        self._bus: LinuxBus | None = None
+
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        self._bus = LinuxBus(self.options.bus, timeout_ms=self.options.timeout_ms)
+        return self._bus, {"bus": self._bus.path}
+
+    def close(self) -> None:
+        if self._bus is not None:
+            self._bus.close()
+            self._bus = None

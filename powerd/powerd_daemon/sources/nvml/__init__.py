@@ -1,0 +1,1 @@
+"""Power, energy and auxiliary channels of NVIDIA GPUs through NVML."""

@@ -1,0 +1,109 @@
+"""NVML through ``pynvml``, read only, with its errors as ours. The one module that imports the library."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+from powerd_core.errors import SensorError
+
+FI_DEV_MEMORY_TEMP = 82
+FI_DEV_POWER_AVERAGE = 185
+FI_DEV_POWER_INSTANT = 186
+SCOPE_GPU, SCOPE_MODULE, SCOPE_MEMORY = 0, 1, 2
+TEMPERATURE_GPU = 0
+CLOCK_SM, CLOCK_MEMORY = 1, 2
+TOTAL_POWER_SAMPLES = 0
+ARCH_AMPERE = 7
+ARCH_HOPPER = 9
+
+NOT_SUPPORTED = 3
+NOT_FOUND = 6
+_LOST = {
+    1: "NVML was shut down",
+    9: "the NVIDIA driver is not loaded: load it, or leave the source 'nvml' out",
+    15: "the GPU is lost: look at the kernel's log and restart the machine",
+    16: "the GPU has to be reset",
+}
+_UNION = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Where a sample's value is, by its NVML_VALUE_TYPE."""
+
+
+class NvmlRefused(Exception):
+    """NVML did not answer this one question. ``code`` is its return value."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+class Nvml:
+    """Calls of NVML functions by name. ``module`` is ``pynvml`` or what stands for it in tests."""
+
+    def __init__(self, module: Any = None) -> None:
+        self._module = module
+
+    def start(self) -> None:
+        """Load the library. Raises `SensorError` when there is none or it has no driver to talk to."""
+        if self._module is None:
+            try:
+                self._module = import_module("pynvml")
+            except ImportError as error:
+                raise SensorError(
+                    "the source 'nvml' needs the package nvidia-ml-py: pip install nvidia-ml-py"
+                ) from error
+        try:
+            self._module.nvmlInit()
+        except self._module.NVMLError as error:
+            raise SensorError(
+                f"NVML does not start ({error}): install the NVIDIA driver and check that nvidia-smi works here"
+            ) from error
+
+    def stop(self) -> None:
+        """Let go of the library."""
+        with suppress(self._module.NVMLError):
+            self._module.nvmlShutdown()
+
+    def call(self, function: str, *arguments: Any) -> Any:
+        """The function's value. Raises `NvmlRefused`, or `SensorError` when the GPU or the driver is gone."""
+        try:
+            return getattr(self._module, function)(*arguments)
+        except self._module.NVMLError as error:
+            raise self.refused(int(error.value), str(error)) from error
+
+    def refused(self, code: int, text: str = "") -> SensorError | NvmlRefused:
+        """The error that stands for a return value."""
+        if code in _LOST:
+            return SensorError(f"NVML: {_LOST[code]}")
+        return NvmlRefused(code, text or f"NVML error {code}")
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The function's value as text or number, or None when NVML or the library does not have it."""
+        try:
+            value = self.call(function, *arguments)
+        except NvmlRefused:
+            return None
+        return value.decode() if isinstance(value, bytes) else value
+
+    def field(self, handle: Any, field: int, scope: int = SCOPE_GPU) -> int:
+        """A field value: milliwatts for powers, degrees for temperatures."""
+        value = self.call("nvmlDeviceGetFieldValues", handle, [(field, scope) if scope else field])[0]
+        if value.nvmlReturn:
+            raise self.refused(int(value.nvmlReturn))
+        return int(value.value.uiVal)
+
+    def samples(self, handle: Any, newer_than_us: int) -> list[tuple[int, int]]:
+        """Wall-clock microseconds and milliwatts from the driver's buffer; 0 for what is no power."""
+        try:
+            kind, samples = self.call("nvmlDeviceGetSamples", handle, TOTAL_POWER_SAMPLES, newer_than_us)
+        except NvmlRefused as error:
+            if error.code == NOT_FOUND:
+                return []
+            raise
+        return [(int(s.timeStamp), _milliwatts(getattr(s.sampleValue, _UNION[kind]))) for s in samples]
+
+
+def _milliwatts(value: float) -> int:
+    """A value of any type that NVML has, unless it is none that a column of 32 bits can hold."""
+    return int(value) if 0 < value < 1 << 32 else 0

@@ -1,0 +1,387 @@
+"""What NVML tells of one GPU: each quantity is a stream that is polled at its own pace.
+
+What one reading shows was fitted on one H200 (driver 580) against loads switched at known times; other architectures
+get wide limits that say so.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, ClassVar
+
+from powerd_core.model import (
+    Accuracy,
+    Column,
+    Conversion,
+    CounterConversion,
+    Flag,
+    Line,
+    Provenance,
+    QuantityConversion,
+    ScaledConversion,
+)
+from powerd_daemon.clock import Clock
+from powerd_daemon.sources.base import LineOutput
+from powerd_daemon.sources.nvml.api import (
+    ARCH_AMPERE,
+    ARCH_HOPPER,
+    CLOCK_MEMORY,
+    CLOCK_SM,
+    FI_DEV_MEMORY_TEMP,
+    FI_DEV_POWER_AVERAGE,
+    FI_DEV_POWER_INSTANT,
+    NOT_SUPPORTED,
+    SCOPE_MEMORY,
+    SCOPE_MODULE,
+    TEMPERATURE_GPU,
+    Nvml,
+    NvmlRefused,
+)
+
+UPDATE_NS = 100_000_000
+"""Distance at which the driver renews the instant power and the energy counter."""
+U_GAIN = 0.05 / sqrt(3)
+GAIN_ORIGIN = "gain published as +-5 %, not calibrated"
+FILTER_NS = 13_000_000
+"""On an H200 a value is what a low-pass of first order has made of the power. Fitted to matrix products, copies and
+waiting that took turns every 5 to 50 ms (`benchmarks/bench_folding_gpu.py`): samples 12 to 13.5 ms, instant power 12 to
+17 ms."""
+FITTED = "low-pass fitted on one H200, driver 580"
+UNKNOWN = "window not characterised for this architecture"
+CLOCK_EVENTS = {
+    "gpu_idle": 0x1,
+    "applications_clocks": 0x2,
+    "sw_power_cap": 0x4,
+    "hw_slowdown": 0x8,
+    "sync_boost": 0x10,
+    "sw_thermal_slowdown": 0x20,
+    "hw_thermal_slowdown": 0x40,
+    "hw_power_brake": 0x80,
+    "display_clock": 0x100,
+}
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReasons)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU: its name in lines (``gpu0``), NVML's handle, architecture, and what is known of it."""
+
+    name: str
+    handle: Any
+    architecture: int
+    detail: Mapping[str, object]
+
+
+class Quantity(ABC):
+    """One way in which NVML tells a GPU's power, or something about it."""
+
+    suffix: ClassVar[str]
+    """Of the line's name, behind the GPU's."""
+    column: ClassVar[Column]
+    description: str
+    output: LineOutput
+    """Where readings go; there once the source is open."""
+
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        """Asks NVML once. Raises `NvmlRefused` when the GPU does not have the quantity."""
+        self.nvml, self.clock, self.gpu, self.interval_ns = nvml, clock, gpu, interval_ns
+        self.due_ns = 0
+        self.refused = 0
+        """Questions that NVML did not answer, though the GPU has the quantity."""
+
+    @property
+    def name(self) -> str:
+        """The line's name."""
+        return f"{self.gpu.name}.{self.suffix}"
+
+    @property
+    def period_ns(self) -> int:
+        """Nominal distance of two readings."""
+        return self.interval_ns
+
+    @property
+    @abstractmethod
+    def accuracy(self) -> Accuracy: ...
+
+    @abstractmethod
+    def poll(self) -> None:
+        """Ask once and append what is new."""
+
+    @property
+    def conversion(self) -> Conversion:
+        return ScaledConversion(self.column.name, 1e-3)
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        """The lines of its stream."""
+        gpu = self.gpu.name
+        return (Line(self.name, gpu, self.conversion, Provenance.MEASURED, self.accuracy, self.description),)
+
+    @property
+    def detail(self) -> Mapping[str, object]:
+        """What is to be kept with its stream."""
+        return self.gpu.detail
+
+
+class EnergyCounter(Quantity):
+    """Millijoules since the driver was loaded. A call costs milliseconds, so it is made rarely."""
+
+    suffix = "nvml_energy"
+    column = Column("energy_mj", "Q")
+    description = "energy counter of the driver (NVML)"
+
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        super().__init__(nvml, clock, gpu, interval_ns)
+        self._read()
+
+    def _read(self) -> int:
+        return int(self.nvml.call("nvmlDeviceGetTotalEnergyConsumption", self.gpu.handle))
+
+    @property
+    def conversion(self) -> Conversion:
+        return CounterConversion(self.column.name, 1e-3)
+
+    @property
+    def accuracy(self) -> Accuracy:
+        origin = f"{GAIN_ORIGIN}; the counter is renewed every 100 ms (one H200, driver 580)"
+        return Accuracy(U_GAIN, 0.0, 0.0, 0, UPDATE_NS, UPDATE_NS if self.interval_ns < UPDATE_NS else 0, origin)
+
+    def poll(self) -> None:
+        begin_ns = self.clock.now_ns()
+        try:
+            value, flag = self._read(), 0
+        except NvmlRefused:
+            self.refused += 1
+            value, flag = 0, Flag.IO_ERROR
+        self.output.append((begin_ns + self.clock.now_ns()) // 2, value, flag)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What one value shows of the power."""
+
+    age_ns: int
+    """From the centre of what it shows to its renewal,"""
+    centre_ns: int
+    """which is certain to this and the distance of polls."""
+    window_ns: int
+    low_pass_ns: int
+    """Time constant of first order; 0 where it is a mean over the window."""
+    origin: str
+
+
+LOW_PASS = Filter(20_000_000, 3_000_000, 1_000_000, FILTER_NS, FITTED)
+ONE_SECOND = Filter(500_000_000, 100_000_000, 1_000_000_000, 0, "window by NVIDIA's documentation")
+UNKNOWN_WINDOW = Filter(0, 50_000_000, 100_000_000, 0, UNKNOWN)
+
+
+class InstantPower(Quantity):
+    """The driver's momentary power, a reading for each time it is renewed.
+
+    It is polled more often than it changes, which tells when it changed to within one poll. A value that stays the
+    same over a renewal is a new value all the same, and is appended at the time at which it was due.
+    """
+
+    suffix = "nvml"
+    column = Column("power_mw", "I")
+
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        super().__init__(nvml, clock, gpu, interval_ns)
+        self._read, self._filter, self.description = self._choose()
+        self._value: int | None = None
+        self._polled_ns = self._renewed_ns = clock.now_ns()
+        """When it last answered, and when the value was renewed."""
+
+    def _choose(self) -> tuple[Callable[[], int], Filter, str]:
+        """How to ask, what the answer shows, and its description."""
+        read = self._field_reader(FI_DEV_POWER_INSTANT)
+        with suppress(NvmlRefused):
+            some_power(read())
+            is_fitted = self.gpu.architecture == ARCH_HOPPER
+            return read, LOW_PASS if is_fitted else UNKNOWN_WINDOW, "instant power by NVML (field 186)"
+
+        def usage() -> int:
+            return int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle))
+
+        some_power(usage())
+        # It averages over a second from Ampere on.
+        is_mean = self.gpu.architecture >= ARCH_AMPERE
+        average = ", an average over one second" if is_mean else ""
+        text = f"power by NVML (nvmlDeviceGetPowerUsage{average}); this GPU has no instant power"
+        return usage, ONE_SECOND if is_mean else UNKNOWN_WINDOW, text
+
+    def _field_reader(self, field: int, scope: int = 0) -> Callable[[], int]:
+        return lambda: self.nvml.field(self.gpu.handle, field, scope)
+
+    @property
+    def period_ns(self) -> int:
+        return max(UPDATE_NS, self.interval_ns)
+
+    @property
+    def accuracy(self) -> Accuracy:
+        f = self._filter
+        update_ns = UPDATE_NS if self.period_ns < UPDATE_NS else 0
+        centre_ns, origin = f.centre_ns + self.interval_ns, f"{GAIN_ORIGIN}; {f.origin}"
+        return Accuracy(U_GAIN, 0.0, 1e-3, f.window_ns, centre_ns, update_ns, origin, f.low_pass_ns)
+
+    def poll(self) -> None:
+        now_ns = self.clock.now_ns()
+        try:
+            value = some_power(self._read())
+        except NvmlRefused:
+            self.refused += 1
+            if now_ns - max(self._polled_ns, self._renewed_ns) >= UPDATE_NS:
+                self._lose(now_ns, Flag.IO_ERROR)
+            return
+        before_ns, self._polled_ns = self._polled_ns, now_ns
+        if self._value is not None and now_ns - before_ns >= UPDATE_NS + 2 * self.interval_ns:
+            # Renewals were slept through.
+            self._lose(now_ns, Flag.MISSING)
+        if self._value is None:
+            # Nobody knows how old the first value is.
+            self._value, self._renewed_ns = value, now_ns
+        elif value != self._value:
+            self._value, self._renewed_ns = value, (max(before_ns, now_ns - UPDATE_NS) + now_ns) // 2
+            self.output.append(self._renewed_ns - self._filter.age_ns, value)
+        elif now_ns - self._renewed_ns >= UPDATE_NS * 3 // 2:
+            self._renewed_ns = max(self._renewed_ns + UPDATE_NS, now_ns - UPDATE_NS)
+            self.output.append(self._renewed_ns - self._filter.age_ns, value)
+
+    def _lose(self, now_ns: int, flag: Flag) -> None:
+        """Nobody knows any more how old the value is that comes next."""
+        self._value, self._renewed_ns = None, now_ns
+        self.output.append(now_ns - self._filter.age_ns, 0, flag)
+
+
+def some_power(value_mw: int) -> int:
+    """The value, unless it is 0: a GPU that can be asked takes some power, so NVML does not know it. Raises
+    `NvmlRefused`."""
+    if not value_mw:
+        raise NvmlRefused(NOT_SUPPORTED, "NVML tells 0 W")
+    return value_mw
+
+
+class ScopePower(InstantPower):
+    """The instant power of a scope, or its average over one second where that is all there is (an H200's memory)."""
+
+    scope: ClassVar[int]
+    what: ClassVar[str]
+
+    def _choose(self) -> tuple[Callable[[], int], Filter, str]:
+        for field, shown, how in (
+            (FI_DEV_POWER_INSTANT, UNKNOWN_WINDOW, "instant power (field 186)"),
+            (FI_DEV_POWER_AVERAGE, ONE_SECOND, "average power over one second (field 185)"),
+        ):
+            read = self._field_reader(field, self.scope)
+            with suppress(NvmlRefused):
+                some_power(read())
+                return read, shown, f"{self.what}: {how} by NVML"
+        raise NvmlRefused(NOT_SUPPORTED, f"NVML tells no power of the {self.what}")
+
+
+class MemoryPower(ScopePower):
+    """A part of the GPU's power: never added to it."""
+
+    suffix = "nvml_memory"
+    scope = SCOPE_MEMORY
+    what = "memory of the GPU, a part of its power"
+
+
+class ModulePower(ScopePower):
+    """The GPU and what shares its module (the CPU of a Grace Hopper): contains the GPU's power."""
+
+    suffix = "nvml_module"
+    scope = SCOPE_MODULE
+    what = "module with the GPU on it, which contains the GPU's power"
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One auxiliary channel; ``read`` raises `NvmlRefused`."""
+
+    name: str
+    quantity: str
+    description: str
+    read: Callable[[Nvml, Any], Any]
+    per_code: float = 1.0
+
+
+def _call(function: str, *arguments: int) -> Callable[[Nvml, Any], Any]:
+    return lambda nvml, handle: nvml.call(function, handle, *arguments)
+
+
+_SM, _MEMORY = _call("nvmlDeviceGetClockInfo", CLOCK_SM), _call("nvmlDeviceGetClockInfo", CLOCK_MEMORY)
+_TEMPERATURE = _call("nvmlDeviceGetTemperature", TEMPERATURE_GPU)
+_EVENTS = _call("nvmlDeviceGetCurrentClocksEventReasons")
+_LIMIT = _call("nvmlDeviceGetEnforcedPowerLimit")
+CHANNELS = (
+    Channel("temperature", "temperature_c", "temperature of the GPU", _TEMPERATURE),
+    Channel(
+        "memory_temperature", "temperature_c", "temperature of the memory", lambda n, h: n.field(h, FI_DEV_MEMORY_TEMP)
+    ),
+    Channel("sm_clock", "clock_hz", "clock of the multiprocessors", _SM, 1e6),
+    Channel("memory_clock", "clock_hz", "clock of the memory", _MEMORY, 1e6),
+    Channel("power_limit", "power_limit_w", "power limit that the driver enforces", _LIMIT, 1e-3),
+    Channel("clock_events", "clock_events_bits", "why the clocks are not higher", _EVENTS),
+)
+
+
+class AuxiliaryChannels(Quantity):
+    """What explains a GPU's power and is none: one stream with a line for each channel that the GPU has. Read rarely: a
+    first read can take 1.5 ms, later ones take a microsecond or two (one H200, driver 580)."""
+
+    suffix = "nvml_side"
+    column = Column("code", "Q")
+    description = "temperatures, clocks, power limit and throttle reasons by NVML"
+    accuracy = Accuracy(origin="as the driver tells it, of unstated accuracy")
+
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        super().__init__(nvml, clock, gpu, interval_ns)
+        self.channels = [channel for channel in CHANNELS if self._read(channel) is not None]
+        self.refused = 0
+        if not self.channels:
+            raise NvmlRefused(NOT_SUPPORTED, "neither temperature, clocks nor limits")
+
+    @property
+    def lines(self) -> tuple[Line, ...]:
+        gpu, code = self.gpu.name, self.column.name
+        return tuple(
+            Line(
+                f"{gpu}.{c.name}",
+                gpu,
+                QuantityConversion(code, c.quantity, c.per_code),
+                Provenance.MEASURED,
+                self.accuracy,
+                f"{c.description}, by NVML",
+            )
+            for c in self.channels
+        )
+
+    @property
+    def detail(self) -> Mapping[str, object]:
+        bits = {f"{self.gpu.name}.{c.name}": CLOCK_EVENTS for c in self.channels if c.quantity.endswith("_bits")}
+        return {**self.gpu.detail, "bits": bits}
+
+    def poll(self) -> None:
+        begin_ns = before_ns = self.clock.now_ns()
+        times, flags, codes = [], [], []
+        for channel in self.channels:
+            code = self._read(channel)
+            after_ns = self.clock.now_ns()
+            times.append((before_ns + after_ns) // 2 - begin_ns)
+            flags.append(int(Flag.IO_ERROR) if code is None else 0)
+            codes.append(code or 0)
+            before_ns = after_ns
+        self.output.builder.append(begin_ns, times, flags, (codes,))
+
+    def _read(self, channel: Channel) -> int | None:
+        """A channel's code, or None where NVML refused it."""
+        try:
+            return int(channel.read(self.nvml, self.gpu.handle))
+        except NvmlRefused:
+            self.refused += 1
+            return None

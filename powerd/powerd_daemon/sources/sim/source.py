@@ -1,0 +1,213 @@
+"""Source ``sim``: the real INA driver on a simulated bus, by default with the eight supply lines of a graphics card."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from random import Random
+from typing import ClassVar, Literal
+
+from powerd_core.errors import ConfigError
+from powerd_core.model import Provenance
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.cpu_model import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu
+from powerd_daemon.sources.ina.bus import RegisterBus
+from powerd_daemon.sources.ina.scans import wire_limit_hz
+from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
+from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus
+from powerd_daemon.sources.sim.chip import NO_LOAD, ChipErrors, Load, SimChip, draw_errors
+from powerd_daemon.sources.sim.waveforms import (
+    NOMINAL_V,
+    SHARES,
+    CardLoad,
+    Constant,
+    Host,
+    Square,
+    Telegraph,
+    Training,
+    TrainingOptions,
+    Waveform,
+)
+
+FIRST_ADDRESS = 0x40
+SIMULATED_BUS = -1
+"""What stands for the bus's number in a calibration file."""
+WAKE_EARLY_NS = 150_000
+"""Room for the latency of a real clock's sleep and for working out the registers, which a real bus does not need."""
+PUNCTUAL_NS = 70_000
+"""The same for a sampler with real-time priority, which wakes up sooner and must not wait busily all the time."""
+BUSY = 0.8
+"""Above this share of the wire's limit, the bus keeps time to the end of each transfer, waiting busily."""
+
+_WHAT = {
+    "pcie_12v": "slot, 12 V",
+    "pcie_3v3": "slot, 3.3 V",
+} | {f"ext_12v_{i}": f"power connector, 12 V wire {i}" for i in range(1, 7)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimOptions(RailsOptions):
+    """Defaults scan 500 times a second, and each scan finds a conversion that no other scan has seen."""
+
+    waveform: Literal["training", "constant", "square", "telegraph", "host"] = field(
+        default="training", metadata={"help": "the load; 'host' follows the CPUs of this machine"}
+    )
+    idle_w: float = field(default=30.0, metadata={"help": "lowest power of the card"})
+    peak_w: float = field(
+        default=250.0, metadata={"help": "highest power of the card; the slot's shunt clips at 384 W"}
+    )
+    seed: int = field(default=1, metadata={"help": "draws the chips' errors and the telegraph's steps"})
+    errors: Literal["datasheet", "none"] = field(
+        default="datasheet", metadata={"help": "errors of the chips, within the data sheet's limits, or none"}
+    )
+    shunt_ohm: float = field(default=0.05, metadata={"help": "shunt resistance of every line"})
+    shunt_tolerance: float = field(default=0.01, metadata={"help": "limit of the shunts' relative error"})
+    grade: Literal["A", "B"] = field(default="A", metadata={"help": "grade of the INA219"})
+    shunt_adc: str = field(default="avg2", metadata={"help": "shunt conversion: 9bit ... 12bit or avg2 ... avg128"})
+    bus_adc: str = field(default="10bit", metadata={"help": "bus voltage conversion, likewise"})
+    pid: int = field(default=0, metadata={"help": "'host' follows this process alone; 0 = the whole machine"})
+    cores: float = field(default=0.0, metadata={"help": "busy cores at which 'host' reaches its peak; 0 = all"})
+    period_ms: float = field(default=101.3, metadata={"help": "period of 'square'"})
+    duty: float = field(default=0.5, metadata={"help": "share of the period for which 'square' is high"})
+    dwell_ms: float = field(default=40.0, metadata={"help": "mean time for which 'telegraph' holds a level"})
+    training: TrainingOptions = field(
+        default=TrainingOptions(), metadata={"help": "phases of 'training': forward_ms, forward_level, ..."}
+    )
+    sensors: tuple[Sensor, ...] = field(
+        default=(),
+        metadata={"help": "sensors of any types as for 'ina', which share the load; empty = the eight lines"},
+    )
+    adapter: Literal["combined", "single"] = field(
+        default="combined", metadata={"help": "'single' refuses combined reads as the Raspberry Pi's adapter does"}
+    )
+    fault_every_s: float = field(default=0.0, metadata={"help": "mean time between faults of the bus; 0 = none"})
+    faults: tuple[str, ...] = field(default=KINDS, metadata={"help": "which faults happen"})
+
+    def __post_init__(self) -> None:
+        # Written out: a dataclass with slots is made anew, and super() would look for the old one.
+        RailsOptions.__post_init__(self)
+        if not 0 <= self.idle_w <= self.peak_w:
+            raise ConfigError(f"idle_w = {self.idle_w:g} must be from 0 to peak_w = {self.peak_w:g}")
+        if min(self.shunt_ohm, self.period_ms) <= 0 or min(self.pid, self.cores) < 0 or not 0 < self.duty < 1:
+            raise ConfigError("shunt_ohm and period_ms must be positive, duty in 0 to 1, pid and cores not negative")
+        if self.fault_every_s < 0 or not set(self.faults) <= set(KINDS) or not self.faults:
+            raise ConfigError(f"fault_every_s must not be negative, and faults are some of {', '.join(KINDS)}")
+
+    def all_sensors(self) -> tuple[Sensor, ...]:
+        """The sensors that were given, or INA219 on the card's eight lines."""
+        return self.sensors or tuple(
+            Sensor(
+                name=name,
+                address=FIRST_ADDRESS + i,
+                shunt_ohm=self.shunt_ohm,
+                shunt_tolerance=self.shunt_tolerance,
+                nominal_v=NOMINAL_V[name],
+                shunt_adc=self.shunt_adc,
+                bus_adc=self.bus_adc,
+                grade=self.grade,
+                description=f"{_WHAT[name]}, simulated",
+            )
+            for i, name in enumerate(SHARES)
+        )
+
+    def shares(self) -> dict[str, float]:
+        """Each line's share of the load; sensors that were given have equal ones."""
+        return {s.name: 1 / len(self.sensors) for s in self.sensors} if self.sensors else dict(SHARES)
+
+
+class SimSource(RailsSource):
+    """Eight lines ``<device>.pcie_12v`` ... ``<device>.ext_12v_6`` at 0x40 ... 0x47 unless ``sensors`` are given.
+
+    The stream's ``detail`` holds the load (see `waveform_from_detail`) and the errors drawn.
+    """
+
+    Options: ClassVar[type[SimOptions]] = SimOptions
+    options: SimOptions
+    provenance = Provenance.SIMULATED
+    what = "simulated graphics card"
+
+    def __init__(self, options: SimOptions, start: Start) -> None:
+        super().__init__(
+            options, start, options.all_sensors(), bus=SIMULATED_BUS, combined=options.adapter == "combined"
+        )
+        self._host: HostCpu | None = None
+        self.bus: SimBus | None = None
+        """The simulated bus, once open: faults are injected here."""
+        self.load: CardLoad | None = None
+        """The simulated card, once open: exact joules."""
+
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        o, clock, t0_ns, random = self.options, self.start.clock, self.start.clock.now_ns(), Random(self.options.seed)
+        self.load = load = CardLoad(self._make_waveform(t0_ns), o.shares())
+        chips: dict[int, SimChip] = {}
+        errors: dict[int, ChipErrors] = {}
+        for sensor, settings in self.bank:
+            # One chip, with one set of errors, for all channels of an INA3221.
+            if sensor.address in chips:
+                continue
+            errors[sensor.address] = draw_errors(
+                random,
+                settings,
+                grade=sensor.grade,
+                shunt_tolerance=sensor.shunt_tolerance,
+                exact=o.errors == "none",
+            )
+            loads = [NO_LOAD] * len(settings.type.channels)
+            for mate in (s for s in self.bank.sensors if s.address == sensor.address):
+                mean_a = _mean_a(load.waveform.energy_j, load.shares[mate.name], mate.nominal_v)
+                loads[mate.channel - 1] = Load(mean_a, mate.nominal_v, mate.shunt_ohm)
+            chips[sensor.address] = SimChip(settings.type, loads, errors=errors[sensor.address], t_ns=t0_ns)
+        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=o.adapter == "combined", bus_every=o.bus_every)
+        punctual = isinstance(clock, SystemClock) and o.rate_hz > BUSY * limit_hz
+        self.bus = SimBus(
+            clock,
+            chips,
+            scl_hz=o.scl_hz,
+            wake_early_ns=PUNCTUAL_NS if punctual and os.sched_getscheduler(0) == os.SCHED_FIFO else WAKE_EARLY_NS,
+            punctual=punctual,
+            before=load.waveform.advance,
+            combines=o.adapter == "combined",
+        )
+        if o.fault_every_s:
+            self.bus.trouble = Faults(o.seed, every_s=o.fault_every_s, t0_ns=t0_ns, kinds=o.faults)
+        drawn = {s.name: asdict(errors[s.address]) for s in self.bank.sensors}
+        return self.bus, {"seed": o.seed, "errors": o.errors, "drawn": drawn} | load.detail(t0_ns)
+
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.close()
+            self._host = None
+
+    def _make_waveform(self, t0_ns: int) -> Waveform:
+        o = self.options
+        match o.waveform:
+            case "constant":
+                return Constant(t0_ns, level_w=o.peak_w)
+            case "square":
+                return Square(t0_ns, low_w=o.idle_w, high_w=o.peak_w, period_ms=o.period_ms, duty=o.duty)
+            case "telegraph":
+                return Telegraph(t0_ns, low_w=o.idle_w, high_w=o.peak_w, dwell_ms=o.dwell_ms, seed=o.seed)
+            case "host":
+                self._host = None if o.pid else HostCpu()
+                return Host(
+                    t0_ns,
+                    idle_w=o.idle_w,
+                    peak_w=o.peak_w,
+                    cores=o.cores or float(len(os.sched_getaffinity(0))),
+                    smooth_ns=PROCESS_LUMP_NS if o.pid else HOST_TICK_NS,
+                    cpu_ns=self._host or ProcessCpu(o.pid),
+                )
+        return Training(t0_ns, idle_w=o.idle_w, peak_w=o.peak_w, **asdict(o.training))
+
+
+def _mean_a(energy_j: Callable[[int, int], float], share: float, bus_v: float) -> Callable[[int, int], float]:
+    """A line's average current: its share of the card's energy over the time, at its voltage."""
+    amperes_per_w = share / bus_v * 1e9
+
+    def mean_a(t0_ns: int, t1_ns: int) -> float:
+        return amperes_per_w * energy_j(t0_ns, t1_ns) / (t1_ns - t0_ns)
+
+    return mean_a

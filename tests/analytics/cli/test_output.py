@@ -1,0 +1,187 @@
+"""Where results go: what is no run is one line and status 2, outputs are whole or not there, progress is late."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command import refused
+from make_campaign import one_run
+
+from powerd_analytics import cli
+from powerd_analytics.cli.shared import write
+from powerd_analytics.export import write_tables
+from powerd_analytics.index import write as write_index
+from powerd_core.errors import RunFileError
+
+COMMANDS = {
+    "clock": (), "compare": ("OTHER",), "info": (), "index": ("--out", "made.parquet"), "layers": (),
+    "operations": ("--format", "json", "-o", "made.json"), "pick": ("--reference", "model=a", "--metric", "edp"),
+    "plot": ("-o", "made.png"), "query": ("select 1",), "recover": ("-o", "made.h5"), "report": ("-o", "made.html"),
+    "tables": ("-o", "made.csv", "--format", "csv"), "top": ("--once",), "totals": (), "trace": ("-o", "made.json"),
+    "uncertainty": (), "verify": (),
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Path("directory.h5").mkdir()
+    Path("text.h5").write_text("hello\n")
+    Path("empty.h5").touch()
+    return tmp_path
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    return stopped.value.code, out, err
+
+
+@pytest.mark.parametrize("name", ["absent.h5", "directory.h5", "text.h5", "empty.h5"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_no_run_is_one_line_and_status_2(
+    files: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
+) -> None:
+    options = [name if word == "OTHER" else word for word in COMMANDS[command]]
+    asked = [command, *(("--run",) if command == "top" else ()), name, *options]
+    before = sorted(files.rglob("*"))
+    code, out, err = said(capsys, *asked)
+    if command == "verify" and name in ("text.h5", "empty.h5"):
+        assert (code, err) == (1, "")  # a file that does not hold what must hold is this command's result
+        assert "WRONG  structure: " in out
+    else:
+        assert code == 2
+        assert out == ("" if command != "verify" else f"{name}\n")
+        assert err.startswith("joules: ")
+        assert err.count("\n") == 1
+        assert name in err
+        assert "Traceback" not in err
+        assert "Errno" not in err
+    assert sorted(files.rglob("*")) == before
+
+
+def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str]) -> None:
+    """But those whose mistakes other tests make."""
+    code, out, _ = said(capsys, "--help")
+    assert code == 0
+    names = {line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line[2:3].isalpha()}
+    assert names == {*COMMANDS, "record", "tag", "completion"}
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.fixture
+def read_only(tmp_path, monkeypatch):
+    """A directory in which a read-only file system refuses to make, to move and (as Linux does) to remove."""
+
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    for name in ("unlink", "replace", "write_text"):
+        monkeypatch.setattr(Path, name, refuse)
+    return tmp_path
+
+
+def test_a_read_only_file_system_is_one_clear_line(read_only):
+    with pytest.raises(RunFileError, match=r"t\.csv.*Read-only"):
+        write(read_only / "t.csv", lambda path: path.write_text("x"), overwrite=False)
+
+
+def test_so_it_is_for_tables_in_hdf5(read_only):
+    with pytest.raises(RunFileError, match=r"t\.h5.*Read-only"):
+        write_tables(read_only / "t.h5", [])
+
+
+def test_so_it_is_for_an_index(read_only, monkeypatch):
+    from powerd_analytics.index import schema_of
+
+    table = schema_of(".", "0").empty_table()
+    with pytest.raises(RunFileError, match=r"index\.parquet.*Read-only"):
+        write_index(read_only / "index.parquet", table, ".")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
+def test_standard_output_on_a_full_disk_is_one_clear_line():
+    code = "from powerd_analytics.cli.app import main; main(['--help'])"
+    with FULL.open("w") as full:
+        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr == "joules: the output cannot be written: No space left on device\n"
+
+
+def test_a_pipe_or_device_is_not_replaced_even_with_overwrite(tmp_path, capsys):
+    pipe, table = tmp_path / "pipe", tmp_path / "t.csv"
+    os.mkfifo(pipe)
+    table.write_text("cap,energy_j,time_s\n250,100,10\n")
+    asked = ("pick", table, "--reference", "cap=250", "--metric", "e", "-o", pipe)
+    for options in ((), ("--overwrite",)):
+        assert "pipe" in refused(capsys, *asked, *options)
+    with pytest.raises(RunFileError, match="pipe"):
+        write(pipe, lambda path: path.write_text("x"), overwrite=True)
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [pipe, table]
+
+
+def test_a_link_stays_and_its_file_is_written(tmp_path):
+    (tmp_path / "far").mkdir()
+    link = tmp_path / "link.txt"
+    link.symlink_to(tmp_path / "far" / "file.txt")
+    write(link, lambda path: path.write_text("one"), overwrite=False)
+    with pytest.raises(RunFileError, match=r"link\.txt"):
+        write(link, lambda path: path.write_text("two"), overwrite=False)
+    write(link, lambda path: path.write_text("three"), overwrite=True)
+    assert link.is_symlink()
+    assert [p.read_text() for p in (tmp_path / "far").iterdir()] == ["three"]
+
+
+def test_an_input_that_may_not_be_read_is_not_taken_for_the_output(tmp_path):
+    def make(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "run.h5"))
+
+    with pytest.raises(RunFileError, match=r"run\.h5"):
+        write(tmp_path / "page.html", make, overwrite=False)
+
+
+def test_a_closed_standard_output_is_nobody_who_listens(tmp_path, monkeypatch):
+    table = tmp_path / "t.csv"
+    table.write_text("cap,energy_j,time_s\n250,100,10\n")
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["pick", str(table), "--reference", "cap=250", "--metric", "e"])
+    assert stopped.value.code == 0
+
+
+def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
+    run = one_run(tmp_path / "run.h5", iterations=2)
+    before = run.read_bytes()
+    table = tmp_path / "t.csv"
+    table.write_text("cap,energy_j,time_s\n250,100,10\n")
+    asked = ("pick", table, "--reference", "cap=250", "--metric", "e", "--overwrite", "-o", run)
+    assert "run.h5 is an HDF5 file, as runs are" in refused(capsys, *asked)
+    assert "run.h5 is read by this command" in refused(capsys, "tables", run, "-o", run, "--overwrite")
+    with pytest.raises(RunFileError, match=r"run\.h5"):
+        write(run, lambda path: path.write_text("x"), overwrite=True)
+    assert run.read_bytes() == before
+
+
+def test_no_output_takes_the_place_of_an_input(tmp_path, capsys):
+    table, link = tmp_path / "t.csv", tmp_path / "link.csv"
+    table.write_text("cap,energy_j,time_s\n250,100,10\n")
+    link.symlink_to(table)
+    for output in (table, link):
+        asked = ("pick", table, "--reference", "cap=250", "--metric", "e", "--overwrite", "-o", output)
+        assert "is read by this command: give its output another name" in refused(capsys, *asked)
+    assert table.read_text() == "cap,energy_j,time_s\n250,100,10\n"
+
+
+def test_a_full_disk_is_told_in_the_words_of_the_system(tmp_path):
+    def make(path):
+        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
+
+    with pytest.raises(RunFileError, match=r"t\.parquet.*No space left on device$"):
+        write(tmp_path / "t.parquet", make, overwrite=False)

@@ -1,0 +1,484 @@
+"""Lines that are neither power nor energy, read a piece at a time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import isclose
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
+from simulated_node import SimulatedNode
+
+from powerd_analytics import cli, phase_table
+from powerd_analytics.cli.app import main
+from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.tags import flat
+from powerd_analytics.clocks import _edges, other_clocks, wall_drifts
+from powerd_analytics.records import Setting, records_of
+from powerd_analytics.runs import run as run_module
+from powerd_analytics.runs.run import (
+    CodeCounts,
+    LineReader,
+    describe_auxiliary,
+    read_calibration,
+    read_run,
+    recalibrate,
+)
+from powerd_analytics.table_frames import to_csv, to_json, to_markdown
+from powerd_analytics.table_rows import IdleRow, PhaseTable
+from powerd_analytics.uncertainty_table import budget_rows
+from powerd_analytics.verify import verify_sums
+from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
+from powerd_core.errors import AnalysisError, ConfigError, RunFileError
+from powerd_core.model import Flag, Stream
+from powerd_core.serde import to_document
+from powerd_daemon.calibration_file import save_calibration
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.node.source import NodeOptions, NodeSensor, NodeSource
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
+
+N = 500
+T = np.arange(N, dtype=np.int64) * 2 * MS
+
+
+def line(name, quantity, codes, per_code=1.0, **more):
+    conversion = {"kind": "quantity", "column": "code", "quantity": quantity, "per_code": per_code}
+    return LineSpec(name, t_ns=T, codes={"code": np.asarray(codes)} | more, conversion=conversion, flags=FLAGS)
+
+
+RNG = np.random.default_rng(4)
+FLAGS = (RNG.random(N) < 0.05).astype(np.uint16) * 8
+STEP = np.where(np.arange(N) > 300, 5_000_000, 0)
+LEVEL = (np.arange(N) // 7) % 2
+LINES = [
+    LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0)),
+    line("gpu0.sm_clock", "clock_hz", RNG.integers(1200, 1400, N), 1e6),
+    line("gpu0.limit", "power_limit_w", RNG.integers(200, 260, N)),
+    line("gpu0.bound", "clock_bound_s", RNG.integers(100, 900, N), 1e-9),
+    line("gpu0.wall", "clock_offset_s", 10**15 + STEP + RNG.integers(0, 500, N), 1e-9),
+    line("gpu0.pin", "pin_bits", LEVEL, edge=np.cumsum(np.diff(LEVEL, prepend=0) != 0).astype(np.uint16)),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return read_run(make_run(tmp_path_factory.mktemp("q") / "r.h5", LINES, devices={"gpu0": ["gpu0.a"]}))
+
+
+def said(run):
+    seen = Setting(run)
+    spans = [(0, 2000 * MS), (100 * MS, 101 * MS), (100 * MS, 700 * MS), (5000 * MS, 6000 * MS)]
+    drift = wall_drifts(run)[0]
+    return (
+        [(seen.power_cap_w("gpu0", *s), seen.clock_hz("gpu0", *s)) for s in spans],
+        [describe_auxiliary(run, s.name) for s in LINES[1:]],
+        other_clocks(run),
+        (drift.readings, drift.duration_s, drift.steps_s, drift.half_s, pytest.approx(drift.drift_ppm)),
+        [edges.tolist() for edges in _edges(run, "gpu0.pin", "code")],
+    )
+
+
+@pytest.mark.parametrize("size", [30, 101])
+def test_pieces_say_what_the_whole_line_says(run, monkeypatch, size):
+    whole = said(run)
+    asked = []
+    readings = LineReader.readings
+
+    def watched(self, first, last, columns=None):
+        asked.append(last - first)
+        return readings(self, first, last, columns)
+
+    monkeypatch.setattr(LineReader, "readings", watched)
+    monkeypatch.setattr(run_module, "AT_A_TIME", size)
+    assert said(run) == whole
+    assert max(asked) == size
+
+
+def test_the_whole_line_says_what_its_good_readings_are(run):
+    good = FLAGS == 0
+    t, clock, limit, bound = (x[good] for x in (T, *(s.codes["code"] for s in LINES[1:4])))
+    caps, _, (other,), drift, (rising, falling) = said(run)
+    here = (t >= 100 * MS) & (t <= 700 * MS)
+    assert caps[2] == (pytest.approx(np.median(limit[here])), pytest.approx(np.median(clock[here]) * 1e6))
+    assert caps[3] == (None, None)
+    assert (other.bound_median_s, other.bound_max_s) == pytest.approx((np.median(bound) * 1e-9, bound.max() * 1e-9))
+    assert drift[0] == good.sum()
+    assert drift[2] == pytest.approx((5e-3,), abs=1e-6)
+    moved = np.diff(LEVEL[good])
+    assert set(rising) <= set(t[1:][moved > 0].tolist())
+    assert len(rising) > 25 < len(falling)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(st.integers(-5, 9), max_size=20), min_size=1, max_size=6))
+def test_counted_codes_have_the_median_of_all(lists):
+    every = [code for some in lists for code in some]
+    counts = CodeCounts(np.array(some, np.int64) for some in lists)
+    assert len(counts) == len(every)
+    if every:
+        assert counts.median() == np.median(every)
+        assert counts.largest() == max(every)
+
+
+# Lines that are neither power nor energy: shown by `joules info`, in no sum and no comparison.
+
+
+T_AUXILIARY = np.arange(0, S + 1, 100 * MS, dtype=np.int64)
+
+
+def auxiliary(name: str, quantity: str, codes: list[int], per_code: float = 1.0, flags: list[int] | None = None):
+    conversion = {"kind": "quantity", "column": "code", "quantity": quantity, "per_code": per_code}
+    return LineSpec(
+        name,
+        t_ns=T_AUXILIARY,
+        codes={"code": np.array(codes, np.uint64)},
+        conversion=conversion,
+        flags=None if flags is None else np.array(flags, np.uint16),
+    )
+
+
+@pytest.fixture
+def path(tmp_path):
+    lines = [
+        LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0)),
+        auxiliary("gpu0.temperature", "temperature_c", [0, *range(41, 51)], flags=[8] + [0] * 10),
+        auxiliary("gpu0.sm_clock", "clock_hz", [1980] * 11, 1e6),
+        auxiliary("gpu0.clock_events", "clock_events_bits", [1] * 5 + [4] * 5 + [5]),
+    ]
+    made = make_run(tmp_path / "run.h5", lines, devices={"gpu0": ["gpu0.a"]})
+    with h5py.File(made, "r+") as file:
+        bits = {"gpu0.clock_events": {"gpu_idle": 1, "sw_power_cap": 4, "sync_boost": 16}}
+        file["lines/gpu0.clock_events"].attrs["detail"] = json.dumps({"bits": bits})
+    return made
+
+
+def test_they_are_known_by_their_quantity_and_compared_with_nothing(path):
+    run = read_run(path)
+    assert run.line("gpu0.temperature").quantity == "temperature_c"
+    assert run.compared("gpu0") == ()
+    assert set(run.auxiliary("gpu0")) == {"gpu0.temperature", "gpu0.sm_clock", "gpu0.clock_events"}
+
+
+def test_info_shows_range_and_shares_without_the_bad_readings(path):
+    text = "\n".join(describe_run(read_run(path)))
+    assert "gpu0.temperature (simulated, sim): temperature_c 41 to 50, mean of the readings 45.5" in text
+    assert "10 good readings, 1 bad" in text
+    assert "clock_hz 1.98e+09 to 1.98e+09" in text
+    assert "clock_events_bits: gpu_idle in 54.5%, sw_power_cap in 54.5%; 11" in text
+    assert "sum of the feeds: 100 J" in text
+
+
+def test_a_device_fed_by_one_is_refused(path):
+    with h5py.File(path, "r+") as file:
+        file["devices/gpu0"].attrs["feeds"] = np.array(["gpu0.a", "gpu0.temperature"], dtype=h5py.string_dtype())
+    with pytest.raises(RunFileError, match="gpu0.temperature"):
+        read_run(path)
+
+
+# Lines of too few readings to tell how sure a run's energy is, or that clipped: never ± 0 J, and `verify` goes on.
+
+
+def meter(readings: int, **more: object) -> LineSpec:
+    """Means over 100 ms, ten a second, of which the first ones were lost."""
+    t = np.arange(50 * MS, 50 * MS + readings * 100 * MS, 100 * MS, dtype=np.int64)
+    watts = np.where(np.arange(readings) % 2, 150_000, 40_000)
+    accuracy = {"window_ns": 100 * MS, "u_gain": 0.01}
+    codes = {"power_mw": watts}
+    return LineSpec("wall", device="node", t_ns=t, codes=codes, accuracy=accuracy, period_ns=100 * MS, **more)  # type: ignore[arg-type]
+
+
+def test_the_row_of_the_run_has_no_uncertainty_that_nobody_knows(tmp_path: Path) -> None:
+    run = read_run(make_run(tmp_path / "run.h5", [meter(2)]))
+    table = phase_table(run)
+    (row,) = table.runs
+    assert row.energy_j is not None
+    assert row.energy_j > 0
+    assert row.u95_j is None
+    assert "too few readings to tell how sure that is" in row.note
+    (shown,) = json.loads(to_json(table))
+    assert shown["u95_j"] is None
+    (budget,) = budget_rows(run, "node")
+    assert (budget.u95_j, budget.parts) == (None, ())
+
+
+@pytest.mark.parametrize("readings", [2, 9])
+def test_verify_compares_no_residual_where_there_is_no_uncertainty(readings: int, tmp_path: Path) -> None:
+    line = meter(readings)
+    line.flags = np.zeros(readings, np.uint16)
+    if readings > 2:
+        line.flags[4] = int(Flag.SATURATED)
+    path = make_run(tmp_path / "run.h5", [line], [PhaseSpec("forward", 100 * MS, 880 * MS)])
+    found = {f.check: f for f in verify_sums(path)}
+    assert [f.check for f in found.values() if f.state == "wrong"] == []
+    if readings > 2:
+        assert "which has no ± to be compared with" in found["table"].text
+
+
+# A device without readings has no energy: nothing that reads a run makes 0 J of it.
+
+
+NONE = np.zeros(0, np.int64)
+
+
+def dead(name: str = "gpu1.a", device: str = "gpu1") -> LineSpec:
+    return LineSpec(name, device=device, t_ns=NONE, codes={"power_mw": NONE}, flags=np.zeros(0, np.uint16))
+
+
+def spoilt() -> LineSpec:
+    t = np.arange(0, S, 2 * MS)
+    flags = np.full(len(t), int(Flag.MISSING), np.uint16)
+    return LineSpec("gpu1.a", device="gpu1", t_ns=t, codes={"power_mw": np.zeros(len(t), np.int64)}, flags=flags)
+
+
+def single() -> LineSpec:
+    return LineSpec("gpu1.a", device="gpu1", t_ns=np.array([5 * MS]), codes={"power_mw": np.array([100_000])},
+                    flags=np.zeros(1, np.uint16))  # fmt: skip
+
+
+def clipped() -> LineSpec:
+    line = spoilt()
+    line.flags = np.full(len(line.flags), int(Flag.SATURATED), np.uint16)
+    return line
+
+
+@pytest.fixture(params=[dead, spoilt, single, clipped])
+def run_path(request, tmp_path: Path) -> Path:
+    phases = [PhaseSpec("forward", 100 * MS, 900 * MS, {"batch_size": 8})]
+    return make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant), request.param()], phases)
+
+
+def test_the_row_of_the_run_says_that_there_are_none(run_path: Path) -> None:
+    table = phase_table(read_run(run_path))
+    good, row = table.runs
+    assert good.energy_j == pytest.approx(100, rel=0.01)
+    joules = (row.energy_j, row.u95_j, row.power_w, row.phases_j, row.rest_j, row.residual_j)
+    assert joules == (None,) * 6
+    assert not row.is_lower_bound
+    assert row.note.startswith("not resolvable: no readings of gpu1.a")
+    _, total = table.totals
+    assert (total.energy_j, total.u95_j, total.power_w, total.edp_js) == (None,) * 4
+    assert "not resolvable" in total.note
+
+
+def test_no_output_holds_a_zero_for_it(run_path: Path) -> None:
+    run = read_run(run_path)
+    table = phase_table(run)
+    idle = (IdleRow("gpu1", "simulated", 5.0, 0.1, 5.0, 5.0, 1.0, ""),)
+    both = PhaseTable(table.phases, table.totals, table.runs, idle)
+    for row in json.loads(to_json(both)):
+        if row["device"] == "gpu1":
+            known = ("energy_j", "j_per_batch", "power_w", "u95_j", "edp_js", "idle_j", "above_idle_j", "rest_j")
+            assert [row[name] for name in known] == [None] * len(known)
+    assert ",gpu1," in to_csv(both)
+    (shown,) = [x for x in to_markdown(table).splitlines() if x.startswith("| gpu1")]
+    assert shown.split(" | ")[1:3] == ["1.000", "n.r."]
+    values = flat(table)
+    assert [name for name in values if "gpu1" in name and not name.endswith(("/time_s", "/s_per_batch"))] == []
+    for record in records_of(run, table):
+        if record["device"] == "gpu1":
+            assert (record["energy_j"], record["j_per_batch"], record["u95_j"]) == (None, None, None)
+    for budget in budget_rows(run, "gpu1"):
+        assert (budget.energy_j, budget.u95_j, budget.parts) == (None, None, ())
+    assert [f for f in verify_sums(run_path) if f.state == "wrong"] == []
+
+
+# Runs that no figure can be made of, given to the commands that take one run: one line, status 2, nothing written.
+
+
+PHASES = [
+    PhaseSpec("training", 100 * MS, 900 * MS, {"model": "m", "batch_size": 8}),
+    *(PhaseSpec("forward", at * MS, (at + 40) * MS, {}, 0) for at in range(100, 900, 100)),
+]
+
+
+def unusable(path: Path, what: str) -> Path:
+    still = [PhaseSpec(p.name, p.begin_ns, p.end_ns if p.parent < 0 else p.begin_ns, {}, p.parent) for p in PHASES]
+    late = [PhaseSpec(p.name, p.begin_ns + 10 * S, p.end_ns + 10 * S, p.attributes, p.parent) for p in PHASES]
+    lines = {
+        "empty": [],
+        "no readings": [LineSpec("gpu0.a", t_ns=NONE, codes={"power_mw": NONE})],
+        "one reading": [LineSpec("gpu0.a", constant, t_ns=np.array([500 * MS]))],
+        "other clock": [LineSpec("gpu0.a", constant, t_ns=np.arange(100 * S, 101 * S, 2 * MS))],
+    }.get(what, [LineSpec("gpu0.a", constant)])
+    return make_run(path, lines, {"no phases": [], "outside": late, "no time": still}.get(what, PHASES))
+
+
+@pytest.mark.parametrize(
+    "what", ["empty", "no phases", "no readings", "one reading", "other clock", "outside", "no time"]
+)
+@pytest.mark.parametrize("command", ["tables", "uncertainty", "report"])
+def test_one_line_and_nothing_written(tmp_path, capsys, what, command):
+    path = unusable(tmp_path / "run.h5", what)
+    with pytest.raises(SystemExit) as stopped:
+        main([command, str(path), "-o", str(tmp_path / "out.html")])
+    out, err = capsys.readouterr()
+    assert stopped.value.code == 2
+    assert out == ""
+    assert err.startswith(f"joules: {path}: ")
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# A run computed again with a later calibration means what a run recorded with it would have meant.
+
+
+ZERO = Point("2025-03-14T09:26:53Z", 23.0, 0.0, "A", 0.0, 1000, -0.002, 0.0001, 3.3)
+LOAD = Point("2025-03-14T10:00:00Z", 24.5, 1.5, "A", 0.001, 1000, 1.49, 0.0002, 3.3)
+RECORD = SensorCalibration("gpu0.pcie_3v3", "INA219", 0.05, 0.0002, 0.0058, 0.0004, bus=-1, address=0x41, zero=ZERO,
+                           load=LOAD)  # fmt: skip
+
+
+def stream_of(calibration: Path | str = "", bus_every: int = 1) -> Stream:
+    options = SimOptions(calibration=str(calibration), bus_every=bus_every)
+    source = SimSource(options, Start("sim", 1, 0, VirtualClock()))
+    try:
+        return source.open()[0][0]
+    finally:
+        source.close()
+
+
+def stream_of_node(calibration: Path | str = "") -> Stream:
+    """Two sensors at one address, one on each controller of a node."""
+    clock = VirtualClock()
+    sensors = (NodeSensor("a", 0x40), NodeSensor("b", 0x40, controller=1))
+    options = NodeOptions("/dev/fake", sensors, calibration=str(calibration))
+    node = SimulatedNode(clock, sensors=2)
+    source = NodeSource(options, Start("node", 1, 0, clock), lambda _path, _baud: node)
+    try:
+        return source.open()[0][0]
+    finally:
+        source.close()
+
+
+def run_of(path: Path, stream: Stream) -> Path:
+    """A run file of this stream's lines, each standing at 1000 codes of current."""
+    specs = [
+        LineSpec(
+            line.name,
+            conversion=to_document(line.conversion),
+            accuracy=to_document(line.accuracy),
+            codes={"shunt": [1000] * 501, "bus": [(825 << 3)] * 501},
+            detail=to_document(stream.detail),
+        )
+        for line in stream.lines
+    ]
+    return make_run(path, specs, [PhaseSpec("forward", 100_000_000, 900_000_000)])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    save_calibration(tmp_path / "c.toml", CalibrationFile((RECORD,)))
+    return tmp_path / "c.toml"
+
+
+@pytest.mark.parametrize("bus_every", [1, 4])
+@pytest.mark.parametrize("zero_only", [False, True])
+def test_it_says_what_a_source_with_that_calibration_says(tmp_path: Path, bus_every: int, zero_only: bool) -> None:
+    record = replace(RECORD, load=None) if zero_only else RECORD
+    save_calibration(tmp_path / "c.toml", CalibrationFile((record,)))
+    run = read_run(run_of(tmp_path / "run.h5", stream_of(bus_every=bus_every)))
+    again, found = recalibrate(run, tmp_path / "c.toml")
+    assert found == ("gpu0.pcie_3v3",)
+    for live in stream_of(tmp_path / "c.toml", bus_every).lines:
+        line = again.lines[live.name]
+        assert line.conversion == live.conversion
+        assert isclose(line.accuracy.u_gain, live.accuracy.u_gain, rel_tol=1e-12)
+        assert isclose(line.accuracy.u_offset_w, live.accuracy.u_offset_w, rel_tol=1e-12)
+        assert line.accuracy.origin == live.accuracy.origin.replace("; gain and", "; recomputed with gain and").replace(
+            "; zero", "; recomputed with zero"
+        )
+
+
+def test_a_run_recorded_with_an_older_calibration_takes_the_newer(tmp_path: Path, file: Path) -> None:
+    older = replace(RECORD, load=replace(LOAD, mean_a=1.51), zero=replace(ZERO, mean_a=0.003))
+    save_calibration(tmp_path / "old.toml", CalibrationFile((older,)))
+    run = read_run(run_of(tmp_path / "run.h5", stream_of(tmp_path / "old.toml")))
+    again, _ = recalibrate(run, file)
+    live = next(line for line in stream_of(file).lines if line.name == RECORD.line)
+    assert again.lines[RECORD.line].conversion == live.conversion
+    assert again.lines[RECORD.line].accuracy.u_gain == pytest.approx(live.accuracy.u_gain)
+    save_calibration(file, CalibrationFile((replace(RECORD, zero=None),)))
+    with pytest.raises(AnalysisError):
+        recalibrate(run, file)
+
+
+def test_a_node_is_known_by_its_serial_number(tmp_path: Path) -> None:
+    node = {"board": "", "serial": "e660010203040506", "bus": 1, "address": 0x40}
+    record = replace(RECORD, line="gpu0.b", **node)
+    save_calibration(tmp_path / "c.toml", CalibrationFile((record,)))
+    older = replace(record, zero=replace(ZERO, mean_a=0.003))
+    save_calibration(tmp_path / "old.toml", CalibrationFile((older,)))
+    live = stream_of_node(tmp_path / "c.toml").lines
+    for recorded in (stream_of_node(), stream_of_node(tmp_path / "old.toml")):
+        run = read_run(run_of(tmp_path / "run.h5", recorded))
+        again, found = recalibrate(run, tmp_path / "c.toml")
+        assert found == ("gpu0.b",)
+        assert again.lines["gpu0.a"] == run.lines["gpu0.a"]
+        b = again.lines["gpu0.b"]
+        assert b.conversion == live[1].conversion
+        assert isclose(b.accuracy.u_gain, live[1].accuracy.u_gain, rel_tol=1e-12)
+        assert isclose(b.accuracy.u_offset_w, live[1].accuracy.u_offset_w, rel_tol=1e-12)
+        assert b.accuracy.origin == live[1].accuracy.origin.replace("; gain and", "; recomputed with gain and")
+    for change in ({"serial": "e660ffffffffffff"}, {"serial": ""}, {"bus": 2}):
+        save_calibration(tmp_path / "other.toml", CalibrationFile((replace(record, **change),)))
+        with pytest.raises(AnalysisError):
+            recalibrate(run, tmp_path / "other.toml")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shunt_ohm": 0.01}, "shunt_ohm"),
+        ({"chip": "INA226"}, "INA226"),
+        ({"address": 0x4F}, "no sensor of .* is calibrated there"),
+        ({"board": "another", "line": "gpu0.other"}, "no sensor of .* is calibrated there"),
+    ],
+)
+def test_a_record_that_does_not_fit_is_refused(
+    tmp_path: Path, file: Path, change: dict[str, object], said: str
+) -> None:
+    run = read_run(run_of(tmp_path / "run.h5", stream_of()))
+    save_calibration(file, CalibrationFile((replace(RECORD, **change),)))
+    with pytest.raises(AnalysisError, match=said):
+        recalibrate(run, file)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("sensor = 3", "expected a list"),
+        ("[[sensor]]\nline = 4", r"sensor\[0\]"),
+        ("[[sensor]", "no calibration file"),
+        ("[[sensors]]", "unknown key 'sensors'"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read_calibration(tmp_path / "c.toml")
+
+
+def test_the_tables_are_computed_with_it(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = run_of(tmp_path / "run.h5", stream_of())
+    before = path.read_bytes()
+    joules = []
+    for more in ([], ["--calibration", str(file)]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(["tables", str(path), "--format", "csv", *more])
+        assert not ended.value.code
+        out, err = capsys.readouterr()
+        lines = out.splitlines()
+        head, row = lines[0].split(","), lines[-1].split(",")
+        joules.append(float(dict(zip(head, row, strict=False))["energy_j"]))
+    assert "computed again with" in err
+    assert "gpu0.pcie_3v3" in err
+    # 1000 codes are 0.2 A: the zero adds 2 mA, the gain a part in a hundred and fifty, at 3.3 V for one second.
+    assert joules[1] - joules[0] == pytest.approx(3.3 * (0.202 * RECORD.gain - 0.2), rel=1e-3)
+    assert path.read_bytes() == before

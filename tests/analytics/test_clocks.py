@@ -1,0 +1,227 @@
+"""`joules clock`: figures, picture and marker check, of runs built from simulated exchanges."""
+
+import json
+
+import h5py
+import numpy as np
+import pytest
+from bench_clock import IDLE, MS, Quartz, S, Step, simulate
+from make_run import LineSpec, PhaseSpec, make_run
+
+from powerd_analytics import clocks, read_run
+from powerd_analytics.cli import main
+from powerd_analytics.clocks import compare_marker
+from powerd_client import build, journal
+from powerd_client.hostclock import WallAnchor, anchor_note
+from powerd_core.serde import to_document
+from powerd_core.wire import Message, encode
+from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
+
+RUN = {"run_id": "ab", "created_utc": "2026-01-01T00:00:00+00:00", "powerd_version": "0", "command": ["x"],
+       "environment": {}}  # fmt: skip
+STREAM = make_stream()
+
+
+def built(path, sim):
+    """A run file made as a recorder's is, with a reading every millisecond around the middle."""
+    pieces = [encode(Message("run", RUN)), encode(Message("start", {"t_start_ns": 0}))]
+    pieces.append(encode(Message("description", to_document(make_description(STREAM, 1)), 1)))
+    pieces += [encode(e) for e in sim.exchanges]
+    middle = sim.length_ns // 2
+    for k in range(40):
+        first = sim.clocks.read(middle + (k - 20) * 20 * PERIOD_NS)
+        pieces.append(encode(make_block(STREAM, 1, k, first, [1000] * 20)))
+    pieces.append(encode(Message("stop", {"t_stop_ns": sim.length_ns, "complete": True})))
+    directory = journal.prepare(path)
+    (directory / "journal.bin").write_bytes(b"".join(pieces))
+    build.build_run(directory, path)
+    return path
+
+
+@pytest.fixture
+def steady(tmp_path):
+    return built(tmp_path / "steady.h5", simulate(1, IDLE, Quartz(drift_ppm=40, swing_ppm=0, walk_ppm=0)))
+
+
+@pytest.fixture
+def stepped(tmp_path):
+    return built(tmp_path / "stepped.h5", simulate(1, IDLE, length_ns=20 * S, steps=(Step(10 * S, by_ns=25 * MS),)))
+
+
+def test_the_figures_are_those_of_the_simulation(steady):
+    (trace,) = clocks.read_traces(read_run(steady))
+    r = clocks.clock_report(trace)
+    assert r.skew_ppm == pytest.approx(40, abs=0.1)
+    assert r.duration_s == pytest.approx(60, abs=0.3)
+    assert r.exchanges > 600
+    assert r.not_used == 0
+    assert (r.board, r.epoch, r.steps) == ("fake board", "1", ())
+    assert 115e-6 < r.delay_min_s < r.delay_median_s < r.delay_p99_s < 300e-6
+    assert 50e-6 < r.bound_median_s < r.bound_max_s < 100e-6
+    assert r.offset_end_s - r.offset_begin_s == pytest.approx(60 * 40e-6, abs=3e-5)
+
+
+def test_a_step_is_told_and_readings_around_it_are_no_values(stepped):
+    run = read_run(stepped)
+    (trace,) = clocks.read_traces(run)
+    r = clocks.clock_report(trace)
+    (step,) = r.steps
+    assert step.by_s == pytest.approx(-0.025, abs=1e-4)
+    assert step.begin_ns < 10 * S < step.end_ns < step.begin_ns + 0.3 * S
+    readings = run.readings("gpu0.rail_0")
+    lost = readings.flags == 32
+    assert lost.any()
+    assert not lost.all()
+    # Whatever is given out as a value is outside the time in which nobody knows the clock.
+    inside = (readings.t_ns > step.begin_ns) & (readings.t_ns < step.end_ns)
+    assert lost[inside].all()
+    assert not lost[~inside].any()
+    assert (np.diff(readings.t_ns[~lost]) > 0).all()
+    (gap,) = [g for g in run.gaps if "stepped" in g.cause]
+    assert gap.lost == lost.sum()
+    assert "the clock of 'fake board' stepped" in str(run.messages)
+
+
+def test_the_command_prints_for_people_and_for_programs(steady, stepped, capsys):
+    main_ok(["clock", str(steady)])
+    said = capsys.readouterr().out
+    for words in ("clock of fake board, epoch 1", "skew 40.0", "guaranteed bound: ±", "delay: 1"):
+        assert words in said
+    assert "step of" not in said
+    main_ok(["clock", str(stepped)])
+    assert "step of -0.02" in capsys.readouterr().out
+    main_ok(["clock", str(stepped), "--json"])
+    document = json.loads(capsys.readouterr().out)
+    assert document["clocks"][0]["steps"][0]["by_s"] == pytest.approx(-0.025, abs=1e-4)
+
+
+def main_ok(arguments):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0
+
+
+def test_clocks_behind_a_board_are_told(tmp_path):
+    t = np.arange(5, dtype=np.int64) * 100 * MS
+    bound = LineSpec(
+        "node.clock_bound", device="node", t_ns=t, codes={"ns": np.array([100, 200, 300, 400, 9]) * 1000},
+        conversion={"kind": "quantity", "column": "ns", "quantity": "clock_bound_s", "per_code": 1e-9},
+        flags=np.array([0, 0, 0, 0, 8], np.uint16), description="of a node",
+    )  # fmt: skip
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 0.0 * t + 5), bound], devices={"gpu0": ["gpu0.a"]})
+    with h5py.File(path, "a") as file:
+        file["lines/gpu0.a"].attrs["detail"] = json.dumps(
+            {"port": "/dev/ttyACM0", "clock_half_ns": 150_000, "clock_limit_ns": 2_000_000}
+        )
+    found = {o.name: o for o in clocks.other_clocks(read_run(path))}
+    assert found["node.clock_bound"].bound_median_s == pytest.approx(250e-6)
+    assert found["node.clock_bound"].bound_max_s == pytest.approx(400e-6)
+    assert found["sim at /dev/ttyACM0"].bound_median_s == pytest.approx(150e-6)
+
+
+class TestMarker:
+    BOUND_NS = 60_000.0
+    PHASES = tuple(PhaseSpec("forward", k * 50 * MS, k * 50 * MS + 20 * MS) for k in range(1, 20))
+
+    def run(self, tmp_path, off_ns, phases=PHASES, without=(), repeats=True):
+        """A pin that follows the phases, ``off_ns`` late, with statuses between as a node sends them."""
+        edges = sorted((t, level) for p in phases for t, level in ((p.begin_ns, 1), (p.end_ns, 0)))
+        rows, count = [(0, 0, 0)], 0
+        for i, (t, level) in enumerate(edges):
+            count += 1
+            if i in without:
+                continue
+            rows.append((t + off_ns, level, count))
+            if repeats and i % 3 == 0:
+                rows.append((t + off_ns + 5 * MS, level, count))
+        t, level, edge = (np.array(column) for column in zip(*rows, strict=True))
+        line = LineSpec(
+            "node.marker", device="node", t_ns=t.astype(np.int64),
+            codes={"level": level.astype(np.uint8), "edge": edge.astype(np.uint16)},
+            conversion={"kind": "quantity", "column": "level", "quantity": "marker_bits", "per_code": 1.0},
+            accuracy={"centre_ns": 10_000},
+        )  # fmt: skip
+        power = LineSpec("gpu0.a", lambda t: 0.0 * t + 5)
+        path = make_run(tmp_path / "r.h5", [power, line], phases, devices={"gpu0": ["gpu0.a"]}, bound_ns=self.BOUND_NS)
+        return read_run(path)
+
+    def test_edges_are_paired_with_marks(self, tmp_path):
+        r = compare_marker(self.run(tmp_path, 40_000), "node.marker", "forward")
+        assert (r.marks, r.edges, r.pairs) == (38, 38, 38)
+        assert r.median_s == pytest.approx(40e-6)
+        assert r.p99_s == pytest.approx(40e-6)
+        assert r.bound_median_s == pytest.approx(70e-6)
+        assert r.holds
+
+    def test_a_difference_beyond_the_bound_is_told(self, tmp_path, capsys):
+        run = self.run(tmp_path, -90_000)
+        r = compare_marker(run, "node.marker", "forward")
+        assert r.median_s == pytest.approx(-90e-6)
+        assert r.outside == 38
+        main_ok(["clock", str(run.path), "--marker", "node.marker", "--phase", "forward"])
+        assert "NOT held by 38 of 38" in capsys.readouterr().out
+
+    def test_lost_edges_do_not_pair_with_others(self, tmp_path):
+        run = self.run(tmp_path, 1_000, without=(4, 5, 11))
+        r = compare_marker(run, "node.marker", "forward")
+        # With an edge, the change of level behind it is lost too: its own time is not known to be an edge's.
+        assert r.pairs <= 35
+        assert r.p99_s == pytest.approx(1e-6)
+        assert r.holds
+
+
+UNIX_NS = 1_800_000_000 * S
+
+
+def anchored(path, offsets_ns, lines=(), texts=()):
+    """A run with an anchor a second, the wall clock ``offsets_ns`` ahead of what it was at first."""
+    end_ns = len(offsets_ns) * S
+    make_run(path, [LineSpec("gpu0.a", lambda t: np.full(len(t), 9.0)), *lines], end_ns=end_ns)
+    notes = [anchor_note(WallAnchor(k * S, UNIX_NS + k * S + by, 400)) for k, by in enumerate(offsets_ns)]
+    notes += [{"t_ns": 0, "level": "info", "text": text} for text in texts]
+    with h5py.File(path, "r+") as file:
+        del file["messages"]
+        file.create_dataset("messages", data=[json.dumps(n) for n in notes], dtype=h5py.string_dtype())
+    return path
+
+
+def said_of_the_wall(path, capsys, *more):
+    with pytest.raises(SystemExit) as stopped:
+        main(["clock", str(path), *more])
+    out, err = capsys.readouterr()
+    assert (stopped.value.code, err) == (0, "")
+    return out if more else [line for line in out.splitlines() if line.startswith("wall clock: ")]
+
+
+def test_the_drift_of_the_wall_clock_is_one_line(tmp_path, capsys):
+    path = anchored(tmp_path / "run.h5", [k * -2500 for k in range(61)])
+    assert said_of_the_wall(path, capsys) == [
+        "wall clock: drifted -150 µs in 60 s against the host's clock (-2.500 ppm, 61 readings of ± 400 ns at most)"
+    ]
+    (found,) = json.loads(said_of_the_wall(path, capsys, "--json"))["wall_clock"]
+    assert (found["against"], found["readings"], found["steps_s"]) == ("host", 61, [])
+    assert found["drift_s"] == pytest.approx(-150e-6)
+    assert found["drift_ppm"] == pytest.approx(-2.5)
+
+
+def test_a_wall_clock_that_was_set_is_said_apart_from_its_drift(tmp_path, capsys):
+    path = anchored(tmp_path / "run.h5", [k * 1000 + (k >= 20) * 2 * S for k in range(41)])
+    (line,) = said_of_the_wall(path, capsys)
+    assert "(+1.000 ppm, " in line
+    assert line.endswith("; it was set by +2.000001 s")
+
+
+def test_the_offsets_that_a_board_reports_are_in_it(tmp_path, capsys):
+    t = np.arange(0, 11 * S, S)
+    lines = [
+        LineSpec(
+            f"gpu{n}.wall_offset", device=f"gpu{n}", period_ns=S, t_ns=t, codes={"ns": UNIX_NS + 3 * t // 10**6},
+            conversion={"kind": "quantity", "column": "ns", "quantity": "clock_offset_s", "per_code": 1e-9},
+        )
+        for n in range(2)
+    ]  # fmt: skip
+    path = tmp_path / "run.h5"
+    make_run(path, lines, devices={}, end_ns=10 * S)
+    assert said_of_the_wall(path, capsys) == [
+        "wall clock: drifted +30 µs in 10 s against the clock of board, gpu0.wall_offset (+3.000 ppm, 11 readings)"
+    ]

@@ -1,0 +1,225 @@
+"""Comparisons: differences that chance and sensors explain are not called any."""
+
+import csv
+import functools
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from command import joules
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_campaign import one_run
+
+from powerd_analytics.compare import (
+    FOLDED,
+    NOTHING,
+    PHASES,
+    RUNS,
+    SPREAD_OF_ONE,
+    Mean,
+    compare,
+    difference,
+    holm,
+    mean_of_repeats,
+    mean_of_series,
+    run_samples,
+    verdict,
+    words,
+)
+from powerd_core.errors import AnalysisError
+
+GAIN = {"u_gain": 0.02, "u_offset_w": 0.0, "step_w": 0.0, "window_ns": 0, "origin": "test"}
+
+
+@pytest.mark.parametrize(
+    ("t", "dof", "p"),
+    [(12.7062, 1, 0.05), (4.30265, 2, 0.05), (2.228139, 10, 0.05), (2.845340, 20, 0.01), (1.959964, math.inf, 0.05)],
+)
+def test_one_sides_uncertainty_gives_students_t_of_the_tables(t, dof, p):
+    sure, unsure = Mean(t, 0.0, math.inf), Mean(0.0, 1.0, dof)
+    assert difference(unsure, sure)[0] == pytest.approx(p, rel=2e-5)
+    if p == 0.05:
+        assert difference(unsure, sure)[1] == pytest.approx(t, rel=2e-5)
+
+
+def test_p_of_equal_means_is_uniform():
+    rng = np.random.default_rng(1)
+    p = [difference(mean_of_repeats(rng.normal(5, 1, 4)), mean_of_repeats(rng.normal(5, 3, 7)))[0] for _ in range(2000)]
+    assert np.mean(np.array(p) < 0.05) == pytest.approx(0.05, abs=0.015)
+    assert np.mean(np.array(p) < 0.5) == pytest.approx(0.5, abs=0.05)
+
+
+def test_correlated_iterations_are_not_taken_for_independent_ones():
+    rng = np.random.default_rng(2)
+
+    def drifting(n):
+        steps, x = rng.normal(0, 1, n), np.zeros(n)
+        for i in range(1, n):
+            x[i] = 0.9 * x[i - 1] + steps[i]
+        return 100 + x
+
+    naive, blocked = [], []
+    for _ in range(200):
+        a, b = drifting(600), drifting(600)
+        naive.append(difference(mean_of_repeats(a), mean_of_repeats(b))[0])
+        blocked.append(difference(mean_of_series(a), mean_of_series(b))[0])
+    assert np.mean(np.array(naive) < 0.05) > 0.4  # what the series' own correlation is for
+    assert np.mean(np.array(blocked) < 0.05) < 0.1
+
+
+@given(st.lists(st.none() | st.floats(0, 1), max_size=12))
+def test_holm_is_a_correction_that_keeps_the_order(p):
+    found = holm(p)
+    pairs = [(a, b) for a, b in zip(p, found, strict=True) if a is not None]
+    assert all(b is None for a, b in zip(p, found, strict=True) if a is None)
+    assert all(a <= b <= 1 for a, b in pairs)
+    assert [b for _, b in sorted(pairs)] == sorted(b for _, b in pairs)
+    if pairs:
+        assert min(b for _, b in pairs) == pytest.approx(min(1, len(pairs) * min(a for a, _ in pairs)))
+
+
+@settings(max_examples=50)
+@given(st.floats(0, 10), st.floats(0.01, 1), st.floats(0.01, 1), st.floats(0, 1), st.integers(1, 30))
+def test_zero_is_in_the_interval_when_p_is_above_5_percent(change, u_a, u_b, systematic, dof):
+    a, b = Mean(0.0, u_a, dof), Mean(change, u_b, dof)
+    p, u95 = difference(a, b, systematic)
+    assert (p < 0.05) == (change > u95) or p == pytest.approx(0.05, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def sides(tmp_path_factory):
+    """Three runs each: B's joules are 3 % more than A's; one of each on a sensor of another gain."""
+    folder = tmp_path_factory.mktemp("compare")
+    found = {}
+    for name, scale, accuracy in (("a", 1.0, GAIN), ("b", 1.03, GAIN), ("other", 1.03, {**GAIN, "u_gain": 0.021})):
+        (folder / name).mkdir()
+        found[name] = [
+            one_run(folder / name / f"{i}.h5", scale, accuracy=accuracy, noise_w=1.0, seed=10 * len(found) + i)
+            for i in range(3)
+        ]
+    return found
+
+
+@functools.cache
+def samples_of(path):
+    return run_samples(path)[0]
+
+
+def samples(paths):
+    return [s for path in paths for s in samples_of(path)]
+
+
+def row(found, phase, figure="j_per_batch"):
+    at = found.names.index("phase")
+    return next(d for d in found.rows if d.key[at] == phase and d.figure == figure)
+
+
+def test_runs_are_repeats_and_a_shared_gain_cancels(sides):
+    found = compare(samples(sides["a"]), samples(sides["b"]))
+    d = row(found, "forward")
+    assert (d.repeats, d.is_same_sensor, d.a.runs, d.b.runs) == (RUNS, True, 3, 3)
+    assert d.change_percent == pytest.approx(3, abs=1)
+    # 2 % of gain on both sides, but of the difference only.
+    assert d.a.u_systematic == pytest.approx(0.02 * d.a.value, rel=0.02)
+    assert d.u95 < 0.02 * d.a.value
+    assert d.is_distinguishable
+    assert verdict(d) == "B more"
+    assert "Same sensors" in " ".join(words(found))
+
+
+def test_other_sensors_are_off_independently(sides):
+    found = compare(samples(sides["a"]), samples(sides["other"]))
+    d = row(found, "forward")
+    assert not d.is_same_sensor
+    assert d.u95 > 2 * 0.02 * d.a.value * 2**0.5 * 0.98
+    assert not d.is_distinguishable
+    assert verdict(d) == "not distinguishable"
+    assert "Different sensors" in " ".join(words(found))
+
+
+def test_the_same_against_the_same_is_not_distinguishable(sides):
+    again = [samples([p]) for p in sides["a"]]
+    found = compare(again[0], again[1])
+    assert row(found, "iteration").repeats == PHASES
+    assert not any(d.is_distinguishable for d in found.rows)
+    assert words(found)[0].startswith("No difference is distinguishable")
+    assert "three runs" in " ".join(words(found))
+    # One run tells nothing of how totals scatter.
+    total = row(found, None)
+    assert (total.repeats, total.p) == (NOTHING, None)
+
+
+def test_one_run_against_several_takes_their_scatter(sides):
+    found = compare(samples(sides["a"]), samples(sides["b"][:1]))
+    d = row(found, "forward")
+    assert d.repeats == SPREAD_OF_ONE
+    joules = [s.record["j_per_batch"] for s in samples(sides["a"]) if s.record["phase"] == "forward"]
+    by_chance = np.hypot(d.a.u_statistical, d.b.u_statistical)
+    assert by_chance == pytest.approx(np.std(joules, ddof=1) * (1 + 1 / 3) ** 0.5)
+
+
+def test_phases_that_were_folded_are_as_sure_as_their_fold(sides):
+    a, b = (samples(sides[name][:1]) for name in ("a", "b"))
+    folded = [
+        [replace(s, joules=s.joules[:0]) if s.record["phase"] == "forward" else s for s in side] for side in (a, b)
+    ]
+    d = row(compare(*folded), "forward")
+    assert d.repeats == FOLDED
+    assert d.a.u_statistical == next(s.record["u_statistical_j"] for s in a if s.record["phase"] == "forward")
+    assert row(compare(*folded), "forward", "s_per_batch").repeats == PHASES
+
+
+def test_what_only_rounding_tells_apart_is_no_difference(sides):
+    found = compare(samples(sides["a"]), samples(sides["b"]))
+    seconds = [d for d in found.rows if d.figure == "s_per_batch"]
+    assert len(seconds) == 5
+    assert not any(d.is_distinguishable for d in seconds)  # the same phases, to the nanosecond
+    assert all(d.p is not None and d.u95 >= 1e-9 for d in seconds)
+
+
+def test_settings_that_differ_are_what_is_compared_and_those_that_vary_must_match(tmp_path):
+    of = {}
+    for cap in (260, 140):
+        of[cap] = [one_run(tmp_path / f"{cap}-{b}.h5", batches=(b,), power_cap_w=cap, iterations=8) for b in (64, 128)]
+    found = compare(samples(of[260]), samples(of[140]))
+    assert found.settings == (("power_cap_w", 260.0, 140.0),)
+    assert "batch_size" in found.names
+    at = found.names.index("batch_size")
+    assert {d.key[at] for d in found.rows} == {64, 128}
+    assert "cap W 260 in A, 140 in B" in " ".join(words(found))
+
+
+def test_measured_is_not_compared_with_modelled(tmp_path):
+    a = one_run(tmp_path / "a.h5", provenance="measured")
+    b = one_run(tmp_path / "b.h5", provenance="modelled")
+    with pytest.raises(AnalysisError, match="nothing in common"):
+        compare(samples([a]), samples([b]))
+
+
+def test_the_command_says_it_in_a_table_and_in_words(sides, capsys, tmp_path):
+    a, b = sides["a"][0].parent, sides["b"][0].parent
+    code, out, err = joules(capsys, "compare", a, b)
+    assert (code, err.strip()) == (0, "")
+    for word in ("p (Holm)", "B more", "simulated", "distinguishable (5 %, Welch's t"):
+        assert word in out
+    out = tmp_path / "c.csv"
+    assert joules(capsys, "compare", a, b, "--format", "csv", "-o", out)[0] == 0
+    rows = list(csv.DictReader(io.StringIO(out.read_text())))
+    assert {r["provenance"] for r in rows} == {"simulated"}
+    assert float(next(r["p"] for r in rows if r["phase"] == "forward" and r["figure"] == "J/batch")) < 0.05
+
+
+def test_a_comparison_that_cannot_be_is_one_line(sides, capsys, tmp_path):
+    a, other = sides["a"][0], one_run(tmp_path / "x.h5", operations_per_sample=5e6)
+    for arguments, text in (
+        ((a, a), "cannot be compared with itself"),
+        ((a, other), "operations per sample"),
+        ((a, tmp_path / "absent.h5"), "no run file"),
+        ((a, other, "--device", "gpu7"), "gpu7"),
+    ):
+        code, out, err = joules(capsys, "compare", *arguments)
+        assert (code, out, err.strip().count("\n")) == (2, "", 0)
+        assert text in err

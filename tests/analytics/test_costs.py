@@ -1,0 +1,102 @@
+"""CO2 and money of tables: propagated, in every format, and refused where a factor is none."""
+
+import csv
+import io
+import json
+import math
+
+import pytest
+from command import joules
+from hypothesis import given
+from hypothesis import strategies as st
+from make_campaign import one_run
+
+from powerd_analytics.costs import Factors
+from powerd_analytics.export import read_table
+from powerd_core.errors import ConfigError
+
+BOTH = ("--co2-g-per-kwh", "380", "--u-co2-g-per-kwh", "20", "--price-per-kwh", "0.3", "--currency", "EUR")
+COLUMNS = ["co2_g", "u95_co2_g", "cost_eur", "u95_cost_eur"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return one_run(tmp_path_factory.mktemp("factors") / "r.h5", accuracy={"u_gain": 0.005}, noise_w=4.0)
+
+
+def totals(capsys, run, *options):
+    code, out, err = joules(capsys, "tables", run, "--table", "totals", "--format", "csv", *options)
+    assert (code, err) == (0, "")
+    return next(csv.DictReader(io.StringIO(out)))
+
+
+@pytest.mark.parametrize("length", [(), ("--iterations", "100000")])
+def test_totals_say_what_their_own_joules_cost(run, capsys, length):
+    row = {name: float(v) for name, v in totals(capsys, run, *BOTH, *length).items() if name in (*COLUMNS, "energy_j",
+           "u95_j")}  # fmt: skip
+    kwh, u_kwh = row["energy_j"] / 3.6e6, row["u95_j"] / 3.6e6
+    assert row["co2_g"] == pytest.approx(380 * kwh)
+    assert row["u95_co2_g"] == pytest.approx(math.hypot(380 * u_kwh, 2 * 20 * kwh))
+    assert row["cost_eur"] == pytest.approx(0.3 * kwh)
+    assert row["u95_cost_eur"] == pytest.approx(0.3 * u_kwh)
+    assert u_kwh > 0
+
+
+def test_phases_of_a_whole_training_cost_what_their_joules_do(run, capsys):
+    options = ("--table", "energy", "--format", "json", "--iterations", "1000")
+    _, out, _ = joules(capsys, "tables", run, *options, *BOTH)
+    sheet = json.loads(out)["energy"]
+    assert {c: sheet["units"][c] for c in COLUMNS} == dict(zip(COLUMNS, ("g", "g", "EUR", "EUR"), strict=True))
+    assert sheet["notes"][1:] == [
+        "CO2 equivalents at 380 (u = 20) g/kWh, cost at 0.3 EUR/kWh, as stated, of the joules in the same row"
+    ]
+    of = {r["phase"]: r for r in sheet["rows"]}
+    assert of["forward"]["co2_g"] == pytest.approx(380 * of["forward"]["j_per_training"] / 3.6e6)
+    assert of["update"]["j_per_training"] is None
+    assert of["update"]["co2_g"] is None
+    _, out, _ = joules(capsys, "tables", run, "--table", "energy", "--format", "csv", *BOTH)
+    assert "co2_g" not in out  # of a single batch nobody asks
+
+
+def test_parquet_and_hdf5_have_the_columns_with_their_units(run, capsys, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    out, into = tmp_path / "t.parquet", tmp_path / "t.h5"
+    code, _, _ = joules(capsys, "tables", run, "--format", "parquet", "-o", out, "--into", into, *BOTH)
+    assert code == 0
+    schema = parquet.read_schema(out)  # the records
+    assert [schema.field(c).metadata[b"units"] for c in COLUMNS] == [b"g", b"g", b"EUR", b"EUR"]
+    units = read_table(into, "totals").attrs["units"]
+    assert [units[c] for c in COLUMNS] == ["g", "g", "EUR", "EUR"]
+
+
+@given(energy=st.floats(1.0, 1e9), u=st.floats(0.0, 0.1), factor=st.floats(0.001, 1e3), u_factor=st.floats(0.0, 0.1))
+def test_relative_uncertainties_add_in_squares(energy, u, factor, u_factor):
+    found = Factors(co2_g_per_kwh=factor, u_co2_g_per_kwh=u_factor * factor).of(energy, 2 * u * energy)
+    assert found["u95_co2_g"] == pytest.approx(2 * math.hypot(u, u_factor) * found["co2_g"], rel=1e-9, abs=1e-300)
+    assert Factors(price_per_kwh=factor).of(energy, None) == {"cost": pytest.approx(energy / 3.6e6 * factor),
+                                                              "u95_cost": None}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"co2_g_per_kwh": -1}, "--co2-g-per-kwh -1: it must be 0 or more, and less than 1e+12"),
+        ({"co2_g_per_kwh": float("nan")}, "--co2-g-per-kwh nan"),
+        ({"price_per_kwh": float("inf")}, "--price-per-kwh inf"),
+        ({"co2_g_per_kwh": 1, "u_co2_g_per_kwh": -1}, "--u-co2-g-per-kwh -1"),
+        ({"u_price_per_kwh": 1}, "--u-price-per-kwh is the standard uncertainty of --price-per-kwh: give that too"),
+        ({"currency": "EUR"}, "--currency is that of --price-per-kwh: give that too"),
+        ({"price_per_kwh": 1, "currency": "euros"}, "--currency euros: write its three letters"),
+        ({"price_per_kwh": 1, "currency": "€"}, "write its three letters"),
+    ],
+)
+def test_what_is_no_factor(given, said):
+    with pytest.raises(ConfigError) as refused:
+        Factors(**given)
+    assert said in str(refused.value)
+
+
+def test_a_pivot_has_no_room_for_them(run, capsys):
+    code, out, err = joules(capsys, "tables", run, "--pivot", "phase::j_per_batch", *BOTH)
+    assert (code, out) == (2, "")
+    assert "CO2 and money are columns of totals" in err

@@ -1,0 +1,326 @@
+"""Tables written for people and programs say the same, whatever stands in them."""
+
+import csv
+import io
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import h5py
+import numpy as np
+import pandas
+import pyarrow.parquet as pq
+import pytest
+import xarray
+from command import joules
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_campaign import one_run
+
+from powerd_analytics.export import (
+    Column,
+    latex_text,
+    read_table,
+    table_frame,
+    to_csv,
+    to_html,
+    to_json,
+    to_latex,
+    to_markdown,
+    write_parquet,
+    write_tables,
+)
+from powerd_analytics.records import column
+from powerd_client.verify import verify_file
+from powerd_core.errors import AnalysisError, RunFileError
+from support.small_run import make_run_file
+
+# -- Tables written for people and programs say the same, whatever stands in them
+
+HOSTILE = '</td><script>alert(1)</script>&|_$%\\{}#^~"[x]*`\x1b[31m\n'
+
+
+def sheet(model="AlexNét", name="energy"):
+    columns = [column(n) for n in ("model", "batch_size", "iterations", "j_per_batch", "u95_j_per_batch")]
+    rows = (
+        (model, 64, 10, 12.3456789, 0.123, False, ""),
+        (model, 128, 10, None, None, False, "not resolvable: too short"),
+        (None, 256, 10, 20.0, None, True, "a line stood at full scale; too short"),
+    )
+    columns += [column("is_lower_bound"), column("note")]
+    return table_frame(name, "Energy by phase", columns, rows, ("mean of 3 runs",))
+
+
+def test_csv_has_full_precision_and_json_the_units():
+    rows = list(csv.DictReader(io.StringIO(to_csv(sheet()))))
+    assert [r["j_per_batch"] for r in rows] == ["12.3456789", "", "20.0"]
+    made = json.loads(to_json([sheet()]))["energy"]
+    assert made["units"]["j_per_batch"] == "J"
+    assert made["rows"][1]["j_per_batch"] is None
+    assert made["notes"] == ["mean of 3 runs"]
+
+
+def test_for_people_numbers_are_rounded_and_notes_numbered():
+    text = to_markdown([sheet()])
+    assert "| AlexNét | 64 | 10 | 12.35 | 0.12 |  |" in text
+    assert "| AlexNét | 128 | 10 | – | – | 1 |" in text
+    assert "|  | 256 | 10 | ≥ 20.00 | – | 2 3 |" in text
+    assert "1. not resolvable: too short" in text
+    assert "*mean of 3 runs*" in text
+    assert "lower" not in text
+
+
+class Cells(HTMLParser):
+    """Texts of the cells, and every tag and attribute that there is."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.cells, self.values = set(), [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.values += [float(v) for n, v in attrs if n == "data-value"]
+        if tag == "td":
+            self.cells.append("")
+
+    def handle_data(self, data):
+        if self.cells:
+            self.cells[-1] += data
+
+
+def test_html_is_one_page_of_tables_whatever_names_say():
+    page = to_html([sheet(HOSTILE)])
+    found = Cells()
+    found.feed(page)
+    assert "script" not in found.tags
+    assert "http" not in page
+    assert "\x1b" not in page
+    assert found.cells[0].startswith("</td><script>alert(1)")
+    assert 12.3456789 in found.values
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.text(min_size=1, max_size=30))
+def test_latex_keeps_its_braces_and_cells_whatever_names_say(model):
+    text = to_latex([sheet(model)])
+    body = text.split("\\midrule\n")[1].split("\n\\bottomrule")[0].split("\n")
+    assert len(body) == 3
+    for line in body:
+        assert line.endswith(r" \\")
+        plain = re.sub(r"\\[A-Za-z]+|\\[`'^\"~=.,{}$&#%_]|\$\^(\d|\\circ)\$", "", line)
+        assert plain.count("&") == 5
+        assert plain.count("{") == plain.count("}")
+        assert not set(plain.replace("~", "")) & set("#%^_")
+
+
+def test_latex_has_rules_of_booktabs_and_escapes():
+    text = to_latex([sheet("a_b & 50% #1 {x} ~^\\")])
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\begin{tabular}{lrrrrl}", r"\label{tab:energy}"):
+        assert rule in text
+    assert r"a\_b \& 50\% \#1 \{x\} \textasciitilde{}\textasciicircum{}\textbackslash{}" in text
+    assert latex_text("≥ 5 ± 1") == r"$\ge$ 5 $\pm$ 1"
+
+
+def test_parquet_has_types_and_units(tmp_path):
+    write_parquet(sheet(), tmp_path / "t.parquet")
+    table = pq.read_table(tmp_path / "t.parquet")
+    assert table.schema.field("j_per_batch").metadata == {b"units": b"J"}
+    assert table.to_pydict()["j_per_batch"] == [12.3456789, None, 20.0]
+    assert [str(t) for t in table.schema.types] == ["string", "double", "int64", "double", "double", "bool", "string"]
+
+
+def test_xarray_and_pandas_read_a_table_with_one_call_each(tmp_path):
+    path = tmp_path / "campaign.h5"
+    write_tables(path, [sheet()])
+    data = xarray.open_dataset(path, group="tables/energy", engine="h5netcdf", phony_dims="access")
+    assert list(data["model"].values) == ["AlexNét", "AlexNét", ""]
+    assert data["j_per_batch"].attrs["units"] == "J"
+    assert np.isnan(data["j_per_batch"].values[1])
+    assert list(data) == list(sheet().columns)
+    data.close()
+    with h5py.File(path) as file:
+        frame = pandas.DataFrame(dict(file["tables/energy"]))
+    assert list(frame["iterations"]) == [10, 10, 10]
+    assert frame["iterations"].dtype == np.int64
+    assert list(frame["is_lower_bound"]) == [0, 0, 1]
+    ours = read_table(path, "energy")
+    assert list(ours["model"]) == ["AlexNét", "AlexNét", ""]
+    assert ours.attrs["units"]["u95_j_per_batch"] == "J"
+
+
+def wrong(path):
+    return [f"{f.check}: {f.text}" for f in verify_file(path) if f.state != "ok"]
+
+
+def test_a_run_file_with_tables_is_still_what_it_says(tmp_path, capsys):
+    path = make_run_file(tmp_path / "run.h5")
+    with h5py.File(path) as file:
+        before = {n: file["lines"][n]["t_ns"][:] for n in file["lines"]}
+    code, out, _ = joules(capsys, "tables", path, "--into", path)
+    assert (code, out) == (0, f"{path}: /tables/{{time,energy,totals,records}}\n")
+    assert wrong(path) == []
+    assert joules(capsys, "verify", path)[0] == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+    with h5py.File(path) as file:
+        assert all(np.array_equal(file["lines"][n]["t_ns"][:], t) for n, t in before.items())
+    table = read_table(path, "energy")
+    assert table["j_per_batch"].notna().any()
+    assert joules(capsys, "tables", path)[0] == 0
+
+
+def test_a_table_that_changed_behind_our_back_is_found(tmp_path):
+    path = make_run_file(tmp_path / "run.h5")
+    write_tables(path, [sheet()])
+    with h5py.File(path, "r+") as file:
+        file["tables/energy/j_per_batch"].attrs["units"] = "kJ"
+    assert [text.split(":")[0] for text in wrong(path)] == ["metadata"]
+    before = path.read_bytes()
+    with pytest.raises(RunFileError, match="is damaged"):
+        write_tables(path, [sheet(name="more")])  # a new digest would hide it
+    assert path.read_bytes() == before
+
+
+def test_tables_are_replaced_only_when_asked(tmp_path):
+    path = tmp_path / "c.h5"
+    write_tables(path, [sheet(), sheet(name="other")])
+    before = path.read_bytes()
+    with pytest.raises(RunFileError, match="has a table 'energy' already: give --overwrite"):
+        write_tables(path, [sheet("B")])
+    assert path.read_bytes() == before
+    write_tables(path, [sheet("B")], overwrite=True)
+    assert list(read_table(path, "energy")["model"]) == ["B", "B", ""]
+    assert list(read_table(path, "other")["model"]) == ["AlexNét", "AlexNét", ""]
+    assert [p.name for p in tmp_path.iterdir()] == ["c.h5"]
+
+
+def test_what_is_no_file_of_ours_is_left_alone(tmp_path):
+    text, other = tmp_path / "a.h5", tmp_path / "b.h5"
+    text.write_text("hello")
+    with h5py.File(other, "w") as file:
+        file["x"] = 1
+    for path, said in ((text, "no HDF5 file"), (other, "no powerd run")):
+        before = path.read_bytes()
+        with pytest.raises(RunFileError, match=said):
+            write_tables(path, [sheet()])
+        assert path.read_bytes() == before
+    with pytest.raises(RunFileError, match="there is no file"):
+        read_table(tmp_path / "absent.h5", "energy")
+    write_tables(tmp_path / "c.h5", [sheet()])
+    with pytest.raises(AnalysisError, match="has no table 'engery': it has energy"):
+        read_table(tmp_path / "c.h5", "engery")
+
+
+def test_a_table_of_a_stranger_reads_no_other_file(tmp_path):
+    path = tmp_path / "c.h5"
+    write_tables(path, [sheet()])
+    with h5py.File(path, "r+") as file:
+        del file["tables/energy/model"]
+        file["tables/energy/model"] = h5py.ExternalLink(str(tmp_path / "secret.h5"), "x")
+    with pytest.raises(RunFileError, match="model"):
+        read_table(path, "energy")
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "json", "markdown", "latex", "html", "parquet"])
+def test_every_format_is_written_by_the_command(tmp_path, capsys, form):
+    path = one_run(tmp_path / "run.h5", iterations=4)
+    out = tmp_path / f"out.{form}"
+    code, said, err = joules(capsys, "tables", path, "--iterations", 10, "--format", form, "-o", out)
+    assert (code, said, err.strip()) == (0, "", "")
+    assert out.stat().st_size > 200
+    assert joules(capsys, "tables", path, "--iterations", 10, "--format", form, "-o", out)[0] == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted(["run.h5", out.name])
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [("=cmd|' /C calc'!A0", "'=cmd|' /C calc'!A0"), ("@SUM(A1)", "'@SUM(A1)"), ("+1+2", "'+1+2"), ("-x", "'-x"),
+     ("\t=1", "'\t=1"), ("-1.5", "-1.5"), ("+2e3", "+2e3"), ("a=b", "a=b")],
+)  # fmt: skip
+def test_a_text_that_a_spreadsheet_would_calculate_stays_a_text(tmp_path, capsys, text, made):
+    rows = list(csv.DictReader(io.StringIO(to_csv(sheet(text)))))
+    assert rows[0]["model"] == made
+    if text == "=cmd|' /C calc'!A0":
+        path = one_run(tmp_path / "r.h5", iterations=4, model=text, own=text)
+        _, out, _ = joules(capsys, "tables", path, "--format", "csv")
+        row = next(csv.DictReader(io.StringIO(out)))
+        assert (row["model"], row["attribute_own"]) == (made, made)
+        _, out, _ = joules(capsys, "uncertainty", path, "--format", "csv")
+        assert not any(cell.startswith(("=", "@")) for line in csv.reader(io.StringIO(out)) for cell in line)
+
+
+@pytest.mark.parametrize(
+    ("text", "made"),
+    [("a|b", "a\\|b"), ("_x_", "\\_x\\_"), ("batch_size", "batch_size"), ("<b>", "&lt;b>"), ("&lt;", "&amp;lt;"),
+     ("R&D", "R&D"), ("$x$", "\\$x\\$"), ("~~no~~", "\\~\\~no\\~\\~"), ("\\", "\\\\")],
+)  # fmt: skip
+def test_markdown_takes_nothing_in_a_name_for_its_own(tmp_path, capsys, text, made):
+    assert f"| {made} |" in to_markdown([sheet(text)])
+    if text == "a|b":
+        path = one_run(tmp_path / "r.h5", iterations=4, model=text)
+        for command in ("tables", "uncertainty"):
+            _, out, _ = joules(capsys, command, path, "--format", "markdown")
+            assert made in out
+
+
+def test_tables_go_into_the_file_that_a_link_leads_to(tmp_path):
+    (tmp_path / "far").mkdir()
+    file, link = tmp_path / "far" / "tables.h5", tmp_path / "link.h5"
+    link.symlink_to(file)
+    frame = table_frame("energy", "", [Column("a", "number", "J")], ((1.0,),))
+    for overwrite in (False, True):
+        write_tables(link, [frame], overwrite=overwrite)
+        assert link.is_symlink()
+        assert list(read_table(file, "energy")["a"]) == [1.0]
+    assert sorted(tmp_path.rglob("*.h5")) == [file, link]
+
+
+# -- LaTeX that compiles, whatever the models and devices are called
+
+NAME = "A_b%&#~^\\ {x} $ é±µ≥–ñøß \"q\" 'p' `r` <z>|y ² -- [*]"
+PDFLATEX = shutil.which("pdflatex")
+
+
+def compiled(folder, body):
+    """What pdflatex says of a document with ``body`` in it and booktabs in its preamble; None where all is well."""
+    text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + body + "\\listoftables\n"
+    (folder / "document.tex").write_text(text + "\\end{document}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "document.tex"]
+    for _ in range(2):  # the second reads the captions that the first wrote
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
+    wrong = [line for line in done.stdout.splitlines() if line.startswith("!")]
+    return wrong or None if done.returncode or wrong else None
+
+
+@given(st.text(max_size=20))
+def test_text_has_its_braces_closed(text):
+    escaped = latex_text(text).replace("\\{", "").replace("\\}", "")
+    assert escaped.count("{") == escaped.count("}")
+    assert "--" not in escaped
+
+
+@pytest.mark.skipif(PDFLATEX is None, reason="there is no pdflatex on this machine")
+def test_every_latex_output_compiles(tmp_path, capsys):
+    for name, scale in (("a", 1.0), ("b", 0.8)):
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            path = tmp_path / name / f"{i}_&%.h5"
+            one_run(path, scale, model=NAME, iterations=5, noise_w=2.0, seed=i, device_name=name + NAME)
+    a, b = tmp_path / "a", tmp_path / "b"
+    whole = ("--epochs", 2, "--dataset-size", 1000)
+    outputs = [("tables", a, b, "--table", t, *whole) for t in ("time", "energy", "totals", "efficiency", "gain")]
+    outputs += [
+        ("tables", a, b, "--table", "records"),
+        ("tables", a, b, "--pivot", "phase,model:product,batch:j-per-batch", "--averages"),
+        ("tables", a / "0_&%.h5"),
+        ("compare", a, b),
+    ]
+    body = []
+    for arguments in outputs:
+        code, out, err = joules(capsys, *arguments, "--format", "latex")
+        assert (code, err.strip()) == (0, "")
+        assert r"\toprule" in out
+        body.append(out)
+    assert compiled(tmp_path, "\n\\clearpage\n".join(body)) is None
+    assert (tmp_path / "document.pdf").stat().st_size > 10_000

@@ -1,0 +1,566 @@
+"""Indexes: what is in them, that only what changed is read, and what is refused."""
+
+import csv
+import errno
+import io
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import reducers
+from command import joules
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from make_campaign import one_run
+from make_run import LineSpec, make_run
+
+from powerd_analytics import index as index_module
+from powerd_analytics.campaign import read_campaign
+from powerd_analytics.export import columns_of, rows_of
+from powerd_analytics.index import (
+    METADATA,
+    Reduced,
+    index_frame,
+    index_records,
+    index_runs,
+    open_index,
+    query,
+    reduce_runs,
+    run_files,
+)
+from powerd_analytics.records import COLUMNS, run_records, to_frame
+from powerd_core.errors import AnalysisError, ConfigError, PeerError, RunFileError
+
+# -- Indexes: what is in them, that only what changed is read, and what is refused
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Three runs of two products, one in a directory of its own."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "later").mkdir()
+    one_run(folder / "a.h5", iterations=3, device_name="pascal", optimizer="sgd")
+    one_run(folder / "b.h5", 1.3, (64, 96.5), iterations=3, device_name="maxwell", clock_mhz=1410)
+    one_run(folder / "later" / "c.h5", 0.9, iterations=4, device_name="pascal", gpus=2)
+    return folder
+
+
+@pytest.fixture
+def campaign(made, tmp_path):
+    """A copy to change."""
+    return Path(shutil.copytree(made, tmp_path / "runs"))
+
+
+def test_an_index_has_the_records_that_the_files_have(campaign):
+    report = index_runs(campaign, jobs=1)
+    assert (report.path, report.runs, report.read, report.failed) == (campaign / "index.parquet", 3, 3, ())
+    expected = read_campaign([campaign])
+    found = index_records(campaign)
+    assert found == expected
+    assert [list(map(type, r.values())) for r in found] == [list(map(type, r.values())) for r in expected]
+    assert index_frame(str(campaign / "index.parquet")).equals(to_frame(expected))  # as docs/campaigns.md has it
+    gpu1 = index_records(campaign, "gpu1")
+    assert gpu1 == [r for r in expected if r["device"] == "gpu1"] != []
+
+
+def test_only_new_changed_and_broken_files_are_read(campaign, monkeypatch):
+    (campaign / "z.h5").write_bytes(b"junk")
+    index_runs(campaign, jobs=1)
+    before = (campaign / "index.parquet").stat().st_mtime_ns
+    os.utime(campaign / "a.h5", ns=(0, 0))
+    (campaign / "b.h5").unlink()
+    one_run(campaign / "new.h5", iterations=3)
+    read = []
+    from powerd_analytics import index as indexing
+
+    def noting(paths, **options):
+        read.extend(p.name for p in paths)
+        return reduce_runs(paths, **options)
+
+    reduce_runs = indexing.reduce_runs
+    monkeypatch.setattr(indexing, "reduce_runs", noting)
+    report = index_runs(campaign, jobs=1)
+    assert read == ["a.h5", "new.h5", "z.h5"]
+    assert (report.runs, report.read, report.vanished) == (3, 2, (str(campaign / "b.h5"),))
+    assert len(report.failed) == 1
+    assert (campaign / "index.parquet").stat().st_mtime_ns != before
+    shutil.copy(campaign / "new.h5", campaign / "z.h5")
+    read.clear()
+    assert index_runs(campaign, jobs=1).failed == ()
+    assert read == ["z.h5"]
+    read.clear()
+    before = (campaign / "index.parquet").stat().st_mtime_ns
+    assert index_runs(campaign, jobs=1).read == 0
+    assert read == []
+    assert (campaign / "index.parquet").stat().st_mtime_ns == before
+    assert index_runs(campaign, jobs=1, again=True).read == 4
+
+
+@given(
+    steps=st.lists(
+        st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(("a.h5", "b.h5", None))), max_size=3), max_size=3
+    )
+)
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_an_index_does_not_remember_how_it_came_about(tmp_path_factory, steps):
+    folder, made = tmp_path_factory.mktemp("history"), tmp_path_factory.mktemp("sources")
+    for name, watts in (("a", 100.0), ("b", 130.0)):
+        make_run(made / f"{name}.h5", [LineSpec("gpu0.a", lambda t, w=watts: w + 0 * t)], run_id=name)
+    shutil.copy(made / "a.h5", folder / "always.h5")
+    for i, step in enumerate([[], *steps]):
+        for name, source in step:
+            (folder / f"{name}.h5").unlink(missing_ok=True)
+            if source is not None:
+                shutil.copyfile(made / source, folder / f"{name}.h5")
+                os.utime(folder / f"{name}.h5", ns=(i, i))  # as another time, on any file system
+        index_runs(folder, jobs=1)
+    index_runs(folder, folder / "fresh.parquet", jobs=1)
+    assert pq.read_table(folder / "index.parquet").equals(pq.read_table(folder / "fresh.parquet"))
+
+
+def test_runs_and_index_move_together(campaign, tmp_path):
+    index_runs(campaign, campaign.parent / "campaign.parquet", jobs=1)
+    (tmp_path / "elsewhere").mkdir()
+    campaign.rename(tmp_path / "elsewhere" / "runs")
+    moved = (campaign.parent / "campaign.parquet").rename(tmp_path / "elsewhere" / "campaign.parquet")
+    paths = {r["path"] for r in index_records(moved)}
+    assert paths == {str(tmp_path / "elsewhere" / "runs" / name) for name in ("a.h5", "b.h5", "later/c.h5")}
+    assert index_runs(tmp_path / "elsewhere" / "runs", moved, jobs=1).read == 0
+
+
+def test_tables_and_compare_take_an_index(campaign, capsys):
+    joules(capsys, "index", campaign, "--jobs", "1")
+    index = campaign / "index.parquet"
+    of_files = joules(capsys, "tables", campaign, "--format", "csv")
+    assert of_files[0] == 0
+    assert joules(capsys, "tables", index, "--format", "csv") == of_files
+    assert joules(capsys, "compare", campaign / "a.h5", index)[2].endswith(
+        "a.h5 is on both sides: a run cannot be compared with itself\n"
+    )
+    (campaign / "z.h5").write_bytes(b"junk")
+    joules(capsys, "index", campaign, "--jobs", "1")
+    code, out, err = joules(capsys, "tables", index)
+    assert (code, out) == (2, "")
+    assert f"{campaign / 'z.h5'} could not be read when" in err
+
+
+def test_the_command_says_what_it_did(campaign, capsys):
+    (campaign / "z.h5").write_bytes(b"junk")
+    code, out, err = joules(capsys, "index", campaign, "--jobs", "1")
+    index = campaign / "index.parquet"
+    assert (code, out) == (0, f"{index}: 3 runs, 3 read now, 1 failed\n")
+    assert err.startswith(f"joules: {campaign / 'z.h5'} is no run file, or was cut off: ")
+    assert err.count("\n") == 1
+    (campaign / "z.h5").unlink()
+    code, out, err = joules(capsys, "index", campaign, "--jobs", "1")
+    assert (code, out) == (0, f"{index}: 3 runs, 0 read now, 1 vanished\n")
+    assert err == f"joules: {campaign / 'z.h5'} has vanished: taken out of the index\n"
+
+
+def test_journals_and_partial_files_are_no_run_files(made, tmp_path, capsys):
+    shutil.copy(made / "a.h5", tmp_path / "a.h5")
+    for name in ("run.h5.journal/frames.h5", ".b.123.partial.h5"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    report = index_runs(tmp_path, jobs=1)
+    assert (report.runs, report.failed, report.unbuilt) == (1, (), (str(tmp_path / "run.h5"),))
+    _, _, err = joules(capsys, "index", tmp_path, "--jobs", "1")
+    run = tmp_path / "run.h5"
+    assert err == f"joules: {run} is not in the index: it is being recorded, or `joules info {run}` builds it\n"
+
+
+def test_half_characters_in_attributes_and_names(tmp_path):
+    make_run(tmp_path / "a.h5", [LineSpec("gpu0.a", lambda t: 100.0 + 0 * t)], device_name="", run_id="x")
+    shutil.copy(tmp_path / "a.h5", os.fsdecode(os.fsencode(tmp_path) + b"/\xff.h5"))
+    report = index_runs(tmp_path, jobs=1)
+    assert report.runs == 1
+    assert len(report.failed) == 1
+    assert "is no UTF-8" in report.failed[0]
+
+
+def with_metadata(index, **changes):
+    """The index with other words on itself."""
+    table = pq.read_table(index)
+    said = json.loads(table.schema.metadata[METADATA]) | changes
+    pq.write_table(table.replace_schema_metadata({METADATA: json.dumps(said)}), index)
+
+
+def test_an_index_of_another_version_is_refused_and_made_again(campaign):
+    index_runs(campaign, jobs=1)
+    index = campaign / "index.parquet"
+    for changes in ({"version": [99, 1]}, {"powerd_version": "0.0.1"}):
+        with_metadata(index, **changes)
+        if "version" in changes:
+            with pytest.raises(RunFileError):
+                open_index(index)
+        report = index_runs(campaign, jobs=1)
+        assert (report.read, report.afresh) == (3, "another release of powerd made the index")
+        assert open_index(index).runs == campaign
+
+
+def test_an_index_of_a_former_release_without_a_column_can_be_read(campaign):
+    index_runs(campaign, jobs=1)
+    index = campaign / "index.parquet"
+    pq.write_table(pq.read_table(index).drop_columns(["residual_j"]), index)
+    records = index_records(index)
+    assert {r["residual_j"] for r in records} == {None}
+    assert index_runs(campaign, jobs=1).read == 3
+
+
+@pytest.mark.parametrize("kind", ["text", "parquet", "cut", "missing", "directory", "run"])
+def test_what_is_no_index(made, tmp_path, kind):
+    path = tmp_path / "index.parquet"
+    if kind == "text":
+        path.write_text("a,b\n1,2\n")
+    elif kind == "parquet":
+        pq.write_table(pa.table({"a": [1]}), path)
+    elif kind == "cut":
+        index_runs(made, path, jobs=1)
+        path.write_bytes(path.read_bytes()[:-50])
+    elif kind == "run":
+        shutil.copy(made / "a.h5", path)
+    with pytest.raises(RunFileError, match=r"is no index|there is no index|has no index\.parquet"):
+        open_index(tmp_path if kind == "directory" else path)
+
+
+def test_files_in_the_way_and_directories_without_runs(made, tmp_path):
+    (tmp_path / "other").mkdir()
+    shutil.copy(made / "a.h5", tmp_path / "other" / "a.h5")
+    index_runs(tmp_path / "other", tmp_path / "other.parquet", jobs=1)
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "table.parquet")
+    (tmp_path / "empty").mkdir()
+    for error, said, arguments in (
+        (RunFileError, "there is no directory", (tmp_path / "nowhere",)),
+        (RunFileError, "is no directory", (made / "a.h5",)),
+        (RunFileError, "there are no run files", (tmp_path / "empty",)),
+        (RunFileError, "is in the way", (made, tmp_path / "table.parquet")),
+        (RunFileError, "is the index of", (made, tmp_path / "other.parquet")),
+        (RunFileError, "directory that exists", (made, tmp_path / "no" / "index.parquet")),
+        (ConfigError, "ends in .parquet", (made, tmp_path / "index.csv")),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(error, match=said):
+            index_runs(*arguments, jobs=1)
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def names_in(index):
+    return [row["path"] for row in pq.read_table(index).to_pylist() if row["kind"] == "file"]
+
+
+def test_links_to_directories_are_followed_and_no_run_counts_twice(campaign, tmp_path):
+    other = tmp_path / "other disk"
+    (campaign / "later").rename(other)
+    (campaign / "linked").symlink_to(other)
+    (campaign / "linked again").symlink_to(other)
+    (other / "up").symlink_to(campaign)
+    (campaign / "latest.h5").symlink_to("b.h5")
+    (campaign / "elsewhere.h5").symlink_to(shutil.copy(other / "c.h5", tmp_path / "c.h5"))
+    report = index_runs(campaign, jobs=1)
+    assert (report.runs, report.failed) == (4, ())
+    assert names_in(report.path) == ["a.h5", "b.h5", "elsewhere.h5", "linked/c.h5"]
+    assert [p.name for p in run_files([campaign])] == ["a.h5", "b.h5", "elsewhere.h5", "c.h5"]
+
+
+def test_a_link_to_nothing_and_a_directory_that_cannot_be_read_are_named(campaign, monkeypatch):
+    (campaign / "gone.h5").symlink_to("nowhere.h5")
+    scan = os.scandir
+
+    def refuse(path):
+        if Path(path).name == "later":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    report = index_runs(campaign, jobs=1)
+    later = campaign / "later"
+    assert report.failed == (
+        f"{later} cannot be read: Permission denied",
+        f"{campaign / 'gone.h5'} cannot be read: No such file or directory",
+    )
+    assert report.runs == 2
+    with pytest.raises(RunFileError, match="later cannot be read: Permission denied"):
+        run_files([campaign])
+
+
+@pytest.mark.parametrize("name", ["[ab]", "ü 'q' \"d\"", "model=x", "back\\slash"])
+def test_directories_of_any_name(made, tmp_path, name):
+    decoys = [tmp_path / "aXb", tmp_path / "a", tmp_path / "ab"]
+    for folder in (tmp_path / name, *decoys):
+        folder.mkdir()
+        shutil.copy(made / "a.h5", folder / "run 1 [x] ü.h5")
+        index_runs(folder, jobs=1)
+    asked = query(tmp_path / name, "select path, model from runs where device = 'gpu0'")
+    assert rows_of(asked) == [(str(tmp_path / name / "run 1 [x] ü.h5"), "AlexNet")]
+    assert {r["path"] for r in index_records(tmp_path / name)} == {str(tmp_path / name / "run 1 [x] ü.h5")}
+    assert index_runs(tmp_path / name, jobs=1).read == 0
+
+
+def test_where_nothing_can_be_written_nothing_is_read(campaign, monkeypatch):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "touch", refuse)
+    monkeypatch.setattr("powerd_analytics.index.reduce_runs", refuse)
+    with pytest.raises(RunFileError, match=r"index\.parquet cannot be written: Read-only file system; name another"):
+        index_runs(campaign, jobs=1)
+
+
+def test_a_disk_that_is_full_leaves_the_old_index(campaign):
+    index_runs(campaign, jobs=1)
+    before = (campaign / "index.parquet").read_bytes()
+    shutil.copy(campaign / "a.h5", campaign / "copy.h5")
+    code = (
+        "import resource, sys; from powerd_analytics.cli.app import main;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096)); sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "index", campaign, "--jobs", "1"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.strip() == f"joules: {campaign / 'index.parquet'} cannot be written: File too large"
+    assert (campaign / "index.parquet").read_bytes() == before
+    assert not list(campaign.glob(".*"))
+
+
+def test_ctrl_c_leaves_no_traces(made, tmp_path):
+    for i in range(400):
+        os.link(made / "a.h5", tmp_path / f"{i}.h5")
+    command = [sys.executable, "-m", "powerd_analytics", "index", str(tmp_path), "--jobs", "2"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as running:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        while running.poll() is None and sum(_is_worker(pid) for pid in children.read_text().split()) < 2:
+            pass
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=30)
+    assert (running.returncode, out) == (130, "")
+    assert err.strip() in ("", "joules: interrupted")  # nothing of the processes
+    assert not [p.name for p in tmp_path.iterdir() if p.suffix != ".h5"]
+
+
+def _is_worker(pid):
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+# -- SQL over an index: answers that agree with the run files, and nothing else that can be done
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Four runs in a directory whose name means something to SQL, to globs and to Hive."""
+    folder = tmp_path_factory.mktemp("it's[1]") / "model=none"
+    folder.mkdir()
+    for i, (product, scale) in enumerate((("pascal", 1.0), ("pascal", 1.02), ("maxwell", 1.3), ("maxwell", 1.31))):
+        one_run(folder / f"{i}.h5", scale, iterations=3, device_name=product, seed=i, optimizer="sgd")
+    index_runs(folder, jobs=1)
+    return folder
+
+
+def test_an_answer_agrees_with_the_records(runs):
+    sheet = query(
+        runs, "select device_name, avg(energy_j) as j, count(*) as n from totals group by all order by device_name"
+    )
+    assert [(c.name, c.kind) for c in columns_of(sheet)] == [("device_name", "text"), ("j", "number"), ("n", "integer")]
+    totals = [r for r in index_records(runs) if r["kind"] == "total"]
+    for name, joules_, n in rows_of(sheet):
+        of = [r["energy_j"] for r in totals if r["device_name"] == name]
+        assert (joules_, n) == (pytest.approx(sum(of) / len(of)), 2)
+
+
+def test_the_views_are_the_kinds_of_records_and_the_files(runs):
+    records = index_records(runs)
+    for view, kind in (("runs", "run"), ("phases", "phase"), ("totals", "total")):
+        sheet = query(runs, f"select * from {view} order by path, phase_path")
+        assert [c.name for c in columns_of(sheet)] == list(COLUMNS)
+        expected = [tuple(r.values()) for r in records if r["kind"] == kind]
+        assert sorted(map(repr, rows_of(sheet))) == sorted(repr(_as_stored(row)) for row in expected)
+    (row,) = rows_of(query(runs, "select count(*), sum(records) from files where error is null"))
+    assert row == (4, len(records))
+
+
+def _as_stored(row):
+    return tuple(
+        float(v) if name == "batch_size" and v is not None else v for name, v in zip(COLUMNS, row, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "", ";", "select 1; select 2", "create table t as select 1", "drop view runs", "insert into runs values (1)",
+        "set enable_external_access = true", "copy runs to '{dir}/stolen.csv'", "export database '{dir}/stolen'",
+        "attach '{dir}/stolen.db'", "install httpfs", "load httpfs", "select * from read_csv('/etc/passwd')",
+        "select * from '{dir}/secret.csv'", "select * from read_text('{dir}/secret.csv')",
+        "select * from glob('{dir}/*')", "select * from read_parquet('{dir}/index.parquet')", "call pragma_version()",
+        "copy (from runs) to '{index}'", "explain analyze copy (from runs) to '{index}'",
+        "copy (pivot phases on phase using count(*)) to '{index}'", "attach '{index}'",
+        "with x as (pivot phases on phase using count(*)) insert into t from x",
+        "update runs set energy_j = 0", "from secret", "pragma database_list", "vacuum", "detach memory",
+    ],
+)  # fmt: skip
+def test_an_index_is_only_asked(runs, tmp_path, sql):
+    secret = tmp_path / "secret.csv"
+    secret.write_text("secret\n1\n")
+    before = (runs / "index.parquet").read_bytes()
+    with pytest.raises(AnalysisError) as refused:
+        query(runs, sql.format(dir=tmp_path, index=str(runs / "index.parquet").replace("'", "''")))
+    assert "\n" not in str(refused.value)
+    assert str(refused.value).startswith(str(runs / "index.parquet"))
+    assert [p.name for p in tmp_path.iterdir()] == ["secret.csv"]
+    assert (runs / "index.parquet").read_bytes() == before
+
+
+def test_a_query_may_pivot(runs):
+    sql = "pivot phases on phase using count(*) group by device_name order by all"
+    for form in (sql, f"with p as ({sql}) from p", f"select * from ({sql})"):
+        sheet = query(runs, form)
+        assert [c.name for c in columns_of(sheet)][:2] == ["device_name", "backward"]
+        assert [row[:2] for row in rows_of(sheet)] == [("maxwell", 2), ("pascal", 2)]
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("selec 1", 'syntax error at or near "selec"'),
+        ("select nope from runs", 'column "nope" not found'),
+        ("select * from run", 'Did you mean "runs"'),
+        ("select sum(model) from runs", "sum"),
+        ("select 'a'::int", "Could not convert"),
+    ],
+)
+def test_errors_of_sql_are_one_line_with_status_2(runs, capsys, sql, said):
+    code, out, err = joules(capsys, "query", runs, sql)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert said in err
+
+
+def test_formats(runs, capsys, tmp_path):
+    columns = "device_name as x, null as x, 1e400 as inf, [1, 2] as list, 1.5::decimal(4, 2) as d, true as b"
+    sql = f"select {columns} from runs limit 1"
+    code, out, _ = joules(capsys, "query", runs, sql, "--format", "json")
+    assert code == 0
+    assert json.loads(out) == [{"x": "pascal", "x_2": None, "inf": None, "list": "[1, 2]", "d": 1.5, "b": True}]
+    out = joules(capsys, "query", runs, sql, "--format", "csv")[1]
+    assert list(csv.reader(io.StringIO(out))) == [
+        ["x", "x_2", "inf", "list", "d", "b"], ["pascal", "", "", "[1, 2]", "1.5", "True"],
+    ]  # fmt: skip
+    out = joules(capsys, "query", runs, sql, "--format", "markdown")[1]
+    assert out.splitlines()[0] == "| x | x_2 | inf | list | d | b |"
+    assert out.splitlines()[2].startswith("| pascal | NULL | NULL |")
+    out = joules(capsys, "query", runs, sql)[1]
+    assert out.splitlines()[0].split() == ["x", "x_2", "inf", "list", "d", "b"]
+    file = tmp_path / "answer.csv"
+    assert joules(capsys, "query", runs, "from runs", "--format", "csv", "-o", file)[:2] == (0, "")
+    assert len(file.read_text().splitlines()) == 5
+    code, _, err = joules(capsys, "query", runs, "from runs", "-o", file)
+    assert code == 2
+    assert "exists" in err
+
+
+# -- Many run files: the same records in every way of running, and no file stops another
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Four run files, of which the third is none."""
+    folder = tmp_path_factory.mktemp("reduce")
+    one_run(folder / "0.h5", iterations=3)
+    one_run(folder / "1.h5", 1.2, iterations=4)
+    (folder / "2.h5").write_bytes(b"junk")
+    shutil.copy(folder / "0.h5", folder / "3.h5")
+    return [folder / f"{i}.h5" for i in range(4)]
+
+
+@pytest.fixture(scope="module")
+def dask_cluster():
+    """A scheduler and one worker, each reached by TCP."""
+    from dask.distributed import LocalCluster
+
+    options = {"n_workers": 1, "threads_per_worker": 1, "processes": False, "protocol": "tcp://"}
+    with LocalCluster(**options, host="127.0.0.1", dashboard_address="127.0.0.1:0") as made:
+        yield made
+
+
+def test_one_process_two_and_dask_give_the_same_in_the_order_of_the_paths(paths, dask_cluster):
+    here = reduce_runs(paths, jobs=1)
+    assert [r.path for r in here] == paths
+    assert [r.value for r in here] == [run_records(p) if p.name != "2.h5" else None for p in paths]
+    assert [r.error is None for r in here] == [True, True, False, True]
+    assert here[2].error.startswith(f"{paths[2]} is no run file")
+    assert reduce_runs(paths, jobs=2) == here
+    assert reduce_runs(paths, scheduler=dask_cluster.scheduler_address) == here
+
+
+def test_a_relative_path_stays_the_callers_name_of_the_file(paths, monkeypatch):
+    monkeypatch.chdir(paths[0].parent)
+    good, bad = reduce_runs([Path("0.h5"), Path("2.h5")], jobs=1)
+    assert good.path == Path("0.h5")
+    assert good.value[0]["path"] == str(paths[0])  # wherever a process runs
+    assert bad.error.startswith("2.h5 is no run file")
+
+
+def test_a_file_that_kills_its_process_is_named_and_the_others_are_done(paths):
+    told = []
+    found = reduce_runs(paths, reducers.dies_of_1, jobs=2, progress=lambda share, text: told.append((share, text)))
+    assert [r.value for r in found] == ["0.h5", None, "2.h5", "3.h5"]
+    assert found[1].error == f"{paths[1]}: the process that read it was killed (out of memory?)"
+    assert told[0] == (0.0, "0 of 4 run files")
+    assert told == sorted(told)
+    (alone,) = reduce_runs(paths[1:2], reducers.dies_of_1)
+    assert alone == found[1]
+
+
+def test_an_unexpected_fault_is_one_line_of_its_file(paths, dask_cluster):
+    expected = Reduced(paths[1], None, f"{paths[1]}: RuntimeError: a fault of two lines")
+    assert reduce_runs(paths, reducers.stumbles_over_1, jobs=1)[1] == expected
+    assert reduce_runs(paths, reducers.stumbles_over_1, scheduler=dask_cluster.scheduler_address)[1] == expected
+
+
+def test_an_interrupt_ends_the_processes(paths):
+    def interrupted(share, text):
+        raise KeyboardInterrupt
+
+    before = multiprocessing.active_children()
+    with pytest.raises(KeyboardInterrupt):
+        reduce_runs(paths, reducers.size, jobs=2, progress=interrupted)
+    assert multiprocessing.active_children() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"jobs": 0}, ConfigError),
+        ({"jobs": 2, "scheduler": "tcp://127.0.0.1:8786"}, ConfigError),
+        ({"scheduler": "head"}, PeerError),
+        ({"scheduler": "carrier://pigeon"}, PeerError),
+        ({"scheduler": "silent"}, PeerError),
+    ],
+)
+def test_options_that_cannot_be(paths, monkeypatch, options, error):
+    monkeypatch.setattr(index_module, "ANSWER_S", 0.3)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        if options.get("scheduler") == "silent":
+            options = {"scheduler": f"tcp://127.0.0.1:{silent.getsockname()[1]}"}
+        with pytest.raises(error):
+            reduce_runs(paths, **options)
+
+
+def test_a_worker_is_no_scheduler(paths, dask_cluster):
+    (worker,) = dask_cluster.workers.values()
+    with pytest.raises(PeerError):
+        reduce_runs(paths, scheduler=worker.address)

@@ -1,0 +1,318 @@
+"""A training over several machines: its files are found, told from repeats, and every joule is counted once."""
+
+import csv
+import io
+import json
+from itertools import count
+
+import h5py
+import pytest
+from command import joules
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from make_job import TRAINED, machine
+from make_run import S, training
+
+from powerd_analytics.campaign import RUNS, averaged, read_campaign
+from powerd_analytics.jobs import Member, jobs_of, merge_jobs
+from powerd_analytics.records import empty_record, run_records
+from powerd_analytics.runs.ranks import missing_ranks
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.table import phase_table
+from powerd_core.errors import AnalysisError
+
+LENGTH_S = TRAINED.end_ns / S
+
+
+def of_kind(records, kind, **values):
+    return [r for r in records if r["kind"] == kind and all(r[k] == v for k, v in values.items())]
+
+
+def whole(records):
+    (job,) = [r for r in of_kind(records, "job") if r["machines"] is not None]
+    return job
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pair")
+    return [machine(path / "run.h5", 0), machine(path / "run.node1.h5", 1, begin_s=0.4)]
+
+
+class TestSums:
+    def test_the_job_is_the_sum_of_both_files_devices(self, pair):
+        records = read_campaign(pair)
+        devices = [row for p in pair for row in phase_table(read_run(p)).runs]
+        assert len(devices) == 4
+        job = whole(records)
+        assert job["energy_j"] == pytest.approx(sum(row.energy_j for row in devices), rel=1e-12)
+        assert job["devices_j"] == pytest.approx(job["energy_j"], rel=1e-12)
+        assert abs(job["residual_j"]) <= 1e-9 * job["energy_j"]
+        assert (job["device"], job["ranks"], job["machines"], job["note"]) == ("gpu0+gpu1 of 2 machines", 4, 2, "")
+        parts = [r for r in of_kind(records, "job") if r["machine"] is not None]
+        assert [(r["machine"], r["host"], r["ranks"]) for r in parts] == [(0, "host0", 2), (1, "host1", 2)]
+        assert sum(r["energy_j"] for r in parts) == pytest.approx(job["energy_j"], rel=1e-12)
+        assert sum(r["energy_j"] for r in of_kind(records, "rank")) == pytest.approx(job["energy_j"], rel=1e-12)
+
+    def test_phases_are_joules_of_all_ranks_and_seconds_of_one(self, pair):
+        records = read_campaign(pair)
+        tables = [phase_table(read_run(p)) for p in pair]
+        for name in ("forward", "backward", "update", "iteration"):
+            (row,) = of_kind(records, "phase", phase=name)
+            parts = [p for t in tables for p in t.phases if p.phase == name]
+            assert row["j_per_batch"] == pytest.approx(sum(p.j_per_batch for p in parts), rel=1e-12)
+            assert row["s_per_batch"] == pytest.approx(parts[0].s_per_batch)
+            assert row["power_w"] == pytest.approx(sum(p.power_w for p in parts))
+            assert row["u_systematic_j"] == pytest.approx(sum(p.u_systematic_j**2 for p in parts) ** 0.5)
+            assert (row["iterations"], row["ranks"], row["gpus"]) == (6, 4, 4)
+        (total,) = of_kind(records, "total")
+        parts = [t for table in tables for t in table.totals]
+        assert total["energy_j"] == pytest.approx(sum(p.energy_j for p in parts), rel=1e-12)
+        assert total["time_s"] == pytest.approx(parts[0].time_s)
+        assert total["samples_per_s"] == pytest.approx(4 * 64 * 6 / total["time_s"])
+        # Every rank did the operations: the figure is that of all operations over all joules.
+        both = sum(of_kind(records, "phase", phase=n)[0]["j_per_batch"] for n in ("forward", "backward"))
+        assert total["gflops_per_w"] == pytest.approx(4 * 2 * 726.4e6 * 64 / both / 1e9)
+
+    def test_seconds_are_the_mean_over_ranks_and_their_spread_is_said(self, tmp_path):
+        slow = training(batches=(64,), iterations=6, forward_ms=42.6, update_ms=22.9)
+        paths = [machine(tmp_path / "a.h5", 0), machine(tmp_path / "b.h5", 1, tr=slow)]
+        (row,) = of_kind(read_campaign(paths), "phase", phase="forward")
+        assert (row["s_per_batch_min"], row["s_per_batch_max"]) == (pytest.approx(0.0213), pytest.approx(0.0426))
+        assert row["s_per_batch"] == pytest.approx((0.0213 + 0.0426) / 2)
+
+    def test_one_rank_a_machine(self, tmp_path):
+        paths = [machine(tmp_path / f"{i}.h5", i, ranks=1, machines=3) for i in range(3)]
+        records = read_campaign(paths)
+        devices = [row.energy_j for p in paths for row in phase_table(read_run(p)).runs]
+        assert whole(records)["energy_j"] == pytest.approx(sum(devices), rel=1e-12)
+        assert whole(records)["device"] == "gpu0 of 3 machines"
+        (total,) = of_kind(records, "total")
+        assert (total["gpus"], total["ranks"]) == (3, 3)
+        both = sum(of_kind(records, "phase", phase=n)[0]["j_per_batch"] for n in ("forward", "backward"))
+        assert total["gflops_per_w"] == pytest.approx(3 * 2 * 726.4e6 * 64 / both / 1e9)
+
+    def test_a_board_that_both_recorders_read_counts_once(self, tmp_path):
+        paths = [machine(tmp_path / "a.h5", 0, shared=True, with_gpus=False),
+                 machine(tmp_path / "b.h5", 1, shared=True, with_gpus=False, longer_ns=S)]  # fmt: skip
+        records = read_campaign(paths)
+        longest = phase_table(read_run(paths[1])).runs[0].energy_j
+        job = whole(records)
+        assert job["devices_j"] == pytest.approx(longest, rel=1e-12)
+        assert job["energy_j"] == pytest.approx(longest, rel=1e-12)
+        (run,) = of_kind(records, "run")
+        assert (run["run"], run["note"]) == ("b", "a recorded it as well: it counts once")
+        ranks = of_kind(records, "rank")
+        assert [(r["rank"], r["sharing"]) for r in ranks] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+        for r in ranks:
+            assert r["energy_j"] == pytest.approx(longest / 4)
+            assert r["phases_j"] + r["rest_j"] + r["residual_j"] == pytest.approx(r["energy_j"])
+        # Both machines did the same at once: a phase of all four ranks is the whole device for its length.
+        (forward,) = of_kind(records, "phase", phase="forward")
+        assert (forward["note"], of_kind(records, "total")[0]["note"]) == ("", "")
+        alone = [p for p in phase_table(read_run(paths[0])).phases if p.phase == "forward"]
+        assert forward["j_per_batch"] == pytest.approx(2 * alone[0].j_per_batch, rel=1e-6)
+
+    def test_meters_are_not_added_to_the_gpus_that_they_contain(self, tmp_path):
+        paths = [machine(tmp_path / f"{i}.h5", i, shared=True) for i in range(2)]
+        jobs = [r for r in of_kind(read_campaign(paths), "job") if r["machines"] is not None]
+        assert [r["device"] for r in jobs] == ["gpu0+gpu1 of 2 machines", "node of 2 machines"]
+        for r in jobs:
+            assert abs(r["residual_j"]) <= 1e-9 * r["energy_j"]
+
+    def test_a_machine_without_readings_leaves_no_sum(self, tmp_path):
+        paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
+        with h5py.File(paths[1], "r+") as file:
+            file["lines/gpu0.nvml/flags"][:] = 1
+        records = read_campaign(paths)
+        assert (whole(records)["energy_j"], whole(records)["devices_j"]) == (None, None)
+        (forward,) = of_kind(records, "phase", phase="forward")
+        assert forward["j_per_batch"] is None
+        assert "no joules of gpu0 of 1" in forward["note"]
+
+    @settings(max_examples=25, deadline=None)
+    @given(
+        st.lists(
+            st.lists(st.tuples(st.integers(1, 4), st.floats(1.0, 1e5), st.floats(0, 1)), min_size=1, max_size=3),
+            min_size=2,
+            max_size=4,
+        )
+    )
+    def test_ranks_are_devices_whatever_their_numbers(self, machines):
+        records, world = [], sum(n for m in machines for n, _, _ in m)
+        first = 0
+        for i, devices in enumerate(machines):
+            numbers = list(range(first, first + sum(n for n, _, _ in devices)))
+            first += len(numbers)
+            common = empty_record() | {"path": f"{i}.h5", "run": f"{i}", "run_id": f"{i}", "host": f"h{i}", "gpus": 1,
+                                       "job": "slurm 7.0", "world_size": world, "rank_numbers": json.dumps(numbers),
+                                       "provenance": "measured"}  # fmt: skip
+            number = iter(numbers)
+            for d, (n, energy_j, _) in enumerate(devices):
+                mine = {"device": f"gpu{d}", "sensors": f'["{i}/gpu{d}"]', "gpu": f'["{i}{d}"]'}
+                records.append(common | mine | {"kind": "run", "energy_j": energy_j, "time_s": 9.0})
+                records += [
+                    common | mine | {"kind": "rank", "rank": next(number), "sharing": n, "energy_j": energy_j / n}
+                    for _ in range(n)
+                ]
+            names = [f"gpu{d}" for d in range(len(devices))]
+            records.append(common | {
+                "kind": "job", "device": "+".join(names), "ranks": len(numbers), "gpu": "[]",
+                "sensors": json.dumps([f"{i}/{name}" for name in names]),
+            })  # fmt: skip
+        job = whole(merge_jobs(records))
+        expected = sum(energy for m in machines for _, energy, _ in m)
+        assert job["energy_j"] == pytest.approx(expected, rel=1e-9)
+        assert job["devices_j"] == pytest.approx(expected, rel=1e-9)
+        assert (job["ranks"], job["machines"]) == (world, len(machines))
+
+
+class TestRecognition:
+    def test_missing_machines_are_said(self, tmp_path):
+        paths = [machine(tmp_path / f"{i}.h5", i, machines=4) for i in (0, 2)]
+        records = read_campaign(paths)
+        assert whole(records)["device"] == "gpu0+gpu1 of 2 of 4 machines"
+        assert whole(records)["note"] == "2 of 4 machines: without ranks 2 to 3, 6 to 7 of 8"
+        assert all("2 of 4 machines" in r["note"] for r in of_kind(records, "total"))
+
+    def test_ranks_and_jobs_of_one_machine_are_records_too(self, tmp_path):
+        records = run_records(machine(tmp_path / "run.h5", 0, machines=1))
+        table = phase_table(read_run(tmp_path / "run.h5"))
+        assert [(r["rank"], r["device"], r["energy_j"]) for r in of_kind(records, "rank")] == [
+            (r.rank, r.device, r.energy_j) for r in table.ranks
+        ]
+        (job,) = of_kind(records, "job")
+        assert (job["device"], job["energy_j"], job["machines"]) == ("gpu0+gpu1", table.jobs[0].energy_j, None)
+        assert merge_jobs(records) == records
+        assert all(r[RUNS] == 1 for r in averaged(records) if r["kind"] in ("rank", "job"))
+
+    def test_a_single_part_says_so(self, tmp_path, capsys):
+        path = machine(tmp_path / "run.h5", 1)
+        code, out, _ = joules(capsys, "tables", path)
+        assert code == 0
+        assert "without what is not in this run: ranks 0 to 1 of 4" in out
+        (total, *_) = of_kind(read_campaign([path]), "total")
+        assert "without ranks 0 to 1 of 4: no run here has them" in total["note"]
+
+    def test_repeats_of_one_command_with_the_same_address_are_jobs_of_their_own(self, tmp_path):
+        paths = []
+        for repeat in range(3):  # one after the other; machine 1's clock is 0.3 s behind
+            for number in range(2):
+                begin_s = repeat * (LENGTH_S + 0.1) - 0.3 * number
+                paths.append(machine(tmp_path / f"{repeat}.{number}.h5", number, begin_s=begin_s))
+        records = read_campaign(sorted(paths, key=lambda p: p.name[2]))
+        jobs = [r for r in of_kind(records, "job") if r["machines"] is not None]
+        assert [r["run"] for r in jobs] == [f"{i}.0; {i}.1" for i in range(3)]
+        (total,) = averaged(of_kind(records, "total"))
+        assert total[RUNS] == 3
+        assert total["energy_j"] == pytest.approx(of_kind(records, "total")[0]["energy_j"], rel=1e-6)
+
+    def test_machines_of_one_job_are_never_repeats(self, tmp_path):
+        apart = [machine(tmp_path / "a.h5", 0, host="same"), machine(tmp_path / "b.h5", 1, host="same", begin_s=1e4)]
+        found = averaged(r for r in read_campaign(apart) if r["kind"] == "total")
+        assert [r[RUNS] for r in found] == [1] * 4
+        together = [apart[0], machine(tmp_path / "c.h5", 1, host="same")]
+        assert "machines have the same host name" in whole(read_campaign(together))["note"]
+
+    def test_a_slurm_step_is_one_job_whatever_its_clocks_say(self, tmp_path):
+        paths = [machine(tmp_path / f"{i}.h5", i, job="slurm 7.0", begin_s=1e5 * i) for i in range(2)]
+        assert whole(read_campaign(paths))["machines"] == 2
+
+    def test_a_job_beside_a_run_on_one_machine(self, tmp_path, pair):
+        alone = machine(tmp_path / "alone.h5", 0, ranks=2, machines=1)
+        records = read_campaign([*pair, alone])
+        assert [r["run"] for r in of_kind(records, "total")] == ["run; run.node1", "alone", "alone"]
+
+    def test_the_same_file_twice(self, tmp_path, pair, capsys):
+        assert joules(capsys, "tables", pair[0], pair[0])[0] == 2
+        copy = tmp_path / "copy.h5"
+        copy.write_bytes(pair[0].read_bytes())
+        with pytest.raises(AnalysisError, match="is a copy of"):
+            read_campaign([*pair, copy])
+
+    @given(st.data())
+    def test_no_rank_is_in_a_job_twice(self, data):
+        names = count()
+        members = []
+        for _ in range(data.draw(st.integers(1, 12))):
+            begin = data.draw(st.floats(0, 100))
+            ranks = data.draw(st.frozensets(st.integers(0, 7), min_size=1, max_size=4))
+            job = data.draw(st.sampled_from(["slurm 1.0", "torchrun none at h:1", "ranks at h:2"]))
+            members.append(Member(f"{next(names)}", job, 8, ranks, begin, begin + data.draw(st.floats(0, 50)), []))
+        jobs = jobs_of(members)
+        assert sorted(m.path for job in jobs for m in job) == sorted(m.path for m in members)
+        for job in jobs:
+            assert len({m.job for m in job}) == 1
+            assert sum(len(m.ranks) for m in job) == len(frozenset().union(*(m.ranks for m in job)))
+
+    @given(st.frozensets(st.integers(0, 30)), st.integers(1, 31))
+    def test_missing_ranks_in_words(self, ranks, world):
+        text = missing_ranks(ranks, world)
+        assert (text == "") == (set(range(world)) <= ranks)
+
+
+class TestByHand:
+    def test_files_that_do_not_say_of_which_launch_they_are(self, tmp_path, capsys):
+        paths = [machine(tmp_path / f"{i}.h5", i, job=None) for i in range(2)]
+        code, out, err = joules(capsys, "tables", *paths)
+        assert (code, out) == (2, "")
+        assert "do not say of which launch they are" in err
+        assert "--job" in err
+        code, out, _ = joules(capsys, "tables", *paths, "--job", "--table", "jobs", "--format", "csv")
+        rows = list(csv.DictReader(io.StringIO(out)))
+        assert [r["machine"] for r in rows] == ["0", "1", ""]
+        assert float(rows[2]["energy_j"]) == pytest.approx(sum(float(r["energy_j"]) for r in rows[:2]))
+
+    def test_later_runs_of_a_machine_are_no_part(self, tmp_path):
+        paths = [machine(tmp_path / f"{i}.h5", i, job=None, begin_s=i * 1e4) for i in range(2)]
+        assert not [r for r in read_campaign(paths) if r["machines"] is not None]
+
+    @pytest.mark.parametrize(
+        ("numbers", "machines", "text"),
+        [
+            ((0, 0), (2, 2), "rank 0 is in .* they are not of one job"),
+            ((0, 1), (2, 3), "of a training of 4 ranks, .* of one of 6"),
+            ((0, 0), (2, 1), "not a part of a training over several machines"),
+        ],
+    )
+    def test_what_cannot_be_one_job(self, tmp_path, capsys, numbers, machines, text):
+        paths = [
+            machine(tmp_path / f"{k}.h5", n, machines=m) for k, (n, m) in enumerate(zip(numbers, machines, strict=True))
+        ]
+        with pytest.raises(AnalysisError, match=text):
+            read_campaign(paths, is_one_job=True)
+
+
+class TestCommands:
+    def test_an_index_holds_the_job_once(self, tmp_path, capsys):
+        paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
+        assert joules(capsys, "index", tmp_path, "--jobs", "1")[0] == 0
+        ask = "select count(*) n, sum(energy_j) j from totals"
+
+        def answer(sql):
+            code, out, err = joules(capsys, "query", tmp_path, sql, "--format", "json")
+            assert code == 0, err
+            return json.loads(out)
+
+        (total,) = of_kind(read_campaign(paths), "total")
+        (row,) = answer(ask)
+        assert row["n"] == 1
+        assert row["j"] == pytest.approx(total["energy_j"])
+        assert [r["machine"] for r in answer("select machine from jobs order by machine")] == [0, 1, None]
+        assert read_campaign([tmp_path / "index.parquet"]) == read_campaign([tmp_path])
+        paths[1].unlink()
+        assert joules(capsys, "index", tmp_path, "--jobs", "1")[0] == 0
+        assert answer(ask)[0]["n"] == 2
+        assert answer("select count(*) n from jobs")[0]["n"] == 1
+
+    def test_a_comparison_is_of_whole_jobs(self, tmp_path, capsys):
+        for side, scale in (("a", 1.0), ("b", 2.0)):
+            (tmp_path / side).mkdir()
+            for repeat in range(2):
+                for number in range(2):
+                    machine(tmp_path / side / f"{repeat}{number}.h5", number, scale=scale, begin_s=repeat * 1e3)
+        code, out, err = joules(capsys, "compare", tmp_path / "a", tmp_path / "b", "--format", "markdown")
+        assert code == 0, err
+        line = next(row for row in out.splitlines() if row.startswith("| forward") and "J/batch" in row)
+        assert "| 100.0 |" in line
+        assert "| 2 | 2 | runs |" in line

@@ -1,0 +1,544 @@
+import itertools
+from decimal import Decimal
+
+import pytest
+from command import joules, refused
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from published_tables import CAPS, CASTRO, ENERGIES, ITERATIONS, OPERATIONS, TIMES, rows, write
+
+from powerd_analytics import metrics
+from powerd_analytics.published import (
+    COLUMNS,
+    Configuration,
+    PhaseTable,
+    parse_mixes,
+    read_table,
+    training_totals,
+)
+from powerd_core.errors import AnalysisError, ConfigError, PowerdError
+
+
+def table(tmp_path, data, name="t.csv"):
+    path = tmp_path / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return read_table(path)
+
+
+PLAIN = "device,energy_j\na,1.5\nb,2\n"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        PLAIN,
+        "\ufeff" + PLAIN,
+        PLAIN.replace("\n", "\r\n"),
+        PLAIN.encode("utf-16"),
+        '"device","energy_j"\n"a","1.5"\n"b","2"\n',
+        PLAIN.replace(",", ";"),
+        PLAIN.replace(",", "\t"),
+        " device , energy_j \n a, 1.5 \n\n,\nb,2",
+    ],
+    ids=["plain", "mark", "crlf", "utf-16", "quotes", "semicolons", "tabs", "blanks"],
+)
+def test_every_dialect_reads_the_same(tmp_path, data):
+    t = table(tmp_path, data)
+    assert t.columns == ("device", "energy_j")
+    assert list(t.texts("device")) == ["a", "b"]
+    assert t.numbers("energy_j") == [1.5, 2.0]
+
+
+def test_parquet_reads_the_same_and_counts_rows(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"device": ["a", "b"], "gpus": [1, 2], "energy_j": [1.5, None]}).to_parquet(tmp_path / "t.pq")
+    t = read_table(tmp_path / "t.pq")
+    assert t.numbers("energy_j") == [1.5, None]
+    assert t.numbers("gpus", whole=True) == [1.0, 2.0]
+    (tmp_path / "cut.pq").write_bytes((tmp_path / "t.pq").read_bytes()[:200])
+    with pytest.raises(AnalysisError, match="cut.pq"):
+        read_table(tmp_path / "cut.pq")
+
+
+@settings(max_examples=40)
+@given(data=st.binary(max_size=200))
+def test_any_bytes_give_a_table_or_one_line(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "any.csv"
+    for mark in (b"", b"a,b\n", b"\xff\xfe", b"PAR1"):
+        path.write_bytes(mark + data)
+        assert "\n" not in said_of(path)
+
+
+def said_of(path):
+    try:
+        t = read_table(path)
+        for column in t.columns:
+            t.numbers(column)
+    except PowerdError as error:
+        return str(error)
+    return ""
+
+
+def test_commands_end_with_2_and_write_nothing(tmp_path, capsys):
+    bad = tmp_path / "bad.csv"
+    bad.write_text("device,gpus,model,phase,batch,s_per_training,j_per_training\ng,1,m,forward,8,x,2\n")
+    out = tmp_path / "out.csv"
+    assert "row 1, column s_per_training" in refused(capsys, "totals", bad, "-o", out)
+    bad.write_text("cap,energy_j,time_s\n1,nan,2\n")
+    said = refused(capsys, "pick", bad, "--reference", "cap=1", "--metric", "e", "-o", out)
+    assert "row 1, column energy_j" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_a_name_in_quotes_may_hold_what_parts_cells_elsewhere(tmp_path, delimiter):
+    path = tmp_path / "t.csv"
+    path.write_text(delimiter.join(('"notes, free"', "energy_j")) + "\n" + delimiter.join(("a, b", "5")) + "\n")
+    assert read_table(path).cells == {"notes, free": ("a, b",), "energy_j": ("5",)}
+
+
+# -- totals of whole trainings
+
+KEYS = ("device", "gpus", "model", "phase", "batch")
+MIX = ("--mix", "pascal=2,maxwell=2")
+
+
+def keyed(*paths):
+    return {tuple(r[k] for k in KEYS): r for path in paths for r in rows(path)}
+
+
+def joined(*names):
+    """Tables 3, 4, 5, 7 and 8 as one long table with these columns of figures."""
+    times, energies = keyed(*TIMES), keyed(*ENERGIES)
+    iterations = {(r["model"], r["batch"]): r["iterations"] for r in rows(ITERATIONS)}
+    made = []
+    for key, time in times.items():
+        figures = {**time, **energies[key], "iterations": iterations[time["model"], time["batch"]]}
+        made.append({name: figures[name] for name in (*KEYS, *names)})
+    return made
+
+
+def is_rounded(value, printed):
+    """Within half a unit of the printed value's last digit."""
+    unit = Decimal(1).scaleb(Decimal(printed).as_tuple().exponent)
+    return abs(Decimal(value) - Decimal(printed)) <= unit / 2
+
+
+def matches_table_6(out):
+    found = {(r["device"], r["model"], r["gpus"], r["batch"]): r for r in rows(out)}
+    published = rows(CASTRO / "table6_pascal_totals.csv")
+    for row in published:
+        got = found[row["device"], row["model"], row["gpus"], row["batch"]]
+        if not row["time_ks"]:
+            assert [got[c] for c in ("time_s", "energy_j", "edp_js", "gflops_per_w")] == [""] * 4
+            continue
+        time, energy = Decimal(got["time_s"]) / 1000, Decimal(got["energy_j"]) / 10**6
+        assert is_rounded(time, row["time_ks"]), row
+        assert is_rounded(energy, row["energy_mj"]), row
+        assert is_rounded(Decimal(got["edp_js"]) / 10**9, row["edp"]), row
+    return len(published)
+
+
+def test_table_6_on_every_row_from_the_files_as_they_are(capsys):
+    code, out, err = joules(capsys, "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)
+    assert code == 0
+    assert matches_table_6(out) == 36
+    assert tuple(out.splitlines()[0].split(",")) == COLUMNS
+    assert COLUMNS == ("device", "model", "gpus", "batch", "time_s", "energy_j", "edp_js", "gflops_per_w")
+    assert "pascal, ResNetIm, 1 GPU, batch 256: no time of forward and backward" in err
+
+
+def test_table_6_from_one_joined_table_and_from_one_of_times_and_one_of_energies(tmp_path, capsys):
+    one = write(tmp_path / "one.csv", joined("s_per_training", "j_per_training"))
+    every = write(tmp_path / "every.csv", joined("iterations", "s_per_batch", "j_per_batch", "s_per_training",
+                                                 "j_per_training"))  # fmt: skip
+    times = write(tmp_path / "t.csv", joined("iterations", "s_per_batch", "s_per_training"))
+    energies = write(tmp_path / "e.csv", joined("j_per_training", "iterations", "j_per_batch"))
+    outs = [
+        joules(capsys, "totals", *files, *MIX)[1] for files in ([one], [every], [times, energies], [energies, times])
+    ]
+    assert len(set(outs)) == 1
+    assert matches_table_6(outs[0]) == 36
+
+
+def test_per_batch_times_iterations_is_table_6_but_for_the_rounding_of_a_batch(tmp_path, capsys):
+    per_batch = write(tmp_path / "b.csv", joined("s_per_batch", "j_per_batch", "iterations"))
+    without = write(tmp_path / "w.csv", joined("s_per_batch", "j_per_batch"))
+    code, out, _ = joules(capsys, "totals", per_batch, *MIX)
+    assert code == 0
+    assert joules(capsys, "totals", without, ITERATIONS, *MIX)[1] == out
+    given = joules(capsys, "totals", *TIMES, *ENERGIES, *MIX)[1]
+    for a, b in zip(rows(out), rows(given), strict=True):
+        assert bool(a["energy_j"]) == bool(b["energy_j"])
+        if a["energy_j"]:
+            assert float(a["time_s"]) == pytest.approx(float(b["time_s"]), abs=1.01)
+            assert float(a["energy_j"]) == pytest.approx(float(b["energy_j"]), rel=2e-4)
+
+
+def test_gflops_per_w_of_forward_and_backward_over_all_gpus(capsys):
+    out = joules(capsys, "totals", *TIMES, *ENERGIES, *MIX, "--operations", OPERATIONS)[1]
+    found = {(r["device"], r["model"], r["gpus"], r["batch"]): r["gflops_per_w"] for r in rows(out)}
+    energies = keyed(*ENERGIES)
+    operations = {r["model"]: float(r["ops_m"]) * 1e6 for r in rows(OPERATIONS)}
+    seen = 0
+    for (device, model, gpus, batch), value in found.items():
+        kinds = [("pascal", 2), ("maxwell", 2)] if gpus == "4" else [(device, int(gpus))]
+        j = [
+            (n, energies[k, gpus, model, phase, batch]["j_per_batch"])
+            for (k, n), phase in itertools.product(kinds, ("forward", "backward"))
+        ]
+        if not all(text for _, text in j):
+            assert value == ""
+            continue
+        expected = 2 * operations[model] * int(batch) / sum(n * float(text) for n, text in j) / 1e9
+        assert float(value) == pytest.approx(expected, rel=1e-12)
+        seen += 1
+    assert seen == 70
+
+
+def test_without_a_mix_energy_is_the_rows_times_gpus(capsys):
+    plain, mixed = (rows(joules(capsys, "totals", *TIMES, *ENERGIES, *mix)[1]) for mix in ((), MIX))
+    for a, b in zip(plain, mixed, strict=True):
+        assert (a == b) == (a["gpus"] != "4")
+    four = next(r for r in plain if (r["device"], r["model"], r["gpus"], r["batch"]) == ("pascal", "ResNet", "4", "64"))
+    pascal = [
+        float(keyed(*ENERGIES)["pascal", "4", "ResNet", p, "64"]["j_per_training"]) for p in ("forward", "backward")
+    ]
+    assert float(four["energy_j"]) == pytest.approx(4 * sum(pascal))
+
+
+LONG = [
+    {"device": "g", "gpus": 1, "model": "m", "phase": p, "batch": b, "s_per_training": 2 * b, "j_per_training": 30 * b}
+    for b in (8, 16)
+    for p in ("forward", "backward")
+]
+
+
+def changed(at, **cells):
+    return [{**r, **cells} if i == at else r for i, r in enumerate(LONG)]
+
+
+def test_what_lacks_a_phase_has_no_total_never_a_part(tmp_path, capsys):
+    for records, said in (
+        (changed(1, j_per_training=""), "g, m, 1 GPU, batch 8: no energy of backward"),
+        (LONG[:1] + LONG[2:], "g, m, 1 GPU, batch 8: no time of backward"),
+    ):
+        code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", records))
+        assert code == 0
+        assert [r["energy_j"] for r in rows(out)] == ["", "960.0"]
+        assert rows(out)[0]["edp_js"] == ""
+        assert said in err
+
+
+def test_files_that_contradict_each_other(tmp_path, capsys):
+    a = write(tmp_path / "a.csv", LONG)
+    b = write(tmp_path / "b.csv", changed(3, s_per_training=33))
+    err = refused(capsys, "totals", a, b)
+    assert "b.csv, row 4, column s_per_training: 33 here, 32 in another file" in err
+    assert joules(capsys, "totals", a, write(tmp_path / "c.csv", LONG))[0] == 0
+
+
+def test_kinds_train_together_so_the_slowest_decides(tmp_path, capsys):
+    both = [{**r, "device": d, "gpus": 3, "s_per_training": r["s_per_training"] + n, "j_per_training": 10 * (n + 1)}
+            for d, n in (("g", 0), ("h", 1)) for r in LONG]  # fmt: skip
+    both[0]["s_per_training"] = 100
+    code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=2,h=1")
+    assert code == 0
+    made = {(r["device"], r["batch"]): (r["time_s"], r["energy_j"], r["edp_js"]) for r in rows(out)}
+    assert made["g", "8"] == ("116.0", "80.0", "9280.0")  # energy: 2 x (10 + 10) + (20 + 20)
+    assert made["g", "16"] == ("66.0", "80.0", "5280.0")  # here h is the slower
+    assert {batch: made["h", batch] for batch in ("8", "16")} == {batch: made["g", batch] for batch in ("8", "16")}
+    assert "m, 3 GPUs, batch 8: 116 s on g and 34 s on h; they train together: that of the slowest counts" in err
+    assert err.count("they train together") == 2
+
+
+def test_who_is_done_with_one_phase_waits_in_the_next(tmp_path, capsys):
+    """Phases of two kinds end together but once an iteration: a sum of each phase's slowest would count waits twice."""
+    times = (("g", "forward", 1), ("g", "backward", 3), ("h", "forward", 2), ("h", "backward", 2))
+    both = [{"device": d, "gpus": 2, "model": "m", "batch": 8, "phase": p, "s_per_training": s, "j_per_training": 1}
+            for d, p, s in times]  # fmt: skip
+    code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=1,h=1")
+    assert (code, err) == (0, "")
+    assert [r["time_s"] for r in rows(out)] == ["4.0", "4.0"]
+
+
+def test_a_phase_that_holds_the_others_is_said(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", [*LONG, {**LONG[0], "phase": "Iteration"}])
+    code, _, err = joules(capsys, "totals", table)
+    assert code == 0
+    assert "are all summed: leave out the rows of phases that hold others" in err
+
+
+# -- the best of several configurations
+
+MODELS = list(dict.fromkeys(r["model"] for r in rows(CAPS)))
+MINIMA = [
+    ("min E", "e"),
+    ("min EDP", "edp"),
+    ("min EDS(k=2.0)", "eds", "--k", "2.0"),
+    ("min EDS(k=1.5)", "eds", "--k", 1.5),
+]
+
+
+def in_joules(records):
+    return [{"model": r["model"], "power_cap_w": r["power_cap_w"], "time_s": r["time_s"],
+             "energy_j": float(r["energy_kj"]) * 1000} for r in records]  # fmt: skip
+
+
+def minimum(model, target):
+    return next(r for r in rows(CAPS) if (r["model"], r["target"]) == (model, target))
+
+
+@pytest.mark.parametrize("target", MINIMA, ids=lambda t: t[0])
+def test_every_minimum_of_the_paper_as_published_and_in_joules(tmp_path, capsys, target):
+    name, *options = target
+    by = rows(joules(capsys, "pick", CAPS, "--reference", "target=default", "--metric", *options, "--by", "model")[1])
+    converted = write(tmp_path / "j.csv", in_joules(rows(CAPS)))
+    for model, row in zip(MODELS, by, strict=True):
+        expected = minimum(model, name)
+        assert (row["model"], row["power_cap_w"], row["energy_kj"]) == (
+            model, expected["power_cap_w"], expected["energy_kj"],
+        )  # fmt: skip
+        chosen = (
+            "pick",
+            converted,
+            "--reference",
+            "power_cap_w=260.0",
+            "--metric",
+            *options,
+            "--where",
+            f"model={model}",
+        )
+        (other,) = rows(joules(capsys, *chosen)[1])
+        assert other["power_cap_w"] == expected["power_cap_w"]
+        alone = write(tmp_path / f"{model}.csv", [r for r in rows(CAPS) if r["model"] == model])
+        code, out, _ = joules(capsys, "pick", alone, "--reference", "target=default", "--metric", *options)
+        assert (code, rows(out)) == (0, [row])
+
+
+def test_the_row_comes_back_with_metric_saving_and_loss(capsys):
+    _, out, err = joules(
+        capsys, "pick", CAPS, "--reference", "target=default", "--metric", "eds", "--where", "model=Resnet50"
+    )
+    (row,) = rows(out)
+    assert err == ""
+    assert {k: row[k] for k in minimum("Resnet50", "min EDS(k=2.0)")} == minimum("Resnet50", "min EDS(k=2.0)")
+    assert float(row["eds"]) == pytest.approx(metrics.eds(19.683, 141.2, 27.068, 125.4, 2.0))
+    assert float(row["energy_saving_pct"]) == pytest.approx(100 * (1 - 19.683 / 27.068))
+    assert float(row["performance_loss_pct"]) == pytest.approx(100 * (141.2 / 125.4 - 1))
+    assert float(row["saving_minus_loss_pct"]) == pytest.approx(27.2831 - 12.5997, abs=1e-3)
+
+
+def test_cost_takes_the_highest_cap_or_what_is_said(capsys):
+    command = ("pick", CAPS, "--reference", "target=default", "--metric", "cost", "--by", "model", "--eta")
+    _, out, err = joules(capsys, *command, 0.5)
+    assert "maximum power 260 W is the highest power_cap_w" in err
+    assert [r["model"] for r in rows(out)] == MODELS
+    for eta, target in ((1, "min E"), (0, "default")):
+        _, out, err = joules(capsys, *command, eta, "--max-power", 295)
+        assert "maximum" not in err
+        assert [r["power_cap_w"] for r in rows(out)] == [minimum(m, target)["power_cap_w"] for m in MODELS]
+    assert float(rows(out)[0]["cost_j"]) == pytest.approx(295 * 28.2)
+
+
+TABLE = [
+    {"cap": "100", "target": "low", "energy_kj": 1, "time_ms": 3000},
+    {"cap": "200", "target": "default", "energy_kj": 2, "time_ms": 1000},
+    {"cap": "150", "target": "mid", "energy_kj": "", "time_ms": 2000},
+]
+
+
+def test_units_of_the_columns_and_rows_that_were_not_run(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", TABLE)
+    _, out, err = joules(capsys, "pick", table, "--reference", "cap=200.0", "--metric", "edp")
+    assert rows(out)[0]["edp_js"] == "2000.0"
+    assert "t.csv, row 3: no energy or no time: not among the choices" in err
+    _, out, _ = joules(capsys, "pick", table, "--reference", "target=default", "--metric", "e")
+    assert (rows(out)[0]["cap"], rows(out)[0]["energy_j"]) == ("100", "1000.0")
+
+
+def both_units(**cells):
+    """The table with energies in joules beside those in kilojoules, and times in seconds beside milliseconds."""
+    full = [r for r in TABLE if r["energy_kj"] and r["time_ms"]]
+    made = [{**r, "energy_j": float(r["energy_kj"]) * 1e3, "time_s": float(r["time_ms"]) / 1e3} for r in full]
+    return [{**made[0], **cells}, *made[1:]]
+
+
+@pytest.mark.parametrize(
+    ("cells", "said"),
+    [
+        ({"energy_j": 17}, "row 1, columns energy_j and energy_kj"),
+        ({"time_s": 17}, "row 1, columns time_s and time_ms"),
+        ({"energy_j": ""}, "row 1, columns energy_j and energy_kj"),
+    ],
+)
+def test_two_columns_of_one_quantity_must_agree(tmp_path, capsys, cells, said):
+    table, out = write(tmp_path / "t.csv", both_units(**cells)), tmp_path / "made.csv"
+    err = refused(capsys, "pick", table, "--reference", "cap=200", "--metric", "e", "-o", out)
+    assert said in err
+    assert not out.exists()
+    picture = tmp_path / "made.png"
+    assert said in refused(capsys, "plot", table, "--kind", "pareto", "-o", picture)
+    assert not picture.exists()
+
+
+def test_several_references_are_refused_and_groups_offered(tmp_path, capsys):
+    said = refused(capsys, "pick", CAPS, "--reference", "target=default", "--metric", "e")
+    assert "6 rows are the reference target=default" in said
+    assert "--where COLUMN=VALUE" in said
+    assert "--by COLUMN" in said
+    same = write(tmp_path / "t.csv", [*TABLE, TABLE[1]])
+    assert "2 rows are the reference" in refused(capsys, "pick", same, "--reference", "cap=200", "--metric", "e")
+
+
+def test_what_the_pick_costs(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", [{"cap": 1, "energy_kwh": 2.5, "time_h": 1}, {"cap": 2, "energy_kwh": 3,
+                  "time_h": 1}])  # fmt: skip
+    options = ("--co2-g-per-kwh", 400, "--price-per-kwh", 0.3, "--currency", "CHF")
+    code, out, err = joules(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", *options)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0].endswith("saving_minus_loss_pct,co2_g,cost_chf")
+    assert (rows(out)[0]["co2_g"], rows(out)[0]["cost_chf"]) == ("1000.0", "0.75")
+    said = refused(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", "--currency", "CHF")
+    assert "--currency is that of --price-per-kwh" in said
+
+
+def test_totals_can_be_picked_from(tmp_path, capsys):
+    phases = [{"device": "g", "gpus": n, "model": "m", "phase": "step", "batch": 8, "s_per_training": 100 / n,
+               "j_per_training": 90 / n**0.5} for n in (1, 2, 4)]  # fmt: skip
+    totals = tmp_path / "totals.csv"
+    joules(capsys, "totals", write(tmp_path / "t.csv", phases), "-o", totals)
+    _, out, _ = joules(capsys, "pick", totals, "--reference", "gpus=1", "--metric", "edp")
+    (row,) = rows(out)
+    assert (row["gpus"], list(row).count("edp_js")) == ("4", 1)
+    assert float(row["edp_js"]) == pytest.approx(25 * 180)
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "\ufeff\r\n\r\n", "device,energy_j\n", "a,a\n1,2\n", "a,b\n1,2\n1\n", "a,b\n1,2,3\n", 'a,b\n1,2\n"1,2\n',
+     b"a,b\n1,\xff\n", "a,\x1b[2J\n1,2\n"],
+)  # fmt: skip
+def test_what_is_no_table(tmp_path, data):
+    with pytest.raises(AnalysisError, match=r"t\.csv"):
+        table(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("cell", "rules"),
+    [("fast", {}), ("nan", {}), ("-inf", {}), ("1e999", {}), ("-3", {}), ('"1,5"', {}), ("1_0", {}),
+     ("0", {"positive": True}), ("1.5", {"whole": True}), ("9007199254740993", {"whole": True})],
+)  # fmt: skip
+def test_cells_that_are_no_numbers(tmp_path, cell, rules):
+    with pytest.raises(AnalysisError, match=r"t\.csv, row 2, column energy_j"):
+        table(tmp_path, f"a,energy_j\nx,1\ny,{cell}\n").numbers("energy_j", **rules)
+
+
+@pytest.mark.parametrize(
+    ("records", "place"),
+    [
+        ([{k: v for k, v in r.items() if k != "model"} for r in LONG], "'model'"),
+        ([{k: v for k, v in r.items() if k != "j_per_training"} for r in LONG], "j_per_training"),
+        ([{**r, "s_per_training": "", "j_per_training": ""} for r in LONG], "no configuration has a total"),
+        (changed(2, s_per_training="quick"), "row 3, column s_per_training"),
+        (changed(2, j_per_training=-1), "row 3, column j_per_training"),
+        (changed(2, gpus=0), "row 3, column gpus"),
+        (changed(2, batch=1.5), "row 3, column batch"),
+        (changed(2, model=""), "row 3, column model"),
+        (changed(2, phase="a\x1b[2J"), "row 3, column phase"),
+        ([*LONG, {**LONG[0], "j_per_training": 7}], "row 5: a second row of"),
+    ],
+)
+def test_tables_of_phases_that_are_none(tmp_path, capsys, records, place):
+    out = tmp_path / "out.csv"
+    assert place in refused(capsys, "totals", write(tmp_path / "t.csv", records), "-o", out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text", ["pascal", "pascal=", "=2", "pascal=0", "pascal=1.5", "a=1,a=2", "", "a=1,"])
+def test_what_is_no_mix(text):
+    with pytest.raises(ConfigError):
+        parse_mixes([text])
+
+
+def test_mixes_that_do_not_fit(tmp_path, capsys):
+    table = write(tmp_path / "t.csv", LONG)
+    assert "'h'" in refused(capsys, "totals", table, "--mix", "g=1,h=1")
+    assert "another mix" in refused(capsys, "totals", table, "--mix", "g=2", "--mix", "g=1,h=1")
+    code, _, err = joules(capsys, "totals", table, "--mix", "g=3")
+    assert (code, "no configuration of 3 GPUs" in err) == (0, True)
+
+
+def test_operations_stand_once_for_each_model(tmp_path, capsys):
+    table, operations = write(tmp_path / "t.csv", LONG), tmp_path / "o.csv"
+    for text, place in (
+        ("model,operations\nm,5e6\nm,6e6\n", "row 2"),
+        ("model,operations\nm,0\n", "row 1, column operations"),
+        ("model,flops\nm,1\n", "'operations'"),
+    ):
+        operations.write_text(text)
+        assert place in refused(capsys, "totals", table, "--operations", operations)
+    operations.write_text("model,operations\nother,5e6\n")
+    code, out, err = joules(capsys, "totals", table, "--operations", operations)
+    assert (code, rows(out)[0]["gflops_per_w"]) == (0, "")
+    assert "m: no GFLOPS/W" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        (("--reference", "cap=250"), "cap=250"),
+        (("--reference", "Cap=200"), "did you mean 'cap'?"),
+        (("--reference", "cap"), "--reference cap"),
+        (("--reference", "target=mid"), "row 3: the reference target=mid"),
+        (("--reference", "cap=200", "--where", "cap=7"), "no row has cap=7"),
+        (("--reference", "cap=200", "--by", "model"), "no column 'model'"),
+        (("--reference", "cap=200", "--by", "cap"), "among the rows with"),
+        (("--reference", "cap=200", "--metric", "eds", "--k", "0.5"), "--k 0.5"),
+        (("--reference", "cap=200", "--metric", "cost", "--eta", "2"), "--eta 2"),
+        (("--reference", "cap=200", "--metric", "cost"), "--max-power"),
+        (("--reference", "cap=200", "--metric", "cost", "--max-power", "nan"), "--max-power nan"),
+        (("--reference", "cap=200", "--metric", "speed"), "speed"),
+    ],
+)
+def test_what_cannot_be_picked(tmp_path, capsys, options, place):
+    out = tmp_path / "out.csv"
+    metric = () if "--metric" in options else ("--metric", "e")
+    assert place in refused(capsys, "pick", write(tmp_path / "t.csv", TABLE), *options, *metric, "-o", out)
+    assert not out.exists()
+
+
+def test_a_zero_and_a_tie_are_said_and_what_overflows_is_refused(tmp_path, capsys):
+    pick = ("pick", tmp_path / "t.csv", "--reference", "cap=200", "--metric")
+    write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 0}, TABLE[1], {**TABLE[0], "energy_kj": 0}])
+    code, out, err = joules(capsys, *pick, "e")
+    assert (code, rows(out)[0]["cap"]) == (0, "100")
+    assert "row 1: 0 counts as 0" in err
+    assert "row 1: as good as 3; the first is taken" in err
+    write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 1e300, "time_ms": 1e300}, *TABLE[1:]])
+    assert "too large" in refused(capsys, *pick, "edp")
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.001, 1e6), st.floats(0.001, 1e6)), min_size=1, max_size=5),
+    st.dictionaries(st.sampled_from("abc"), st.integers(1, 4), min_size=1),
+)
+def test_a_mix_of_equal_kinds_is_no_mix(figures, counts):
+    gpus = sum(counts.values())
+    phases = {f"p{i}": {"s_per_training": s, "j_per_training": j} for i, (s, j) in enumerate(figures)}
+    table = PhaseTable({Configuration(kind, "m", gpus, 8): phases for kind in counts}, ())
+    (mixed, _), (plain, _) = (training_totals(table, mixes=m) for m in ({gpus: counts}, {}))
+    for a, b in zip(mixed, plain, strict=True):
+        assert a.time_s == b.time_s
+        assert a.energy_j == pytest.approx(b.energy_j)
+
+
+def test_a_mix_without_the_row_of_one_kind_has_no_energy():
+    row = {"forward": {"s_per_training": 1.0, "j_per_training": 1.0}}
+    table = PhaseTable({Configuration("g", "m", 2, 1): row, Configuration("h", "m", 1, 1): row}, ())
+    totals, notes = training_totals(table, mixes={2: {"g": 1, "h": 1}})
+    assert [(t.configuration.device, t.energy_j) for t in totals] == [("g", None), ("h", 1.0)]
+    assert "g, m, 2 GPUs, batch 1: no energy of forward on h" in notes

@@ -1,0 +1,178 @@
+"""Records of runs: their columns, where each value comes from, and what is refused."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import joules
+from make_campaign import one_run, with_attributes
+from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
+
+from powerd_analytics.records import COLUMNS, gpus_of, run_records, to_frame
+from powerd_analytics.runs.run import read_run
+from powerd_core.errors import AnalysisError
+
+DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return one_run(tmp_path_factory.mktemp("records") / "first.h5", batches=(64, 128))
+
+
+def test_every_record_has_the_columns_that_are_documented(run):
+    records = run_records(run)
+    assert all(list(r) == list(COLUMNS) for r in records)
+    text = DOCS.read_text().partition("## Records")[2]
+    assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == list(COLUMNS)
+    for column in COLUMNS.values():
+        assert f"| `{column.name}` | {column.kind} | {column.units or '–'} | {column.meaning} |" in text
+
+
+def test_what_the_groups_of_a_run_have_in_common_is_of_the_whole_run(run):
+    records = run_records(run)
+    totals = [r for r in records if r["kind"] == "total"]
+    assert {(r["model"], r["batch_size"], r["host"], r["run"]) for r in totals} == {
+        ("AlexNet", 64, "box", "first"), ("AlexNet", 128, "box", "first"),
+    }  # fmt: skip
+    whole = next(r for r in records if r["kind"] == "run")
+    assert (whole["model"], whole["batch_size"]) == ("AlexNet", None)  # two batch sizes have none in common
+
+
+def test_uncertainty_of_gflops_is_that_of_the_joules_it_divides_by(run):
+    records = run_records(run)
+    total = next(r for r in records if r["kind"] == "total")
+    both = [r for r in records if r["phase"] in ("forward", "backward") and r["batch_size"] == total["batch_size"]]
+    joules = sum(r["j_per_batch"] for r in both)
+    expected = total["gflops_per_w"] * np.sqrt(sum(r["u_statistical_j"] ** 2 for r in both)) / joules
+    assert total["u_statistical_gflops_per_w"] == pytest.approx(expected)
+
+
+def quantity(name, values, quantity, per_code, t_ns, detail=None):
+    return LineSpec(
+        name, device="gpu0", provenance="measured", t_ns=t_ns, codes={"value": np.array(values)}, detail=detail or {},
+        conversion={"kind": "quantity", "column": "value", "quantity": quantity, "per_code": per_code},
+    )  # fmt: skip
+
+
+def test_settings_come_from_the_driver_while_the_phases_ran_unless_attributes_say_them(tmp_path):
+    t = np.arange(0, 900 * MS, 100 * MS)
+    clocks = np.where(t < 200 * MS, 300, 1410)  # idle, then the training
+    lines = [
+        quantity("gpu0.sm_clock", clocks, "clock_hz", 1e6, t, {"name": "NVIDIA X1", "power_limit_mw": 300_000}),
+        quantity("gpu0.memory_clock", 0 * clocks + 2600, "clock_hz", 1e6, t),
+        quantity("gpu0.power_limit", 0 * clocks + 250_000, "power_limit_w", 1e-3, t),
+    ]
+    seen = run_records(one_run(tmp_path / "a.h5", lines=lines))[0]
+    assert (seen["device_name"], seen["power_cap_w"], seen["clock_hz"]) == ("NVIDIA X1", 250.0, 1.41e9)
+    assert seen["clock_set"] is False
+    said = run_records(
+        one_run(tmp_path / "b.h5", lines=lines, device_name="X2", power_cap_w=200, clock_mhz=1200, precision="fp16")
+    )[0]
+    assert (said["device_name"], said["power_cap_w"], said["clock_hz"]) == ("X2", 200.0, 1.2e9)
+    assert said["clock_set"] is True
+    assert json.loads(said["attributes"]) == {"precision": "fp16"}
+    without = run_records(one_run(tmp_path / "c.h5", lines=lines[:1]))[0]
+    assert without["power_cap_w"] == 300.0  # as the source found it
+
+
+@pytest.mark.parametrize(
+    ("processes", "gpus"),
+    [
+        ([{"pid": 1}], 1),
+        ([{"pid": 1, "devices": [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]}], 2),
+        ([{"rank": i, "world_size": 2, "devices": [{"uuid": f"GPU-{i}"}]} for i in range(2)], 2),
+        ([{"rank": i, "world_size": 2, "devices": [{"uuid": "GPU-a"}]} for i in range(2)], 1),
+        ([{"rank": i, "world_size": 2} for i in range(2)], 2),
+        ([{"rank": i, "world_size": 8, "devices": [{"uuid": f"GPU-{i}"}]} for i in range(4)], 8),
+    ],
+)
+def test_gpus_are_counted_by_what_the_processes_say(run, processes, gpus):
+    from dataclasses import replace
+
+    assert gpus_of(replace(read_run(run), processes=tuple(processes))) == gpus
+
+
+def test_gpus_that_share_a_batch_each_did_their_part_of_the_operations(tmp_path):
+    one = next(r for r in run_records(one_run(tmp_path / "1.h5")) if r["kind"] == "total")
+    two = [r for r in run_records(one_run(tmp_path / "2.h5", gpus=2)) if r["kind"] == "total"]
+    # Half the joules on each of two cards, for half of the operations.
+    assert [r["gflops_per_w"] for r in two] == pytest.approx([one["gflops_per_w"]] * 2, rel=1e-3)
+
+
+def test_a_device_without_readings_has_no_energy_rather_than_none_of_it(tmp_path):
+    tr = training((64,), 5)
+    empty = LineSpec("gpu1.a", device="gpu1", t_ns=np.zeros(0, np.int64), codes={"power_mw": np.zeros(0, np.int64)})
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power()), empty], tr.phases, end_ns=tr.end_ns)
+    rows = {r["device"]: r for r in run_records(path) if r["kind"] == "run"}
+    assert rows["gpu0"]["energy_j"] > 0
+    assert (rows["gpu1"]["energy_j"], rows["gpu1"]["u95_j"]) == (None, None)
+
+
+def test_a_frame_has_one_type_a_column(run):
+    frame = to_frame(run_records(run))
+    assert list(frame.columns) == list(COLUMNS)
+    assert frame.dtypes.astype(str).to_dict()["j_per_batch"] == "float64"
+    assert frame["j_per_batch"].isna().any()
+    assert frame["is_lower_bound"].dtype == "boolean"
+
+
+def test_two_models_under_one_name_in_a_run_are_refused(tmp_path):
+    tr = training((64,), 5)
+    kinds = [{"model": "m", "operations_per_sample": n} for n in (1e6, 2e6)]
+    phases = [PhaseSpec("forward", (1 + i) * 100 * MS, (1 + i) * 100 * MS + 80 * MS, kinds[i]) for i in range(2)]
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], phases, end_ns=S)
+    with pytest.raises(AnalysisError, match="model 'm'"):
+        run_records(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("batch_size", float("nan")), ("batch_size", "lots"), ("batch_size", 0.5), ("batch_size", [64, 128]),
+        ("gpus", -1), ("gpus", 1.5), ("gpus", True), ("power_cap_w", "high"), ("clock_mhz", float("inf")),
+        ("dataset_size", -5), ("samples", 10**400), ("operations_per_sample", "some"),
+    ],
+)  # fmt: skip
+def test_a_figure_that_is_none_is_refused_with_file_row_and_attribute(tmp_path, name, value):
+    tr = with_attributes(training((64,), 5), **{name: value})
+    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
+    with pytest.raises(AnalysisError, match=re.escape(f"{path}: phase row 1 ('training'), attribute {name}")):
+        run_records(path)
+
+
+def test_attributes_of_the_users_own_may_be_anything(tmp_path):
+    own = {"optimizer": "adam", "epoch": "last", "lr": -1.0, "tags": ["a", "b"], "resumed": True, "sizes": "huge"}
+    record = run_records(one_run(tmp_path / "r.h5", epochs=0, samples=1e6, **own))[0]
+    assert json.loads(record["attributes"]) == {**own, "epochs": 0, "samples": 1e6}
+
+
+def of_values(path, name, *values):
+    """A run with a training for each value of an attribute."""
+    phases = []
+    for i, value in enumerate(values):
+        begin = (100 + 400 * i) * MS
+        phases.append(PhaseSpec("training", begin, begin + 300 * MS, {"model": "m", name: value}))
+        k = len(phases) - 1
+        phases += [
+            PhaseSpec("forward", begin + (10 + 40 * j) * MS, begin + (40 + 40 * j) * MS, {}, k) for j in range(5)
+        ]
+    return make_run(path, [LineSpec("gpu0.a", lambda t: 0.0 * t + 50)], phases, end_ns=2 * S)
+
+
+@pytest.mark.parametrize(("values", "count"), [((64, "64"), 2), ((64, 64.0), 1), (("x", "x"), 1), ((None, "None"), 2)])
+def test_a_text_that_reads_like_a_number_is_a_group_of_its_own(tmp_path, capsys, values, count):
+    path = of_values(tmp_path / "r.h5", "depth", *values)
+    records = [r for r in run_records(path) if r["kind"] == "phase"]
+    assert [r["iterations"] for r in records] == [10 // count] * count
+    assert len({r["attributes"] for r in records}) == count
+    _, out, _ = joules(capsys, "tables", path, "--format", "markdown")
+    assert ('"64"' in out) == (values == (64, "64"))
+
+
+def test_true_and_one_are_not_taken_for_each_other(tmp_path):
+    path = of_values(tmp_path / "r.h5", "amp", 1, True)
+    with pytest.raises(AnalysisError, match=r"phase row 7 .* attribute amp: True here and 1 in other phases"):
+        run_records(path)

@@ -1,0 +1,446 @@
+import csv
+import dataclasses
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import joules
+from hypothesis import given
+from hypothesis import strategies as st
+from make_campaign import one_run
+from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
+
+from powerd_analytics import phase_energies, phase_table, read_run
+from powerd_analytics.energy.uncertainty import ROUNDING, Estimate, known, without_rounding
+from powerd_analytics.table_frames import to_csv, to_json, to_markdown
+from powerd_analytics.uncertainty_table import budget_rows
+from powerd_core.errors import AnalysisError
+from powerd_core.model import Flag
+
+# -- tables/test_settled.py
+
+ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.0, "step_w": 0.001, "window_ns": 0}
+
+
+def run_of(tmp_path, tr: Training, lines=None, **kw):
+    lines = lines or [LineSpec("gpu0.a", tr.power(0.75), accuracy=ACCURACY),
+                      LineSpec("gpu0.b", tr.power(0.25), offset_ns=700_000, accuracy=ACCURACY)]  # fmt: skip
+    kw.setdefault("end_ns", tr.end_ns)
+    return read_run(make_run(tmp_path / "r.h5", lines, tr.phases, **kw))
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    tr = training()
+    run = run_of(tmp_path_factory.mktemp("run"), tr)
+    return tr, run, phase_table(run)
+
+
+def test_lines_add_up_to_the_joules_of_each_phase(whole):
+    _tr, _, table = whole
+    for batch, grow in ((64, 1.0), (128, 1.8), (256, 2.6)):
+        rows = {r.phase: r for r in table.phases if r.group["batch_size"] == batch}
+        assert rows["forward"].j_per_batch == pytest.approx(180 * 0.0213 * grow, rel=0.003)
+        assert rows["backward"].j_per_batch == pytest.approx(260 * 0.0437 * grow, rel=0.003)
+        assert rows["forward"].s_per_batch == pytest.approx(0.0213 * grow, rel=1e-6)
+        assert rows["forward"].power_w == pytest.approx(180, rel=0.003)
+        assert rows["forward"].samples_per_s == pytest.approx(batch / (0.0213 * grow), rel=1e-6)
+        assert rows["iteration"].iterations == 40
+        assert rows["iteration"].j_per_batch == pytest.approx(
+            180 * 0.0213 * grow + 260 * 0.0437 * grow + 110 * 0.0029, rel=0.003
+        )
+        assert "training" not in rows
+    assert {r.provenance for r in table.phases} == {"simulated"}
+
+
+def test_what_the_sensor_cannot_resolve_says_so_and_why(whole):
+    row = next(r for r in whole[2].phases if r.phase == "update")
+    assert row.j_per_batch is None
+    assert row.power_w is None
+    why = "folding needs 50 of them, there are 40"
+    assert row.note == f"not resolvable: phases too short, sensor reads every 2 ms; {why}"
+
+
+def test_systematic_parts_do_not_shrink_and_are_independent_between_lines(whole):
+    row = next(r for r in whole[2].phases if r.phase == "forward")
+    expected = 0.01 * row.j_per_batch * np.hypot(0.75, 0.25)
+    assert row.u_systematic_j == pytest.approx(expected, rel=0.05)
+    assert 1.64 <= row.u95_j / np.hypot(row.u_systematic_j, row.u_statistical_j) <= 1.97
+
+
+def test_totals_and_figures_of_merit(whole):
+    tr, _, table = whole
+    total, outer = table.totals[0], tr.phases[0]
+    exact = tr.joules(outer.begin_ns, outer.end_ns)
+    assert total.group == {"model": "AlexNet", "batch_size": 64}
+    assert total.energy_j == pytest.approx(exact, rel=0.002)
+    assert total.edp_js == pytest.approx(total.energy_j * total.time_s)
+    assert total.samples_per_s == pytest.approx(40 * 64 / total.time_s)
+    joules = 180 * 0.0213 + 260 * 0.0437
+    assert total.gflops_per_w_paper == pytest.approx(2 * 726.4e6 * 64 / joules / 1e9, rel=0.003)
+    assert total.gflops_basis == "forward+backward"
+
+
+def test_phases_and_rest_agree_with_the_whole(whole):
+    tr, _run, table = whole
+    for total in table.totals:
+        assert total.rest_j == pytest.approx(40 * 110 * 0.0029, rel=0.05)
+        assert abs(total.residual_j) < 0.002 * total.energy_j
+    row = table.runs[0]
+    assert row.energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.002)
+    assert row.phases_j == pytest.approx(sum(t.energy_j for t in table.totals), rel=1e-4)
+    assert row.rest_j == pytest.approx(60 * (0.2 + 3 * 0.15), rel=0.03)
+    assert row.phases_j + row.rest_j + row.residual_j == pytest.approx(row.energy_j)
+    assert abs(row.residual_j) < 0.001 * row.energy_j
+
+
+def test_single_phases_have_uncertainties_of_their_own(whole):
+    tr, run, _ = whole
+    columns = phase_energies(run, "gpu0")
+    exact = np.array([tr.joules(p.begin_ns, p.end_ns) for p in tr.phases])
+    good = columns.resolvable
+    assert np.isnan(columns.energy_j[~good]).all()
+    assert np.mean(np.abs(columns.energy_j - exact)[good] <= columns.u95_j[good]) >= 0.93
+
+
+def test_different_provenance_is_never_added(tmp_path):
+    tr = training((64,), 20)
+    lines = [LineSpec("a", tr.power(0.5)), LineSpec("b", tr.power(0.5), provenance="modelled")]
+    run = run_of(tmp_path, tr, lines)
+    rows = [r for r in phase_table(run).phases if r.phase == "forward"]
+    assert sorted(r.provenance for r in rows) == ["modelled", "simulated"]
+    assert all(r.j_per_batch == pytest.approx(90 * 0.0213, rel=0.01) for r in rows)
+    with pytest.raises(AnalysisError, match="never added"):
+        phase_energies(run, "gpu0")
+    assert phase_energies(run, "gpu0", "modelled").resolvable.any()
+
+
+def test_lines_that_do_not_feed_the_device_are_not_added(tmp_path):
+    tr = training((64,), 20)
+    lines = [LineSpec("a", tr.power()), LineSpec("nvml", tr.power())]
+    table = phase_table(run_of(tmp_path, tr, lines, devices={"gpu0": ["a"]}))
+    assert table.runs[0].energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.003)
+
+
+def test_a_slow_sensor_leaves_iterations_and_totals_and_changes_the_basis(tmp_path):
+    tr = training((64, 128), 40, 22, 51, 1)
+    slow = LineSpec("gpu0.nvml", tr.power(), period_ns=20 * MS, accuracy={"window_ns": 29 * MS})
+    table = phase_table(run_of(tmp_path, tr, [slow]))
+    rows = {r.phase: r for r in table.phases if r.group["batch_size"] == 64}
+    assert not rows["forward"].is_resolvable
+    assert "not resolvable: phases too short, sensor averages 29 ms and reads every 20 ms" in rows["forward"].note
+    outer = tr.phases[0]
+    exact = tr.joules(outer.begin_ns, outer.end_ns)
+    assert rows["iteration"].j_per_batch == pytest.approx(exact / 40, rel=0.02)
+    assert table.totals[0].energy_j == pytest.approx(exact, rel=0.02)
+    assert {t.gflops_basis for t in table.totals} == {"iteration"}
+
+
+def test_missing_readings_are_reported_and_widen_the_interval(tmp_path):
+    tr = training((64,), 20, 200, 200)
+    hole = (tr.phases[2].begin_ns + 60 * MS, tr.phases[2].begin_ns + 120 * MS)
+    t = np.arange(0, tr.end_ns, 2 * MS, dtype=np.int64)
+    flags = np.where((t > hole[0]) & (t < hole[1]), 8, 0).astype(np.uint16)
+    codes = {"power_mw": np.where(flags, 0, tr.power()(t) * 1000).astype(np.int64)}
+    broken = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes=codes, flags=flags)])
+    row = next(r for r in phase_table(broken).phases if r.phase == "forward")
+    assert row.missing_s == pytest.approx(0.06, abs=0.004)
+    assert "without readings" in row.note
+    assert row.off_by_j == pytest.approx(0.06 * (260 - 60) / 20, rel=0.1)
+    assert row.j_per_batch == pytest.approx(36, rel=0.01)
+    assert row.u_systematic_j > 0.999 * row.off_by_j / np.sqrt(3)
+
+
+def test_a_kind_without_any_reading_has_no_number(tmp_path):
+    tr = training((64,), 4, 100, 100)
+    t = np.arange(0, 100 * MS, 2 * MS, dtype=np.int64)
+    run = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes={"power_mw": np.full(len(t), 5)})])
+    row = next(r for r in phase_table(run).phases if r.phase == "forward")
+    assert row.j_per_batch is None
+    assert "no readings in 400 ms of 400 ms" in row.note
+
+
+def test_a_kind_of_mostly_short_phases_is_not_judged_by_its_long_ones(tmp_path):
+    lengths = [1 * MS, 40 * MS] * 10
+    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
+    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
+    assert row.j_per_batch is None
+    assert row.note.startswith("not resolvable")
+
+
+def test_a_few_short_phases_are_taken_at_the_power_of_the_others(tmp_path):
+    lengths = [1 * MS] + [40 * MS] * 19
+    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
+    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
+    assert row.j_per_batch == pytest.approx(50 * (1 + 19 * 40) / 20 * 1e-3)
+    assert row.note == "1 of 20 too short for the sensor, taken at the others' power"
+
+
+def test_phases_cut_off_are_told_and_left_out(tmp_path):
+    tr = training((64,), 20)
+    for p in (tr.phases[0], tr.phases[-3]):
+        p.cut = True
+    table = phase_table(run_of(tmp_path, tr, complete=0))
+    row = next(r for r in table.phases if r.phase == "forward")
+    assert row.iterations == 19
+    assert row.note == "1 cut off, left out"
+    assert "1 cut off" in table.totals[0].note
+    assert "incomplete" in table.runs[0].note
+
+
+def test_iterations_may_be_absent_and_names_are_free(tmp_path):
+    phases = [PhaseSpec("work", k * 100 * MS, k * 100 * MS + 60 * MS) for k in range(1, 9)]
+    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))
+    table = phase_table(run)
+    assert table.phases[0].j_per_batch == pytest.approx(3.0)
+    assert table.phases[0].samples_per_s is None
+    assert table.totals[0].iterations == 8
+
+
+def test_overlapping_phases_of_two_processes_are_counted_once_in_the_total(tmp_path):
+    phases = [
+        PhaseSpec("work", k * 100 * MS + 5 * p * MS, k * 100 * MS + 60 * MS, process=p)
+        for k in range(1, 9)
+        for p in (0, 1)
+    ]
+    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))
+    assert phase_table(run).totals[0].energy_j == pytest.approx(8 * 3.0)
+
+
+def test_the_runs_total_names_what_a_meter_counted_itself(tmp_path):
+    """A wall meter that integrates: 100 W held, and a counter that saw 101 J in each second."""
+    t = np.arange(0, 10 * S + 1, S // 4, dtype=np.int64)
+    counter = {"kind": "counter", "column": "uwh", "j_per_code": 0.0036}
+    codes = {"uwh": np.round(101 * t / S / 0.0036).astype(np.int64)}
+    lines = [
+        LineSpec("wall", lambda t: np.full(len(t), 100.0), "node", period_ns=S // 4, accuracy=ACCURACY),
+        LineSpec("wall_energy", None, "node", conversion=counter, codes=codes, t_ns=t, accuracy=ACCURACY),
+    ]
+    run = read_run(make_run(tmp_path / "r.h5", lines, (), {"node": ["wall"]}, end_ns=10 * S))
+    (row,) = phase_table(run).runs
+    assert row.energy_j == pytest.approx(1000)
+    assert row.note.startswith("wall_energy itself counted 1010 J ± 17")
+    short = dataclasses.replace(lines[1], t_ns=t[:12], codes={"uwh": codes["uwh"][:12]})
+    run = read_run(make_run(tmp_path / "s.h5", [lines[0], short], (), {"node": ["wall"]}, end_ns=10 * S))
+    (row,) = phase_table(run).runs
+    assert row.note == "wall_energy counted for less than half of the run"
+
+
+@pytest.mark.parametrize(("begin_s", "end_s"), [(2, 8), (0, 5), (5, 10)])
+def test_readings_that_are_missing_do_not_change_the_mean_power(tmp_path, begin_s, end_s):
+    """The integral bridges a hole and ends with the last reading: energy and time are of the same stretch."""
+    t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
+    t = t[(t < begin_s * S) | (t > end_s * S)]
+    lines = [LineSpec(n, lambda t: np.full(len(t), 50.0), t_ns=t) for n in ("gpu0.a", "gpu0.b")]
+    (row,) = phase_table(read_run(make_run(tmp_path / "r.h5", lines, (), end_ns=10 * S))).runs
+    assert row.power_w == pytest.approx(100, rel=1e-6)
+    assert row.missing_s == pytest.approx(end_s - begin_s, abs=0.01)
+
+
+PHASES = (PhaseSpec("before", S, 2 * S), PhaseSpec("within", 3 * S, 6 * S))
+
+
+def _clipped(tmp_path, phases=PHASES):
+    """Two lines of 50 W; the first at full scale from 4 to 4.5 s."""
+    t = np.arange(0, 10 * S + 1, 2 * MS, dtype=np.int64)
+    flags = np.where((t > 4 * S) & (t < 4.5 * S), int(Flag.SATURATED), 0).astype(np.uint16)
+    lines = [
+        LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags),
+        LineSpec("gpu0.b", lambda t: np.full(len(t), 50.0), t_ns=t),
+    ]
+    return phase_table(read_run(make_run(tmp_path / "r.h5", lines, phases, end_ns=10 * S)))
+
+
+def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
+    """What a clipped reading would have been, no bound from other readings can tell."""
+    table = _clipped(tmp_path)
+    rows = (*table.phases, *table.totals, *table.runs)
+    said = "gpu0.a stood at full scale: energy and power are lower bounds, without an interval"
+    assert [said in r.note for r in rows] == [False, True, True, True]
+    assert [r.is_lower_bound for r in rows] == [False, True, True, True]
+    assert [r.u95_j is None for r in rows] == [False, True, True, True]
+    assert table.phases[1].j_per_batch == pytest.approx(300)
+    assert table.phases[1].note.startswith("498 ms without readings; gpu0.a stood")
+
+
+def test_a_lower_bound_looks_like_one_in_every_output(tmp_path):
+    table = _clipped(tmp_path)
+    csv_rows, json_rows = list(csv.DictReader(io.StringIO(to_csv(table)))), json.loads(to_json(table))
+    for row, same in zip(csv_rows, json_rows, strict=True):
+        assert (row["is_lower_bound"] == "True") == same["is_lower_bound"] == (row["phase"] != "before")
+        assert (row["u95_j"] == "") == (same["u95_j"] is None) == same["is_lower_bound"]
+    phases, totals, whole = (
+        [line for line in part.splitlines() if "gpu0 (" in line] for part in to_markdown(table).split("**")[2::2]
+    )
+    assert "≥" not in phases[0]
+    assert "| ≥ 300.0 | – | ≥ 100.0 |" in phases[1]
+    # No row of these has an interval: the column is left out.
+    assert "| ≥ 400.0 | ≥ 100.0 | ≥ 1600 |" in totals[0]
+    assert "| ≥ 1000 | ≥ 100.0 | ≥ 400.0 | ≥ 600.0 |" in whole[0]
+
+
+def test_figures_per_joule_of_a_clipped_group_are_upper_bounds(tmp_path):
+    attributes = {"model": "A", "batch_size": 1, "operations_per_sample": 10**9}
+    table = _clipped(tmp_path, [PhaseSpec("forward", 3 * S, 6 * S, attributes)])
+    assert "≤ 0.003333" in to_markdown(table)
+
+
+def test_a_clipped_reading_counts_as_far_as_it_averages(tmp_path):
+    """A reading 1 ms behind the phase's end whose window of 4 ms reaches into it."""
+    t = np.arange(0, S + 1, 2 * MS, dtype=np.int64)
+    flags = np.where(t == 502 * MS, int(Flag.SATURATED), 0).astype(np.uint16)
+    for window_ns, is_bound in ((4 * MS, True), (MS, False)):
+        accuracy = {**ACCURACY, "window_ns": window_ns}
+        line = LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags, accuracy=accuracy)
+        run = read_run(make_run(tmp_path / "r.h5", [line], [PhaseSpec("p", 100 * MS, 501 * MS)], end_ns=S))
+        assert phase_table(run).phases[0].is_lower_bound is is_bound
+
+
+def test_a_phase_without_a_number_is_no_bound(tmp_path):
+    (row,) = _clipped(tmp_path, [PhaseSpec("p", 4100 * MS, 4400 * MS)]).phases
+    assert (row.j_per_batch, row.is_lower_bound) == (None, False)
+    assert row.note == "not resolvable: no readings in 299 ms of 300 ms; gpu0.a stood at full scale"
+
+
+def test_a_run_without_phases_still_has_its_energy(tmp_path):
+    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], end_ns=S))
+    table = phase_table(run)
+    assert table.phases == ()
+    assert table.runs[0].energy_j == pytest.approx(50)
+    assert table.runs[0].rest_j is None
+
+
+def test_attributes_are_inherited_and_the_inner_one_wins(tmp_path):
+    phases = [
+        PhaseSpec("training", 0, 900 * MS, {"model": "A", "batch_size": 64, "operations_per_sample": 7}),
+        PhaseSpec("iteration", 0, 400 * MS, {}, 0),
+        PhaseSpec("forward", 0, 100 * MS, {"batch_size": 32}, 1),
+    ]
+    p = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t)], phases)).phases
+    assert p.depth.tolist() == [0, 1, 2]
+    assert p.classes[p.label[2]].attributes == {"model": "A", "batch_size": 32, "operations_per_sample": 7}
+    assert p.classes[p.label[2]].group == (("batch_size", 32), ("model", "A"))
+    assert p.classes[p.label[2]].path == ("training", "iteration", "forward")
+
+
+# -- Which phases have a row: all but the one around the batches, whose figures are its group's totals
+
+
+def iterations(count: int, parent: int = -1) -> list[PhaseSpec]:
+    found = []
+    for t in range(0, count * 80 * MS, 80 * MS):
+        found.append(PhaseSpec("forward", t, t + 40 * MS, {}, parent))
+        found.append(PhaseSpec("backward", t + 40 * MS, t + 80 * MS, {}, parent))
+    return found
+
+
+def evaluation(first: int) -> list[PhaseSpec]:
+    layers = [PhaseSpec("layer", t * MS, (t + 40) * MS, {}, first) for t in range(820, 980, 40)]
+    return [PhaseSpec("evaluation", 820 * MS, 980 * MS), *layers]
+
+
+def rows_of(path: Path, phases: list[PhaseSpec]) -> dict[str, float | None]:
+    run = read_run(make_run(path / "run.h5", [LineSpec("gpu0.a", constant)], phases))
+    return {row.path: row.j_per_batch for row in phase_table(run).phases}
+
+
+def test_an_evaluation_with_layers_beside_the_iterations_has_its_row(tmp_path: Path) -> None:
+    phases = iterations(10)
+    rows = rows_of(tmp_path, [*phases, *evaluation(len(phases))])
+    assert set(rows) == {"forward", "backward", "evaluation", "evaluation/layer"}
+    assert rows["evaluation"] == pytest.approx(16.0, rel=0.01)
+
+
+def test_a_phase_around_everything_is_its_groups_total(tmp_path: Path) -> None:
+    around = PhaseSpec("training", 0, 800 * MS)
+    assert set(rows_of(tmp_path, [around, *iterations(10, 0)])) == {"training/forward", "training/backward"}
+
+
+def test_a_baseline_beside_it_changes_nothing(tmp_path: Path) -> None:
+    phases = [PhaseSpec("training", 0, 800 * MS), *iterations(10, 0), PhaseSpec("baseline", 850 * MS, 990 * MS)]
+    assert set(rows_of(tmp_path, phases)) == {"training/forward", "training/backward", "baseline"}
+
+
+def test_phases_beside_an_evaluation_with_layers_are_no_rest(tmp_path: Path) -> None:
+    phases = iterations(10)
+    phases += evaluation(len(phases))
+    run = read_run(make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant)], phases))
+    (total,) = phase_table(run).totals
+    assert total.energy_j == pytest.approx(96.0, rel=0.01)
+    assert total.rest_j == pytest.approx(0.0, abs=0.5)
+    assert total.residual_j == pytest.approx(0.0, abs=0.5)
+
+
+def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
+    phases = [PhaseSpec("iteration", 0, 800 * MS), PhaseSpec("forward", 0, 300 * MS, {}, 0)]
+    phases += [PhaseSpec("communication", 100 * MS, 500 * MS, {"overlaps": True})]
+    run = read_run(make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant)], phases))
+    totals_ = {tuple(row.group): row for row in phase_table(run).totals}
+    assert totals_[()].rest_j == pytest.approx(50.0, rel=0.02)
+
+
+# -- Uncertainties that are rounding, and JSON of what is no number
+
+
+@pytest.fixture(scope="module")
+def steady(tmp_path_factory):
+    """Phases of equal length at one power, read by a line that states no error."""
+    tr = training((64,), 20, watts=(100.0, 100.0, 100.0, 100.0))
+    path = tmp_path_factory.mktemp("steady") / "r.h5"
+    return make_run(path, [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
+
+
+def test_rounding_is_no_uncertainty(steady):
+    table = phase_table(read_run(steady))
+    for row in table.phases:
+        if row.j_per_batch is not None:
+            assert (row.u95_j, row.u_statistical_j, row.u_systematic_j) == (0, 0, 0)
+    total = table.totals[0]
+    assert (total.u95_j, total.u_statistical_j, total.u_systematic_j, table.runs[0].u95_j) == (0, 0, 0, 0)
+    rows = budget_rows(read_run(steady))
+    assert [row.parts for row in rows] == [()] * len(rows)
+    assert {row.words for row in rows if row.u95_j == 0} == {"its lines state no error, and its readings show none"}
+
+
+@given(st.floats(1e-9, 1e9), st.floats(0, 1))
+def test_what_is_known_stays_and_rounding_goes(value, share):
+    u = value * share
+    assert known(u, value) in (u, 0.0)
+    assert known(u, value) == (u if u > ROUNDING * value else 0.0)
+    assert known(u, -value) == known(u, value)
+    estimate = Estimate(value, u, value * 1e-14, value * 1e-14)
+    made = without_rounding(estimate)
+    assert (made.u_statistical_j, made.u_systematic_j, made.rectangle_j) == (known(u, value), 0.0, 0.0)
+    assert replace(made, u_statistical_j=u, u_systematic_j=value * 1e-14, rectangle_j=value * 1e-14) == estimate
+
+
+@pytest.mark.parametrize("options", [("tables",), ("tables", "--iterations", "9"), ("uncertainty",),
+                                     ("tables", "--pivot", "loss::energy_j")])  # fmt: skip
+def test_an_attribute_of_the_users_own_may_be_nan_in_json_too(tmp_path, capsys, options):
+    path = one_run(tmp_path / "r.h5", iterations=6, loss=float("nan"), best=float("inf"))
+    code, out, err = joules(capsys, options[0], path, *options[1:], "--format", "json")
+    assert (code, err) == (0, "")
+
+    def refuse(text):
+        raise AssertionError(f"{text} is no JSON")
+
+    assert "nan" in str(json.loads(out, parse_constant=refuse))
+
+
+@pytest.mark.parametrize("options", [(), ("--pivot", "own,model:phase:j_per_batch")])
+@pytest.mark.parametrize("format", ["csv", "json", "markdown", "latex", "html", "parquet"])
+def test_half_a_character_in_a_name_is_escaped_in_every_format(hostile, tmp_path, capsys, format, options):
+    out = tmp_path / f"t.{format}"
+    code, _, err = joules(capsys, "tables", hostile, "--format", format, *options, "-o", out)
+    assert (code, err) == (0, "")
+    assert out.stat().st_size > 0
+    if format != "parquet":
+        assert "\\udcff" in out.read_text("utf-8") or format in ("latex", "html")
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    return one_run(tmp_path_factory.mktemp("half") / "r.h5", iterations=6, model="caf\udcff", own="\udcfe")

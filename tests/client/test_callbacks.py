@@ -1,0 +1,269 @@
+"""The callbacks under the real trainers where these are installed, and against the documented order of events."""
+
+import logging
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from support.tape import TapedMeter
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks say of themselves
+
+
+@pytest.fixture
+def meter():
+    with TapedMeter() as meter:
+        yield meter
+
+
+def loader(items=4):
+    return DataLoader(TensorDataset(torch.randn(2 * items, 3), torch.randn(2 * items, 2)), batch_size=2)
+
+
+def lightning_module(pl, manual=False, error=None):
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(3, 2)
+            self.automatic_optimization = not manual
+
+        def training_step(self, batch, index):
+            if error and index == 1:
+                raise error
+            loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+            if manual:
+                self.manual_backward(loss)
+                self.optimizers().step()
+            return loss
+
+        def validation_step(self, batch, index):
+            self.net(batch[0])
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.1)
+
+    return Module()
+
+
+def fit(pl, tmp_path, meter, module, callback=None, **options):
+    from powerd_client.callbacks.lightning import PowerdCallback
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer = pl.Trainer(
+        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu", devices=1,
+        enable_model_summary=False, default_root_dir=tmp_path, num_sanity_val_steps=0,
+        callbacks=[callback or PowerdCallback(meter)], **options,
+    )  # fmt: skip
+    trainer.fit(module, loader(), loader(2) if "limit_val_batches" not in options else None)
+
+
+def without_data(meter):
+    return " ".join(meter.tree(drop=["data"]).split())
+
+
+@pytest.fixture
+def pl():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pytest.importorskip("lightning.pytorch")
+
+
+def test_lightning(pl, meter, tmp_path):
+    fit(pl, tmp_path, meter, lightning_module(pl))
+    assert without_data(meter) == "forward backward update " * 4 + "evaluation evaluation"
+    assert meter.tree().count("data") >= 3  # a batch may be fetched before anybody listens
+    assert meter.tape.notes == []
+
+
+def test_lightning_under_manual_optimization(pl, meter, tmp_path):
+    fit(pl, tmp_path, meter, lightning_module(pl, manual=True), limit_val_batches=0)
+    assert without_data(meter) == " ".join(["iteration[backward update]"] * 4)
+
+
+def test_lightning_after_an_exception(pl, meter, tmp_path):
+    with pytest.raises(ValueError, match="broken"):
+        fit(pl, tmp_path, meter, lightning_module(pl, error=ValueError("broken")), limit_val_batches=0)
+    assert without_data(meter) == "forward backward update forward!"
+
+
+class Regression(nn.Module):
+    """A model in the form that a Trainer calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(3, 2)
+
+    def forward(self, x, labels):
+        y = self.net(x)
+        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
+
+
+def run_trainer(tmp_path, meter, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transformers = pytest.importorskip("transformers")
+        from powerd_client.callbacks.transformers import PowerdCallback
+
+        data = [{"x": torch.randn(3), "labels": torch.randn(2)} for _ in range(8)]
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=2, num_train_epochs=1, report_to=[], use_cpu=True,
+            save_strategy="no", logging_strategy="no", disable_tqdm=True, **options,
+        )  # fmt: skip
+        trainer = transformers.Trainer(
+            model=Regression(),
+            args=arguments,
+            train_dataset=data,
+            eval_dataset=data[:2],
+            callbacks=[PowerdCallback(meter)],
+        )
+        trainer.train()
+
+
+def test_transformers(meter, tmp_path):
+    run_trainer(tmp_path, meter)
+    assert meter.tree() == " ".join(["data iteration[forward backward update]"] * 4)
+    assert meter.tape.notes == []
+
+
+def test_transformers_with_accumulation_and_evaluation(meter, tmp_path):
+    run_trainer(tmp_path, meter, gradient_accumulation_steps=2, eval_strategy="epoch")
+    step = "data data iteration[forward backward forward backward update]"
+    assert meter.tree() == f"{step} {step} evaluation"
+
+
+X = torch.randn(4, 3)
+
+
+@pytest.fixture
+def stand_in(monkeypatch):
+    """Makes a module with one class that callbacks derive from."""
+
+    def make(name, base, callback):
+        *packages, _ = name.split(".")
+        for depth in range(1, len(packages) + 1):
+            monkeypatch.setitem(sys.modules, ".".join(packages[:depth]), types.ModuleType(".".join(packages[:depth])))
+        module = types.ModuleType(name)
+        setattr(module, base, type(base, (), {}))
+        monkeypatch.setitem(sys.modules, name, module)
+        if packages:
+            setattr(sys.modules[".".join(packages)], name.rpartition(".")[2], module)
+        monkeypatch.setitem(sys.modules, callback, None)  # so that what is imported now is forgotten again
+        del sys.modules[callback]
+
+    return make
+
+
+class Profiler:
+    def start(self, action_name):
+        pass
+
+    def stop(self, action_name):
+        pass
+
+
+@pytest.fixture
+def lightning(stand_in, meter):
+    stand_in("lightning.pytorch", "Callback", "powerd_client.callbacks.lightning")
+    from powerd_client.callbacks.lightning import PowerdCallback
+
+    model = nn.Linear(3, 2)
+    model.automatic_optimization = True
+    trainer = types.SimpleNamespace(
+        profiler=Profiler(),
+        optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)],
+        strategy=types.SimpleNamespace(model=model),
+    )
+    return PowerdCallback(meter), trainer, model
+
+
+def fetch(trainer, batches):
+    trainer.profiler.start("[_TrainingEpochLoop].train_dataloader_next")
+    try:
+        return next(batches, None) or next(iter(()))
+    finally:
+        trainer.profiler.stop("[_TrainingEpochLoop].train_dataloader_next")
+
+
+def test_lightnings_order_of_events(lightning, meter):
+    callback, trainer, model = lightning
+    (optimizer,) = trainer.optimizers
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    batches = iter([1, 2])
+    for batch, index in ((fetch(trainer, batches), i) for i in range(2)):
+        callback.on_train_batch_start(trainer, model, batch, index)
+
+        def closure():
+            loss = model(X).sum()
+            callback.on_before_zero_grad(trainer, model, optimizer)
+            optimizer.zero_grad()
+            callback.on_before_backward(trainer, model, loss)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        callback.on_train_batch_end(trainer, model, None, batch, index)
+    with pytest.raises(StopIteration):
+        fetch(trainer, batches)
+    callback.on_validation_batch_start(trainer, model, 1, 0)
+    callback.on_validation_batch_end(trainer, model, None, 1, 0)
+    callback.on_train_end(trainer, model)
+    callback.teardown(trainer, model, "fit")
+    step = "data forward backward update"
+    assert meter.tree() == f"{step} {step} data! evaluation"
+    assert meter.tape.notes == []
+    assert trainer.profiler.start.__func__ is Profiler.start
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_an_exception_under_lightning_cuts_what_is_open(lightning, meter):
+    callback, trainer, model = lightning
+    callback.setup(trainer, model, "fit")
+    callback.on_train_start(trainer, model)
+    callback.on_train_batch_start(trainer, model, 1, 0)
+    callback.on_exception(trainer, model, ValueError())
+    callback.teardown(trainer, model, "fit")
+    assert meter.tree() == "forward!"
+
+
+@pytest.fixture
+def transformers(stand_in, meter):
+    stand_in("transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
+    from powerd_client.callbacks.transformers import PowerdCallback
+
+    return PowerdCallback(meter, batch_size=4)
+
+
+class Loader:
+    """As Accelerate's: says that it is of another class."""
+
+    @property
+    def __class__(self):
+        return list
+
+    def __iter__(self):
+        return iter([1, 2, 3])
+
+    def __len__(self):
+        return 3
+
+
+def test_trainers_order_of_events(transformers, meter):
+    callback, model, loader = transformers, nn.Linear(3, 2), Loader()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    callback.on_train_begin(None, None, None, model=model, optimizer=optimizer, train_dataloader=loader)
+    for _ in loader:
+        callback.on_step_begin(None, None, None)
+        model(X).sum().backward()
+        optimizer.step()
+        callback.on_step_end(None, None, None)
+    callback.on_train_end(None, None, None)
+    assert meter.tree() == " ".join(["data:4 iteration:4[forward:4 backward:4 update:4]"] * 3)
+    assert type(loader) is Loader
+    assert list(loader) == [1, 2, 3]
+    assert not model._forward_hooks

@@ -1,0 +1,203 @@
+"""Calibration: what follows from points, what is refused, and that the true power lies inside what it states."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+from math import hypot, sqrt
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
+from powerd_core.errors import ConfigError, SensorError
+from powerd_daemon.calibrate import Readings, calibrate_lines, judge, read_lines
+from powerd_daemon.calibration_file import calibrated, calibrated_by, load_calibration, save_calibration
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SimOptions, SimSource
+
+ZERO = Point("2025-03-14T09:26:53Z", 23.0, 0.0, "A", 0.0, 1000, -0.002, 0.0001, 12.05)
+LOAD = Point("2025-03-15T10:00:00Z", 24.5, 5.0, "A", 0.001, 1000, 4.973, 0.0002, 12.0)
+RECORD = SensorCalibration(
+    "gpu0.a", "INA219", 0.05, 0.0002, 0.0058, 0.0004, board="bone", bus=2, address=0x41, zero=ZERO, load=LOAD
+)
+
+
+def test_zero_and_gain_follow_from_the_points() -> None:
+    assert RECORD.offset_a == 0.002
+    assert RECORD.gain == pytest.approx(5.0 / 4.975)
+    power = replace(RECORD, load=replace(LOAD, reference=60.0, quantity="W"))
+    assert power.gain == pytest.approx(60.0 / (12.0 * 4.975))
+    assert (replace(RECORD, load=None).gain, replace(RECORD, zero=None).offset_a) == (1.0, 0.0)
+
+
+def test_uncertainties_say_what_they_contain() -> None:
+    # Scatter of the mean, half a step, and 15 K of 0.2 uV/K over 50 mOhm.
+    u_offset_a = hypot(0.0001 / sqrt(1000), 0.0001 / sqrt(3), 3e-6 / 0.05 / sqrt(3))
+    assert RECORD.u_offset_a == pytest.approx(u_offset_a)
+    mean = hypot(0.0002 / sqrt(1000), 0.0001 / sqrt(3), u_offset_a) / 4.975
+    drift = 1.5e-3 / sqrt(3)
+    assert RECORD.u_gain == pytest.approx(hypot(0.001, mean, drift, 0.0058))
+    # A reference of power settles the bus voltage's gain too, up to its rounding.
+    power = replace(RECORD, load=replace(LOAD, reference=60.0, quantity="W"))
+    assert power.u_gain == pytest.approx(hypot(0.001, mean, drift, 0.0004 * sqrt(2)))
+    assert replace(RECORD, load=None).u_gain is None
+    assert replace(RECORD, zero=None).u_offset_a is None
+
+
+def test_the_line_says_when_it_was_calibrated() -> None:
+    option = RECORD.option
+    assert option.date == "2025-03-14 (zero), 2025-03-15 (gain)"
+    assert (option.temperature_c, option.reference) == (24.5, "5 A +-0.10% (standard)")
+    assert replace(RECORD, load=None).option.date == "2025-03-14"
+    sensor = Sensor("a", 0x41, calibration=option)
+    assert "2025-03-14" in accuracy(sensor, Settings(), period_ns=2_000_000).origin
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"zero": replace(ZERO, reference=1.0)}, "'zero': its reference is not 0"),
+        ({"load": replace(LOAD, reference=0.0)}, "above 0"),
+        ({"load": replace(LOAD, mean_a=-0.01)}, "above 0"),
+        ({"shunt_ohm": 0.0}, "must be positive"),
+    ],
+)
+def test_points_that_contradict(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(RECORD, **change)  # type: ignore[arg-type]
+
+
+def test_sensors_are_found_by_place_or_serial() -> None:
+    serial = replace(RECORD, serial="E660", board="", bus=0)
+    file = CalibrationFile((RECORD,)).with_sensor(serial).with_sensor(replace(serial, bus=1))
+    assert len(file.sensor) == 3
+    assert file.find(board="bone", bus=2, address=0x41) is RECORD
+    assert file.find(board="other", bus=2, address=0x41) is None
+    assert file.find(board="bone", serial="E660", bus=0, address=0x41) is serial
+    assert file.find(serial="E660", bus=1, address=0x41) == replace(serial, bus=1)
+    assert file.find(serial="E660", bus=2, address=0x41) is None
+    assert file.find(serial="E661", bus=0, address=0x41) is None
+    assert file.find(board="bone", bus=0, address=0x41) is None
+    assert file.find(board="bone", bus=2, address=0x42) is None
+    anywhere = CalibrationFile((replace(RECORD, board=""),))
+    assert anywhere.find(board="other", bus=2, address=0x41) is not None
+    assert anywhere.find(serial="E660", bus=2, address=0x41) is None
+    newer = replace(RECORD, load=None)
+    assert file.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
+
+
+def test_calibrated_sensors() -> None:
+    mine, other = Sensor("a", 0x41), Sensor("b", 0x42)
+    by_hand = replace(mine, calibration=Calibration(gain=1.5))
+    file = CalibrationFile((RECORD,))
+    (first, second), used = calibrated((mine, other), file, bus=2, board="bone")
+    assert first.calibration == RECORD.option
+    assert second is other
+    assert list(used) == ["a"]
+    assert calibrated((mine,), file, bus="/dev/i2c-2", board="bone")[0] == (first,)
+    assert calibrated_by("", [mine], bus=2) == ((mine,), {})
+    assert calibrated((by_hand,), file, bus=2, board="bone") == ((by_hand,), {})
+    with pytest.raises(ConfigError, match="a: its calibration was taken with an INA219 and shunt_ohm = 0.05"):
+        calibrated((replace(mine, shunt_ohm=0.01),), file, bus=2, board="bone")
+
+
+NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
+"""No configuration gives a line a name with a NUL."""
+
+
+@given(NAMES, st.floats(-6, 6), st.floats(0, 1), st.integers(2, 10**9), st.booleans())
+def test_the_file_round_trips(
+    tmp_path_factory: pytest.TempPathFactory, name: str, mean_a: float, spread_a: float, count: int, loaded: bool
+) -> None:
+    zero = replace(ZERO, mean_a=mean_a, spread_a=spread_a, count=count)
+    load = replace(LOAD, mean_a=4.9 + max(mean_a, 0.0)) if loaded else None
+    file = CalibrationFile((replace(RECORD, line=name, zero=zero, load=load), replace(RECORD, channel=2)))
+    path = tmp_path_factory.getbasetemp() / "calibration.toml"
+    save_calibration(path, file)
+    assert load_calibration(path) == file
+
+
+def test_readings_that_will_not_do() -> None:
+    steady = [1.0, 1.0002] * 200
+    judge("a", Readings(steady, [12.0] * 400), 0.0002)
+    with pytest.raises(SensorError, match="1 of 401 readings stand at full scale"):
+        judge("a", Readings(steady, [12.0] * 400, saturated=1), 0.0002)
+    with pytest.raises(SensorError, match="wander by"):
+        judge("a", Readings([1.0 + i * 1e-4 for i in range(400)], [12.0] * 400), 0.0002)
+    with pytest.raises(SensorError, match="too few"):
+        judge("a", Readings(steady[:100], [12.0] * 100), 0.0002)
+    with pytest.raises(SensorError, match="failed: run `powerd check`"):
+        judge("a", Readings(steady, [12.0] * 400, bad=100), 0.0002)
+
+
+def configuration(path: Path, power_w: float, more: str = "") -> Path:
+    path.write_text(
+        f'[[source]]\nkind = "sim"\nwaveform = "constant"\nidle_w = 0\npeak_w = {power_w}\nseed = 5\n{more}'
+    )
+    return path
+
+
+def arguments(
+    file: Path, out: Path, *, zero: bool = False, reference_w: float | None = None, **more: object
+) -> Namespace:
+    given = {
+        "file": file, "out": out, "zero": zero, "reference_w": reference_w, "reference_a": None, "reference_u": 0.001,
+        "line": [], "temperature_c": 23.0, "seconds": 1.0,
+    }  # fmt: skip
+    return Namespace(**{"url": None, "keys": None, **given, **more})
+
+
+LINE, SHARE = "gpu0.pcie_12v", 0.2
+
+
+def test_the_calibrated_line_is_right_within_what_it_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, clock = tmp_path / "cal.toml", VirtualClock()
+    calibrate_lines(arguments(configuration(tmp_path / "z.toml", 0), out, zero=True), clock)
+    loaded = configuration(tmp_path / "l.toml", 250)
+    calibrate_lines(arguments(loaded, out, reference_w=250 * SHARE, line=[LINE]), clock)
+    assert "load it in the [[source]] with: calibration =" in capsys.readouterr().out
+    file = load_calibration(out)
+    assert len(file.sensor) == 8
+    options = SimOptions(waveform="constant", peak_w=120.0, seed=5)
+    sensors, _ = calibrated(options.all_sensors(), file, bus=-1)
+    source = SimSource(options, Start("sim", 1, 0, clock))
+    read = read_lines(source, clock, 1.0, [LINE])[LINE]
+    true_w = 120 * SHARE
+    errors = []
+    for sensor in (sensors[0], options.all_sensors()[0]):
+        settings = source.bank.settings[0]
+        c, a = conversion(sensor, settings), accuracy(sensor, settings, period_ns=source.period_ns)
+        power_w = sum((i + c.offset_a) * c.gain * v for i, v in zip(read.current_a, read.bus_v, strict=True))
+        error_w = power_w / len(read.bus_v) - true_w
+        u_w = hypot(a.u_gain * true_w, a.u_offset_w, a.step_w / sqrt(12))
+        assert abs(error_w) < 2 * u_w
+        errors.append((abs(error_w), u_w))
+    (after_w, u_after_w), (before_w, u_before_w) = errors
+    assert after_w < before_w
+    assert u_after_w < u_before_w / 4
+
+
+@pytest.mark.parametrize(
+    ("power_w", "more", "options", "message"),
+    [
+        (100, "", {"zero": True}, "without load is more than any zero error"),
+        (0, "", {"reference_w": 50.0, "line": [LINE]}, "that the load is on this line"),
+        (250, "", {"reference_w": 25.0, "line": [LINE]}, "check the reference, shunt_ohm"),
+        (1000, "", {"reference_w": 200.0, "line": [LINE]}, "readings stand at full scale"),
+        (250, "", {"reference_w": 50.0, "line": ["gpu0.pcie"]}, "has a line 'gpu0.pcie'"),
+    ],
+)
+def test_what_is_refused_leaves_no_file(
+    tmp_path: Path, power_w: float, more: str, options: dict[str, object], message: str
+) -> None:
+    out = tmp_path / "cal.toml"
+    file = configuration(tmp_path / "c.toml", power_w, more)
+    with pytest.raises((SensorError, ConfigError), match=message):
+        calibrate_lines(arguments(file, out, **options), VirtualClock())  # type: ignore[arg-type]
+    assert not out.exists()
