@@ -11,14 +11,17 @@ import threading
 TYPE_CHECKING = False  # what type checkers take for true
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of `powerd`: the status of `powerd_daemon.cli.main`, and 130 after Ctrl-C at any other moment."""
-    before = signal.getsignal(signal.SIGINT)
-    # Whoever ignores the signal (nohup) or has a plan of their own for it keeps that.
-    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    before: Any = None
+    ours = False
     try:
+        before = signal.getsignal(signal.SIGINT)
+        # Whoever ignores the signal (nohup) or has a plan of their own for it keeps that.
+        ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
         if ours:
             # A KeyboardInterrupt in the middle of an import is a traceback, or is swallowed by what is imported.
             signal.signal(signal.SIGINT, _leave)

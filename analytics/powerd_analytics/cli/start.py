@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from typing import Any
 
 _PART_OF = {
     "cyclopts": "analytics",
@@ -21,6 +22,7 @@ _PART_OF = {
     "pyarrow": "analytics",
     "pynvml": "analytics",
     "rich": "analytics",
+    "scipy": "analytics",
     "threadpoolctl": "analytics",
     "torch": "torch",
 }
@@ -33,10 +35,12 @@ def main(arguments: list[str] | None = None) -> None:
     Raises `SystemExit`: 0, 1 where a check found something, 2 for what cannot be done, 130 after Ctrl-C, 141 where
     nobody reads the output any more; `joules record` gives its command's.
     """
-    before = signal.getsignal(signal.SIGINT)
-    # Whoever ignores the signal (nohup) or has a plan of their own for it keeps that.
-    ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
+    before: Any = None
+    ours = False
     try:
+        before = signal.getsignal(signal.SIGINT)
+        # Whoever ignores the signal (nohup) or has a plan of their own for it keeps that.
+        ours = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
         if ours:
             # A KeyboardInterrupt in the middle of an import is a traceback, or is swallowed by what is imported.
             signal.signal(signal.SIGINT, _leave)
