@@ -1,6 +1,7 @@
-"""Run files are data: whatever is in them, reading them ends soon, in a result or in one line of ours."""
+"""Run files and journals are data: whatever is in them, reading them ends soon, in a result or in one line of ours."""
 
 import itertools
+import os
 import shutil
 
 import h5py
@@ -14,9 +15,11 @@ from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_analytics.verify import verify_sums
 from powerd_client import open_run
+from powerd_client.recover import recover
 from powerd_client.verify import verify_file
 from powerd_core.errors import PowerdError, RunFileError
-from support.small_run import make_run_file
+from powerd_core.wire import Message, encode
+from support.small_run import description, frames, head, make_journal, make_run_file, stop
 
 LINE = "lines/gpu0.rail_0"
 CLOCK = "clocks/fake board-0000000000000005"
@@ -34,6 +37,12 @@ def good(tmp_path_factory):
     return path.read_bytes(), names[1:], attributes
 
 
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nothing here is about what a disk holds after a power cut."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
 @pytest.fixture
 def run(tmp_path, good):
     path = tmp_path / "run.h5"
@@ -48,6 +57,7 @@ def read_everything(path):
         lambda: list(describe_run(read_run(path))),
         lambda: list(verify_file(path)),
         lambda: list(verify_sums(path)),
+        lambda: recover(path, path.with_name(f"out-{path.name}"), overwrite=True),
     ):
         said = "nothing"
         try:
@@ -172,3 +182,33 @@ def test_what_must_not_be_in_a_run_file_is_refused_in_one_line(run, tmp_path, wh
     (finding,) = verify_file(run)
     assert (finding.state, finding.check) == ("wrong", "structure")
     read_everything(run)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_journals_that_make_no_sense_do_no_harm(tmp_path, data):
+    """Frames in any order, messages of any contents, and bytes changed anywhere."""
+    path = tmp_path / f"j{next(NAMES)}.h5"
+    pieces = data.draw(st.permutations([*head(), description(), *frames(6, 5), *stop(10**9)]))
+    values = (
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.text(max_size=5)
+    )
+    keys = st.sampled_from(
+        ["t_start_ns", "t_stop_ns", "complete", "reception", "process", "kind", "name", "attributes", "timing", "text"]
+    )
+    subjects = st.sampled_from(["run", "start", "stop", "description", "phase-names", "note", "?"])
+    messages = st.builds(Message, subjects, st.dictionaries(keys, values | st.dictionaries(keys, values), max_size=6))
+    pieces += [encode(m) for m in data.draw(st.lists(messages, max_size=4))]
+    raw = bytearray(b"".join(pieces))
+    for _ in range(data.draw(st.integers(0, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    directory = make_journal(path, [bytes(raw)])
+    for name in data.draw(st.sets(st.sampled_from(sorted(os.listdir(directory))))):
+        if name != "journal.bin" and (directory / name).stat().st_size:
+            with (directory / name).open("r+b") as file:
+                file.write(data.draw(st.binary(max_size=40)))
+    read_everything(path)
