@@ -21,7 +21,7 @@ from powerd_core.wire import decode
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.sampler import Outbox, Sampling, make_realtime, sharpen_timers
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.scans import mean_periods, wire_limit_hz
+from powerd_daemon.sources.ina.scanner import mean_periods, wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.sim.chip import Load
 from powerd_daemon.sources.sim.source import SimOptions, SimSource

@@ -22,8 +22,7 @@ from powerd_daemon.config import NO_FILE, SamplerConfig, load_config, parse_docu
 from powerd_daemon.sources.base import find_source
 from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, split
 from powerd_daemon.sources.ina.chips import Grade, Settings
-from powerd_daemon.sources.ina.scanner import VERIFY_NS
-from powerd_daemon.sources.ina.scans import mean_periods, reads_of, wire_limit_hz
+from powerd_daemon.sources.ina.scanner import VERIFY_NS, mean_periods, reads_of, wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, make_bank
 from powerd_daemon.sources.ina.source import RailsSource
 

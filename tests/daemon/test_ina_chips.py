@@ -8,7 +8,7 @@ from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
 from powerd_daemon.sources.ina.bus import Read, split
 from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
-from powerd_daemon.sources.ina.scans import wire_limit_hz
+from powerd_daemon.sources.ina.scanner import wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion, make_bank
 
 EIGHT = tuple(Sensor(f"l{i}", 0x40 + i) for i in range(8))

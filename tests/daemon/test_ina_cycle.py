@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_daemon.sources.ina.chips import Settings
-from powerd_daemon.sources.ina.recovery import cycle_ratio
+from powerd_daemon.sources.ina.scanner import cycle_ratio
 from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
 from powerd_daemon.sources.sim.chip import ChipErrors, Load, SimChip
 

@@ -13,7 +13,7 @@ from ina_bench import MS, SHUNT_OHM, Bench, eight
 from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
 from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
-from powerd_daemon.sources.ina.scans import Decoder
+from powerd_daemon.sources.ina.scanner import Decoder
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy
 from powerd_daemon.sources.sim.chip import SimChip
 from powerd_daemon.sources.sim.waveforms import Square
@@ -133,7 +133,7 @@ class TestHeldBusVoltage:
         bench = Bench(bus_every=100).opened()
         bench.poll(3)
         bench.bus.brown_out(0x42)
-        rows = bench.scan(200)
+        rows = bench.scan(1000)
         # CONFIG in the place of SHUNT would be 0x399f or 14751.
         assert all(row.flags[2] & BAD or row.shunt[2] == 5000 for row in rows)
         assert rows[-1].flags[2] == 0

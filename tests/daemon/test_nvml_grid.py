@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_daemon.sources.nvml.timing import GIVEN_UP, LEARNT, PERIOD_NS, WAITED, SampleGrid
+from powerd_daemon.sources.nvml.samples import GIVEN_UP, LEARNT, PERIOD_NS, WAITED, SampleGrid
 
 MS = 1_000_000
 FIRST = 7_003_456_789

@@ -6,11 +6,11 @@ for MicroPython's ``readfrom_mem_into`` and for the simulated bus alike.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from ctypes import POINTER, addressof, c_char, cast
+from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 from powerd_core.errors import ConfigError, SensorError
@@ -26,15 +26,6 @@ ReadWords = Callable[[], bytes | bytearray | memoryview]
 the next call. Raises `OSError` when any transfer of it failed; nothing read by that call counts then."""
 I2C_RETRIES, I2C_TIMEOUT, I2C_RDWR = 0x0701, 0x0702, 0x0707
 """Requests of <linux/i2c-dev.h>. The timeout counts in 10 ms."""
-Ioctl = Callable[[Any, int, Any], Any]
-_MISSING = "enable the bus in the boot settings and load i2c-dev (modprobe i2c-dev)"
-_REMEDIES: dict[int, str] = {
-    errno.ENOENT: _MISSING,
-    errno.ENODEV: _MISSING,
-    errno.ENXIO: _MISSING,
-    errno.EACCES: "add the user to the group i2c (usermod -aG i2c USER) and log in again",
-    errno.EBUSY: "unload the kernel driver that holds its chips (rmmod ina2xx)",
-}
 
 
 class Read(NamedTuple):
@@ -93,31 +84,21 @@ def scan_periods(reads: Sequence[Read], *, combined: bool) -> float:
 
 def singly(bus: RegisterBus, reads: Iterable[Read]) -> ReadWords:
     """The same reads with a transaction for each, for adapters that cannot combine them."""
-    plan, at = [], 0
-    for read in reads:
-        plan.append((bus.prepare([read]), at, at + read.size))
-        at += read.size
-    buffer = bytearray(at)
-
-    def call() -> bytearray:
-        for one, begin, end in plan:
-            buffer[begin:end] = one()
-        return buffer
-
-    return call
+    calls = [bus.prepare([read]) for read in reads]
+    return lambda: b"".join(bytes(call()) for call in calls)
 
 
 class LinuxBus:
     """Linux's ``/dev/i2c-N`` as a `RegisterBus`. ``bus`` is a number or a path. Only here smbus2 is imported.
 
-    Messages and buffers are laid out once, so that a scan is one ``ioctl`` on a ready structure: the words of all reads
-    arrive one after the other in one buffer.
-
-    A transfer that the adapter's driver cannot finish ends after ``timeout_ms`` with an error. Raises `SensorError`
-    when the bus cannot be opened, with what to do.
+    Messages and buffers are laid out once, so that a scan is one ``ioctl`` on a ready structure. A transfer that the
+    adapter's driver cannot finish ends after ``timeout_ms`` with an error. Raises `SensorError` when the bus cannot be
+    opened.
     """
 
-    def __init__(self, bus: int | str, *, timeout_ms: int = 50, ioctl: Ioctl = fcntl.ioctl) -> None:
+    def __init__(
+        self, bus: int | str, *, timeout_ms: int = 50, ioctl: Callable[[Any, int, Any], Any] = fcntl.ioctl
+    ) -> None:
         self.path = bus if isinstance(bus, str) else f"/dev/i2c-{bus}"
         try:
             import smbus2.smbus2 as library
@@ -127,37 +108,37 @@ class LinuxBus:
         self._ioctl = ioctl
         try:
             self._bus: Any = library.SMBus(self.path)
-            self._fd = self._bus.fd
         except OSError as error:
-            remedy = _REMEDIES.get(error.errno or 0, "is it a /dev/i2c-N?")
-            raise SensorError(f"{self.path} cannot be opened: {error.strerror}: {remedy}") from error
+            raise SensorError(
+                f"{self.path} cannot be opened: {error.strerror}: enable the bus and load i2c-dev (modprobe i2c-dev), "
+                "join the group i2c (usermod -aG i2c USER), or unload the driver that holds its chips (rmmod ina2xx)"
+            ) from error
         for request, value in ((I2C_TIMEOUT, max(1, timeout_ms // 10)), (I2C_RETRIES, 0)):
             # Some adapters have settings of their own that cannot be changed; theirs then count.
             with suppress(OSError):
-                ioctl(self._fd, request, value)
+                ioctl(self._bus.fd, request, value)
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
-        sizes = [r.size for r in reads]
-        buffer = (c_char * max(1, sum(sizes)))()
+        ends = [0, *accumulate(read.size for read in reads)]
+        buffer = (c_char * max(1, ends[-1]))()
+        begins = iter(ends)
+        alive: list[object] = [buffer]
         requests: list[Any] = []
-        pointed_at: list[object] = [buffer]
-        at = 0
         for part in split(reads):
             messages = []
             for read in part:
                 if read.register is not None:
                     messages.append(self._library.i2c_msg.write(read.address, [read.register]))
                 message = self._library.i2c_msg.read(read.address, read.size)
-                message.buf = cast(addressof(buffer) + at, POINTER(c_char))
+                message.buf = cast(addressof(buffer) + next(begins), POINTER(c_char))
                 messages.append(message)
-                at += read.size
-            pointed_at.append(messages)
+            alive.append(messages)
             if messages:
                 requests.append(self._library.i2c_rdwr_ioctl_data.create(*messages))
-        view, fd, ioctl = memoryview(buffer).cast("B")[:at], self._fd, self._ioctl
+        view, fd, ioctl = memoryview(buffer).cast("B")[: ends[-1]], self._bus.fd, self._ioctl
 
         # The kernel writes through bare pointers: what they point to has to live as long as the call.
-        def call(_alive: object = pointed_at) -> memoryview:
+        def call(_alive: object = alive) -> memoryview:
             for request in requests:
                 ioctl(fd, I2C_RDWR, request)
             return view
@@ -166,7 +147,7 @@ class LinuxBus:
 
     def write_word(self, address: int, register: int, word: int) -> None:
         message = self._library.i2c_msg.write(address, [register, word >> 8, word & 0xFF])
-        self._ioctl(self._fd, I2C_RDWR, self._library.i2c_rdwr_ioctl_data.create(message))
+        self._ioctl(self._bus.fd, I2C_RDWR, self._library.i2c_rdwr_ioctl_data.create(message))
 
     def close(self) -> None:
         """Let go of the device file. Harmless when it is not open."""

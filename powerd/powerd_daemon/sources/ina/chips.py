@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from powerd_core.errors import ConfigError
-from powerd_core.text import did_you_mean
 
 CONFIG, RST = 0, 0x8000
 CNVR, OVF = 0x0002, 0x0001
@@ -41,19 +40,12 @@ class Adc:
 
 
 @dataclass(frozen=True, slots=True)
-class ShuntRange:
-    """One range of the shunt voltage: the field's value, the weight of a code, and the code at which it clips."""
+class Range:
+    """One range of a voltage: the field's value, the weight of a code in volts, and the code (of the bus: shifted
+    right) at which it clips."""
 
     code: int
     lsb_v: float
-    full_scale: int
-
-
-@dataclass(frozen=True, slots=True)
-class BusRange:
-    """One range of the bus voltage: the field's value and the code (shifted right) at which it ends."""
-
-    code: int
     full_scale: int
 
 
@@ -83,9 +75,9 @@ class ChipType:
     """Reset values of the registers that are written or looked at."""
     identity: tuple[tuple[int, int, int], ...]
     """Registers that hold constants: register, value, and the mask of the bits that count."""
-    shunt_ranges: Mapping[str, ShuntRange]
-    bus_ranges: Mapping[str, BusRange]
-    bus_lsb_v: float
+    shunt_ranges: Mapping[str, Range]
+    bus_ranges: Mapping[str, Range]
+    """All of one weight."""
     bus_shift: int
     """Bits below the bus code within its register."""
     adc: Mapping[str, Adc]
@@ -105,6 +97,10 @@ class ChipType:
     data_sheet: str
     max_bus_v: float
     """Absolute limit of the measured voltage."""
+
+    @property
+    def bus_lsb_v(self) -> float:
+        return next(iter(self.bus_ranges.values())).lsb_v
 
 
 def _times(*durations_us: int) -> dict[str, Adc]:
@@ -130,9 +126,8 @@ INA219 = ChipType(
     name="INA219",
     resets={CONFIG: 0x399F, 5: 0},
     identity=(),
-    shunt_ranges={f"{mv}mV": ShuntRange(code, 10e-6, mv * 100) for code, mv in enumerate(_PGA_MV)},
-    bus_ranges={"16V": BusRange(0, 4000), "32V": BusRange(1, 8000)},
-    bus_lsb_v=4e-3,
+    shunt_ranges={f"{mv}mV": Range(code, 10e-6, mv * 100) for code, mv in enumerate(_PGA_MV)},
+    bus_ranges={"16V": Range(0, 4e-3, 4000), "32V": Range(1, 4e-3, 8000)},
     bus_shift=3,
     adc={
         "9bit": Adc(0x0, 84_000, 3),
@@ -141,10 +136,8 @@ INA219 = ChipType(
         "12bit": Adc(0x3, 532_000),
     }
     | {
-        f"avg{2**k}": Adc(0x8 + k, ns)
-        for k, ns in enumerate(
-            (1_060_000, 2_130_000, 4_260_000, 8_510_000, 17_020_000, 34_050_000, 68_100_000), start=1
-        )
+        f"avg{2**k}": Adc(0x8 + k, us * 1000)
+        for k, us in enumerate((1060, 2130, 4260, 8510, 17_020, 34_050, 68_100), start=1)
     },
     averages={1: 0},
     renews_at_once=True,
@@ -163,9 +156,8 @@ INA226 = ChipType(
     name="INA226",
     resets={CONFIG: 0x4127, 5: 0, 6: 0, 7: 0},
     identity=((0xFE, MANUFACTURER, 0xFFFF), (0xFF, 0x2260, 0xFFF0)),
-    shunt_ranges={"82mV": ShuntRange(0, 2.5e-6, 0x7FFF)},
-    bus_ranges={"41V": BusRange(0, 0x7FFF)},
-    bus_lsb_v=1.25e-3,
+    shunt_ranges={"82mV": Range(0, 2.5e-6, 0x7FFF)},
+    bus_ranges={"41V": Range(0, 1.25e-3, 0x7FFF)},
     bus_shift=0,
     adc=_TIMES,
     grades={"": _grade((0.001, 50e-6), ("82mV",), (10e-6, 0.1e-6), (7.5e-3, 40e-6))},
@@ -182,11 +174,10 @@ INA228 = ChipType(
     identity=((0x3E, MANUFACTURER, 0xFFFF), (0x3F, 0x2280, 0xFFF0)),
     # 20 bits in the upper part of 24
     shunt_ranges={
-        "164mV": ShuntRange(0, 312.5e-9 / 16, 0x7FFFF << 4),
-        "41mV": ShuntRange(1, 78.125e-9 / 16, 0x7FFFF << 4),
+        "164mV": Range(0, 312.5e-9 / 16, 0x7FFFF << 4),
+        "41mV": Range(1, 78.125e-9 / 16, 0x7FFFF << 4),
     },
-    bus_ranges={"85V": BusRange(0, 435_200)},
-    bus_lsb_v=195.3125e-6,
+    bus_ranges={"85V": Range(0, 195.3125e-6, 435_200)},
     bus_shift=4,
     adc=_times(50, 84, 150, 280, 540, 1052, 2074, 4120),
     clock_tolerance=0.01,  # of the oscillator over temperature; 0.5 % at 25 C
@@ -204,9 +195,8 @@ INA3221 = ChipType(
     resets={CONFIG: 0x7127, 0x0E: 0x7FFE, 0x0F: 0x0002},
     identity=((0xFE, MANUFACTURER, 0xFFFF), (0xFF, 0x3220, 0xFFFF)),
     # 13 bits in the upper part of 16
-    shunt_ranges={"164mV": ShuntRange(0, 40e-6 / 8, 0x7FF8)},
-    bus_ranges={"33V": BusRange(0, 0x0FFF)},
-    bus_lsb_v=8e-3,
+    shunt_ranges={"164mV": Range(0, 40e-6 / 8, 0x7FF8)},
+    bus_ranges={"33V": Range(0, 8e-3, 0x0FFF)},
     bus_shift=3,
     adc=_TIMES,
     # Its averaging is a running one (section 8.4.1): each conversion moves the register by a share of the difference.
@@ -228,7 +218,7 @@ def chip_type(name: str) -> ChipType:
     """The type called ``name`` in any case. Raises `ConfigError`."""
     kind = CHIPS.get(name.upper())
     if kind is None:
-        raise ConfigError(f"unknown type of chip {name!r}{did_you_mean(name.upper(), CHIPS)}")
+        raise ConfigError(f"unknown type of chip {name!r}: there are {', '.join(CHIPS)}")
     return kind
 
 
@@ -254,26 +244,19 @@ class Settings:
 
     def __post_init__(self) -> None:
         kind = chip_type(self.chip)
-        put = object.__setattr__
-        put(self, "chip", kind.name)
-        put(self, "shunt_adc", self.shunt_adc or kind.defaults[0])
-        put(self, "bus_adc", self.bus_adc or kind.defaults[1])
-        ranges = kind.shunt_ranges
-        put(self, "shunt_range", self.shunt_range or max(ranges, key=lambda n: ranges[n].full_scale * ranges[n].lsb_v))
-        put(self, "bus_range", self.bus_range or list(kind.bus_ranges)[-1])
+        object.__setattr__(self, "chip", kind.name)
+        widest = max(kind.shunt_ranges, key=lambda n: kind.shunt_ranges[n].full_scale * kind.shunt_ranges[n].lsb_v)
         for option, value, known in (
-            ("shunt_adc", self.shunt_adc, kind.adc),
-            ("bus_adc", self.bus_adc, kind.adc),
-            ("shunt_range", self.shunt_range, kind.shunt_ranges),
-            ("bus_range", self.bus_range, kind.bus_ranges),
+            ("shunt_adc", self.shunt_adc or kind.defaults[0], kind.adc),
+            ("bus_adc", self.bus_adc or kind.defaults[1], kind.adc),
+            ("shunt_range", self.shunt_range or widest, kind.shunt_ranges),
+            ("bus_range", self.bus_range or list(kind.bus_ranges)[-1], kind.bus_ranges),
+            ("averages", self.averages, kind.averages),
         ):
             if value not in known:
-                raise ConfigError(
-                    f"{option} = {value!r} is not a setting of the {kind.name}{did_you_mean(value, known)}"
-                )
-        if self.averages not in kind.averages:
-            known_counts = ", ".join(map(str, kind.averages))
-            raise ConfigError(f"averages = {self.averages} is not of the {kind.name} (there are: {known_counts})")
+                there_are = ", ".join(map(str, known))
+                raise ConfigError(f"{option} = {value!r} is not of the {kind.name}, which has: {there_are}")
+            object.__setattr__(self, option, value)
         if not self.channels or any(not 1 <= c <= len(kind.channels) for c in self.channels):
             raise ConfigError(f"the {kind.name} has channels 1 to {len(kind.channels)}, not {list(self.channels)}")
 
@@ -282,11 +265,11 @@ class Settings:
         return chip_type(self.chip)
 
     @property
-    def shunt(self) -> ShuntRange:
+    def shunt(self) -> Range:
         return self.type.shunt_ranges[self.shunt_range]
 
     @property
-    def bus(self) -> BusRange:
+    def bus(self) -> Range:
         return self.type.bus_ranges[self.bus_range]
 
     @property
@@ -366,7 +349,6 @@ class Settings:
     def grade(self, name: str = "") -> Grade:
         """Limits of a grade (the worst where a type has several and none is named). Raises `ConfigError`."""
         grades = self.type.grades
-        grade = grades.get(name or next(iter(grades)))
-        if grade is None:
+        if name and name not in grades:
             raise ConfigError(f"grade = {name!r} is not a grade of the {self.chip}")
-        return grade
+        return grades[name or next(iter(grades))]

@@ -1,7 +1,8 @@
 """Scans of a bank of INA chips: every line's shunt and bus registers, in one combined transaction where that works.
 
-A scan only appends what came over the bus; `Scanner.take` decodes many at once. A reading is given out when its chip's
-configuration was read back *after* it (`powerd_daemon.sources.ina.recovery`). What is flagged:
+A reading counts when its chip's configuration was read back *after* it, so each chip is checked about ten times a
+second. One that fails three times in a row, or lost its settings, is set up again; where that fails it is left out and
+tried again about once a second. The others go on meanwhile. What is flagged:
 
 - ``IO_ERROR``: the transfer failed, or nothing confirmed the chip's configuration any more.
 - ``RESET``: the configuration was not what was written, or nothing was converted since a reset or set-up.
@@ -9,27 +10,316 @@ configuration was read back *after* it (`powerd_daemon.sources.ina.recovery`). W
   an unflagged reading is certain to have a conversion of its own behind it.
 - ``MISSING``: no scan took place when one was due, or a transfer took longer than usual by more than the line's
   ``centre_ns``, so that its moment is not known.
-- ``SATURATED``, ``OVERFLOW``: from the codes, see `powerd_daemon.sources.ina.scans.Decoder`.
+- ``SATURATED``, ``OVERFLOW``: from the codes, see `Decoder`.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 
 from powerd_core.errors import SensorError
 from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.clock import Clock
-from powerd_daemon.sources.ina.bus import RegisterBus
-from powerd_daemon.sources.ina.recovery import Chip, Counts, Recovery, cycle_ratio
-from powerd_daemon.sources.ina.scans import Decoder, PendingScans, PreparedRead
+from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, RegisterBus, scan_periods, singly, split
+from powerd_daemon.sources.ina.chips import CNVR, CONFIG, OVF, RST, Settings
 from powerd_daemon.sources.ina.sensor import Bank, accuracy
 
 VERIFY_NS = 100_000_000
 """How often each chip's configuration is read back."""
 LATE = 1.75
 """Scans this many periods apart have one missing between them."""
+MOST_MISSING = 1000
+"""Rows that stand for scans that did not take place; when there are more of these, the rows are farther apart."""
+RESET_NS = 400_000
+"""After a software reset, the slowest type (INA228) needs 300 us."""
+GIVE_UP_AFTER = 3
+"""Failures in a row after which a chip is set up again, or left out."""
+PROBE_NS = 1_000_000_000
+CYCLES = 32
+"""How many conversion cycles are timed; their ends are told to a look or two, so the mean is good to about half a per
+cent."""
+CYCLES_LIMIT_NS = 150_000_000
+"""Time after which a chip is taken at its nominal cycle."""
+LOOKS_A_CYCLE = 3
+"""A cycle must have room for this many looks, or its end cannot be told from the next one's."""
+_NEVER = 1 << 62
+_UNUSUAL = bytes((low & (CNVR | OVF)) ^ CNVR for low in range(256))
+"""Maps the low byte of an INA219's BUS word to 0 where it says 'converted, no overflow'."""
+
+
+def reads_of(bank: Bank, lines: Iterable[int], *, with_bus: bool = True) -> list[Read]:
+    """BUS, then SHUNT of each line, so that the pointer is left at SHUNT; or SHUNT alone where it was left so.
+
+    A chip of several channels has one pointer for all of them, which is written each time.
+    """
+    reads = []
+    for i in lines:
+        sensor, settings = bank.sensors[i], bank.settings[i]
+        size = settings.type.code_bytes
+        shunt, bus = settings.type.channels[sensor.channel - 1]
+        if with_bus:
+            reads.append(Read(sensor.address, bus, size))
+        pointer_stays = not with_bus and len(settings.channels) == 1
+        reads.append(Read(sensor.address, None if pointer_stays else shunt, size))
+    return reads
+
+
+def mean_periods(bank: Bank, *, combined: bool, bus_every: int = 1) -> float:
+    """SCL periods of a scan, averaged over those with and without bus voltages."""
+    lines = range(len(bank.sensors))
+    full = scan_periods(reads_of(bank, lines), combined=combined)
+    shunts = scan_periods(reads_of(bank, lines, with_bus=False), combined=combined)
+    return (full + (bus_every - 1) * shunts) / bus_every
+
+
+def wire_limit_hz(bank: Bank, scl_hz: float, *, combined: bool, bus_every: int = 1) -> float:
+    """Scans a second that fill the bus without any pause, read-backs of the configuration apart."""
+    return scl_hz / mean_periods(bank, combined=combined, bus_every=bus_every)
+
+
+def flag_stale(
+    flags: array[int], starts_ns: Sequence[int], offsets_ns: Sequence[int], fresh_ns: list[int], cycles_ns: list[int]
+) -> None:
+    """Flag readings whose conversion may be that of a reading before.
+
+    Times are ``starts_ns`` of scans plus ``offsets_ns`` of each reading. By line: ``fresh_ns`` is the last reading that
+    is not stale, and goes on; ``cycles_ns`` is the longest conversion cycle.
+    """
+    count = len(cycles_ns)
+    for k, start_ns in enumerate(starts_ns):
+        for i in range(count):
+            at = k * count + i
+            if flags[at] & (Flag.IO_ERROR | Flag.MISSING):
+                continue
+            t_ns = start_ns + offsets_ns[at]
+            if t_ns - fresh_ns[i] < cycles_ns[i]:
+                flags[at] |= Flag.STALE
+            else:
+                fresh_ns[i] = t_ns
+
+
+class Decoder:
+    """Raw rows of many scans into the columns and flags of a block.
+
+    A row holds each line's BUS register and then its SHUNT register, most significant byte first.
+    """
+
+    def __init__(self, settings: Sequence[Settings]) -> None:
+        self.settings = tuple(settings)
+        self.begins: list[int] = []
+        """Where each line's BUS register begins in a row; SHUNT follows."""
+        self.row_bytes = 0
+        for s in self.settings:
+            self.begins.append(self.row_bytes)
+            self.row_bytes += 2 * s.type.code_bytes
+        self._is_wide = max(s.type.code_bytes for s in self.settings) > 2
+        self.typecodes = ("i", "I") if self._is_wide else ("h", "H")
+        """Of the columns ``shunt`` and ``bus``: 16 bits, or 32 where some chip has more."""
+        self._limit = min(s.shunt.full_scale for s in self.settings)
+        self._bus_limit = min(s.bus.full_scale << s.type.bus_shift for s in self.settings)
+
+    def codes(self, raw: bytes) -> tuple[array[int], array[int]]:
+        """Shunt codes (sign-extended) and bus codes (the whole register)."""
+        shunt, bus = (array(code) for code in self.typecodes)
+        if not self._is_wide:
+            words = array("H", raw)
+            if sys.byteorder == "little":
+                words.byteswap()
+            shunt.frombytes(words[1::2].tobytes())
+            return shunt, words[0::2]
+        for row in range(0, len(raw), self.row_bytes):
+            for begin, s in zip(self.begins, self.settings, strict=True):
+                at, width = row + begin, s.type.code_bytes
+                bus.append(int.from_bytes(raw[at : at + width]))
+                shunt.append(int.from_bytes(raw[at + width : at + 2 * width], signed=True))
+        return shunt, bus
+
+    def flag(self, flags: array[int], raw: bytes, shunt: array[int], bus: array[int]) -> None:
+        """Set SATURATED, OVERFLOW and RESET from the codes.
+
+        An INA219's CNVR is cleared by a reset or a write of the mode alone (POWER is never read), so a reading
+        without it has no conversion behind it.
+        """
+        count = len(self.settings)
+        if max(shunt) >= self._limit or min(shunt) <= -self._limit or max(bus) >= self._bus_limit:
+            for i, (code, word) in enumerate(zip(shunt, bus, strict=True)):
+                s = self.settings[i % count]
+                if abs(code) >= s.shunt.full_scale or word >> s.type.bus_shift >= s.bus.full_scale:
+                    flags[i] |= Flag.SATURATED
+        for line, begin in enumerate(self.begins):
+            if self.settings[line].chip != "INA219":
+                continue
+            status = raw[begin + 1 :: self.row_bytes].translate(_UNUSUAL)
+            for k in (k for k, low in enumerate(status) if low) if status.strip(b"\0") else ():
+                i = k * count + line
+                if not flags[i] & (Flag.IO_ERROR | Flag.MISSING):
+                    flags[i] |= (Flag.OVERFLOW if bus[i] & OVF else 0) | (0 if bus[i] & CNVR else Flag.RESET)
+
+
+class Chip:
+    """A chip by its address, what it is to be, and its lines. All its own transfers are single."""
+
+    def __init__(self, bus: RegisterBus, clock: Clock, address: int, settings: Settings, lines: list[int]) -> None:
+        self.address, self.settings, self.lines = address, settings, lines
+        self.failures = 0
+        """Transfers in a row that failed."""
+        self.confirmed = 0
+        """Number of the first scan whose reading of this chip is neither confirmed nor flagged."""
+        self.settled_ns = 0
+        """When it will have converted something, after it was set up again."""
+        self.cycle_ratio = 1.0
+        self._bus, self._clock = bus, clock
+        self._read_back = singly(bus, [Read(address, register) for register, _ in settings.words])
+        self._expected = b"".join(word.to_bytes(2, "big") for _, word in settings.words)
+
+    def set_up(self) -> str:
+        """Reset, identify and configure the chip. Returns what is wrong, or nothing; a failed transfer is wrong too."""
+        kind = self.settings.type
+        try:
+            self._bus.write_word(self.address, CONFIG, RST)
+            self._clock.sleep_until(self._clock.now_ns() + RESET_NS)
+            for register, value, mask in ((CONFIG, kind.resets[CONFIG], 0xFFFF), *kind.identity):
+                word = int.from_bytes(self._bus.prepare([Read(self.address, register)])())
+                if word & mask != value & mask:
+                    return f"is no {kind.name}: register {register:#04x} is {word:#06x}, not {value:#06x}"
+            for register, word in self.settings.words:
+                self._bus.write_word(self.address, register, word)
+            if not self.is_as_set():
+                return "does not keep its configuration: check its supply"
+        except OSError as error:
+            return f"does not answer ({error.strerror or error})"
+        return ""
+
+    def is_as_set(self) -> bool:
+        """Whether its configuration reads back as written. Raises `OSError` when the transfer fails."""
+        return bytes(self._read_back()) == self._expected
+
+
+def cycle_ratio(bus: RegisterBus, clock: Clock, address: int, settings: Settings) -> float:
+    """An INA219's conversion cycle over the nominal one, or 1.0 where it cannot be measured. Raises `OSError`.
+
+    Its clock may be 10 % off, which shifts the middle of its window. A shift of 0.1 ms is no error of a steady power,
+    but at the edge of a phase it moves joules to the wrong side: 0.1 ms of the step, at every edge, the same way. CNVR
+    tells when a cycle ends. Only reading POWER clears it; the value that is read there is not used. The other types'
+    ready flags are cleared by what would be read anyway.
+    """
+    if settings.chip != "INA219" or settings.cycle_ns * CYCLES * 2 > CYCLES_LIMIT_NS:
+        return 1.0
+    clear, look = bus.prepare([Read(address, 3)]), bus.prepare([Read(address, 2)])  # POWER, BUS
+    timed_ns = cycles = 0
+    last_ns: int | None = None
+    deadline_ns = clock.now_ns() + CYCLES_LIMIT_NS
+    clear()
+    while cycles < CYCLES and (start_ns := clock.now_ns()) < deadline_ns:
+        is_converted = bytes(look())[1] & CNVR
+        now_ns = clock.now_ns()
+        if (now_ns - start_ns) * LOOKS_A_CYCLE > settings.cycle_ns:
+            last_ns = None  # the process was held up: cycles may have gone by unseen
+        elif not is_converted:
+            continue
+        else:
+            if last_ns is not None:
+                timed_ns, cycles = timed_ns + now_ns - last_ns, cycles + 1
+            last_ns = now_ns
+        clear()
+        if clock.now_ns() - now_ns > settings.cycle_ns // LOOKS_A_CYCLE:
+            last_ns = None
+    ratio = timed_ns / max(cycles, 1) / settings.cycle_ns
+    return 1.0 if cycles < CYCLES // 2 or abs(ratio - 1) > 1.2 * settings.type.clock_tolerance else ratio
+
+
+class PreparedRead:
+    """One call that reads some lines of a bank, with or without their bus voltages.
+
+    ``cycle_ratios`` has what was measured of the lines' conversion cycles, relative to the nominal ones.
+    """
+
+    def __init__(
+        self,
+        bus: RegisterBus,
+        bank: Bank,
+        cycle_ratios: Sequence[float],
+        lines: Sequence[int],
+        *,
+        with_bus: bool,
+        scl_hz: float,
+        combined: bool,
+    ) -> None:
+        self.lines, self.with_bus = tuple(lines), with_bus
+        reads = reads_of(bank, lines, with_bus=with_bus)
+        self.call = bus.prepare(reads) if combined else singly(bus, reads)
+        self._nominal_ns = scan_periods(reads, combined=combined) * 1e9 / scl_hz
+        self._shortest_ns = _NEVER
+        self._calls = 0
+        ages = zip(bank, cycle_ratios, strict=True)
+        self._ages_ns = [round(settings.age_ns(sensor.channel) * ratio) for (sensor, settings), ratio in ages]
+        self._middles_ns = [0.0] * len(bank.sensors)
+        line_of_read = iter([i for i in self.lines for _ in range(2 if with_bus else 1)])
+        periods = 0.0
+        for transaction in split(reads) if combined else [[r] for r in reads]:
+            for read in transaction:
+                # SHUNT comes last of a line's reads, so its middle is what stays.
+                self._middles_ns[next(line_of_read)] = (periods + read.periods / 2) * 1e9 / scl_hz
+                periods += read.periods
+            periods += 1 + BUS_FREE_PERIODS
+
+    def excess_ns(self, elapsed_ns: int) -> float:
+        """A call lasted so long: by how much that is longer than it has to be."""
+        # The first call has only the bus clock to be compared with: it may itself be the late one.
+        usual_ns = self._nominal_ns if self._shortest_ns == _NEVER else max(self._nominal_ns, self._shortest_ns)
+        self._shortest_ns = min(self._shortest_ns, elapsed_ns)
+        self._calls += 1
+        return elapsed_ns - usual_ns
+
+    def offsets_ns(self) -> list[int]:
+        """Each line of the bank's time from the call's start: the middle of its SHUNT transfer less the mean age of
+        what the register holds.
+
+        The call's end is late by however long the process took to wake up, its beginning is not. So the transfer is
+        taken to last as long as the bus clock says, or the shortest call so far when the bus is slower than that. One
+        call alone does not tell a slow bus from a late call: readings behind it would lie before those it gave.
+        """
+        shortest_ns = self._shortest_ns if self._calls > 1 else 0
+        slower = max(1.0, shortest_ns / self._nominal_ns) if self.lines else 1.0
+        pairs = zip(self._middles_ns, self._ages_ns, strict=True)
+        return [round(middle_ns * slower) - age_ns for middle_ns, age_ns in pairs]
+
+
+@dataclass(slots=True)
+class Row:
+    """One scan that waits to be confirmed: its registers, its lines' flags, and what read it (or the lines' offsets,
+    where that was not one call)."""
+
+    start_ns: int
+    words: bytearray
+    flags: list[int]
+    read: PreparedRead | list[int]
+    bus_age: int = 0
+
+
+@dataclass(slots=True)
+class Counts:
+    """How often something failed or was recovered since the bus was opened."""
+
+    failed_scans: int = 0
+    """Scans whose combined read failed, so that each chip was read once more."""
+    failed_reads: int = 0
+    """Reads of single chips that failed, those of their settings included."""
+    late_reads: int = 0
+    """Transfers that took so much longer than usual that the moment of some reading is not known."""
+    missing_scans: int = 0
+    """Scans that were due and did not take place."""
+    lost_settings: int = 0
+    """How often a chip was found without its settings."""
+    given_up: int = 0
+    """How often a chip was left out, to be tried about once a second."""
+    set_up_again: int = 0
 
 
 class Scanner:
@@ -45,40 +335,43 @@ class Scanner:
     ) -> None:
         self._bus, self._clock, self._bank, self._scl_hz = bus, clock, bank, scl_hz
         self._period_ns, self._bus_every = period_ns, bus_every
-        settings_at = {sensor.address: settings for sensor, settings in bank}
-        self._lines_of = [[i for i, s in enumerate(bank.sensors) if s.address == a] for a in settings_at]
-        decoder = Decoder(bank.settings)
-        self.typecodes = decoder.typecodes
-        self._scans = PendingScans(bank, decoder, self._lines_of, with_age=bus_every > 1)
+        self._decoder = Decoder(bank.settings)
+        self.typecodes = self._decoder.typecodes
+        lines_at: dict[int, list[int]] = {}
+        for i, sensor in enumerate(bank.sensors):
+            lines_at.setdefault(sensor.address, []).append(i)
+        self._chips = {a: Chip(bus, clock, a, bank.settings[lines[0]], lines) for a, lines in lines_at.items()}
+        self._chip_of = [self._chips[sensor.address] for sensor in bank.sensors]
         self.counts = Counts()
-        chips = [Chip(bus, clock, address, settings) for address, settings in settings_at.items()]
-        self._recovery = Recovery(chips, clock, self._scans, self.counts)
-        self._cycle_ratios: dict[int, float] = {}
-        self._active: list[int] = []
+        self.troubles: dict[int, str] = {}
+        """Addresses that are left out, and why."""
         self.combined = True
         """Whether the adapter takes several reads in one transaction; known once open."""
+        self._active: list[Chip] = []
+        self._rows: list[Row] = []
+        self._given = 0
+        """Scans that were given out; scans have numbers that count up for ever."""
+        self._words = bytearray(self._decoder.row_bytes)
+        """Those of the last scan."""
         self._until_bus = self._until_check = 0
         """Scans until BUS is read again, and until the next check of a chip."""
-        self._last_ns = 0
+        self._checks = self._last_ns = self._probe_ns = self._settled_ns = 0
+        self._fresh_ns = [-_NEVER] * len(bank.sensors)
+        self._cycles_ns = [s.longest_cycle_ns for s in bank.settings]
         self._centres_ns = [accuracy(sensor, settings, period_ns=period_ns).centre_ns for sensor, settings in bank]
-        self._least_centre_ns = min(self._centres_ns)
-        self._late_ns = round(period_ns * LATE)
-
-    @property
-    def troubles(self) -> dict[int, str]:
-        """Addresses that are left out, and why."""
-        return self._recovery.troubles
 
     def open(self) -> tuple[int, ...]:
         """Set up all chips, find out what the adapter can do, and wait for the first conversion.
 
         Returns the addresses that are left out for now. Raises `SensorError` when there is no chip at all.
         """
-        recovery = self._recovery
-        recovery.set_up()
-        if not recovery.active:
+        for chip in self._chips.values():
+            if trouble := chip.set_up():
+                self.troubles[chip.address] = trouble
+        if len(self.troubles) == len(self._chips):
             troubles = (f"{address:#04x} {trouble}" for address, trouble in self.troubles.items())
             raise SensorError(f"{'; '.join(troubles)}: check the bus number, the wiring and the supply")
+        self._probe_ns = self._clock.now_ns() + PROBE_NS
         self._prepare()
         try:
             self._full.call()
@@ -86,10 +379,10 @@ class Scanner:
             if error.errno != errno.EOPNOTSUPP:
                 raise SensorError(f"the bus failed while it was opened: {error.strerror or error}") from error
             self.combined = False
-        for chip in (recovery.chips[c] for c in self._active):
+        for chip in self._active:
             # A chip that fails now is flagged by the first scan that meets it.
             with suppress(OSError):
-                self._cycle_ratios[chip.address] = cycle_ratio(self._bus, self._clock, chip.address, chip.settings)
+                chip.cycle_ratio = cycle_ratio(self._bus, self._clock, chip.address, chip.settings)
         self._prepare()
         self._clock.sleep_until(self._clock.now_ns() + 2 * self._bank.longest_cycle_ns)
         self._last_ns = self._clock.now_ns()
@@ -98,95 +391,224 @@ class Scanner:
 
     def scan(self) -> None:
         """Read all lines once. Raises `SensorError` when not one chip answers any more."""
-        now = self._clock.now_ns
-        read = self._shunts if self._until_bus > 0 else self._full
-        start_ns = now()
-        if start_ns - self._last_ns > self._late_ns:
-            read = self._full
-            self.counts.missing_scans += self._scans.add_missing(self._last_ns, start_ns, self._period_ns, read)
+        start_ns = self._clock.now_ns()
+        if start_ns - self._last_ns > LATE * self._period_ns:
+            self._add_missing(start_ns)
+            self._until_bus = 0
         self._last_ns = start_ns
+        read = self._shunts if self._until_bus > 0 else self._full
         try:
             words = read.call()
         except OSError:
             self._scan_singly(start_ns)
         else:
-            excess_ns = read.excess_ns(now() - start_ns)
-            self._scans.add(read, start_ns, words)
-            self._flag_late(range(len(self._centres_ns)), excess_ns)
+            excess_ns = read.excess_ns(self._clock.now_ns() - start_ns)
+            # Bus codes that are not read are those of the scan before.
+            row = self._add(start_ns, bytearray(len(self._words)) if read.with_bus else self._words.copy(), read)
+            row.bus_age = 0 if read.with_bus else self._bus_every - self._until_bus
+            self._fill(row, read, words)
+            for address in self.troubles:
+                _flag(row, self._chips[address].lines, Flag.IO_ERROR)
+            self._flag_late(row, range(len(self._centres_ns)), excess_ns)
+            self._words = row.words
             self._until_bus = self._bus_every - 1 if read.with_bus else self._until_bus - 1
-        if self._recovery.settled_ns:
+        if start_ns < self._settled_ns:
             # A bus code without a conversion behind it must not be held.
             self._until_bus = 0
-            self._recovery.flag_unsettled(start_ns, self._lines_of)
+            for chip in self._active:
+                if start_ns < chip.settled_ns:
+                    _flag(self._rows[-1], chip.lines, Flag.RESET)
         self._until_check -= 1
         # A check moves the pointer, so it waits until the bus voltages' turn comes.
         if self._until_check <= 0 and self._until_bus <= 0:
-            self._until_check = self._check_every if self._recovery.check_next() else 0
-            self._prepare_anew()
+            self._until_check = self._check_every if self._check_next() else 0
 
     def take(self, builder: BlockBuilder) -> None:
-        """Append what is confirmed to ``builder``."""
-        self._scans.take(builder)
+        """Append what is confirmed for all chips to ``builder``."""
+        count = min((chip.confirmed for chip in self._active), default=self._total) - self._given
+        if count <= 0:
+            return
+        rows, self._rows = self._rows[:count], self._rows[count:]
+        self._given += count
+        raw = b"".join(row.words for row in rows)
+        shunt, bus = self._decoder.codes(raw)
+        starts_ns = [row.start_ns for row in rows]
+        offsets_of = {r: r.offsets_ns() for r in {row.read for row in rows if isinstance(row.read, PreparedRead)}}
+        flags, offsets_ns = array("H"), array("i")
+        for row in rows:
+            flags.extend(row.flags)
+            offsets_ns.extend(row.read if isinstance(row.read, list) else offsets_of[row.read])
+        self._decoder.flag(flags, raw, shunt, bus)
+        flag_stale(flags, starts_ns, offsets_ns, self._fresh_ns, self._cycles_ns)
+        builder.t_ns.extend(starts_ns)
+        builder.dt_ns.extend(offsets_ns)
+        builder.flags.extend(flags)
+        builder.columns[0].extend(shunt)
+        builder.columns[1].extend(bus)
+        if self._bus_every > 1:
+            for row in rows:
+                builder.columns[2].extend([row.bus_age] * len(row.flags))
 
     def finish(self, builder: BlockBuilder) -> None:
-        """Confirm and append everything: the last call before the bus is let go."""
-        self._recovery.check_all()
-        self._prepare_anew()
-        self._scans.take(builder)
+        """Confirm or flag everything and append it: the last call before the bus is let go."""
+        for chip in list(self._active):
+            if not self._check(chip):
+                self._deny(chip, Flag.IO_ERROR)
+        self._prepare()
+        self.take(builder)
 
-    def _prepare_anew(self) -> None:
-        """After checks and set-ups the pointers may stand anywhere, and other chips may be there."""
-        self._until_bus = 0
-        if self._recovery.active != self._active:
-            self._prepare()
+    @property
+    def _total(self) -> int:
+        """Number of the next scan."""
+        return self._given + len(self._rows)
 
     def _prepare(self) -> None:
-        """Prepare the reads of the chips that answer."""
-        self._active = self._recovery.active
-        lines = sorted(i for c in self._active for i in self._lines_of[c])
-
-        def prepared(lines: Sequence[int], with_bus: bool) -> PreparedRead:
-            return PreparedRead(
-                self._bus,
-                self._bank,
-                lines,
-                with_bus=with_bus,
-                scl_hz=self._scl_hz,
-                combined=self.combined,
-                cycle_ratios=self._cycle_ratios,
-            )
-
-        self._full = prepared(lines, True)
-        self._shunts = prepared(lines, False)
-        self._singles = [prepared(of_chip, True) for of_chip in self._lines_of]
+        """Prepare the reads of the chips that answer. After checks and set-ups the pointers may stand anywhere, so the
+        next scan has to set them."""
         self._until_bus = 0
-        self._scans.watch(self._active)
-        self._check_every = max(1, round(VERIFY_NS / self._period_ns / max(1, len(self._active))))
+        active = [chip for chip in self._chips.values() if chip.address not in self.troubles]
+        lines = sorted(i for chip in active for i in chip.lines)
+        ratios = [chip.cycle_ratio for chip in self._chip_of]
+        prepared = partial(PreparedRead, self._bus, self._bank, ratios, scl_hz=self._scl_hz, combined=self.combined)
+        self._active = active
+        self._full, self._shunts = prepared(lines, with_bus=True), prepared(lines, with_bus=False)
+        self._singles = {chip.address: prepared(chip.lines, with_bus=True) for chip in active}
+        self._check_every = max(1, round(VERIFY_NS / self._period_ns / max(1, len(active))))
+
+    def _add(self, start_ns: int, words: bytearray, read: PreparedRead | list[int]) -> Row:
+        self._rows.append(Row(start_ns, words, [0] * len(self._chip_of), read))
+        return self._rows[-1]
+
+    def _fill(self, row: Row, read: PreparedRead, words: bytes | bytearray | memoryview) -> None:
+        """Put what was read at its place in a row."""
+        if len(words) == len(row.words):
+            row.words[:] = words
+            return
+        at = 0
+        for line in read.lines:
+            width = self._decoder.settings[line].type.code_bytes
+            begin, end = self._decoder.begins[line], self._decoder.begins[line] + 2 * width
+            begin += 0 if read.with_bus else width
+            row.words[begin:end] = words[at : at + end - begin]
+            at += end - begin
+
+    def _add_missing(self, next_ns: int) -> None:
+        """Rows in place of the scans that should have been since the last one."""
+        missing = round((next_ns - self._last_ns) / self._period_ns) - 1
+        self.counts.missing_scans += missing
+        count = min(missing, MOST_MISSING)
+        for k in range(1, count + 1):
+            start_ns = self._last_ns + k * (next_ns - self._last_ns) // (count + 1)
+            row = self._add(start_ns, bytearray(len(self._words)), self._full)
+            row.flags = [int(Flag.MISSING)] * len(row.flags)
 
     def _scan_singly(self, start_ns: int) -> None:
         """A scan after a failed one: each chip in a transfer of its own. What was failing is dealt with."""
         self.counts.failed_scans += 1
-        words_of: dict[int, tuple[int, bytes]] = {}
-        excess_ns: dict[int, float] = {}
-        for c in self._active:
-            began_ns = self._clock.now_ns()
+        offsets_ns = [0] * len(self._chip_of)
+        row = self._add(start_ns, bytearray(len(self._words)), offsets_ns)
+        row.flags = [int(Flag.IO_ERROR)] * len(row.flags)
+        for chip in self._active:
+            read, began_ns = self._singles[chip.address], self._clock.now_ns()
             try:
-                words_of[c] = began_ns, bytes(self._singles[c].call())
-                excess_ns[c] = self._singles[c].excess_ns(self._clock.now_ns() - began_ns)
+                words = read.call()
             except OSError:
-                self._recovery.was_read(c, False)
-            else:
-                self._recovery.was_read(c, True)
-        self._scans.add_singly(start_ns, self._singles, words_of)
-        for c, of_chip_ns in excess_ns.items():
-            self._flag_late(self._lines_of[c], of_chip_ns)
-        if not self._recovery.recover_failed():
+                self._failed(chip)
+                continue
+            excess_ns, chip.failures = read.excess_ns(self._clock.now_ns() - began_ns), 0
+            self._fill(row, read, words)
+            shifts_ns = read.offsets_ns()
+            for i in chip.lines:
+                row.flags[i], offsets_ns[i] = 0, began_ns - start_ns + shifts_ns[i]
+            self._flag_late(row, chip.lines, excess_ns)
+        self._words = row.words
+        failed = [chip for chip in self._active if chip.failures >= GIVE_UP_AFTER]
+        if len(failed) == len(self._active):
+            for chip in failed:
+                self._deny(chip, Flag.IO_ERROR)
             raise SensorError("no chip answers any more: check the bus and the supply")
-        self._prepare_anew()
+        for chip in failed:
+            self._set_up_again(chip)
+        self._until_bus = 0
 
-    def _flag_late(self, lines: Sequence[int], excess_ns: float) -> None:
+    def _flag_late(self, row: Row, lines: Iterable[int], excess_ns: float) -> None:
         """Nobody knows whether a transfer began late or its end was noticed late: beyond what a line says of its
         times, there is no reading of this moment."""
-        if excess_ns > self._least_centre_ns:
+        if late := [i for i in lines if excess_ns > self._centres_ns[i]]:
             self.counts.late_reads += 1
-            self._scans.flag_last([i for i in lines if excess_ns > self._centres_ns[i]], Flag.MISSING)
+            _flag(row, late, Flag.MISSING)
+
+    def _failed(self, chip: Chip) -> None:
+        self.counts.failed_reads += 1
+        chip.failures += 1
+
+    def _check_next(self) -> bool:
+        """Check the chip whose turn it is, or try one that is left out. False: the same one again soon."""
+        self._until_bus = 0
+        if self.troubles and self._clock.now_ns() >= self._probe_ns:
+            self._probe()
+        elif self._active and not self._check(self._active[self._checks % len(self._active)]):
+            return False
+        self._checks += 1
+        return True
+
+    def _check(self, chip: Chip) -> bool:
+        """Read a chip's configuration back, and confirm what was read from it or flag it. False: try again soon."""
+        try:
+            is_as_set = chip.is_as_set()
+        except OSError:
+            self._failed(chip)
+            if chip.failures >= GIVE_UP_AFTER:
+                self._set_up_again(chip)
+            return False
+        if is_as_set:
+            chip.confirmed = self._total
+        else:
+            self.counts.lost_settings += 1
+            self._set_up_again(chip)
+        return True
+
+    def _deny(self, chip: Chip, flag: Flag) -> None:
+        """What was read from a chip since it was last confirmed cannot be trusted."""
+        for row in self._rows[max(0, chip.confirmed - self._given) :]:
+            _flag(row, chip.lines, flag)
+        chip.confirmed = self._total
+
+    def _set_up_again(self, chip: Chip) -> None:
+        """Set up a chip that fell silent or forgot its settings; leave it out when that fails."""
+        fell_silent, chip.failures = chip.failures > 0, 0
+        if fell_silent:
+            with suppress(OSError):
+                if chip.is_as_set():
+                    chip.confirmed = self._total
+                    return
+        self._deny(chip, Flag.IO_ERROR if fell_silent else Flag.RESET)
+        if trouble := chip.set_up():
+            self.troubles[chip.address] = trouble
+            self.counts.given_up += 1
+            self._probe_ns = self._clock.now_ns() + PROBE_NS
+            self._prepare()
+        else:
+            self._settle(chip)
+
+    def _probe(self) -> None:
+        """Try one chip that is left out; each has its turn about once a second."""
+        self._probe_ns = self._clock.now_ns() + PROBE_NS // len(self.troubles)
+        chip = self._chips[next(iter(self.troubles))]
+        del self.troubles[chip.address]
+        if trouble := chip.set_up():
+            self.troubles[chip.address] = trouble  # to the end of the queue
+        else:
+            chip.confirmed = self._total
+            self._settle(chip)
+            self._prepare()
+
+    def _settle(self, chip: Chip) -> None:
+        self.counts.set_up_again += 1
+        chip.settled_ns = self._clock.now_ns() + chip.settings.longest_cycle_ns
+        self._settled_ns = max(self._settled_ns, chip.settled_ns)
+
+
+def _flag(row: Row, lines: Iterable[int], flag: Flag) -> None:
+    for i in lines:
+        row.flags[i] |= flag

@@ -45,13 +45,8 @@ class Sensor:
         first, last = kind.addresses
         if not first <= self.address <= last:
             raise ConfigError(f"{self.name}: address {self.address:#04x} is not of an {kind.name}")
-        for option, low, value, high in (
-            ("shunt_ohm", 1e-6, self.shunt_ohm, 1e6),
-            ("nominal_v", 1e-3, self.nominal_v, 1e3),
-            ("shunt_tolerance", 0.0, self.shunt_tolerance, 0.999),
-        ):
-            if not low <= value <= high:
-                raise ConfigError(f"{self.name}: {option} = {value:g} is not between {low:g} and {high:g}")
+        if not (self.shunt_ohm > 0 and self.nominal_v > 0 and 0 <= self.shunt_tolerance < 1):
+            raise ConfigError(f"{self.name}: shunt_ohm and nominal_v must be positive, shunt_tolerance in 0 to 1")
         self.settings_of((self.channel,)).grade(self.grade)
 
     def settings_of(self, channels: tuple[int, ...]) -> Settings:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import inf
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError
@@ -16,8 +17,7 @@ from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
 from powerd_daemon.calibration_file import calibrated_by
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
 from powerd_daemon.sources.ina.bus import LinuxBus, RegisterBus
-from powerd_daemon.sources.ina.scanner import Scanner
-from powerd_daemon.sources.ina.scans import wire_limit_hz
+from powerd_daemon.sources.ina.scanner import Scanner, wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor, line, make_bank
 
 MOST_BUS_EVERY = 200
@@ -41,13 +41,14 @@ class RailsOptions:
     )
 
     def __post_init__(self) -> None:
-        for option, least, value in (("rate_hz", LEAST_RATE_HZ, self.rate_hz), ("scl_hz", 1, self.scl_hz)):
-            if value < least:
-                raise ConfigError(f"{option} must be at least {least:g}")
-        if not 1 <= self.bus_every <= MOST_BUS_EVERY:
-            raise ConfigError(f"bus_every = {self.bus_every} is not between 1 and {MOST_BUS_EVERY}")
-        if not 0 <= self.bus_hold < 1:
-            raise ConfigError(f"bus_hold = {self.bus_hold:g} is not between 0 and 1")
+        for option, least, value, most in (
+            ("rate_hz", LEAST_RATE_HZ, self.rate_hz, inf),
+            ("scl_hz", 1, self.scl_hz, inf),
+            ("bus_every", 1, self.bus_every, MOST_BUS_EVERY),
+            ("bus_hold", 0, self.bus_hold, 0.999),
+        ):
+            if not least <= value <= most:
+                raise ConfigError(f"{option} = {value:g} is not between {least:g} and {most:g}")
 
 
 class RailsSource(Source):
@@ -71,7 +72,7 @@ class RailsSource(Source):
         bus: int | str,
         combined: bool = True,
     ) -> None:
-        """``bus`` is what a calibration file calls the bus of ``sensors``."""
+        """``bus`` is what a calibration file calls the bus of ``sensors``; ``combined`` is what its adapter can do."""
         super().__init__(options, start)
         calibrated, self._records = calibrated_by(options.calibration, sensors, bus=bus)
         self.bank = make_bank(calibrated)
@@ -83,14 +84,37 @@ class RailsSource(Source):
         """Get hold of the bus; with it, what else the stream's ``detail`` is to say. Raises `SensorError`."""
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
-        o = self.options
+        o, bank = self.options, self.bank
         bus, detail = self.connect()
         self._scanner = scanner = Scanner(
-            bus, self.start.clock, self.bank, scl_hz=o.scl_hz, period_ns=self.period_ns, bus_every=o.bus_every
+            bus, self.start.clock, bank, scl_hz=o.scl_hz, period_ns=self.period_ns, bus_every=o.bus_every
         )
         scanner.open()
         self._check_rate(scanner.combined)
-        stream = self._describe(scanner, detail)
+        is_held = o.bus_every > 1
+        columns = [Column(name, code) for name, code in zip(("shunt", "bus"), scanner.typecodes, strict=True)]
+        held: dict[str, object] = {}
+        if is_held:
+            columns.append(Column("bus_age", "B"))
+            held = {"bus_age_max_ns": (o.bus_every - 1) * self.period_ns, "bus_hold": o.bus_hold}
+        hold, period_ns = o.bus_hold if is_held else 0.0, self.period_ns
+        lines = [
+            line(sensor, settings, o.device, self.provenance, period_ns=period_ns, bus_hold=hold)
+            for sensor, settings in bank
+        ]
+        words_at = {sensor.address: settings.words for sensor, settings in bank}
+        common: dict[str, object] = {
+            "scl_hz": o.scl_hz,
+            "combined_reads": scanner.combined,
+            "bus_every": o.bus_every,
+            "calibration": self._records,
+            "sensors": [asdict(s) for s in bank.sensors],
+            "configuration": {
+                f"{address:#04x}": [f"{register:#04x}={word:#06x}" for register, word in words]
+                for address, words in words_at.items()
+            },
+        }
+        stream = self.add_stream(columns, lines, self.period_ns, common | held | dict(detail))
         return (stream,), devices_of(stream, self.what)
 
     def poll(self) -> None:
@@ -98,12 +122,12 @@ class RailsSource(Source):
         self._scanner.scan()
 
     def take(self) -> list[Block | Gap]:
-        if self.builders and self._scanner is not None:
+        if self._scanner is not None and self.builders:
             self._scanner.take(self.builders[0])
         return super().take()
 
     def finish(self) -> list[Block | Gap]:
-        if self.builders and self._scanner is not None:
+        if self._scanner is not None and self.builders:
             self._scanner.finish(self.builders[0])
         return super().take()
 
@@ -122,32 +146,6 @@ class RailsSource(Source):
                 f"rate_hz = {o.rate_hz:g} does not fit on a bus of scl_hz = {o.scl_hz:g}{how}: at most "
                 f"{int(limit_hz)} scans of {len(self.bank.sensors)} sensors a second"
             )
-
-    def _describe(self, scanner: Scanner, detail: Mapping[str, object]) -> Stream:
-        o, bank = self.options, self.bank
-        bus_hold = o.bus_hold if o.bus_every > 1 else 0.0
-        lines = tuple(
-            line(sensor, settings, o.device, self.provenance, period_ns=self.period_ns, bus_hold=bus_hold)
-            for sensor, settings in bank
-        )
-        shunt, bus = scanner.typecodes
-        columns = [Column("shunt", shunt), Column("bus", bus)]
-        common: dict[str, object] = {
-            "scl_hz": o.scl_hz,
-            "combined_reads": scanner.combined,
-            "bus_every": o.bus_every,
-            "calibration": self._records,
-            "sensors": [asdict(s) for s in bank.sensors],
-            "configuration": {
-                f"{sensor.address:#04x}": [f"{register:#04x}={word:#06x}" for register, word in settings.words]
-                for sensor, settings in bank
-            },
-        }
-        if o.bus_every > 1:
-            columns.append(Column("bus_age", "B"))
-            common["bus_age_max_ns"] = (o.bus_every - 1) * self.period_ns
-            common["bus_hold"] = bus_hold
-        return self.add_stream(columns, lines, self.period_ns, common | dict(detail))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from powerd_core.model import Block, BlockBuilder, Flag, Gap
 from powerd_daemon.sources.ina.chips import Settings
-from powerd_daemon.sources.ina.scans import Decoder, flag_stale
+from powerd_daemon.sources.ina.scanner import Decoder, flag_stale
 from powerd_daemon.sources.node.protocol import Edge, Scan, Status
 
 CHECK_ALL_US = 20_000

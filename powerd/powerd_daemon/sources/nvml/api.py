@@ -20,12 +20,8 @@ ARCH_HOPPER = 9
 
 NOT_SUPPORTED = 3
 NOT_FOUND = 6
-_LOST = {
-    1: "NVML was shut down",
-    9: "the NVIDIA driver is not loaded: load it, or leave the source 'nvml' out",
-    15: "the GPU is lost: look at the kernel's log and restart the machine",
-    16: "the GPU has to be reset",
-}
+_LOST = (1, 9, 15, 16)
+"""NVML was shut down, the driver is not loaded, the GPU is lost, or it has to be reset."""
 _UNION = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
 """Where a sample's value is, by its NVML_VALUE_TYPE."""
 
@@ -46,15 +42,11 @@ class Nvml:
 
     def start(self) -> None:
         """Load the library. Raises `SensorError` when there is none or it has no driver to talk to."""
-        if self._module is None:
-            try:
-                self._module = import_module("pynvml")
-            except ImportError as error:
-                raise SensorError(
-                    "the source 'nvml' needs the package nvidia-ml-py: pip install nvidia-ml-py"
-                ) from error
         try:
+            self._module = self._module or import_module("pynvml")
             self._module.nvmlInit()
+        except ImportError as error:
+            raise SensorError("the source 'nvml' needs the package nvidia-ml-py: pip install nvidia-ml-py") from error
         except self._module.NVMLError as error:
             raise SensorError(
                 f"NVML does not start ({error}): install the NVIDIA driver and check that nvidia-smi works here"
@@ -70,13 +62,7 @@ class Nvml:
         try:
             return getattr(self._module, function)(*arguments)
         except self._module.NVMLError as error:
-            raise self.refused(int(error.value), str(error)) from error
-
-    def refused(self, code: int, text: str = "") -> SensorError | NvmlRefused:
-        """The error that stands for a return value."""
-        if code in _LOST:
-            return SensorError(f"NVML: {_LOST[code]}")
-        return NvmlRefused(code, text or f"NVML error {code}")
+            raise _error(int(error.value), str(error)) from error
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """The function's value as text or number, or None when NVML or the library does not have it."""
@@ -90,20 +76,23 @@ class Nvml:
         """A field value: milliwatts for powers, degrees for temperatures."""
         value = self.call("nvmlDeviceGetFieldValues", handle, [(field, scope) if scope else field])[0]
         if value.nvmlReturn:
-            raise self.refused(int(value.nvmlReturn))
+            raise _error(int(value.nvmlReturn), f"NVML error {value.nvmlReturn}")
         return int(value.value.uiVal)
 
     def samples(self, handle: Any, newer_than_us: int) -> list[tuple[int, int]]:
-        """Wall-clock microseconds and milliwatts from the driver's buffer; 0 for what is no power."""
+        """Wall-clock microseconds and milliwatts from the driver's buffer; 0 for what is no power of 32 bits."""
         try:
             kind, samples = self.call("nvmlDeviceGetSamples", handle, TOTAL_POWER_SAMPLES, newer_than_us)
         except NvmlRefused as error:
             if error.code == NOT_FOUND:
                 return []
             raise
-        return [(int(s.timeStamp), _milliwatts(getattr(s.sampleValue, _UNION[kind]))) for s in samples]
+        values = [getattr(s.sampleValue, _UNION[kind]) for s in samples]
+        powers = [int(value) if 0 < value < 1 << 32 else 0 for value in values]
+        return [(int(s.timeStamp), power_mw) for s, power_mw in zip(samples, powers, strict=True)]
 
 
-def _milliwatts(value: float) -> int:
-    """A value of any type that NVML has, unless it is none that a column of 32 bits can hold."""
-    return int(value) if 0 < value < 1 << 32 else 0
+def _error(code: int, text: str) -> SensorError | NvmlRefused:
+    if code in _LOST:
+        return SensorError(f"NVML: the GPU or its driver is gone: {text}: look at the kernel's log")
+    return NvmlRefused(code, text)

@@ -35,6 +35,7 @@ from powerd_daemon.sources.nvml.api import (
     FI_DEV_POWER_AVERAGE,
     FI_DEV_POWER_INSTANT,
     NOT_SUPPORTED,
+    SCOPE_GPU,
     SCOPE_MEMORY,
     SCOPE_MODULE,
     TEMPERATURE_GPU,
@@ -81,50 +82,36 @@ class Quantity(ABC):
 
     suffix: ClassVar[str]
     """Of the line's name, behind the GPU's."""
-    column: ClassVar[Column]
+    column: ClassVar[Column] = Column("power_mw", "I")
+    conversion: Conversion = ScaledConversion("power_mw", 1e-3)
     description: str
+    accuracy: Accuracy
     output: LineOutput
     """Where readings go; there once the source is open."""
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         """Asks NVML once. Raises `NvmlRefused` when the GPU does not have the quantity."""
         self.nvml, self.clock, self.gpu, self.interval_ns = nvml, clock, gpu, interval_ns
+        self.name = f"{gpu.name}.{self.suffix}"
+        self.period_ns = interval_ns
+        """Nominal distance of two readings."""
+        self.detail = gpu.detail
         self.due_ns = 0
         self.refused = 0
         """Questions that NVML did not answer, though the GPU has the quantity."""
-
-    @property
-    def name(self) -> str:
-        """The line's name."""
-        return f"{self.gpu.name}.{self.suffix}"
-
-    @property
-    def period_ns(self) -> int:
-        """Nominal distance of two readings."""
-        return self.interval_ns
-
-    @property
-    @abstractmethod
-    def accuracy(self) -> Accuracy: ...
 
     @abstractmethod
     def poll(self) -> None:
         """Ask once and append what is new."""
 
     @property
-    def conversion(self) -> Conversion:
-        return ScaledConversion(self.column.name, 1e-3)
-
-    @property
     def lines(self) -> tuple[Line, ...]:
         """The lines of its stream."""
-        gpu = self.gpu.name
-        return (Line(self.name, gpu, self.conversion, Provenance.MEASURED, self.accuracy, self.description),)
+        return (self.line(self.suffix, self.conversion, self.accuracy, self.description),)
 
-    @property
-    def detail(self) -> Mapping[str, object]:
-        """What is to be kept with its stream."""
-        return self.gpu.detail
+    def line(self, suffix: str, conversion: Conversion, accuracy: Accuracy, description: str) -> Line:
+        gpu = self.gpu.name
+        return Line(f"{gpu}.{suffix}", gpu, conversion, Provenance.MEASURED, accuracy, description)
 
 
 class EnergyCounter(Quantity):
@@ -132,23 +119,18 @@ class EnergyCounter(Quantity):
 
     suffix = "nvml_energy"
     column = Column("energy_mj", "Q")
+    conversion = CounterConversion("energy_mj", 1e-3)
     description = "energy counter of the driver (NVML)"
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
         self._read()
+        origin = f"{GAIN_ORIGIN}; the counter is renewed every 100 ms (one H200, driver 580)"
+        update_ns = UPDATE_NS if interval_ns < UPDATE_NS else 0
+        self.accuracy = Accuracy(U_GAIN, 0.0, 0.0, 0, UPDATE_NS, update_ns, origin)
 
     def _read(self) -> int:
         return int(self.nvml.call("nvmlDeviceGetTotalEnergyConsumption", self.gpu.handle))
-
-    @property
-    def conversion(self) -> Conversion:
-        return CounterConversion(self.column.name, 1e-3)
-
-    @property
-    def accuracy(self) -> Accuracy:
-        origin = f"{GAIN_ORIGIN}; the counter is renewed every 100 ms (one H200, driver 580)"
-        return Accuracy(U_GAIN, 0.0, 0.0, 0, UPDATE_NS, UPDATE_NS if self.interval_ns < UPDATE_NS else 0, origin)
 
     def poll(self) -> None:
         begin_ns = self.clock.now_ns()
@@ -187,46 +169,43 @@ class InstantPower(Quantity):
     """
 
     suffix = "nvml"
-    column = Column("power_mw", "I")
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
-        self._read, self._filter, self.description = self._choose()
+        self.period_ns = max(UPDATE_NS, interval_ns)
+        for way in self._ways():
+            with suppress(NvmlRefused):
+                some_power(way[0]())
+                break
+        else:
+            raise NvmlRefused(NOT_SUPPORTED, "NVML tells no power of it")
+        self._read, shown, self.description = way
+        self._filter = shown
+        origin = f"{GAIN_ORIGIN}; {shown.origin}"
+        centre_ns = shown.centre_ns + interval_ns
+        self.accuracy = Accuracy(U_GAIN, 0.0, 1e-3, shown.window_ns, centre_ns, 0, origin, shown.low_pass_ns)
         self._value: int | None = None
         self._polled_ns = self._renewed_ns = clock.now_ns()
         """When it last answered, and when the value was renewed."""
 
-    def _choose(self) -> tuple[Callable[[], int], Filter, str]:
-        """How to ask, what the answer shows, and its description."""
-        read = self._field_reader(FI_DEV_POWER_INSTANT)
-        with suppress(NvmlRefused):
-            some_power(read())
-            is_fitted = self.gpu.architecture == ARCH_HOPPER
-            return read, LOW_PASS if is_fitted else UNKNOWN_WINDOW, "instant power by NVML (field 186)"
-
-        def usage() -> int:
-            return int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle))
-
-        some_power(usage())
-        # It averages over a second from Ampere on.
+    def _ways(self) -> list[tuple[Callable[[], int], Filter, str]]:
+        """The ways to ask, best first: how, what the answer shows, and its description."""
+        shown = LOW_PASS if self.gpu.architecture == ARCH_HOPPER else UNKNOWN_WINDOW
+        # The usage averages over a second from Ampere on.
         is_mean = self.gpu.architecture >= ARCH_AMPERE
         average = ", an average over one second" if is_mean else ""
         text = f"power by NVML (nvmlDeviceGetPowerUsage{average}); this GPU has no instant power"
-        return usage, ONE_SECOND if is_mean else UNKNOWN_WINDOW, text
+        return [
+            (self._field(FI_DEV_POWER_INSTANT), shown, "instant power by NVML (field 186)"),
+            (
+                lambda: int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle)),
+                ONE_SECOND if is_mean else UNKNOWN_WINDOW,
+                text,
+            ),
+        ]
 
-    def _field_reader(self, field: int, scope: int = 0) -> Callable[[], int]:
+    def _field(self, field: int, scope: int = SCOPE_GPU) -> Callable[[], int]:
         return lambda: self.nvml.field(self.gpu.handle, field, scope)
-
-    @property
-    def period_ns(self) -> int:
-        return max(UPDATE_NS, self.interval_ns)
-
-    @property
-    def accuracy(self) -> Accuracy:
-        f = self._filter
-        update_ns = UPDATE_NS if self.period_ns < UPDATE_NS else 0
-        centre_ns, origin = f.centre_ns + self.interval_ns, f"{GAIN_ORIGIN}; {f.origin}"
-        return Accuracy(U_GAIN, 0.0, 1e-3, f.window_ns, centre_ns, update_ns, origin, f.low_pass_ns)
 
     def poll(self) -> None:
         now_ns = self.clock.now_ns()
@@ -271,32 +250,24 @@ class ScopePower(InstantPower):
     scope: ClassVar[int]
     what: ClassVar[str]
 
-    def _choose(self) -> tuple[Callable[[], int], Filter, str]:
-        for field, shown, how in (
-            (FI_DEV_POWER_INSTANT, UNKNOWN_WINDOW, "instant power (field 186)"),
-            (FI_DEV_POWER_AVERAGE, ONE_SECOND, "average power over one second (field 185)"),
-        ):
-            read = self._field_reader(field, self.scope)
-            with suppress(NvmlRefused):
-                some_power(read())
-                return read, shown, f"{self.what}: {how} by NVML"
-        raise NvmlRefused(NOT_SUPPORTED, f"NVML tells no power of the {self.what}")
+    def _ways(self) -> list[tuple[Callable[[], int], Filter, str]]:
+        instant, average = (self._field(f, self.scope) for f in (FI_DEV_POWER_INSTANT, FI_DEV_POWER_AVERAGE))
+        return [
+            (instant, UNKNOWN_WINDOW, f"{self.what}: instant power (field 186) by NVML"),
+            (average, ONE_SECOND, f"{self.what}: average power over one second (field 185) by NVML"),
+        ]
 
 
 class MemoryPower(ScopePower):
     """A part of the GPU's power: never added to it."""
 
-    suffix = "nvml_memory"
-    scope = SCOPE_MEMORY
-    what = "memory of the GPU, a part of its power"
+    suffix, scope, what = "nvml_memory", SCOPE_MEMORY, "memory of the GPU, a part of its power"
 
 
 class ModulePower(ScopePower):
     """The GPU and what shares its module (the CPU of a Grace Hopper): contains the GPU's power."""
 
-    suffix = "nvml_module"
-    scope = SCOPE_MODULE
-    what = "module with the GPU on it, which contains the GPU's power"
+    suffix, scope, what = "nvml_module", SCOPE_MODULE, "module with the GPU on it, which contains the GPU's power"
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +307,6 @@ class AuxiliaryChannels(Quantity):
 
     suffix = "nvml_side"
     column = Column("code", "Q")
-    description = "temperatures, clocks, power limit and throttle reasons by NVML"
     accuracy = Accuracy(origin="as the driver tells it, of unstated accuracy")
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
@@ -345,26 +315,13 @@ class AuxiliaryChannels(Quantity):
         self.refused = 0
         if not self.channels:
             raise NvmlRefused(NOT_SUPPORTED, "neither temperature, clocks nor limits")
+        bits = {f"{gpu.name}.{c.name}": CLOCK_EVENTS for c in self.channels if c.quantity.endswith("_bits")}
+        self.detail = {**gpu.detail, "bits": bits}
 
     @property
     def lines(self) -> tuple[Line, ...]:
-        gpu, code = self.gpu.name, self.column.name
-        return tuple(
-            Line(
-                f"{gpu}.{c.name}",
-                gpu,
-                QuantityConversion(code, c.quantity, c.per_code),
-                Provenance.MEASURED,
-                self.accuracy,
-                f"{c.description}, by NVML",
-            )
-            for c in self.channels
-        )
-
-    @property
-    def detail(self) -> Mapping[str, object]:
-        bits = {f"{self.gpu.name}.{c.name}": CLOCK_EVENTS for c in self.channels if c.quantity.endswith("_bits")}
-        return {**self.gpu.detail, "bits": bits}
+        of = [(c, QuantityConversion(self.column.name, c.quantity, c.per_code)) for c in self.channels]
+        return tuple(self.line(c.name, conversion, self.accuracy, f"{c.description}, by NVML") for c, conversion in of)
 
     def poll(self) -> None:
         begin_ns = before_ns = self.clock.now_ns()

@@ -46,11 +46,10 @@ class NvmlOptions:
     prefix: str = field(default="gpu", metadata={"help": "devices are named by this and their index"})
 
     def __post_init__(self) -> None:
-        powers = {"instant_ms": self.instant_ms, "samples_ms": self.samples_ms, "energy_ms": self.energy_ms}
-        for name, pace_ms in {**powers, "scope_ms": self.scope_ms, "side_ms": self.side_ms}.items():
-            if pace_ms < 0 or 0 < pace_ms < 1:
+        for name in ("instant_ms", "samples_ms", "energy_ms", "scope_ms", "side_ms"):
+            if getattr(self, name) != 0 and not getattr(self, name) >= 1:
                 raise ConfigError(f"{name} must be 0 or at least 1")
-        if not any(powers.values()):
+        if not (self.instant_ms or self.samples_ms or self.energy_ms):
             raise ConfigError("instant_ms, samples_ms or energy_ms must not be 0")
         if self.samples_ms > 1000:
             raise ConfigError(f"samples_ms = {self.samples_ms:g} lets the driver's buffer of 2 s overrun: at most 1000")
@@ -129,12 +128,12 @@ class NvmlSource(Source):
     def _open_gpu(self, index: int) -> tuple[list[Quantity], Device]:
         o, ask = self.options, self._nvml.ask
         handle = self._must("nvmlDeviceGetHandleByIndex", index)
-        pci = ask("nvmlDeviceGetPciInfo", handle)
+        pci = getattr(ask("nvmlDeviceGetPciInfo", handle), "busId", None)
         limits = ask("nvmlDeviceGetPowerManagementLimitConstraints", handle) or (None, None)
         detail: dict[str, object] = {
             "name": ask("nvmlDeviceGetName", handle),
             "uuid": ask("nvmlDeviceGetUUID", handle),
-            "pci_bus_id": _text(getattr(pci, "busId", None)),
+            "pci_bus_id": pci.decode() if isinstance(pci, bytes) else pci,
             "driver_version": ask("nvmlSystemGetDriverVersion"),
             "architecture": ask("nvmlDeviceGetArchitecture", handle),
             "power_limit_mw": ask("nvmlDeviceGetPowerManagementLimit", handle),
@@ -160,28 +159,20 @@ class NvmlSource(Source):
         add(EnergyCounter, o.energy_ms)
         if not quantities:
             raise SensorError(f"GPU {index} ({detail['name']}) tells neither its power nor its energy: leave it out")
-        name = str(detail["name"] or "NVIDIA GPU")
-        without = f"; not supported: {', '.join(lacking)}" if lacking else ""
+        description = str(detail["name"] or "NVIDIA GPU") + (
+            f"; not supported: {', '.join(lacking)}" if lacking else ""
+        )
         quantities += [SampleClock(buffer) for buffer in quantities if isinstance(buffer, SampleBuffer)]
         # Few GPUs have these: what is missing of them is noted, not announced.
         add(MemoryPower, o.scope_ms)
         add(ModulePower, o.scope_ms)
         add(AuxiliaryChannels, o.side_ms)
         detail["not_supported"] = lacking
-        return quantities, Device(
-            gpu.name,
-            (quantities[0].name,),
-            f"{name}{without}",
-            uuid=str(detail["uuid"] or ""),
-            pci=str(detail["pci_bus_id"] or ""),
-        )
+        uuid, pci_bus_id = (str(detail[key] or "") for key in ("uuid", "pci_bus_id"))
+        return quantities, Device(gpu.name, (quantities[0].name,), description, uuid=uuid, pci=pci_bus_id)
 
     def _must(self, function: str, *arguments: Any) -> Any:
         try:
             return self._nvml.call(function, *arguments)
         except NvmlRefused as error:
             raise SensorError(f"NVML: {function} failed: {error}") from error
-
-
-def _text(value: object) -> object:
-    return value.decode() if isinstance(value, bytes) else value

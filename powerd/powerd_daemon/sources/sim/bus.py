@@ -75,7 +75,7 @@ class SimBus:
         """The next transaction begins so much later."""
         self._clock, self._before, self._wake_early_ns = clock, before, wake_early_ns
         self._scl_ns = 1e9 / scl_hz
-        self._free_ns = 0
+        self._free_ns = self._end_ns = 0
         self._faults: dict[int, tuple[int, int]] = {}
 
     def fail(self, address: int, transfers: int, error: int = errno.EREMOTEIO) -> None:
@@ -88,49 +88,36 @@ class SimBus:
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         parts = split(reads)
-        buffer = bytearray(sum(r.size for part in parts for r in part))
-        plans = []
-        for part in parts:
-            at, rows = 0.0, []
-            for read in part:
-                # The word that is shifted out is fixed when the chip acknowledges its address for reading.
-                rows.append((read, int((at + read.periods - 9 * read.size) * self._scl_ns)))
-                at += read.periods
-            plans.append((rows, at + 1))
 
-        def call() -> bytearray:
-            at = 0
-            for rows, periods in plans:
-                if len(rows) > 1 and not self.combines:
-                    raise OSError(errno.EOPNOTSUPP, "the adapter cannot combine reads")
-                at = self._read(rows, periods, buffer, at)
-            return buffer
+        def call() -> bytes:
+            if not self.combines and max(map(len, parts)) > 1:
+                raise OSError(errno.EOPNOTSUPP, "the adapter cannot combine reads")
+            return b"".join([self._read(part) for part in parts])
 
         return call
 
-    def _read(self, rows: list[tuple[Read, int]], periods: float, buffer: bytearray, at: int) -> int:
+    def _read(self, reads: Sequence[Read]) -> bytes:
         self._meet_trouble()
-        refusal, good, done = None, len(rows), 0.0
-        if self._faults or any(read.address not in self.chips for read, _ in rows):
-            for i, (read, _) in enumerate(rows):
-                if refusal := self._refusal(read.address):
-                    good = i
-                    break
-                done += read.periods
-        start_ns = self._begin(periods if refusal is None else done + NACK_PERIODS)
-        for read, latch_ns in rows[:good]:
+        good: list[tuple[Read, int]] = []
+        refusal, periods = None, 0
+        for read in reads:
+            if refusal := self._refusal(read.address):
+                break
+            periods += read.periods
+            # The word that is shifted out is fixed when the chip acknowledges its address for reading.
+            good.append((read, int((periods - 9 * read.size) * self._scl_ns)))
+        start_ns = self._begin(periods + (NACK_PERIODS if refusal else 1))
+        words = []
+        for read, latch_ns in good:
             chip = self.chips[read.address]
             if read.register is not None:
                 chip.select(read.register)
             word, own = chip.read_word(start_ns + latch_ns), chip.size_of()
             # A narrower register than asked for is followed by ones: nobody pulls the line down.
             word = word << 8 | 0xFF if own < read.size else word >> 8 * (own - read.size)
-            buffer[at : at + read.size] = word.to_bytes(read.size, "big")
-            at += read.size
-        self._end()
-        if refusal is not None:
-            raise refusal
-        return at
+            words.append(word.to_bytes(read.size, "big"))
+        self._end(refusal)
+        return b"".join(words)
 
     def write_word(self, address: int, register: int, word: int) -> None:
         self._meet_trouble()
@@ -138,9 +125,7 @@ class SimBus:
         self._begin(NACK_PERIODS if refusal else WRITE_PERIODS)
         if refusal is None:
             self.chips[address].write_word(register, word, self._end_ns)
-        self._end()
-        if refusal is not None:
-            raise refusal
+        self._end(refusal)
 
     def _meet_trouble(self) -> None:
         now_ns = self._clock.now_ns()
@@ -151,11 +136,12 @@ class SimBus:
             raise OSError(errno.ETIMEDOUT, "the bus is stuck")
 
     def _refusal(self, address: int) -> OSError | None:
-        transfers, error = self._faults.pop(address, (0, 0))
-        if transfers:
+        if self._faults:
+            transfers, error = self._faults.pop(address, (0, 0))
             if transfers > 1:
                 self._faults[address] = transfers - 1, error
-            return OSError(error, f"transfer with {address:#04x} failed")
+            if transfers:
+                return OSError(error, f"transfer with {address:#04x} failed")
         if address not in self.chips:
             return OSError(errno.EREMOTEIO, f"no acknowledgement from {address:#04x}")
         return None
@@ -172,10 +158,11 @@ class SimBus:
             self._before(self._end_ns)
         return start_ns
 
-    def _end(self) -> None:
-        if self.punctual:
-            while self._clock.now_ns() < self._end_ns:
-                pass
+    def _end(self, refusal: OSError | None) -> None:
+        while self.punctual and self._clock.now_ns() < self._end_ns:
+            pass
+        if refusal is not None:
+            raise refusal
 
 
 class Faults:
@@ -185,14 +172,13 @@ class Faults:
     def __init__(self, seed: int, *, every_s: float, t0_ns: int, kinds: Sequence[str] = KINDS) -> None:
         self.counts: Counter[str] = Counter()
         self._random, self._every_s, self._kinds = Random(seed), every_s, tuple(kinds)
-        self._away: list[tuple[int, int, SimChip]] = []
+        self._away: dict[int, tuple[int, SimChip]] = {}
         self._next_ns = t0_ns + self._pause_ns()
 
     def before(self, bus: SimBus, t_ns: int) -> None:
         """Let what is due happen, and put back what was away."""
-        for entry in [e for e in self._away if t_ns >= e[0]]:
-            _, address, chip = entry
-            self._away.remove(entry)
+        for address in [a for a, (until_ns, _) in self._away.items() if t_ns >= until_ns]:
+            _, chip = self._away.pop(address)
             chip.reset(t_ns)
             bus.chips[address] = chip
         while t_ns >= self._next_ns:
@@ -201,8 +187,7 @@ class Faults:
 
     def _happen(self, bus: SimBus, t_ns: int) -> None:
         random, kind = self._random, self._random.choice(self._kinds)
-        away = {address for _, address, _ in self._away}
-        present = sorted(set(bus.chips) - away)
+        present = sorted(set(bus.chips) - set(self._away))
         if not present:
             return
         address = random.choice(present)
@@ -218,7 +203,7 @@ class Faults:
                 bus.delay_ns = round(random.uniform(0.0005, 0.03) * 1e9)
             case "wrong-device" | "dead":
                 chip = bus.chips.pop(address)
-                self._away.append((t_ns + round(random.uniform(0.2, 3.0) * 1e9), address, chip))
+                self._away[address] = t_ns + round(random.uniform(0.2, 3.0) * 1e9), chip
                 if kind == "wrong-device":
                     bus.chips[address] = SimChip(INA226 if chip.type.name != "INA226" else INA219, [], t_ns=t_ns)
 

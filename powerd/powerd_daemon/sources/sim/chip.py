@@ -24,22 +24,18 @@ POWER = 3
 """Register of the INA219; reading it clears CNVR."""
 _COUNTS = {code: n for n, code in AVERAGES.items()}
 
-MeanCurrent = Callable[[int, int], float]
-"""Average current in amperes between two times of the board's clock."""
-
 
 @dataclass(frozen=True, slots=True)
 class ChipErrors:
-    """How one chip and its shunt deviate from their nominal values."""
+    """How one chip and its shunt deviate from their nominal values, relative where no unit is named."""
 
     current_gain: float = 0.0
     bus_gain: float = 0.0
     offset_v: float = 0.0
     """Zero error of the shunt voltage."""
     shunt_gain: float = 0.0
-    """Relative error of the shunt's resistance."""
     clock: float = 0.0
-    """Conversions take this much longer (relative)."""
+    """Conversions take this much longer."""
     bus_offset_v: float = 0.0
 
 
@@ -47,25 +43,26 @@ def draw_errors(
     random: Random, settings: Settings, *, grade: str = "", shunt_tolerance: float = 0.01, exact: bool = False
 ) -> ChipErrors:
     """Errors drawn evenly between the limits of the data sheet; ``exact`` leaves only the clock's."""
-    limits, tolerance = settings.grade(grade), settings.type.clock_tolerance
+    limits = settings.grade(grade)
     clock, current, bus, offset, shunt, bus_offset = (random.uniform(-1, 1) for _ in range(6))
+    clock *= settings.type.clock_tolerance
     if exact:
-        return ChipErrors(clock=clock * tolerance)
+        return ChipErrors(clock=clock)
     return ChipErrors(
-        current_gain=current * limits.current_gain,
-        bus_gain=bus * limits.bus_gain,
-        offset_v=offset * limits.offset_v[settings.shunt_range],
-        shunt_gain=shunt * shunt_tolerance,
-        clock=clock * tolerance,
-        bus_offset_v=bus_offset * limits.bus_offset_v,
+        current * limits.current_gain,
+        bus * limits.bus_gain,
+        offset * limits.offset_v[settings.shunt_range],
+        shunt * shunt_tolerance,
+        clock,
+        bus_offset * limits.bus_offset_v,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What one channel measures."""
+    """What one channel measures; ``mean_a`` is the average current between two times of the board's clock."""
 
-    mean_a: MeanCurrent
+    mean_a: Callable[[int, int], float]
     bus_v: float
     shunt_ohm: float
 
@@ -92,8 +89,7 @@ class SimChip:
     def reset(self, t_ns: int) -> None:
         """Power-on reset, as by the supply or by writing RST."""
         self._pointer = 0
-        self._registers = dict(self.type.resets)
-        self._registers |= {register: value for register, value, _ in self.type.identity}
+        self._registers = {**self.type.resets, **{register: value for register, value, _ in self.type.identity}}
         self._shunt = [0] * len(self.type.channels)
         self._bus = [0] * len(self.type.channels)
         self._configure(t_ns)
@@ -133,36 +129,30 @@ class SimChip:
     def _configure(self, t_ns: int) -> None:
         """Begin to convert as the registers say."""
         kind, word = self.type, self._registers[CONFIG]
-        shunt_range, bus_range = 0, 0
-        self._averages, self._channels = 1, tuple[int, ...]((0,))
-        if kind.name == "INA219":
-            shunt_adc, bus_adc, shunt_range, bus_range = word >> 3 & 15, word >> 7 & 15, word >> 11 & 3, word >> 13 & 1
-        elif kind.name == "INA228":
-            adc = self._registers[1]
-            shunt_adc, bus_adc, shunt_range, self._averages = (
-                adc >> 6 & 7,
-                adc >> 9 & 7,
-                word >> 4 & 1,
-                _COUNTS[adc & 7],
-            )
-        else:
-            shunt_adc, bus_adc = word >> 3 & 7, word >> 6 & 7
-            if kind.name == "INA3221":
-                self._channels = tuple(c for c in range(3) if word >> (14 - c) & 1)
-            else:
-                self._averages = _COUNTS[word >> 9 & 7]
+        average = shunt_range = bus_range = 0
+        channels = [0]
+        match kind.name:
+            case "INA219":
+                shunt, bus = word >> 3 & 15, word >> 7 & 15
+                shunt_range, bus_range = word >> 11 & 3, word >> 13 & 1
+            case "INA228":
+                adc = self._registers[1]
+                shunt, bus, average, shunt_range = adc >> 6 & 7, adc >> 9 & 7, adc & 7, word >> 4 & 1
+            case _:
+                shunt, bus, average = word >> 3 & 7, word >> 6 & 7, word >> 9 & 7
+                if kind.name == "INA3221":
+                    channels = [c for c in range(3) if word >> (14 - c) & 1]
+        self._averages, self._channels = _COUNTS[average], channels
+        self._shunt_adc, self._bus_adc = _find_adc(kind, shunt), _find_adc(kind, bus)
         slower = 1 + self._errors.clock
-        self._shunt_adc, self._bus_adc = _find_adc(kind, shunt_adc), _find_adc(kind, bus_adc)
         self._shunt_ns = round(self._shunt_adc.conversion_ns * slower)
         self._one_ns = self._shunt_ns + round(self._bus_adc.conversion_ns * slower)
         self._range = next(r for r in kind.shunt_ranges.values() if r.code == shunt_range)
         self._bus_full_scale = next(r.full_scale for r in kind.bus_ranges.values() if r.code == bus_range)
-        self._cycle_ns = len(self._channels) * self._averages * self._one_ns
+        self._cycle_ns = max(len(channels), 1) * self._averages * self._one_ns
         """Distance of two codes of a channel."""
-        self._since_ns = t_ns
-        self._cycles = 0
-        self._shunts, self._buses = [0] * len(self._channels), [0] * len(self._channels)
-        self._ready = False
+        self._since_ns, self._cycles, self._ready = t_ns, 0, False
+        self._shunts, self._buses = [0] * len(channels), [0] * len(channels)
 
     def _convert(self, t_ns: int) -> None:
         """Bring the registers up to what was converted until ``t_ns``."""
@@ -190,8 +180,7 @@ class SimChip:
         return min(max(_quantise(shunt_v / r.lsb_v, bits), -r.full_scale), r.full_scale)
 
     def _bus_code(self, steady_v: float) -> int:
-        e = self._errors
-        bus_v = steady_v * (1 + e.bus_gain) + e.bus_offset_v if steady_v else 0.0
+        bus_v = steady_v * (1 + self._errors.bus_gain) + self._errors.bus_offset_v if steady_v else 0.0
         return min(max(_quantise(bus_v / self.type.bus_lsb_v, self._bus_adc.bits_lost), 0), self._bus_full_scale)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from random import Random
 from typing import ClassVar, Literal
@@ -14,7 +14,7 @@ from powerd_daemon.clock import SystemClock
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.cpu_model import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu
 from powerd_daemon.sources.ina.bus import RegisterBus
-from powerd_daemon.sources.ina.scans import wire_limit_hz
+from powerd_daemon.sources.ina.scanner import wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus
@@ -157,8 +157,7 @@ class SimSource(RailsSource):
             )
             loads = [NO_LOAD] * len(settings.type.channels)
             for mate in (s for s in self.bank.sensors if s.address == sensor.address):
-                mean_a = _mean_a(load.waveform.energy_j, load.shares[mate.name], mate.nominal_v)
-                loads[mate.channel - 1] = Load(mean_a, mate.nominal_v, mate.shunt_ohm)
+                loads[mate.channel - 1] = self._load(load, mate)
             chips[sensor.address] = SimChip(settings.type, loads, errors=errors[sensor.address], t_ns=t0_ns)
         limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=o.adapter == "combined", bus_every=o.bus_every)
         punctual = isinstance(clock, SystemClock) and o.rate_hz > BUSY * limit_hz
@@ -181,6 +180,14 @@ class SimSource(RailsSource):
             self._host.close()
             self._host = None
 
+    @staticmethod
+    def _load(card: CardLoad, sensor: Sensor) -> Load:
+        """A line's average current: its share of the card's energy over the time, at its voltage."""
+        a_per_w, energy_j = card.shares[sensor.name] / sensor.nominal_v * 1e9, card.waveform.energy_j
+        return Load(
+            lambda t0_ns, t1_ns: a_per_w * energy_j(t0_ns, t1_ns) / (t1_ns - t0_ns), sensor.nominal_v, sensor.shunt_ohm
+        )
+
     def _make_waveform(self, t0_ns: int) -> Waveform:
         o = self.options
         match o.waveform:
@@ -201,13 +208,3 @@ class SimSource(RailsSource):
                     cpu_ns=self._host or ProcessCpu(o.pid),
                 )
         return Training(t0_ns, idle_w=o.idle_w, peak_w=o.peak_w, **asdict(o.training))
-
-
-def _mean_a(energy_j: Callable[[int, int], float], share: float, bus_v: float) -> Callable[[int, int], float]:
-    """A line's average current: its share of the card's energy over the time, at its voltage."""
-    amperes_per_w = share / bus_v * 1e9
-
-    def mean_a(t0_ns: int, t1_ns: int) -> float:
-        return amperes_per_w * energy_j(t0_ns, t1_ns) / (t1_ns - t0_ns)
-
-    return mean_a

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import expm1
 from random import Random
 from typing import Any, ClassVar
@@ -35,7 +35,8 @@ class Waveform(ABC):
     """The total power of a simulated card over the board's time."""
 
     kind: ClassVar[str]
-    _parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    """Keyword arguments, apart from the anchor ``t0_ns``, that make the same waveform again."""
 
     @abstractmethod
     def power_w(self, t_ns: int) -> float:
@@ -44,10 +45,6 @@ class Waveform(ABC):
     @abstractmethod
     def energy_j(self, t0_ns: int, t1_ns: int) -> float:
         """The exact integral of the power between two times."""
-
-    def parameters(self) -> dict[str, Any]:
-        """Keyword arguments, apart from the anchor ``t0_ns``, that make the same waveform again."""
-        return dict(self._parameters)
 
     def advance(self, t_ns: int) -> None:  # noqa: B027  (only a waveform that follows something has to)
         """Make the waveform known up to ``t_ns``."""
@@ -60,7 +57,7 @@ class Constant(Waveform):
 
     def __init__(self, t0_ns: int, *, level_w: float) -> None:
         self._level_w = level_w
-        self._parameters = {"level_w": level_w}
+        self.parameters = {"level_w": level_w}
 
     def power_w(self, t_ns: int) -> float:
         return self._level_w
@@ -83,7 +80,7 @@ class Cycle(Waveform):
             raise ConfigError("a waveform needs at least one stretch that lasts: give it a duration")
         self._starts_ns = list(accumulate((ns for ns, _, _ in self._pieces), initial=0))
         self._starts_j = list(accumulate((ns * 1e-9 * (a + b) / 2 for ns, a, b in self._pieces), initial=0.0))
-        self.cycle_ns = self._starts_ns[-1]
+        self.cycle_ns, self.cycle_j = self._starts_ns[-1], self._starts_j[-1]
 
     def power_w(self, t_ns: int) -> float:
         at_ns = (t_ns - self._t0_ns) % self.cycle_ns
@@ -95,9 +92,10 @@ class Cycle(Waveform):
         cycles_0, at_0_ns = divmod(t0_ns - self._t0_ns, self.cycle_ns)
         cycles_1, at_1_ns = divmod(t1_ns - self._t0_ns, self.cycle_ns)
         # Whole cycles are counted as integers, so that days from the anchor cost no precision.
-        return (cycles_1 - cycles_0) * self._starts_j[-1] + (self._within_j(at_1_ns) - self._within_j(at_0_ns))
+        return (cycles_1 - cycles_0) * self.cycle_j + (self.within_j(at_1_ns) - self.within_j(at_0_ns))
 
-    def _within_j(self, at_ns: int) -> float:
+    def within_j(self, at_ns: int) -> float:
+        """Energy from the beginning of a cycle to a time within it."""
         i = bisect_right(self._starts_ns, at_ns) - 1
         (duration_ns, from_w, to_w), into_ns = self._pieces[i], at_ns - self._starts_ns[i]
         slope = (to_w - from_w) / duration_ns
@@ -110,7 +108,7 @@ class Square(Cycle):
     kind = "square"
 
     def __init__(self, t0_ns: int, *, low_w: float, high_w: float, period_ms: float, duty: float) -> None:
-        self._parameters = {"low_w": low_w, "high_w": high_w, "period_ms": period_ms, "duty": duty}
+        self.parameters = {"low_w": low_w, "high_w": high_w, "period_ms": period_ms, "duty": duty}
         period_ns = round(period_ms * 1e6)
         high_ns = round(period_ns * duty)
         super().__init__(t0_ns, ((high_ns, high_w, high_w), (period_ns - high_ns, low_w, low_w)))
@@ -133,9 +131,8 @@ class TrainingOptions:
     ramp_ms: float = field(default=0.8, metadata={"help": "how long power takes to reach a phase's level"})
 
     def __post_init__(self) -> None:
-        for name in ("forward_ms", "backward_ms", "update_ms", "idle_ms", "ramp_ms"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} = {getattr(self, name):g} must not be negative")
+        if min(self.forward_ms, self.backward_ms, self.update_ms, self.idle_ms, self.ramp_ms) < 0:
+            raise ConfigError("forward_ms, backward_ms, update_ms, idle_ms and ramp_ms must not be negative")
 
     def phases(self) -> tuple[tuple[str, int, float], ...]:
         """Name, duration in ns and level of each phase, in order."""
@@ -154,7 +151,7 @@ class Training(Cycle):
 
     def __init__(self, t0_ns: int, *, idle_w: float, peak_w: float, **options: float) -> None:
         self.options = TrainingOptions(**options)
-        self._parameters = {"idle_w": idle_w, "peak_w": peak_w} | asdict(self.options)
+        self.parameters = {"idle_w": idle_w, "peak_w": peak_w} | asdict(self.options)
         phases = [p for p in self.options.phases() if p[1] > 0]
         levels = [idle_w + level * (peak_w - idle_w) for _, _, level in phases]
         ramp_ns = round(self.options.ramp_ms * 1e6)
@@ -176,19 +173,6 @@ class Training(Cycle):
                 begin_ns += duration_ns
 
 
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """One second of a telegraph. All three have an entry more for its end."""
-
-    starts_ns: tuple[int, ...]
-    levels_w: tuple[float, ...]
-    starts_j: tuple[float, ...]
-
-    def within_j(self, at_ns: int) -> float:
-        i = bisect_right(self.starts_ns, at_ns) - 1
-        return self.starts_j[i] + (at_ns - self.starts_ns[i]) * 1e-9 * self.levels_w[i]
-
-
 class Telegraph(Waveform):
     """Levels drawn evenly between two powers, each held for an exponentially distributed time: the same for everyone
     who knows the seed, at any time asked for.
@@ -203,40 +187,37 @@ class Telegraph(Waveform):
         if dwell_ms < 0.01:
             raise ConfigError(f"dwell_ms = {dwell_ms} is too short for a telegraph waveform: give at least 0.01")
         self._t0_ns = t0_ns
-        self._parameters = {"low_w": low_w, "high_w": high_w, "dwell_ms": dwell_ms, "seed": seed}
+        self.parameters = {"low_w": low_w, "high_w": high_w, "dwell_ms": dwell_ms, "seed": seed}
         self._cell = lru_cache(maxsize=8)(self._generate)
-        self._after_j = [0.0]  # energy from the anchor to the end of each cell behind it
-        self._before_j = [0.0]  # and from the beginning of each cell before it
+        self._sums_j = [0.0]
+        """From the anchor to the beginning of each cell behind it."""
 
     def power_w(self, t_ns: int) -> float:
         number, at_ns = divmod(t_ns - self._t0_ns, CELL_NS)
-        cell = self._cell(number)
-        return cell.levels_w[bisect_right(cell.starts_ns, at_ns) - 1]
+        return self._cell(number).power_w(at_ns)
 
     def energy_j(self, t0_ns: int, t1_ns: int) -> float:
         number_0, at_0_ns = divmod(t0_ns - self._t0_ns, CELL_NS)
         number_1, at_1_ns = divmod(t1_ns - self._t0_ns, CELL_NS)
         within_j = self._cell(number_1).within_j(at_1_ns) - self._cell(number_0).within_j(at_0_ns)
-        return within_j if number_0 == number_1 else self._before(number_1) - self._before(number_0) + within_j
+        return within_j if number_0 == number_1 else self._before_j(number_1) - self._before_j(number_0) + within_j
 
-    def _before(self, number: int) -> float:
+    def _before_j(self, number: int) -> float:
         """Energy from the anchor to the beginning of a cell."""
-        while number >= len(self._after_j):
-            self._after_j.append(self._after_j[-1] + self._cell(len(self._after_j) - 1).starts_j[-1])
-        while -number >= len(self._before_j):
-            self._before_j.append(self._before_j[-1] - self._cell(-len(self._before_j)).starts_j[-1])
-        return self._after_j[number] if number >= 0 else self._before_j[-number]
+        while number >= len(self._sums_j):
+            self._sums_j.append(self._sums_j[-1] + self._cell(len(self._sums_j) - 1).cycle_j)
+        return self._sums_j[number] if number >= 0 else -sum(self._cell(n).cycle_j for n in range(number, 0))
 
-    def _generate(self, number: int) -> _Cell:
-        p = self._parameters
+    def _generate(self, number: int) -> Cycle:
+        """One cell, as a cycle that begins at 0."""
+        p = self.parameters
         random = Random(f"{p['seed']}/{number}")
         starts_ns, levels_w = [0], [random.uniform(p["low_w"], p["high_w"])]
         while (start_ns := starts_ns[-1] + 1 + round(random.expovariate(1.0) * p["dwell_ms"] * 1e6)) < CELL_NS:
             starts_ns.append(start_ns)
             levels_w.append(random.uniform(p["low_w"], p["high_w"]))
-        ends_ns = [*starts_ns[1:], CELL_NS]
-        joules = ((b - a) * 1e-9 * w for a, b, w in zip(starts_ns, ends_ns, levels_w, strict=True))
-        return _Cell((*starts_ns, CELL_NS), (*levels_w, 0.0), tuple(accumulate(joules, initial=0.0)))
+        levels = zip(pairwise([*starts_ns, CELL_NS]), levels_w, strict=True)
+        return Cycle(0, [(end_ns - begin_ns, level_w, level_w) for (begin_ns, end_ns), level_w in levels])
 
 
 class Host(Waveform):
@@ -255,7 +236,7 @@ class Host(Waveform):
     def __init__(
         self, t0_ns: int, *, idle_w: float, peak_w: float, cores: float, smooth_ns: float, cpu_ns: Callable[[], int]
     ) -> None:
-        self._parameters = {"idle_w": idle_w, "peak_w": peak_w, "cores": cores, "smooth_ns": smooth_ns}
+        self.parameters = {"idle_w": idle_w, "peak_w": peak_w, "cores": cores, "smooth_ns": smooth_ns}
         self._idle_w, self._span_w, self._cores, self._smooth_ns = idle_w, peak_w - idle_w, cores, smooth_ns
         self._read_ns = cpu_ns
         self._cpu_ns, self._store_ns = cpu_ns(), 0.0
@@ -313,22 +294,19 @@ class CardLoad:
 
     def power_w(self, t_ns: int, line: str | None = None) -> float:
         """Power of one line at a board time, or of the card."""
-        return self._share(line) * self.waveform.power_w(t_ns)
+        return (1.0 if line is None else self.shares[line]) * self.waveform.power_w(t_ns)
 
     def energy_j(self, t0_ns: int, t1_ns: int, line: str | None = None) -> float:
         """Exact joules of one line between two board times, or of the card."""
-        return self._share(line) * self.waveform.energy_j(t0_ns, t1_ns)
+        return (1.0 if line is None else self.shares[line]) * self.waveform.energy_j(t0_ns, t1_ns)
 
     def detail(self, t0_ns: int) -> dict[str, Any]:
         """What `waveform_from_detail` reads, for a stream's ``detail``."""
         w = self.waveform
         return {
-            "waveform": {"kind": w.kind, "t0_ns": t0_ns, "parameters": w.parameters()},
+            "waveform": {"kind": w.kind, "t0_ns": t0_ns, "parameters": dict(w.parameters)},
             "shares": dict(self.shares),
         }
-
-    def _share(self, line: str | None) -> float:
-        return 1.0 if line is None else self.shares[line]
 
 
 def waveform_from_detail(detail: Mapping[str, Any]) -> CardLoad:
