@@ -163,7 +163,7 @@ class TestFlags:
         decoder, flags = Decoder([Settings()]), array("H", [0])
         raw = (3000 << 3 | CNVR | OVF).to_bytes(2, "big") + (15_000).to_bytes(2, "big")
         shunt, bus = decoder.codes(raw)
-        decoder.flag(flags, raw, shunt, bus)
+        decoder.flag(flags, shunt, bus)
         assert (flags[0], shunt[0], bus[0] >> 3) == (Flag.OVERFLOW, 15_000, 3000)
 
     def test_scans_faster_than_conversions_are_stale(self):

@@ -1,13 +1,12 @@
 """Source ``wt310e``: a Yokogawa WT310E at the wall socket, on a serial port or USBTMC.
 
-First what the meter understands and answers, as far as powerd uses it (IM WT310E-17EN); then one conversation with it,
-`Session`; then the source.
+First what the meter understands and answers, as far as powerd uses it (IM WT310E-17EN); then the source.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal, InvalidOperation
 from math import sqrt
 from typing import ClassVar, Literal
@@ -24,7 +23,6 @@ from powerd_core.model import (
     ScaledConversion,
     Stream,
 )
-from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.port import LineReader, OpenPort, Port, is_usbtmc, open_port
 
@@ -101,14 +99,10 @@ class Wt310eOptions:
             ("update_s", self.update_s, RATES_S),
         ):
             if value not in known:
-                raise ConfigError(
-                    f"{what} = {value:g} is none of a WT310E with crest factor {self.crest_factor}: "
-                    f"choose from {', '.join(f'{v:g}' for v in known)}"
-                )
-        if self.baud < 1:
-            raise ConfigError("baud must be positive")
-        if not 1 <= self.poll_ms <= 1000 * self.update_s / 4:
-            raise ConfigError(f"poll_ms = {self.poll_ms:g} must be from 1 to a quarter of the update")
+                ranges = ", ".join(f"{v:g}" for v in known)
+                raise ConfigError(f"{what} = {value:g}: a WT310E with crest factor {self.crest_factor} has {ranges}")
+        if self.baud < 1 or not 1 <= self.poll_ms <= 1000 * self.update_s / 4:
+            raise ConfigError("baud must be positive, and poll_ms from 1 to a quarter of the update")
         if not self.port or not self.line or not self.device:
             raise ConfigError("port, line and device must not be empty")
         # A question and its answer on a serial line of 10 bits a character.
@@ -118,14 +112,6 @@ class Wt310eOptions:
                 f"one exchange takes {1000 * needed_s:.0f} ms at {self.baud} baud, too much for update_s = "
                 f"{self.update_s:g}: raise the rate on the meter and 'baud' here, or update_s"
             )
-
-    @property
-    def update_ns(self) -> int:
-        return round(self.update_s * 1e9)
-
-    @property
-    def poll_ns(self) -> int:
-        return round(self.poll_ms * 1e6)
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,182 +199,19 @@ def power_accuracy(model: str, o: Wt310eOptions, centre_ns: int) -> Accuracy:
         u_gain=(reading + phase) / sqrt(3),
         u_offset_w=share * range_w / sqrt(3),
         step_w=range_w * 1e-5,
-        window_ns=o.update_ns,
+        window_ns=round(o.update_s * 1e9),
         centre_ns=centre_ns,
-        origin=(
-            f"{model} specification, {what}: "
-            f"±({reading + phase:.2%} of reading + {share:.2%} of the {range_w:g} W range)"
-        ),
+        origin=f"{model} specification, {what}: "
+        f"±({reading + phase:.2%} of reading + {share:.2%} of the {range_w:g} W range)",
     )
-
-
-class Session:
-    """One conversation with a meter: it is set up, then gives one answer for each of its updates, with the moment it
-    ended. `poll` is called every ``poll_ms`` of the options.
-
-    On a serial port the meter is asked to answer when its next update ends (``:COMM:WAIT``), so the answer's arrival
-    tells the moment. A read from USBTMC would block meanwhile: there the event register is asked at every look.
-    """
-
-    def __init__(self, port: Port, clock: Clock, options: Wt310eOptions) -> None:
-        self._port, self._clock, self._options = port, clock, options
-        self._update_ns, self._poll_ns = options.update_ns, options.poll_ns
-        self._lines = LineReader(port.byte_ns)
-        self._asked_ns: int | None = None
-        self._heard_ns = self._looked_ns = clock.now_ns()
-        self._ended_ns: int | None = None
-        self.garbled = 0
-        """Answers that made no sense, in all."""
-        self._garbled_in_turn = 0
-
-    def begin(self) -> str:
-        """Set the meter up and start its integration. Returns its identity; raises `SensorError`."""
-        o, identity = self._options, self._greet()
-        if _is_integrating(self._query(":INTEG:STAT?")):
-            self._command(":INTEG:STOP")
-        self._command(":INTEG:RES")
-        for command in setup_commands(o):
-            self._command(command)
-        if self._options.integrate:
-            self._command(":INTEG:MODE NORM")
-            self._command(":INTEG:TIM 0,0,0")
-            self._send(":INTEG:STAR")
-            self._wait(round(START_S * 1e9) + self._wire_ns(":INTEG:STAR"))
-            self._check(":INTEG:STAR")
-            state = self._query(":INTEG:STAT?")
-            if not _is_integrating(state):
-                raise SensorError(f"{self._port.name}: the meter does not integrate, its state is {state!r}")
-        self._query(":STAT:EESR?")  # what it tells of is from before
-        self._heard_ns = self._looked_ns = self._clock.now_ns()
-        return identity
-
-    def poll(self) -> list[tuple[int, Reply | None]]:
-        """The updates that ended since the last call: when, and the answer (None for one that nobody understands).
-
-        Raises `SensorError` when the meter does not answer any more, or nothing but nonsense.
-        """
-        if self._asked_ns is None:
-            self._asked_ns = self._clock.now_ns()
-            self._send(VALUES if self._port.blocks else WAIT + VALUES)
-        now_ns = self._clock.now_ns()
-        data = self._port.read()
-        if self._port.blocks:
-            now_ns = self._clock.now_ns()
-        before_ns, self._looked_ns = self._looked_ns, now_ns
-        updates: list[tuple[int, Reply | None]] = []
-        for begun_ns, line in self._lines.feed(data, before_ns, now_ns):
-            if self._asked_ns is not None:
-                at_ns = (before_ns + now_ns) // 2 if self._port.blocks else begun_ns
-                self._accept(at_ns, now_ns - before_ns, line, updates)
-        if now_ns - self._heard_ns > 2 * self._update_ns + ANSWER_NS:
-            raise SensorError(f"{self._port.name}: the meter does not answer any more: is it on and connected?")
-        return updates
-
-    def end(self) -> None:
-        """Stop the integration and give the keys back, as far as the meter still listens; let go of the port."""
-        try:
-            if self._options.integrate:
-                self._send(":INTEG:STOP")
-            self._send(":COMM:REM OFF")
-        finally:
-            self._port.close()
-
-    def _command(self, command: str) -> None:
-        """A command during set-up, checked. Raises `SensorError` when the meter refuses it."""
-        self._send(command)
-        self._check(command)
-
-    def _check(self, command: str) -> None:
-        if not (error := self._query(":STAT:ERR?")).startswith("0"):
-            raise SensorError(f"{self._port.name}: the meter refuses {command!r}: error {error}")
-
-    def _greet(self) -> str:
-        """The meter's identity. It may still owe an answer to somebody before us, and hold half a command of theirs."""
-        identity = ""
-        for attempt in range(GREETINGS):
-            self._send("")
-            self._send("*CLS")
-            self._wait(self._wire_ns("*CLS") + (self._update_ns if attempt else LATENCY_NS))
-            if not self._port.blocks:
-                self._port.read()
-            self._lines = LineReader(self._port.byte_ns)
-            try:
-                identity = self._query("*IDN?")
-            except SensorError:
-                if attempt == GREETINGS - 1:
-                    raise
-            if identity.upper().startswith(("YOKOGAWA,WT31", "YOKOGAWA,WT33")):
-                return identity
-        raise SensorError(f"{self._port.name}: the meter says it is {identity!r}, which is no Yokogawa WT310E")
-
-    def _accept(self, at_ns: int, look_ns: int, line: bytes, updates: list[tuple[int, Reply | None]]) -> None:
-        asked_ns, self._asked_ns = self._asked_ns or at_ns, None
-        try:
-            reply = parse_reply(line.decode("ascii"), with_energy=self._options.integrate)
-        except ValueError:
-            self.garbled += 1
-            self._garbled_in_turn += 1
-            if self._garbled_in_turn >= GARBLED:
-                raise SensorError(f"{self._port.name}: the meter's answers make no sense: {line[:60]!r}") from None
-            updates.append((at_ns, None))
-            return
-        self._garbled_in_turn = 0
-        self._heard_ns = self._looked_ns
-        if reply.is_new:
-            self._ended_ns = self._settle(at_ns, look_ns, asked_ns)
-            if self._ended_ns is not None:
-                updates.append((self._ended_ns, reply))
-
-    def _settle(self, at_ns: int, look_ns: int, asked_ns: int) -> int | None:
-        """The end of the update behind an answer that came at ``at_ns``, in a look ``look_ns`` after the one before.
-
-        Updates are regular: where the answer's arrival does not tell, the last end does. None when neither does.
-        """
-        last_ns, update_ns = self._ended_ns, self._update_ns
-        if look_ns > self._poll_ns + LATENCY_NS:
-            # Nobody looked for a while, and the answer came at some moment of it.
-            if last_ns is None or self._port.blocks:
-                return None
-            end_ns = last_ns + update_ns
-            return end_ns if asked_ns < end_ns and abs(end_ns - at_ns) <= look_ns // 2 + LATENCY_NS else None
-        came_at_once = at_ns - asked_ns <= self._wire_ns(WAIT + VALUES) + SOON_NS
-        if self._port.blocks or last_ns is None or not came_at_once:
-            return at_ns
-        # It ended before the question arrived.
-        return min(at_ns, last_ns + max(1, (at_ns - last_ns) // update_ns) * update_ns)
-
-    def _send(self, text: str) -> None:
-        self._port.write(text.encode("ascii") + (b"\n" if self._port.blocks else b"\r\n"))
-
-    def _wire_ns(self, text: str) -> int:
-        return (len(text) + 2) * self._port.byte_ns
-
-    def _wait(self, duration_ns: int) -> None:
-        self._clock.sleep_until(self._clock.now_ns() + duration_ns)
-
-    def _query(self, question: str) -> str:
-        """The answer to a query during set-up. Raises `SensorError` when there is none."""
-        self._send(question)
-        give_up_ns = self._clock.now_ns() + ANSWER_NS + self._wire_ns(question)
-        while self._clock.now_ns() < give_up_ns:
-            if not self._port.blocks:
-                self._wait(LOOK_NS)
-            now_ns = self._clock.now_ns()
-            for _, line in self._lines.feed(self._port.read(), now_ns, now_ns):
-                return line.decode("ascii", "replace").strip()
-        raise SensorError(
-            f"{self._port.name}: the meter does not answer {question!r}: is it on, connected, and at this baud rate?"
-        )
-
-
-def _is_integrating(state: str) -> bool:
-    return state.rpartition(" ")[2].upper().startswith("STAR")
 
 
 class Wt310eSource(Source):
     """Lines ``wall`` (power, one reading for each of the meter's updates) and ``wall_energy`` (its own integration).
 
     Codes are whole microwatts and micro-watt-hours. A power stands at the middle of its update, an energy at its end.
+    On a serial port the meter is asked to answer when its next update ends (``:COMM:WAIT``), so the answer's arrival
+    tells the moment. A read from USBTMC would block meanwhile: there the event register is asked at every look.
     Tests give ``open_with`` a port of their own.
     """
 
@@ -398,8 +221,17 @@ class Wt310eSource(Source):
     def __init__(self, options: Wt310eOptions, start: Start, open_with: OpenPort = open_port) -> None:
         super().__init__(options, start)
         self._open_with = open_with
-        self._session: Session | None = None
+        self._update_ns = round(options.update_s * 1e9)
+        self._port: Port | None = None
+        self._lines = LineReader(0)
+        self._asked_ns: int | None = None
+        self._heard_ns = self._looked_ns = 0
+        self._ended_ns: int | None = None
+        """End of the last update that was understood, and time of the last reading of any kind."""
         self._last_ns: int | None = None
+        self.garbled = 0
+        """Answers that made no sense, in all."""
+        self._garbled_in_turn = 0
         self.missed_updates = 0
         """Updates of the meter that went by unread."""
         self.overloads = 0
@@ -407,73 +239,174 @@ class Wt310eSource(Source):
 
     @property
     def period_ns(self) -> int:
-        return self.options.poll_ns
+        return round(self.options.poll_ms * 1e6)
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
-        self._session = Session(self._open_with(o.port, o.baud), self.start.clock, o)
-        identity = self._session.begin()
+        port = self._port = self._open_with(o.port, o.baud)
+        identity = self._greet(port)
+        if _is_integrating(self._query(port, ":INTEG:STAT?")):
+            self._command(port, ":INTEG:STOP")
+        for command in (":INTEG:RES", *setup_commands(o)):
+            self._command(port, command)
+        if o.integrate:
+            self._command(port, ":INTEG:MODE NORM")
+            self._command(port, ":INTEG:TIM 0,0,0")
+            self._command(port, ":INTEG:STAR", deaf_ns=round(START_S * 1e9))
+            if not _is_integrating(state := self._query(port, ":INTEG:STAT?")):
+                raise SensorError(f"{port.name}: the meter does not integrate, its state is {state!r}")
+        self._query(port, ":STAT:EESR?")  # what it tells of is from before
+        self._heard_ns = self._looked_ns = self.start.clock.now_ns()
         return (self._describe(identity),), (
             Device(o.device, (o.line,), f"all that is behind the wall meter {identity}"),
         )
 
     def poll(self) -> None:
-        assert self._session is not None, "open comes first"
-        for end_ns, reply in self._session.poll():
-            r = reply or Reply(True, 0, Flag.IO_ERROR, 0, Flag.IO_ERROR)
-            self._append(end_ns, (r.power_flag, r.energy_flag), (r.power, r.energy))
+        port, clock = self._port, self.start.clock
+        assert port is not None, "open comes first"
+        if self._asked_ns is None:
+            self._asked_ns = clock.now_ns()
+            self._send(port, VALUES if port.blocks else WAIT + VALUES)
+        now_ns = clock.now_ns()
+        data = port.read()
+        if port.blocks:
+            now_ns = clock.now_ns()
+        before_ns, self._looked_ns = self._looked_ns, now_ns
+        for begun_ns, line in self._lines.feed(data, before_ns, now_ns):
+            if self._asked_ns is not None:
+                at_ns = (before_ns + now_ns) // 2 if port.blocks else begun_ns
+                self._accept(port, at_ns, now_ns - before_ns, line)
+        if now_ns - self._heard_ns > 2 * self._update_ns + ANSWER_NS:
+            raise SensorError(f"{port.name}: the meter does not answer any more: is it on and connected?")
 
     def health(self) -> dict[str, object]:
         return {
-            "garbled_answers": 0 if self._session is None else self._session.garbled,
+            "garbled_answers": self.garbled,
             "missed_updates": self.missed_updates,
             "overloads": self.overloads,
         }
 
     def close(self) -> None:
-        if self._session is not None:
-            session, self._session = self._session, None
+        """Stop the integration and give the keys back, as far as the meter still listens; let go of the port."""
+        port, self._port = self._port, None
+        if port is not None:
             with suppress(SensorError):
-                session.end()
+                if self.options.integrate:
+                    self._send(port, ":INTEG:STOP")
+                self._send(port, ":COMM:REM OFF")
+            port.close()
 
-    def _append(self, end_ns: int, flags: tuple[Flag, Flag], codes: tuple[int, int]) -> None:
-        update_ns = self.options.update_ns
-        if self._last_ns is not None:
-            distance_ns = end_ns - self._last_ns
-            if distance_ns <= 0:
-                return
-            if distance_ns > update_ns * 3 // 2:
-                # Updates went by unread: one flagged reading in their place says so.
-                self._put(self._last_ns + distance_ns // 2, (Flag.MISSING, Flag.MISSING), (0, 0))
-                self.missed_updates += round(distance_ns / update_ns) - 1
+    def _greet(self, port: Port) -> str:
+        """The meter's identity. It may still owe an answer to somebody before us, and hold half a command of theirs."""
+        identity = ""
+        for attempt in range(GREETINGS):
+            self._send(port, "")
+            self._send(port, "*CLS")
+            self._wait((self._update_ns if attempt else LATENCY_NS) + 6 * port.byte_ns)
+            if not port.blocks:
+                port.read()
+            self._lines = LineReader(port.byte_ns)
+            try:
+                identity = self._query(port, "*IDN?")
+            except SensorError:
+                if attempt == GREETINGS - 1:
+                    raise
+            if identity.upper().startswith(("YOKOGAWA,WT31", "YOKOGAWA,WT33")):
+                return identity
+        raise SensorError(f"{port.name}: the meter says it is {identity!r}, which is no Yokogawa WT310E")
+
+    def _accept(self, port: Port, at_ns: int, look_ns: int, line: bytes) -> None:
+        """One answer, which came at ``at_ns`` in a look that was ``look_ns`` after the one before."""
+        asked_ns, self._asked_ns = self._asked_ns or at_ns, None
+        try:
+            reply = parse_reply(line.decode("ascii"), with_energy=self.options.integrate)
+        except ValueError:
+            self.garbled += 1
+            self._garbled_in_turn += 1
+            if self._garbled_in_turn >= GARBLED:
+                raise SensorError(f"{port.name}: the meter's answers make no sense: {line[:60]!r}") from None
+            self._append(at_ns, Reply(True, 0, Flag.IO_ERROR, 0, Flag.IO_ERROR))
+            return
+        self._garbled_in_turn = 0
+        self._heard_ns = self._looked_ns
+        end_ns = self._end_of_update(port, at_ns, look_ns, asked_ns) if reply.is_new else None
+        if end_ns is not None:
+            self._ended_ns = end_ns
+            self._append(end_ns, reply)
+
+    def _end_of_update(self, port: Port, at_ns: int, look_ns: int, asked_ns: int) -> int | None:
+        """The end of the update behind an answer. Updates are regular: where the answer's arrival does not tell, the
+        last end does. None when neither does."""
+        last_ns, update_ns = self._ended_ns, self._update_ns
+        if look_ns > self.period_ns + LATENCY_NS:
+            # Nobody looked for a while, and the answer came at some moment of it.
+            if last_ns is None or port.blocks:
+                return None
+            end_ns = last_ns + update_ns
+            return end_ns if asked_ns < end_ns and abs(end_ns - at_ns) <= look_ns // 2 + LATENCY_NS else None
+        came_at_once = at_ns - asked_ns <= len(WAIT + VALUES) * port.byte_ns + SOON_NS
+        if port.blocks or last_ns is None or not came_at_once:
+            return at_ns
+        # It ended before the question arrived.
+        return min(at_ns, last_ns + max(1, (at_ns - last_ns) // update_ns) * update_ns)
+
+    def _append(self, end_ns: int, reply: Reply) -> None:
+        last_ns, update_ns = self._last_ns, self._update_ns
+        if last_ns is not None and end_ns <= last_ns:
+            return
+        if last_ns is not None and end_ns - last_ns > update_ns * 3 // 2:
+            # Updates went by unread: one flagged reading in their place says so.
+            self._put((last_ns + end_ns) // 2, Reply(True, 0, Flag.MISSING, 0, Flag.MISSING))
+            self.missed_updates += round((end_ns - last_ns) / update_ns) - 1
         self._last_ns = end_ns
-        self.overloads += bool(flags[0] & Flag.SATURATED)
-        self._put(end_ns, flags, codes)
+        self.overloads += bool(reply.power_flag & Flag.SATURATED)
+        self._put(end_ns, reply)
 
-    def _put(self, end_ns: int, flags: tuple[Flag, Flag], codes: tuple[int, int]) -> None:
-        half_ns = self.options.update_ns // 2
+    def _put(self, end_ns: int, r: Reply) -> None:
+        half_ns = self._update_ns // 2
         lines = 2 if self.options.integrate else 1
-        self.builders[0].append(
-            end_ns - half_ns,
-            (0, half_ns)[:lines],
-            [int(f) for f in flags[:lines]],
-            ([0 if f else c for f, c in zip(flags, codes, strict=True)][:lines],),
+        codes = (0 if r.power_flag else r.power, 0 if r.energy_flag else r.energy)
+        flags = (int(r.power_flag), int(r.energy_flag))
+        self.builders[0].append(end_ns - half_ns, (0, half_ns)[:lines], flags[:lines], (codes[:lines],))
+
+    def _send(self, port: Port, text: str) -> None:
+        port.write(text.encode("ascii") + (b"\n" if port.blocks else b"\r\n"))
+
+    def _wait(self, duration_ns: int) -> None:
+        self.start.clock.sleep_until(self.start.clock.now_ns() + duration_ns)
+
+    def _command(self, port: Port, command: str, *, deaf_ns: int = 0) -> None:
+        """A command during set-up, checked. Raises `SensorError` when the meter refuses it."""
+        self._send(port, command)
+        if deaf_ns:
+            self._wait(deaf_ns + (len(command) + 2) * port.byte_ns)
+        if not (error := self._query(port, ":STAT:ERR?")).startswith("0"):
+            raise SensorError(f"{port.name}: the meter refuses {command!r}: error {error}")
+
+    def _query(self, port: Port, question: str) -> str:
+        """The answer to a query during set-up. Raises `SensorError` when there is none."""
+        clock = self.start.clock
+        self._send(port, question)
+        give_up_ns = clock.now_ns() + ANSWER_NS + (len(question) + 2) * port.byte_ns
+        while clock.now_ns() < give_up_ns:
+            if not port.blocks:
+                self._wait(LOOK_NS)
+            now_ns = clock.now_ns()
+            for _, line in self._lines.feed(port.read(), now_ns, now_ns):
+                return line.decode("ascii", "replace").strip()
+        raise SensorError(
+            f"{port.name}: the meter does not answer {question!r}: is it on, connected, and at this baud rate?"
         )
 
     def _describe(self, identity: str) -> Stream:
         o = self.options
         provenance = Provenance.SIMULATED if "SIMULATED" in identity.upper() else Provenance.MEASURED
-        model = identity.split(",")[1].strip()
-        accuracy = power_accuracy(model, o, o.poll_ns // 2 + LATENCY_NS)
+        accuracy = power_accuracy(identity.split(",")[1].strip(), o, self.period_ns // 2 + LATENCY_NS)
         text = f"active power at the wall, one reading for each update of {o.update_s:g} s"
         lines = [Line(o.line, o.device, ScaledConversion("code", W_PER_POWER_CODE), provenance, accuracy, text)]
         if o.integrate:
-            energy = Accuracy(
-                u_gain=accuracy.u_gain,
-                u_offset_w=accuracy.u_offset_w,
-                centre_ns=accuracy.centre_ns,
-                origin=f"{accuracy.origin}, integrated by the meter without a hole",
-            )
+            origin = f"{accuracy.origin}, integrated by the meter without a hole"
+            energy = replace(accuracy, step_w=0.0, window_ns=0, origin=origin)
             counter, text = (
                 CounterConversion("code", J_PER_ENERGY_CODE),
                 "energy at the wall as the meter integrates it",
@@ -488,4 +421,8 @@ class Wt310eSource(Source):
             "update_s": o.update_s,
             "codes": "microwatts and micro-watt-hours",
         }
-        return self.add_stream((Column("code", "q"),), lines, o.update_ns, detail)
+        return self.add_stream((Column("code", "q"),), lines, self._update_ns, detail)
+
+
+def _is_integrating(state: str) -> bool:
+    return state.rpartition(" ")[2].upper().startswith("STAR")

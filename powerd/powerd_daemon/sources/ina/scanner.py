@@ -16,7 +16,6 @@ tried again about once a second. The others go on meanwhile. What is flagged:
 from __future__ import annotations
 
 import errno
-import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -107,7 +106,8 @@ def flag_stale(
 class Decoder:
     """Raw rows of many scans into the columns and flags of a block.
 
-    A row holds each line's BUS register and then its SHUNT register, most significant byte first.
+    A row holds each line's BUS register and then its SHUNT register, most significant byte first. All machines that
+    powerd supports keep the least significant one first.
     """
 
     def __init__(self, settings: Sequence[Settings]) -> None:
@@ -126,13 +126,11 @@ class Decoder:
 
     def codes(self, raw: bytes) -> tuple[array[int], array[int]]:
         """Shunt codes (sign-extended) and bus codes (the whole register)."""
-        shunt, bus = (array(code) for code in self.typecodes)
         if not self._is_wide:
             words = array("H", raw)
-            if sys.byteorder == "little":
-                words.byteswap()
-            shunt.frombytes(words[1::2].tobytes())
-            return shunt, words[0::2]
+            words.byteswap()
+            return array("h", words[1::2].tobytes()), words[0::2]
+        shunt, bus = array("i"), array("I")
         for row in range(0, len(raw), self.row_bytes):
             for begin, s in zip(self.begins, self.settings, strict=True):
                 at, width = row + begin, s.type.code_bytes
@@ -140,7 +138,7 @@ class Decoder:
                 shunt.append(int.from_bytes(raw[at + width : at + 2 * width], signed=True))
         return shunt, bus
 
-    def flag(self, flags: array[int], raw: bytes, shunt: array[int], bus: array[int]) -> None:
+    def flag(self, flags: array[int], shunt: array[int], bus: array[int]) -> None:
         """Set SATURATED, OVERFLOW and RESET from the codes.
 
         An INA219's CNVR is cleared by a reset or a write of the mode alone (POWER is never read), so a reading
@@ -152,11 +150,10 @@ class Decoder:
                 s = self.settings[i % count]
                 if abs(code) >= s.shunt.full_scale or word >> s.type.bus_shift >= s.bus.full_scale:
                     flags[i] |= Flag.SATURATED
-        for line, begin in enumerate(self.begins):
-            if self.settings[line].chip != "INA219":
-                continue
-            status = raw[begin + 1 :: self.row_bytes].translate(_UNUSUAL)
-            for k in (k for k, low in enumerate(status) if low) if status.strip(b"\0") else ():
+        low_bytes = bus.tobytes()[:: bus.itemsize]
+        for line in (i for i, s in enumerate(self.settings) if s.chip == "INA219"):
+            unusual = low_bytes[line::count].translate(_UNUSUAL)
+            for k in (k for k, low in enumerate(unusual) if low) if unusual.strip(b"\0") else ():
                 i = k * count + line
                 if not flags[i] & (Flag.IO_ERROR | Flag.MISSING):
                     flags[i] |= (Flag.OVERFLOW if bus[i] & OVF else 0) | (0 if bus[i] & CNVR else Flag.RESET)
@@ -438,7 +435,7 @@ class Scanner:
         for row in rows:
             flags.extend(row.flags)
             offsets_ns.extend(row.read if isinstance(row.read, list) else offsets_of[row.read])
-        self._decoder.flag(flags, raw, shunt, bus)
+        self._decoder.flag(flags, shunt, bus)
         flag_stale(flags, starts_ns, offsets_ns, self._fresh_ns, self._cycles_ns)
         builder.t_ns.extend(starts_ns)
         builder.dt_ns.extend(offsets_ns)

@@ -15,7 +15,6 @@ from powerd_core.errors import ClockError, SensorError, VersionError, WireError
 from powerd_core.model import ClockExchange
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.node.protocol import (
-    RESULTS,
     TICK_NS,
     Answer,
     Deframer,
@@ -46,11 +45,8 @@ class Unwrapper:
     def us(self, time_us: int) -> int:
         """Microseconds, whole: times may come slightly out of order."""
         if self._us is None:
-            # Room below, for a time before the first.
-            self._us = time_us + (1 << 32)
-            return self._us
-        step = (time_us - self._us + (1 << 31)) % (1 << 32) - (1 << 31)
-        unwrapped = self._us + step
+            self._us = time_us + (1 << 32)  # room below, for a time before the first
+        unwrapped = self._us + (time_us - self._us + (1 << 31)) % (1 << 32) - (1 << 31)
         self._us = max(self._us, unwrapped)
         return unwrapped
 
@@ -74,6 +70,11 @@ class NodeTime:
         """Node time of the last exchange."""
         return self._exchanges[-1].t_board_ns
 
+    @property
+    def half_ns(self) -> int:
+        """Half-width of what is guaranteed of the node's clock at the last exchange."""
+        return self.board_ns(self.latest_ns)[1]
+
     def add(self, t1_board_ns: int, received_us: int, sent_us: int, t4_board_ns: int) -> None:
         """An echo: sent and received by the board, received and sent by the node (cut to whole microseconds).
 
@@ -81,11 +82,9 @@ class NodeTime:
         """
         # The node received within the microsecond after its stamp: the later end keeps the interval a guarantee.
         exchange = ClockExchange(0, t1_board_ns, (received_us + 1) * TICK_NS, sent_us * TICK_NS, t4_board_ns)
-        if exchange.delay_ns < 0:
-            raise ClockError("the node's echo took less time than the node says it had it: its clock is broken")
         self._exchanges.append(exchange)
-        pieces = map_clock(tuple(self._exchanges))
-        if len(pieces) > 1:
+        pieces = map_clock(tuple(self._exchanges)) if exchange.delay_ns >= 0 else ()
+        if len(pieces) != 1:
             raise ClockError("the node's clock stepped against the board's")
         self._piece = pieces[0]
 
@@ -102,7 +101,7 @@ class NodeLink:
     """One open port with a node behind it. ``name`` begins every error."""
 
     def __init__(self, port: Port, clock: Clock, name: str) -> None:
-        self._port, self._clock, self._name = port, clock, name
+        self.port, self._clock, self._name = port, clock, name
         self.deframer = Deframer()
         self.unknown = 0
         """Good frames whose contents could not be used."""
@@ -133,8 +132,7 @@ class NodeLink:
                     if not isinstance(event, Answer | NodeDescription) or event.sequence != sequence:
                         continue
                     if isinstance(event, Answer) and event.result:
-                        result = RESULTS[event.result] if event.result < len(RESULTS) else f"result {event.result}"
-                        raise SensorError(f"{self._name}: the node refused {kind.name.lower()}: {result}")
+                        raise SensorError(f"{self._name}: the node refused {kind.name.lower()}: result {event.result}")
                     if isinstance(event, want):
                         self._events = events[i + 1 :]
                         return event
@@ -155,11 +153,11 @@ class NodeLink:
         """Send a command and wait for nothing. Returns its sequence number."""
         self._sequence = self._sequence + 1 & 0xFFFF
         # The zero in front ends whatever garbage the node may have received before.
-        self._port.write(b"\0" + encode_frame(encode_command(kind, self._sequence, payload)))
+        self.port.write(b"\0" + encode_frame(encode_command(kind, self._sequence, payload)))
         return self._sequence
 
     def _receive(self, timeout_ns: int) -> None:
-        data = self._port.read(timeout_ns)
+        data = self.port.read(timeout_ns)
         arrival_ns = self._clock.now_ns()
         for body in self.deframer.feed(data):
             try:

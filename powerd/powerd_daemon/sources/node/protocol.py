@@ -23,7 +23,6 @@ VERSION = 1
 MAX_SENSORS = 8
 TICK_NS = 1000
 """Node times are whole microseconds, cut off."""
-RESULTS = ("ok", "it does not know this", "it is measuring", "it is not configured", "it speaks another version")
 COUNTERS = ("i2c_errors", "missed_scans", "dropped_frames", "damaged_commands", "lost_edges", "sensor_resets")
 RESET_CAUSES = ("unknown", "power", "watchdog")
 _HEAD = struct.Struct("<BBHI")
@@ -50,22 +49,17 @@ def encode_frame(body: bytes) -> bytes:
 def decode_frame(encoded: bytes) -> bytes:
     """The body of a frame that is given without its final zero. Raises `WireError`."""
     size, at = len(encoded), 0
-    if size > MAX_ENCODED:
-        raise WireError(f"{size} bytes without a zero are no frame")
     parts = []
-    while at < size:
+    while at < size <= MAX_ENCODED:
         end = at + encoded[at]
         if end > size or end == at:
             raise WireError("no frame: a length leads beyond its end")
         parts.append(encoded[at + 1 : end])
         at = end
     data = b"\0".join(parts)
-    if len(data) < 3:
-        raise WireError(f"a frame of {len(data)} bytes is shorter than its checksum")
-    body = data[:-2]
-    if crc_hqx(body, 0xFFFF) != data[-2] | data[-1] << 8:
-        raise WireError("checksum mismatch")
-    return body
+    if len(data) < 3 or crc16(data[:-2]) != data[-2] | data[-1] << 8:
+        raise WireError(f"{size} bytes are no frame: checksum mismatch")
+    return data[:-2]
 
 
 class Deframer:
@@ -82,18 +76,15 @@ class Deframer:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The bodies that ``data`` completes."""
-        pieces = (self._tail + data).split(b"\0")
-        self._tail = pieces.pop()
+        *pieces, self._tail = (self._tail + data).split(b"\0")
         bodies = []
         for piece in pieces:
-            if self._overrun:
-                self.damaged += 1
-                self._overrun = False
-            elif piece:
+            if piece or self._overrun:
                 try:
-                    bodies.append(decode_frame(piece))
+                    bodies.append(decode_frame(b"" if self._overrun else piece))
                 except WireError:
                     self.damaged += 1
+            self._overrun = False
         if len(self._tail) > MAX_ENCODED:
             # Nothing of this stretch can be a frame any more; only its end matters.
             self._tail, self._overrun = b"", True
@@ -203,28 +194,26 @@ Event = Scan | NodeDescription | EchoAnswer | Edge | Status | Answer
 
 def decode_body(body: bytes) -> Event:
     """The event of a body from the node. Raises `VersionError` or `WireError`."""
-    if len(body) < _HEAD.size:
-        raise WireError(f"a body of {len(body)} bytes is shorter than its head")
-    version, kind, sequence, time_us = _HEAD.unpack_from(body)
-    if version != VERSION:
-        raise VersionError(
-            f"the node speaks version {version} of the protocol, this powerd version {VERSION}: "
-            "put the firmware of this release on the node"
-        )
     try:
-        if kind == Kind.DATA:
-            valid, reset, span_us = _DATA.unpack_from(body, _HEAD.size)
-            words = body[_HEAD.size + _DATA.size :]
+        version, kind, sequence, time_us = _HEAD.unpack_from(body)
+        if version != VERSION:
+            raise VersionError(
+                f"the node speaks version {version} of the protocol, this powerd version {VERSION}: "
+                "put the firmware of this release on the node"
+            )
+        return _decode(kind, sequence, time_us, body[_HEAD.size :])
+    except struct.error as error:
+        raise WireError(f"a body of {len(body)} bytes is none of the protocol: {error}") from error
+
+
+def _decode(kind: int, sequence: int, time_us: int, payload: bytes) -> Event:
+    match kind:
+        case Kind.DATA:
+            valid, reset, span_us = _DATA.unpack_from(payload)
+            words = payload[_DATA.size :]
             if not words or len(words) % 4 or len(words) > 4 * MAX_SENSORS:
                 raise WireError(f"a scan with {len(words)} bytes of codes")
             return Scan(sequence, time_us, valid, reset, span_us, words)
-        return _decode_rare(kind, sequence, time_us, body[_HEAD.size :])
-    except struct.error as error:
-        raise WireError(f"frame of type {kind:#04x} with a body of {len(body)} bytes") from error
-
-
-def _decode_rare(kind: int, sequence: int, time_us: int, payload: bytes) -> Event:
-    match kind:
         case Kind.ECHO_ANSWER:
             return EchoAnswer(sequence, time_us, *struct.unpack("<I", payload))
         case Kind.EDGE:
@@ -240,16 +229,10 @@ def _decode_rare(kind: int, sequence: int, time_us: int, payload: bytes) -> Even
             rows = list(_SENSOR.iter_unpack(payload[_DESCRIPTION.size :]))
             if len(rows) != count:
                 raise WireError(f"a description of {count} sensors with {len(payload)} bytes")
-            return NodeDescription(
-                sequence,
-                time_us,
-                f"{major}.{minor}.{patch}",
-                boot,
-                uid.hex(),
-                RESET_CAUSES[cause] if cause < len(RESET_CAUSES) else RESET_CAUSES[0],
-                marker,
-                sum(bool(answers) << i for i, (*_, answers) in enumerate(rows)),
-            )
+            answering = sum(bool(answers) << i for i, (*_, answers) in enumerate(rows))
+            software = f"{major}.{minor}.{patch}"
+            why = RESET_CAUSES[cause if cause < len(RESET_CAUSES) else 0]
+            return NodeDescription(sequence, time_us, software, boot, uid.hex(), why, marker, answering)
     raise WireError(f"unknown type of frame: {kind:#04x}")
 
 

@@ -6,9 +6,7 @@ therefore held until its sensor has been checked behind it, and flagged ``RESET`
 
 from __future__ import annotations
 
-import sys
 from array import array
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,25 +22,19 @@ _LONG_AGO = -(1 << 62)
 
 @dataclass(slots=True)
 class _Row:
-    """A scan that waits for the checks of its sensors."""
+    """A scan that waits for the checks of its sensors, and how many never came in front of it."""
 
     t_ns: int
     span_ns: int
     flags: list[int]
     words: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class _Lost:
-    """Scans that never came, between two that did."""
-
-    count: int
+    lost: int
     cause: str
 
 
 def _gap(builder: BlockBuilder, begin_ns: int, end_ns: int, lost: int, cause: str) -> Gap:
     """A gap with the builder's next sequence number."""
-    gap = Gap(builder.stream.number, builder.epoch, builder.sequence, begin_ns, end_ns, 1, lost, cause)
+    gap = Gap(builder.stream.number, builder.epoch, builder.sequence, min(begin_ns, end_ns), end_ns, 1, lost, cause)
     builder.sequence += 1
     return gap
 
@@ -55,9 +47,7 @@ class ScanReadings:
         self._period_us = period_us
         self._hold = 0 if period_us >= CHECK_ALL_US else self._count - 1
         """Scans after which every sensor was checked."""
-        self._held: deque[_Row | _Lost] = deque()
-        self._rows_held = 0
-        self._ready: deque[_Row | _Lost] = deque()
+        self._rows: list[_Row] = []
         self._last: Scan | None = None
         self._last_us = 0
         """When the last scan began, by the node's clock; and, by the board's, when it ended."""
@@ -90,55 +80,37 @@ class ScanReadings:
         self._last, self._last_us = scan, node_us
         if t_ns is None:
             self._untimed += 1 + missing
-            self._deny(toggled)
-            return True
-        if self._untimed:
-            missing += self._untimed
-            self._untimed = 0
-            cause = "the node's clock was not known well enough: its echoes came late"
-        if missing:
+        else:
+            if self._untimed:
+                missing, self._untimed = missing + self._untimed, 0
+                cause = "the node's clock was not known well enough: its echoes came late"
             self.lost += missing
-            self._held.append(_Lost(missing, cause))
-        span_ns = scan.span_us * 1000
-        # Received before it ended is impossible, and so is a scan that begins within the one before.
-        t_ns = max(min(t_ns, arrival_ns - span_ns), self._last_end_ns)
-        self._last_end_ns = t_ns + max(span_ns, 1)
-        flags = [0 if scan.valid >> i & 1 else int(Flag.IO_ERROR) for i in range(self._count)]
-        self._held.append(_Row(t_ns, span_ns, flags, scan.words))
-        self._rows_held += 1
-        self._deny(toggled)
-        while self._rows_held > self._hold:
-            item = self._held.popleft()
-            self._rows_held -= isinstance(item, _Row)
-            self._ready.append(item)
+            span_ns = scan.span_us * 1000
+            # Received before it ended is impossible, and so is a scan that begins within the one before.
+            t_ns = max(min(t_ns, arrival_ns - span_ns), self._last_end_ns)
+            self._last_end_ns = t_ns + max(span_ns, 1)
+            flags = [0 if scan.valid >> i & 1 else int(Flag.IO_ERROR) for i in range(self._count)]
+            self._rows.append(_Row(t_ns, span_ns, flags, scan.words, missing, cause))
+        # What waits for a check that failed is of a sensor without its settings.
+        checked = len(self._rows) - self._hold - (t_ns is not None)
+        for row in self._rows[max(checked, 0) :] if toggled else ():
+            row.flags = [f | Flag.RESET if toggled >> i & 1 else f for i, f in enumerate(row.flags)]
         return True
 
     def take(self) -> list[Block | Gap]:
         """What is confirmed, as blocks and gaps in order."""
+        count = max(0, len(self._rows) - self._hold)
+        rows, self._rows = self._rows[:count], self._rows[count:]
         events: list[Block | Gap] = []
-        rows: list[_Row] = []
-        while self._ready:
-            item = self._ready.popleft()
-            if isinstance(item, _Row):
-                rows.append(item)
-                continue
-            following = next((r for r in (*self._ready, *self._held) if isinstance(r, _Row)), None)
-            if following is None:
-                self._ready.appendleft(item)
-                break
-            self._append_block(rows, events)
-            rows = []
-            end_ns = following.t_ns
-            begin_ns = end_ns if self._taken_ns is None else min(self._taken_ns, end_ns)
-            events.append(_gap(self._builder, begin_ns, end_ns, item.count, item.cause))
-        self._append_block(rows, events)
+        first = 0
+        for k, row in enumerate(rows):
+            if row.lost:
+                self._append_block(rows[first:k], events)
+                first = k
+                begin_ns = row.t_ns if self._taken_ns is None else self._taken_ns
+                events.append(_gap(self._builder, begin_ns, row.t_ns, row.lost, row.cause))
+        self._append_block(rows[first:], events)
         return events
-
-    def _deny(self, sensors: int) -> None:
-        """Flag what waits for a check that failed, by the sensors' bits."""
-        for row in self._held if sensors else ():
-            if isinstance(row, _Row):
-                row.flags = [f | Flag.RESET if sensors >> i & 1 else f for i, f in enumerate(row.flags)]
 
     def _missing(self, scan: Scan, node_us: int) -> int:
         """Scans that the node took since the last one."""
@@ -154,17 +126,9 @@ class ScanReadings:
             return
         b, n = self._builder, self._count
         words = array("H", b"".join(r.words for r in rows))
-        if sys.byteorder == "big":
-            words.byteswap()
-        # The decoder wants rows as they come over I2C: bus first, most significant byte first.
-        raw = array("H", bytes(2 * len(words)))
-        raw[0::2], raw[1::2] = words[1::2], words[0::2]
-        if sys.byteorder == "little":
-            raw.byteswap()
-        wire = raw.tobytes()
-        shunt, bus = self._decoder.codes(wire)
+        shunt, bus = array("h", words[0::2].tobytes()), words[1::2]
         flags = array("H", [f for r in rows for f in r.flags])
-        self._decoder.flag(flags, wire, shunt, bus)
+        self._decoder.flag(flags, shunt, bus)
         # What the codes of a failed reading look like says nothing.
         flags = array("H", [int(Flag.IO_ERROR) if f & Flag.IO_ERROR else f for f in flags])
         for row in rows:
@@ -175,8 +139,7 @@ class ScanReadings:
         b.flags.extend(flags)
         b.columns[0].extend(shunt)
         b.columns[1].extend(bus)
-        block = b.take()
-        if block is not None:
+        if block := b.take():
             self._taken_ns = block.t_last_ns
             events.append(block)
 
@@ -189,6 +152,8 @@ class MarkerReadings:
     which nothing happens is told from one that is lost.
     """
 
+    CAUSE = "edges were lost on the way, too fast for the node, or at times that are not known well enough"
+
     def __init__(self, builder: BlockBuilder) -> None:
         self._builder = builder
         self._events: list[Block | Gap] = []
@@ -198,19 +163,20 @@ class MarkerReadings:
         self.lost = 0
         """Edges in gaps."""
 
-    def edge(self, edge: Edge, t_ns: int, cause: str) -> None:
-        """An edge at ``t_ns`` of the board's clock; ``cause`` is that of edges missing in front of it, if any."""
-        self._find_lost(edge.sequence, t_ns, cause)
-        self._next = edge.sequence + 1 & 0xFFFF
-        # An interrupt's edges may share a microsecond, or two corrections of the clock may overlap.
-        self._append(t_ns if self._last_ns is None else max(t_ns, self._last_ns + 1), edge.level, self._next)
-
-    def status(self, status: Status, t_ns: int, cause: str) -> None:
-        """A status: the level at ``t_ns`` unless an edge behind that is known already."""
-        self._find_lost(status.edges & 0xFFFF, t_ns, cause)
-        self._next = status.edges & 0xFFFF
-        if self._last_ns is None or t_ns > self._last_ns:
-            self._append(t_ns, status.level, self._next)
+    def add(self, event: Edge | Status, t_ns: int) -> None:
+        """An edge at ``t_ns`` of the board's clock, or a status: the level then unless a later edge is known."""
+        is_edge = isinstance(event, Edge)
+        number = event.sequence if isinstance(event, Edge) else event.edges & 0xFFFF
+        last_ns = t_ns - 1 if self._last_ns is None else self._last_ns
+        if self._next is not None and (lost := (number - self._next) & 0xFFFF):
+            self.lost += lost
+            self._close_block()
+            self._events.append(_gap(self._builder, last_ns, max(last_ns, t_ns), lost, self.CAUSE))
+        self._next = number + is_edge & 0xFFFF
+        if is_edge or t_ns > last_ns:
+            # An interrupt's edges may share a microsecond, or two corrections of the clock may overlap.
+            self._last_ns = max(t_ns, last_ns + 1)
+            self._builder.append(self._last_ns, (0,), (0,), ((event.level,), (self._next,)))
 
     def take(self) -> list[Block | Gap]:
         """Everything since the last call, in order."""
@@ -218,19 +184,6 @@ class MarkerReadings:
         events, self._events = self._events, []
         return events
 
-    def _find_lost(self, sequence: int, t_ns: int, cause: str) -> None:
-        if self._next is None or not (lost := (sequence - self._next) & 0xFFFF):
-            return
-        self.lost += lost
-        self._close_block()
-        begin_ns = t_ns if self._last_ns is None else min(self._last_ns, t_ns)
-        self._events.append(_gap(self._builder, begin_ns, max(begin_ns, t_ns), lost, cause))
-
-    def _append(self, t_ns: int, level: int, edge: int) -> None:
-        self._builder.append(t_ns, (0,), (0,), ((level,), (edge,)))
-        self._last_ns = t_ns
-
     def _close_block(self) -> None:
-        block = self._builder.take()
-        if block is not None:
+        if block := self._builder.take():
             self._events.append(block)

@@ -6,7 +6,7 @@ is known.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,17 +14,7 @@ from typing import ClassVar
 
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
-from powerd_core.model import (
-    Accuracy,
-    Block,
-    Column,
-    Device,
-    Gap,
-    Line,
-    Provenance,
-    QuantityConversion,
-    Stream,
-)
+from powerd_core.model import Accuracy, Block, Column, Device, Gap, Line, Provenance, QuantityConversion, Stream
 from powerd_daemon.calibration_file import calibrated, load_calibration
 from powerd_daemon.sources.base import Source, Start, devices_of
 from powerd_daemon.sources.ina.chips import CONFIG
@@ -35,7 +25,6 @@ from powerd_daemon.sources.node.protocol import (
     TICK_NS,
     Answer,
     Edge,
-    Event,
     Kind,
     NodeDescription,
     Scan,
@@ -44,7 +33,7 @@ from powerd_daemon.sources.node.protocol import (
     configure_payload,
 )
 from powerd_daemon.sources.node.readings import MarkerReadings, ScanReadings
-from powerd_daemon.sources.port import OpenPort, Port, SerialPort
+from powerd_daemon.sources.port import OpenPort, SerialPort
 
 READ_US = 120
 """A pointer write and a word read: 48 SCL periods at 400 kHz."""
@@ -102,14 +91,13 @@ class NodeOptions:
         if self.baud < 1 or self.clock_limit_us <= 0:
             raise ConfigError("baud and clock_limit_us must be positive")
         names = [f"{s.device or self.device}.{s.name}" for s in self.sensors] + [f"{self.device}.{self.marker}"]
-        if twins := [n for n in names if names.count(n) > 1]:
-            raise ConfigError(f"two lines are called {twins[0]}: give each its own name")
+        if len(set(names)) < len(names):
+            raise ConfigError(f"two lines are called the same: give each its own name: {', '.join(names)}")
         reads = 2 * len(self.sensors) + 1
-        limit_hz = 1e6 / (reads * READ_US)
+        limit_hz = int(1e6 / (reads * READ_US))
         if self.rate_hz > limit_hz:
             raise ConfigError(
-                f"rate_hz = {self.rate_hz:g} does not fit: {reads} reads a scan (shunt and bus of each sensor, and one "
-                f"check) of {READ_US} us: at most {int(limit_hz)} scans a second"
+                f"rate_hz = {self.rate_hz:g}: {reads} reads a scan allow at most {limit_hz} scans a second"
             )
 
 
@@ -132,18 +120,19 @@ class NodeSource(Source):
         for controller in {s.controller for s in sensors}:
             make_bank([s for s in sensors if s.controller == controller])
         self.bank = Bank(sensors, tuple(s.settings_of((1,)) for s in sensors))
+        words = [dict(settings.words)[CONFIG] for settings in self.bank.settings]
+        self._wanted = [WantedSensor(s.controller, s.address, w) for s, w in zip(sensors, words, strict=True)]
         self._calibrations = load_calibration(Path(options.calibration)) if options.calibration else CalibrationFile()
         self._limit_ns = round(options.clock_limit_us * 1000)
         self._period_us = round(1e6 / options.rate_hz)
-        self._port: Port | None = None
         self._link: NodeLink | None = None
+        self._node: NodeDescription | None = None
         self._scans: ScanReadings | None = None
         self._marker: MarkerReadings | None = None
         self._damaged = 0
         """Damaged frames at the last scan."""
         self._echo_ns = self._heard_ns = self._bound_ns = 0
-        self._node: NodeDescription | None = None
-        self.status: Status | None = None
+        self._counters: Mapping[str, int] = {}
         """What the node last said of itself."""
 
     @property
@@ -157,15 +146,22 @@ class NodeSource(Source):
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o, clock = self.options, self.start.clock
-        self._port = self._open_port(o.port, o.baud)
-        link = self._link = NodeLink(self._port, clock, o.port)
+        link = self._link = NodeLink(self._open_port(o.port, o.baud), clock, o.port)
         link.ask(Kind.STOP, Answer)
         link.ask(Kind.CONFIGURE, Answer, configure_payload(self._period_us, self._wanted))
         node = self._node = link.ask(Kind.DESCRIBE, NodeDescription)
         if not node.answering:
             raise SensorError(f"{o.port}: no INA219 answers the node: check the wiring and the supply of the sensors")
-        self._synchronise(link)
-        streams = self._describe(node, self._half_ns(link))
+        for _ in range(FIRST_ECHOES):
+            link.exchange(ECHO_WAIT_NS)
+            if len(link.time) >= 8 and link.time.half_ns < self._limit_ns // 2:
+                break
+        if not len(link.time) or link.time.half_ns > self._limit_ns:
+            raise SensorError(
+                f"{o.port}: the node's clock is not known to clock_limit_us = {o.clock_limit_us:g}: plug it in without "
+                "a hub, or raise the limit"
+            )
+        streams = self._describe(node, link.time.half_ns)
         self._scans = ScanReadings(self.builders[0], self.bank.settings, self._period_us)
         self._marker = MarkerReadings(self.builders[1]) if o.marker else None
         self._bound_ns = link.time.latest_ns
@@ -176,15 +172,20 @@ class NodeSource(Source):
         return streams, devices_of(streams[0], "measured by a node")
 
     def poll(self) -> None:
-        link = self._link
+        link, clock = self._link, self.start.clock
         assert link is not None, "open comes first"
-        if self.start.clock.now_ns() >= self._echo_ns:
-            self._echo_ns = self.start.clock.now_ns() + ECHO_NS
+        if clock.now_ns() >= self._echo_ns:
+            self._echo_ns = clock.now_ns() + ECHO_NS
             link.exchange(ECHO_WAIT_NS)
-            self._append_bound(link)
+            # An echo may be lost, or late.
+            if link.time.latest_ns > self._bound_ns:
+                self._bound_ns = link.time.latest_ns
+                t_ns, half_ns = link.time.board_ns(self._bound_ns)
+                self.builders[-1].append(t_ns, (0,), (0,), ((min(half_ns, MAX_BOUND_NS),),))
         for arrival_ns, event in link.events():
-            self._handle(link, arrival_ns, event)
-        silence_ns = self.start.clock.now_ns() - self._heard_ns
+            if isinstance(event, Scan | Edge | Status):
+                self._handle(link, arrival_ns, event)
+        silence_ns = clock.now_ns() - self._heard_ns
         if silence_ns > max(SILENCE_NS, 5 * self._period_us * 1000):
             raise SensorError(f"{self.options.port}: the node sent no readings for {silence_ns * 1e-9:.1f} s")
 
@@ -205,90 +206,40 @@ class NodeSource(Source):
             "lost_edges": self._marker.lost if self._marker else 0,
             "damaged_frames": link.deframer.damaged,
             "unusable_frames": link.unknown,
-            "clock_half_us": self._half_ns(link) / 1000 if len(link.time) else None,
-            "node": {
-                "firmware": node.software,
-                "reset_cause": node.reset_cause,
-                **(self.status.counters if self.status else {}),
-            },
+            "clock_half_us": link.time.half_ns / 1000,
+            "node": {"firmware": node.software, "reset_cause": node.reset_cause, **self._counters},
         }
 
     def close(self) -> None:
-        port, self._port, self._link = self._port, None, None
-        if port is None:
-            return
-        # When it is gone, nothing is left to be stopped.
-        with suppress(PowerdError):
-            NodeLink(port, self.start.clock, self.options.port).send(Kind.STOP)
-        port.close()
+        link, self._link = self._link, None
+        if link is not None:
+            # When it is gone, nothing is left to be stopped.
+            with suppress(PowerdError):
+                link.send(Kind.STOP)
+            link.port.close()
 
-    @property
-    def _wanted(self) -> list[WantedSensor]:
-        """What the node is told to read."""
-        pairs = zip(self.options.sensors, self.bank.settings, strict=True)
-        return [WantedSensor(s.controller, s.address, dict(settings.words)[CONFIG]) for s, settings in pairs]
-
-    def _append_bound(self, link: NodeLink) -> None:
-        node_ns = link.time.latest_ns
-        if node_ns <= self._bound_ns:
-            return  # the echo was lost, or is late
-        self._bound_ns = node_ns
-        t_ns, half_ns = link.time.board_ns(node_ns)
-        self.builders[-1].append(t_ns, (0,), (0,), ((min(half_ns, MAX_BOUND_NS),),))
-
-    def _handle(self, link: NodeLink, arrival_ns: int, event: Event) -> None:
-        if not isinstance(event, Scan | Edge | Status):
-            return
+    def _handle(self, link: NodeLink, arrival_ns: int, event: Scan | Edge | Status) -> None:
         node_us = link.unwrapper.us(event.time_us)
         # A stamp is cut to whole microseconds: half of one, on average.
         t_ns, half_ns = link.time.board_ns(node_us * TICK_NS + TICK_NS // 2)
         is_known = half_ns + TICK_NS <= self._limit_ns
         if isinstance(event, Scan):
-            cause = (
-                "frames were damaged on the serial line"
-                if link.deframer.damaged != self._damaged
-                else "the node missed deadlines, or its buffer was full"
-            )
+            are_damaged = link.deframer.damaged != self._damaged
+            cause = "the node missed deadlines, or its buffer was full"
+            cause = "frames were damaged on the serial line" if are_damaged else cause
             assert self._scans is not None
             if self._scans.add(event, node_us, t_ns if is_known else None, arrival_ns, cause):
-                self._heard_ns = arrival_ns
-                self._damaged = link.deframer.damaged
+                self._heard_ns, self._damaged = arrival_ns, link.deframer.damaged
             return
         if isinstance(event, Status):
-            self._check(event)
-        if self._marker is None or not is_known:
-            # Edges that are passed over here are missed by the next one that is not.
-            return
-        t_ns = min(t_ns, arrival_ns)
-        cause = "edges were lost on the way, too fast for the node, or at times that are not known well enough"
-        if isinstance(event, Edge):
-            self._marker.edge(event, t_ns, cause)
-        else:
-            self._marker.status(event, t_ns, cause)
-
-    def _check(self, status: Status) -> None:
-        self.status = status
-        if self._node is not None and status.boot != self._node.boot:
-            raise SensorError(f"{self.options.port}: the node was reset; it is set up again")
-        if not status.is_running and self.start.clock.now_ns() - self._heard_ns > STATUS_NS:
-            raise SensorError(f"{self.options.port}: the node stopped measuring: does another program command it?")
-
-    def _synchronise(self, link: NodeLink) -> None:
-        """Exchanges until the node's time is known to half the limit, or as well as it gets."""
-        for _ in range(FIRST_ECHOES):
-            link.exchange(ECHO_WAIT_NS)
-            if len(link.time) >= 8 and self._half_ns(link) < self._limit_ns // 2:
-                return
-        if not len(link.time) or self._half_ns(link) > self._limit_ns:
-            raise SensorError(
-                f"{self.options.port}: the node's clock is not known to clock_limit_us = "
-                f"{self.options.clock_limit_us:g}: plug it in without a hub, or raise the limit"
-            )
-
-    @staticmethod
-    def _half_ns(link: NodeLink) -> int:
-        """Half-width of what is guaranteed of the node's clock now."""
-        return link.time.board_ns(link.time.latest_ns)[1]
+            self._counters = event.counters
+            if self._node is not None and event.boot != self._node.boot:
+                raise SensorError(f"{self.options.port}: the node was reset; it is set up again")
+            if not event.is_running and self.start.clock.now_ns() - self._heard_ns > STATUS_NS:
+                raise SensorError(f"{self.options.port}: the node stopped measuring: does another program command it?")
+        # Edges that are passed over here are missed by the next one that is not.
+        if self._marker is not None and is_known:
+            self._marker.add(event, min(t_ns, arrival_ns))
 
     def _describe(self, node: NodeDescription, half_ns: int) -> tuple[Stream, ...]:
         """The streams: the sensors' first, the clock's last. ``half_ns`` is how well the node's clock is known."""
@@ -309,23 +260,15 @@ class NodeSource(Source):
             "calibration": records,
             "sensors": [asdict(s) for s in sensors],
         }
-        codes = (Column("shunt", "h"), Column("bus", "H"))
-        streams = [self.add_stream(codes, lines, self._period_us * 1000, detail)]
+        self.add_stream((Column("shunt", "h"), Column("bus", "H")), lines, self._period_us * 1000, detail)
         if o.marker:
-            marker = Line(
-                f"{o.device}.{o.marker}",
-                o.device,
-                QuantityConversion("level", "marker_bits"),
-                Provenance.MEASURED,
-                Accuracy(
-                    centre_ns=self._limit_ns,
-                    origin=f"edges timed by an interrupt of the node, its clock +-{o.clock_limit_us:g} us guaranteed",
-                ),
-                f"level of GP{node.marker_pin} of the node, at each edge and twice a second",
-            )
-            bits = {"bits": {marker.name: {"high": 1}}}
-            edges = (Column("level", "B"), Column("edge", "H"))
-            streams.append(self.add_stream(edges, (marker,), STATUS_NS, common | bits))
+            name, level = f"{o.device}.{o.marker}", QuantityConversion("level", "marker_bits")
+            origin = f"edges timed by an interrupt of the node, its clock +-{o.clock_limit_us:g} us guaranteed"
+            accuracy = Accuracy(centre_ns=self._limit_ns, origin=origin)
+            text = f"level of GP{node.marker_pin} of the node, at each edge and twice a second"
+            marker = Line(name, o.device, level, Provenance.MEASURED, accuracy, text)
+            detail = common | {"bits": {name: {"high": 1}}}
+            self.add_stream((Column("level", "B"), Column("edge", "H")), (marker,), STATUS_NS, detail)
         clock = Line(
             f"{o.device}.clock_bound",
             o.device,
@@ -334,7 +277,8 @@ class NodeSource(Source):
             Accuracy(origin="guaranteed while the clocks drift apart by less than 100 ppm"),
             "half-width of what is guaranteed of the node's clock against the board's, after each echo",
         )
-        return (*streams, self.add_stream((Column("bound_ns", "I"),), (clock,), ECHO_NS, common))
+        self.add_stream((Column("bound_ns", "I"),), (clock,), ECHO_NS, common)
+        return tuple(builder.stream for builder in self.builders)
 
     def _sensor_lines(self, uid: str) -> tuple[Sequence[Line], Sequence[Sensor], dict[str, object]]:
         """The sensors' lines, the sensors with their calibrations, and the records that were used."""
@@ -342,7 +286,8 @@ class NodeSource(Source):
         lines: list[Line] = []
         sensors: list[Sensor] = []
         records: dict[str, object] = {}
-        for sensor, settings in zip(o.sensors, self.bank.settings, strict=True):
+        for sensor, settings in self.bank:
+            assert isinstance(sensor, NodeSensor)
             (known,), used = calibrated([sensor], self._calibrations, bus=sensor.controller, serial=uid)
             sensors.append(known)
             records |= used

@@ -50,22 +50,6 @@ class Waveform(ABC):
         """Make the waveform known up to ``t_ns``."""
 
 
-class Constant(Waveform):
-    """The same power for ever."""
-
-    kind = "constant"
-
-    def __init__(self, t0_ns: int, *, level_w: float) -> None:
-        self._level_w = level_w
-        self.parameters = {"level_w": level_w}
-
-    def power_w(self, t_ns: int) -> float:
-        return self._level_w
-
-    def energy_j(self, t0_ns: int, t1_ns: int) -> float:
-        return self._level_w * (t1_ns - t0_ns) * 1e-9
-
-
 Piece = tuple[int, float, float]
 """A straight stretch of a cycle: its duration in ns, and the power at its beginning and its end."""
 
@@ -100,6 +84,16 @@ class Cycle(Waveform):
         (duration_ns, from_w, to_w), into_ns = self._pieces[i], at_ns - self._starts_ns[i]
         slope = (to_w - from_w) / duration_ns
         return self._starts_j[i] + into_ns * 1e-9 * (from_w + slope * into_ns / 2)
+
+
+class Constant(Cycle):
+    """The same power for ever."""
+
+    kind = "constant"
+
+    def __init__(self, t0_ns: int, *, level_w: float) -> None:
+        self.parameters = {"level_w": level_w}
+        super().__init__(t0_ns, ((CELL_NS, level_w, level_w),))
 
 
 class Square(Cycle):
