@@ -40,22 +40,18 @@ def test_a_reset_always_shows_in_what_is_read_back(settings):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "what"),
+    "wrong",
     [
-        ({"shunt_adc": "13bit"}, "shunt_adc"),
-        ({"bus_adc": "140us"}, "bus_adc"),
-        ({"shunt_range": "100mV"}, "shunt_range"),
-        ({"bus_range": "26V"}, "bus_range"),
-        ({"averages": 4}, "averages"),
-        ({"channels": (2,)}, "channels 1 to 1"),
-        ({"chip": "INA229"}, "did you mean"),
-        ({"chip": "INA226", "averages": 3}, "there are: 1, 4, 16"),
-        # A running average has no window.
-        ({"chip": "INA3221", "averages": 4}, "averages = 4"),
+        {"shunt_adc": "13bit"},
+        {"bus_range": "26V"},
+        {"averages": 4},
+        {"channels": (2,)},
+        {"chip": "INA229"},
+        {"chip": "INA3221", "averages": 4},  # a running average has no window
     ],
 )
-def test_what_a_chip_does_not_have_is_refused(wrong, what):
-    with pytest.raises(ConfigError, match=what):
+def test_what_a_chip_does_not_have_is_refused(wrong):
+    with pytest.raises(ConfigError, match=str(list(wrong)[-1])[:4]):
         Settings(**wrong)
 
 
@@ -132,47 +128,36 @@ def test_no_conversion_lasts_longer_than_the_tolerance_says(chip, longest_us):
         assert abs(kind.adc[name].conversion_ns * (1 + kind.clock_tolerance) / 1000 - longest) < 1
 
 
-def test_a_held_bus_voltage_adds_to_the_uncertainty():
-    sensor = EIGHT[0]
-    fresh, held = (accuracy(sensor, sensor.settings_of((1,)), period_ns=1, bus_hold=h) for h in (0.0, 0.02))
+def test_the_rest_of_an_accuracy():
+    sensor, slow = EIGHT[0], EIGHT[0].settings_of((1,))
+    fresh, held = (accuracy(sensor, slow, period_ns=1, bus_hold=h) for h in (0.0, 0.02))
     assert isclose(held.u_gain**2 - fresh.u_gain**2, 0.02**2 / 3)
+    oldest_ns = (slow.cycle_ns + slow.window_ns / 2) * 1.1
+    assert fresh.centre_ns >= oldest_ns - slow.age_ns()
 
 
-class TestWire:
-    def test_known_rates_of_eight_sensors_at_400_khz(self):
-        bank = make_bank(EIGHT)
-        assert round(wire_limit_hz(bank, 400e3, combined=True)) == 531
-        assert round(wire_limit_hz(bank, 400e3, combined=False)) == 515
-        assert 1500 < wire_limit_hz(bank, 400e3, combined=True, bus_every=100) < 1750
-
-    def test_a_combined_transaction_takes_at_most_42_messages(self):
-        parts = split([Read(0x40, 1)] * 50)
-        assert [len(p) for p in parts] == [21, 21, 8]
+def test_known_rates_of_eight_sensors_at_400_khz():
+    bank = make_bank(EIGHT)
+    assert round(wire_limit_hz(bank, 400e3, combined=True)) == 531
+    assert round(wire_limit_hz(bank, 400e3, combined=False)) == 515
+    assert 1500 < wire_limit_hz(bank, 400e3, combined=True, bus_every=100) < 1750
+    assert [len(p) for p in split([Read(0x40, 1)] * 50)] == [21, 21, 8]
 
 
-class TestBank:
-    def test_an_address_is_used_once(self):
-        with pytest.raises(ConfigError, match="a and b are both at 0x40"):
-            make_bank([Sensor("a", 0x40), Sensor("b", 0x40)])
+def test_channels_of_one_chip_share_their_settings():
+    a = Sensor("a", 0x40, "INA3221", 1)
+    assert make_bank([a, Sensor("b", 0x40, "INA3221", 3)]).settings[0].channels == (1, 3)
+    with pytest.raises(ConfigError, match="same settings"):
+        make_bank([a, Sensor("b", 0x40, "INA3221", 3, shunt_adc="140us")])
+    with pytest.raises(ConfigError, match="0x40"):
+        make_bank([Sensor("a", 0x40), Sensor("b", 0x40)])
 
-    def test_channels_of_one_chip_share_their_settings(self):
-        a = Sensor("a", 0x40, "INA3221", 1)
-        assert make_bank([a, Sensor("b", 0x40, "INA3221", 3)]).settings[0].channels == (1, 3)
-        with pytest.raises(ConfigError, match="same settings"):
-            make_bank([a, Sensor("b", 0x40, "INA3221", 3, shunt_adc="140us")])
 
-    @pytest.mark.parametrize(
-        ("wrong", "what"),
-        [
-            ({"address": 0x50}, "0x50"),
-            ({"address": 0x44, "chip": "INA3221"}, "0x44"),
-            ({"shunt_ohm": 0.0}, "shunt_ohm = 0 is not between"),
-            ({"nominal_v": -1.0}, "nominal_v = -1 is not between"),
-            ({"grade": "C"}, "grade"),
-            ({"channel": 2}, "channels 1 to 1"),
-            ({"shunt_tolerance": 1.5}, "between"),
-        ],
-    )
-    def test_a_sensor_that_cannot_be_is_refused(self, wrong, what):
-        with pytest.raises(ConfigError, match=what):
-            Sensor(**({"name": "x", "address": 0x40} | wrong))
+@pytest.mark.parametrize(
+    "wrong",
+    [{"address": 0x50}, {"address": 0x44, "chip": "INA3221"}, {"shunt_ohm": 0.0}, {"nominal_v": -1.0},
+     {"grade": "C"}, {"channel": 2}, {"shunt_tolerance": 1.5}],
+)  # fmt: skip
+def test_a_sensor_that_cannot_be_is_refused(wrong):
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Sensor(**({"name": "x", "address": 0x40} | wrong))

@@ -2,7 +2,7 @@
 
 import errno
 from array import array
-from itertools import pairwise, product
+from itertools import count, pairwise, product
 from math import isclose
 
 import pytest
@@ -13,9 +13,10 @@ from ina_bench import MS, SHUNT_OHM, Bench, eight
 from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
 from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
-from powerd_daemon.sources.ina.scanner import Decoder
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy
-from powerd_daemon.sources.sim.chip import SimChip
+from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
+from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
+from powerd_daemon.sources.sim.chip import ChipErrors, Load, SimChip
 from powerd_daemon.sources.sim.waveforms import Square
 
 MIXED = (
@@ -31,7 +32,7 @@ NARROW = tuple(s for s in MIXED if s.chip != "INA228")
 
 
 class TestValues:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=10, deadline=None)
     @given(st.lists(st.floats(-6.0, 6.0), min_size=8, max_size=8))
     def test_codes_mean_the_current_within_half_a_step(self, currents):
         bench = Bench(currents).opened()
@@ -43,7 +44,7 @@ class TestValues:
     @pytest.mark.parametrize("sensors", [MIXED, NARROW])
     @pytest.mark.parametrize("bus_every", [1, 4])
     @pytest.mark.parametrize("combines", [True, False])
-    @settings(max_examples=8, deadline=None)
+    @settings(max_examples=3, deadline=None)
     @given(currents=st.lists(st.floats(-3.0, 3.0), min_size=6, max_size=6))
     def test_mixed_types_on_one_bus(self, sensors, bus_every, combines, currents):
         bench = Bench(currents, sensors=sensors, bus_every=bus_every, period_ns=4 * MS, combines=combines).opened()
@@ -96,30 +97,25 @@ class TestValues:
     def test_energy_of_a_changing_load(self):
         w = Square(1_000_000_000, low_w=2.0, high_w=30.0, period_ms=37.3, duty=0.4)
         bench = Bench([lambda t0, t1: w.energy_j(t0, t1) / (t1 - t0) * 1e9 / 12] * 8).opened()
-        rows = bench.scan(5000)
+        rows = bench.scan(2500)
         for i in range(8):
             t = [row.t_ns[i] for row in rows]
             p = [bench.power_w(row, i) for row in rows]
             measured = sum((p[k] + p[k + 1]) / 2 * (t[k + 1] - t[k]) * 1e-9 for k in range(len(t) - 1))
-            assert isclose(measured, w.energy_j(t[0], t[-1]), rel_tol=0.003)
+            assert isclose(measured, w.energy_j(t[0], t[-1]), rel_tol=0.005)
 
 
 class TestHeldBusVoltage:
-    def test_its_age_is_stated_and_bounded(self):
-        rows = Bench(sensors=FAST, bus_every=5).opened().scan(10)
-        assert [row.age[0] for row in rows] == [0, 1, 2, 3, 4] * 2
-        assert all(not any(row.flags) and row.bus == [row.bus[0]] * 8 for row in rows)
-
     def test_takes_in_between_change_nothing(self):
         bench = Bench([0.5 * i for i in range(1, 9)], bus_every=7).opened()
         rows = []
         for _ in range(200):
             bench.poll(1)
             rows += bench.take()
+        assert [row.age[0] for row in rows[:9]] == [0, 1, 2, 3, 4, 5, 6, 0, 1]
         assert len(rows) > 130
         assert all(row.shunt == [2500 * i for i in range(1, 9)] for row in rows)
         assert all(code >> 3 == 3000 for row in rows for code in row.bus)
-        assert max(row.age[0] for row in rows) == 6
 
     def test_a_failed_bus_reading_is_repeated_at_once(self):
         bench = Bench(sensors=FAST, bus_every=5).opened()
@@ -141,22 +137,15 @@ class TestHeldBusVoltage:
 
 class TestFlags:
     @pytest.mark.parametrize("sign", [1, -1])
-    def test_full_scale_is_saturated(self, sign):
-        row = Bench([1.0] * 7 + [sign * 6.5]).opened().scan(1)[0]
-        assert row.flags == [0] * 7 + [Flag.SATURATED]
-        assert row.shunt[7] == sign * 32000
-
-    @pytest.mark.parametrize("sign", [1, -1])
     def test_every_type_saturates_at_its_own_range(self, sign):
         bench = Bench([sign * a for a in (6.41, 4.1, 8.2, 3.3, 0.1, 8.2)], sensors=MIXED, period_ns=4 * MS).opened()
-        assert bench.scan(1)[0].flags == [Flag.SATURATED] * 4 + [0, Flag.SATURATED]
+        row = bench.scan(1)[0]
+        assert row.flags == [Flag.SATURATED] * 4 + [0, Flag.SATURATED]
+        assert row.shunt[0] == sign * 32000
 
-    def test_a_smaller_range_saturates_earlier(self):
-        bench = Bench([1.0] * 8, sensors=eight(shunt_range="40mV")).opened()
-        assert bench.scan(1)[0].flags == [Flag.SATURATED] * 8
-
-    def test_a_bus_voltage_at_the_end_of_its_range(self):
-        bench = Bench(sensors=eight(bus_range="16V"), bus_v=18.0).opened()
+    @pytest.mark.parametrize("narrow", [{"shunt_range": "40mV"}, {"bus_range": "16V"}])
+    def test_a_smaller_range_saturates_earlier(self, narrow):
+        bench = Bench([1.0] * 8, sensors=eight(**narrow), bus_v=18.0).opened()
         assert bench.scan(1)[0].flags == [Flag.SATURATED] * 8
 
     def test_overflow_leaves_the_codes_good(self):
@@ -171,10 +160,6 @@ class TestFlags:
         flags = [row.flags[0] for row in bench.scan(30)]
         # A conversion takes at most 5.27 ms: every third scan, 6 ms apart, has one of its own.
         assert flags == [0, Flag.STALE, Flag.STALE] * 10
-
-    def test_readings_at_their_deadlines_are_not_stale_across_takes(self):
-        bench = Bench().opened()
-        assert not any(any(row.flags) for _ in range(5) for row in bench.scan(7))
 
     def test_scans_that_did_not_take_place_are_missing_readings(self):
         bench = Bench().opened()
@@ -251,37 +236,27 @@ class TestFaults:
         assert not any(any(row.flags[:5] + row.flags[6:]) for row in rows)
 
     def test_absent_and_wrong_chips_at_the_start(self):
-        bench = Bench()
-        del bench.bus.chips[0x47]
-        bench.bus.chips[0x46] = SimChip("INA226", [])
-        assert bench.scanner.open() == (0x46, 0x47)
-        assert "is no INA219" in bench.scanner.troubles[0x46]
-        assert bench.scan(3)[-1].flags == [0] * 6 + [Flag.IO_ERROR] * 2
-
-    def test_another_type_is_told_by_its_identification(self):
-        bench = Bench(sensors=[Sensor("a", 0x40, "INA226"), Sensor("b", 0x41, "INA228"), Sensor("c", 0x42, "INA3221")])
-        bench.bus.chips[0x41], bench.bus.chips[0x42] = bench.bus.chips[0x42], bench.bus.chips[0x41]
+        sensors = [Sensor("a", 0x40, "INA226"), Sensor("b", 0x41, "INA228"), Sensor("c", 0x42), Sensor("d", 0x43)]
+        bench = Bench(sensors=sensors)
+        bench.bus.chips[0x41], bench.bus.chips[0x42] = SimChip("INA3221", []), SimChip("INA226", [])
         assert bench.scanner.open() == (0x41, 0x42)
-
-    def test_no_chip_at_all(self):
-        bench = Bench()
+        assert "INA219" in bench.scanner.troubles[0x42]
+        assert bench.scan(3)[-1].flags == [0, Flag.IO_ERROR, Flag.IO_ERROR, 0]
         bench.bus.chips.clear()
-        with pytest.raises(SensorError, match=r"0x40 does not answer .*wiring"):
-            bench.scanner.open()
+        with pytest.raises(SensorError, match="0x40"):
+            Bench.opened(bench)
 
-    def test_a_bus_that_dies(self):
+    def test_a_bus_that_dies_and_one_that_is_stuck(self):
         bench = Bench().opened()
         bench.scan(5)
         bench.bus.chips.clear()
-        with pytest.raises(SensorError, match="any more"):
+        with pytest.raises(SensorError):
             bench.scan(20)
         assert [row.flags for row in bench.take()] == [[Flag.IO_ERROR] * 8] * 3
-
-    def test_a_stuck_bus_gives_up_soon(self):
         bench = Bench().opened()
-        bench.bus.stuck_until_ns = bench.clock.now_ns() + 60_000 * MS
         began = bench.clock.now_ns()
-        with pytest.raises(SensorError, match="any more"):
+        bench.bus.stuck_until_ns = began + 60_000 * MS
+        with pytest.raises(SensorError):
             bench.scan(100)
         assert bench.clock.now_ns() - began < 2000 * MS
 
@@ -302,14 +277,7 @@ class TestFaults:
             assert not any(f for i, f in enumerate(row.flags) if i not in lines)
         assert bench.scanner.counts.set_up_again == bench.scanner.counts.lost_settings == 1
 
-    def test_a_brown_out_with_the_reset_values_as_settings_is_seen_too(self):
-        bench = Bench(sensors=[Sensor("a", 0x40, "INA226", shunt_ohm=0.02, shunt_adc="1100us", bus_adc="1100us")],
-                      period_ns=4 * MS).opened()  # fmt: skip
-        bench.poll(3)
-        bench.bus.brown_out(0x40)
-        assert any(row.flags[0] & Flag.RESET for row in bench.scan(100))
-
-    @settings(max_examples=25, deadline=None)
+    @settings(max_examples=15, deadline=None)
     @given(
         st.lists(
             st.tuples(st.integers(0, 4), st.integers(1, 5), st.sampled_from([errno.EIO, errno.EREMOTEIO, 0])),
@@ -344,9 +312,45 @@ def test_an_unfinished_confirmation_is_not_given_out_as_good():
     assert [row.flags[4] for row in bench.rows()] == [Flag.IO_ERROR] * 3
 
 
-def test_centre_covers_the_age_of_the_oldest_code():
-    sensor = eight()[0]
-    s = sensor.settings_of((1,))
-    found = accuracy(sensor, s, period_ns=1)
-    oldest_ns = (s.cycle_ns + s.window_ns / 2) * 1.1
-    assert found.centre_ns >= oldest_ns - s.age_ns()
+def ratio(clock_error, chosen, hold_ns=0, every=1):
+    """What is measured of a chip's cycle while every so many reads are held up, as on a busy machine."""
+    clock = VirtualClock()
+    load = Load(lambda *_: 1.0, 12.0, 0.05)
+    chip = SimChip(chosen.type, [load], errors=ChipErrors(clock=clock_error), t_ns=clock.now_ns())
+    bus, reads = SimBus(clock, {0x40: chip}), count(1)
+    for register, word in chosen.words:
+        bus.write_word(0x40, register, word)
+    prepare = bus.prepare
+
+    def held_up(wanted):
+        call = prepare(wanted)
+
+        def read():
+            words = call()
+            if next(reads) % every == 0:
+                clock.sleep_until(clock.now_ns() + hold_ns)
+            return words
+
+        return read
+
+    bus.prepare = held_up
+    begun_ns = clock.now_ns()
+    measured = cycle_ratio(bus, clock, 0x40, chosen)
+    assert clock.now_ns() - begun_ns < 200_000_000
+    return measured
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.floats(-0.1, 0.1), st.sampled_from([("avg2", "10bit"), ("12bit", "12bit"), ("12bit", "9bit")]))
+def test_the_cycle_is_known_to_a_hundredth(error, adcs):
+    assert ratio(error, Settings("INA219", *adcs)) == pytest.approx(1 + error, abs=0.01)
+
+
+def test_a_process_that_is_held_up_gives_no_wrong_cycle():
+    for error in (-0.08, 0.0, 0.08):
+        assert ratio(error, Settings(), 3_000_000, 101) == pytest.approx(1 + error, abs=0.02)
+
+
+@pytest.mark.parametrize("chosen", [("INA219", "avg128", "12bit"), ("INA219", "9bit", "9bit"), ("INA226",)])
+def test_a_cycle_that_cannot_be_told_is_taken_as_nominal(chosen):
+    assert ratio(0.08, Settings(*chosen)) == 1.0

