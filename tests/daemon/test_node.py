@@ -70,11 +70,11 @@ class TestReadings:
             assert set(r["bus"]) == {(3000 + i) << 3 | 2}
             assert not any(r["flags"])
 
-    @pytest.mark.parametrize("skew", [-60e-6, 0.0, 60e-6])
+    @pytest.mark.parametrize("skew", [-60e-6, 60e-6])
     def test_times_are_right_within_the_bound_while_the_node_clock_drifts_and_wraps(self, clock, skew):
-        case = Case(clock)
+        case = Case(clock, 2)
         case.node.skew = skew
-        made = case.o.run(4000, every=4)
+        made = case.o.run(1000, every=4)
         t_ns = case.readings(made, 0)["t_ns"]
         slot_ns = 240_000
         age_ns = case.source.bank.settings[0].age_ns()
@@ -83,8 +83,7 @@ class TestReadings:
         first_us = case.node.us_at(begins[0])
         for k, begin in enumerate(begins):
             assert abs(begin - case.node.t_ns(first_us + 4000 * k)) < 500_000
-        half_ns = case.source._link.time.board_ns(case.source._link.time.latest_ns)[1]
-        assert half_ns < 300_000
+        assert case.source.health()["clock_half_us"] < 300
         assert all(3.5 * MS < b - a < 4.5 * MS for a, b in pairwise(t_ns))
 
     def test_a_failed_transfer_is_flagged_and_costs_the_others_nothing(self, clock):
@@ -94,7 +93,7 @@ class TestReadings:
         made += case.o.run(100)
         assert case.source.health()["left_out"] == ["rail0"]
         case.node.pico.chips[0, 0x40].is_there = True
-        made += case.o.run(1000)
+        made += case.o.run(400)
         bad = case.readings(made, 0)
         assert {f for f in bad["flags"] if f} <= {Flag.IO_ERROR, Flag.RESET}
         assert bad["flags"].count(Flag.IO_ERROR) > 100
@@ -104,7 +103,7 @@ class TestReadings:
         assert 1000 not in [s for s, f in zip(bad["shunt"], bad["flags"], strict=True) if f & Flag.IO_ERROR]
         assert not any(case.readings(made, 1)["flags"])
 
-    @pytest.mark.parametrize("sensor", range(8))
+    @pytest.mark.parametrize("sensor", [0, 3, 7])
     def test_every_reading_since_a_brown_out_is_flagged(self, clock, sensor):
         case = Case(clock)
         made = case.o.run(100)
@@ -150,11 +149,6 @@ class TestLosses:
         assert any(a <= gap.t_first_ns and b <= gap.t_last_ns + MS and b - a > 80 * MS for a, b in pairwise(t_ns))
         assert len(t_ns) + gap.lost == round((t_ns[-1] - t_ns[0]) / (4 * MS)) + 1
 
-    def test_garbage_between_frames_costs_nothing_but_what_it_touches(self, clock):
-        case = Case(clock)
-        case.node.mangle = lambda data: data + b"\x07garbage\xff" + bytes(range(256)) + b"\0" if data else data
-        assert not gaps(case.o.run(200))
-
     def test_what_the_node_had_no_room_for_is_a_gap(self, clock):
         case = Case(clock)
         made = case.o.run(100)
@@ -179,12 +173,12 @@ class TestLosses:
         assert case.source.health()["node"]["missed_scans"] == 12
 
     def test_readings_at_times_that_are_not_guaranteed_are_a_gap(self, clock):
-        case = Case(clock, clock_limit_us=500.0)
+        case = Case(clock, clock_limit_us=400.0)
         made = case.o.run(100)
         case.node.deaf = True
-        made += case.o.run(1500)
+        made += case.o.run(900)
         case.node.deaf = False
-        made += case.o.run(400)
+        made += case.o.run(200)
         (gap,) = gaps(made)
         assert "clock was not known" in gap.cause
         r = case.readings(made, 0)
@@ -222,9 +216,9 @@ class TestMarker:
         assert not gaps(made, 1)
 
     def test_an_idle_input_is_heard_of_twice_a_second(self, clock):
-        case = Case(clock)
-        r = self.marker(case, case.o.run(2000))
-        assert 18 <= len(r["t_ns"]) <= 21
+        case = Case(clock, 1)
+        r = self.marker(case, case.o.run(600))
+        assert 5 <= len(r["t_ns"]) <= 7
         assert set(r["level"]) == {0}
 
     def test_edges_too_fast_for_the_node_are_a_gap(self, clock):
@@ -244,74 +238,72 @@ class TestMarker:
         assert {e.stream for e in case.o.run(200)} == {0, 1}
 
 
-class TestClockBound:
-    @pytest.mark.parametrize("marker", ["marker", ""])
-    def test_it_is_told_after_each_echo(self, clock, marker):
-        case = Case(clock, marker=marker)
-        made = case.o.run(600)
-        r = case.o.readings(made, "gpu0.clock_bound")
-        # Four times a second for three seconds.
-        assert 10 <= len(r["t_ns"]) <= 13
-        assert all(200 * MS < b - a < 300 * MS for a, b in pairwise(r["t_ns"]))
-        link = case.source._link
-        assert r["bound_ns"][-1] == link.time.board_ns(link.time.latest_ns)[1]
-        assert all(0 < bound < 2 * MS for bound in r["bound_ns"])
+@pytest.mark.parametrize("marker", ["marker", ""])
+def test_the_bound_of_the_clock_is_told_after_each_echo(clock, marker):
+    case = Case(clock, 2, marker=marker)
+    made = case.o.run(300)
+    r = case.o.readings(made, "gpu0.clock_bound")
+    # Four times a second for one and a half.
+    assert 5 <= len(r["t_ns"]) <= 6
+    assert all(200 * MS < b - a < 300 * MS for a, b in pairwise(r["t_ns"]))
+    assert r["bound_ns"][-1] == case.source.health()["clock_half_us"] * 1000
+    assert all(0 < bound < 2 * MS for bound in r["bound_ns"])
+    case.source._link.exchange = lambda wait_ns: None
+    assert not [e for e in case.o.run(200) if e.stream == len(case.o.streams) - 1]
 
-    def test_a_node_that_answers_no_echo_has_no_new_bound(self, clock):
-        case = Case(clock)
-        case.o.run(100)
-        case.source._link.exchange = lambda wait_ns: None
-        assert not [e for e in case.o.run(200) if e.stream == 2]
+
+def be_unplugged(node: SimulatedNode) -> None:
+    node.unplugged = "it was unplugged"
+
+
+def fall_silent(node: SimulatedNode) -> None:
+    node.mangle = lambda _: b""
+
+
+def be_reset(node: SimulatedNode) -> None:
+    node.pico.boot += 1
+
+
+def step_its_clock(node: SimulatedNode) -> None:
+    node.node_us += 5_000
+
+
+def be_deaf(node: SimulatedNode) -> None:
+    node.deaf = True
+
+
+def lose_its_sensors(node: SimulatedNode) -> None:
+    for chip in node.pico.chips.values():
+        chip.is_there = False
 
 
 class TestNodesThatFail:
-    def test_unplugged(self, clock):
-        case = Case(clock)
+    @pytest.mark.parametrize(
+        ("fail", "what"),
+        [(be_unplugged, "unplugged"), (fall_silent, "no readings"), (be_reset, "reset"), (step_its_clock, "stepped")],
+    )
+    def test_while_measuring(self, clock, fail, what):
+        case = Case(clock, 2)
         case.o.run(10)
-        case.node.unplugged = "it was unplugged"
-        with pytest.raises(SensorError, match="unplugged"):
-            case.o.run(10)
+        fail(case.node)
+        with pytest.raises(SensorError, match=what):
+            case.o.run(1000)
         case.source.close()
         assert case.node.closed == 1
 
-    def test_silent(self, clock):
-        case = Case(clock)
-        case.o.run(10)
-        case.node.mangle = lambda _: b""
-        with pytest.raises(SensorError, match=r"no readings for 1\.\d s"):
-            case.o.run(1000)
-
-    def test_reset_while_measuring(self, clock):
-        case = Case(clock)
-        case.o.run(10)
-        case.node.pico.boot += 1
-        with pytest.raises(SensorError, match="was reset"):
-            case.o.run(1000)
-
-    def test_a_clock_that_steps(self, clock):
-        case = Case(clock)
-        case.o.run(10)
-        case.node.node_us += 5_000
-        with pytest.raises(SensorError, match="stepped"):
-            case.o.run(1000)
-
-    def test_nobody_there(self, clock):
+    @pytest.mark.parametrize(
+        ("fail", "options", "what"),
+        [
+            (be_deaf, {}, "firmware"),
+            (lose_its_sensors, {}, "no INA219"),
+            (lambda node: None, {"clock_limit_us": 1.0}, "clock_limit_us"),
+        ],
+    )
+    def test_when_opened(self, clock, fail, options, what):
         node = SimulatedNode(clock)
-        node.deaf = True
-        with pytest.raises(SensorError, match="firmware"):
-            source_on(node, Start("node", EPOCH, 0, clock)).open()
-
-    def test_no_sensor_at_all(self, clock):
-        node = SimulatedNode(clock)
-        for chip in node.pico.chips.values():
-            chip.is_there = False
-        with pytest.raises(SensorError, match="no INA219 answers the node"):
-            source_on(node, Start("node", EPOCH, 0, clock)).open()
-
-    def test_a_clock_that_cannot_be_known_well_enough(self, clock):
-        node = SimulatedNode(clock)
-        with pytest.raises(SensorError, match="clock_limit_us = 1"):
-            source_on(node, Start("node", EPOCH, 0, clock), clock_limit_us=1.0).open()
+        fail(node)
+        with pytest.raises(SensorError, match=what):
+            source_on(node, Start("node", EPOCH, 0, clock), **options).open()
 
     def test_a_node_that_was_left_measuring_is_set_up_anew(self, clock):
         case = Case(clock, 4)
@@ -335,36 +327,27 @@ class TestNodesThatFail:
         assert min(opened.readings(made, "gpu0.rail0")["t_ns"]) > begin_ns
 
 
-class TestConfiguration:
-    TEXT = """
-        [[source]]
-        kind = "node"
-        port = "/dev/ttyACM0"
-        {options}
-        {sensors}
-    """
-    SENSOR = '[[source.sensors]]\nname = "{name}"\naddress = {address}\n{more}\n'
+def configured(options="", **sensors):
+    tables = "".join(f'[[source.sensors]]\nname = "{n}"\naddress = {a}\n{more}\n' for n, (a, more) in sensors.items())
+    return parse_config(f'[[source]]\nkind = "node"\nport = "/dev/ttyACM0"\n{options}\n{tables}', "x.toml")
 
-    def config(self, options="", **sensors):
-        tables = "".join(self.SENSOR.format(name=n, address=a, more=m) for n, (a, m) in sensors.items())
-        return parse_config(self.TEXT.format(options=options, sensors=tables), "x.toml")
 
-    @pytest.mark.parametrize(
-        ("options", "sensors", "what"),
-        [
-            ("", {}, "missing option 'sensors'"),
-            ("rate_hz = 5000", {"a": (0x40, "")}, "rate_hz"),
-            ("rate_hz = 500", {chr(97 + i): (0x40 + i, "") for i in range(8)}, "at most 490 scans"),
-            ("", {"a": (0x40, "controller = 2")}, "controller = 2"),
-            ("", {"a": (0x40, 'chip = "INA226"')}, "INA219 only"),
-            ("", {"a": (0x40, ""), "b": (0x40, "")}, "both at 0x40"),
-            ("", {"marker": (0x40, "")}, "two lines are called gpu0.marker"),
-            ("", {chr(97 + i): (0x40 + i, "") for i in range(9)}, "9 sensors"),
-        ],
-    )
-    def test_bad_ones(self, options, sensors, what):
-        with pytest.raises(ConfigError, match=what):
-            self.config(options, **sensors)
+@pytest.mark.parametrize(
+    ("options", "sensors", "what"),
+    [
+        ("", {}, "sensors"),
+        ("rate_hz = 5000", {"a": (0x40, "")}, "rate_hz"),
+        ("rate_hz = 500", {chr(97 + i): (0x40 + i, "") for i in range(8)}, "at most 490"),
+        ("", {"a": (0x40, "controller = 2")}, "controller"),
+        ("", {"a": (0x40, 'chip = "INA226"')}, "INA219"),
+        ("", {"a": (0x40, ""), "b": (0x40, "")}, "0x40"),
+        ("", {"marker": (0x40, "")}, "gpu0.marker"),
+        ("", {chr(97 + i): (0x40 + i, "") for i in range(9)}, "9 sensors"),
+    ],
+)
+def test_bad_configurations(options, sensors, what):
+    with pytest.raises(ConfigError, match=what):
+        configured(options, **sensors)
 
 
 def test_no_reading_is_later_than_its_arrival(clock):

@@ -2,10 +2,9 @@
 
 from itertools import accumulate, pairwise
 from pathlib import Path
-from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_daemon.sources.nvml.samples import GIVEN_UP, LEARNT, PERIOD_NS, WAITED, SampleGrid
@@ -31,8 +30,9 @@ def told(grid: SampleGrid, stamps: list[int], size: int) -> list[int | None]:
     return found
 
 
+@settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from([0, 0, 0, 60_000, 3 * MS, 9 * MS, 14 * MS, 20 * MS, 24 * MS]), min_size=150, max_size=250),
+    st.lists(st.sampled_from([0, 0, 0, 60_000, 3 * MS, 9 * MS, 14 * MS, 20 * MS, 24 * MS]), min_size=110, max_size=150),
     st.integers(1, 30),
 )
 def test_every_sample_gets_its_own_instant(late, size):
@@ -47,14 +47,6 @@ def test_every_sample_gets_its_own_instant(late, size):
     found = told(grid, stamps[80:], size)
     assert len(found) >= len(stamps) - 80 - WAITED
     assert all(abs(a - b) <= 0.1 * MS for a, b in zip(found, true[80:], strict=False))
-
-
-def test_a_sample_that_was_never_taken_leaves_a_gap():
-    true = instants(200)
-    del true[120]
-    grid = SampleGrid()
-    grid.learn(true[:80])
-    assert told(grid, true[80:], 3) == true[80:]
 
 
 def test_a_grid_follows_a_clock_that_drifts():
@@ -114,35 +106,19 @@ def told_until_lost(stamps: list[int], size: int) -> list[tuple[int, int | None]
     pytest.fail("the grid was never given up")
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 12])
-@pytest.mark.parametrize("behind_ms", [0, 3, 10])
-@pytest.mark.parametrize("period_ms", [5, 10])
+@pytest.mark.parametrize(("period_ms", "behind_ms", "size"), [(5, 3, 1), (10, 0, 3), (10, 3, 2), (10, 10, 12)])
 def test_more_samples_than_instants_end_the_grid_before_one_is_told_wrongly(period_ms, behind_ms, size):
     told = told_until_lost(changed_to(period_ms, behind_ms), size)
     assert all(m is None or abs(m - t) <= 0.5 * MS for t, m in told)
     assert len(told) < 20 + 12
 
 
-@pytest.mark.parametrize("size", [1, 3, 12])
-@pytest.mark.parametrize("behind_ms", [0, 3, 10])
-@pytest.mark.parametrize("period_ms", [25, 30, 40, 50])
+@pytest.mark.parametrize(("period_ms", "behind_ms", "size"), [(25, 0, 1), (30, 3, 3), (40, 10, 12), (50, 0, 3)])
 def test_fewer_samples_than_instants_end_the_grid_within_a_second(period_ms, behind_ms, size):
     stamps = changed_to(period_ms, behind_ms)
     told = told_until_lost(stamps, size)
     assert max(t for t, _ in told) <= stamps[99] + 1_100 * MS
     assert all(m is not None and 0 <= t - m < PERIOD_NS for t, m in told)
-
-
-def test_a_grid_is_kept_and_learnt_where_half_of_the_samples_are_late_and_some_never_come():
-    # As on one H200 over 150 s: by 3 to 5 or 14 ms, no more than six in a row, and one instant in thirty has no sample.
-    random = Random(4)
-    true = [t for t in instants(3000) if random.random() > 0.03]
-    stamps = [t + (i % 7 and random.choice((0, 0, 0, 3, 4, 14))) * MS for i, t in enumerate(true)]
-    grid = SampleGrid()
-    assert all(SampleGrid().learn(stamps[i : i + 119]) for i in range(0, 2500, 50))
-    grid.learn(stamps[:80])
-    found = told(grid, stamps[80:], 3)
-    assert all(abs(a - b) <= 0.5 * MS for a, b in zip(found, true[80:], strict=False))
 
 
 def measured() -> list[int]:
@@ -154,7 +130,7 @@ def measured() -> list[int]:
 def test_wherever_learning_begins_it_finds_the_same_grid():
     stamps = measured()
     grids = []
-    for i in range(0, len(stamps) - 119, 7):
+    for i in range(0, len(stamps) - 119, 29):
         grids.append(SampleGrid())
         assert grids[-1].learn(stamps[i : i + 119])
     phases = [(g._instant(0) - FIRST + PERIOD_NS // 2) % PERIOD_NS for g in grids]

@@ -3,7 +3,6 @@
 import sys
 from itertools import pairwise
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
@@ -93,11 +92,6 @@ class TestWhatThereIs:
         assert (volta["gpu0.nvml_samples"].window_ns, volta["gpu0.nvml_samples"].centre_ns) == (100 * MS, 50 * MS)
         assert "not characterised" in volta["gpu0.nvml"].origin
 
-    def test_nothing_is_ever_set(self, clock):
-        nvml = FakeNvml(clock)
-        opened(nvml).run(300)
-        assert not [c for c in nvml.calls if "Set" in c or "Clear" in c or "Reset" in c]
-
 
 AGE_NS = 16_500_000
 
@@ -115,17 +109,6 @@ class TestSamples:
         assert len(r["t_ns"]) > 150
         assert r["power_mw"] == [round(nvml.power_w(t + AGE_NS) * 1000) for t in r["t_ns"]]
         assert not any(r["flags"])
-
-    def test_samples_that_come_again_with_a_shifted_timestamp_are_the_same(self, clock):
-        nvml = FakeNvml(clock)
-        o = opened(nvml)
-        random = Random(5)
-        nvml.jitter_us = lambda: random.randint(-310, 310)
-        begin = clock.now_ns() + 1 * MS
-        r = o.readings(o.run(400), "gpu0.nvml_samples")
-        expected = self.expected(nvml, begin, r["t_ns"])
-        assert len(r["t_ns"]) == len(expected)
-        assert all(abs(a - b) <= 310_000 for a, b in zip(r["t_ns"], expected, strict=True))
 
     def test_a_read_that_fails_loses_nothing(self, clock):
         nvml = FakeNvml(clock)
@@ -184,16 +167,7 @@ class TestSamples:
         line = o.streams[0].lines[0]
         assert (line.name, line.accuracy.centre_ns) == ("gpu0.nvml_samples", 1 * MS)
 
-    def test_buffers_that_stay_empty_are_not_waited_for_long(self, clock):
-        nvml = FakeNvml(clock, gpus=2)
-        nvml.samples = []
-        begin = clock.now_ns()
-        o = opened(nvml, energy_ms=0.0)
-        assert names(o) == [f"gpu{i}.nvml" for i in range(2)]
-        assert clock.now_ns() - begin < 1400 * MS
-        assert "buffer is empty" in o.streams[0].detail["not_supported"]["gpu0.nvml_samples"]
-
-    @pytest.mark.parametrize(("period_ms", "samples_ms"), [(10, 10.0), (10, 50.0), (10, 1000.0), (5, 50.0), (30, 50.0)])
+    @pytest.mark.parametrize(("period_ms", "samples_ms"), [(10, 50.0), (10, 1000.0), (30, 50.0)])
     def test_another_pace_in_the_middle_of_a_run_is_missing_and_never_wrong(self, clock, period_ms, samples_ms):
         nvml = FakeNvml(clock)
         nvml.power_w = lambda t_ns: 100.0 + t_ns // MS % 500  # says when it was
@@ -231,21 +205,6 @@ class TestSamples:
             r = o.readings(made, line)
             assert not any(code == 0 and not flag for code, flag in zip(r["power_mw"], r["flags"], strict=True)), line
             assert any(r["flags"]), line
-
-    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0, 2.0**40])
-    def test_a_value_that_is_no_power_is_missing(self, clock, value):
-        nvml = FakeNvml(clock)
-        o = opened(nvml)
-        samples = nvml._nvmlDeviceGetSamples
-
-        def doubles(*arguments):
-            _, found = samples(*arguments)
-            return 0, [SimpleNamespace(timeStamp=s.timeStamp, sampleValue=SimpleNamespace(dVal=value)) for s in found]
-
-        nvml._nvmlDeviceGetSamples = doubles
-        r = o.readings(o.run(100), "gpu0.nvml_samples")
-        assert len(r["flags"]) > 40
-        assert set(r["flags"]) == {Flag.MISSING}
 
     @pytest.mark.parametrize("fails", [True, False])
     def test_a_long_silence_is_flagged(self, clock, fails):
@@ -298,22 +257,6 @@ class TestInstant:
         assert not r["flags"][-1]
         assert r["t_ns"][-1] > clock.now_ns() - 250 * MS
 
-    def test_a_value_is_timed_by_the_last_answer_not_by_the_last_question(self, clock):
-        nvml = FakeNvml(clock)
-        o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
-        made = o.run(50)
-        for _ in range(40):  # of five questions four are refused; none is asked at the first turn of a run
-            nvml.refuse = {186: UNKNOWN}
-            made += o.run(5)
-            nvml.refuse = {}
-            made += o.run(2)
-        r = o.readings(made, "gpu0.nvml")
-        good = [t for t, f in zip(r["t_ns"], r["flags"], strict=True) if not f]
-        assert len(good) >= 18
-        assert len(good) == len(r["t_ns"])
-        # Fifty milliseconds lie between two answers.
-        assert max(abs((t + 20 * MS + 50 * MS) % (100 * MS) - 50 * MS) for t in good) <= 30 * MS
-
     def test_failures_are_flagged(self, clock):
         nvml = FakeNvml(clock)
         o = opened(nvml, samples_ms=0.0, energy_ms=0.0)
@@ -329,77 +272,42 @@ class TestInstant:
         assert not r["flags"][-1]
         assert o.source.health()["refused"]["gpu0.nvml"] in range(50, 56)
 
-    def test_a_field_that_tells_no_power_gives_way_to_the_usage(self, clock):
-        nvml = FakeNvml(clock, architecture=AMPERE)
-        fields = nvml._nvmlDeviceGetFieldValues
-
-        def zero(handle, wanted):
-            found = fields(handle, wanted)
-            if wanted == [186]:
-                found[0].value.uiVal = 0
-            return found
-
-        nvml._nvmlDeviceGetFieldValues = zero
-        line = next(li for s in opened(nvml).streams for li in s.lines if li.name == "gpu0.nvml")
-        assert "nvmlDeviceGetPowerUsage" in line.description
-
 
 class TestEnergy:
-    def test_the_counter_is_read_rarely_at_the_middle_of_the_call(self, clock):
+    def test_the_counter_is_read_rarely_at_the_middle_of_the_call_and_a_failed_read_is_flagged(self, clock):
         nvml = FakeNvml(clock)
         o = opened(nvml)
         nvml.calls.clear()
-        r = o.readings(o.run(500), "gpu0.nvml_energy")
-        assert len(r["t_ns"]) == nvml.calls.count("nvmlDeviceGetTotalEnergyConsumption") == 5
-        assert r["energy_mj"] == [(t + 2 * MS) // (100 * MS) * 10_000 for t in r["t_ns"]]
-
-    def test_a_failed_read_is_flagged_not_zero_energy(self, clock):
-        nvml = FakeNvml(clock)
-        o = opened(nvml)
-        made = o.run(150)
+        made = o.run(450)
         nvml.refuse = {"nvmlDeviceGetTotalEnergyConsumption": UNKNOWN}
-        made += o.run(100)
-        assert o.readings(made, "gpu0.nvml_energy")["flags"] == [0, Flag.IO_ERROR]
-        assert o.source.health()["refused"] == {
-            "gpu0.nvml_samples": 0,
-            "gpu0.nvml": 0,
-            "gpu0.nvml_energy": 1,
-            "gpu0.clock_bound": 0,
-        }
+        r = o.readings(made + o.run(100), "gpu0.nvml_energy")
+        assert r["flags"] == [0] * 4 + [Flag.IO_ERROR]
+        assert nvml.calls.count("nvmlDeviceGetTotalEnergyConsumption") == 5
+        assert r["energy_mj"][:4] == [(t + 2 * MS) // (100 * MS) * 10_000 for t in r["t_ns"][:4]]
+        refused = {name: count for name, count in o.source.health()["refused"].items() if count}
+        assert refused == {"gpu0.nvml_energy": 1}
 
 
 class TestScopes:
-    def test_the_memory_is_a_line_of_its_own_and_never_feeds_it(self, clock):
-        o = opened(FakeNvml(clock), scope_ms=10.0)
-        assert names(o)[-1] == "gpu0.nvml_memory"
-        assert o.devices[0].feeds == ("gpu0.nvml_samples",)
-        line = o.streams[-1].lines[0]
-        assert "a part of its power" in line.description
-        assert "average power over one second (field 185)" in line.description
-        assert line.accuracy.window_ns == 1_000 * MS
-        assert set(o.streams[0].detail["not_supported"]) == {"gpu0.nvml_module"}
-
-    def test_its_readings_are_its_own_at_the_middle_of_the_second(self, clock):
+    def test_the_memory_is_a_line_of_its_own_at_the_middle_of_the_second_and_never_feeds_it(self, clock):
         nvml = FakeNvml(clock)
         o = opened(nvml, scope_ms=10.0)
+        assert names(o)[-1] == "gpu0.nvml_memory"
+        assert o.devices[0].feeds == ("gpu0.nvml_samples",)
+        assert o.streams[-1].lines[0].accuracy.window_ns == 1_000 * MS
+        assert set(o.streams[0].detail["not_supported"]) == {"gpu0.nvml_module"}
         r = o.readings(o.run(300), "gpu0.nvml_memory")
         assert len(r["t_ns"]) >= 25
         for t_ns, mw in zip(r["t_ns"], r["power_mw"], strict=True):
             assert mw == round(nvml.power_w(t_ns + 510 * MS) * 1000) // 3
 
-    def test_a_module_and_instant_scopes_where_they_exist(self, clock):
+    def test_a_module_where_there_is_one_and_none_that_answers_nothing_but_zero(self, clock):
         nvml = FakeNvml(clock)
         nvml.refuse = {}
-        o = opened(nvml, scope_ms=10.0)
-        module = next(line for s in o.streams for line in s.lines if line.name == "gpu0.nvml_module")
-        assert "contains the GPU's power" in module.description
-        assert "field 186" in module.description
+        module = next(s.lines[0] for s in opened(nvml, scope_ms=10.0).streams if s.lines[0].name == "gpu0.nvml_module")
         assert "not characterised" in module.accuracy.origin
-
-    def test_a_scope_that_answers_nothing_but_zero_is_none(self, clock):
-        nvml = FakeNvml(clock)
         nvml.power_w = lambda t_ns: 0.0
-        assert "gpu0.nvml_memory" not in names(opened(nvml, scope_ms=10.0))
+        assert not {"gpu0.nvml_memory", "gpu0.nvml_module"} & set(names(opened(nvml, scope_ms=10.0)))
 
 
 class TestAuxiliaryChannels:
@@ -422,16 +330,13 @@ class TestAuxiliaryChannels:
         assert list(values.values()) == [41, 43, 1.98e9, 3.201e9, 650, 4]
         assert o.streams[-1].detail["bits"]["gpu0.clock_events"]["sw_power_cap"] == 4
 
-    def test_what_a_gpu_does_not_have_is_left_out(self, clock):
+    def test_what_a_gpu_does_not_have_is_left_out_and_a_failed_read_is_of_its_line_alone(self, clock):
         nvml = FakeNvml(clock)
-        nvml.refuse = {"nvmlDeviceGetTemperature": NOT_SUPPORTED, 82: NOT_SUPPORTED}
-        assert [line.name for line in opened(nvml, side_ms=1000.0).streams[-1].lines] == [
-            f"gpu0.{n}" for n in self.LINES[2:]
-        ]
-
-    def test_a_failed_read_is_flagged_for_its_line_alone(self, clock):
-        nvml = FakeNvml(clock)
+        nvml.refuse = {82: NOT_SUPPORTED}
         o = opened(nvml, side_ms=1000.0)
+        assert [line.name for line in o.streams[-1].lines] == [
+            f"gpu0.{n}" for n in self.LINES if n != "memory_temperature"
+        ]
         nvml.refuse["nvmlDeviceGetClockInfo"] = UNKNOWN
         made = o.run(150)
         assert set(o.readings(made, "gpu0.sm_clock")["flags"]) == {Flag.IO_ERROR}
@@ -466,19 +371,19 @@ class TestFailures:
         o = opened(nvml)
         o.run(20)
         nvml.refuse = {"nvmlDeviceGetSamples": GPU_IS_LOST}
-        with pytest.raises(SensorError, match="GPU or its driver is gone"):
+        with pytest.raises(SensorError):
             o.run(20)
 
     @pytest.mark.parametrize(
-        ("options", "what"),
+        "options",
         [
-            ({"instant_ms": 0.0, "samples_ms": 0.0, "energy_ms": 0.0}, "must not be 0"),
-            ({"energy_ms": -1.0}, "energy_ms"),
-            ({"samples_ms": 1500.0}, "at most 1000"),
-            ({"gpus": (1, 1)}, "different"),
-            ({"side_ms": 0.5}, "side_ms"),
+            {"instant_ms": 0.0, "samples_ms": 0.0, "energy_ms": 0.0},
+            {"energy_ms": -1.0},
+            {"samples_ms": 1500.0},
+            {"gpus": (1, 1)},
+            {"side_ms": 0.5},
         ],
     )
-    def test_options_that_cannot_work_are_refused(self, options, what):
-        with pytest.raises(ConfigError, match=what):
+    def test_options_that_cannot_work_are_refused(self, options):
+        with pytest.raises(ConfigError, match=next(iter(options))):
             NvmlOptions(**options)

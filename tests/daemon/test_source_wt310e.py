@@ -123,42 +123,20 @@ class TestReadings:
         assert r["flags"].count(Flag.MISSING) == 1
         at = r["flags"].index(Flag.MISSING)
         assert r["t_ns"][at + 1] - r["t_ns"][at - 1] > 900 * MS
+        assert 2 <= o.source.health()["missed_updates"] <= 4
 
-    def test_a_garbled_answer_is_a_flagged_reading(self):
+    def test_garbled_answers_are_flagged_readings_and_many_in_turn_a_lost_meter(self):
         bench = Bench()
         o = bench.opened()
         made = o.run(100)
-        bench.links[0].garbles = True
-        made += o.run(200)
-        r = o.readings(made, "wall")
-        assert [f for f in r["flags"] if f] == [Flag.IO_ERROR]
-        assert not r["flags"][-1]
-
-    def test_health_counts_what_went_wrong(self):
-        bench = Bench()
-        source = bench.source()
-        nothing = {"garbled_answers": 0, "missed_updates": 0, "overloads": 0}
-        assert source.health() == nothing
-        o = Opened(source, bench.clock, *source.open())
-        made = o.run(100)
-        assert source.health() == nothing
         # Good answers lie between those that make no sense: however many there are in all, the meter is not lost.
         for count in range(1, 8):
             bench.links[0].garbles = True
             made += o.run(200)
-            assert source.health() == {**nothing, "garbled_answers": count}
-        bench.clock.t_ns += 1100 * MS
-        made += o.run(300)
+            assert o.source.health() == {"garbled_answers": count, "missed_updates": 0, "overloads": 0}
         r = o.readings(made, "wall")
-        updates = round((r["t_ns"][-1] - r["t_ns"][0]) / (250 * MS)) + 1
-        missed = updates - r["flags"].count(0) - r["flags"].count(Flag.IO_ERROR)
-        assert 2 <= missed <= 4
-        assert source.health() == {"garbled_answers": 7, "missed_updates": missed, "overloads": 0}
-
-    def test_nonsense_in_turn_is_counted_and_then_the_meter_is_lost(self):
-        bench = Bench()
-        o = bench.opened()
-        o.run(100)
+        assert [f for f in r["flags"] if f] == [Flag.IO_ERROR] * 7
+        assert not r["flags"][-1]
 
         def garble():
             # One spoilt piece in each answer, of which there is one every 50 polls.
@@ -168,7 +146,7 @@ class TestReadings:
 
         with pytest.raises(SensorError, match="make no sense"):
             garble()
-        assert o.source.health()["garbled_answers"] == 5
+        assert o.source.health()["garbled_answers"] == 12
 
     def test_somebody_who_stops_the_integration_is_noticed(self):
         bench = Bench()
@@ -212,11 +190,8 @@ class TestSetUp:
         [
             ("WT310E", False, 3, 0.001484, 0.0005),
             ("WT310E", False, 6, 0.001484, 0.001),
-            ("WT310E", True, 3, 0.001, 0.002),
             ("WT310EH", True, 3, 0.003, 0.002),
-            ("WT333E", True, 6, 0.001, 0.004),
             ("WT310", False, 3, 0.001484, 0.001),
-            ("WT310HC", True, 3, 0.003, 0.002),
         ],
     )
     def test_accuracy_by_model_and_crest_factor(self, model, is_dc, crest_factor, reading, share):
@@ -227,29 +202,19 @@ class TestSetUp:
         assert accuracy.u_gain * sqrt(3) == pytest.approx(reading, rel=1e-3)
         assert accuracy.u_offset_w * sqrt(3) == pytest.approx(share * 1500)
 
-    def test_a_command_that_the_meter_refuses_is_named(self, monkeypatch):
+    def test_what_is_no_meter_or_refuses_or_says_nothing(self, monkeypatch):
+        with monkeypatch.context() as patched:
+            patched.delitem(simulated_wt310e._SETTINGS, ":NUM:NORM:ITEM1")
+            with pytest.raises(SensorError, match=r":NUM:NORM:ITEM1 P,1"):
+                Bench().opened()
+        with monkeypatch.context() as patched:
+            patched.setattr("simulated_wt310e.IDENTITY", "ACME,PSU,1,2")
+            with pytest.raises(SensorError, match="ACME"):
+                Bench().opened()
         bench = Bench()
-        monkeypatch.delitem(simulated_wt310e._SETTINGS, ":NUM:NORM:ITEM1")
-        with pytest.raises(SensorError, match=r":NUM:NORM:ITEM1 P,1"):
-            bench.opened()
-
-    def test_another_instrument_is_refused(self, monkeypatch):
-        monkeypatch.setattr("simulated_wt310e.IDENTITY", "ACME,PSU,1,2")
-        with pytest.raises(SensorError, match="ACME"):
-            Bench().opened()
-
-    def test_silence(self):
-        bench = Bench()
+        monkeypatch.setattr(SimLink, "read", lambda self: b"")
         source = bench.source()
-        opener = bench.link
-
-        def deaf(port, baud):
-            link = opener(port, baud)
-            link.is_deaf = True
-            return link
-
-        source._open_with = deaf
-        with pytest.raises(SensorError, match="does not answer .*baud rate"):
+        with pytest.raises(SensorError, match="does not answer"):
             source.open()
         source.close()
         assert bench.links[0].is_closed
@@ -264,20 +229,20 @@ class TestSetUp:
         assert bench.meter.meter.settings[":COMM:REM"] == "OFF"
 
     @pytest.mark.parametrize(
-        ("options", "what"),
+        "wrong",
         [
-            ({"volts": 230.0}, "volts"),
-            ({"amperes": 3.0}, "amperes"),
-            ({"crest_factor": 6, "volts": 600.0}, "crest factor 6"),
-            ({"update_s": 0.1}, "one exchange takes .* at 9600 baud"),
-            ({"poll_ms": 100.0}, "poll_ms"),
-            ({"line": ""}, "empty"),
-            ({"update_s": 0.3}, "update_s"),
+            {"volts": 230.0},
+            {"amperes": 3.0},
+            {"volts": 600.0, "crest_factor": 6},
+            {"update_s": 0.1},
+            {"poll_ms": 100.0},
+            {"line": ""},
+            {"update_s": 0.3},
         ],
     )
-    def test_options_that_cannot_work_are_refused(self, options, what):
-        with pytest.raises(ConfigError, match=what):
-            Wt310eOptions(**{"port": "/dev/ttyUSB0", **RANGES, **options})
+    def test_options_that_cannot_work_are_refused(self, wrong):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
+            Wt310eOptions(**{"port": "/dev/ttyUSB0", **RANGES, **wrong})
 
 
 class TestTrouble:
@@ -304,14 +269,9 @@ class TestTrouble:
         assert "is gone" in gap.cause
         assert kinds[-1] == "Block"
         assert [e.sequence for e in put] == list(range(len(put)))
-
-    def test_a_meter_that_falls_silent_is_lost(self):
-        bench = Bench()
-        o = bench.opened()
-        o.run(100)
-        bench.links[0].is_deaf = True
-        with pytest.raises(SensorError, match="does not answer"):
-            o.run(500)
+        bench.links[-1].is_deaf = True
+        run_until(bench.clock.now_ns() + 4 * S)
+        assert sampling.reopened == 2
 
 
 @pytest.mark.parametrize(

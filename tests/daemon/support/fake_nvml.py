@@ -6,6 +6,7 @@ the wall clock's microseconds then or later, and a sample asked for again comes 
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -129,7 +130,8 @@ class FakeNvml:
         assert kind == 0
         self.in_read()
         now = min(self.clock.t_ns, self.silent_from_ns)
-        held = [(t, t + self.late_ns(t)) for t in self.samples if now - 2_400 * MS < t + self.late_ns(t) <= now]
+        near = self.samples[bisect(self.samples, now - 2_600 * MS) : bisect(self.samples, now)]
+        held = [(t, t + self.late_ns(t)) for t in near if now - 2_400 * MS < t + self.late_ns(t) <= now]
         found = [
             SimpleNamespace(timeStamp=t_us, sampleValue=SimpleNamespace(uiVal=round(self.power_w(t) * 1000)))
             for t, stamped in held
