@@ -1,7 +1,6 @@
 """The Linux adapter against an ioctl that decodes the kernel's structures and drives simulated chips."""
 
 import errno
-import gc
 import os
 import sys
 from ctypes import c_char, memmove
@@ -91,23 +90,6 @@ def test_long_reads_are_split_at_42_messages(opened):
     bus.close()
 
 
-def test_reads_that_are_planned_anew_take_no_memory_for_ever(opened):
-    """Where a chip comes and goes, that happens every second."""
-    bus = opened(7, ioctl=Kernel())
-    reads = [Read(0x40 + i, 1) for i in range(8)]
-
-    def plan() -> None:
-        for _ in range(100):
-            bus.prepare(reads)
-        gc.collect()
-
-    plan()
-    before = len(gc.get_objects())
-    plan()
-    assert len(gc.get_objects()) < before + 100
-    bus.close()
-
-
 def test_errors_of_transfers_are_os_errors(opened):
     bus = opened(2, ioctl=Kernel(Bench().bus))
     for call in (bus.prepare([Read(0x50, 0)]), lambda: bus.write_word(0x50, 0, 0)):
@@ -126,10 +108,3 @@ def test_a_bus_that_cannot_be_opened(monkeypatch):
     monkeypatch.setitem(sys.modules, "smbus2.smbus2", None)
     with pytest.raises(ConfigError, match="pip install"):
         LinuxBus(1)
-
-
-def test_an_adapter_with_a_timeout_of_its_own_is_fine(opened):
-    def ioctl(fd, request, data):
-        raise OSError(errno.ENOTTY, "no such request")
-
-    opened(2, ioctl=ioctl).close()

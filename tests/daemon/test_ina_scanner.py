@@ -32,15 +32,6 @@ NARROW = tuple(s for s in MIXED if s.chip != "INA228")
 
 
 class TestValues:
-    @settings(max_examples=10, deadline=None)
-    @given(st.lists(st.floats(-6.0, 6.0), min_size=8, max_size=8))
-    def test_codes_mean_the_current_within_half_a_step(self, currents):
-        bench = Bench(currents).opened()
-        for row in bench.scan(5):
-            assert row.flags == [0] * 8
-            for i, current in enumerate(currents):
-                assert abs(bench.power_w(row, i) - 12 * current) <= 12 * 0.5 * 10e-6 / SHUNT_OHM + 1e-9
-
     @pytest.mark.parametrize("sensors", [MIXED, NARROW])
     @pytest.mark.parametrize("bus_every", [1, 4])
     @pytest.mark.parametrize("combines", [True, False])
@@ -142,11 +133,6 @@ class TestFlags:
         row = bench.scan(1)[0]
         assert row.flags == [Flag.SATURATED] * 4 + [0, Flag.SATURATED]
         assert row.shunt[0] == sign * 32000
-
-    @pytest.mark.parametrize("narrow", [{"shunt_range": "40mV"}, {"bus_range": "16V"}])
-    def test_a_smaller_range_saturates_earlier(self, narrow):
-        bench = Bench([1.0] * 8, sensors=eight(**narrow), bus_v=18.0).opened()
-        assert bench.scan(1)[0].flags == [Flag.SATURATED] * 8
 
     def test_overflow_leaves_the_codes_good(self):
         decoder, flags = Decoder([Settings()]), array("H", [0])

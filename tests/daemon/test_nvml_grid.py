@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_daemon.sources.nvml.samples import GIVEN_UP, LEARNT, PERIOD_NS, WAITED, SampleGrid
+from powerd_daemon.sources.nvml.samples import LEARNT, PERIOD_NS, WAITED, SampleGrid
 
 MS = 1_000_000
 FIRST = 7_003_456_789
@@ -72,53 +72,10 @@ def test_samples_at_another_distance_are_on_no_grid(period_ms):
     assert SampleGrid().learn([t for i, t in enumerate(instants(100)) if i % 5])
 
 
-def test_a_stamp_before_its_instant_ends_the_grid():
-    true = instants(200)
-    grid = SampleGrid()
-    grid.learn(true[:80])
-    grid.instants(true[80:90])
-    moved = [t - 5 * MS for t in true[90:150]]
-    assert grid.instants(moved[:GIVEN_UP]) == []
-    assert not grid.is_known
-    assert grid.learn(moved)
-    assert grid.instants(moved) == moved
-
-
 def changed_to(period_ms: int, behind_ms: int) -> list[int]:
     """Samples of a driver that changes its pace after the hundredth, all stamped at once."""
     before = instants(100)
     return before + [before[-1] + (behind_ms + i * period_ms) * MS for i in range(1, 120)]
-
-
-def told_until_lost(stamps: list[int], size: int) -> list[tuple[int, int | None]]:
-    """Stamps and instants of all samples that are told before the grid is given up."""
-    grid = SampleGrid()
-    assert grid.learn(stamps[:80])
-    told: list[tuple[int, int | None]] = []
-    waiting: list[int] = []
-    for i in range(80, len(stamps), size):
-        waiting += stamps[i : i + size]
-        found = grid.instants(waiting)
-        told += zip(waiting, found, strict=False)
-        waiting = waiting[len(found) :]
-        if not grid.is_known:
-            return told
-    pytest.fail("the grid was never given up")
-
-
-@pytest.mark.parametrize(("period_ms", "behind_ms", "size"), [(5, 3, 1), (10, 0, 3), (10, 3, 2), (10, 10, 12)])
-def test_more_samples_than_instants_end_the_grid_before_one_is_told_wrongly(period_ms, behind_ms, size):
-    told = told_until_lost(changed_to(period_ms, behind_ms), size)
-    assert all(m is None or abs(m - t) <= 0.5 * MS for t, m in told)
-    assert len(told) < 20 + 12
-
-
-@pytest.mark.parametrize(("period_ms", "behind_ms", "size"), [(25, 0, 1), (30, 3, 3), (40, 10, 12), (50, 0, 3)])
-def test_fewer_samples_than_instants_end_the_grid_within_a_second(period_ms, behind_ms, size):
-    stamps = changed_to(period_ms, behind_ms)
-    told = told_until_lost(stamps, size)
-    assert max(t for t, _ in told) <= stamps[99] + 1_100 * MS
-    assert all(m is not None and 0 <= t - m < PERIOD_NS for t, m in told)
 
 
 def measured() -> list[int]:

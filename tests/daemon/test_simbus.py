@@ -8,7 +8,7 @@ import pytest
 from powerd_daemon.sources.ina.bus import Read
 from powerd_daemon.sources.ina.chips import CHIPS, CNVR, RST, Settings
 from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import ChipErrors, Load, SimChip, draw_errors
+from powerd_daemon.sources.sim.chip import Load, SimChip, draw_errors
 
 CONFIG, SHUNT, BUS, POWER = range(4)
 ONE_OHM_12V = 0x39C7
@@ -115,23 +115,6 @@ def test_an_ina3221_renews_each_register_when_its_own_conversion_ends():
     for register, end_ns in ends_ns.items():
         assert read(c, register, end_ns - 1) == 0
         assert read(c, register, end_ns) > 0
-
-
-def test_twenty_bits_in_twenty_four():
-    c = write(chip(lambda a, b: -0.1, kind="INA228"), Settings("INA228"))
-    assert signed(read(c, 4, 5 * MS), 24) == -320_000 << 4
-    assert read(c, 5, 5 * MS) >> 4 == round(12.0 / 195.3125e-6)
-    c.select(4)
-    assert c.size_of() == 3
-    c.select(0)
-    assert c.size_of() == 2
-
-
-def test_the_conversion_clock_may_be_off():
-    c = chip(errors=ChipErrors(clock=0.1))
-    c.write_word(CONFIG, ONE_OHM_12V, 0)
-    assert read(c, SHUNT, 585_000) == 0
-    assert read(c, SHUNT, 586_000) == 10000
 
 
 def test_cnvr_is_sticky_until_power_is_read_or_the_mode_is_written():

@@ -1,6 +1,5 @@
 """The NVML source against a fake of the library's functions."""
 
-import sys
 from itertools import pairwise
 from random import Random
 
@@ -233,14 +232,6 @@ class TestInstant:
             assert abs((renewed_ns + 50 * MS) % (100 * MS) - 50 * MS) <= 10 * MS
             assert mw == round(nvml.power_w(renewed_ns + 10 * MS) * 1000)
 
-    def test_a_constant_power_that_is_asked_for_rarely_does_not_fall_behind(self, clock):
-        nvml = FakeNvml(clock)
-        o = opened(nvml, samples_ms=0.0, energy_ms=0.0, instant_ms=1000.0)
-        nvml.power_w = lambda t_ns: 77.0
-        times = o.readings(o.run(30), "gpu0.nvml")["t_ns"]
-        assert [b - a for a, b in pairwise(times)] == [1000 * MS] * (len(times) - 1)
-        assert clock.now_ns() - times[-1] <= 1200 * MS
-
     @pytest.mark.parametrize("power_w", [lambda t_ns: 77.0, lambda t_ns: 100.0 + t_ns // (100 * MS) % 50])
     def test_renewals_that_were_slept_through_are_missing(self, clock, power_w):
         nvml = FakeNvml(clock)
@@ -301,14 +292,6 @@ class TestScopes:
         for t_ns, mw in zip(r["t_ns"], r["power_mw"], strict=True):
             assert mw == round(nvml.power_w(t_ns + 510 * MS) * 1000) // 3
 
-    def test_a_module_where_there_is_one_and_none_that_answers_nothing_but_zero(self, clock):
-        nvml = FakeNvml(clock)
-        nvml.refuse = {}
-        module = next(s.lines[0] for s in opened(nvml, scope_ms=10.0).streams if s.lines[0].name == "gpu0.nvml_module")
-        assert "not characterised" in module.accuracy.origin
-        nvml.power_w = lambda t_ns: 0.0
-        assert not {"gpu0.nvml_memory", "gpu0.nvml_module"} & set(names(opened(nvml, scope_ms=10.0)))
-
 
 class TestAuxiliaryChannels:
     LINES = ("temperature", "memory_temperature", "sm_clock", "memory_clock", "power_limit", "clock_events")
@@ -358,13 +341,6 @@ class TestFailures:
         nvml.refuse |= refuse
         with pytest.raises(error):
             opened(nvml, **options)
-
-    def test_without_the_package(self, clock, monkeypatch):
-        monkeypatch.setitem(sys.modules, "pynvml", None)
-        source = NvmlSource(NvmlOptions(), Start("nvml", EPOCH, 0, clock))
-        with pytest.raises(SensorError, match="nvidia-ml-py"):
-            source.open()
-        source.close()
 
     def test_a_gpu_that_is_lost_ends_the_source(self, clock):
         nvml = FakeNvml(clock)

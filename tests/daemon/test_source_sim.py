@@ -43,9 +43,10 @@ class TestConformance(SourceConformance):
         return SimSource(SimOptions(), start)
 
 
-class TestConformanceFollowingTheHost(SourceConformance):
-    def make(self, start: Start) -> SimSource:
-        return SimSource(SimOptions(waveform="host"), start)
+def test_a_load_that_follows_this_host_stays_between_idle_and_peak():
+    _, found = run(50, waveform="host", errors="none", idle_w=100.0, peak_w=200.0)
+    watts = [sum(of) for of in zip(*(watts for _, watts in found.values()), strict=True)]
+    assert all(98 < w < 202 for w in watts)
 
 
 def test_eight_simulated_lines_feed_one_card():
@@ -53,14 +54,6 @@ def test_eight_simulated_lines_feed_one_card():
     assert [line.name for line in opened.streams[0].lines] == [f"gpu0.{name}" for name in SHARES]
     assert {line.provenance for line in opened.streams[0].lines} == {Provenance.SIMULATED}
     assert opened.devices[0].feeds == tuple(line.name for line in opened.streams[0].lines)
-
-
-def test_a_constant_load_is_right_within_quantisation():
-    _, found = run(100, waveform="constant", errors="none", peak_w=200.0)
-    for name, (_, watts) in found.items():
-        true_w, volts = 200.0 * SHARES[name], NOMINAL_V[name]
-        step_w = 10e-6 / 0.05 * volts
-        assert abs(sum(watts) / len(watts) - true_w) <= step_w / 2 + 0.016 / 2 / volts * true_w
 
 
 @pytest.mark.parametrize("waveform", ["square", "training", "telegraph"])
@@ -92,15 +85,6 @@ def test_data_sheet_errors_stay_within_what_the_lines_say(seed):
     assert beyond <= 2
 
 
-def test_an_injected_fault_reaches_the_readings():
-    clock = VirtualClock()
-    source = SimSource(SimOptions(), Start("sim", EPOCH, 0, clock))
-    opened = Opened(source, clock, *source.open())
-    source.bus.fail(0x43, 4)
-    made = opened.run(5) + source.finish()
-    assert opened.readings(made, "gpu0.ext_12v_2")["flags"] == [8, 8, 0, 0, 0]
-
-
 MIXED = (
     Sensor("slot", 0x40),
     Sensor("cable", 0x41, "INA226", shunt_ohm=0.005),
@@ -114,11 +98,6 @@ MIXED_OPTIONS = {"sensors": MIXED, "rate_hz": 250.0, "peak_w": 40.0, "idle_w": 1
 class TestConformanceOfMixedTypes(SourceConformance):
     def make(self, start: Start) -> SimSource:
         return SimSource(SimOptions(**MIXED_OPTIONS, bus_every=4), start)
-
-
-class TestConformanceOnAnAdapterThatCannotCombine(SourceConformance):
-    def make(self, start: Start) -> SimSource:
-        return SimSource(SimOptions(adapter="single"), start)
 
 
 def test_faults_on_a_schedule_are_flagged_and_counted():

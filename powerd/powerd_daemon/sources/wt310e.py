@@ -46,6 +46,10 @@ W_PER_POWER_CODE = 1 / CODES_PER_UNIT
 START_S = 0.2
 """How long the meter is deaf after an integration was started."""
 
+SET_UP = (
+    *(":COMM:REM ON", ":COMM:HEAD OFF", ":SYST:COMM:COMM WT300", ":COMM:VERB ON", ":NUM:FORM ASCII"),
+    *(":HOLD OFF", ":MEAS:MHOL OFF", ":MEAS:AVER:STAT OFF"),
+)
 VALUES = ":STAT:EESR?;:STAT:COND?;:NUM:NORM:VAL?"
 WAIT = ":COMM:WAIT 1;"
 REPLY_CHARS = 36
@@ -58,7 +62,6 @@ LATENCY_NS = 16_000_000
 """What a USB serial adapter or the meter may hold an answer back."""
 SOON_NS = 4_000_000
 """A meter that answers within this had not to wait for its update."""
-GARBLED = 5
 GREETINGS = 4
 
 
@@ -155,31 +158,6 @@ def parse_value(text: str) -> tuple[int, Flag]:
     return int((value * CODES_PER_UNIT).to_integral_value()), Flag(0)
 
 
-def setup_commands(o: Wt310eOptions) -> tuple[str, ...]:
-    """Everything that is set before the first reading, in order; each is checked with ``:STAT:ERR?``."""
-    items = ("P", "WH") if o.integrate else ("P",)
-    return (
-        ":COMM:REM ON",
-        ":COMM:HEAD OFF",
-        ":SYST:COMM:COMM WT300",
-        ":COMM:VERB ON",
-        ":NUM:FORM ASCII",
-        ":HOLD OFF",
-        ":MEAS:MHOL OFF",
-        ":MEAS:AVER:STAT OFF",
-        f":INP:CFAC {o.crest_factor}",
-        f":INP:MODE {'RMS' if o.coupling == 'ac' else 'DC'}",
-        ":INP:VOLT:AUTO OFF",
-        ":INP:CURR:AUTO OFF",
-        f":INP:VOLT:RANG {o.volts:g}",
-        f":INP:CURR:RANG {o.amperes:g}",
-        f":SAMP:RATE {o.update_s:g}",
-        ":STAT:FILT1 FALL",
-        f":NUM:NORM:NUM {len(items)}",
-        *(f":NUM:NORM:ITEM{i} {name},1" for i, name in enumerate(items, 1)),
-    )
-
-
 def power_accuracy(model: str, o: Wt310eOptions, centre_ns: int) -> Accuracy:
     """Of the power, as standard uncertainties, from the limits that the maker states for twelve months.
 
@@ -230,8 +208,7 @@ class Wt310eSource(Source):
         """End of the last update that was understood, and time of the last reading of any kind."""
         self._last_ns: int | None = None
         self.garbled = 0
-        """Answers that made no sense, in all."""
-        self._garbled_in_turn = 0
+        """Answers that made no sense. A meter that gives no others counts as silent."""
         self.missed_updates = 0
         """Updates of the meter that went by unread."""
         self.overloads = 0
@@ -247,11 +224,24 @@ class Wt310eSource(Source):
         identity = self._greet(port)
         if _is_integrating(self._query(port, ":INTEG:STAT?")):
             self._command(port, ":INTEG:STOP")
-        for command in (":INTEG:RES", *setup_commands(o)):
+        values = ("P", "WH") if o.integrate else ("P",)
+        for command in (
+            ":INTEG:RES",
+            *SET_UP,
+            f":INP:CFAC {o.crest_factor}",
+            f":INP:MODE {'RMS' if o.coupling == 'ac' else 'DC'}",
+            ":INP:VOLT:AUTO OFF",
+            ":INP:CURR:AUTO OFF",
+            f":INP:VOLT:RANG {o.volts:g}",
+            f":INP:CURR:RANG {o.amperes:g}",
+            f":SAMP:RATE {o.update_s:g}",
+            ":STAT:FILT1 FALL",
+            f":NUM:NORM:NUM {len(values)}",
+            *(f":NUM:NORM:ITEM{i} {name},1" for i, name in enumerate(values, 1)),
+            *((":INTEG:MODE NORM", ":INTEG:TIM 0,0,0") if o.integrate else ()),
+        ):
             self._command(port, command)
         if o.integrate:
-            self._command(port, ":INTEG:MODE NORM")
-            self._command(port, ":INTEG:TIM 0,0,0")
             self._command(port, ":INTEG:STAR", deaf_ns=round(START_S * 1e9))
             if not _is_integrating(state := self._query(port, ":INTEG:STAT?")):
                 raise SensorError(f"{port.name}: the meter does not integrate, its state is {state!r}")
@@ -277,7 +267,7 @@ class Wt310eSource(Source):
                 at_ns = (before_ns + now_ns) // 2 if port.blocks else begun_ns
                 self._accept(port, at_ns, now_ns - before_ns, line)
         if now_ns - self._heard_ns > 2 * self._update_ns + ANSWER_NS:
-            raise SensorError(f"{port.name}: the meter does not answer any more: is it on and connected?")
+            raise SensorError(f"{port.name}: the meter gives no answer any more that makes sense: is it connected?")
 
     def health(self) -> dict[str, object]:
         return {
@@ -322,12 +312,8 @@ class Wt310eSource(Source):
             reply = parse_reply(line.decode("ascii"), with_energy=self.options.integrate)
         except ValueError:
             self.garbled += 1
-            self._garbled_in_turn += 1
-            if self._garbled_in_turn >= GARBLED:
-                raise SensorError(f"{port.name}: the meter's answers make no sense: {line[:60]!r}") from None
             self._append(at_ns, Reply(True, 0, Flag.IO_ERROR, 0, Flag.IO_ERROR))
             return
-        self._garbled_in_turn = 0
         self._heard_ns = self._looked_ns
         end_ns = self._end_of_update(port, at_ns, look_ns, asked_ns) if reply.is_new else None
         if end_ns is not None:

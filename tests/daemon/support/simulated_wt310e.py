@@ -1,19 +1,15 @@
-"""A WT310E in software: bytes in and out, on any clock or on a pseudo-terminal.
+"""A WT310E in software: bytes in and out, on any clock.
 
-It knows the headers that powerd sends, in their short form. What it is strict about: messages end with CR LF, unknown
-headers and bad data go to the error queue and get no answer, a message that comes before the last answer was sent
-throws that answer away, values exist only after an update with the present settings, inputs clip at their ranges,
-nothing can be set while it integrates, and it hears nothing for 0.2 s after an integration was started.
+It knows the headers that powerd sends, in their short form. What it is strict about: unknown headers and bad data go to
+the error queue and get no answer, a message that comes before the last answer was sent throws that answer away, values
+exist only after an update with the present settings, inputs clip at their ranges, nothing can be set while it
+integrates, and it hears nothing for 0.2 s after an integration was started.
 """
 
 from __future__ import annotations
 
-import os
-import select
-import tty
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from math import inf, nan
 
 from powerd_core.errors import SensorError
@@ -21,8 +17,7 @@ from powerd_daemon.clock import Clock
 from powerd_daemon.sources.wt310e import AMPERE_RANGES, INTEGRATING, OVER_RANGE, RATES_S, START_S, UPDATED, VOLT_RANGES
 
 IDENTITY = "YOKOGAWA,WT310E,SIMULATED,F1.01"
-UNDEFINED, OUT_OF_RANGE, NOT_NOW = (113, "Undefined header"), (222, "Data out of range"), (813, "Invalid operation")
-SYNTAX, INTERRUPTED, DEAF = (102, "Syntax error"), (410, "Query INTERRUPTED"), (810, "Busy")
+UNDEFINED, OUT_OF_RANGE, NOT_NOW, INTERRUPTED, DEAF = 113, 222, 813, 410, 810
 CLIP = 1.4
 """A range shows up to this much of itself."""
 UPDATING_NS = 5_000_000
@@ -54,8 +49,8 @@ _SETTINGS = {
 class Refused(Exception):
     """A command that goes to the error queue."""
 
-    def __init__(self, error: tuple[int, str]) -> None:
-        super().__init__(error[1])
+    def __init__(self, error: int) -> None:
+        super().__init__(str(error))
         self.error = error
 
 
@@ -63,7 +58,7 @@ class Meter:
     """Measures what is connected, one update after the other, and carries out one command after the other."""
 
     def __init__(self, energy_j: Callable[[int, int], float], t_ns: int) -> None:
-        self.errors: deque[tuple[int, str]] = deque()
+        self.errors: deque[int] = deque()
         self.settings = {":COMM:HEAD": "ON", ":HOLD": "OFF", ":INP:CFAC": "3", ":NUM:NORM:NUM": "2"}
         self.volts, self.amperes, self.rate_s = 600.0, 20.0, 0.5
         self.integration = "RESET"
@@ -145,7 +140,7 @@ class Meter:
             case "*IDN?":
                 return IDENTITY
             case ":STAT:ERR?":
-                return '{},"{}"'.format(*(self.errors.popleft() if self.errors else (0, "NO ERROR")))
+                return f'{self.errors.popleft()},"ERROR"' if self.errors else '0,"NO ERROR"'
             case ":STAT:EESR?":
                 events, self.events = self.events, 0
                 return str(events)
@@ -199,12 +194,7 @@ class SimWt310:
     """
 
     def __init__(
-        self,
-        energy_j: Callable[[int, int], float],
-        t_ns: int,
-        *,
-        byte_ns: int = 1_041_667,
-        latency_ns: int = 2_000_000,
+        self, energy_j: Callable[[int, int], float], t_ns: int, *, byte_ns: int = 1_041_667, latency_ns: int = 2_000_000
     ) -> None:
         self.byte_ns = byte_ns
         self.latency_ns = latency_ns
@@ -219,22 +209,13 @@ class SimWt310:
         self._sending: deque[tuple[int, bytes]] = deque()
 
     def receive(self, data: bytes, t_ns: int) -> None:
-        """Bytes that the other side began to send at ``t_ns``."""
+        """Bytes that the other side began to send at ``t_ns``: no more than one message."""
         self._advance(t_ns)
-        at_ns = max(t_ns, self._line_free_ns)
-        for value in data:
-            at_ns += self.byte_ns
-            self._received += bytes((value,))
-            if value not in b"\r\n":
-                continue
-            if self._received.endswith(b"\r\n"):
-                self._accept(self._received[:-2], at_ns)
-            elif value == 0x0A and self._received.strip():
-                self.meter.errors.append(SYNTAX)
-            elif value == 0x0D:
-                continue
-            self._received = b""
-        self._line_free_ns = at_ns
+        self._line_free_ns = max(t_ns, self._line_free_ns) + len(data) * self.byte_ns
+        *messages, self._received = (self._received + data).split(b"\r\n")
+        for text in (message.decode("ascii", "replace").strip() for message in messages):
+            if text:
+                self._messages.append((self._line_free_ns, [unit.strip() for unit in text.split(";")]))
 
     def transmit(self, t_ns: int) -> bytes:
         """What has reached the other side by ``t_ns`` and was not taken before."""
@@ -243,17 +224,6 @@ class SimWt310:
         while self._sending and self._sending[0][0] <= t_ns:
             arrived += self._sending.popleft()[1]
         return arrived
-
-    def _accept(self, message: bytes, t_ns: int) -> None:
-        try:
-            text = message.decode("ascii").strip()
-        except UnicodeDecodeError:
-            self.meter.errors.append(SYNTAX)
-            return
-        if b"\r" in message:
-            self.meter.errors.append(SYNTAX)
-        elif text:
-            self._messages.append((t_ns, [unit.strip() for unit in text.split(";")]))
 
     def _advance(self, t_ns: int) -> None:
         while True:
@@ -307,36 +277,6 @@ class SimWt310:
             for value in text.encode() + b"\r\n":
                 at_ns += self.byte_ns
                 self._sending.append((at_ns, bytes((value,))))
-
-
-POLL_MS = 2
-
-
-class Pty:
-    """Carries bytes between a pseudo-terminal and a `SimWt310`. ``port`` is what the other side opens."""
-
-    def __init__(self, meter: SimWt310, clock: Clock) -> None:
-        self.meter = meter
-        self._clock = clock
-        self._ours, self._theirs = os.openpty()
-        # Without this the terminal would echo, and turn CR into LF.
-        tty.setraw(self._theirs)
-        os.set_blocking(self._ours, False)
-        self.port = os.ttyname(self._theirs)
-
-    def step(self, wait_ms: int = POLL_MS) -> None:
-        """Carry what is there; wait for it no longer than ``wait_ms``."""
-        readable, _, _ = select.select([self._ours], [], [], wait_ms / 1000)
-        if readable:
-            # Our own hold on the other end keeps this one open while nobody else has it.
-            self.meter.receive(os.read(self._ours, 4096), self._clock.now_ns())
-        if answer := self.meter.transmit(self._clock.now_ns()):
-            with suppress(BlockingIOError):
-                os.write(self._ours, answer)
-
-    def close(self) -> None:
-        os.close(self._ours)
-        os.close(self._theirs)
 
 
 class SimLink:
