@@ -46,10 +46,6 @@ W_PER_POWER_CODE = 1 / CODES_PER_UNIT
 START_S = 0.2
 """How long the meter is deaf after an integration was started."""
 
-SET_UP = (
-    *(":COMM:REM ON", ":COMM:HEAD OFF", ":SYST:COMM:COMM WT300", ":COMM:VERB ON", ":NUM:FORM ASCII"),
-    *(":HOLD OFF", ":MEAS:MHOL OFF", ":MEAS:AVER:STAT OFF"),
-)
 VALUES = ":STAT:EESR?;:STAT:COND?;:NUM:NORM:VAL?"
 WAIT = ":COMM:WAIT 1;"
 REPLY_CHARS = 36
@@ -227,7 +223,14 @@ class Wt310eSource(Source):
         values = ("P", "WH") if o.integrate else ("P",)
         for command in (
             ":INTEG:RES",
-            *SET_UP,
+            ":COMM:REM ON",
+            ":COMM:HEAD OFF",
+            ":SYST:COMM:COMM WT300",
+            ":COMM:VERB ON",
+            ":NUM:FORM ASCII",
+            ":HOLD OFF",
+            ":MEAS:MHOL OFF",
+            ":MEAS:AVER:STAT OFF",
             f":INP:CFAC {o.crest_factor}",
             f":INP:MODE {'RMS' if o.coupling == 'ac' else 'DC'}",
             ":INP:VOLT:AUTO OFF",
