@@ -108,14 +108,6 @@ class TestHeldBusVoltage:
         assert all(row.shunt == [2500 * i for i in range(1, 9)] for row in rows)
         assert all(code >> 3 == 3000 for row in rows for code in row.bus)
 
-    def test_a_failed_bus_reading_is_repeated_at_once(self):
-        bench = Bench(sensors=FAST, bus_every=5).opened()
-        bench.poll(5)
-        bench.bus.fail(0x43, 2)
-        rows = bench.scan(5)[5:]
-        assert rows[0].flags[3] == Flag.IO_ERROR
-        assert (rows[1].flags[3], rows[1].age[3]) == (0, 0)
-
     def test_a_pointer_that_a_reset_moved_never_gives_a_value(self):
         bench = Bench(bus_every=100).opened()
         bench.poll(3)

@@ -125,12 +125,6 @@ class TestReadings:
         for other in set(range(8)) - {sensor}:
             assert not any(case.readings(made, other)["flags"])
 
-    def test_readings_closer_than_a_conversion_are_stale(self, clock):
-        case = Case(clock, 2, rate_hz=1000.0)
-        flags = case.readings(case.o.run(400), 0)["flags"]
-        assert flags.count(Flag.STALE) > len(flags) // 3
-        assert flags.count(0) > len(flags) // 3
-
 
 class TestLosses:
     def test_damaged_frames_are_a_gap_with_times_and_count(self, clock):

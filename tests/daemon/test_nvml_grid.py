@@ -72,12 +72,6 @@ def test_samples_at_another_distance_are_on_no_grid(period_ms):
     assert SampleGrid().learn([t for i, t in enumerate(instants(100)) if i % 5])
 
 
-def changed_to(period_ms: int, behind_ms: int) -> list[int]:
-    """Samples of a driver that changes its pace after the hundredth, all stamped at once."""
-    before = instants(100)
-    return before + [before[-1] + (behind_ms + i * period_ms) * MS for i in range(1, 120)]
-
-
 def measured() -> list[int]:
     """Stamps of one H200, of which half are late (tests/data/README.md)."""
     lines = (Path(__file__).parents[1] / "data/nvml/h200_stamps.txt").read_text().splitlines()[1:]
@@ -103,17 +97,6 @@ def test_measured_samples_are_all_told_each_before_its_stamp(size):
     assert len(found) >= len(stamps) - 119 - WAITED
     assert all(-0.5 * MS < t - m < 2 * PERIOD_NS for t, m in zip(stamps[119:], found, strict=False))
     assert all(b > a for a, b in pairwise(found))
-
-
-def test_what_was_taken_at_another_pace_is_not_told_when_the_grid_is_back():
-    stamps = changed_to(10, 0)[80:130]
-    back = [stamps[-1] + i * PERIOD_NS for i in range(1, 100)]
-    grid = SampleGrid()
-    assert grid.learn_again(stamps) == []
-    assert grid.learn_again(stamps + back[:30]) == []
-    found = grid.learn_again(stamps + back)
-    assert found[:-LEARNT] == [None] * (len(found) - LEARNT)
-    assert found[-LEARNT:] == back[-LEARNT:]
 
 
 def test_a_sample_that_comes_again_with_another_stamp_is_told_once():

@@ -1,6 +1,5 @@
 """The NVML source against a fake of the library's functions."""
 
-from itertools import pairwise
 from random import Random
 
 import pytest
@@ -120,26 +119,6 @@ class TestSamples:
         made += o.run(100)
         r = o.readings(made, "gpu0.nvml_samples")
         assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
-
-    def test_late_stamps_move_no_sample(self, clock):
-        nvml = FakeNvml(clock)
-        random = Random(7)
-        late, last = {}, 0
-        for t in nvml.samples:
-            # The driver's buffer is in order.
-            last = max(last + 4 * MS, t + random.choice((*(0,) * 8, 100_000, 3 * MS, 14 * MS, 21 * MS)))
-            late[t] = last - t
-        nvml.late_ns = late.__getitem__
-        o = opened(nvml)
-        begin = clock.now_ns()
-        made = o.run(600)
-        r = o.readings(made, "gpu0.nvml_samples")
-        instants = [t + AGE_NS for t in r["t_ns"]]
-        assert max(min(abs(t - m) for m in nvml.samples) for t in instants) <= 150_000
-        assert [round((b - a) / (20 * MS)) for a, b in pairwise(instants)] == [1] * (len(instants) - 1)
-        assert instants[-1] > clock.now_ns() - 300 * MS
-        assert instants[0] <= begin + 25 * MS
-        assert not any(r["flags"])
 
     def test_stamps_on_no_grid_are_said_to_be_late(self, clock):
         nvml = FakeNvml(clock)

@@ -38,11 +38,6 @@ def energy_j(t_ns: list[int], watts: list[float]) -> float:
     return sum((watts[i] + watts[i + 1]) / 2 * (t_ns[i + 1] - t_ns[i]) * 1e-9 for i in range(len(t_ns) - 1))
 
 
-class TestConformance(SourceConformance):
-    def make(self, start: Start) -> SimSource:
-        return SimSource(SimOptions(), start)
-
-
 def test_a_load_that_follows_this_host_stays_between_idle_and_peak():
     _, found = run(50, waveform="host", errors="none", idle_w=100.0, peak_w=200.0)
     watts = [sum(of) for of in zip(*(watts for _, watts in found.values()), strict=True)]

@@ -64,8 +64,7 @@ def one(data: bytes) -> None:
         while picker.left:
             clock.t_ns += picker.one_of((10_000_000, 250_000_000, 0))
             source.poll()
-            assert source._session is not None
-            assert len(source._session._lines._held) <= LineReader.MAX_LINE
+            assert len(source._lines._held) <= LineReader.MAX_LINE
             for event in source.take():
                 wire.decode(wire.encode(event))
                 assert len(event.payload) == event.count * streams[0].scan_bytes  # type: ignore[union-attr]

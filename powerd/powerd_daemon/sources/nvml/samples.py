@@ -121,15 +121,6 @@ class SampleGrid:
         self._since_again = GRID_FOLLOWED
         return True
 
-    def learn_again(self, stamps_ns: Sequence[int]) -> list[int | None]:
-        """Learn from samples without instants; then as `instants`, None also for the older ones, which may be of a time
-        of another pace. Nothing is given where there is still no grid."""
-        if not self.learn(stamps_ns) or _is_slow(stamps_ns[-GRID_FOLLOWED:][:LEARNT]):
-            self._forget()
-            return []
-        older = max(len(stamps_ns) - LEARNT, 0)
-        return [*[None] * older, *self.instants(stamps_ns[older:])]
-
     def instants(self, stamps_ns: Sequence[int]) -> list[int | None]:
         """The instants of the first of these samples, in order; None for one that has got its instant before.
 
@@ -157,7 +148,7 @@ class SampleGrid:
             (not ripe and len(numbers) >= GIVEN_UP)
             or any(a - b > LATE_PERIODS or b <= before < a for a, b in zip(raw, numbers, strict=True))
             or (again and not may_come_again)
-            or _is_slow([*self._latest, *stamps_ns][-GRID_FOLLOWED:])
+            or is_slow([*self._latest, *stamps_ns][-GRID_FOLLOWED:])
         ):
             self._forget()
             return []
@@ -190,7 +181,7 @@ class SampleGrid:
         self._base_ns = self._number = None
 
 
-def _is_slow(stamps_ns: Sequence[int]) -> bool:
+def is_slow(stamps_ns: Sequence[int]) -> bool:
     """Whether so many samples are too far apart for the grid. A driver that takes them more quickly has more than one
     for an instant, which shows at once."""
     count = len(stamps_ns) - 1
@@ -303,9 +294,8 @@ class SampleBuffer(Quantity):
     Samples are known again by their stamps on the board's clock, which no setting of the wall clock moves: closer than
     `SAME_NS` they are the same one, for the driver moves the stamps a little; equal values are not. Each gets its
     sampling instant (`SampleGrid`). A read that fails or is left out loses nothing, for the buffer goes back two
-    seconds; only `SILENCE_NS` without a sample are flagged, at the beginning of the silence. So is all time in which
-    the driver takes its samples at another pace than the grid's (``lost_grids`` counts that): when these were taken is
-    not known to what the line's accuracy says.
+    seconds; only `SILENCE_NS` without a sample are flagged, at the beginning of the silence. Samples that the driver
+    takes at another pace than the grid's (``lost_grids`` counts that) are none: nobody knows their times well enough.
 
     The centre of what a sample shows was found 16.0 to 17.3 ms before its instant, on one H200.
     """
@@ -334,7 +324,6 @@ class SampleBuffer(Quantity):
         self.lost_grids = 0
         self._grid = SampleGrid()
         self._is_on_grid = is_fitted and self._grid.learn(stamps_ns)
-        self._is_between_grids = False
         if not is_fitted:
             self._age_ns = 0
             self.accuracy = Accuracy(U_GAIN, 0.0, 1e-3, 100_000_000, 50_000_000, 0, f"{GAIN_ORIGIN}; {UNKNOWN}")
@@ -381,9 +370,6 @@ class SampleBuffer(Quantity):
                 self._widest_ns = max(self._widest_ns, self.stamps.half_ns)
                 # A GPU that can be asked takes some power: 0 is what a driver says that does not know.
                 self.output.append(t_ns - self._age_ns, value, 0 if value else Flag.MISSING)
-            elif self._is_between_grids:
-                # It may be of another pace, and then nobody knows its instant.
-                self.output.append(stamp_ns - self._age_ns, 0, Flag.MISSING)
         if now_ns - self._heard_ns >= SILENCE_NS:
             self._heard_ns = now_ns
             self.output.append(max(self.output.last_ns + 1, now_ns - self._age_ns - SILENCE_NS), 0, silence)
@@ -405,13 +391,16 @@ class SampleBuffer(Quantity):
         if not self._is_on_grid:
             return stamps_ns
         if self._grid.is_known:
-            self._is_between_grids = False
             instants = self._grid.instants(stamps_ns)
-            if self._grid.is_known:
-                return instants
-            self.lost_grids += 1
-        self._is_between_grids = True
-        return self._grid.learn_again(stamps_ns)
+            self.lost_grids += not self._grid.is_known
+            return instants
+        if is_slow(stamps_ns[-GRID_FOLLOWED:][:LEARNT]) or not self._grid.learn(stamps_ns):
+            return []
+        # Older ones may be of a time of another pace, and then nobody knows their instants.
+        older = max(len(stamps_ns) - LEARNT, 0)
+        if older:
+            self.output.append(stamps_ns[0] - self._age_ns, 0, Flag.MISSING)
+        return [*[None] * older, *self._grid.instants(stamps_ns[older:])]
 
     def take_bound_ns(self) -> int:
         """How far the times of the samples since the last call may be off by their stamps, at most, and of those that
