@@ -302,20 +302,14 @@ class Row:
 
 @dataclass(slots=True)
 class Counts:
-    """How often something failed or was recovered since the bus was opened."""
+    """How often something failed or was recovered since the bus was opened; docs/protocol.md says what each counts."""
 
     failed_scans: int = 0
-    """Scans whose combined read failed, so that each chip was read once more."""
     failed_reads: int = 0
-    """Reads of single chips that failed, those of their settings included."""
     late_reads: int = 0
-    """Transfers that took so much longer than usual that the moment of some reading is not known."""
     missing_scans: int = 0
-    """Scans that were due and did not take place."""
     lost_settings: int = 0
-    """How often a chip was found without its settings."""
     given_up: int = 0
-    """How often a chip was left out, to be tried about once a second."""
     set_up_again: int = 0
 
 
@@ -451,7 +445,7 @@ class Scanner:
         for chip in list(self._active):
             if not self._check(chip):
                 self._deny(chip, Flag.IO_ERROR)
-        self._prepare()
+        self._until_bus = 0
         self.take(builder)
 
     @property
