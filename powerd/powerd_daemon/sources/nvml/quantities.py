@@ -7,7 +7,7 @@ get wide limits that say so.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import sqrt
@@ -168,7 +168,7 @@ class InstantPower(Quantity):
     same over a renewal is a new value all the same, and is appended at the time at which it was due.
     """
 
-    suffix = "nvml"
+    suffix, scope, what = "nvml", SCOPE_GPU, "power of the GPU"
 
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
@@ -188,24 +188,21 @@ class InstantPower(Quantity):
         self._polled_ns = self._renewed_ns = clock.now_ns()
         """When it last answered, and when the value was renewed."""
 
-    def _ways(self) -> list[tuple[Callable[[], int], Filter, str]]:
+    def _ways(self) -> Iterator[tuple[Callable[[], int], Filter, str]]:
         """The ways to ask, best first: how, what the answer shows, and its description."""
-        shown = LOW_PASS if self.gpu.architecture == ARCH_HOPPER else UNKNOWN_WINDOW
+        nvml, handle, architecture, scope = self.nvml, self.gpu.handle, self.gpu.architecture, self.scope
+        is_fitted = scope == SCOPE_GPU and architecture == ARCH_HOPPER
+        shown = LOW_PASS if is_fitted else UNKNOWN_WINDOW
+        text = f"{self.what}: instant power (field 186) by NVML"
+        yield lambda: nvml.field(handle, FI_DEV_POWER_INSTANT, scope), shown, text
+        if scope != SCOPE_GPU:
+            text = f"{self.what}: average power over one second (field 185) by NVML"
+            yield lambda: nvml.field(handle, FI_DEV_POWER_AVERAGE, scope), ONE_SECOND, text
+            return
         # The usage averages over a second from Ampere on.
-        is_mean = self.gpu.architecture >= ARCH_AMPERE
-        average = ", an average over one second" if is_mean else ""
-        text = f"power by NVML (nvmlDeviceGetPowerUsage{average}); this GPU has no instant power"
-        return [
-            (self._field(FI_DEV_POWER_INSTANT), shown, "instant power by NVML (field 186)"),
-            (
-                lambda: int(self.nvml.call("nvmlDeviceGetPowerUsage", self.gpu.handle)),
-                ONE_SECOND if is_mean else UNKNOWN_WINDOW,
-                text,
-            ),
-        ]
-
-    def _field(self, field: int, scope: int = SCOPE_GPU) -> Callable[[], int]:
-        return lambda: self.nvml.field(self.gpu.handle, field, scope)
+        shown, average = (ONE_SECOND, ", an average over one second") if architecture >= ARCH_AMPERE else (shown, "")
+        text = f"{self.what}: nvmlDeviceGetPowerUsage{average}; this GPU has no instant power"
+        yield lambda: int(nvml.call("nvmlDeviceGetPowerUsage", handle)), shown, text
 
     def poll(self) -> None:
         now_ns = self.clock.now_ns()
@@ -244,27 +241,13 @@ def some_power(value_mw: int) -> int:
     return value_mw
 
 
-class ScopePower(InstantPower):
-    """The instant power of a scope, or its average over one second where that is all there is (an H200's memory)."""
-
-    scope: ClassVar[int]
-    what: ClassVar[str]
-
-    def _ways(self) -> list[tuple[Callable[[], int], Filter, str]]:
-        instant, average = (self._field(f, self.scope) for f in (FI_DEV_POWER_INSTANT, FI_DEV_POWER_AVERAGE))
-        return [
-            (instant, UNKNOWN_WINDOW, f"{self.what}: instant power (field 186) by NVML"),
-            (average, ONE_SECOND, f"{self.what}: average power over one second (field 185) by NVML"),
-        ]
-
-
-class MemoryPower(ScopePower):
-    """A part of the GPU's power: never added to it."""
+class MemoryPower(InstantPower):
+    """A part of the GPU's power, never added to it. An H200 has its average over one second alone."""
 
     suffix, scope, what = "nvml_memory", SCOPE_MEMORY, "memory of the GPU, a part of its power"
 
 
-class ModulePower(ScopePower):
+class ModulePower(InstantPower):
     """The GPU and what shares its module (the CPU of a Grace Hopper): contains the GPU's power."""
 
     suffix, scope, what = "nvml_module", SCOPE_MODULE, "module with the GPU on it, which contains the GPU's power"

@@ -37,8 +37,6 @@ SIMULATED_BUS = -1
 """What stands for the bus's number in a calibration file."""
 WAKE_EARLY_NS = 150_000
 """Room for the latency of a real clock's sleep and for working out the registers, which a real bus does not need."""
-PUNCTUAL_NS = 70_000
-"""The same for a sampler with real-time priority, which wakes up sooner and must not wait busily all the time."""
 BUSY = 0.8
 """Above this share of the wire's limit, the bus keeps time to the end of each transfer, waiting busily."""
 
@@ -148,27 +146,24 @@ class SimSource(RailsSource):
             # One chip, with one set of errors, for all channels of an INA3221.
             if sensor.address in chips:
                 continue
+            exact, tolerance = o.errors == "none", sensor.shunt_tolerance
             errors[sensor.address] = draw_errors(
-                random,
-                settings,
-                grade=sensor.grade,
-                shunt_tolerance=sensor.shunt_tolerance,
-                exact=o.errors == "none",
+                random, settings, grade=sensor.grade, shunt_tolerance=tolerance, exact=exact
             )
             loads = [NO_LOAD] * len(settings.type.channels)
             for mate in (s for s in self.bank.sensors if s.address == sensor.address):
                 loads[mate.channel - 1] = self._load(load, mate)
             chips[sensor.address] = SimChip(settings.type, loads, errors=errors[sensor.address], t_ns=t0_ns)
-        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=o.adapter == "combined", bus_every=o.bus_every)
-        punctual = isinstance(clock, SystemClock) and o.rate_hz > BUSY * limit_hz
+        combines = o.adapter == "combined"
+        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=combines, bus_every=o.bus_every)
         self.bus = SimBus(
             clock,
             chips,
             scl_hz=o.scl_hz,
-            wake_early_ns=PUNCTUAL_NS if punctual and os.sched_getscheduler(0) == os.SCHED_FIFO else WAKE_EARLY_NS,
-            punctual=punctual,
+            wake_early_ns=WAKE_EARLY_NS,
+            punctual=isinstance(clock, SystemClock) and o.rate_hz > BUSY * limit_hz,
             before=load.waveform.advance,
-            combines=o.adapter == "combined",
+            combines=combines,
         )
         if o.fault_every_s:
             self.bus.trouble = Faults(o.seed, every_s=o.fault_every_s, t0_ns=t0_ns, kinds=o.faults)
