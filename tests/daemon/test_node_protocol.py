@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import powerd_daemon.sources.node.protocol as p
 from powerd_core.errors import VersionError, WireError
-from powerd_daemon.sources.node.link import NodeTime, Unwrapper
+from powerd_daemon.sources.node.link import NodeTime
 from powerd_daemon.sources.node.protocol import MAX_BODY, MAX_ENCODED, Deframer, crc16, decode_frame, encode_frame
 
 GOLDEN = dict(
@@ -104,13 +104,13 @@ class TestProtocol:
 class TestNodeTime:
     @given(st.lists(st.integers(-1_000_000, 2_000_000_000), max_size=50))
     def test_unwrapping_follows_any_steps_below_half_the_range(self, steps):
-        unwrapper, true_us = Unwrapper(), 1 << 33
-        first = unwrapper.us(true_us & 0xFFFFFFFF) - true_us
+        time, true_us = NodeTime(), 1 << 33
+        first = time.unwrapped_us(true_us & 0xFFFFFFFF) - true_us
         latest = true_us
         for step in steps:
             true_us = latest + step
             latest = max(latest, true_us)
-            assert unwrapper.us(true_us & 0xFFFFFFFF) - true_us == first
+            assert time.unwrapped_us(true_us & 0xFFFFFFFF) - true_us == first
 
     @given(
         st.lists(st.tuples(st.integers(0, 3_000), st.integers(0, 3_000)), min_size=1, max_size=80),

@@ -36,21 +36,6 @@ ANSWER_NS = 400_000_000
 OUTSTANDING = 8
 
 
-class Unwrapper:
-    """Node times of 32 bits as an ever-growing count. Two of them must be less than 35 minutes apart."""
-
-    def __init__(self) -> None:
-        self._us: int | None = None
-
-    def us(self, time_us: int) -> int:
-        """Microseconds, whole: times may come slightly out of order."""
-        if self._us is None:
-            self._us = time_us + (1 << 32)  # room below, for a time before the first
-        unwrapped = self._us + (time_us - self._us + (1 << 31)) % (1 << 32) - (1 << 31)
-        self._us = max(self._us, unwrapped)
-        return unwrapped
-
-
 class NodeTime:
     """Maps node times to board times by the exchanges so far.
 
@@ -61,6 +46,7 @@ class NodeTime:
     def __init__(self) -> None:
         self._exchanges: deque[ClockExchange] = deque(maxlen=KEPT)
         self._piece: ClockPiece | None = None
+        self._us: int | None = None
 
     def __len__(self) -> int:
         return len(self._exchanges)
@@ -74,6 +60,15 @@ class NodeTime:
     def half_ns(self) -> int:
         """Half-width of what is guaranteed of the node's clock at the last exchange."""
         return self.board_ns(self.latest_ns)[1]
+
+    def unwrapped_us(self, time_us: int) -> int:
+        """A node time of 32 bits as an ever-growing count of microseconds. Two of them must be less than 35 minutes
+        apart; they may come slightly out of order."""
+        if self._us is None:
+            self._us = time_us + (1 << 32)  # room below, for a time before the first
+        unwrapped = self._us + (time_us - self._us + (1 << 31)) % (1 << 32) - (1 << 31)
+        self._us = max(self._us, unwrapped)
+        return unwrapped
 
     def add(self, t1_board_ns: int, received_us: int, sent_us: int, t4_board_ns: int) -> None:
         """An echo: sent and received by the board, received and sent by the node (cut to whole microseconds).
@@ -106,7 +101,6 @@ class NodeLink:
         self.unknown = 0
         """Good frames whose contents could not be used."""
         self.time = NodeTime()
-        self.unwrapper = Unwrapper()
         self._events: list[tuple[int, Event]] = []
         self._echoes: dict[int, int] = {}
         # Answers to whoever had the port before must not be taken for ours.
@@ -176,7 +170,7 @@ class NodeLink:
         t1_ns = self._echoes.pop(echo.sequence, None)
         if t1_ns is None:
             return
-        sent_us = self.unwrapper.us(echo.sent_us)
+        sent_us = self.time.unwrapped_us(echo.sent_us)
         received_us = sent_us - ((echo.sent_us - echo.received_us) & 0xFFFFFFFF)
         try:
             self.time.add(t1_ns, received_us, sent_us, arrival_ns)

@@ -219,7 +219,7 @@ class NodeSource(Source):
             link.port.close()
 
     def _handle(self, link: NodeLink, arrival_ns: int, event: Scan | Edge | Status) -> None:
-        node_us = link.unwrapper.us(event.time_us)
+        node_us = link.time.unwrapped_us(event.time_us)
         # A stamp is cut to whole microseconds: half of one, on average.
         t_ns, half_ns = link.time.board_ns(node_us * TICK_NS + TICK_NS // 2)
         is_known = half_ns + TICK_NS <= self._limit_ns
