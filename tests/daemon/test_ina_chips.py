@@ -6,9 +6,7 @@ import pytest
 
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
-from powerd_daemon.sources.ina.bus import Read, split
 from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
-from powerd_daemon.sources.ina.scanner import wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion, make_bank
 
 EIGHT = tuple(Sensor(f"l{i}", 0x40 + i) for i in range(8))
@@ -53,16 +51,6 @@ def test_a_reset_always_shows_in_what_is_read_back(settings):
 def test_what_a_chip_does_not_have_is_refused(wrong):
     with pytest.raises(ConfigError, match=str(list(wrong)[-1])[:4]):
         Settings(**wrong)
-
-
-def test_coverage_and_clipping():
-    assert isclose(Settings("INA219", "avg4", "10bit").coverage, 0.935, abs_tol=1e-3)
-    assert isclose(Settings("INA219").clip_a(0.05), 6.4)
-    assert isclose(Settings("INA226").clip_a(0.002), 40.96, rel_tol=1e-4)
-    assert isclose(Settings("INA228").clip_a(0.01), 16.384, rel_tol=1e-4)
-    assert isclose(Settings("INA3221", channels=(1, 2, 3)).clip_a(0.1), 1.638, rel_tol=1e-3)
-    assert Settings("INA3221", channels=(1, 2, 3)).coverage < 1 / 3
-    assert Settings("INA226").clip_bus_v == 36.0
 
 
 def test_the_codes_weigh_what_the_data_sheets_say():
@@ -134,14 +122,6 @@ def test_the_rest_of_an_accuracy():
     assert isclose(held.u_gain**2 - fresh.u_gain**2, 0.02**2 / 3)
     oldest_ns = (slow.cycle_ns + slow.window_ns / 2) * 1.1
     assert fresh.centre_ns >= oldest_ns - slow.age_ns()
-
-
-def test_known_rates_of_eight_sensors_at_400_khz():
-    bank = make_bank(EIGHT)
-    assert round(wire_limit_hz(bank, 400e3, combined=True)) == 531
-    assert round(wire_limit_hz(bank, 400e3, combined=False)) == 515
-    assert 1500 < wire_limit_hz(bank, 400e3, combined=True, bus_every=100) < 1750
-    assert [len(p) for p in split([Read(0x40, 1)] * 50)] == [21, 21, 8]
 
 
 def test_channels_of_one_chip_share_their_settings():

@@ -89,15 +89,6 @@ def test_a_calibration_file_changes_the_lines_metadata(clock, tmp_path):
         InaSource(InaOptions(bus=2, sensors=SENSORS, calibration="none.toml"), Start("rails", EPOCH, 0, clock))
 
 
-def test_held_bus_voltages_are_stated(clock):
-    options = InaOptions(bus=2, sensors=SENSORS, bus_every=8, rate_hz=500.0)
-    (stream,), _ = InaSource(options, Start("rails", EPOCH, 0, clock)).open()
-    assert [c.name for c in stream.columns] == ["shunt", "bus", "bus_age"]
-    assert stream.detail["bus_age_max_ns"] == 14_000_000
-    (fresh,), _ = InaSource(InaOptions(bus=2, sensors=SENSORS), Start("rails", EPOCH, 0, clock)).open()
-    assert stream.lines[0].accuracy.u_gain > fresh.lines[0].accuracy.u_gain
-
-
 CONFIG = """
 [[source]]
 kind = "ina"

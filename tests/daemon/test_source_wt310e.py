@@ -57,15 +57,6 @@ class TestConformance(SourceConformance):
         return Wt310eSource(options, start, lambda port, baud: SimLink(meter, start.clock))
 
 
-class TestConformanceOfUsb(SourceConformance):
-    polls = 400
-
-    def make(self, start):
-        meter = SimWt310(RAMP.energy_j, start.clock.now_ns(), byte_ns=0, latency_ns=MS)
-        options = Wt310eOptions(port="/dev/usbtmc0", update_s=0.1, **RANGES)
-        return Wt310eSource(options, start, lambda port, baud: SimLink(meter, start.clock, blocks=True))
-
-
 class TestReadings:
     @pytest.mark.parametrize(
         ("blocks", "baud", "update_s"),
