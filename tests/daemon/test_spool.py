@@ -15,23 +15,19 @@ from steady_source import steady_stream
 
 from powerd_core import Block, ConfigError, Gap, Message, decode, encode
 from powerd_core.model import UNKNOWN_TIME_NS
-from powerd_core.wire import FrameReader, Header, read_header
+from powerd_core.wire import FrameReader, read_header
 from powerd_daemon.log import Console
 from powerd_daemon.ring import EVICTED, Store
 from powerd_daemon.spool import (
     COLLECT_NS,
     DAMAGED,
     DELETED,
-    MAX_PENDING,
+    MAX_READ,
     MISSED,
     UNREADABLE,
     Catalogue,
-    Epoch,
-    Reader,
-    SegmentWriter,
     Spool,
     SpoolDirectory,
-    SpooledStream,
 )
 
 EPOCH = 7
@@ -110,7 +106,7 @@ def test_a_power_cut_takes_what_was_not_synced() -> None:
     bench.fill(2)
     bench.turn(0.5)
     assert bench.disk.syncs == 3
-    assert bench.spool.behind_ns() == SECOND_NS // 2
+    assert bench.spool.behind_ns == SECOND_NS // 2
     bench.disk.power_cut()
     again = Bench(disk=bench.disk, epoch=8)
     again.turn()
@@ -210,7 +206,7 @@ def test_no_silent_hole_whatever_the_disk_does(
     events = bench.read(0)
     assert not events or following(events[-1]) == bench.intake.ring.next
     assert all(e == block(STREAM, e.sequence) for e in events if isinstance(e, Block))
-    safe = bench.spool._writer.safe
+    safe = bench.spool.safe
     if cut:
         bench.disk.power_cut()
     again = Bench(disk=bench.disk, epoch=8)
@@ -218,7 +214,7 @@ def test_no_silent_hole_whatever_the_disk_does(
     again.turn()
     shelf = again.spool.past(0, EPOCH)
     if shelf is None:
-        assert not safe or bench.spool._writer.deleted
+        assert not safe or bench.spool.deleted
         return
     assert shelf.next >= (safe[0].next if safe else 0)
     events = again.read(0, EPOCH)
@@ -253,46 +249,32 @@ def event(stream: int, sequence: int, span: int = 0, epoch: int = EPOCH) -> Bloc
     return block(STREAMS[stream], sequence, epoch)
 
 
-def header(made: Block | Gap) -> Header:
-    return read_header(encode(made))
-
-
-def framed(made: Block | Gap) -> tuple[bytes, Header]:
-    return encode(made), header(made)
-
-
-def writer(disk: FakeDisk, segment_bytes: int = 700, epoch: int = EPOCH) -> SegmentWriter:
-    life = Epoch(epoch, encode(Message("description", {"board": "b"}, epoch)))
-    made = SegmentWriter(disk, Catalogue(disk), life, 1 << 30)  # type: ignore[arg-type]
-    made.segment_bytes = segment_bytes
-    return made
+def writer(disk: FakeDisk, segment_bytes: int = 700, epoch: int = EPOCH) -> Spool:
+    spool = Spool(disk, epoch, FakeClock(), 1 << 30, SECOND_NS, Later)  # type: ignore[arg-type]
+    spool.begin(encode(Message("description", {"board": "b"}, epoch)))
+    spool.segment_bytes = segment_bytes
+    return spool
 
 
 def write(disk: FakeDisk, events: list[Block | Gap], segment_bytes: int = 700, epoch: int = EPOCH) -> None:
     """A life of powerd that wrote ``events`` and ended well."""
-    made = writer(disk, segment_bytes, epoch=epoch)
-    made.write([encode(e) for e in events], 0, sync=True, complete_ns=None)
-    made.close()
-    assert made.error is None
+    spool = writer(disk, segment_bytes, epoch=epoch)
+    spool._write([encode(e) for e in events], 0, sync=True, complete_ns=None)
+    spool.close()
+    assert spool.error is None
 
 
 class Shelves:
     """What is on a disk when the next life begins."""
 
     def __init__(self, disk: FakeDisk) -> None:
-        self.disk = disk
         self.worker = Later()
-        self.catalogue = Catalogue(disk)  # type: ignore[arg-type]
-        self.reader = Reader(self.catalogue, self.worker)  # type: ignore[arg-type]
-        self.catalogue.load()
+        self.catalogue = Catalogue(disk, self.worker)  # type: ignore[arg-type]
+        self.worker.work()
 
-    def shelf(self, stream: int, epoch: int) -> SpooledStream | None:
-        past = next((e for e in self.catalogue.past if e.number == epoch and stream in e.end), None)
-        return None if past is None else SpooledStream(past, stream, self.reader)
-
-    def find(self, stream: int, sequence: int, epoch: int = EPOCH) -> tuple[bytes, int] | None:
+    def find(self, stream: int, sequence: int) -> tuple[bytes, int] | None:
         """What the shelf gives once it has been read."""
-        shelf = self.shelf(stream, epoch)
+        shelf = self.catalogue.find_past(stream, EPOCH)
         assert shelf is not None
         for _ in range(3):
             if (found := shelf.find(sequence)) is not None or sequence >= shelf.next:
@@ -300,18 +282,18 @@ class Shelves:
             self.worker.work()
         raise AssertionError(f"{sequence} is never read")
 
-    def all(self, stream: int, begin: int | None = None, epoch: int = EPOCH) -> list[tuple[Block | Gap, bytes]]:
+    def all(self, stream: int, begin: int | None = None) -> list[tuple[Block | Gap, bytes]]:
         """Everything from ``begin`` on; every number is covered, in order."""
-        shelf = self.shelf(stream, epoch)
+        shelf = self.catalogue.find_past(stream, EPOCH)
         if shelf is None:
             return []
         at, events = shelf.oldest if begin is None else begin, []
-        while (found := self.find(stream, at, epoch)) is not None:
-            made = decode(found[0])
-            assert isinstance(made, Block | Gap)
-            assert (made.stream, made.epoch, made.sequence) == (stream, epoch, at)
-            assert found[1] == following(made) > at
-            events.append((made, found[0]))
+        while (found := self.find(stream, at)) is not None:
+            event = decode(found[0])
+            assert isinstance(event, Block | Gap)
+            assert (event.stream, event.epoch, event.sequence) == (stream, EPOCH, at)
+            assert found[1] == following(event) > at
+            events.append((event, found[0]))
             at = found[1]
         assert at == shelf.next
         return events
@@ -352,7 +334,7 @@ def spooled(steps: list[tuple[object, ...]], disk: FakeDisk, segment_bytes: int)
     def flush(*, sync: bool) -> None:
         frames = [f for n in STREAMS for s, f in given[n] if s >= taken[n]]
         attempt = made.attempt
-        made.write(frames, attempt, sync=sync, complete_ns=None)
+        made._write(frames, attempt, sync=sync, complete_ns=None)
         safe = made.safe
         for n in STREAMS:
             taken[n] = following_number[n] if made.attempt == attempt else safe[n].next if n in safe else 0
@@ -460,7 +442,7 @@ def test_a_segment_deleted_meanwhile_is_a_gap() -> None:
     events = [e for e, _ in shelves.all(0)]
     (gap,) = [e for e in events if isinstance(e, Gap)]
     assert (gap.sequence, gap.cause) == (second.begin[0].next, MISSED)
-    shelves.catalogue.remove(first)
+    shelves.catalogue.change(first, add=False)
     gone = shelves.all(0, 0)[0][0]
     assert isinstance(gone, Gap)
     assert (gone.sequence, gone.cause) == (0, DELETED)
@@ -482,8 +464,8 @@ def test_epochs_are_told_with_their_descriptions() -> None:
         ],
     }
     assert [e["epoch"] for e in shelves.catalogue.answer({"epoch": 9})["epochs"]] == [9]  # type: ignore[attr-defined]
-    assert shelves.shelf(0, 8) is None
-    assert shelves.shelf(99, 7) is None
+    assert shelves.catalogue.find_past(0, 8) is None
+    assert shelves.catalogue.find_past(99, 7) is None
     assert "notes.txt" in disk.files
 
 
@@ -491,12 +473,12 @@ def test_a_stalled_disk_is_not_waited_for_and_asked_a_bounded_number_of_times() 
     disk = FakeDisk()
     write(disk, [event(0, n) for n in range(200)], 400)
     shelves = Shelves(disk)
-    shelf = shelves.shelf(0, EPOCH)
+    shelf = shelves.catalogue.find_past(0, EPOCH)
     assert shelf is not None
     for _ in range(3):
         assert [shelf.find(n) for n in range(0, 200, 5)] == [None] * 40
-    assert shelves.worker.pending == MAX_PENDING
-    assert shelves.reader.is_busy
+    assert shelves.worker.pending == MAX_READ
+    assert shelves.catalogue.is_reading
     shelves.worker.work()
-    assert not shelves.reader.is_busy
+    assert not shelves.catalogue.is_reading
     assert shelf.find(0) is not None

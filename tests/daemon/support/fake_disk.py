@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 
 class FakeDisk:
@@ -34,9 +34,8 @@ class FakeDisk:
         self._open[file] = name
         return file
 
-    def write(self, file: int, pieces: Sequence[bytes]) -> None:
+    def write(self, file: int, data: bytes) -> None:
         self._check()
-        data = b"".join(pieces)
         fits = len(data) if self.room_bytes is None else min(self.room_bytes, len(data))
         self.files[self._open[file]] += data[:fits]
         if self.room_bytes is not None:
