@@ -230,16 +230,16 @@ Chunk = dict[tuple[int, int], Ring]
 """A segment in memory: its frames by epoch and stream, with gaps for what is missing."""
 
 
-def read_segment(epoch: int, begin: Places, end: Places | None, data: bytes, cause: str = MISSED) -> Chunk:
+def read_segment(epoch: int, begin: Places, end: Places | None, data: bytes) -> Chunk:
     """The frames of each stream's numbers from its place in ``begin`` up to that in ``end``, or all that there are.
 
     What a failed write left behind twice, or lies beyond the end, is passed over. What should be there and is not
-    becomes a gap; ``cause`` is told for what is missing without a trace of damage.
+    becomes a gap with its cause.
     """
     rings = {n: Ring(n, epoch, sys.maxsize, place.next, place.t_last_ns) for n, place in begin.items()}
     frames = [frame for _, frame in _frames(data)]
-    if not all(frames):  # a damaged stretch has none
-        cause = DAMAGED
+    # Every segment has a head, and a damaged stretch has no frame.
+    cause = UNREADABLE if not data else MISSED if all(frames) else DAMAGED
     for frame in filter(None, frames):
         header = read_header(frame)
         if header.kind not in (BLOCK, GAP) or header.epoch != epoch or header.extent == 0:
@@ -337,22 +337,15 @@ class Catalogue:
         for epoch in earlier:
             before: Segment | None = None
             for segment in epoch.segments:
-                try:
-                    description, begin = read_head(self._disk.read(segment.name, HEAD_BYTES), epoch.number)
-                    if begin is None:
-                        description, begin = read_head(self._data(segment), epoch.number)
-                    if begin is None and before is not None:
-                        # A damaged head: what the segments before do not hold is then missing in this one.
-                        begin = self._end(before)
-                except OSError:
-                    self.failures += 1
-                    self.change(segment, add=False)
-                    continue
-                segment.begin, before = begin or {}, segment
-                epoch.end, epoch.description = segment.begin, epoch.description or description
-            if before is not None:
-                with suppress(OSError):
-                    epoch.end = self._end(before)
+                description, begin = read_head(self._data(segment, HEAD_BYTES), epoch.number)
+                if begin is None:
+                    description, begin = read_head(self._data(segment), epoch.number)
+                if begin is None:
+                    # A damaged head: what the segments before do not hold is then missing in this one.
+                    begin = {} if before is None else self._end(before)
+                segment.begin, before = begin, segment
+                epoch.description = epoch.description or description
+            epoch.end = {} if before is None else self._end(before)
         told = [e for e in earlier if e.description and any(place.next for place in e.end.values())]
         self.past = tuple(told[-MAX_EPOCHS:])
         self.is_ready = True
@@ -366,20 +359,16 @@ class Catalogue:
         if at > 0:
             segment = segments[at - 1]
             end = segments[at].begin if at < len(segments) else end
-            try:
-                chunk = read_segment(epoch, segment.begin, end, self._data(segment))
-                self._chunks = (chunk, *self._chunks)[:MAX_READ]
-            except FileNotFoundError:
-                # Deleted: what was in it is now missing before the next one.
-                self.change(segment, add=False)
-            except OSError as error:
-                self.failures += 1
-                chunk = read_segment(epoch, segment.begin, end, b"", f"{UNREADABLE}: {error.strerror}")
-                self._chunks = (chunk, *self._chunks)[:MAX_READ]
+            self._chunks = (read_segment(epoch, segment.begin, end, self._data(segment)), *self._chunks)[:MAX_READ]
         self._wanted.discard((epoch, stream, sequence))
 
-    def _data(self, segment: Segment) -> bytes:
-        return self._disk.read(segment.name, segment.size_bytes)
+    def _data(self, segment: Segment, size_bytes: int | None = None) -> bytes:
+        """The beginning of a segment, or all of it; empty where it cannot be read."""
+        try:
+            return self._disk.read(segment.name, segment.size_bytes if size_bytes is None else size_bytes)
+        except OSError:
+            self.failures += 1
+            return b""
 
     def _end(self, segment: Segment) -> Places:
         """The places behind a segment."""

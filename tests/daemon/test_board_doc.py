@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from powerd_core.calibration import Point, SensorCalibration
-from powerd_daemon.cli import parse
+from powerd_daemon.cli import make_parser
 from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, plan_file, plan_text
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, make_bank
@@ -28,7 +28,7 @@ def marked(name: str) -> str:
 @pytest.fixture
 def card() -> tuple[BusPlan, dict[str, float]]:
     """The worked example, with the loads of its own command line."""
-    command = parse(shlex.split(marked("plan").splitlines()[0])[1:])
+    command = make_parser().parse_args(shlex.split(marked("plan").splitlines()[0])[1:])
     (plan,) = plan_file(ROOT / command.file)
     return plan, dict(command.load)
 

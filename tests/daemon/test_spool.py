@@ -428,9 +428,7 @@ def test_what_cannot_be_read_is_a_gap() -> None:
     write(disk, [event(0, n) for n in range(5)], 10_000)
     shelves = Shelves(disk)
     disk.read_error = errno.EIO
-    assert shelves.all(0)[0][0] == Gap(
-        0, EPOCH, 0, UNKNOWN_TIME_NS, event(0, 4).t_last_ns, 5, -1, f"{UNREADABLE}: Input/output error"
-    )
+    assert shelves.all(0)[0][0] == Gap(0, EPOCH, 0, UNKNOWN_TIME_NS, event(0, 4).t_last_ns, 5, -1, UNREADABLE)
 
 
 def test_a_segment_deleted_meanwhile_is_a_gap() -> None:
@@ -441,7 +439,7 @@ def test_a_segment_deleted_meanwhile_is_a_gap() -> None:
     del disk.files[second.name]
     events = [e for e, _ in shelves.all(0)]
     (gap,) = [e for e in events if isinstance(e, Gap)]
-    assert (gap.sequence, gap.cause) == (second.begin[0].next, MISSED)
+    assert (gap.sequence, gap.cause) == (second.begin[0].next, UNREADABLE)
     shelves.catalogue.change(first, add=False)
     gone = shelves.all(0, 0)[0][0]
     assert isinstance(gone, Gap)
