@@ -145,8 +145,7 @@ class KeyDirectory:
         return pair
 
     def _write(self, name: str, body: str, mode: int = 0o644) -> None:
-        # Root makes keys for the user who runs powerd: the directory says who that is.
-        write_text(self.path / name, f"{_HEADS[name]}\n{body}", mode, like=self.path)
+        write_text(self.path / name, f"{_HEADS[name]}\n{body}", mode)
 
 
 def make_pair() -> KeyPair:
@@ -188,7 +187,6 @@ class HandshakeMonitor:
         """Of the open connections, by file descriptor."""
         self._name = name
         self._router = router
-        self._has_broken = False
         endpoint = f"inproc://handshakes-{id(router)}"
         router.monitor(endpoint, _EVENTS | (_LEFT if has_keys else 0))
         self.socket: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
@@ -207,18 +205,14 @@ class HandshakeMonitor:
             if event == zmq.EVENT_ACCEPTED:
                 self.addresses[descriptor] = _peer(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:
-                address = self.addresses.pop(descriptor, "")
-                if self._has_broken:
-                    self._has_broken = False
-                    _log.warning(
-                        f"a connection{address and f' from {address}'} to the {self._name} socket failed: "
-                        "it has no keys, another key for this board, or is no client of powerd"
-                    )
+                self.addresses.pop(descriptor, None)
             else:
                 self.failed += 1
-                # libzmq tells of the broken handshake first and of the closed connection next. Of a refused key the
-                # guard has told already.
-                self._has_broken |= event != _REFUSED
+                if event != _REFUSED:  # of a refused key the guard has told already
+                    _log.warning(
+                        f"a connection to the {self._name} socket failed: "
+                        "it has no keys, another key for this board, or is no client of powerd"
+                    )
 
     def close(self) -> None:
         self._router.monitor(None, 0)

@@ -64,18 +64,13 @@ def tables_of(document: Mapping[str, object], name: str, origin: str) -> list[di
     return tables
 
 
-def write_text(path: Path, text: str, mode: int = 0o644, *, like: Path | None = None) -> None:
-    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`.
-
-    Where root writes, the file belongs to the owner of ``like``.
-    """
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`."""
     new = path.with_name(f"{path.name}.new")
     try:
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            if like is not None and os.geteuid() == 0:
-                os.fchown(descriptor, like.stat().st_uid, like.stat().st_gid)
             file.write(text)
             file.flush()
             os.fsync(descriptor)

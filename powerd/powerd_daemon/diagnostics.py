@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from textwrap import fill
 
@@ -41,18 +40,12 @@ FAST_HZ = 400_000
 LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
 RULES = "powerd/deploy/60-powerd.rules"
+BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/board.md names the line"
 ROOM = "make room: eight lines at 500 Hz take about 160 MB an hour"
 
 
-class Verdict(StrEnum):
-    """How a finding is meant. Only ``FAIL`` makes the command fail."""
-
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-OK, WARN, FAIL = Verdict
+OK, WARN, FAIL = "ok", "warn", "fail"
+"""How a finding is meant. Only the last makes the command fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +53,7 @@ class Finding:
     """One thing looked at. ``remedy`` is empty where nothing has to be done."""
 
     area: str
-    verdict: Verdict
+    verdict: str
     what: str
     remedy: str = ""
 
@@ -89,22 +82,6 @@ class Machine:
         """What matches below the root, in the order of the numbers in the names."""
         return sorted((p for pattern in patterns for p in self.root.glob(pattern)), key=lambda p: (len(p.name), p.name))
 
-    def text(self, path: str) -> str:
-        """The contents of a small file; empty where there is none to read."""
-        try:
-            return (self.root / path).read_text(encoding="utf-8", errors="replace").strip("\0\n ")
-        except OSError:
-            return ""
-
-    def boot_remedy(self) -> str:
-        """How this board's I2C bus is switched on and made fast."""
-        model = self.text("proc/device-tree/model")
-        if "BeagleBone" in model:
-            return "add to /boot/uEnv.txt and boot: uboot_overlay_addr7=/lib/firmware/BB-I2C2-FAST-00A0.dtbo"
-        if "Raspberry Pi" in model:
-            return "add to /boot/firmware/config.txt and boot: dtparam=i2c_arm=on,i2c_arm_baudrate=400000"
-        return "set clock-frequency = <400000> of the adapter in the device tree"
-
 
 def check(arguments: argparse.Namespace) -> int:
     """Status 0, or 1 when something fails."""
@@ -118,13 +95,13 @@ def check(arguments: argparse.Namespace) -> int:
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:
         for f in findings:
-            print(fill(printable(f"{f.verdict.value:<4}  {f.area}: {f.what}"), WIDTH, subsequent_indent="      "))
+            print(fill(printable(f"{f.verdict:<4}  {f.area}: {f.what}"), WIDTH, subsequent_indent="      "))
             if f.remedy:
                 remedy = printable(f"-> {f.remedy}")
                 print(fill(remedy, WIDTH, initial_indent="      ", subsequent_indent="      "))
         counts = Counter(f.verdict for f in findings)
-        print(", ".join(f"{counts[verdict]} {verdict.value}" for verdict in Verdict))
-    return int(any(f.verdict is FAIL for f in findings))
+        print(", ".join(f"{counts[verdict]} {verdict}" for verdict in (OK, WARN, FAIL)))
+    return int(any(f.verdict == FAIL for f in findings))
 
 
 def _uses(config: Config | None, *kinds: str) -> bool:
@@ -146,7 +123,7 @@ def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:
     """The device files of buses, nodes and meters: there, and open to this user."""
     meters = [str(source.options.get("port")) for source in config.sources if source.kind == "wt310e"] if config else []
     on_usb = any(map(is_usbtmc, meters))
-    bus_remedy = f"switch it on at boot: {machine.boot_remedy()}"
+    bus_remedy = BOOT
     if machine.paths("sys/bus/i2c/devices/i2c-[0-9]*"):
         bus_remedy = "load its module: modprobe i2c-dev; echo i2c-dev > /etc/modules-load.d/i2c.conf"
     for area, patterns, group, must, remedy in (
@@ -189,10 +166,10 @@ def check_bus_speed(machine: Machine, config: Config | None) -> Iterator[Finding
         asked = asked_hz.get(int(path.name.removeprefix("i2c-")), speed_hz)
         if abs(speed_hz / asked - 1) > 0.01:
             what += f", but the configuration counts on {asked / 1000:g} kHz"
-            remedy = f"set scl_hz = {speed_hz} in its [[source]], or {machine.boot_remedy()}"
+            remedy = f"set scl_hz = {speed_hz} in its [[source]], or {BOOT}"
             yield Finding("bus speed", FAIL if speed_hz < asked else WARN, what, remedy)
         elif speed_hz < FAST_HZ:
-            yield Finding("bus speed", WARN, f"{what}: the INA family takes 400 kHz", machine.boot_remedy())
+            yield Finding("bus speed", WARN, f"{what}: the INA family takes 400 kHz", BOOT)
         else:
             yield Finding("bus speed", OK, what)
 
@@ -276,7 +253,7 @@ def check_nvml(machine: Machine, config: Config | None) -> Iterator[Finding]:
     count, driver = nvml.ask("nvmlDeviceGetCount"), nvml.ask("nvmlSystemGetDriverVersion")
     nvml.stop()
     verdict = FAIL if must and not count else OK
-    remedy = "see whether nvidia-smi lists a GPU, or leave the source 'nvml' out" if verdict is FAIL else ""
+    remedy = "see whether nvidia-smi lists a GPU, or leave the source 'nvml' out" if verdict == FAIL else ""
     yield Finding("nvml", verdict, f"{count or 0} GPU(s), driver {driver}", remedy)
 
 

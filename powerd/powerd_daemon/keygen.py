@@ -62,8 +62,6 @@ def _allow(directory: KeyDirectory, arguments: argparse.Namespace) -> None:
     role = arguments.role or (known.role if known else "read")
     directory.write_clients({**clients, name: AllowedClient(name, key, role)})
     print(f"{name} may {'read from' if role == 'read' else 'read from and control'} this board")
-    if directory.server() is None:
-        print("This board has no keys yet: make them with `powerd keys server`")
 
 
 def _trust(directory: KeyDirectory, arguments: argparse.Namespace) -> None:
@@ -73,8 +71,6 @@ def _trust(directory: KeyDirectory, arguments: argparse.Namespace) -> None:
         raise ConfigError(f"{address} is trusted with another key: if you know why it has a new one, give --replace")
     directory.write_boards({**boards, address: key})
     print(f"the board at {address} is trusted with this key")
-    if directory.client() is None:
-        print("This client has no keys yet: make them with `powerd keys client`")
 
 
 def _list(directory: KeyDirectory) -> None:

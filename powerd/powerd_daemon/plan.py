@@ -189,10 +189,7 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
         f"  {b.offset_a * 1000:8.3f}  {b.step_a * 1000:8.4f}  {b.clip_a:10.3f}  {b.clip_w:6.1f}"
         for b in plan.budgets
     ]
-    rows += [
-        "",
-        f"  one reading, U = {COVERAGE_FACTOR} u    at load W    u W     U W     U %  at full W    u W     U W     U %",
-    ]
+    rows += ["", f"  one reading, U = {COVERAGE_FACTOR} u            W    u W     U W     U %"]
     rows += [_uncertainty(b.line, [b], loads) for b in plan.budgets]
     for device in dict.fromkeys(b.device for b in plan.budgets):
         fed_by = [b for b in plan.budgets if b.device == device]
@@ -204,12 +201,10 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
 
 def _uncertainty(name: str, budgets: Sequence[Budget], loads: Mapping[str, float]) -> str:
     """The sum of some lines: the errors of different chips and shunts are independent."""
-    row = f"  {name:<22}"
-    for powers_w in ([loads[b.line] for b in budgets], [b.clip_w for b in budgets]):
-        power_w, u_w = sum(powers_w), hypot(*(b.u_w(p) for b, p in zip(budgets, powers_w, strict=True)))
-        share = f"{COVERAGE_FACTOR * u_w / power_w:7.2%}" if power_w > 0 else "      -"
-        row += f"  {power_w:9.1f}  {u_w:5.3f}  {COVERAGE_FACTOR * u_w:6.3f} {share}"
-    return row
+    power_w = sum(loads[b.line] for b in budgets)
+    u_w = COVERAGE_FACTOR * hypot(*(b.u_w(loads[b.line]) for b in budgets))
+    share = f"{u_w / power_w:7.2%}" if power_w > 0 else "      -"
+    return f"  {name:<22}  {power_w:9.1f}  {u_w / COVERAGE_FACTOR:5.3f}  {u_w:6.3f} {share}"
 
 
 def line_loads_w(budgets: Iterable[Budget], loads_w: Mapping[str, float]) -> dict[str, float]:

@@ -586,15 +586,12 @@ class Spool:
             for ring, spooled in self._rings:
                 spooled.taken = self.safe.get(ring.stream, START).next
             self._retry_ns = self._sync_ns = now_ns + RETRY_NS
-        trouble = ""
-        if self.error is not None:
-            trouble = f"cannot be written ({self._reason})"
-        elif self.behind_ns - self._limit_sync_ns > STALLED_NS:
-            trouble = "does not take the readings in time"
+        is_late = self.behind_ns - self._limit_sync_ns > STALLED_NS
+        trouble = self._reason or ("it does not take the readings in time" if is_late else "")
         for _, spooled in self._rings:
             spooled.is_stalled = bool(trouble)
         if trouble and not self._trouble:
-            _log.warning("the spool %s: powerd serves from memory and tries again; see `powerd stats`", trouble)
+            _log.warning("the spool cannot be written (%s): powerd serves from memory and tries again", trouble)
         elif self._trouble and not trouble:
             _log.info("powerd: the spool is written again; %d frames were lost to it", self.dropped)
         self._trouble = trouble

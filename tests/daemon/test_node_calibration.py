@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
@@ -64,11 +65,17 @@ def described(calibration: Path | str = "", *, shunt_ohm: float = 0.05) -> Strea
         source.close()
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Both zeros (5 and -7 codes), and the gain of the second: 20000 codes above its zero are 4.04 A."""
+    tmp_path = tmp_path_factory.mktemp("calibration")
     calibrate(tmp_path, codes=(5, -7))
     return calibrate(tmp_path, codes=(5, 19_993), line="gpu0.b", reference_a=4.04)
+
+
+@pytest.fixture
+def file(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(made, tmp_path / "cal.toml"))
 
 
 def test_records_are_of_the_node_and_its_controllers(file: Path) -> None:
@@ -112,13 +119,13 @@ def test_another_node_has_other_sensors(file: Path) -> None:
 
 
 def test_what_cannot_be_of_this_sensor_is_refused(tmp_path: Path, file: Path) -> None:
-    with pytest.raises(ConfigError, match="a: its calibration was taken with an INA219 and shunt_ohm = 0.05"):
+    with pytest.raises(ConfigError, match="shunt_ohm = 0.05"):
         described(file, shunt_ohm=0.01)
-    with pytest.raises(ConfigError, match="there is no such calibration file"):
+    with pytest.raises(ConfigError, match=r"none\.toml"):
         described(tmp_path / "none.toml")
     before = file.read_bytes()
-    with pytest.raises(SensorError, match="readings stand at full scale"):
+    with pytest.raises(SensorError, match="saturated"):
         calibrate(tmp_path, codes=(5, 32_000), line="gpu0.b", reference_a=6.4)
-    with pytest.raises(ConfigError, match=r"no source of kind ina, node or sim has a line 'gpu0.marker'"):
+    with pytest.raises(ConfigError, match=r"gpu0\.marker"):
         calibrate(tmp_path, codes=(5, -7), line="gpu0.marker")
     assert file.read_bytes() == before

@@ -79,9 +79,7 @@ def test_nothing_is_written_and_power_is_never_read(bus: Watched) -> None:
     assert {register for address, register in bus.asked if address > 0x43} == {0}, "silent addresses are asked once"
 
 
-@pytest.mark.parametrize(
-    "settings", [Settings(), Settings(shunt_adc="12bit", bus_adc="12bit"), Settings(shunt_adc="avg128")]
-)
+@pytest.mark.parametrize("settings", [Settings(), Settings(shunt_adc="12bit", bus_adc="12bit")])
 def test_an_ina219_that_was_set_up_is_still_recognised(bus: Watched, clock: VirtualClock, settings: Settings) -> None:
     for register, word in settings.words:
         bus.write_word(0x40, register, word)
@@ -101,7 +99,7 @@ class Imitation(SimChip):
         return self.word
 
 
-@pytest.mark.parametrize(("word", "how"), [(0xFFFF, "not like"), (0x0000, "not like"), (0x5449, "Texas Instruments")])
+@pytest.mark.parametrize(("word", "how"), [(0xFFFF, "not like"), (0x5449, "Texas Instruments")])
 def test_another_device_is_not_taken_for_one(clock: VirtualClock, word: int, how: str) -> None:
     other = Imitation("INA219", [Load(lambda _a, _b: 0.0, 0.0, 1.0)])
     other.word = word
