@@ -92,7 +92,8 @@ class Parser(argparse.ArgumentParser):
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             options = [o for o in self._option_string_actions if o.startswith("--")]
-            self.error(f"unknown argument {unknown[0]}{did_you_mean(unknown[0], options)}")
+            kind = "option" if unknown[0].startswith("-") else "argument"
+            self.error(f"unknown {kind} {unknown[0]}{did_you_mean(unknown[0], options)}")
         return known, unknown
 
 

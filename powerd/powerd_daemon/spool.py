@@ -342,7 +342,7 @@ class Catalogue:
                     description, begin = read_head(self._data(segment), epoch.number)
                 if begin is None:
                     # A damaged head: what the segments before do not hold is then missing in this one.
-                    begin = {} if before is None else self._end(before)
+                    begin = {}
                 segment.begin, before = begin, segment
                 epoch.description = epoch.description or description
             epoch.end = {} if before is None else self._end(before)

@@ -110,16 +110,12 @@ def test_another_device_is_not_taken_for_one(clock: VirtualClock, word: int, how
 
 
 def test_the_toml_is_ready_to_be_used(bus: Watched) -> None:
-    sources = tomllib.loads(to_toml(scan_bus(bus, 1)))["source"]
-    (source,) = sources
+    (source,) = tomllib.loads(to_toml(scan_bus(bus, 1)))["source"]
     assert (source.pop("kind"), source.pop("name")) == ("ina", "i2c-1")
-    options = build_options(InaOptions, source, "")
-    assert [(s.chip, s.address, s.channel, s.nominal_v) for s in options.sensors][-3:] == [
-        ("INA3221", 0x43, 1, 12.0),
-        ("INA3221", 0x43, 2, 12.0),
-        ("INA3221", 0x43, 3, 12.0),
-    ]
-    assert len({s.name for s in options.sensors}) == 6
+    sensors = build_options(InaOptions, source, "").sensors
+    assert [(s.chip, s.address, s.channel) for s in sensors[-3:]] == [("INA3221", 0x43, n) for n in (1, 2, 3)]
+    assert {s.nominal_v for s in sensors} == {12.0}
+    assert len({s.name for s in sensors}) == 6
 
 
 def test_the_command(bus: Watched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

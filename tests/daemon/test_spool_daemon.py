@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -122,7 +121,6 @@ def test_an_end_in_order_loses_nothing(tmp_path: Path) -> None:
         epoch = powerd.daemon.epoch
     said = next(line for line in powerd.said.getvalue().splitlines() if " frames" in line and "stream 0" in line)
     count = int(said.rpartition(" in ")[2].split()[0])
-    assert "spool_sync" not in powerd.said.getvalue()
     assert f"spool {tmp_path}/spool: 1024 MiB last" in powerd.said.getvalue()
     with running(config) as powerd, powerd.control() as control:
         answer = eventually(lambda: control.ask(Message("epochs")).body, lambda body: body["ready"])
@@ -148,28 +146,3 @@ def test_what_a_short_ring_has_let_go_is_read_from_disk(tmp_path: Path) -> None:
         (client,) = stats["clients"]
         assert 50 < client["replayed"] <= client["frames"] == stats["sent_frames"]
         assert client["evicted"] == 0
-
-
-def test_powerd_runs_from_the_command_line_with_a_spool(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--sim", "--listen", f"ipc://{tmp_path}/s"]
-    bad = subprocess.run(
-        [*command, "--spool", str(tmp_path / "no" / "spool")], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert (bad.returncode, bad.stderr) == (
-        2,
-        f"powerd: spool {tmp_path}/no/spool: No such file or directory: name a directory that powerd may write to\n",
-    )
-    process = subprocess.Popen([*command, "--spool", str(tmp_path / "spool"), "--quiet"])
-    try:
-        eventually(lambda: list((tmp_path / "spool").glob("*.pwrd")) if (tmp_path / "spool").exists() else [], bool)
-        shown = subprocess.run(
-            [sys.executable, "-P", "-m", "powerd_daemon", "stats", f"ipc://{tmp_path}/s", "--json"],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
-        )
-        assert json.loads(shown.stdout)["spool"]["segments"] == 1
-    finally:
-        process.terminate()
-        assert process.wait(PATIENCE_S) == 0
