@@ -333,8 +333,10 @@ def merge_devices(
         if not feeds:
             raise ConfigError(f"{config.where}: no source proposes this device: say which lines are its 'feeds'")
         _check_feeds(feeds, lines, beside, config.where)
-        changes = {"feeds": feeds, "description": config.description, "uuid": config.uuid, "pci": config.pci}
-        devices[config.name] = replace(before, **{k: v for k, v in changes.items() if v is not None})
+        description = before.description if config.description is None else config.description
+        devices[config.name] = Device(
+            config.name, feeds, description, config.uuid or before.uuid, config.pci or before.pci
+        )
         # Two devices with one GPU's name would each be given what its processes use.
         for key in filter(None, (uuid_key(config.uuid), pci_key(config.pci))):
             if gpus.setdefault(key, config.name) != config.name:

@@ -35,7 +35,18 @@ from queue import SimpleQueue
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import UNKNOWN_TIME_NS
-from powerd_core.wire import BLOCK, GAP, MAX_SEQUENCE, FrameReader, Message, decode, encode, read_header
+from powerd_core.wire import (
+    BLOCK,
+    GAP,
+    MAX_SEQUENCE,
+    Event,
+    FrameReader,
+    Garbage,
+    Message,
+    decode,
+    encode,
+    read_header,
+)
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import ServerConfig
 from powerd_daemon.ring import Frames, Ring, begin_ns, gap_before
@@ -220,7 +231,7 @@ def read_head(data: bytes, epoch: int) -> tuple[bytes, Places | None]:
     return description, None
 
 
-def _frames(data: bytes) -> Iterator[tuple[object, bytes]]:
+def _frames(data: bytes) -> Iterator[tuple[Event | Garbage, bytes]]:
     """What is in a segment: events with their frames, which are empty where it is damaged."""
     reader = FrameReader()
     return chain(reader.feed(data), reader.close())
@@ -342,7 +353,7 @@ class Catalogue:
                     description, begin = read_head(self._data(segment), epoch.number)
                 if begin is None:
                     # A damaged head: what the segments before do not hold is then missing in this one.
-                    begin = {}
+                    begin = {} if before is None else self._end(before)
                 segment.begin, before = begin, segment
                 epoch.description = epoch.description or description
             epoch.end = {} if before is None else self._end(before)

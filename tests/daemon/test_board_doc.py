@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from powerd_core.calibration import Point, SensorCalibration
 from powerd_daemon.cli import make_parser
 from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, plan_file, plan_text
 from powerd_daemon.sources.ina.chips import Settings
@@ -75,23 +73,3 @@ def test_the_table_of_shunts() -> None:
             f"{b.step_a * 12 * 1000:.1f} mW",
         ]
     assert f"a 50 mOhm shunt turns {Settings().clip_a(0.05) ** 2 * 0.05:.2f} W into heat" in DOC
-
-
-ZERO = Point("2025-03-14T09:26:53Z", 24.0, 0.0, "A", 0.0, 5000, -0.002, 0.0001, 12.0)
-LOAD = Point("2025-03-14T09:56:53Z", 24.0, 60.0, "W", 0.001, 5000, 4.973, 0.0002, 12.0)
-
-
-def record(load: Point) -> SensorCalibration:
-    rounding = 0.016 / 2 / 12
-    u_bus = (0.01**2 + rounding**2) ** 0.5 / 3**0.5
-    return SensorCalibration("gpu0.a", "INA219", 0.05, 0.0002, u_bus, rounding / 3**0.5, zero=ZERO, load=load)
-
-
-def test_what_a_calibration_leaves() -> None:
-    power, current = record(LOAD), record(replace(LOAD, reference=5.0, quantity="A"))
-    assert power.u_gain is not None
-    assert current.u_gain is not None
-    assert power.u_offset_a is not None
-    zero_mw = power.u_offset_a * 12 * 1000
-    assert f"standard uncertainty of {power.u_gain:.3%} in gain and {zero_mw:.1f} mW in zero" in PROSE
-    assert f"a current of 5 A known to 0.1% instead, {current.u_gain:.3%}" in PROSE

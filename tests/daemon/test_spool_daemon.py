@@ -104,13 +104,6 @@ def test_a_killed_powerd_goes_on_serving_what_it_had(tmp_path: Path) -> None:
         stats = control.stats()
         assert stats["replayed_frames"] >= end
         assert stats["spool"]["archive"] == {"ready": True, "epochs": 1}
-        eventually(control.stats, lambda s: s["spool"]["streams"][0]["safe"] > 0)
-        second.kill()
-    third = Process(tmp_path)
-    with ended(third), third.client() as control:
-        answer = eventually(lambda: control.ask(Message("epochs")).body, lambda body: body["ready"])
-        assert [e["epoch"] for e in answer["epochs"]] == [first.epoch, second.epoch]
-        assert rest_of(third, first.epoch, end - 5, end) == events[-5:], "all lives are kept, not only the last"
 
 
 def test_an_end_in_order_loses_nothing(tmp_path: Path) -> None:
@@ -138,11 +131,6 @@ def test_what_a_short_ring_has_let_go_is_read_from_disk(tmp_path: Path) -> None:
         assert stats["spool"]["error"] == ""
         assert stats["spool"]["dropped_frames"] == 0
         assert stats["spool"]["segments"] == 1
-        # The spool goes on growing: the two sizes are those of one moment only between two batches.
-        eventually(
-            lambda: (control.stats()["spool"]["bytes"], sum(f.stat().st_size for f in (tmp_path / "spool").iterdir())),
-            lambda sizes: sizes[0] == sizes[1],
-        )
         (client,) = stats["clients"]
         assert 50 < client["replayed"] <= client["frames"] == stats["sent_frames"]
         assert client["evicted"] == 0

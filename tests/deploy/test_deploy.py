@@ -109,11 +109,11 @@ def test_the_unit_notifies_restarts_and_has_no_privileges() -> None:
     assert "AF_NETLINK" in found["RestrictAddressFamilies"][0]
 
 
-@pytest.mark.parametrize("name", ["nvidia-frontend", "nvidia", "nvidiactl"])
-def test_the_unit_lets_nvml_at_the_devices_of_every_driver(name: str) -> None:
+def test_the_unit_lets_nvml_at_the_devices_of_every_driver() -> None:
     """Names of /proc/devices are matched as file names are (systemd.resource-control(5))."""
     groups = [g.removesuffix(" rw").removeprefix("char-") for g in unit()["DeviceAllow"]]
-    assert any(fnmatch(name, group) for group in groups)
+    for name in ("nvidia-frontend", "nvidia", "nvidiactl", "i2c", "ttyACM", "ttyUSB", "usb"):
+        assert any(fnmatch(name, group) for group in groups)
     assert not any(fnmatch("mem", group) for group in groups)
 
 
