@@ -32,6 +32,7 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import UNKNOWN_TIME_NS
@@ -224,7 +225,7 @@ def read_head(data: bytes, epoch: int) -> tuple[bytes, Places | None]:
             description = frame
         elif isinstance(event, Message) and (event.subject, event.epoch) == ("segment", epoch):
             with suppress(KeyError, TypeError, ValueError):
-                streams = event.body["streams"]
+                streams: Any = event.body["streams"]
                 places = {int(n): Place(int(following), int(t_ns)) for n, following, t_ns in streams}
                 if all(0 <= place.next < MAX_SEQUENCE for place in places.values()):
                     return description, places

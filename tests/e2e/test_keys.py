@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -10,13 +11,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from powerd_client.meter import Meter
 from powerd_core.errors import PeerError
+from powerd_daemon.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "security.md"
 PATIENCE_S = 30.0
@@ -42,6 +45,13 @@ class Place:
         return [sys.executable, "-P", "-m", module, *rest]
 
     def run(self, line: str, status: int = 0) -> str:
+        """What a command prints; `powerd` in this process, which saves the start of one."""
+        module, *arguments = self.words(line)[3:]
+        if module == "powerd_daemon":
+            out, err = io.StringIO(), io.StringIO()
+            with patch.dict(os.environ, self.environment, clear=True), redirect_stdout(out), redirect_stderr(err):
+                assert main(arguments) == status, err.getvalue()
+            return (out if status == 0 else err).getvalue()
         done = subprocess.run(
             self.words(line),
             env=self.environment,
