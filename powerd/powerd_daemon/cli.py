@@ -265,12 +265,12 @@ def _run(arguments: argparse.Namespace) -> None:
         return is_stopping or (parent is not None and parent.is_gone())
 
     try:
-        with Console(sys.stderr, clock, quiet=arguments.quiet) as console:
+        with Console(sys.stderr, clock, quiet=arguments.quiet):
             daemon = Daemon(run_config(arguments), clock)
             try:
                 if daemon.start(is_over):
                     service_manager.ready(f"serving on {daemon.listen}")
-                    daemon.serve(is_over, console.status if console.is_terminal else None)
+                    daemon.serve(is_over)
             finally:
                 daemon.close()
                 service_manager.stopping()

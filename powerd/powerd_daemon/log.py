@@ -30,7 +30,6 @@ class Console(logging.Handler):
         self._clock = clock
         self._begin_ns = clock.now_ns()
         self._warnings = 0
-        self.is_terminal = stream is not None and not quiet and stream.isatty()
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
@@ -47,15 +46,11 @@ class Console(logging.Handler):
         # Names and errors in it may come from anybody.
         self._put(printable(line) + "\n")
 
-    def status(self, line: str) -> None:
-        """The line at the bottom of a terminal, replaced by whatever is said next."""
-        self._put(line)
-
     def _put(self, text: str) -> None:
         if self._stream is not None:
             # Measuring goes on when nobody reads what is said about it.
             with suppress(OSError, ValueError):
-                self._stream.write(f"\r\x1b[K{text}" if self.is_terminal else text)
+                self._stream.write(text)
                 self._stream.flush()
 
     def __enter__(self) -> Console:

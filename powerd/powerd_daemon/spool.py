@@ -2,8 +2,8 @@
 
 The spool takes frames out of the rings like a client. What the disk has not taken yet is still in the ring, so a disk
 that stalls, is full or read-only costs nothing until the ring lets go of it. The server's loop collects and never
-waits; one thread writes and another one reads. What the loop looks at is replaced as a whole by the one thread that
-changes it, so the loop takes no lock; only the lists of segments are changed by both threads.
+waits; one thread writes and another one reads. What others look at is replaced as a whole by the one thread that
+changes it, so nobody takes a lock.
 
 A spool is a directory of append-only segments ``<epoch>-<number>.pwrd`` (hexadecimal); an epoch is one life of powerd,
 and the number goes on over all epochs. A segment begins with two messages: the description, and ``segment`` with the
@@ -279,18 +279,17 @@ class Catalogue:
         """Segments that could not be read."""
         self._disk = disk
         self._worker = worker
-        self._lock = threading.Lock()
         self._chunks: tuple[Chunk, ...] = ()
         """The one that was read last in front."""
-        self._wanted: set[tuple[int, int, int]] = set()
+        self.wanted: set[tuple[int, int, int]] = set()
+        """Numbers that clients wait for, by epoch and stream."""
         self.epochs: dict[int, Epoch] = {}
         names = ((_NAME.fullmatch(name), size_bytes) for name, size_bytes in disk.names().items())
         listed = [Segment(int(match[1], 16), int(match[2], 16), size) for match, size in names if match]
         listed.sort(key=lambda segment: segment.number)
         self.next_number = listed[-1].number + 1 if listed else 1
         for segment in listed:
-            self.epochs.setdefault(segment.epoch, Epoch(segment.epoch))
-            self.change(segment, add=True)
+            self.epochs.setdefault(segment.epoch, Epoch(segment.epoch)).segments += (segment,)
         worker.put(partial(self._load, list(self.epochs.values())))
 
     @property
@@ -301,12 +300,10 @@ class Catalogue:
     def size_bytes(self) -> int:
         return sum(segment.size_bytes for segment in self.segments)
 
-    def change(self, segment: Segment, *, add: bool) -> None:
-        """List a segment, younger than all others, or forget one whose file is gone."""
-        with self._lock:
-            epoch = self.epochs[segment.epoch]
-            others = tuple(s for s in epoch.segments if s is not segment)
-            epoch.segments = (*others, segment) if add else others
+    def forget(self, segment: Segment) -> None:
+        """A segment's file is gone."""
+        epoch = self.epochs[segment.epoch]
+        epoch.segments = tuple(s for s in epoch.segments if s is not segment)
 
     def answer(self, request: Mapping[str, object]) -> dict[str, object]:
         """The body of the answer to *epochs*: all earlier ones, or the one that the request names."""
@@ -325,11 +322,6 @@ class Catalogue:
         past = next((e for e in self.past if e.number == epoch and stream in e.end), None)
         return None if past is None else SpooledStream(past, stream, self)
 
-    @property
-    def is_reading(self) -> bool:
-        """Whether something is being read that a client waits for."""
-        return bool(self._wanted)
-
     def find(self, epoch: int, stream: int, sequence: int) -> tuple[bytes, int] | None:
         """The frame for a number that an epoch covers, and the number after it; None until it has been read."""
         for chunk in self._chunks:
@@ -337,8 +329,8 @@ class Catalogue:
             if ring is not None and ring.oldest <= sequence < ring.next:
                 return ring.find(sequence)
         wanted = epoch, stream, sequence
-        if wanted not in self._wanted and len(self._wanted) < MAX_READ:
-            self._wanted.add(wanted)
+        if wanted not in self.wanted and len(self.wanted) < MAX_READ:
+            self.wanted.add(wanted)
             self._worker.put(partial(self._fetch, *wanted))
         return None
 
@@ -372,7 +364,7 @@ class Catalogue:
             segment = segments[at - 1]
             end = segments[at].begin if at < len(segments) else end
             self._chunks = (read_segment(epoch, segment.begin, end, self._data(segment)), *self._chunks)[:MAX_READ]
-        self._wanted.discard((epoch, stream, sequence))
+        self.wanted.discard((epoch, stream, sequence))
 
     def _data(self, segment: Segment, size_bytes: int | None = None) -> bytes:
         """The beginning of a segment, or all of it; empty where it cannot be read."""
@@ -508,7 +500,7 @@ class Spool:
     @property
     def is_reading(self) -> bool:
         """Whether a client waits for something that is being read."""
-        return self.catalogue.is_reading
+        return bool(self.catalogue.wanted)
 
     def collect(self) -> None:
         """Hand what is new in the rings to the writer. Never waits."""
@@ -629,7 +621,7 @@ class Spool:
 
     def _append(self, frame: bytes) -> None:
         if self._open is not None and self._open[0].size_bytes + len(frame) > self.segment_bytes:
-            self._close_segment()
+            self._sync(close=True)
         segment, file = self._open or self._begin_segment()
         header = read_header(frame)
         before = self.places.get(header.stream, START)
@@ -645,32 +637,27 @@ class Spool:
         ):
             with suppress(FileNotFoundError):
                 self._disk.remove(segments[0].name)
-            self.catalogue.change(segments[0], add=False)
+            self.catalogue.forget(segments[0])
             self.deleted += 1
         head = segment_head(self._epoch.description, self._epoch.number, self.places)
         segment = Segment(self._epoch.number, self._next_number, len(head), self.places)
         self._next_number += 1
         self._open = segment, self._disk.create(segment.name)
         self._disk.write(self._open[1], head)
-        self.catalogue.change(segment, add=True)
+        self._epoch.segments += (segment,)
         return self._open
 
-    def _sync(self) -> None:
+    def _sync(self, *, close: bool = False) -> None:
         if self._open is not None:
             self._disk.sync(self._open[1])
         self.safe, self.error = self.places, None
-
-    def _close_segment(self) -> None:
-        self._sync()
-        if self._open is not None:
+        if close and self._open is not None:
             self._disk.close(self._open[1])
             self._open = None
 
     def _end(self) -> None:
-        try:
-            self._close_segment()
-        except OSError as error:
-            self._fail(error)
+        with suppress(OSError):
+            self._sync(close=True)
 
     def _fail(self, error: OSError) -> None:
         if self._open is not None:
@@ -679,7 +666,7 @@ class Spool:
                 self._disk.close(file)
             if not any(place.next > segment.begin.get(n, START).next for n, place in self.safe.items()):
                 # There is nothing in it that counts.
-                self.catalogue.change(segment, add=False)
+                self.catalogue.forget(segment)
                 with suppress(OSError):
                     self._disk.remove(segment.name)
         self.places = self._epoch.end = self.safe

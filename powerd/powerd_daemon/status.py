@@ -74,7 +74,7 @@ class Status:
         }
 
     def line(self, uptime_s: float) -> str:
-        """What a terminal shows while powerd runs, and what powerd says first when it ends."""
+        """How it went so far, in one line."""
         intakes, samplers = self._store.intakes.values(), self._supervisor.samplers
         counts = (s.statistics.get("missed_deadlines") for s in samplers)
         missed = sum(count for count in counts if isinstance(count, int))
