@@ -12,7 +12,7 @@ from socket import gethostname
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
 from powerd_core.serde import build_options, to_document
-from powerd_daemon.config import read_document, tables_of, write_text
+from powerd_daemon.config import read_document, write_text
 from powerd_daemon.sources.ina.chips import chip_type
 from powerd_daemon.sources.ina.sensor import Sensor
 
@@ -60,14 +60,10 @@ def calibrated_by(
 
 def load_calibration(path: Path) -> CalibrationFile:
     """What is in a calibration file. Raises `ConfigError`."""
-    document = read_document(path)
-    tables = tables_of(document, "sensor", str(path))
-    if document.keys() - {"sensor"}:
-        raise ConfigError(f"{path}: a calibration file has tables [[sensor]] and nothing else")
-    sensors = tuple(build_options(SensorCalibration, t, f"{path}: [[sensor]] {i}") for i, t in enumerate(tables, 1))
-    if len({sensor.key for sensor in sensors}) < len(sensors):
+    file = build_options(CalibrationFile, read_document(path), str(path))
+    if len({sensor.key for sensor in file.sensor}) < len(file.sensor):
         raise ConfigError(f"{path}: two [[sensor]] tables are of one sensor: remove one")
-    return CalibrationFile(sensors)
+    return file
 
 
 _HEAD = """\

@@ -56,14 +56,6 @@ def parse_document(text: str, origin: str) -> dict[str, Any]:
         raise ConfigError(f"{origin}: not valid TOML: {error}") from error
 
 
-def tables_of(document: Mapping[str, object], name: str, origin: str) -> list[dict[str, Any]]:
-    """The tables ``[[name]]`` of a document. Raises `ConfigError`."""
-    tables = document.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        raise ConfigError(f"{origin}: {name!r} is a list of tables: write [[{name}]]")
-    return tables
-
-
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
     """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`."""
     new = path.with_name(f"{path.name}.new")
@@ -198,7 +190,7 @@ class DeviceConfig:
     """One ``[[device]]``: overrides or adds to the devices that sources propose. None leaves what they say."""
 
     name: str
-    where: str
+    where: str = ""
     feeds: tuple[str, ...] | None = None
     description: str | None = None
     uuid: str | None = None
@@ -250,41 +242,38 @@ def source_config(table: Mapping[str, object], where: str) -> SourceConfig:
     return config
 
 
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A configuration file as it is written."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    source: tuple[dict[str, object], ...] = ()
+    device: tuple[DeviceConfig, ...] = ()
+
+
 def load_config(path: Path) -> Config:
     """The configuration in a file. Raises `ConfigError`."""
-    return _config(read_document(path), str(path))
+    return _config(build_options(Document, read_document(path), str(path)), str(path))
 
 
 def parse_config(text: str, origin: str) -> Config:
     """The configuration in a TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
-    return _config(parse_document(text, origin), origin)
+    return _config(build_options(Document, parse_document(text, origin), origin), origin)
 
 
-def _config(document: Mapping[str, object], origin: str) -> Config:
-    tables = ("server", "source", "device")
-    for name in document:
-        if name not in tables:
-            raise ConfigError(f"{origin}: unknown table {name!r}{did_you_mean(name, tables)}")
-    where, server = f"{origin}: [server]", document.get("server", {})
-    if not isinstance(server, dict):
-        raise ConfigError(f"{origin}: 'server' is a table: write [server]")
-    settings = build_options(ServerConfig, server, where)
-    settings = settings.listening_on(settings.listen, where, settings.data, settings.clock)
-    sources = [
-        source_config(t, f"{origin}: [[source]] {i}") for i, t in enumerate(tables_of(document, "source", origin), 1)
-    ]
+def _config(document: Document, origin: str) -> Config:
+    server = document.server
+    server = server.listening_on(server.listen, f"{origin}: [server]", server.data, server.clock)
+    sources = tuple(source_config(t, f"{origin}: [[source]] {i}") for i, t in enumerate(document.source, 1))
     if not sources:
         raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
-    devices = []
-    for i, table in enumerate(tables_of(document, "device", origin), 1):
-        where = f"{origin}: [[device]] {i} ({table.get('name')})"
-        devices.append(build_options(DeviceConfig, {**table, "where": where}, where))
+    devices = tuple(replace(d, where=f"{origin}: [[device]] {i} ({d.name})") for i, d in enumerate(document.device, 1))
     for configs in (sources, devices):
         names = [config.name for config in configs]
         for config in configs:
             if names.count(config.name) > 1:
                 raise ConfigError(f"{config.where}: another one has the same name: give each its own 'name'")
-    return Config(settings, tuple(sources), tuple(devices))
+    return Config(server, sources, devices)
 
 
 def check_lines(described: Iterable[tuple[SourceConfig, Sequence[Stream]]]) -> tuple[str, ...]:

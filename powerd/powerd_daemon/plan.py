@@ -18,7 +18,7 @@ from powerd_core.model import Accuracy
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean, printable
 from powerd_daemon.calibration_file import bus_number, calibrated_by
-from powerd_daemon.config import SamplerConfig, load_config, read_document, tables_of
+from powerd_daemon.config import Document, SamplerConfig, load_config, read_document
 from powerd_daemon.sources.base import find_source
 from powerd_daemon.sources.ina.bus import split
 from powerd_daemon.sources.ina.chips import Grade, Settings
@@ -228,7 +228,7 @@ def line_loads_w(budgets: Iterable[Budget], loads_w: Mapping[str, float]) -> dic
 
 def plan_file(path: Path) -> list[BusPlan]:
     """The plan of every bus in a configuration file. Raises `ConfigError`."""
-    tables = tables_of(read_document(path), "source", str(path))
+    tables = build_options(Document, read_document(path), str(path)).source
     buses = [read_bus(table, f"{path}: [[source]] {i} ({table.get('kind')})") for i, table in enumerate(tables, 1)]
     return [plan_bus(bus) for bus in buses if bus is not None]
 

@@ -59,9 +59,9 @@ def test_the_example_is_good() -> None:
         ("", "[[source]]"),
         ("\n\nlisten 5", "TOML"),
         ("[sever]\n" + GOOD, "'server'"),
-        ("[[server]]\n" + GOOD, "[server]"),
-        ('[source]\nkind = "sim"', "[[source]]"),
-        ("[server]\nlistn = 1\n" + GOOD, "[server]: unknown option 'listn'"),
+        ("[[server]]\n" + GOOD, "'server'"),
+        ('[source]\nkind = "sim"', "'source'"),
+        ("[server]\nlistn = 1\n" + GOOD, "'server': unknown option 'listn'"),
         ('[server]\nlisten = "tcp://127.0.0.1:65535"\n' + GOOD, "65536"),
         ('[server]\nlisten = "ipc:///tmp/' + "x" * 200 + '"\n' + GOOD, "107"),
         ("[server]\nring_mib = 0\n" + GOOD, "'ring_mib'"),
@@ -78,7 +78,7 @@ def test_the_example_is_good() -> None:
         (GOOD + "unfit = true", "[[source]] 1 (steady_source:SteadySource)"),
         (GOOD + GOOD, "same name"),
         (GOOD + "[[device]]\n", "missing option 'name'"),
-        (GOOD + '[[device]]\nname = "d"\nfeed = []', "[[device]] 1 (d): unknown option 'feed'"),
+        (GOOD + '[[device]]\nname = "d"\nfeed = []', "unknown option 'feed'"),
         (GOOD + '[[device]]\nname = "d"\nfeeds = ["a", "a"]', "'feeds'"),
         (GOOD + "[[device]]\nname = ''\nfeeds = ['a']", "'name'"),
         (GOOD + DEVICE + "uuid = 'GPU-3'", "'uuid'"),
@@ -102,12 +102,9 @@ def test_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert neighbour_endpoint("ipc:///a", 1, "data", "w") == "ipc:///a.data"
     assert public_endpoint("tcp://[::1]:6") == "tcp://*:6"
     assert public_endpoint("ipc:///a") == "ipc:///a"
-
-
-@pytest.mark.parametrize("url", ["", "udp://a:1", "tcp://a", "tcp://a:x", "tcp://:5", "tcp://a:0"])
-def test_bad_endpoints(url: str) -> None:
-    with pytest.raises(ConfigError, match="where: "):
-        check_endpoint(url, "where")
+    for url in ("", "udp://a:1", "tcp://a", "tcp://a:x", "tcp://:5", "tcp://a:0"):
+        with pytest.raises(ConfigError, match="where: "):
+            check_endpoint(url, "where")
 
 
 def described(config_name: str, lines: tuple[str, ...]) -> tuple:  # type: ignore[type-arg]
