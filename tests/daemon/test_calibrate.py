@@ -16,7 +16,6 @@ from powerd_core.errors import ConfigError, SensorError
 from powerd_daemon.calibrate import Readings, calibrate_lines, judge, read_lines
 from powerd_daemon.calibration_file import calibrated, calibrated_by, load_calibration, save_calibration
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
@@ -48,15 +47,6 @@ def test_uncertainties_say_what_they_contain() -> None:
     assert power.u_gain == pytest.approx(hypot(0.001, mean, drift, 0.0004 * sqrt(2)))
     assert replace(RECORD, load=None).u_gain is None
     assert replace(RECORD, zero=None).u_offset_a is None
-
-
-def test_the_line_says_when_it_was_calibrated() -> None:
-    option = RECORD.option
-    assert option.date == "2025-03-14 (zero), 2025-03-15 (gain)"
-    assert (option.temperature_c, option.reference) == (24.5, "5 A +-0.10% (standard)")
-    assert replace(RECORD, load=None).option.date == "2025-03-14"
-    sensor = Sensor("a", 0x41, calibration=option)
-    assert "2025-03-14" in accuracy(sensor, Settings(), period_ns=2_000_000).origin
 
 
 @pytest.mark.parametrize(
