@@ -115,7 +115,7 @@ def check_plan(path: Path) -> Iterator[Finding]:
         for problem in plan.problems:
             yield Finding("plan", FAIL, f"{plan.bus.source}: {problem}", f"the arithmetic: powerd plan {path}")
         if not plan.problems:
-            what = f"{plan.bus.source}: {plan.bus.rate_hz:g} Hz asked, {plan.achievable_hz:.0f} Hz achievable"
+            what = f"{plan.bus.source}: {plan.bus.options.rate_hz:g} Hz asked, {plan.achievable_hz:.0f} Hz achievable"
             yield Finding("plan", OK, what)
 
 

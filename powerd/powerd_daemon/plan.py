@@ -24,7 +24,7 @@ from powerd_daemon.sources.ina.bus import split
 from powerd_daemon.sources.ina.chips import Grade, Settings
 from powerd_daemon.sources.ina.scans import mean_periods, reads_of, wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, make_bank
-from powerd_daemon.sources.ina.source import RailsSource
+from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 
 COVERAGE_FACTOR = 2
 """Of expanded uncertainties: about 95 % of a normal distribution (GUM 6.3.3)."""
@@ -39,16 +39,10 @@ class Bus:
     """Begins every problem, such as ``powerd.toml: [[source]] 1 (ina)``."""
     number: int | None
     """Of /dev/i2c-N; None for a simulated bus."""
-    scl_hz: float
-    rate_hz: float
-    device: str
+    options: RailsOptions
     bank: Bank
-    bus_every: int = 1
-    """The bus voltage is read in every so many scans."""
     loads_w: Mapping[str, float] = field(default_factory=dict)
     """Expected power of lines, where the source itself knows it."""
-    bus_hold: float = 0.0
-    """How far (relative) a bus voltage may move while its code is held."""
     combined: bool | None = None
     """Whether the adapter combines reads; None where that is found by probing."""
 
@@ -120,24 +114,25 @@ class BusPlan:
 
 def plan_bus(bus: Bus) -> BusPlan:
     """The plan of one bus."""
+    o = bus.options
     modes = (_mode(bus, combined=True), _mode(bus, combined=False))
-    hold = bus.bus_hold if bus.bus_every > 1 else 0.0
+    hold = o.bus_hold if o.bus_every > 1 else 0.0
     budgets = []
     for sensor, settings in bus.bank:
-        device = sensor.device or bus.device
-        uncertainty = accuracy(sensor, settings, period_ns=round(1e9 / bus.rate_hz), bus_hold=hold)
+        device = sensor.device or o.device
+        uncertainty = accuracy(sensor, settings, period_ns=round(1e9 / o.rate_hz), bus_hold=hold)
         budgets.append(Budget(f"{device}.{sensor.name}", device, sensor, settings, uncertainty))
     best, problems = modes[1 if bus.combined is False else 0], []
-    if bus.rate_hz > best.limit_hz:
+    if o.rate_hz > best.limit_hz:
         problems.append(
-            f"rate_hz = {bus.rate_hz:g} is more than the bus can carry: {best.periods:g} SCL periods a scan at "
-            f"{bus.scl_hz / 1000:g} kHz allow {best.limit_hz:.0f} scans a second"
+            f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {best.periods:g} SCL periods a scan at "
+            f"{o.scl_hz / 1000:g} kHz allow {best.limit_hz:.0f} scans a second"
         )
     slowest_ns = bus.bank.longest_cycle_ns
-    if bus.rate_hz * slowest_ns > 1e9:
+    if o.rate_hz * slowest_ns > 1e9:
         names = ", ".join(sensor.name for sensor, settings in bus.bank if settings.longest_cycle_ns == slowest_ns)
         problems.append(
-            f"rate_hz = {bus.rate_hz:g} is more than the chips of {names} convert: a cycle lasts up to "
+            f"rate_hz = {o.rate_hz:g} is more than the chips of {names} convert: a cycle lasts up to "
             f"{slowest_ns / 1e6:.3f} ms, which allows {1e9 / slowest_ns:.0f} Hz"
         )
     problems += [
@@ -149,23 +144,23 @@ def plan_bus(bus: Bus) -> BusPlan:
 
 
 def _mode(bus: Bus, *, combined: bool) -> Mode:
-    lines = range(len(bus.bank.sensors))
+    o, lines = bus.options, range(len(bus.bank.sensors))
     # One scan with the bus voltages, the others with what the pointers stand on.
-    scans = [reads_of(bus.bank, lines, with_bus=k == 0) for k in range(bus.bus_every)]
+    scans = [reads_of(bus.bank, lines, with_bus=k == 0) for k in range(o.bus_every)]
     return Mode(
         combined,
-        mean_periods(bus.bank, combined=combined, bus_every=bus.bus_every),
+        mean_periods(bus.bank, combined=combined, bus_every=o.bus_every),
         sum(len(split(reads)) if combined else len(reads) for reads in scans) / len(scans),
-        wire_limit_hz(bus.bank, bus.scl_hz, combined=combined, bus_every=bus.bus_every),
+        wire_limit_hz(bus.bank, o.scl_hz, combined=combined, bus_every=o.bus_every),
     )
 
 
 def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     """The arithmetic of one bus. ``loads_w`` gives a line's or a device's expected power."""
-    bus = plan.bus
+    bus, o = plan.bus, plan.bus.options
     where = "simulated bus" if bus.number is None else f"/dev/i2c-{bus.number}"
     loads = line_loads_w(plan.budgets, loads_w or bus.loads_w)
-    rows = [f"{bus.source}: {where} at {bus.scl_hz / 1000:g} kHz, {len(plan.budgets)} lines, {bus.rate_hz:g} Hz asked"]
+    rows = [f"{bus.source}: {where} at {o.scl_hz / 1000:g} kHz, {len(plan.budgets)} lines, {o.rate_hz:g} Hz asked"]
     rows += ["", "  on the wire      SCL periods/scan  transactions  scans/s at most"]
     for mode in plan.modes:
         name, note = (
@@ -181,8 +176,8 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
             f"  {s.cycle_ns / 1000:>8.0f} ({s.longest_cycle_ns / 1000:.0f})  {1e9 / s.longest_cycle_ns:7.0f}"
             f"  {s.coverage:.1%}"
         )
-    verdict = "enough" if plan.achievable_hz >= bus.rate_hz else "too slow"
-    rows += ["", f"  achievable {plan.achievable_hz:.0f} Hz, asked {bus.rate_hz:g} Hz: {verdict}", ""]
+    verdict = "enough" if plan.achievable_hz >= o.rate_hz else "too slow"
+    rows += ["", f"  achievable {plan.achievable_hz:.0f} Hz, asked {o.rate_hz:g} Hz: {verdict}", ""]
     rows.append("  limits                  I gain  V gain  shunt   zero mA   step mA  clips at A       W")
     rows += [
         f"  {b.line:<22} {b.limits.current_gain:6.2%}  {b.limits.bus_gain:6.2%}  {b.sensor.shunt_tolerance:5.2%}"
@@ -256,19 +251,7 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
             # Where an adapter combines reads is found by probing.
             number, combined, loads_w = bus_number(options.bus), None, {}
             sensors, _ = calibrated_by(options.calibration, options.sensors, bus=options.bus)
-        return Bus(
-            source=str(table.get("name", kind)),
-            where=where,
-            number=number,
-            scl_hz=options.scl_hz,
-            rate_hz=options.rate_hz,
-            device=options.device,
-            bank=make_bank(sensors),
-            bus_every=options.bus_every,
-            bus_hold=options.bus_hold,
-            combined=combined,
-            loads_w=loads_w,
-        )
+        return Bus(str(table.get("name", kind)), where, number, options, make_bank(sensors), loads_w, combined)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
 

@@ -486,6 +486,7 @@ class Spool:
     def begin(self, description: bytes) -> None:
         """What is measured is known: ``description`` is the frame of the answer to *describe*."""
         self._epoch.description = description
+        self.safe_ns = self._clock.now_ns()
 
     def extend(self, ring: Ring) -> Frames:
         """A stream's ring with what the spool holds of it; from now on it is spooled."""

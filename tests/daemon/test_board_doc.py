@@ -13,6 +13,7 @@ from powerd_daemon.cli import make_parser
 from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, plan_file, plan_text
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.source import RailsOptions
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs/board.md").read_text()
@@ -64,7 +65,7 @@ def test_the_table_of_shunts() -> None:
     for milliohm, shown in rows:
         ohm = int(milliohm) / 1000
         sensor = Sensor("a", 0x40, shunt_ohm=ohm)
-        (b,) = plan_bus(Bus("s", "f", 1, 4e5, 500.0, "d", make_bank([sensor]))).budgets
+        (b,) = plan_bus(Bus("s", "f", 1, RailsOptions(), make_bank([sensor]))).budgets
         assert [cell.strip() for cell in shown.split("|")] == [
             f"{b.clip_a:.1f} A",
             f"{5.5 * ohm * 1000:.0f} mV",

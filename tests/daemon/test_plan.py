@@ -17,6 +17,7 @@ from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, read_bus
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
@@ -90,7 +91,9 @@ def test_more_than_bus_or_chips_can_do_is_refused(options: dict[str, object], fi
 @given(st.integers(1, 8), st.floats(1e4, 4e5), st.integers(1, 20))
 def test_single_reads_never_beat_combined_ones(count: int, scl_hz: float, bus_every: int) -> None:
     bank = make_bank([Sensor(f"s{i}", 0x40 + i) for i in range(count)])
-    combined, single = plan_bus(Bus("s", "f", 1, scl_hz, 1.0, "d", bank, bus_every)).modes
+    combined, single = plan_bus(
+        Bus("s", "f", 1, RailsOptions(scl_hz=scl_hz, rate_hz=1.0, bus_every=bus_every), bank)
+    ).modes
     assert combined.limit_hz >= single.limit_hz
 
 
