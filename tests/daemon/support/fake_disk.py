@@ -19,8 +19,6 @@ class FakeDisk:
         self.read_error: int | None = None
         self.room_bytes: int | None = None
         """Left until it is full. A write that does not fit is done in part, as a real one is."""
-        self.syncs = 0
-        self.released = False
         self._open: dict[int, str] = {}
 
     def names(self) -> dict[str, int]:
@@ -49,7 +47,6 @@ class FakeDisk:
             # As Linux does: what could not be written is dropped, and the next sync knows nothing of it.
             del self.files[self._open[file]][self.synced[self._open[file]] :]
             raise OSError(self.sync_error, os.strerror(self.sync_error))
-        self.syncs += 1
         self.synced[self._open[file]] = len(self.files[self._open[file]])
 
     def close(self, file: int) -> None:
@@ -71,7 +68,7 @@ class FakeDisk:
         return bytes(self.files[name][:size])
 
     def release(self) -> None:
-        self.released = True
+        """Nobody else wants it."""
 
     def power_cut(self) -> None:
         """What was not synced is gone."""
