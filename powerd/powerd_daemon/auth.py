@@ -1,9 +1,8 @@
 """What guards the sockets: who may reach them, by the addresses they listen on and the keys there are.
 
 On a socket that only this machine or a file's owner reaches, whoever reaches it may read. Beyond that, connections are
-encrypted (CURVE) and admitted by their public key: libzmq asks the `ZapHandler` about every new connection, and the
-`Guard` is asked again for every request, so that a right that is taken away is gone at once. The `HandshakeMonitor`
-counts connections that fail before they say anything. Keys lie in a `KeyDirectory` as files.
+encrypted (CURVE) and admitted by their public key: libzmq asks the `Guard` about every new connection, and it is asked
+again for every request, so that a right that is taken away is gone at once. Keys lie in a `KeyDirectory` as files.
 """
 
 from __future__ import annotations
@@ -43,23 +42,19 @@ MayRead = Callable[[zmq.Frame], bool]
 """Whether the sender of a message may read now, told by the message's first frame, which carries the connection's
 properties. Asked for every request, so that taking the right away takes effect at once."""
 
-SECRET_MODE, PUBLIC_MODE = 0o600, 0o644
 _HEADS = {
     SERVER_FILE: "# The keys of this board, made by `powerd keys server`. Whoever has the secret is this board.",
     CLIENTS_FILE: "# Who may connect to this board. Change it with `powerd keys allow` and `revoke`; no restart.",
     CLIENT_FILE: "# The keys of this client, made by `powerd keys client`. Whoever has the secret is this client.",
     BOARDS_FILE: "# Public keys of boards, from `powerd keys trust`.",
 }
-
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
-_ZAP_VERSION = b"1.0"
 SLICE = 100
 """Requests and events that are taken in one turn of the loop."""
 QUEUE = 100_000
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_BROKEN = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _LEFT = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _REFUSED | _BROKEN
+_EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _REFUSED | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 BY_FILE, BY_MACHINE, BY_KEY, ANYONE = "socket-file", "this-machine", "keys", "anyone"
 """Who may read, as a description says it."""
@@ -83,13 +78,11 @@ class KeyDirectory:
 
     def clients(self) -> dict[str, AllowedClient]:
         """Who may connect to the board, by name."""
-        text = self.read(CLIENTS_FILE, False)
-        return {} if text is None else parse_clients(text, str(self.path / CLIENTS_FILE))
+        return parse_clients(self.read(CLIENTS_FILE, False) or "", str(self.path / CLIENTS_FILE))
 
     def boards(self) -> dict[str, str]:
         """Public keys of boards by ``host:port``."""
-        text = self.read(BOARDS_FILE, False)
-        return {} if text is None else parse_boards(text, str(self.path / BOARDS_FILE))
+        return parse_boards(self.read(BOARDS_FILE, False) or "", str(self.path / BOARDS_FILE))
 
     def credentials(self, url: str) -> Credentials | None:
         """For the board at ``url``, None when it is not known here."""
@@ -105,29 +98,28 @@ class KeyDirectory:
                     raise ConfigError(
                         f"{path}: others could read this secret: run `chmod 600 {path}`, or make new keys"
                     )
-                for place, its_mode in ((path, mode), (self.path, self.path.stat().st_mode)):
-                    if its_mode & 0o022:
-                        raise ConfigError(f"{place}: others can change it: run `chmod go-w {place}` and check the keys")
-                data = file.read()
+                if (mode | self.path.stat().st_mode) & 0o022:
+                    raise ConfigError(
+                        f"{path}: others can change it: run `chmod go-w {path} {self.path}` and check the keys"
+                    )
+                return file.read().decode()
         except FileNotFoundError:
             return None
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}: run powerd as its owner") from error
-        try:
-            return data.decode()
         except UnicodeDecodeError:
-            pass  # the error would carry a secret's bytes
-        raise ConfigError(f"{path}: not a text file in UTF-8")
+            # Without the error, which carries a secret's bytes.
+            raise ConfigError(f"{path}: not a text file in UTF-8") from None
 
     def write_pair(self, name: str, pair: KeyPair) -> None:
-        self._write(name, f'public = "{pair.public}"\nsecret = "{pair.secret}"\n', SECRET_MODE)
+        self._write(name, f'public = "{pair.public}"\nsecret = "{pair.secret}"\n', 0o600)
 
     def write_clients(self, clients: Mapping[str, AllowedClient]) -> None:
         tables = [f'[clients."{c.name}"]\npublic = "{c.public}"\nrole = "{c.role}"\n' for c in clients.values()]
-        self._write(CLIENTS_FILE, "\n".join(tables), PUBLIC_MODE)
+        self._write(CLIENTS_FILE, "\n".join(tables))
 
     def write_boards(self, boards: Mapping[str, str]) -> None:
-        self._write(BOARDS_FILE, "".join(f'"{address}" = "{key}"\n' for address, key in boards.items()), PUBLIC_MODE)
+        self._write(BOARDS_FILE, "".join(f'"{address}" = "{key}"\n' for address, key in boards.items()))
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -147,15 +139,13 @@ class KeyDirectory:
         text = self.read(name, True)
         if text is None:
             return None
-        path = self.path / name
-        pair = parse_pair(text, str(path))
+        pair = parse_pair(text, str(self.path / name))
         if zmq.curve_public(pair.secret.encode()).decode() != pair.public:
-            raise ConfigError(f"{path}: its public and secret key do not belong together: restore it or make new keys")
+            raise ConfigError(f"{self.path / name}: public and secret key do not belong together: make new keys")
         return pair
 
-    def _write(self, name: str, body: str, mode: int) -> None:
-        # Root makes keys for the user who runs powerd: the directory says who that is.
-        write_text(self.path / name, f"{_HEADS[name]}\n{body}", mode, like=self.path)
+    def _write(self, name: str, body: str, mode: int = 0o644) -> None:
+        write_text(self.path / name, f"{_HEADS[name]}\n{body}", mode)
 
 
 def make_pair() -> KeyPair:
@@ -166,51 +156,15 @@ def make_pair() -> KeyPair:
             return KeyPair(public, secret)
 
 
-class ZapHandler:
-    """Answers ZeroMQ's authentication requests (ZAP, ZeroMQ RFC 27) in the loop of whoever owns the sockets.
-
-    Admits CURVE clients whose public key ``is_allowed``; the key then travels with each of their messages. pyzmq's own
-    handler is a coroutine from release 25 on and wants a loop of asyncio. Make it before any socket of the context that
-    needs it: libzmq asks it by its well-known address.
-    """
-
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], is_allowed: Callable[[str], bool]) -> None:
-        self.socket = context.socket(zmq.REP)
-        self.socket.set(zmq.LINGER, 0)
-        self.socket.bind(ZAP_ENDPOINT)
-        self._is_allowed = is_allowed
-
-    def answer(self) -> None:
-        """Answer what waits."""
-        for _ in range(SLICE):
-            try:
-                request = self.socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.socket.send_multipart(self._reply(request))
-
-    def _reply(self, request: list[bytes]) -> list[bytes]:
-        version, request_id, _, address, _, mechanism, *credentials = [*request, *[b""] * (6 - len(request))]
-        if version != _ZAP_VERSION or mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
-            return [_ZAP_VERSION, request_id, b"400", b"only CURVE", b"", b""]
-        key = z85.encode(credentials[0]).decode()
-        if self._is_allowed(key):
-            return [_ZAP_VERSION, request_id, b"200", b"OK", key.encode(), b""]
-        _log.warning(f"a client at {address.decode(errors='replace')} was refused: its key {key!r} is not allowed")
-        return [_ZAP_VERSION, request_id, b"400", b"key not allowed", b"", b""]
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def user_of(first: zmq.Frame) -> str:
-    """The public key of a message's sender, by any of its frames; empty where no handler admitted it."""
-    return _property(first, "User-Id")
-
-
 def address_of(first: zmq.Frame) -> str:
-    """The address of a message's sender; empty on an ipc socket."""
+    """The address of a message's sender, by the message's first frame; empty on an ipc socket."""
     return _property(first, "Peer-Address")
+
+
+def sender(first: zmq.Frame) -> str:
+    """A message's sender for people: its address and the beginning of its key."""
+    key = _property(first, "User-Id")
+    return (address_of(first) or "this machine") + (f" (key {key[:8]}...)" if key else "")
 
 
 def _property(first: zmq.Frame, name: str) -> str:
@@ -220,17 +174,11 @@ def _property(first: zmq.Frame, name: str) -> str:
         return ""
 
 
-def sender(first: zmq.Frame) -> str:
-    """A message's sender for people: its address and the beginning of its key."""
-    key = user_of(first)
-    return (address_of(first) or "this machine") + (f" (key {key[:8]}...)" if key else "")
-
-
 class HandshakeMonitor:
     """Listens to what libzmq tells of the connections of one socket.
 
-    Where keys are asked for, a connection that the other end closes half way counts too: a client without keys, or
-    with those of another board, may be the first of the two to see that this leads nowhere.
+    Where keys are asked for, a connection that the other end closes half way counts as failed too: a client without
+    keys, or with those of another board, may be the first of the two to see that this leads nowhere.
     """
 
     def __init__(self, name: str, router: zmq.Socket[bytes], *, has_keys: bool) -> None:
@@ -239,7 +187,6 @@ class HandshakeMonitor:
         """Of the open connections, by file descriptor."""
         self._name = name
         self._router = router
-        self._has_broken = False
         endpoint = f"inproc://handshakes-{id(router)}"
         router.monitor(endpoint, _EVENTS | (_LEFT if has_keys else 0))
         self.socket: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
@@ -258,18 +205,14 @@ class HandshakeMonitor:
             if event == zmq.EVENT_ACCEPTED:
                 self.addresses[descriptor] = _peer(descriptor)
             elif event == zmq.EVENT_DISCONNECTED:
-                address = self.addresses.pop(descriptor, "")
-                if self._has_broken:
-                    self._has_broken = False
-                    _log.warning(
-                        f"a connection{address and f' from {address}'} to the {self._name} socket failed: "
-                        "it has no keys, another key for this board, or is no client of powerd"
-                    )
+                self.addresses.pop(descriptor, None)
             else:
                 self.failed += 1
-                # libzmq tells of the broken handshake first and of the closed connection next. Of a refused key the
-                # handler has told already.
-                self._has_broken |= event != _REFUSED
+                if event != _REFUSED:  # of a refused key the guard has told already
+                    _log.warning(
+                        f"a connection to the {self._name} socket failed: "
+                        "it has no keys, another key for this board, or is no client of powerd"
+                    )
 
     def close(self) -> None:
         self._router.monitor(None, 0)
@@ -296,10 +239,8 @@ def is_local(endpoint: str) -> bool:
     if not endpoint.startswith("tcp://"):
         return True
     host = endpoint.removeprefix("tcp://").rpartition(":")[0].strip("[]")
-    if host.lower() == "localhost":
-        return True
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host.lower() == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 
@@ -307,11 +248,10 @@ def is_local(endpoint: str) -> bool:
 def who_may_read(server: ServerConfig) -> str:
     """How ``server``'s sockets are guarded: one of the four words above. Raises `ConfigError` for what must not be."""
     endpoints = (server.listen, server.data, server.clock)
-    beyond = [e for e in endpoints if not is_local(e)]
     over_tcp = [e for e in endpoints if e.startswith("tcp://")]
     if not over_tcp:
         return BY_FILE
-    if not beyond and not server.keys:
+    if all(map(is_local, endpoints)) and not server.keys:
         return BY_MACHINE
     if server.insecure:
         return ANYONE
@@ -324,6 +264,9 @@ class Guard:
     """Decides who may reach a powerd's sockets, and answers at their doors while it runs.
 
     Make it before the sockets, which take `keys`; then `watch` them. Raises `ConfigError` where powerd must not listen.
+
+    It is the handler of ZeroMQ's authentication requests (ZAP, ZeroMQ RFC 27): CURVE clients whose public key is known
+    are admitted, and the key travels with each of their messages. pyzmq's own handler wants a loop of asyncio.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], server: ServerConfig) -> None:
@@ -333,28 +276,27 @@ class Guard:
         self._stamp: object = ()
         self._admitted: set[str] = set()
         self._has_changed = False
-        self._zap: ZapHandler | None = None
+        self._door: zmq.Socket[bytes] | None = None
         self._monitors: list[HandshakeMonitor] = []
         if self.readers != BY_KEY:
             return
-        directory = KeyDirectory(server.keys)
-        self.keys = directory.server()
+        self._clients = KeyDirectory(server.keys)
+        self.keys = self._clients.server()
         if self.keys is None:
-            exposed = [e for e in (server.listen, server.data, server.clock) if not is_local(e)]
             raise ConfigError(
-                f"{exposed[0]} can be reached from other machines and there are no keys in {directory.path}: "
+                f"{server.listen} needs keys and there are no keys in {self._clients.path}: "
                 "make them with `powerd keys server`, or let anyone read with --insecure"
-                if exposed
-                else f"{directory.path / SERVER_FILE}: there is no such file: make it with `powerd keys server`"
             )
-        self._clients = directory
-        self._zap = ZapHandler(context, self.admits)
+        self._door = context.socket(zmq.REP)
+        self._door.set(zmq.LINGER, 0)
+        # libzmq asks at this address, and no socket may be there before.
+        self._door.bind(ZAP_ENDPOINT)
 
     def may_read(self, first: zmq.Frame) -> bool:
         """Whether a message's sender may read now. Without keys, whoever reaches a socket may."""
-        return self._clients is None or self.admits(user_of(first))
+        return self._clients is None or self._admits(_property(first, "User-Id"))
 
-    def admits(self, key: str) -> bool:
+    def _admits(self, key: str) -> bool:
         """Whether clients.toml allows a key, or it is the board's own: who can read its secret owns the board."""
         self._refresh()
         return key in self._admitted
@@ -386,18 +328,30 @@ class Guard:
 
     def register(self, poller: zmq.Poller) -> None:
         """Have ``poller`` wake up for whatever `mind` has to do."""
-        for door in ([self._zap.socket] if self._zap else []) + [monitor.socket for monitor in self._monitors]:
+        for door in ([self._door] if self._door else []) + [monitor.socket for monitor in self._monitors]:
             poller.register(door, zmq.POLLIN)
 
     def mind(self) -> bool:
         """Answer at the doors. True when some client's rights may have changed."""
-        if self._zap is not None:
-            self._zap.answer()
+        if self._door is not None:
+            with suppress(zmq.Again):
+                for _ in range(SLICE):
+                    request = self._door.recv_multipart(zmq.NOBLOCK)
+                    self._door.send_multipart(self._verdict(request))
         for monitor in self._monitors:
             monitor.receive()
         self._refresh()
         had_changed, self._has_changed = self._has_changed, False
         return had_changed
+
+    def _verdict(self, request: list[bytes]) -> list[bytes]:
+        """The answer to a request of ZAP: version, id, domain, address, identity, mechanism, credentials."""
+        version, request_id, _, address, _, mechanism, *credentials = request
+        key = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" else ""
+        if self._admits(key):
+            return [version, request_id, b"200", b"OK", key.encode(), b""]
+        _log.warning(f"a client at {address.decode(errors='replace')} was refused: its key {key!r} is not allowed")
+        return [version, request_id, b"400", b"key not allowed", b"", b""]
 
     @property
     def handshakes_failed(self) -> int:
@@ -417,6 +371,6 @@ class Guard:
     def close(self) -> None:
         """After the sockets are closed: until then nobody gets in unasked."""
         self.unwatch()
-        if self._zap is not None:
-            self._zap.close()
-            self._zap = None
+        if self._door is not None:
+            self._door.close()
+            self._door = None

@@ -21,7 +21,7 @@ from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
 from powerd_core.text import printable
 from powerd_daemon.calibration_file import bus_number, load_calibration, save_calibration
 from powerd_daemon.clock import Clock, SystemClock
-from powerd_daemon.config import Config, SourceConfig, load_config, make_source
+from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy
@@ -52,50 +52,42 @@ def read_lines(source: Source, clock: Clock, seconds: float, lines: Sequence[str
     """Poll a source for some seconds. Raises `ConfigError` for a line that it does not have or that has no shunt."""
     readings = {line: Readings() for line in lines}
     try:
-        streams = source.open()[0]
-        positions = {line: _position(streams, line) for line in lines}
+        streams = {stream.number: stream for stream in source.open()[0]}
         due_ns = clock.now_ns()
         polls = max(1, round(seconds * 1e9 / source.period_ns))
         for k in range(polls):
             clock.sleep_until(due_ns)
             due_ns += source.period_ns
             source.poll()
-            if k % 50 == 49 or k == polls - 1:
-                for block in source.take() if k < polls - 1 else source.finish():
-                    for line, (stream, at, conversion) in positions.items():
-                        if isinstance(block, Block) and block.stream == stream.number:
-                            _collect(readings[line], block, stream, at, conversion)
+            is_last = k == polls - 1
+            if k % 50 == 49 or is_last:
+                for block in source.finish() if is_last else source.take():
+                    if isinstance(block, Block):
+                        _collect(readings, block, streams[block.stream])
     finally:
         source.close()
     return readings
 
 
-def _position(streams: Sequence[Stream], line: str) -> tuple[Stream, int, ShuntConversion]:
-    """The stream of a line, its place in that, and its nominal conversion."""
-    for stream in streams:
-        for at, known in enumerate(stream.lines):
-            if known.name == line:
-                if not isinstance(known.conversion, ShuntConversion):
-                    raise ConfigError(f"line {line!r} has no shunt: only INA sensors can be calibrated")
-                return stream, at, replace(known.conversion, offset_a=0.0, gain=1.0)
-    names = ", ".join(known.name for stream in streams for known in stream.lines)
-    raise ConfigError(f"unknown line {line!r} (there are: {names})")
-
-
-def _collect(readings: Readings, block: Block, stream: Stream, at: int, c: ShuntConversion) -> None:
+def _collect(readings: dict[str, Readings], block: Block, stream: Stream) -> None:
     views, typecodes = columns(block, stream), {column.name: column.typecode for column in stream.columns}
-    flags, shunt, bus = (
-        array(typecodes.get(name, "H"), bytes(views[name]))[at :: len(stream.lines)]
-        for name in ("flags", c.shunt, c.bus)
-    )
-    good = [i for i, flag in enumerate(flags) if not flag & BAD]
-    saturated = sum(bool(flag & Flag.SATURATED) for flag in flags)
-    # A reading that repeats a conversion is no fault of the sensor; it is only no further value.
-    stale = sum(flag & BAD == Flag.STALE for flag in flags)
-    readings.current_a += (shunt[i] * c.shunt_lsb_v / c.shunt_ohm for i in good)
-    readings.bus_v += ((bus[i] >> c.bus_shift) * c.bus_lsb_v for i in good)
-    readings.saturated += saturated
-    readings.bad += len(flags) - len(good) - saturated - stale
+    for at, line in enumerate(stream.lines):
+        c = line.conversion
+        if line.name not in readings or not isinstance(c, ShuntConversion):
+            continue
+        flags, shunt, bus = (
+            array(typecodes.get(name, "H"), bytes(views[name]))[at :: len(stream.lines)]
+            for name in ("flags", c.shunt, c.bus)
+        )
+        good = [i for i, flag in enumerate(flags) if not flag & BAD]
+        saturated = sum(bool(flag & Flag.SATURATED) for flag in flags)
+        # A reading that repeats a conversion is no fault of the sensor; it is only no further value.
+        stale = sum(flag & BAD == Flag.STALE for flag in flags)
+        one = readings[line.name]
+        one.current_a += (shunt[i] * c.shunt_lsb_v / c.shunt_ohm for i in good)
+        one.bus_v += ((bus[i] >> c.bus_shift) * c.bus_lsb_v for i in good)
+        one.saturated += saturated
+        one.bad += len(flags) - len(good) - saturated - stale
 
 
 def judge(line: str, readings: Readings, step_a: float) -> None:
@@ -103,10 +95,7 @@ def judge(line: str, readings: Readings, step_a: float) -> None:
     count = len(readings.current_a)
     everything = count + readings.bad + readings.saturated
     if readings.saturated:
-        raise SensorError(
-            f"{line}: {readings.saturated} of {everything} readings stand at full scale: lower the current, "
-            "or choose a wider range or a smaller shunt"
-        )
+        raise SensorError(f"{line}: {readings.saturated} of {everything} readings are saturated: lower the current")
     if readings.bad > MAX_BAD * everything:
         raise SensorError(f"{line}: {readings.bad} of {everything} readings failed: run `powerd check` first")
     if count < MIN_COUNT:
@@ -124,15 +113,15 @@ def judge(line: str, readings: Readings, step_a: float) -> None:
         )
 
 
-def nominal_record(
-    line: str, source_config: SourceConfig, source: RailsSource | NodeSource, sensor: Sensor, settings: Settings
+def _nominal_record(
+    line: str, source: RailsSource | NodeSource, sensor: Sensor, settings: Settings
 ) -> SensorCalibration:
     """What a calibration of the sensor rests on, without points. A node must have been opened."""
     if isinstance(sensor, NodeSensor):
         assert isinstance(source, NodeSource)
         board, bus, serial = "", sensor.controller, source.serial
     else:
-        number = bus_number(source_config.options.get("bus", -1))  # type: ignore[arg-type]  # checked by its Options
+        number = bus_number(getattr(source.options, "bus", -1))
         board, bus, serial = gethostname(), -1 if number is None else number, ""
     uncalibrated = accuracy(replace(sensor, calibration=Calibration()), settings, period_ns=source.period_ns)
     kind, limits = settings.type, settings.grade(sensor.grade)
@@ -152,7 +141,7 @@ def nominal_record(
     )
 
 
-def add_point(record: SensorCalibration, sensor: Sensor, settings: Settings, point: Point) -> SensorCalibration:
+def _with_point(record: SensorCalibration, sensor: Sensor, settings: Settings, point: Point) -> SensorCalibration:
     """The record with a new zero or a new loaded point. Raises `SensorError` for one that is implausible."""
     limits = settings.grade(sensor.grade)
     if point.reference == 0:
@@ -166,9 +155,7 @@ def add_point(record: SensorCalibration, sensor: Sensor, settings: Settings, poi
     try:
         loaded = replace(record, load=point)
     except ValueError as error:
-        raise SensorError(
-            f"{record.line}: {error}: is the load on, and does the current flow from IN+ to IN-?"
-        ) from error
+        raise SensorError(f"{record.line}: {error}: is the load on, and from IN+ to IN-?") from error
     limit = IMPLAUSIBLE * hypot(limits.current_gain, sensor.shunt_tolerance, limits.bus_gain)
     if abs(loaded.gain - 1) > limit:
         raise SensorError(
@@ -180,64 +167,53 @@ def add_point(record: SensorCalibration, sensor: Sensor, settings: Settings, poi
 
 def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -> None:
     """All or nothing: a line whose readings will not do leaves the file as it was. Raises `PowerdError`."""
+    reference = arguments.reference_a or arguments.reference_w or 0.0
+    if not arguments.zero and (reference <= 0 or arguments.reference_u is None or len(arguments.line) != 1):
+        raise ConfigError("a reference is above 0, of one --line NAME, and has a --reference-u (0.001 is 0.1 %)")
     clock = clock or SystemClock()
     file = load_calibration(arguments.out) if arguments.out.exists() else CalibrationFile()
     records: list[SensorCalibration] = []
-    wanted = list(arguments.line)
-    for source_config, source in _boards(load_config(arguments.file), clock):
-        pairs = zip(source.bank.sensors, source.bank.settings, strict=True)
-        sensors = {f"{s.device or source.options.device}.{s.name}": (s, settings) for s, settings in pairs}
+    for config in load_config(arguments.file).sources:
+        cls = find_source(config.kind)
+        if not issubclass(cls, RailsSource | NodeSource):
+            continue
+        source = make_source(config, cls, Start(config.name, 1, 0, clock))
+        assert isinstance(source, RailsSource | NodeSource)
+        sensors = {f"{s.device or source.options.device}.{s.name}": (s, settings) for s, settings in source.bank}
         lines = [line for line in sensors if line in arguments.line or not arguments.line]
-        wanted = [line for line in wanted if line not in lines]
         readings = read_lines(source, clock, arguments.seconds, lines) if lines else {}
-        for line in lines:
+        for line, read in readings.items():
             sensor, settings = sensors[line]
-            record = nominal_record(line, source_config, source, sensor, settings)
-            judge(line, readings[line], record.step_a)
-            before = file.find(
-                board=record.board,
-                bus=record.bus,
-                address=sensor.address,
-                channel=sensor.channel,
-                serial=record.serial,
-            )
+            record = _nominal_record(line, source, sensor, settings)
+            judge(line, read, record.step_a)
+            place = {"bus": record.bus, "address": sensor.address, "channel": sensor.channel}
+            before = file.find(board=record.board, serial=record.serial, **place)
             if before is not None:
                 record = replace(record, zero=before.zero, load=before.load)
             point = Point(
                 taken=strftime("%Y-%m-%dT%H:%M:%SZ", gmtime(clock.wall_ns() // 1_000_000_000)),
                 temperature_c=arguments.temperature_c,
-                reference=arguments.reference_a or arguments.reference_w or 0.0,
+                reference=reference,
                 quantity="A" if arguments.reference_w is None else "W",
                 u_reference=0.0 if arguments.zero else arguments.reference_u,
-                count=len(readings[line].current_a),
-                mean_a=fmean(readings[line].current_a),
-                spread_a=stdev(readings[line].current_a),
-                bus_v=fmean(readings[line].bus_v),
+                count=len(read.current_a),
+                mean_a=fmean(read.current_a),
+                spread_a=stdev(read.current_a),
+                bus_v=fmean(read.bus_v),
             )
-            records.append(add_point(record, sensor, settings, point))
+            records.append(_with_point(record, sensor, settings, point))
             file = file.with_sensor(records[-1])
-    if wanted or not records:
-        raise ConfigError(f"{arguments.file}: no source of kind ina, node or sim has a line {''.join(wanted[:1])!r}")
+    missing = set(arguments.line) - {record.line for record in records}
+    if missing or not records:
+        raise ConfigError(
+            f"{arguments.file}: no source of kind ina, node or sim has a line {', '.join(sorted(missing))}"
+        )
     save_calibration(arguments.out, file)
-    print(f"{'line':<22} {'readings':>8} {'mean mA':>10} {'spread mA':>10}   offset mA  u mA      gain      u")
+    print(f"{'line':<22}  offset mA    u mA      gain       u")
     for record in records:
-        shown = record.zero if arguments.zero else record.load
-        assert shown is not None
         u_offset = "-" if record.u_offset_a is None else f"{record.u_offset_a * 1000:.3f}"
         u_gain = "-" if record.u_gain is None else f"{record.u_gain:.3%}"
         print(
-            f"{printable(record.line):<22} {shown.count:>8} {shown.mean_a * 1000:10.3f} {shown.spread_a * 1000:10.3f}  "
-            f"{record.offset_a * 1000:10.3f} {u_offset:>6} {record.gain:10.6f} {u_gain:>7}"
+            f"{printable(record.line):<22} {record.offset_a * 1000:10.3f} {u_offset:>7} {record.gain:9.6f} {u_gain:>7}"
         )
     print(f'written to {arguments.out}; load it in the [[source]] with: calibration = "{arguments.out.absolute()}"')
-
-
-def _boards(config: Config, clock: Clock) -> list[tuple[SourceConfig, RailsSource | NodeSource]]:
-    boards = []
-    for source_config in config.sources:
-        cls = find_source(source_config.kind)
-        if issubclass(cls, RailsSource | NodeSource):
-            source: Source = make_source(source_config, cls, Start(source_config.name, 1, 0, clock))
-            assert isinstance(source, RailsSource | NodeSource)
-            boards.append((source_config, source))
-    return boards

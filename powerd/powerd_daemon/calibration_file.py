@@ -12,18 +12,15 @@ from socket import gethostname
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
 from powerd_core.serde import build_options, to_document
-from powerd_core.text import did_you_mean
-from powerd_daemon.config import parse_document, read_text, write_text
+from powerd_daemon.config import read_document, write_text
 from powerd_daemon.sources.ina.chips import chip_type
 from powerd_daemon.sources.ina.sensor import Sensor
 
 
 def bus_number(bus: int | str) -> int | None:
     """N of ``N`` or ``/dev/i2c-N``; None for a path of another form."""
-    if isinstance(bus, int):
-        return bus
-    digits = bus.rpartition("-")[2]
-    return int(digits) if digits.isdigit() else None
+    digits = str(bus).rpartition("-")[2]
+    return bus if isinstance(bus, int) else int(digits) if digits.isdigit() else None
 
 
 def calibrated(
@@ -36,15 +33,10 @@ def calibrated(
     """
     with_calibration: list[Sensor] = []
     used: dict[str, object] = {}
-    number = bus_number(bus)
+    number, board = bus_number(bus), board or gethostname()
     for sensor in sensors:
-        record = file.find(
-            board=board or gethostname(),
-            bus=-1 if number is None else number,
-            address=sensor.address,
-            channel=sensor.channel,
-            serial=serial,
-        )
+        place = {"bus": -1 if number is None else number, "address": sensor.address, "channel": sensor.channel}
+        record = file.find(board=board, serial=serial, **place)
         if record is None or sensor.calibration != Calibration():
             with_calibration.append(sensor)
             continue
@@ -59,36 +51,25 @@ def calibrated(
     return tuple(with_calibration), used
 
 
-_HEAD = """\
-# Calibrations of single sensors, written by `powerd calibrate`; load it with: calibration = "{name}"
-# zero: read without load. load: read at a known current ("A") or power ("W"). Means are by the nominal conversion.
-"""
+def calibrated_by(
+    path: str | Path, sensors: Sequence[Sensor], *, bus: int | str
+) -> tuple[tuple[Sensor, ...], dict[str, object]]:
+    """`calibrated` by the file at ``path``, which is a source's option ``calibration``: an empty one is no file."""
+    return calibrated(sensors, load_calibration(Path(path)) if str(path) else CalibrationFile(), bus=bus)
 
 
 def load_calibration(path: Path) -> CalibrationFile:
     """What is in a calibration file. Raises `ConfigError`."""
-    text = read_text(path, "there is no such calibration file: make it with `powerd calibrate`")
-    document = parse_document(text, str(path))
-    for name in document:
-        if name != "sensor":
-            raise ConfigError(f"{path}: unknown table {name!r}{did_you_mean(name, ['sensor'])}")
-    tables = document.get("sensor", [])
-    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        raise ConfigError(f"{path}: 'sensor' is a list of tables: write [[sensor]]")
-    sensors = tuple(build_options(SensorCalibration, t, f"{path}: [[sensor]] {i}") for i, t in enumerate(tables, 1))
-    if len({sensor.key for sensor in sensors}) < len(sensors):
+    file = build_options(CalibrationFile, read_document(path), str(path))
+    if len({sensor.key for sensor in file.sensor}) < len(file.sensor):
         raise ConfigError(f"{path}: two [[sensor]] tables are of one sensor: remove one")
-    return CalibrationFile(sensors)
+    return file
 
 
-def calibrated_by(
-    path: str | Path, sensors: Sequence[Sensor], *, bus: int | str
-) -> tuple[tuple[Sensor, ...], dict[str, object]]:
-    """What a source does with its option ``calibration``: the sensors with what the file knows of them, and the records
-    used, by sensor name, for the stream's ``detail``. An empty path is no file. Raises `ConfigError`."""
-    if not str(path):
-        return tuple(sensors), {}
-    return calibrated(sensors, load_calibration(Path(path)), bus=bus)
+_HEAD = """\
+# Calibrations of single sensors, written by `powerd calibrate`; load it with: calibration = "{name}"
+# zero: read without load. load: read at a known current ("A") or power ("W"). Means are by the nominal conversion.
+"""
 
 
 def save_calibration(path: Path, calibration: CalibrationFile) -> None:
@@ -104,10 +85,7 @@ def _table(head: str, value: SensorCalibration | Point) -> str:
     rows = [head]
     for f in fields(value):
         inner = getattr(value, f.name)
-        if isinstance(inner, Point) or inner is None:
-            continue
-        # An address is known in hexadecimal. JSON's numbers and strings are TOML's, but for one control character.
-        is_address = f.name == "address" and inner >= 0
-        shown = f"{inner:#04x}" if is_address else json.dumps(inner, ensure_ascii=False).replace("\x7f", "\\u007f")
-        rows.append(f"{f.name} = {shown}")
+        if inner is not None and not isinstance(inner, Point):
+            # JSON's numbers and strings are TOML's, but for one control character.
+            rows.append(f"{f.name} = {json.dumps(inner, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
     return "\n".join(rows) + "\n"

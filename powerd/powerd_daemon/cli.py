@@ -20,7 +20,7 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any, NoReturn
 
-from powerd_core.errors import ConfigError, PowerdError, WireError
+from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.keys import ROLES
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
@@ -29,25 +29,28 @@ from powerd_daemon.config import DEFAULT_LISTEN, Config, ServerConfig, load_conf
 from powerd_daemon.sources.base import find_source, kinds
 
 WIDTH = 100
-_ELSEWHERE = {
-    "plan": ("plan", "plan"),
-    "scan": ("scan", "scan"),
-    "check": ("diagnostics", "check"),
-    "calibrate": ("calibrate", "calibrate_lines"),
-    "keys": ("keygen", "keys"),
+_COMMANDS = {
+    "run": "cli:_run",
+    "sources": "cli:_sources",
+    "describe": "cli:_describe",
+    "stats": "cli:_stats",
+    "config-check": "cli:_config_check",
+    "completion": "cli:_completion",
+    "plan": "plan:plan",
+    "scan": "scan:scan",
+    "check": "diagnostics:check",
+    "calibrate": "calibrate:calibrate_lines",
+    "keys": "keygen:keys",
 }
-"""Commands that are a function of a module of their own."""
-_SHELLS = ("bash", "zsh", "fish")
+"""The function of each command, which is given its arguments, and the module that is imported for it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the status as in docs/commands.md: with 1 for a fault that `check` found."""
     try:
-        arguments = parse(sys.argv[1:] if argv is None else argv)
-        command: Any = _COMMANDS.get(arguments.command)
-        if command is None:
-            module, function = _ELSEWHERE[arguments.command]
-            command = getattr(import_module(f"powerd_daemon.{module}"), function)
+        arguments = make_parser().parse_args(argv)
+        module, _, function = _COMMANDS[arguments.command].partition(":")
+        command = getattr(import_module(f"powerd_daemon.{module}"), function)
         status: int = command(arguments) or 0
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
@@ -56,14 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read the list has seen enough. Python flushes stdout once more at exit: give it somewhere to go.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except OSError as error:
-        if error.errno != errno.ENOSPC:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
             raise
+        # Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno == errno.EPIPE:  # whoever read the list has seen enough
+            return 141
         print(f"powerd: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 2
     return status
@@ -78,45 +80,21 @@ class Parser(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         # Not as the epilog, which is folded: an example is there to be copied.
-        return super().format_help() + (f"\nFor example: {self.example}\n" if self.example else "")
+        return f"{super().format_help()}\nFor example: {self.example}\n"
 
     def error(self, message: str) -> NoReturn:
-        print(f"{self.prog}: {message}", file=sys.stderr)
-        print(" ".join(self.format_usage().split()), file=sys.stderr)
+        print(f"{self.prog}: {message}\n{' '.join(self.format_usage().split())}", file=sys.stderr)
         sys.exit(2)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuses what it does not know. argparse parses a command's options by this method of the command's parser,
-        so the refusal names the command, and the option of it that comes nearest."""
+        so the refusal names the command."""
         known, unknown = super().parse_known_args(args, namespace)
-        option = next((word.partition("=")[0] for word in unknown if word.startswith("-")), None)
-        if option is not None:
-            options = [o for o in self._option_string_actions if o.startswith("--")]
-            self.error(f"unknown option {option}{did_you_mean(option, options)}")
         if unknown:
-            self.error(f"too many arguments: {' '.join(unknown)}")
+            options = [o for o in self._option_string_actions if o.startswith("--")]
+            kind = "option" if unknown[0].startswith("-") else "argument"
+            self.error(f"unknown {kind} {unknown[0]}{did_you_mean(unknown[0], options)}")
         return known, unknown
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command and its options. Raises SystemExit: 0 after --help or --version, 2 for anything it does not know."""
-    parser = make_parser()
-    names = list(_subparsers(parser))
-    if argv and not argv[0].startswith("-") and argv[0] not in names:
-        parser.error(f"unknown command {argv[0]!r}{did_you_mean(argv[0], names)}")
-    arguments = parser.parse_args(argv)
-    if arguments.command is None:
-        parser.error(f"which command? (there are: {', '.join(names)})")
-    if arguments.command == "run":
-        _check_run(parser, arguments)
-    if arguments.command == "calibrate":
-        _check_calibrate(parser, arguments)
-    return arguments
-
-
-def _subparsers(parser: argparse.ArgumentParser) -> dict[str, Parser]:
-    actions = (a.choices for a in parser._actions if isinstance(a, argparse._SubParsersAction))
-    return dict(next(actions, {}))
 
 
 def make_parser() -> Parser:
@@ -127,19 +105,18 @@ def make_parser() -> Parser:
         example="powerd run --sim",
     )
     parser.add_argument("--version", action="version", version=f"powerd {release()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
 
-    def add(name: str, what: str, example: str, description: str | None = None) -> Parser:
-        return commands.add_parser(name, help=what, description=description, example=f"powerd {name}{example}")
+    def add(name: str, what: str, example: str, description: str = "") -> Parser:
+        return commands.add_parser(name, help=what, description=description or None, example=f"powerd {name}{example}")
 
     run = add("run", "measure and serve until Ctrl-C", " --config powerd.toml --spool /var/lib/powerd/spool")
-    run.add_argument("--config", type=Path, metavar="FILE", help="what to measure (see docs/configuration.md)")
-    run.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
+    what = run.add_mutually_exclusive_group(required=True)
+    what.add_argument("--config", type=Path, metavar="FILE", help="what to measure (see docs/configuration.md)")
+    what.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
     run.add_argument("--listen", metavar="URL", help=f"tcp://HOST:PORT or ipc:///PATH (default {DEFAULT_LISTEN})")
-    run.add_argument("--ring-mib", type=float, metavar="N", help="memory for each stream's latest readings, in MiB")
-    run.add_argument(
-        "--spool", type=_directory, metavar="DIR", help="keep readings on disk too, so that they outlive powerd"
-    )
+    run.add_argument("--ring-mib", type=_finite, metavar="N", help="memory for each stream's latest readings, in MiB")
+    run.add_argument("--spool", type=Path, metavar="DIR", help="keep readings on disk, so that they outlive powerd")
     _add_keys_option(run)
     run.add_argument("--insecure", action="store_true", help="let anyone who reaches the addresses read, without keys")
     run.add_argument("--parent-pid", type=int, metavar="PID", help="end when this process is gone")
@@ -149,11 +126,11 @@ def make_parser() -> Parser:
     run.add_argument("--quiet", action="store_true", help="say nothing but what goes wrong")
 
     add("sources", "list the kinds of source and their options", "")
-    for name, what, example in (
+    for name, says, example in (
         ("describe", "what a running powerd measures", " tcp://board:7360"),
         ("stats", "how a running powerd is doing", " tcp://board:7360 --json"),
     ):
-        ask = add(name, what, example)
+        ask = add(name, says, example)
         ask.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
         ask.add_argument("--json", action="store_true", help="as JSON, for programs")
         _add_keys_option(ask)
@@ -202,9 +179,9 @@ def make_parser() -> Parser:
     lines = "a line (default with --zero: all)"
     calibrate.add_argument("--line", action="append", default=[], metavar="NAME", help=lines)
     duration = "how many seconds to read (default 10)"
-    calibrate.add_argument("--seconds", type=_seconds, default=10.0, metavar="S", help=duration)
+    calibrate.add_argument("--seconds", type=_finite, default=10.0, metavar="S", help=duration)
     calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help="the calibration file to write")
-    _add_keys(commands)
+    _add_keys(add)
     completion = add(
         "completion",
         "print a script that lets a shell complete commands and options",
@@ -212,7 +189,7 @@ def make_parser() -> Parser:
         "Prints a script that lets the shell complete commands, options and their choices by the tab key; "
         "in ~/.bashrc: source <(powerd completion bash)",
     )
-    completion.add_argument("shell", choices=_SHELLS, metavar="SHELL", help=", ".join(_SHELLS))
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh, fish")
     return parser
 
 
@@ -220,48 +197,36 @@ def _add_keys_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keys", metavar="DIR", help="directory of keys (default $POWERD_KEYS, else ~/.config/powerd)")
 
 
-def _add_keys(commands: Any) -> None:
-    keys = commands.add_parser(
+def _add_keys(add_command: Any) -> None:
+    keys = add_command(
         "keys",
-        help="make, list, allow and revoke keys",
-        description="Whoever reads a board from another machine needs keys: the board its own, each client its own, "
+        "make, list, allow and revoke keys",
+        " list",
+        "Whoever reads a board from another machine needs keys: the board its own, each client its own, "
         "the client's public key allowed on the board and the board's trusted on the client. See docs/security.md.",
-        example="powerd keys list",
     )
     actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
 
-    def add(name: str, what: str, example: str) -> Any:
-        action = actions.add_parser(
-            name, help=what, description=f"{what[0].upper()}{what[1:]}.", example=f"powerd keys {name}{example}"
-        )
+    def add(name: str, what: str, example: str, /, **arguments: str) -> Any:
+        action = actions.add_parser(name, help=what, description=what, example=f"powerd keys {name}{example}")
         _add_keys_option(action)
+        for argument, help_text in arguments.items():
+            action.add_argument(argument, metavar=argument.upper(), help=help_text)
         return action
 
-    server = add(
-        "server", "on a board: make its keys once, and say what each client has to run", " --address board:7360"
-    )
-    server.add_argument(
-        "--address", metavar="HOST:PORT", help="under which clients reach this board (default this host's name, 7360)"
-    )
+    server = add("server", "on a board: make its keys once, and say what clients have to run", " --address board:7360")
+    under = "under which clients reach this board (default this host's name, 7360)"
+    server.add_argument("--address", metavar="HOST:PORT", help=under)
     client = add("client", "on a client: make its keys once, and say what the board has to run", " --name lab")
     client.add_argument("--name", metavar="NAME", help="how boards shall call this client (default this host's name)")
-    allow = add("allow", "on a board: let a client in", " lab 'CLIENT_KEY'")
-    allow.add_argument("name", metavar="NAME", help="of the client, for lists and `revoke`")
-    allow.add_argument("key", metavar="KEY", help="its public key, in single quotes")
+    key = "its public key, in single quotes"
+    allow = add("allow", "on a board: let a client in", " lab 'CLIENT_KEY'", name="of the client, for lists", key=key)
     allow.add_argument("--role", choices=ROLES, help="read (default): readings; control: nothing more today")
-    revoke = add("revoke", "on a board: shut a client out, at once", " lab")
-    revoke.add_argument("name", metavar="NAME")
-    trust = add("trust", "on a client: say which key a board has", " board:7360 'BOARD_KEY'")
-    trust.add_argument("address", metavar="HOST:PORT", help="as in tcp://HOST:PORT")
-    trust.add_argument("key", metavar="KEY", help="the board's public key, in single quotes")
+    add("revoke", "on a board: shut a client out, at once", " lab", name="of the client")
+    say, address = "on a client: say which key a board has", "HOST:PORT as in tcp://HOST:PORT"
+    trust = add("trust", say, " board:7360 'BOARD_KEY'", address=address, key=key)
     trust.add_argument("--replace", action="store_true", help="also where another key is trusted")
     add("list", "list all public keys of the directory, and what each may do", " --keys /var/lib/powerd/keys")
-
-
-def _directory(text: str) -> Path:
-    if not text:
-        raise argparse.ArgumentTypeError("an empty name is no directory")
-    return Path(text)
 
 
 def _finite(text: str) -> float:
@@ -271,41 +236,12 @@ def _finite(text: str) -> float:
     return number
 
 
-def _seconds(text: str) -> float:
-    seconds = _finite(text)
-    if not 0 < seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text} s is not between 0 and 3600")
-    return seconds
-
-
 def _load(text: str) -> tuple[str, float]:
     name, _, watts = text.rpartition("=")
     power_w = _finite(watts)
     if not name or power_w < 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=WATTS, such as gpu0=250")
     return name, power_w
-
-
-def _check_run(parser: Parser, arguments: argparse.Namespace) -> None:
-    if arguments.sim == (arguments.config is not None):
-        parser.error("run: give either --config FILE or --sim")
-    for name in ("rate_hz", "waveform", "seed"):
-        if arguments.config is not None and getattr(arguments, name) is not None:
-            option = "--" + name.replace("_", "-")
-            parser.error(f"run: {option} goes with --sim; with --config it belongs into the file")
-
-
-def _check_calibrate(parser: Parser, arguments: argparse.Namespace) -> None:
-    if arguments.zero:
-        if arguments.reference_u is not None:
-            parser.error("calibrate: --reference-u goes with --reference-a or --reference-w")
-        return
-    if len(arguments.line) != 1:
-        parser.error("calibrate: a reference is of one line: give one --line NAME")
-    if arguments.reference_u is None or not 0 <= arguments.reference_u < 1:
-        parser.error("calibrate: give --reference-u, the reference's relative standard uncertainty (0.001 is 0.1 %)")
-    if (arguments.reference_w if arguments.reference_a is None else arguments.reference_a) <= 0:
-        parser.error("calibrate: a reference is above 0; for no load give --zero")
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -329,12 +265,12 @@ def _run(arguments: argparse.Namespace) -> None:
         return is_stopping or (parent is not None and parent.is_gone())
 
     try:
-        with Console(sys.stderr, clock, quiet=arguments.quiet) as console:
+        with Console(sys.stderr, clock, quiet=arguments.quiet):
             daemon = Daemon(run_config(arguments), clock)
             try:
                 if daemon.start(is_over):
                     service_manager.ready(f"serving on {daemon.listen}")
-                    daemon.serve(is_over, console.status if console.is_terminal else None)
+                    daemon.serve(is_over)
             finally:
                 daemon.close()
                 service_manager.stopping()
@@ -345,13 +281,15 @@ def _run(arguments: argparse.Namespace) -> None:
 
 def run_config(arguments: argparse.Namespace) -> Config:
     """The configuration that the options of `powerd run` amount to. Raises `ConfigError`."""
-    if arguments.config is not None:
-        config = _load_feasible(arguments.config)
-    else:
-        given = {name: getattr(arguments, name) for name in ("rate_hz", "waveform", "seed")}
-        options = {name: value for name, value in given.items() if value is not None}
+    given = {name: getattr(arguments, name) for name in ("rate_hz", "waveform", "seed")}
+    options = {name: value for name, value in given.items() if value is not None}
+    if arguments.config is None:
         server = ServerConfig().listening_on(DEFAULT_LISTEN, "--listen")
-        config = Config(server, (source_config("sim", "sim", options, "--sim"),))
+        config = Config(server, (source_config({"kind": "sim", **options}, "--sim"),))
+    elif options:
+        raise ConfigError(f"powerd run: {', '.join(options)} goes with --sim; with --config it belongs into the file")
+    else:
+        config = _load_feasible(arguments.config)
     server = config.server
     if arguments.listen is not None:
         server = server.listening_on(arguments.listen, "--listen")
@@ -370,14 +308,13 @@ def run_config(arguments: argparse.Namespace) -> Config:
 
 def _load_feasible(path: Path) -> Config:
     """A configuration that asks no bus for more than it can do. Raises `ConfigError`."""
-    try:
-        return load_config(path)
-    finally:
-        # A plan tells better what no bus can do. Where no driver of a sensor bus was loaded, there is no bus.
-        if "powerd_daemon.sources.ina.source" in sys.modules:
-            from powerd_daemon.plan import refuse
+    config = load_config(path)
+    # Where no driver of a sensor bus was loaded, there is no bus.
+    if "powerd_daemon.sources.ina.source" in sys.modules:
+        from powerd_daemon.plan import refuse
 
-            refuse(path)
+        refuse(path)
+    return config
 
 
 def _sources(_: argparse.Namespace) -> None:
@@ -388,7 +325,7 @@ def _sources(_: argparse.Namespace) -> None:
             print(f"{kind}\n    not usable here: {error}\n")
             continue
         summary = (inspect.getdoc(cls) or inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0]
-        print(kind, _indented(" ".join(summary.split()), "    "), sep="\n")
+        print(kind, _indented(summary, "    "), sep="\n")
         for option in describe_options(cls.Options):
             default = f"default {option.default}" if option.default else "required"
             print(f"    {option.name} = {option.type} ({default})")
@@ -398,21 +335,14 @@ def _sources(_: argparse.Namespace) -> None:
 
 
 def _indented(text: str, indent: str) -> str:
-    return fill(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    return fill(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent)
 
 
 def _describe(arguments: argparse.Namespace) -> None:
     from powerd_daemon.peer import ask
 
     body = ask(arguments.url, "describe", keys=arguments.keys).body
-    try:
-        description = read_description(body)
-    except WireError as error:
-        raise WireError(
-            f"what the powerd at {arguments.url} says of itself cannot be read ({error}): use the same release there "
-            "and here"
-        ) from error
-    print(json.dumps(body, indent=2) if arguments.json else "\n".join(description_rows(description)))
+    print(json.dumps(body, indent=2) if arguments.json else "\n".join(description_rows(read_description(body))))
 
 
 def description_rows(description: Description) -> Iterator[str]:
@@ -467,23 +397,14 @@ def _completion(arguments: argparse.Namespace) -> None:
     except ImportError:
         raise ConfigError("the completion of shells is made by shtab: pip install 'shtab>=1.13'") from None
 
-    def mark_files(parser: Parser) -> None:
+    def mark_files(parser: argparse.ArgumentParser) -> None:
         for action in parser._actions:
             if action.metavar in ("FILE", "DIR"):
                 action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
-        for inner in _subparsers(parser).values():
-            mark_files(inner)
+            if isinstance(action, argparse._SubParsersAction):
+                for inner in action.choices.values():
+                    mark_files(inner)
 
     parser = make_parser()
     mark_files(parser)
     print(shtab.complete(parser, arguments.shell))
-
-
-_COMMANDS = {
-    "run": _run,
-    "sources": _sources,
-    "describe": _describe,
-    "stats": _stats,
-    "config-check": _config_check,
-    "completion": _completion,
-}

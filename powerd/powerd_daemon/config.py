@@ -27,7 +27,6 @@ IPC_PATH_BYTES = 107
 """A Unix socket's path has 108 bytes with its final NUL (unix(7))."""
 STREAMS_PER_SOURCE = 256
 """A stream's number has 16 bits; each source owns a block of 256 of them."""
-NO_FILE = "there is no such configuration file"
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:/\[\]\s]+):(?P<port>\d+|\*)")
 
 
@@ -39,31 +38,31 @@ def release() -> str:
         return "unknown"
 
 
-def read_text(path: Path, missing: str) -> str:
-    """The text of a file; ``missing`` is said where there is none. Raises `ConfigError`."""
+def read_document(path: Path) -> dict[str, Any]:
+    """The TOML document in a file. Raises `ConfigError`."""
     try:
-        # Some editors put a mark of their own before the first character.
-        return path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: {missing}") from None
+        return parse_document(path.read_text(encoding="utf-8-sig"), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
 
 
-def write_text(path: Path, text: str, mode: int = 0o644, *, like: Path | None = None) -> None:
-    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`.
+def parse_document(text: str, origin: str) -> dict[str, Any]:
+    """A TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
+    try:
+        return parse_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
 
-    Where root writes, the file belongs to the owner of ``like``.
-    """
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`."""
     new = path.with_name(f"{path.name}.new")
     try:
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            if like is not None and os.geteuid() == 0:
-                os.fchown(descriptor, like.stat().st_uid, like.stat().st_gid)
             file.write(text)
             file.flush()
             os.fsync(descriptor)
@@ -76,11 +75,8 @@ def check_endpoint(url: str, where: str) -> str:
     """``url`` with an ipc path made absolute. Raises `ConfigError` naming ``where`` it was given."""
     if url.startswith("ipc://"):
         path = str(Path(url.removeprefix("ipc://")).absolute())
-        if (size := len(path.encode())) > IPC_PATH_BYTES:
-            raise ConfigError(
-                f"{where}: the path of {url!r} has {size} bytes, a socket's path at most {IPC_PATH_BYTES}: "
-                "choose a shorter one"
-            )
+        if len(path.encode()) > IPC_PATH_BYTES:
+            raise ConfigError(f"{where}: the path of {url!r} is longer than {IPC_PATH_BYTES} bytes: choose another")
         return f"ipc://{path}"
     match = _TCP.fullmatch(url)
     if not match or (match["port"] != "*" and not 1 <= int(match["port"]) <= 65535):
@@ -130,14 +126,14 @@ class ServerConfig:
     """Let anyone who reaches the addresses read, without keys."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.ring_mib <= 1 << 20:
-            raise ValueError(f"option 'ring_mib': {self.ring_mib} MiB is not a size")
-        if not 1 <= self.block_ms <= 1000:
-            raise ValueError(f"option 'block_ms': {self.block_ms} is not between 1 and 1000")
-        if not 1 <= self.spool_mib <= 1 << 30:
-            raise ValueError(f"option 'spool_mib': {self.spool_mib} MiB is not a size of at least 1")
-        if not 0.05 <= self.spool_sync_s <= 3600:
-            raise ValueError(f"option 'spool_sync_s': {self.spool_sync_s} is not between 0.05 and 3600")
+        for option, least, value, most in (
+            ("ring_mib", 0.001, self.ring_mib, 1 << 20),
+            ("block_ms", 1, self.block_ms, 1000),
+            ("spool_mib", 1, self.spool_mib, 1 << 30),
+            ("spool_sync_s", 0.05, self.spool_sync_s, 3600),
+        ):
+            if not least <= value <= most:
+                raise ValueError(f"option {option!r}: {value} is not between {least} and {most}")
         if self.keys and self.insecure:
             raise ValueError("option 'insecure': it cannot go together with 'keys'")
         if not self.board:
@@ -194,7 +190,7 @@ class DeviceConfig:
     """One ``[[device]]``: overrides or adds to the devices that sources propose. None leaves what they say."""
 
     name: str
-    where: str
+    where: str = ""
     feeds: tuple[str, ...] | None = None
     description: str | None = None
     uuid: str | None = None
@@ -207,6 +203,8 @@ class DeviceConfig:
             raise ValueError(f"option 'uuid': {self.uuid!r} is no UUID of a GPU: nvidia-smi -L lists them")
         if self.pci is not None and not pci_key(self.pci):
             raise ValueError(f"option 'pci': {self.pci!r} is no PCI address such as 0000:3b:00.0")
+        if self.feeds is not None and len(set(self.feeds)) < len(self.feeds):
+            raise ValueError("option 'feeds': a line is named twice, and each counts once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,100 +216,64 @@ class Config:
     devices: tuple[DeviceConfig, ...] = ()
 
 
-def source_config(kind: str, name: str, options: Mapping[str, object], where: str) -> SourceConfig:
-    """A source with its options checked. Raises `ConfigError`."""
-    try:
-        cls = find_source(kind)
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    config = SourceConfig(kind, name, options, where)
-    make_source(config, cls, Start(name, 1, 0, SystemClock()))
-    return config
-
-
 def make_source(config: SourceConfig, cls: type[Source], start: Start) -> Source:
     """The source of a configuration, not yet opened. Raises `ConfigError`."""
     options = build_options(cls.Options, config.options, config.where)
     try:
         return cls(options, start)
-    except ConfigError as error:
+    except (ConfigError, OverflowError) as error:
         raise ConfigError(f"{config.where}: {error}") from error
-    except OverflowError as error:
-        raise ConfigError(f"{config.where}: a number is too large: {error}") from error
 
 
-def load_config(path: Path) -> Config:
-    """The configuration in a file. Raises `ConfigError`."""
-    return parse_config(read_text(path, NO_FILE), str(path))
-
-
-def parse_document(text: str, origin: str) -> dict[str, Any]:
-    """A TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
-    try:
-        return parse_toml(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
-
-
-def parse_config(text: str, origin: str) -> Config:
-    """The configuration in a TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
-    document = parse_document(text, origin)
-    tables = ("server", "source", "device")
-    for name in document:
-        if name not in tables:
-            raise ConfigError(f"{origin}: unknown table {name!r}{did_you_mean(name, tables)}")
-    server = document.get("server", {})
-    if not isinstance(server, dict):
-        raise ConfigError(f"{origin}: 'server' is a table: write [server]")
-    where = f"{origin}: [server]"
-    settings = build_options(ServerConfig, server, where)
-    settings = settings.listening_on(settings.listen, where, settings.data, settings.clock)
-    sources = [_source(t, i, origin) for i, t in enumerate(_tables(document, "source", origin), 1)]
-    if not sources:
-        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
-    devices = [_device(t, i, origin) for i, t in enumerate(_tables(document, "device", origin), 1)]
-    _refuse_twins("source", sources)
-    _refuse_twins("device", devices)
-    return Config(settings, tuple(sources), tuple(devices))
-
-
-def _tables(document: Mapping[str, object], name: str, origin: str) -> list[dict[str, object]]:
-    tables = document.get(name, [])
-    if not isinstance(tables, list) or not all(isinstance(t, dict) for t in tables):
-        raise ConfigError(f"{origin}: {name!r} is a list of tables: write [[{name}]]")
-    return tables
-
-
-def _source(table: dict[str, object], number: int, origin: str) -> SourceConfig:
-    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
-    options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
-    where = f"{origin}: [[source]] {number}"
+def source_config(table: Mapping[str, object], where: str) -> SourceConfig:
+    """A table ``[[source]]`` with its options checked. Raises `ConfigError`."""
     kind, name = table.get("kind"), table.get("name", table.get("kind"))
     if not isinstance(kind, str) or not isinstance(name, str) or not kind or not name:
         raise ConfigError(f"{where}: missing option 'kind' or 'name' (strings, see `powerd sources`)")
     where = f"{where} ({kind})"
-    return replace(source_config(kind, name, options, where), sampler=build_options(SamplerConfig, common, where))
+    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
+    options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
+    try:
+        cls = find_source(kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    config = SourceConfig(kind, name, options, where, build_options(SamplerConfig, common, where))
+    make_source(config, cls, Start(name, 1, 0, SystemClock()))
+    return config
 
 
-def _device(table: dict[str, object], number: int, origin: str) -> DeviceConfig:
-    where = f"{origin}: [[device]] {number}"
-    if isinstance(table.get("name"), str):
-        where += f" ({table['name']})"
-    if "where" in table:
-        raise ConfigError(f"{where}: unknown option 'where'")
-    device = build_options(DeviceConfig, {**table, "where": where}, where)
-    for line in device.feeds or ():
-        if device.feeds and device.feeds.count(line) > 1:
-            raise ConfigError(f"{where}: line {line!r} feeds it twice: each line counts once")
-    return device
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A configuration file as it is written."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    source: tuple[dict[str, object], ...] = ()
+    device: tuple[DeviceConfig, ...] = ()
 
 
-def _refuse_twins(what: str, configs: Sequence[SourceConfig | DeviceConfig]) -> None:
-    seen: dict[str, int] = {}
-    for number, config in enumerate(configs, 1):
-        if config.name in seen:
-            raise ConfigError(f"{config.where}: {what} {seen[config.name]} has the same name: give each its own 'name'")
-        seen[config.name] = number
+def load_config(path: Path) -> Config:
+    """The configuration in a file. Raises `ConfigError`."""
+    return _config(build_options(Document, read_document(path), str(path)), str(path))
+
+
+def parse_config(text: str, origin: str) -> Config:
+    """The configuration in a TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
+    return _config(build_options(Document, parse_document(text, origin), origin), origin)
+
+
+def _config(document: Document, origin: str) -> Config:
+    server = document.server
+    server = server.listening_on(server.listen, f"{origin}: [server]", server.data, server.clock)
+    sources = tuple(source_config(t, f"{origin}: [[source]] {i}") for i, t in enumerate(document.source, 1))
+    if not sources:
+        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
+    devices = tuple(replace(d, where=f"{origin}: [[device]] {i} ({d.name})") for i, d in enumerate(document.device, 1))
+    for configs in (sources, devices):
+        names = [config.name for config in configs]
+        for config in configs:
+            if names.count(config.name) > 1:
+                raise ConfigError(f"{config.where}: another one has the same name: give each its own 'name'")
+    return Config(server, sources, devices)
 
 
 def check_lines(described: Iterable[tuple[SourceConfig, Sequence[Stream]]]) -> tuple[str, ...]:
@@ -341,7 +303,6 @@ def merge_devices(
     one of the lines ``beside``, which are no power.
     """
     devices: dict[str, Device] = {}
-    feeder: dict[str, str] = {}
     notes = []
     settled = {d.name for d in configured if d.feeds is not None}
     for source, suggestions in proposed:
@@ -349,37 +310,27 @@ def merge_devices(
             _check_feeds(device.feeds, lines, beside, f"{source.where}: device {device.name!r}")
             if device.name not in devices or not devices[device.name].feeds:
                 devices[device.name] = device
-                feeder[device.name] = source.name
             elif device.feeds and device.name not in settled:
                 notes.append(
-                    f"device {device.name} is fed by the lines of source {feeder[device.name]!r}; those of "
+                    f"device {device.name} is fed by {' + '.join(devices[device.name].feeds)}; the lines of source "
                     f"{source.name!r} are compared with them (a [[device]] table can say otherwise)"
                 )
+    gpus: dict[str, str] = {}
     for config in configured:
         before = devices.get(config.name, Device(config.name, ()))
         feeds = before.feeds if config.feeds is None else config.feeds
         if not feeds:
             raise ConfigError(f"{config.where}: no source proposes this device: say which lines are its 'feeds'")
         _check_feeds(feeds, lines, beside, config.where)
+        description = before.description if config.description is None else config.description
         devices[config.name] = Device(
-            config.name,
-            feeds,
-            before.description if config.description is None else config.description,
-            before.uuid if config.uuid is None else config.uuid,
-            before.pci if config.pci is None else config.pci,
+            config.name, feeds, description, config.uuid or before.uuid, config.pci or before.pci
         )
-    _refuse_one_gpu_twice(configured)
+        # Two devices with one GPU's name would each be given what its processes use.
+        for key in filter(None, (uuid_key(config.uuid), pci_key(config.pci))):
+            if gpus.setdefault(key, config.name) != config.name:
+                raise ConfigError(f"{config.where}: its GPU is also that of {gpus[key]!r}: a GPU is one device")
     return tuple(devices.values()), tuple(notes)
-
-
-def _refuse_one_gpu_twice(configured: Sequence[DeviceConfig]) -> None:
-    """Two devices of the file with one GPU's name would each be given what its processes use."""
-    seen: dict[tuple[str, str], DeviceConfig] = {}
-    for config in configured:
-        for option, key in (("uuid", uuid_key(config.uuid)), ("pci", pci_key(config.pci))):
-            before = seen.setdefault((option, key), config) if key else config
-            if before is not config:
-                raise ConfigError(f"{config.where}: {option!r} is also that of {before.name!r}: a GPU is one device")
 
 
 def _check_feeds(feeds: Sequence[str], lines: Sequence[str], beside: Collection[str], where: str) -> None:

@@ -21,9 +21,7 @@ MAX_LINE = 1000
 
 class Console(logging.Handler):
     """Lines to ``stream``, between entering and leaving it. INFO is silenced by ``quiet``; warnings never are, but at
-    most ten are shown in ten seconds, and how many were left out is said later.
-
-    Without a stream (a process whose stderr was closed before it began has none) nothing is said.
+    most ten are shown in ten seconds, and how many were left out is said later. Without a stream nothing is said.
     """
 
     def __init__(self, stream: TextIO | None, clock: Clock, *, quiet: bool = False) -> None:
@@ -31,38 +29,20 @@ class Console(logging.Handler):
         self._stream = stream
         self._clock = clock
         self._begin_ns = clock.now_ns()
-        self._shown = self._left_out = 0
-        self._has_status = False
-
-    @property
-    def is_terminal(self) -> bool:
-        return self._stream is not None and self.level == logging.INFO and self._stream.isatty()
+        self._warnings = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
-        if record.levelno < logging.WARNING:
-            self._write(line)
-            return
-        now_ns = self._clock.now_ns()
-        if now_ns - self._begin_ns >= BURST_NS:
-            if self._left_out:
-                self._write(f"powerd: {self._left_out} more complaints were left out")
-            self._begin_ns, self._shown, self._left_out = now_ns, 0, 0
-        if self._shown < BURST:
-            self._shown += 1
-            self._write(printable(f"powerd: {line}", limit=MAX_LINE))
-        else:
-            self._left_out += 1
-
-    def status(self, line: str) -> None:
-        """The line at the bottom of a terminal, replaced by the next one."""
-        self._put(f"\r\x1b[K{line}")
-        self._has_status = True
-
-    def _write(self, line: str) -> None:
-        if self._has_status:
-            self._put("\r\x1b[K")
-            self._has_status = False
+        if record.levelno >= logging.WARNING:
+            now_ns = self._clock.now_ns()
+            if now_ns - self._begin_ns >= BURST_NS:
+                if self._warnings > BURST:
+                    self._put(f"powerd: {self._warnings - BURST} more complaints were left out\n")
+                self._begin_ns, self._warnings = now_ns, 0
+            self._warnings += 1
+            if self._warnings > BURST:
+                return
+            line = printable(f"powerd: {line}", limit=MAX_LINE)
         # Names and errors in it may come from anybody.
         self._put(printable(line) + "\n")
 

@@ -17,12 +17,10 @@ from pathlib import Path
 
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
-from powerd_daemon.sources.ina.bus import Read, RegisterBus
+from powerd_daemon.sources.ina.bus import LinuxBus, Read, RegisterBus
 from powerd_daemon.sources.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
 
 FIRST, LAST = 0x40, 0x4F
-_INA219_UNUSED = 0x0004
-"""Bit 2 of BUS has no meaning and reads 0."""
 _ADC_CODES = {a.code for a in INA219.adc.values()} | {a.code | 4 for a in INA219.adc.values() if a.code < 4} | {0x8}
 
 
@@ -56,99 +54,86 @@ def scan_bus(bus: RegisterBus, number: int, held: Iterable[tuple[int, str]] = ()
         if address in owners:
             answers.append(Answer(number, address, "", f"held by the kernel's driver {owners[address]}"))
         elif (config := _read(bus, address, 0)) is not None:
-            answers.append(_identify(bus, number, address, config))
+            kind, how = _identify(bus, address, config)
+            channels = () if kind is None else _channels(bus, kind, address)
+            answers.append(Answer(number, address, "" if kind is None else kind.name, how, config, channels))
     return answers
 
 
 def held_by_kernel(number: int, root: Path = Path("/")) -> list[tuple[int, str]]:
     """Addresses of a bus that kernel drivers are bound to."""
-    held = []
-    for device in sorted((root / "sys/bus/i2c/devices").glob(f"{number}-00*")):
-        driver = device / "driver"
-        if driver.exists():
-            held.append((int(device.name.rpartition("-")[2], 16), driver.resolve().name))
-    return held
+    drivers = sorted((root / "sys/bus/i2c/devices").glob(f"{number}-00*/driver"))
+    return [(int(driver.parent.name.rpartition("-")[2], 16), driver.resolve().name) for driver in drivers]
 
 
 def buses(root: Path = Path("/")) -> list[int]:
     """Numbers of this machine's /dev/i2c-*."""
-    names = (p.name.removeprefix("i2c-") for p in (root / "dev").glob("i2c-*"))
-    return sorted(int(n) for n in names if n.isdigit())
+    return sorted(int(p.name.removeprefix("i2c-")) for p in (root / "dev").glob("i2c-[0-9]*"))
 
 
 def to_toml(answers: Iterable[Answer]) -> str:
     """``[[source]]`` tables, one a bus, for all chips that were recognised."""
-    by_bus: dict[int, list[Answer]] = {}
-    for answer in answers:
-        if answer.chip:
-            by_bus.setdefault(answer.bus, []).append(answer)
-    tables = []
-    for number, known in by_bus.items():
-        rows = ["[[source]]", 'kind = "ina"', f'name = "i2c-{number}"', f"bus = {number}"]
-        rows.append('device = "gpu0"             # whose power these lines add up to')
-        for answer in known:
-            for channel in answer.channels:
-                several = len(answer.channels) > 1
-                rows += [
-                    "",
-                    "[[source.sensors]]",
-                    f'name = "at_{answer.address:02x}{f"_{channel.number}" if several else ""}"'
-                    "            # what it measures, such as pcie_12v",
-                    f'chip = "{answer.chip}"',
-                    f"address = {answer.address:#04x}",
-                ]
-                rows += [f"channel = {channel.number}"] if several else []
-                rows += [
-                    "shunt_ohm = 0.05            # as printed on the resistor",
-                    f"nominal_v = {_nominal_v(channel.bus_v):g}              # {channel.bus_v:.3f} V were read",
-                ]
-        tables.append("\n".join(rows) + "\n")
-    return "\n".join(tables)
+    rows: list[str] = []
+    last_bus: int | None = None
+    for answer in (a for a in answers if a.chip):
+        if answer.bus != last_bus:
+            last_bus = answer.bus
+            rows += ["[[source]]", 'kind = "ina"', f'name = "i2c-{last_bus}"', f"bus = {last_bus}"]
+            rows += ['device = "gpu0"             # whose power these lines add up to', ""]
+        for channel in answer.channels:
+            # The supply voltage that a reading probably is; 12 where it is none of the usual ones.
+            nominal_v = next((v for v in (3.3, 5.0, 12.0) if abs(channel.bus_v / v - 1) <= 0.12), 12.0)
+            rows += [
+                "[[source.sensors]]",
+                f'name = "at_{answer.address:02x}_{channel.number}"            # what it measures, such as pcie_12v',
+                f'chip = "{answer.chip}"',
+                f"address = {answer.address:#04x}",
+                f"channel = {channel.number}",
+                "shunt_ohm = 0.05            # as printed on the resistor",
+                f"nominal_v = {nominal_v:g}              # {channel.bus_v:.3f} V were read",
+                "",
+            ]
+    return "\n".join(rows)
 
 
 def to_table(answers: Sequence[Answer], buses: Sequence[int]) -> str:
     """What was found on these buses, for people."""
-    rows = []
+    rows = ["bus  address  chip     CONFIG  voltages (bus, across shunt)      recognised by"] if answers else []
     for a in answers:
         volts = ", ".join(f"{c.bus_v:.3f} V {c.shunt_v * 1000:.2f} mV" for c in a.channels)
         config = "" if a.config is None else f"{a.config:#06x}"
         rows.append(f"{a.bus:>3}  {a.address:#04x}     {a.chip or '?':<8} {config:<7} {volts:<33} {a.how}")
-    if rows:
-        rows.insert(0, "bus  address  chip     CONFIG  voltages (bus, across shunt)      recognised by")
     if silent := [str(n) for n in buses if n not in {a.bus for a in answers}]:
         rows.append(f"nothing answers at 0x40 to 0x4f of i2c-{', i2c-'.join(silent)}")
     return "\n".join(rows)
 
 
-def _identify(bus: RegisterBus, number: int, address: int, config: int) -> Answer:
+def _identify(bus: RegisterBus, address: int, config: int) -> tuple[ChipType | None, str]:
+    """The type of what answered at an address, and how it was recognised, or why it was not."""
     for kind in CHIPS.values():
-        if kind.identity and all(
-            (_read(bus, address, r) or 0) & mask == value & mask for r, value, mask in kind.identity
-        ):
-            return Answer(number, address, kind.name, "identification registers", config, _channels(bus, kind, address))
+        if kind.identity and all((_read(bus, address, r) or 0) & m == value & m for r, value, m in kind.identity):
+            return kind, "identification registers"
     if _read(bus, address, 0xFE) == MANUFACTURER or _read(bus, address, 0x3E) == MANUFACTURER:
-        return Answer(number, address, "", "a chip of Texas Instruments that powerd does not know", config)
+        return None, "a chip of Texas Instruments that powerd does not know"
     voltage, calibration = _read(bus, address, 2), _read(bus, address, 5)
-    if voltage is None or calibration is None:
-        return Answer(number, address, "", "answers, but not like an INA219", config)
-    if config == INA219.resets[0]:
-        return Answer(number, address, INA219.name, "reset value of CONFIG", config, _channels(bus, INA219, address))
-    # No constant tells an INA219 that was set up; its unused bits and codes do, unless something imitates them all.
-    like = not config & 0xC000 and not voltage & _INA219_UNUSED and not calibration & 1
-    if like and config & 7 and (config >> 3 & 15) in _ADC_CODES and (config >> 7 & 15) in _ADC_CODES:
-        return Answer(number, address, INA219.name, "probably: registers fit", config, _channels(bus, INA219, address))
-    return Answer(number, address, "", "answers, but not like any chip of the INA family", config)
+    if voltage is not None and calibration is not None:
+        if config == INA219.resets[0]:
+            return INA219, "reset value of CONFIG"
+        # No constant tells an INA219 that was set up; its unused bits and codes do, unless something imitates them all.
+        like = not config & 0xC000 and not voltage & 4 and not calibration & 1
+        if like and config & 7 and (config >> 3 & 15) in _ADC_CODES and (config >> 7 & 15) in _ADC_CODES:
+            return INA219, "probably: registers fit"
+    return None, "answers, but not like any chip of the INA family"
 
 
 def _channels(bus: RegisterBus, kind: ChipType, address: int) -> tuple[Channel, ...]:
     ranged, channels = next(iter(kind.shunt_ranges.values())), []
     for i, (shunt, voltage) in enumerate(kind.channels, 1):
         shunt_code, bus_code = (_read(bus, address, r, kind.code_bytes) for r in (shunt, voltage))
-        if shunt_code is None or bus_code is None:
-            continue
-        sign = 1 << (8 * kind.code_bytes - 1)
-        shunt_v = ((shunt_code ^ sign) - sign) * ranged.lsb_v
-        channels.append(Channel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
+        if shunt_code is not None and bus_code is not None:
+            sign = 1 << (8 * kind.code_bytes - 1)
+            shunt_v = ((shunt_code ^ sign) - sign) * ranged.lsb_v
+            channels.append(Channel(i, shunt_v, (bus_code >> kind.bus_shift) * kind.bus_lsb_v))
     return tuple(channels)
 
 
@@ -160,16 +145,9 @@ def _read(bus: RegisterBus, address: int, register: int, size: int = 2) -> int |
         return None
 
 
-def _nominal_v(bus_v: float) -> float:
-    """The supply voltage that a reading probably is; 12 where it is none of the usual ones."""
-    return next((v for v in (3.3, 5.0, 12.0) if abs(bus_v / v - 1) <= 0.12), 12.0)
-
-
 @contextmanager
 def open_bus(number: int) -> Iterator[RegisterBus]:
     """The bus behind /dev/i2c-N. Raises `SensorError`."""
-    from powerd_daemon.sources.ina.bus import LinuxBus
-
     bus = LinuxBus(number)
     try:
         yield bus

@@ -14,20 +14,16 @@ from powerd_daemon.spool import Spool
 from powerd_daemon.supervisor import Sampler, Supervisor
 
 
-def ring_seconds(stream: Stream, ring_bytes: int, block_ns: int) -> float:
-    """For how long a ring holds a stream at its nominal rate."""
-    return ring_bytes / _bytes_per_s(stream, block_ns, FRAME_OVERHEAD_BYTES)
+def ring_seconds(stream: Stream, ring_bytes: int, block_ns: int, overhead: int = FRAME_OVERHEAD_BYTES) -> float:
+    """For how long a ring holds a stream at its nominal rate. A frame takes ``overhead`` bytes beside its own."""
+    frame_ns = max(block_ns, stream.period_ns)
+    frame_bytes = HEADER_BYTES + overhead + stream.scan_bytes * frame_ns / stream.period_ns
+    return ring_bytes / frame_bytes * frame_ns / 1e9
 
 
 def spool_seconds(streams: Sequence[Stream], spool_bytes: int, block_ns: int) -> float:
     """For how long a spool holds all streams at their nominal rates."""
-    return spool_bytes / sum(_bytes_per_s(stream, block_ns, 0) for stream in streams)
-
-
-def _bytes_per_s(stream: Stream, block_ns: int, overhead: int) -> float:
-    """Of a stream's frames at its nominal rate, each with ``overhead`` bytes beside its own."""
-    frame_ns = max(block_ns, stream.period_ns)
-    return (HEADER_BYTES + overhead + stream.scan_bytes * frame_ns / stream.period_ns) / frame_ns * 1e9
+    return 1 / sum(1 / ring_seconds(stream, spool_bytes, block_ns, 0) for stream in streams)
 
 
 def ready_lines(description: Description, listen: str, data: str, server: ServerConfig) -> list[str]:
@@ -44,9 +40,7 @@ def ready_lines(description: Description, listen: str, data: str, server: Server
     rows += [f"  device {device.name} = {' + '.join(device.feeds)}" for device in description.devices]
     if server.spool is not None:
         held = duration(spool_seconds(description.streams, server.spool_bytes, server.block_ns))
-        rows.append(
-            f"  spool {server.spool}: {server.spool_mib:.6g} MiB last {held}, safe after {server.spool_sync_s:g} s"
-        )
+        rows.append(f"  spool {server.spool}: {server.spool_mib:.6g} MiB last {held}")
     return rows
 
 
@@ -80,42 +74,31 @@ class Status:
         }
 
     def line(self, uptime_s: float) -> str:
-        """What a terminal shows while powerd runs."""
-        scans = sum(intake.scans for intake in self._store.intakes.values())
-        clients = plural(len(self._server.delivery.subscribers), "client")
-        return f"powerd: {duration(uptime_s)}, {scans} scans, {self._troubles()}, {clients}"
+        """How it went so far, in one line."""
+        intakes, samplers = self._store.intakes.values(), self._supervisor.samplers
+        counts = (s.statistics.get("missed_deadlines") for s in samplers)
+        missed = sum(count for count in counts if isinstance(count, int))
+        restarts, clients = sum(s.restarts for s in samplers), len(self._server.delivery.subscribers)
+        return (
+            f"powerd ran for {duration(uptime_s)}: {sum(i.scans for i in intakes)} scans, "
+            f"{plural(sum(i.gaps for i in intakes), 'gap')}, {plural(missed, 'missed deadline')}, "
+            f"{plural(restarts, 'sampler restart')}, {plural(clients, 'client')}"
+        )
 
     def summary(self, uptime_s: float) -> list[str]:
         """What powerd says when it ends."""
-        delivery, streams = self._server.delivery, [(i, i.stream) for i in self._store.intakes.values()]
-        return [
-            f"powerd ran for {duration(uptime_s)}: {self._troubles()}",
-            *(
-                f"  stream {t.number} {t.source}: {plural(i.scans, 'scan')} in {plural(i.frames, 'frame')}"
-                for i, t in streams
-            ),
-            f"  sent {plural(delivery.sent_frames, 'frame')} to {plural(delivery.served_clients, 'client')}",
+        return [self.line(uptime_s)] + [
+            f"  stream {i.stream.number} {i.stream.source}: {plural(i.scans, 'scan')} in {plural(i.frames, 'frame')}"
+            for i in self._store.intakes.values()
         ]
-
-    def _troubles(self) -> str:
-        counts = (s.statistics.get("missed_deadlines") for s in self._supervisor.samplers)
-        missed = sum(count for count in counts if isinstance(count, int))
-        gaps = sum(intake.gaps for intake in self._store.intakes.values())
-        restarts = sum(s.restarts for s in self._supervisor.samplers)
-        return f"{plural(gaps, 'gap')}, {plural(missed, 'missed deadline')}, {plural(restarts, 'sampler restart')}"
 
 
 def _stream(intake: Intake, sampler: Sampler) -> dict[str, object]:
-    ring = intake.ring
+    ring, counters = intake.ring, ("frames", "scans", "gaps", "lost_scans", "duplicates", "holes")
     return {
         "number": intake.stream.number,
         "source": intake.stream.source,
-        "frames": intake.frames,
-        "scans": intake.scans,
-        "gaps": intake.gaps,
-        "lost_scans": intake.lost_scans,
-        "duplicates": intake.duplicates,
-        "holes": intake.holes,
+        **{name: getattr(intake, name) for name in counters},
         "ring_bytes": ring.size_bytes,
         "ring_frames": len(ring),
         "held_s": ring.held_ns / 1e9,
@@ -133,12 +116,7 @@ def _stream(intake: Intake, sampler: Sampler) -> dict[str, object]:
 
 def _client(subscriber: Subscriber, now_ns: int) -> dict[str, object]:
     return {
-        "number": subscriber.number,
-        "address": subscriber.address,
-        "frames": subscriber.frames,
-        "bytes": subscriber.bytes,
-        "replayed": subscriber.replayed,
-        "evicted": subscriber.evicted,
+        **{name: getattr(subscriber, name) for name in ("number", "address", "frames", "bytes", "replayed", "evicted")},
         "blocked": subscriber.retry_ns is not None,
         "idle_s": (now_ns - subscriber.active_ns) / 1e9,
         "streams": [
@@ -156,6 +134,4 @@ def duration(seconds: float) -> str:
     """A duration for a person: ``12.3 s``, ``4 min``, ``5.2 h``."""
     if seconds < 100:
         return f"{seconds:.3g} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.3g} h"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"

@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from powerd_core.calibration import Point, SensorCalibration
-from powerd_daemon.cli import parse
+from powerd_daemon.cli import make_parser
 from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, plan_file, plan_text
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.source import RailsOptions
 
 ROOT = Path(__file__).parents[2]
 DOC = (ROOT / "docs/board.md").read_text()
@@ -28,7 +27,7 @@ def marked(name: str) -> str:
 @pytest.fixture
 def card() -> tuple[BusPlan, dict[str, float]]:
     """The worked example, with the loads of its own command line."""
-    command = parse(shlex.split(marked("plan").splitlines()[0])[1:])
+    command = make_parser().parse_args(shlex.split(marked("plan").splitlines()[0])[1:])
     (plan,) = plan_file(ROOT / command.file)
     return plan, dict(command.load)
 
@@ -66,7 +65,7 @@ def test_the_table_of_shunts() -> None:
     for milliohm, shown in rows:
         ohm = int(milliohm) / 1000
         sensor = Sensor("a", 0x40, shunt_ohm=ohm)
-        (b,) = plan_bus(Bus("s", "f", 1, 4e5, 500.0, "d", make_bank([sensor]))).budgets
+        (b,) = plan_bus(Bus("s", "f", 1, RailsOptions(), make_bank([sensor]))).budgets
         assert [cell.strip() for cell in shown.split("|")] == [
             f"{b.clip_a:.1f} A",
             f"{5.5 * ohm * 1000:.0f} mV",
@@ -75,23 +74,3 @@ def test_the_table_of_shunts() -> None:
             f"{b.step_a * 12 * 1000:.1f} mW",
         ]
     assert f"a 50 mOhm shunt turns {Settings().clip_a(0.05) ** 2 * 0.05:.2f} W into heat" in DOC
-
-
-ZERO = Point("2025-03-14T09:26:53Z", 24.0, 0.0, "A", 0.0, 5000, -0.002, 0.0001, 12.0)
-LOAD = Point("2025-03-14T09:56:53Z", 24.0, 60.0, "W", 0.001, 5000, 4.973, 0.0002, 12.0)
-
-
-def record(load: Point) -> SensorCalibration:
-    rounding = 0.016 / 2 / 12
-    u_bus = (0.01**2 + rounding**2) ** 0.5 / 3**0.5
-    return SensorCalibration("gpu0.a", "INA219", 0.05, 0.0002, u_bus, rounding / 3**0.5, zero=ZERO, load=load)
-
-
-def test_what_a_calibration_leaves() -> None:
-    power, current = record(LOAD), record(replace(LOAD, reference=5.0, quantity="A"))
-    assert power.u_gain is not None
-    assert current.u_gain is not None
-    assert power.u_offset_a is not None
-    zero_mw = power.u_offset_a * 12 * 1000
-    assert f"standard uncertainty of {power.u_gain:.3%} in gain and {zero_mw:.1f} mW in zero" in PROSE
-    assert f"a current of 5 A known to 0.1% instead, {current.u_gain:.3%}" in PROSE

@@ -16,7 +16,6 @@ from powerd_core.errors import ConfigError, SensorError
 from powerd_daemon.calibrate import Readings, calibrate_lines, judge, read_lines
 from powerd_daemon.calibration_file import calibrated, calibrated_by, load_calibration, save_calibration
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
@@ -50,44 +49,28 @@ def test_uncertainties_say_what_they_contain() -> None:
     assert replace(RECORD, zero=None).u_offset_a is None
 
 
-def test_the_line_says_when_it_was_calibrated() -> None:
-    option = RECORD.option
-    assert option.date == "2025-03-14 (zero), 2025-03-15 (gain)"
-    assert (option.temperature_c, option.reference) == (24.5, "5 A +-0.10% (standard)")
-    assert replace(RECORD, load=None).option.date == "2025-03-14"
-    sensor = Sensor("a", 0x41, calibration=option)
-    assert "2025-03-14" in accuracy(sensor, Settings(), period_ns=2_000_000).origin
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"zero": replace(ZERO, reference=1.0)}, "'zero': its reference is not 0"),
-        ({"load": replace(LOAD, reference=0.0)}, "above 0"),
-        ({"load": replace(LOAD, mean_a=-0.01)}, "above 0"),
-        ({"shunt_ohm": 0.0}, "must be positive"),
-    ],
+    "change",
+    [{"zero": replace(ZERO, reference=1.0)}, {"load": replace(LOAD, mean_a=-0.01)}, {"shunt_ohm": 0.0}],
 )
-def test_points_that_contradict(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_points_that_contradict(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="0|positive"):
         replace(RECORD, **change)  # type: ignore[arg-type]
 
 
 def test_sensors_are_found_by_place_or_serial() -> None:
     serial = replace(RECORD, serial="E660", board="", bus=0)
-    file = CalibrationFile((RECORD,)).with_sensor(serial).with_sensor(replace(serial, bus=1))
-    assert len(file.sensor) == 3
-    assert file.find(board="bone", bus=2, address=0x41) is RECORD
-    assert file.find(board="other", bus=2, address=0x41) is None
-    assert file.find(board="bone", serial="E660", bus=0, address=0x41) is serial
-    assert file.find(serial="E660", bus=1, address=0x41) == replace(serial, bus=1)
-    assert file.find(serial="E660", bus=2, address=0x41) is None
-    assert file.find(serial="E661", bus=0, address=0x41) is None
-    assert file.find(board="bone", bus=0, address=0x41) is None
+    file = CalibrationFile((RECORD,)).with_sensor(serial)
+    for place, found in (
+        ({"board": "bone", "bus": 2}, RECORD),
+        ({"board": "other", "bus": 2}, None),
+        ({"board": "bone", "bus": 0}, None),
+        ({"board": "bone", "serial": "E660", "bus": 0}, serial),
+        ({"serial": "E660", "bus": 2}, None),
+        ({"serial": "E661", "bus": 0}, None),
+    ):
+        assert file.find(address=0x41, **place) is found  # type: ignore[arg-type]
     assert file.find(board="bone", bus=2, address=0x42) is None
-    anywhere = CalibrationFile((replace(RECORD, board=""),))
-    assert anywhere.find(board="other", bus=2, address=0x41) is not None
-    assert anywhere.find(serial="E660", bus=2, address=0x41) is None
     newer = replace(RECORD, load=None)
     assert file.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
 
@@ -103,7 +86,7 @@ def test_calibrated_sensors() -> None:
     assert calibrated((mine,), file, bus="/dev/i2c-2", board="bone")[0] == (first,)
     assert calibrated_by("", [mine], bus=2) == ((mine,), {})
     assert calibrated((by_hand,), file, bus=2, board="bone") == ((by_hand,), {})
-    with pytest.raises(ConfigError, match="a: its calibration was taken with an INA219 and shunt_ohm = 0.05"):
+    with pytest.raises(ConfigError, match="shunt_ohm = 0.05"):
         calibrated((replace(mine, shunt_ohm=0.01),), file, bus=2, board="bone")
 
 
@@ -123,23 +106,23 @@ def test_the_file_round_trips(
     assert load_calibration(path) == file
 
 
-def test_readings_that_will_not_do() -> None:
-    steady = [1.0, 1.0002] * 200
-    judge("a", Readings(steady, [12.0] * 400), 0.0002)
-    with pytest.raises(SensorError, match="1 of 401 readings stand at full scale"):
-        judge("a", Readings(steady, [12.0] * 400, saturated=1), 0.0002)
-    with pytest.raises(SensorError, match="wander by"):
-        judge("a", Readings([1.0 + i * 1e-4 for i in range(400)], [12.0] * 400), 0.0002)
-    with pytest.raises(SensorError, match="too few"):
-        judge("a", Readings(steady[:100], [12.0] * 100), 0.0002)
-    with pytest.raises(SensorError, match="failed: run `powerd check`"):
-        judge("a", Readings(steady, [12.0] * 400, bad=100), 0.0002)
+@pytest.mark.parametrize(
+    ("current_a", "counts", "name"),
+    [
+        ([1.0, 1.0002] * 200, {"saturated": 1}, "saturated"),
+        ([1.0 + i * 1e-4 for i in range(400)], {}, "wander"),
+        ([1.0, 1.0002] * 50, {}, "--seconds"),
+        ([1.0, 1.0002] * 200, {"bad": 100}, "powerd check"),
+    ],
+)
+def test_readings_that_will_not_do(current_a: list[float], counts: dict[str, int], name: str) -> None:
+    judge("a", Readings([1.0, 1.0002] * 200, [12.0] * 400), 0.0002)
+    with pytest.raises(SensorError, match=name):
+        judge("a", Readings(current_a, [12.0] * len(current_a), **counts), 0.0002)
 
 
-def configuration(path: Path, power_w: float, more: str = "") -> Path:
-    path.write_text(
-        f'[[source]]\nkind = "sim"\nwaveform = "constant"\nidle_w = 0\npeak_w = {power_w}\nseed = 5\n{more}'
-    )
+def configuration(path: Path, power_w: float) -> Path:
+    path.write_text(f'[[source]]\nkind = "sim"\nwaveform = "constant"\nidle_w = 0\npeak_w = {power_w}\nseed = 5\n')
     return path
 
 
@@ -184,20 +167,20 @@ def test_the_calibrated_line_is_right_within_what_it_states(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(
-    ("power_w", "more", "options", "message"),
+    ("power_w", "options", "name"),
     [
-        (100, "", {"zero": True}, "without load is more than any zero error"),
-        (0, "", {"reference_w": 50.0, "line": [LINE]}, "that the load is on this line"),
-        (250, "", {"reference_w": 25.0, "line": [LINE]}, "check the reference, shunt_ohm"),
-        (1000, "", {"reference_w": 200.0, "line": [LINE]}, "readings stand at full scale"),
-        (250, "", {"reference_w": 50.0, "line": ["gpu0.pcie"]}, "has a line 'gpu0.pcie'"),
+        (100, {"zero": True}, "disconnect the load"),
+        (0, {"reference_w": 50.0, "line": [LINE]}, "on this line"),
+        (250, {"reference_w": 25.0, "line": [LINE]}, "shunt_ohm"),
+        (1000, {"reference_w": 200.0, "line": [LINE]}, "saturated"),
+        (250, {"reference_w": 50.0, "line": ["gpu0.pcie"]}, "gpu0.pcie"),
+        (250, {"reference_w": 50.0}, "--line"),
+        (250, {"reference_w": 50.0, "line": [LINE], "reference_u": None}, "--reference-u"),
     ],
 )
-def test_what_is_refused_leaves_no_file(
-    tmp_path: Path, power_w: float, more: str, options: dict[str, object], message: str
-) -> None:
+def test_what_is_refused_leaves_no_file(tmp_path: Path, power_w: float, options: dict[str, object], name: str) -> None:
     out = tmp_path / "cal.toml"
-    file = configuration(tmp_path / "c.toml", power_w, more)
-    with pytest.raises((SensorError, ConfigError), match=message):
+    file = configuration(tmp_path / "c.toml", power_w)
+    with pytest.raises((SensorError, ConfigError), match=name):
         calibrate_lines(arguments(file, out, **options), VirtualClock())  # type: ignore[arg-type]
     assert not out.exists()

@@ -59,37 +59,30 @@ def test_the_example_is_good() -> None:
         ("", "[[source]]"),
         ("\n\nlisten 5", "TOML"),
         ("[sever]\n" + GOOD, "'server'"),
-        ("[[server]]\n" + GOOD, "[server]"),
-        ('[source]\nkind = "sim"', "[[source]]"),
-        ("[server]\nlistn = 1\n" + GOOD, "f: [server]: unknown option 'listn': did you mean 'listen'?"),
-        ("[server]\nlisten = 7360\n" + GOOD, "7360"),
-        ('[server]\nlisten = "localhost:7360"\n' + GOOD, "localhost:7360"),
-        ('[server]\nlisten = "tcp://127.0.0.1:70000"\n' + GOOD, "70000"),
+        ("[[server]]\n" + GOOD, "'server'"),
+        ('[source]\nkind = "sim"', "'source'"),
+        ("[server]\nlistn = 1\n" + GOOD, "'server': unknown option 'listn'"),
         ('[server]\nlisten = "tcp://127.0.0.1:65535"\n' + GOOD, "65536"),
         ('[server]\nlisten = "ipc:///tmp/' + "x" * 200 + '"\n' + GOOD, "107"),
         ("[server]\nring_mib = 0\n" + GOOD, "'ring_mib'"),
         ("[server]\nblock_ms = 0.1\n" + GOOD, "'block_ms'"),
-        ('[server]\nboard = ""\n' + GOOD, "'board'"),
+        ("[server]\nspool_mib = 0.5\n" + GOOD, "'spool_mib'"),
+        ("[server]\nspool_sync_s = 0\n" + GOOD, "'spool_sync_s'"),
         ('[server]\nspool = ""\n' + GOOD, "'spool'"),
         ('[[source]]\nname = "x"', "[[source]] 1: missing option 'kind'"),
-        ("[[source]]\nkind = 3", "'kind'"),
-        ('[[source]]\nkind = "..a:B"', "'..a:B'"),
-        ('[[source]]\nkind = "simm"', "[[source]] 1 (simm): unknown kind of source 'simm': did you mean 'sim'?"),
+        ('[[source]]\nkind = "simm"', "[[source]] 1 (simm): unknown kind of source 'simm'"),
         ('[[source]]\nkind = "no.such:Thing"', "ModuleNotFoundError"),
-        ('[[source]]\nkind = "steady_source:Nothing"', "AttributeError"),
         ('[[source]]\nkind = "pathlib:Path"', "'pathlib:Path'"),
         (GOOD + "rate = 5", "'rate_hz'"),
-        (GOOD + "rate_hz = true", "'rate_hz'"),
         (GOOD + "lines = [1]", "'lines'[0]"),
         (GOOD + "unfit = true", "[[source]] 1 (steady_source:SteadySource)"),
-        (GOOD + "name = 5", "'name'"),
-        (GOOD + GOOD, "[[source]] 2"),
-        (GOOD + "[[device]]\n", "[[device]] 1: missing option 'name'"),
-        (GOOD + '[[device]]\nname = "d"\nwhere = "x"', "'where'"),
-        (GOOD + '[[device]]\nname = "d"\nfeed = []', "[[device]] 1 (d): unknown option 'feed'"),
-        (GOOD + '[[device]]\nname = "d"\nfeeds = ["a", "a"]', "'a'"),
+        (GOOD + GOOD, "same name"),
+        (GOOD + "[[device]]\n", "missing option 'name'"),
+        (GOOD + '[[device]]\nname = "d"\nfeed = []', "unknown option 'feed'"),
+        (GOOD + '[[device]]\nname = "d"\nfeeds = ["a", "a"]', "'feeds'"),
         (GOOD + "[[device]]\nname = ''\nfeeds = ['a']", "'name'"),
-        (GOOD + '[[device]]\nname = "d"\n[[device]]\nname = "d"', "[[device]] 2 (d)"),
+        (GOOD + DEVICE + "uuid = 'GPU-3'", "'uuid'"),
+        (GOOD + DEVICE + "pci = '3b'", "'pci'"),
     ],
 )
 def test_bad_configurations(text: str, name: str) -> None:
@@ -109,12 +102,9 @@ def test_endpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert neighbour_endpoint("ipc:///a", 1, "data", "w") == "ipc:///a.data"
     assert public_endpoint("tcp://[::1]:6") == "tcp://*:6"
     assert public_endpoint("ipc:///a") == "ipc:///a"
-
-
-@pytest.mark.parametrize("url", ["", "udp://a:1", "tcp://a", "tcp://a:x", "tcp://:5", "tcp://a:0"])
-def test_bad_endpoints(url: str) -> None:
-    with pytest.raises(ConfigError, match="where: "):
-        check_endpoint(url, "where")
+    for url in ("", "udp://a:1", "tcp://a", "tcp://a:x", "tcp://:5", "tcp://a:0"):
+        with pytest.raises(ConfigError, match="where: "):
+            check_endpoint(url, "where")
 
 
 def described(config_name: str, lines: tuple[str, ...]) -> tuple:  # type: ignore[type-arg]
@@ -124,7 +114,7 @@ def described(config_name: str, lines: tuple[str, ...]) -> tuple:  # type: ignor
 
 def test_two_lines_of_one_name() -> None:
     assert check_lines([described("one", ("a", "b")), described("two", ("c",))]) == ("a", "b", "c")
-    with pytest.raises(ConfigError, match="line 'b' is also a line of source 'one'"):
+    with pytest.raises(ConfigError, match="'b'"):
         check_lines([described("one", ("a", "b")), described("two", ("b",))])
 
 
@@ -133,15 +123,11 @@ def merged(devices: dict[str, list[Device]], *configured: DeviceConfig) -> tuple
     return merge_devices(("a", "b", "n"), proposed, configured)
 
 
-def test_the_first_source_feeds_a_device() -> None:
+def test_the_first_source_feeds_a_device_and_the_configuration_overrides_and_extends() -> None:
     rails, nvml = Device("gpu0", ("a", "b"), "rails"), Device("gpu0", ("n",))
     found, (note,) = merged({"one": [rails], "two": [nvml]})
     assert found == (rails,)
-    assert "fed by the lines of source 'one'; those of 'two' are compared" in note
-
-
-def test_the_configuration_overrides_and_extends() -> None:
-    rails, nvml = Device("gpu0", ("a", "b"), "rails"), Device("gpu0", ("n",))
+    assert "'two'" in note
     found, notes = merged(
         {"one": [rails], "two": [nvml]},
         DeviceConfig("gpu0", "w", ("n",)),
@@ -155,35 +141,25 @@ def test_the_configuration_overrides_and_extends() -> None:
 def test_which_gpu_a_device_is() -> None:
     uuid, pci = "GPU-aaaaaaaa-1111-2222-3333-aaaaaaaaaaaa", "0000:3b:00.0"
     rails, nvml = Device("gpu0", ("a", "b")), Device("gpu1", ("n",), "H200", "GPU-0", "00:1.0")
-    found, _ = merged(
-        {"one": [rails, nvml]}, *parse_config(f"{GOOD}{DEVICE}uuid = '{uuid}'\npci = '{pci}'", "f").devices
-    )
-    assert found == (Device("gpu0", ("a", "b"), "", uuid, pci), nvml)
+    named = parse_config(f"{GOOD}{DEVICE}uuid = '{uuid}'\npci = '{pci}'", "f").devices
+    assert merged({"one": [rails, nvml]}, *named)[0] == (Device("gpu0", ("a", "b"), "", uuid, pci), nvml)
+    with pytest.raises(ConfigError, match="'gpu0'"):
+        merged({"one": [rails]}, *named, DeviceConfig("gpu1", "w", ("b",), pci="0000:3B:00.0"))
 
 
 @pytest.mark.parametrize(
-    ("option", "text"),
+    ("proposed", "configured", "name"),
     [
-        ("uuid = 'GPU-3'", "option 'uuid': 'GPU-3' is no UUID of a GPU"),
-        ("pci = '3b'", "option 'pci': '3b' is no PCI address such as"),
-        ("uuid = 3", "option 'uuid'"),
-        (
-            "pci = '3b:00.0'\n[[device]]\nname = 'gpu1'\nfeeds = ['b']\npci = '0000:3B:00.0'",
-            "'pci' is also that of 'gpu0'",
-        ),
+        ({}, DeviceConfig("d", "w", ("aa",)), "w: unknown line 'aa'"),
+        ({}, DeviceConfig("d", "w"), "w: no source proposes this device"),
+        ({"one": [Device("d", ("zz",))]}, DeviceConfig("d", "w", ("a",)), "'zz'"),
     ],
 )
-def test_what_names_no_gpu_or_one_twice(option: str, text: str) -> None:
-    with pytest.raises(ConfigError, match=rf"f: \[\[device\]\].*{text}"):
-        merged({"one": [Device("gpu0", ("a",))]}, *parse_config(f"{GOOD}{DEVICE}{option}", "f").devices)
+def test_bad_devices(proposed: dict[str, list[Device]], configured: DeviceConfig, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        merged(proposed, configured)
 
 
-def test_bad_devices() -> None:
-    with pytest.raises(ConfigError, match="w: unknown line 'aa' in feeds: did you mean 'a'"):
-        merged({}, DeviceConfig("d", "w", ("aa",)))
-    with pytest.raises(ConfigError, match="w: no source proposes this device: say which lines"):
-        merged({}, DeviceConfig("d", "w"))
-    with pytest.raises(ConfigError, match="device 'd': unknown line 'zz' in feeds"):
-        merged({"one": [Device("d", ("zz",))]})
-    with pytest.raises(ConfigError, match="line 'n' in feeds is neither power nor energy"):
+def test_a_line_that_is_no_power_feeds_nothing() -> None:
+    with pytest.raises(ConfigError, match="'n'"):
         merge_devices(("a", "n"), [], [DeviceConfig("d", "w", ("a", "n"))], {"n"})

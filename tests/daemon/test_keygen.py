@@ -8,7 +8,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import zmq
 
 from powerd_daemon.auth import KeyDirectory, make_pair
 from powerd_daemon.cli import main
@@ -23,9 +22,7 @@ def keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["keys", *arguments]) == 0
-    captured = capsys.readouterr()
-    assert captured.err == ""
-    return captured.out
+    return capsys.readouterr().out
 
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -46,16 +43,13 @@ def pasted(output: str, monkeypatch: pytest.MonkeyPatch, directory: Path) -> Non
 def test_the_printed_commands_introduce_board_and_client(
     keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board = KeyDirectory(keys)
-    client = KeyDirectory(tmp_path / "c")
+    board, client = KeyDirectory(keys), KeyDirectory(tmp_path / "c")
     first = said(capsys, "server", "--address", "board:7360")
-    again = said(capsys, "server", "--address", "board:7360")
-    assert again.replace("already there:", "made") == first
+    assert said(capsys, "server", "--address", "board:7360").replace("already there:", "made") == first
     pasted(first, monkeypatch, client.path)
     made = said(capsys, "client", "--name", "lab.pc")
     pasted(made.partition("\n")[2], monkeypatch, board.path)
-    credentials = client.credentials("tcp://board:7360")
-    own = board.server()
+    credentials, own = client.credentials("tcp://board:7360"), board.server()
     assert credentials is not None
     assert own is not None
     assert credentials.board == own.public
@@ -64,74 +58,55 @@ def test_the_printed_commands_introduce_board_and_client(
     for public in (own.public, credentials.own.public, "lab.pc", "board:7360", " read "):
         assert public in listed
     for secret in (own.secret, credentials.own.secret):
-        assert secret not in first + again + made + listed
-    assert zmq.curve_public(own.secret.encode()).decode() == own.public
+        assert secret not in first + made + listed
 
 
-def test_modes(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(capsys, "server")
-    said(capsys, "client")
-    said(capsys, "allow", "a", "a" * 40)
-    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
-    for name in ("server.toml", "client.toml"):
-        assert stat.S_IMODE((keys / name).stat().st_mode) == 0o600
-    assert sorted(p.name for p in keys.iterdir()) == ["client.toml", "clients.toml", "server.toml"]
-
-
-@pytest.mark.parametrize(
-    ("name", "mode", "message"),
-    [
-        ("server.toml", 0o640, "others could read this secret: run `chmod 600 "),
-        ("client.toml", 0o604, "others could read this secret"),
-        ("clients.toml", 0o664, "others can change it: run `chmod go-w "),
-        ("", 0o777, "others can change it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "mode"), [("server.toml", 0o640), ("clients.toml", 0o664), ("", 0o777)])
 def test_what_others_could_read_or_change_is_refused(
-    keys: Path, name: str, mode: int, message: str, capsys: pytest.CaptureFixture[str]
+    keys: Path, name: str, mode: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments in (("server",), ("client",), ("allow", "a", "a" * 40)):
         said(capsys, *arguments)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in keys.iterdir()}
+    assert modes == {"server.toml": 0o600, "client.toml": 0o600, "clients.toml": 0o644}
+    assert stat.S_IMODE(keys.stat().st_mode) == 0o700
     (keys / name).chmod(mode)
-    assert message in refused(capsys, "list")
+    assert "run `chmod" in refused(capsys, "list")
 
 
 def test_roles_and_revoking(keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "This board has no keys yet" in said(capsys, "allow", "a", "a" * 40)
+    said(capsys, "allow", "a", "a" * 40)
     said(capsys, "allow", "b", "b" * 40, "--role", "control")
     said(capsys, "allow", "a", "a" * 40, "--role", "control")
     said(capsys, "allow", "a", "a" * 40)
     assert {c.name: c.role for c in KeyDirectory(keys).clients().values()} == {"a": "control", "b": "control"}
-    said(capsys, "allow", "a", "a" * 40, "--role", "read")
     said(capsys, "revoke", "b")
-    assert {c.name: c.role for c in KeyDirectory(keys).clients().values()} == {"a": "read"}
+    assert set(KeyDirectory(keys).clients()) == {"a"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        (["allow", "a", "b" * 40], "'a' is allowed with another key: first run `powerd keys revoke a`"),
-        (["allow", "c", "a" * 40], "this key is allowed as 'a'"),
-        (["allow", "c", "short"], "KEY: not a key"),
-        (["allow", "-", "c" * 40], "NAME: a name has"),
-        (["revoke", "aa"], "no client is called 'aa': did you mean 'a'?"),
-        (["trust", "board", "a" * 40], "cannot use 'board': write HOST:PORT"),
-        (["trust", "b:1", "c" * 40], "is trusted with another key"),
-        (["server", "--address", "b"], "write HOST:PORT"),
-        (["client", "--name", "a b"], "--name: a name has"),
+        (["allow", "a", "b" * 40], "powerd keys revoke a"),
+        (["allow", "c", "a" * 40], "'a'"),
+        (["allow", "c", "short"], "KEY"),
+        (["allow", "-", "c" * 40], "NAME"),
+        (["revoke", "aa"], "'aa'"),
+        (["trust", "board", "a" * 40], "HOST:PORT"),
+        (["trust", "b:1", "c" * 40], "--replace"),
+        (["client", "--name", "a b"], "--name"),
     ],
 )
-def test_bad_requests(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_requests(arguments: list[str], name: str, capsys: pytest.CaptureFixture[str]) -> None:
     said(capsys, "allow", "a", "a" * 40)
     said(capsys, "trust", "b:1", "b" * 40)
-    assert message in refused(capsys, *arguments)
+    assert name in refused(capsys, *arguments)
 
 
 def test_two_commands_at_once_lose_nothing(keys: Path) -> None:
     pairs = [make_pair() for _ in range(8)]
-    threads = [
-        threading.Thread(target=main, args=(["keys", "allow", f"c{i}", pair.public],)) for i, pair in enumerate(pairs)
-    ]
+    commands = [["keys", "allow", f"c{i}", pair.public] for i, pair in enumerate(pairs)]
+    threads = [threading.Thread(target=main, args=(command,)) for command in commands]
     for thread in threads:
         thread.start()
     for thread in threads:

