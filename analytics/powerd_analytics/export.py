@@ -36,7 +36,7 @@ from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, print_unbroken
 from powerd_analytics.text import digits
-from powerd_client.hdf5 import (
+from powerd_client.runfile import (
     DIGEST,
     clean,
     digest,

@@ -14,8 +14,7 @@ from pathlib import Path
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client.build import write_file
-from powerd_client.contents import read_contents
+from powerd_client.build import read_contents, write_file
 from powerd_client.runfile import open_run, reading
 from powerd_core.errors import RunFileError
 

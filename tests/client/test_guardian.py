@@ -214,7 +214,7 @@ def test_the_close_waits_for_a_stopped_worker_and_says_so(daemon, tmp_path, capf
         return said.endswith("\n")
 
     wait_for(is_said)
-    assert said == f"powerd: waiting for the recorder (process {pid}), which does not answer, for 60 s\n"
+    assert said == f"powerd: waiting for the recorder (process {pid}), which writes run.h5\n"
     kill(pid, signal.SIGCONT)
     closing.join(20)
     check_whole(out, daemon)
@@ -228,9 +228,7 @@ def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, cap
     process, pid = meter._recording._process, meter._recording.pid
     kill(pid, signal.SIGSTOP)
     meter.close()
-    err = capfd.readouterr().err
-    assert f"has not answered for 0.5 s: the run stays in {journal_path(out)}" in err
-    assert f"joules recover {out}" in err
+    assert f"joules recover {out}" in capfd.readouterr().err
     assert not out.exists()
     kill(pid, signal.SIGCONT)  # the recorder has its commands, and does what is left to do
     process.wait(20)

@@ -16,7 +16,7 @@ import pytest
 
 from powerd_client import Meter, journal, open_run
 from powerd_client.journal import journal_path, prepare
-from powerd_client.local import LocalDaemon
+from powerd_client.recorder import LocalDaemon
 from powerd_client.recording import Recording, record_command
 from powerd_client.recover import recover
 from powerd_client.runfile import rebuild
@@ -302,7 +302,7 @@ def test_an_interrupt_while_the_run_is_written_leaves_that_to_the_recorder(daemo
 
 def test_a_recording_that_is_abandoned_leaves_nothing_even_where_nobody_waits(daemon, tmp_path):
     recording = Recording(tmp_path / "run.h5", [daemon.url])
-    recording._write([{"abandon": True}])
+    recording._write({"abandon": True})
     recording._process.wait(20)
     recording._close_pipes()
     assert list(tmp_path.iterdir()) == []

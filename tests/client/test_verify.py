@@ -4,7 +4,7 @@ import h5py
 import numpy as np
 import pytest
 
-from powerd_client.hdf5 import DIGEST, seal, write_strings
+from powerd_client.runfile import DIGEST, seal, write_strings
 from powerd_client.verify import verify_file
 from powerd_core.errors import RunFileError
 from powerd_core.model import Gap
@@ -13,8 +13,7 @@ from support.fake_daemon import PERIOD_NS
 from support.small_run import EPOCH, description, frames, head, make_run_file, stop
 
 CHECKS = {
-    "structure", "checksums", "metadata", "attributes", "run", "phases", "devices", "clocks", "gaps", "counts", "times",
-    "mapping", "flags", "holes",
+    "structure", "checksums", "metadata", "phases", "clocks", "gaps", "counts", "times", "mapping", "holes",
 }  # fmt: skip
 
 
@@ -70,7 +69,6 @@ def change(path, where, row, value):
         ("phases/kind", 2, 7, "phases", "phase 2 is of a kind that is not listed"),
         ("phases/process", 2, 1, "phases", "phase 2 is of a process that is not listed"),
         ("phases/parent", 2, 5, "phases", "phase 2 is listed before the phase around it"),
-        ("lines/gpu0.rail_0/flags", 7, 64, "flags", "reading 7 of 'gpu0.rail_0' has a flag that nobody knows"),
         ("lines/gpu0.rail_0/t_ns", 7, 10**12, "times", "reading 7 of 'gpu0.rail_0' is not later than the one before"),
         ("lines/gpu0.rail_0/t_ns", 7, 10**12 + 7_000_099, "mapping", "reading 7 of 'gpu0.rail_0' is not where its cl"),
         ("lines/gpu0.rail_0/t_board_ns", 7, 0, "times", "the board's times of 'gpu0.rail_0' go back 1 times"),
@@ -133,12 +131,6 @@ def test_what_an_older_release_did_not_store_is_neither_right_nor_wrong(run):
         "checksums", "metadata", "counts", "mapping",
     }  # fmt: skip
     assert "wrong" not in states.values()
-
-
-def test_a_run_that_is_not_complete_must_say_why(run):
-    with h5py.File(run, "r+") as file:
-        file.attrs["complete"] = 0
-    assert wrong(run)["run"] == "the run is not complete, and no message says why"
 
 
 def test_only_a_file_that_is_not_there_is_an_error(tmp_path):
