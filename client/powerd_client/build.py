@@ -166,8 +166,8 @@ def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
 
 def _take_marks(contents: Contents, journal: Path) -> None:
     try:
-        names, marks = journals.MarkTail(journal, consume=False).read(final=True)
-        frames = journals.FrameTail(journal, consume=False).read()
+        tail = journals.MarkTail(journal, consume=False)
+        (names, marks), frames = tail.read(final=True), tail.read_frames()
     except OSError as error:
         raise RunFileError(f"cannot read the marks in {journal}: {error.strerror}") from error
     except (TypeError, ValueError) as error:

@@ -35,7 +35,7 @@ RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
 KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""
-LONGEST_NAME = 255 - len(".1234567.partial")
+_LONGEST_NAME = 255 - len(".1234567.partial")
 """Of a run file, in bytes: it has such a name while it is written, and file systems take 255."""
 _PIECE_BYTES = 1 << 20
 _TAIL_RECORDS = 4096
@@ -69,8 +69,8 @@ def prepare(run: Path, *, overwrite: bool = False) -> Path:
     Raises `RunFileError` when the run file or an unfinished recording of that name is in the way (with ``overwrite``,
     only when one is being recorded right now), or when the directory cannot be made.
     """
-    if len(os.fsencode(run.name)) > LONGEST_NAME:
-        raise RunFileError(f"the name of {run} is too long: at most {LONGEST_NAME} bytes")
+    if len(os.fsencode(run.name)) > _LONGEST_NAME:
+        raise RunFileError(f"the name of {run} is too long: at most {_LONGEST_NAME} bytes")
     journal = journal_path(run)
     try:
         _make_room(run, journal, overwrite=overwrite)
@@ -161,19 +161,22 @@ def read_events(path: Path) -> Iterator[tuple[Event | Garbage, int, int]]:
     `Garbage` marks damaged stretches; a tail that is not a whole frame ends the file silently when it is what a killed
     recorder leaves. Raises `RunFileError` for a file that cannot be read.
     """
-    at, reader = 0, FrameReader()
+    at = 0
+    for event, frame in _frames(path):
+        size = event.count if isinstance(event, Garbage) else len(frame)
+        yield event, at, size
+        at += size
+
+
+def _frames(path: Path) -> Iterator[tuple[Event | Garbage, bytes]]:
+    reader = FrameReader()
     try:
         with path.open("rb") as file:
             while data := file.read(1 << 20):
-                for event, frame in reader.feed(data):
-                    size = event.count if isinstance(event, Garbage) else len(frame)
-                    yield event, at, size
-                    at += size
+                yield from reader.feed(data)
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    for event, _ in reader.close():
-        assert isinstance(event, Garbage)
-        yield event, at, event.count
+    yield from reader.close()  # also the frames that a damaged length before them had swallowed
 
 
 def check_version(path: Path) -> None:
@@ -221,22 +224,24 @@ class FrameFile:
 
 
 class MarkTail:
-    """Follows the marks of every process under a journal directory.
+    """Follows what the processes of a training leave under a journal directory: marks, names, and frames.
 
-    `read` gives what is new since the last call: descriptions of processes and kinds as dicts, and raw marks. With
-    ``consume`` a segment that is full and has been read is deleted by the next call, when what was read has surely been
-    written. A recorder that was started anew reads again what is still there, and journals it twice: each mark has its
-    number, so that it is counted once.
+    `read` and `read_frames` give what is new since the last call. With ``consume`` a file that is complete and has been
+    read is deleted by the next call, when what was read has surely been written. A recorder that was started anew reads
+    again what is still there, and journals it twice: each mark has its number and is counted once, and the others say
+    the same however often they are said.
     """
 
     def __init__(self, journal: Path, *, consume: bool) -> None:
         self._journal = journal
         self._consume = consume
         self._done: dict[Path, int] = {}
+        self._readers: dict[Path, FrameReader] = {}
         self._spent: list[Path] = []
 
     def read(self, *, final: bool = False) -> tuple[list[dict[str, object]], list[Marks]]:
-        """New descriptions (each with its ``process``) and new marks, in the order in which they were written.
+        """New descriptions of processes and kinds (each with its ``process``), and new marks, in the order in which
+        they were written.
 
         A record that another thread is still writing holds back those behind it, unless ``final`` says that nobody
         writes.
@@ -278,11 +283,9 @@ class MarkTail:
 
     def _read_names(self, path: Path) -> list[dict[str, object]]:
         process = int(path.stem.split("-")[1], 16)
-        with path.open("rb") as file:
-            file.seek(self._done.get(path, 0))
-            data = file.read()
+        data = self._new_bytes(path)
         whole = data[: data.rfind(b"\n") + 1]
-        self._done[path] = self._done.get(path, 0) + len(whole)
+        self._done[path] -= len(data) - len(whole)
         documents = []
         for text in whole.splitlines():
             try:
@@ -295,36 +298,21 @@ class MarkTail:
                 documents.append({**document, "process": process})
         return documents
 
-
-class FrameTail:
-    """Follows the frames that processes leave beside their marks (`powerd_client.journal`).
-
-    With ``consume`` a piece that is complete and has been read is deleted by the next call. Each of these frames says
-    the same however often it is said.
-    """
-
-    def __init__(self, journal: Path, *, consume: bool) -> None:
-        self._journal = journal
-        self._consume = consume
-        self._readers: dict[Path, tuple[FrameReader, int]] = {}
-        self._spent: list[Path] = []
-
-    def read(self) -> list[tuple[Event | Garbage, bytes]]:
+    def read_frames(self) -> list[tuple[Event | Garbage, bytes]]:
         """New frames, each with its bytes (none for garbage)."""
-        for path in self._spent:
-            path.unlink(missing_ok=True)
-            self._readers.pop(path, None)
-        self._spent.clear()
         frames: list[tuple[Event | Garbage, bytes]] = []
         paths = sorted(self._journal.glob("frames-*.bin"))
         for path, following in zip_longest(paths, paths[1:]):
-            reader, at = self._readers.get(path) or (FrameReader(), 0)
-            with path.open("rb") as file:
-                file.seek(at)
-                data = file.read()
-            frames += reader.feed(data)
-            self._readers[path] = reader, at + len(data)
+            data = self._new_bytes(path)
+            frames += self._readers.setdefault(path, FrameReader()).feed(data)
             is_complete = following is not None and following.name.rpartition("-")[0] == path.name.rpartition("-")[0]
             if self._consume and is_complete:
                 self._spent.append(path)
         return frames
+
+    def _new_bytes(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            file.seek(self._done.get(path, 0))
+            data = file.read()
+        self._done[path] = self._done.get(path, 0) + len(data)
+        return data

@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -74,12 +74,7 @@ class Connection:
     """A connection to one endpoint, to be used through ``socket``: connected, refused, gone silent, connected anew."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        credentials: Credentials | None,
-        *,
-        queue: int = 1000,
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, credentials: Credentials | None, queue: int
     ) -> None:
         """At most ``queue`` messages wait for it to come about. Raises `ConfigError` for what is no endpoint."""
         self.endpoint = endpoint
@@ -131,7 +126,7 @@ class Connection:
                 self._refusal = explain_refusal(self.endpoint, self._credentials, is_denied=event == _DENIED)
         return self._refusal
 
-    def renew(self, now: int, patience_ns: int) -> bool:
+    def renew(self, now: int, patience_ns: int = _DEAF_NS) -> bool:
         """Connect anew where it seems to be connected to nobody. The first call begins to wait for something."""
         self.heard_ns = self.heard_ns or now
         is_deaf = now - self.heard_ns > (_REFUSED_NS if self.refusal() else patience_ns)
@@ -142,10 +137,10 @@ class Connection:
     def reconnect(self) -> None:
         """Connect anew."""
         self.heard_ns = now_ns()
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have forgotten it already
-            self.socket.disconnect(self.endpoint)
-        with contextlib.suppress(zmq.ZMQError):  # it could be connected once; the next attempt is soon
-            self.socket.connect(self.endpoint)
+        for connect in (self.socket.disconnect, self.socket.connect):
+            # libzmq may have forgotten it already; and it could be connected once: the next attempt is soon.
+            with contextlib.suppress(zmq.ZMQError):
+                connect(self.endpoint)
 
     def close(self) -> None:
         if self._monitor is not None:
@@ -216,7 +211,7 @@ class Exchanges:
         if not isinstance(event, ClockExchange) or event.t1_host_ns not in self._open:
             return None
         self._open.remove(event.t1_host_ns)
-        exchange = ClockExchange(event.epoch, event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, t4)
+        exchange = replace(event, t4_host_ns=t4)
         self._filter.add(exchange)
         try:
             self._offsets[exchange.epoch] = self._filter.at(exchange.t_board_ns)[0]
@@ -260,12 +255,10 @@ class BoardLink:
         self._refused = 0
         self._context = context
         self._credentials = credentials_for(url, keys)
-        self._control = Connection(context, url, self._credentials, queue=_QUESTIONS)
+        self._control = Connection(context, url, self._credentials, _QUESTIONS)
         self._data: Connection | None = None
         self._clock: Connection | None = None
         self._described_ns = 0
-        self._unreadable = ""
-        """What was wrong with the last description that could not be taken over."""
         self._exchanges = Exchanges()
         if memory is not None:
             self.description, self.streams = memory.description, memory.streams
@@ -287,9 +280,6 @@ class BoardLink:
         """Clock exchanges, once it has been described: `late_exchanges` when something has come."""
         return self._clock.socket if self._clock is not None else None
 
-    def _connections(self) -> list[Connection]:
-        return [c for c in (self._control, self._data, self._clock) if c is not None]
-
     def _connect_streams(self, description: Description) -> None:
         """Connect to the endpoints of a description, where that is not done yet. Raises `PeerError` and `ConfigError`
         for those that cannot be used.
@@ -307,7 +297,7 @@ class BoardLink:
         if old is not None and old.endpoint == endpoint:
             return old
         # The new one first: an endpoint that cannot be used leaves us the one that we have.
-        connection = Connection(self._context, endpoint, self._credentials, queue=queue)
+        connection = Connection(self._context, endpoint, self._credentials, queue)
         if old is not None:
             old.close()
         return connection
@@ -330,18 +320,14 @@ class BoardLink:
                 raise PeerError(reason)
             elif now_ns() - self._described_ns > SILENCE_NS // 2:
                 self.ask_description()  # the first may have gone to a powerd that was just ending
-        if self._unreadable:
-            raise PeerError(
-                f"what the powerd at {self.url} says of itself cannot be read ({self._unreadable}): use the same "
-                "release of powerd there and here"
-            )
         raise PeerTimeout(
             f"no powerd answers at {self.url} within {timeout_s:g} s: is it running there, and is that its address?"
         )
 
     def refusal(self) -> str | None:
         """Why the board refuses this client's keys, and what to do; None when it does not."""
-        return next((reason for c in self._connections() if (reason := c.refusal())), None)
+        connections = [c for c in (self._control, self._data, self._clock) if c is not None]
+        return next((reason for c in connections if (reason := c.refusal())), None)
 
     def ask_description(self) -> None:
         """Send a request whose answer `receive_control` will give."""
@@ -351,29 +337,30 @@ class BoardLink:
     def receive_control(self) -> Description | None:
         """One message of the control socket: a description (taken over), or something else.
 
-        Raises `VersionError` and, for what the daemon refuses, `PeerError`.
+        Raises `VersionError`, and `PeerError` for what the daemon refuses and a description that cannot be read.
         """
         frame = self.control.recv(zmq.NOBLOCK)
         try:
             event = wire.decode(frame)
-            if isinstance(event, wire.Message) and event.subject == "description":
-                try:
-                    description = read_description(event.body)
-                except WireError as error:
-                    self._unreadable = str(error)
-                    raise
-                self._take_description(description)
-                return description
-            if isinstance(event, wire.Message) and event.subject == "epochs" and self.description is not None:
+            if not isinstance(event, wire.Message):
+                return None
+            if event.subject == "epochs" and self.description is not None:
                 self.earlier.take_answer(event.body, self.description.epoch)
         except VersionError as error:
             raise VersionError(f"{self.url}: {error}") from error
         except WireError:
             self._refused += 1
             return None
-        if isinstance(event, wire.Message) and event.subject == "error":
+        if event.subject == "error":
             raise PeerError(f"the powerd at {self.url} refuses: {event.body.get('message', 'no reason given')}")
-        return None
+        if event.subject != "description":
+            return None
+        try:
+            description = read_description(event.body)
+        except WireError as error:
+            raise PeerError(f"{self.url} says what this release of powerd cannot read: {error}") from error
+        self._take_description(description)
+        return description
 
     def _take_description(self, new: Description) -> None:
         old = self.description
@@ -490,5 +477,6 @@ class BoardLink:
         return notes
 
     def close(self) -> None:
-        for connection in self._connections():
-            connection.close()
+        for connection in (self._control, self._data, self._clock):
+            if connection is not None:
+                connection.close()

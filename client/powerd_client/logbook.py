@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.hostclock import anchor_note, now_ns, take_anchor
-from powerd_client.journal import FrameTail, MarkTail, check_version, read_events, run_of
+from powerd_client.journal import MarkTail, check_version, read_events, run_of
 from powerd_client.link import LinkMemory
 from powerd_client.recorder import MAX_TEXT, log
 from powerd_core.errors import RunFileError, WireError
@@ -160,7 +160,6 @@ class Logbook:
         with contextlib.suppress(OSError):
             _reserve(journal / "reserve")
         self._marks = MarkTail(journal, consume=True)
-        self._device_frames = FrameTail(journal, consume=True)
         self._noted = set(past.notes) if past else set()
         self._tail_ns = self._anchors = self._anchor_ns = 0
 
@@ -208,7 +207,7 @@ class Logbook:
             self.add(Message("phase-names", document))
         for piece in marks:
             self.add(piece)
-        for event, frame in self._device_frames.read():
+        for event, frame in self._marks.read_frames():
             if not isinstance(event, Garbage):
                 self.add(event, frame)
 

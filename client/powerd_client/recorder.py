@@ -69,8 +69,6 @@ class Job:
     overwrite: bool
     source: dict[str, object] | None
     """Options of the local powerd's source; None for the best one."""
-    stderr: int | None
-    """A duplicate of the parent's standard error."""
 
 
 def read_job() -> Job | None:
@@ -93,6 +91,21 @@ def say(**message: object) -> None:
         os.write(1, json.dumps(message).encode() + b"\n")
 
 
+def take_stderr(log_file: Path) -> int | None:
+    """A duplicate of the training's standard error, with which a recorder begins; from here on, its own is its log.
+
+    None where the training has none. Raises `OSError`.
+    """
+    user = None
+    with contextlib.suppress(OSError):
+        user = os.dup(2)
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    if descriptor != 2:
+        os.dup2(descriptor, 2)
+        os.close(descriptor)
+    return user
+
+
 class UserHandler(logging.Handler):
     """Prints a warning at once on the training's own standard error, one line, where that is possible.
 
@@ -107,15 +120,14 @@ class UserHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(record.getMessage(), limit=MAX_TEXT)
         self._count += 1
-        if self._count <= _MAX_TOLD:
-            say(warning=text, told=self._write(text))
-
-    def _write(self, text: str) -> bool:
+        if self._count > _MAX_TOLD:
+            return
+        is_told = False
         # A reader that does not read must not stop the recorder.
         with contextlib.suppress(OSError, ValueError):
             if self._descriptor is not None and select.select([], [self._descriptor], [], 0)[1]:
-                return os.write(self._descriptor, f"powerd: {text}\n".encode()) > 0
-        return False
+                is_told = os.write(self._descriptor, f"powerd: {text}\n".encode()) > 0
+        say(warning=text, told=is_told)
 
     def close(self) -> None:
         """Whoever waits for the end of the training's output shall not wait for the recorder too."""
@@ -336,7 +348,7 @@ class Guardian:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.daemon: LocalDaemon | None = None
-        self.user = UserHandler(job.stderr)
+        self.user = UserHandler(take_stderr(job.journal / "recorder.log"))
         self.ready = mmap.mmap(-1, 1)
         """Outlives each worker: 1 when the recording has begun."""
         self.terminations: list[int] = []

@@ -122,22 +122,15 @@ class Recording:
             raise
 
     def _start(self, job: dict[str, Any], own: dict[str, str]) -> None:
-        with contextlib.ExitStack() as stack:
-            stderr = None
-            with contextlib.suppress(OSError):  # this process may have none
-                stderr = os.dup(2)
-                stack.callback(os.close, stderr)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "powerd_client.recorder"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stack.enter_context((self.journal / "recorder.log").open("ab")),
-                env=os.environ | own,
-                pass_fds=() if stderr is None else (stderr,),
-                start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
-            )
-            self.guardian_pid = self._process.pid
-            self._write({**job, "stderr": stderr})
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "powerd_client.recorder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | own,
+            start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
+        )
+        self.guardian_pid = self._process.pid
+        self._write(job)
 
     def _write(self, *documents: dict[str, Any]) -> None:
         """JSON objects on its standard input, one a line. One that died hears nothing; to listen will tell."""

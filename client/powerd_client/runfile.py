@@ -59,8 +59,6 @@ _TABLE_ROWS = 8192
 """Rows of a chunk in every table: the columns of one table are damaged together or not at all."""
 _STRING_CHUNK_BYTES = 1 << 20
 _WIDE_BYTES = 64 << 20
-_TEXT_ROWS = 256
-_MAX_TEXT_BYTES = 1 << 30
 _HEAP, _HEAP_OBJECT = Struct("<4sBxxxQ"), Struct("<HHxxxxQ")
 
 
@@ -222,7 +220,7 @@ def write_strings(group: h5py.Group, name: str, texts: Sequence[str]) -> None:
     """A table of texts, in fixed width unless one of them is out of all proportion to the others."""
     encoded = [clean(text).encode() for text in texts]
     width = max([1, *map(len, encoded)])
-    fixed = width * len(encoded) <= max(_WIDE_BYTES, 4 * sum(map(len, encoded)))
+    fixed = width * len(encoded) <= _WIDE_BYTES
     dtype = h5py.string_dtype("utf-8", width if fixed else None)
     rows = min(_TABLE_ROWS, max(1, _STRING_CHUNK_BYTES // width)) if fixed else _TABLE_ROWS
     group.create_dataset(
@@ -464,18 +462,8 @@ def _foreign(group: h5py.Group, depth: int) -> Iterator[str]:
 
 
 def read_texts(dataset: h5py.Dataset) -> list[str]:
-    """A table of texts. Raises ValueError when they are no UTF-8, or more than anyone ever wrote."""
-    texts: list[str] = []
-    size = 0
-    for begin in range(0, len(dataset), _TEXT_ROWS):
-        for row in dataset[begin : begin + _TEXT_ROWS]:
-            text = row.decode() if isinstance(row, bytes) else str(row)
-            size += len(text)
-            texts.append(text)
-        # A few bytes of the file can be the text of a million rows.
-        if size > _MAX_TEXT_BYTES:
-            raise ValueError(f"{dataset.name} holds more than {_MAX_TEXT_BYTES >> 30} GiB of text")
-    return texts
+    """A table of texts. Raises ValueError when they are no UTF-8."""
+    return [row.decode() if isinstance(row, bytes) else str(row) for row in dataset[:]]
 
 
 def read_objects(dataset: h5py.Dataset) -> list[dict[str, Any]]:
@@ -489,13 +477,9 @@ def read_objects(dataset: h5py.Dataset) -> list[dict[str, Any]]:
 def read_json(text: str | bytes) -> Any:
     """A JSON document. Raises ValueError for what is none, whatever it is nested in."""
     try:
-        return json.loads(text, parse_int=_whole_number)
+        return json.loads(text)
     except RecursionError:
         raise ValueError("a JSON document is nested too deep") from None
-
-
-def _whole_number(text: str) -> int | float:
-    return int(text) if len(text) < 300 else float(text)
 
 
 def texts_of(values: Any) -> list[str]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -40,48 +39,39 @@ _EXCHANGE_FAST_NS, _EXCHANGE_SLOW_NS = 20_000_000, 100_000_000
 _FAST_PERIOD_NS = 1_000_000_000
 """A slower stream is not waited for; its last reading is as old as it is."""
 _WAIT_MS = 10
-_AGE_STEP = math.log(1.05)
+_AGES = 100_000
+"""So many frames, the newest ones, tell the usual age of a reading on arrival."""
 
 
 class Reception:
-    """How well readings came in: frames, bytes, and a histogram of their age on arrival with steps of 5 %, so that a
-    long run takes no more memory.
-    """
+    """How well readings came in: frames, bytes, and the age of the newest frames on arrival."""
 
     def __init__(self) -> None:
         self._frames = self._bytes = self._oldest_ns = 0
-        self._ages: Counter[int] = Counter()
+        self._ages: deque[float] = deque(maxlen=_AGES)
         self._begun, self._cpu = time.monotonic(), time.process_time()
 
     def add(self, size: int, age_ns: float) -> None:
         """A frame of ``size`` bytes whose oldest reading was taken ``age_ns`` before it arrived."""
         self._frames += 1
         self._bytes += size
-        self._ages[int(math.log(max(age_ns, 1.0)) / _AGE_STEP)] += 1
+        self._ages.append(age_ns)
         self._oldest_ns = max(self._oldest_ns, int(age_ns))
-
-    def _age_ms(self, share: float) -> float:
-        """The age that ``share`` of the frames stayed under (upper edge of its histogram step)."""
-        above = share * self._frames
-        for step in sorted(self._ages):
-            above -= self._ages[step]
-            if above <= 0:
-                return round(min(math.exp((step + 1) * _AGE_STEP), self._oldest_ns) * 1e-6, 3)
-        return 0.0
 
     def summary(self, links: Sequence[BoardLink]) -> dict[str, float]:
         """What goes into the run file as ``reception``: ``refused`` frames were damaged or out of turn, ``replayed``
         ones came late, out of the daemon's ring.
         """
         elapsed = time.monotonic() - self._begun
+        ages = sorted(self._ages) or [0.0]
         return {
             "frames": self._frames,
             "bytes": self._bytes,
             "refused": sum(link.refused for link in links),
             "replayed": sum(link.replayed for link in links),
-            "age_p50_ms": self._age_ms(0.50),
-            "age_p99_ms": self._age_ms(0.99),
-            "age_max_ms": self._age_ms(1.0),
+            "age_p50_ms": round(ages[len(ages) // 2] * 1e-6, 3),
+            "age_p99_ms": round(ages[len(ages) * 99 // 100] * 1e-6, 3),
+            "age_max_ms": round(self._oldest_ns * 1e-6, 3),
             "elapsed_s": round(elapsed, 3),
             "recorder_cpu_share": round((time.process_time() - self._cpu) / max(elapsed, 1e-9), 4),
         }

@@ -144,6 +144,15 @@ def test_damage_in_the_middle_loses_that_block_and_says_so(out):
         assert any("could not be read (checksum" in t for t in texts(file))
 
 
+def test_a_frame_that_claims_to_be_longer_than_the_file_swallows_none_behind_it(out):
+    pieces = head() + frames(4, 5)
+    pieces[5] = pieces[5][:44] + (1 << 16).to_bytes(4, "little") + pieces[5][48:]  # the length of its payload
+    make_journal(out, pieces + stop(20 * PERIOD_NS))
+    with open_run(out) as file:
+        assert len(file["lines/gpu0.rail_0/t_ns"]) == 15
+        assert file["gaps/numbers"][:].tolist() == [1]
+
+
 def test_a_powerd_that_was_started_anew_leaves_a_gap_between_its_lives(out):
     later = 10**9
     pieces = head() + frames(2, 5) + frames(2, 5, epoch=6, start_ns=later)
