@@ -24,7 +24,7 @@ from powerd_client.device_timing import DeviceTimes
 from powerd_client.gpus import each_once
 from powerd_client.hostclock import FARTHEST_NS
 from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
-from powerd_client.pairing import PhaseSpans, ProcessNames, kind_key, pair_marks
+from powerd_client.pairing import PhaseSpans, ProcessNames, pair_marks
 from powerd_client.runfile import (
     BOUND_COLUMNS,
     FORMAT,
@@ -148,7 +148,6 @@ def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
         raise RunFileError(
             f"{journal} holds nothing of a run: no recording, or one that ended before it began and can be deleted"
         )
-    journals.check_version(file)
     for event, at, size in journals.read_events(file):
         contents.take(event, at, size)
         contents.size = at + size
@@ -214,7 +213,7 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
             contents.devices.marks(token, contents.marks.get(token, {}), names.timings),
             process=len(processes) - 1,
             kinds={
-                number: kinds.setdefault(kind_key(entry), (len(kinds), entry))[0]
+                number: kinds.setdefault(_kind_key(entry), (len(kinds), entry))[0]
                 for number, entry in names.kinds.items()
             },
             names={number: entry["name"] for number, entry in names.kinds.items()},
@@ -228,6 +227,11 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
     for t_ns, text in phases.problems:
         contents.note("warning", text, t_ns)
     return phases, [entry for _, entry in kinds.values()], processes
+
+
+def _kind_key(document: dict[str, Any]) -> str:
+    """What makes two kinds of two processes one kind of the run."""
+    return json.dumps([document["name"], document["attributes"], document["timing"]], sort_keys=True)
 
 
 def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
@@ -246,7 +250,7 @@ def write_file(out: Path, contents: Contents, journal: Path, *, overwrite: bool,
         with whole_file(out, overwrite=overwrite) as (file, raw):
             for share in _write_run(file, contents, journal / "journal.bin"):
                 raw.check()
-                progress(share)
+                progress(min(share, 1.0))
     except RunFileError:
         raise
     except (OSError, RuntimeError, WireError, ValueError, TypeError, OverflowError) as error:
@@ -288,9 +292,9 @@ def _write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Itera
     lines = file.create_group("lines")
     for epochs in streams:
         account.add_stream(epochs)
-        _write_stream(lines, epochs, journal_file, contents, account)
-        done += sum(epoch.frames.size for epoch in epochs)
-        yield done / total
+        for size in _write_stream(lines, epochs, journal_file, contents, account):
+            done += size
+            yield done / total
     _note_undescribed(contents)
     _write_gaps(file, account.gaps)
     write_documents(file, "parts", account.parts)
@@ -337,8 +341,11 @@ def _note_undescribed(contents: Contents) -> None:
 
 def _write_stream(
     lines: h5py.Group, epochs: Sequence[StreamEpoch], journal_file: Path, contents: Contents, account: LossAccount
-) -> None:
-    """Write all lines of one stream, epoch after epoch. What has no known time goes into the account."""
+) -> Iterator[int]:
+    """Write all lines of one stream, epoch after epoch. What has no known time goes into the account.
+
+    Yields now and then how many bytes of the journal have been written since.
+    """
     with journal_file.open("rb") as file:
         for epoch in epochs:
             groups = [_open_line(lines, epoch, index, contents) for index in range(len(epoch.names))]
@@ -347,6 +354,7 @@ def _write_stream(
             unknown = np.zeros(len(epoch.pieces), np.int64)
             for arrays in _batches(file, epoch.frames, epoch.stream):
                 unknown += _append_readings(groups, epoch.stream, arrays, epoch.pieces)
+                yield sum(array.nbytes for array in arrays.values())
             account.add_steps(epoch, unknown.tolist())
 
 

@@ -26,10 +26,10 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
 
-from powerd_core.errors import RunFileError, VersionError, WireError
+from powerd_core.errors import RunFileError
 from powerd_core.marks import RECORD, Marks, written
 from powerd_core.serde import check_json
-from powerd_core.wire import HEADER_BYTES, Event, FrameReader, Garbage, decode, encode
+from powerd_core.wire import Event, FrameReader, Garbage, encode
 
 RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
@@ -177,17 +177,6 @@ def _frames(path: Path) -> Iterator[tuple[Event | Garbage, bytes]]:
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
     yield from reader.close()  # also the frames that a damaged length before them had swallowed
-
-
-def check_version(path: Path) -> None:
-    """Raises `RunFileError` when a journal file was written in another version of the format."""
-    try:
-        with path.open("rb") as file:
-            decode(file.read(HEADER_BYTES))
-    except VersionError as error:
-        raise RunFileError(f"{path} was written by another release of powerd ({error})") from error
-    except WireError:
-        pass  # cut off or damaged: the reader reports it
 
 
 class FrameFile:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.hostclock import anchor_note, now_ns, take_anchor
-from powerd_client.journal import MarkTail, check_version, read_events, run_of
+from powerd_client.journal import MarkTail, read_events, run_of
 from powerd_client.link import LinkMemory
 from powerd_client.recorder import MAX_TEXT, log
 from powerd_core.errors import RunFileError, WireError
@@ -132,7 +132,6 @@ def read_past(journal: Path) -> Past:
     past, file = Past(), journal / "journal.bin"
     if not file.exists():
         return past
-    check_version(file)
     for event, at, size in read_events(file):
         if not isinstance(event, Garbage):
             past.take(event)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -195,8 +194,3 @@ class _Pairing:
             self.spans.end_ns[index] = end_ns
             if self.spans.begin_bound_ns[index]:  # timed by a device, which never said when it came to the end
                 self.spans.end_bound_ns[index] = -1
-
-
-def kind_key(document: Mapping[str, Any]) -> str:
-    """What makes two kinds of two processes one kind of the run."""
-    return json.dumps([document["name"], document["attributes"], document["timing"]], sort_keys=True)

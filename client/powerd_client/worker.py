@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -339,28 +338,16 @@ def _record(guardian: Guardian) -> bool:
 
 
 def _build(job: Job) -> None:
-    """Write the run file and say so; meanwhile say now and then that it goes on. Raises `RunFileError`."""
+    """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run
     from powerd_client.runfile import remove_partials
 
-    done = threading.Event()
-
-    def say_alive() -> None:
-        while not done.wait(_ALIVE_S):
-            say(alive=True)
-
-    alive = threading.Thread(target=say_alive, daemon=True)
-    alive.start()
-    try:
-        remove_partials(job.out)
-        if _is_built(job):
-            journals.remove(job.journal)
-        else:
-            build_run(job.journal, job.out, overwrite=job.overwrite)
-    finally:
-        done.set()
-        alive.join()
+    remove_partials(job.out)
+    if _is_built(job):
+        journals.remove(job.journal)
+    else:
+        build_run(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
     say(done=True)
 
 

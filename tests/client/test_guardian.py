@@ -186,40 +186,6 @@ def test_without_guardian_and_worker_the_trainer_builds_the_file(daemon, tmp_pat
         assert file["phases/cut"][:].tolist() == [0, 0]
 
 
-def test_a_worker_that_was_stopped_misses_nothing(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    kill(meter._recording.pid, signal.SIGSTOP)
-    go_on(daemon, 100)
-    kill(meter._recording.pid, signal.SIGCONT)
-    go_on(daemon)
-    meter.close()
-    assert capfd.readouterr().err == ""
-    check_whole(out, daemon)
-
-
-def test_the_close_waits_for_a_stopped_worker_and_says_so(daemon, tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(recording, "_WAITS_S", 0.3)
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    pid = meter._recording.pid
-    kill(pid, signal.SIGSTOP)
-    closing = threading.Thread(target=meter.close)
-    closing.start()
-    said = ""
-
-    def is_said():
-        nonlocal said
-        said += capfd.readouterr().err
-        return said.endswith("\n")
-
-    wait_for(is_said)
-    assert said == f"powerd: waiting for the recorder (process {pid}), which writes run.h5\n"
-    kill(pid, signal.SIGCONT)
-    closing.join(20)
-    check_whole(out, daemon)
-
-
 def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(recording, "_WAITS_S", 0.1)
     monkeypatch.setattr(recording, "_GIVE_UP_S", 0.5)
@@ -257,26 +223,6 @@ def test_workers_that_die_again_and_again_are_given_up(daemon, tmp_path, capfd):
     assert attributes["rebuilt"] == 1
 
 
-def test_a_worker_out_of_memory_is_replaced(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    old = meter._recording.pid
-    used = int(Path(f"/proc/{old}/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.prlimit(old, resource.RLIMIT_AS, (used, used))
-    # More than fits: the worker has to fetch all that gathers while it is stopped.
-    kill(old, signal.SIGSTOP)
-    for _ in range(3000):
-        meter.begin("x", text=len(daemon.ring))
-    for _ in range(200_000):
-        meter.begin("y")
-    kill(old, signal.SIGCONT)
-    new_worker(meter, old)
-    go_on(daemon)
-    meter.close()
-    assert "is started again" in capfd.readouterr().err
-    check_whole(out, daemon)
-
-
 FORKING_TRAINER = """
 import os, sys, time
 from powerd_client import Meter
@@ -304,23 +250,3 @@ def test_a_killed_trainer_is_noticed_though_its_children_hold_the_pipe(daemon, t
     attributes, texts = check_whole(out, daemon)
     assert attributes["complete"] == 0
     assert texts == ["the training process ended without closing the run"]
-
-
-@pytest.mark.parametrize("target", ["guardian", "worker"])
-def test_sigterm_ends_the_recording_in_order(daemon, tmp_path, target):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    go_on(daemon)
-    os.kill(meter._recording.guardian_pid if target == "guardian" else meter._recording.pid, signal.SIGTERM)
-    wait_for(lambda: out.exists() and not journal_path(out).exists())
-    meter.close()
-    attributes, texts = check_whole(out, daemon)
-    assert (attributes["rebuilt"], texts) == (0, [])
-
-
-def test_the_guardian_is_small(daemon, tmp_path):
-    """It must survive what a worker does not: nothing heavy is loaded in it."""
-    meter = Meter(daemon.url, tmp_path / "run.h5")
-    maps = Path(f"/proc/{meter._recording.guardian_pid}/maps").read_text()
-    assert not [name for name in ("zmq", "numpy", "h5py") if f"/{name}/" in maps]
-    meter.close()
