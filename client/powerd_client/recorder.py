@@ -109,7 +109,7 @@ def take_stderr(log_file: Path) -> int | None:
 class UserHandler(logging.Handler):
     """Prints a warning at once on the training's own standard error, one line, where that is possible.
 
-    The parent hears it too, and whether it still has to be told when the run closes.
+    Else the parent hears it, and says it when the run closes.
     """
 
     def __init__(self, descriptor: int | None) -> None:
@@ -127,7 +127,8 @@ class UserHandler(logging.Handler):
         with contextlib.suppress(OSError, ValueError):
             if self._descriptor is not None and select.select([], [self._descriptor], [], 0)[1]:
                 is_told = os.write(self._descriptor, f"powerd: {text}\n".encode()) > 0
-        say(warning=text, told=is_told)
+        if not is_told:
+            say(warning=text)
 
     def close(self) -> None:
         """Whoever waits for the end of the training's output shall not wait for the recorder too."""

@@ -154,8 +154,7 @@ class Recording:
         messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for message in messages:
             self.pid = message.get("pid", self.pid)
-            if "warning" in message and not message.get("told"):
-                self.warnings.append(message["warning"])
+            self.warnings += [message["warning"]] if "warning" in message else []
         return messages
 
     def _await_ready(self) -> None:

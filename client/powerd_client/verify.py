@@ -77,7 +77,7 @@ def verify_file(path: str | os.PathLike[str], progress: Progress = lambda share,
         yield Finding("structure", "ok", f"{len(file['lines'])} lines, {len(file['clocks'])} clocks, nothing foreign")
         yield _judge(run, "checksums", _checksums(file, progress))
         progress(0.5, "checking times")
-        for check in (_metadata, _phases, _clocks, _gaps, _counts, _times):
+        for check in (_metadata, _gaps, _counts, _times):
             yield _judge(run, check.__name__.removeprefix("_"), check(file))
 
 
@@ -101,11 +101,6 @@ def _rows(what: str, bad: Any, why: str, first: int = 0) -> Iterator[str]:
     if count := int(np.count_nonzero(bad)):
         others = f", and {count - 1} more" if count > 1 else ""
         yield f"{what} {first + int(np.argmax(bad))} {why}{others}"
-
-
-def _steps(values: Any) -> Any:
-    """By how much each value is above the one before; 0 for the first."""
-    return np.diff(values, prepend=values[:1])
 
 
 def _checksums(file: h5py.File, progress: Progress) -> Check:
@@ -135,45 +130,6 @@ def _metadata(file: h5py.File) -> Check:
     if file.attrs[DIGEST] != digest(file):
         yield "attributes, names or shapes are not those with which the file was written"
     return "attributes, names and shapes are as they were written"
-
-
-def _phases(file: h5py.File) -> Check:
-    """Phases are in order, inside those around them, and of kinds and processes that exist."""
-    group = file["phases"]
-    begin, end, process, kind, parent = (
-        group[name][:].astype(np.int64, copy=False) for name in ("begin_ns", "end_ns", "process", "kind", "parent")
-    )
-    kinds = read_objects(group["kinds"])
-    processes = read_objects(file["processes"]) if "processes" in file else []
-    index = np.arange(len(begin))
-    inner = (parent >= 0) & (parent < index)
-    outer = np.where(inner, parent, 0)
-    for bad, why in (
-        (end < begin, "ends before it begins"),
-        (begin[1:] < begin[:-1], "is not in the order of beginnings"),
-        ((kind < 0) | (kind >= len(kinds)), "is of a kind that is not listed"),
-        ((process < 0) | (process >= len(processes)), "is of a process that is not listed"),
-        ((parent < -1) | (parent >= index), "is listed before the phase around it"),
-        (inner & ((begin < begin[outer]) | (end > end[outer])), "is not inside the phase around it"),
-    ):
-        yield from _rows("phase", bad, why)
-    return f"{len(begin)} phases of {len(kinds)} kinds in {len(processes)} processes"
-
-
-def _clocks(file: h5py.File) -> Check:
-    """Every mapping lies inside its guaranteed bound; exchanges run forwards on both sides."""
-    points = 0
-    for name, clock in file["clocks"].items():
-        t, (offset, low, high), piece = clock["map_t_board_ns"][:], clock["map"][:].T, clock["map_piece"][:]
-        t1, t2, t3, t4 = clock["exchanges"][:].T
-        points += len(t)
-        for row, bad, why in (
-            ("point", ~((offset >= low) & (offset <= high)), "lies outside its guaranteed bound"),
-            ("point", (_steps(piece) == 0)[1:] & (t[1:] <= t[:-1]), "is followed by one that is not later"),
-            ("exchange", (t4 < t1) | (t3 < t2), "ends before it begins"),
-        ):
-            yield from _rows(f"clock {name!r}: {row}", bad, why)
-    return f"{len(file['clocks'])} clocks with {points} points"
 
 
 def _gaps(file: h5py.File) -> Check:

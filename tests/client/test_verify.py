@@ -12,7 +12,7 @@ from support.fake_daemon import PERIOD_NS
 from support.small_run import EPOCH, description, frames, head, make_run_file, stop
 
 CHECKS = {
-    "structure", "checksums", "metadata", "phases", "clocks", "gaps", "counts", "times",
+    "structure", "checksums", "metadata", "gaps", "counts", "times",
 }  # fmt: skip
 
 
@@ -63,15 +63,8 @@ def change(path, where, row, value):
 @pytest.mark.parametrize(
     ("where", "row", "value", "check", "text"),
     [
-        ("phases/end_ns", 3, 5, "phases", "phase 3 ends before it begins"),
-        ("phases/end_ns", 3, 2 * 10**12, "phases", "phase 3 is not inside the phase around it"),
-        ("phases/kind", 2, 7, "phases", "phase 2 is of a kind that is not listed"),
-        ("phases/process", 2, 1, "phases", "phase 2 is of a process that is not listed"),
-        ("phases/parent", 2, 5, "phases", "phase 2 is listed before the phase around it"),
         ("lines/gpu0.rail_0/t_ns", 7, 10**12, "times", "reading 7 of 'gpu0.rail_0' is not later than the one before"),
         ("lines/gpu0.rail_0/t_board_ns", 7, 0, "times", "the board's times of 'gpu0.rail_0' go back 1 times"),
-        ("clocks/fake board-0000000000000005/map", (2, 1), 2e12, "clocks", "point 2 lies outside its guaranteed bound"),
-        ("clocks/fake board-0000000000000005/exchanges", (4, 3), 0, "clocks", "exchange 4 ends before it begins"),
     ],
 )  # fmt: skip
 def test_one_wrong_value_is_found_and_said(run, where, row, value, check, text):
