@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from powerd_client import build, journal, open_run
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError
-from powerd_core.model import Flag, Gap
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support import small_run
@@ -63,24 +62,6 @@ def test_every_reading_and_setting_is_in_the_run_file(out):
         assert clock["map"].shape == (10, 3)
         assert len(file["gaps/begin_ns"]) == 0
         assert texts(file) == []
-
-
-def test_every_flag_and_gap_survives_into_the_run_file(out):
-    flags = [*Flag, Flag.STALE | Flag.SATURATED]
-    block = make_block(STREAM, EPOCH, 0, 0, [1000] * len(flags))
-    # Behind a time for each scan and a distance for each reading; one row a scan, one column a line.
-    at = len(flags) * (8 + 4 * len(STREAM.lines))
-    given = np.zeros((len(flags), len(STREAM.lines)), "<u2")
-    given[:, 1] = flags
-    payload = block.payload[:at] + given.tobytes() + block.payload[at + given.nbytes :]
-    end_ns = len(flags) * PERIOD_NS
-    gap = Gap(STREAM.number, EPOCH, 1, end_ns, 2 * end_ns, 1, -1, "unplugged")
-    made = [frames(0)[0], encode(exchange(0)), encode(replace(block, payload=payload)), encode(gap)]
-    build.build_run(make_journal(out, head() + made + stop(2 * end_ns)), out)
-    with open_run(out) as file:
-        assert file["lines/gpu0.rail_1/flags"][:].tolist() == [int(f) for f in flags]
-        assert file["lines/gpu0.rail_0/flags"][:].tolist() == [0] * len(flags)
-        assert file["gaps/cause"].asstr()[:].tolist() == ["unplugged"]
 
 
 def test_marks_in_the_journal_and_in_segments_are_taken_once(out):
@@ -235,37 +216,3 @@ def test_what_is_no_run_is_refused_in_one_line(out, make, message):
     with pytest.raises(RunFileError, match=message) as caught:
         open_run(out)
     assert "\n" not in str(caught.value)
-
-
-def test_a_run_file_that_was_cut_off_or_is_of_another_version_is_refused(out):
-    build.build_run(make_journal(out, head() + frames()), out)
-    data = out.read_bytes()
-    cut = out.with_name("cut.h5")
-    cut.write_bytes(data[: len(data) // 2])
-    with pytest.raises(RunFileError):
-        open_run(cut)
-    with h5py.File(out, "r+") as file:
-        file.attrs["format_version"] = 99
-    with pytest.raises(RunFileError, match="99"):
-        open_run(out)
-    with h5py.File(out, "r+") as file:
-        file.attrs["format_version"] = 1
-        del file["clocks"]
-    with pytest.raises(RunFileError, match="clocks"):
-        open_run(out)
-
-
-def test_a_run_that_is_being_recorded_is_left_alone(out):
-    directory = make_journal(out, head() + frames())
-    held = journal.lock(directory)
-    try:
-        with pytest.raises(RunFileError):
-            open_run(out)
-        with pytest.raises(RunFileError):
-            journal.prepare(out, overwrite=True)
-        with pytest.raises(RunFileError):
-            journal.lock(directory)
-    finally:
-        os.close(held)
-    with open_run(out) as file:
-        assert len(file["lines"]) == 2

@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,13 +15,12 @@ from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
 from powerd_client.device_timing import EVENT_NS, DeviceTimes
 from powerd_client.pairing import PhaseSpans, pair_marks
-from powerd_client.runfile import BOUND_COLUMNS, DIGEST, seal
+from powerd_client.runfile import BOUND_COLUMNS
 from powerd_client.verify import verify_file
 from powerd_core.clock import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
 from powerd_core.model import ClockExchange
 from support.fake_torch import FakeTorch, host_ns
-from support.small_run import make_run_file
 
 CLOCK, PROCESS = 9, 4
 
@@ -71,22 +69,6 @@ def test_an_edge_of_which_only_the_host_knows_has_no_bound(timed: tuple[Path, np
     assert phases.end_bound_ns[-1] == -1
     assert len(phases.begin_bound_ns) == len(phases) == 22
     assert [f for f in verify_file(timed[0]) if f.state == "wrong"] == []
-
-
-def test_files_of_earlier_releases_have_zeros(tmp_path: Path) -> None:
-    path = make_run_file(tmp_path / "run.h5")
-    with h5py.File(path, "r+") as file:
-        for name in BOUND_COLUMNS:
-            del file["phases"][name]
-        _seal(file)
-    assert [f for f in verify_file(path) if f.state == "wrong"] == []
-    with open_run(path) as file:
-        assert read_phases(file["phases"]).end_bound_ns.tolist() == [0] * 11
-
-
-def _seal(file: h5py.File) -> None:
-    file.attrs.pop(DIGEST)
-    seal(file)
 
 
 @given(

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 from powerd_client import Meter, open_run, recording
 from powerd_client.journal import is_locked, journal_path
+from powerd_client.recorder import Attempts
 from powerd_core import wire
 from support.fake_daemon import PERIOD_NS
 from support.steady import steady_daemon, wait_for
@@ -113,8 +113,7 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_
         assert file["phases/cut"][:].tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("deaths", [1, 3])
-def test_a_worker_that_is_killed_at_the_end_is_told_the_end_again(daemon, tmp_path, deaths):
+def test_a_worker_that_is_killed_at_the_end_is_told_the_end_again(daemon, tmp_path):
     """The command to stop is in the pipe, or was taken by a worker that could not obey any more."""
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
@@ -123,7 +122,7 @@ def test_a_worker_that_is_killed_at_the_end_is_told_the_end_again(daemon, tmp_pa
     closing = threading.Thread(target=meter.close)
     closing.start()
     killed = set()
-    while len(killed) < deaths and closing.is_alive():
+    while len(killed) < 3 and closing.is_alive():
         for pid in set(workers(guardian)) - killed:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -153,18 +152,6 @@ def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp
     assert not closing.is_alive()
     attributes, _ = check_whole(out, daemon)
     assert attributes["complete"] == 1
-
-
-def test_without_its_guardian_the_worker_goes_on(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    kill(meter._recording.guardian_pid)
-    assert is_locked(journal_path(out))
-    go_on(daemon)
-    meter.close()
-    assert capfd.readouterr().err == ""
-    attributes, _ = check_whole(out, daemon)
-    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
 
 
 def test_without_guardian_and_worker_the_trainer_builds_the_file(daemon, tmp_path, capfd):
@@ -202,27 +189,6 @@ def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, cap
     assert attributes["complete"] == 1
 
 
-def test_workers_that_die_again_and_again_are_given_up(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    guardian = meter._recording.guardian_pid
-    go_on(daemon)
-    # What every new worker inherits is too little to begin with.
-    resource.prlimit(guardian, resource.RLIMIT_AS, (32 << 20, 32 << 20))
-    kill(meter._recording.pid)
-    meter._recording._process.wait(20)
-    with meter.phase("after"):
-        pass
-    meter.close()
-    told = capfd.readouterr().err.splitlines()
-    assert len(told) == 3
-    assert told[0] == f"powerd: the recorder died (SIGKILL) {AGAIN}"
-    assert "again and again within 60 s and is given up: the training goes on" in told[1]
-    assert "what it had is in" in told[2]
-    attributes, _ = check_whole(out, daemon)
-    assert attributes["rebuilt"] == 1
-
-
 FORKING_TRAINER = """
 import os, sys, time
 from powerd_client import Meter
@@ -250,3 +216,11 @@ def test_a_killed_trainer_is_noticed_though_its_children_hold_the_pipe(daemon, t
     attributes, texts = check_whole(out, daemon)
     assert attributes["complete"] == 0
     assert texts == ["the training process ended without closing the run"]
+
+
+def test_what_dies_again_and_again_is_given_up():
+    attempts = Attempts()
+    pauses = [attempts.pause(float(second)) for second in range(6)]
+    assert pauses[:5] == sorted(pauses[:5])
+    assert pauses[5] is None
+    assert attempts.pause(100.0) == 0

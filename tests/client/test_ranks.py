@@ -11,12 +11,11 @@ from typing import ClassVar
 
 import pytest
 
-from powerd_client import Meter, build, open_run, ranks
+from powerd_client import build, open_run, ranks
 from powerd_client.journal import prepare
 from powerd_client.marks import MarkWriter
 from powerd_client.ranks import APPEAR_S, CLOSE_S, JOIN_S, Rendezvous, rank_here, training_here
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout
-from powerd_core.wire import Message, encode
 from support import small_run
 
 FOUR = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"}
@@ -176,7 +175,7 @@ class TestTheEnd:
         assert APPEAR_S <= later.now_s < APPEAR_S + 1
 
 
-def built(tmp_path, *closed, clock=None):
+def built(tmp_path, *closed):
     """A run file of ranks of which only some closed their marks."""
     out = tmp_path / "run.h5"
     pieces = small_run.whole()
@@ -184,10 +183,6 @@ def built(tmp_path, *closed, clock=None):
     for number, is_closed in enumerate(closed):
         writer = MarkWriter(journal, about=rank(number, len(closed)).about)
         writer.identify([{"index": 0, "uuid": f"GPU-{number:08d}-0000-0000-0000-000000000000", "pci": ""}])
-        if clock:
-            body = {"process": writer.token, "clock": 90 + number, "index": 0, "name": "H200", **clock}
-            with (journal / "journal.bin").open("ab") as file:
-                file.write(encode(Message("device-clock", body, 90 + number)))
         if is_closed:
             writer.close()
         else:
@@ -205,26 +200,6 @@ def test_the_run_file_says_who_its_processes_were_and_who_died(tmp_path):
     assert shown[1] == (1, 2, [{"index": 0, "uuid": "GPU-00000001-0000-0000-0000-000000000000", "pci": ""}])
     assert sorted(shown) == [0, 1]
     assert texts == [f"rank 1 (process {os.getpid()}) ended without closing its Meter"]
-
-
-def test_what_the_device_clock_says_of_the_gpu_is_joined_with_it(tmp_path):
-    uuid = "00000000-0000-0000-0000-000000000000"  # as PyTorch spells it
-    ((process,), _) = built(tmp_path, True, clock={"uuid": uuid, "pci": "0000:3b:00.0"})
-    assert process["devices"] == [{"index": 0, "uuid": f"GPU-{uuid}", "pci": "0000:3b:00.0"}]
-
-
-def test_a_training_that_need_not_be_recorded_goes_on_alone(tmp_path, monkeypatch):
-    for name, value in {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.delenv("POWERD_RUN", raising=False)
-    monkeypatch.setattr(ranks, "JOIN_S", 0.1)
-    with pytest.warns(UserWarning, match="not recorded"):
-        meter = Meter(out=tmp_path / "run.h5", required=False)
-    with meter, meter.phase("forward"):
-        pass
-    with pytest.raises(PeerTimeout):
-        Meter(out=tmp_path / "run.h5")
-    assert list(tmp_path.iterdir()) == []
 
 
 RANKS = """

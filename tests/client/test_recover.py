@@ -40,21 +40,6 @@ def test_a_journal_is_recovered_beside_itself_and_left_as_it_was(out):
     assert recover(directory, out.with_name("b.h5")).recovered == report.recovered
 
 
-def test_a_journal_damaged_in_the_middle_gives_everything_around_the_damage(out):
-    data = bytearray(b"".join(whole()))
-    data[len(data) // 2 : len(data) // 2 + 5000] = bytes(5000)
-    directory = make_journal(out, [bytes(data)])
-    report = recover(directory)
-    assert any("bytes of the journal" in text for text in report.lost)
-    with open_run(report.out) as file:
-        assert "were not received" in causes(file)[0]
-        lost = sum(file["gaps/numbers"][:]) * 40
-        assert lost > 0
-        assert len(file[LINE]["t_ns"]) == 1200 - lost
-        assert file.attrs["complete"] == 1
-    assert wrong(report.out) == {}
-
-
 def test_a_journal_without_its_beginning_is_recovered_with_a_warning(out):
     make_journal(out, [*frames()[:20], description(), *frames()[20:]])
     with pytest.raises(RunFileError, match="joules recover"):
