@@ -104,7 +104,9 @@ def _make_room(run: Path, journal: Path, *, overwrite: bool) -> None:
 
 
 def remove(journal: Path) -> None:
-    """Delete a journal: all of it is in the run file, or nobody wants it. Nothing else deletes one."""
+    """Delete a journal: all of it is in the run file, or nobody wants it. Nothing else does, but `prepare` when told to
+    overwrite.
+    """
     shutil.rmtree(journal, ignore_errors=True)
 
 

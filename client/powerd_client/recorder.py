@@ -44,8 +44,6 @@ _PAUSES_S = (0.0, 0.2, 0.5, 1.0, 2.0)
 _WINDOW_S = 60.0
 _LOOK_S = 0.5
 _TRAINER_LOOK_NS = 20_000_000
-_MAX_TOLD = 50
-"""A recorder that has more to say than this says it in the run file only."""
 _FAREWELL_S = 1.0
 """So long a local powerd may take to end when the process that started it is gone."""
 _LONGEST_BYTES = 107 - len("/powerd.clock")
@@ -115,13 +113,9 @@ class UserHandler(logging.Handler):
     def __init__(self, descriptor: int | None) -> None:
         super().__init__(logging.WARNING)
         self._descriptor = descriptor
-        self._count = 0
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(record.getMessage(), limit=MAX_TEXT)
-        self._count += 1
-        if self._count > _MAX_TOLD:
-            return
         is_told = False
         # A reader that does not read must not stop the recorder.
         with contextlib.suppress(OSError, ValueError):
@@ -210,7 +204,8 @@ class Orders:
                 # The end of a line whose beginning a worker took with it is no command.
                 with contextlib.suppress(ValueError):
                     command = json.loads(line)
-                    commands += [command] if isinstance(command, dict) else []
+                    if isinstance(command, dict):
+                        commands.append(command)
         return commands
 
 

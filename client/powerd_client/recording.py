@@ -154,7 +154,8 @@ class Recording:
         messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for message in messages:
             self.pid = message.get("pid", self.pid)
-            self.warnings += [message["warning"]] if "warning" in message else []
+            if "warning" in message:
+                self.warnings.append(message["warning"])
         return messages
 
     def _await_ready(self) -> None:

@@ -89,7 +89,7 @@ def test_marks_in_the_journal_and_in_segments_are_taken_once(out):
         assert "recorder ended before the run did" in texts(file)[-1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_a_journal_cut_off_anywhere_opens_with_everything_before_the_cut(tmp_path_factory, data):
     out = tmp_path_factory.mktemp("cut") / "run.h5"
