@@ -40,12 +40,12 @@ from powerd_client.runfile import (
     DIGEST,
     clean,
     digest,
+    open_run,
     own_name,
     steady_hdf5,
     write_numbers,
     write_strings,
 )
-from powerd_client.runfile import open_run
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 from powerd_core.text import printable
 

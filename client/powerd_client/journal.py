@@ -35,8 +35,6 @@ RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
 KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""
-_LONGEST_NAME = 255 - len(".1234567.partial")
-"""Of a run file, in bytes: it has such a name while it is written, and file systems take 255."""
 _PIECE_BYTES = 1 << 20
 _TAIL_RECORDS = 4096
 
@@ -69,8 +67,6 @@ def prepare(run: Path, *, overwrite: bool = False) -> Path:
     Raises `RunFileError` when the run file or an unfinished recording of that name is in the way (with ``overwrite``,
     only when one is being recorded right now), or when the directory cannot be made.
     """
-    if len(os.fsencode(run.name)) > _LONGEST_NAME:
-        raise RunFileError(f"the name of {run} is too long: at most {_LONGEST_NAME} bytes")
     journal = journal_path(run)
     try:
         _make_room(run, journal, overwrite=overwrite)
