@@ -50,7 +50,7 @@ def worker(args: argparse.Namespace, out: Path) -> None:
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // world))
     dist.init_process_group(backend)
-    training = Training(name, args.batch or batch, device)
+    training = Training(name, batch, device)
     training.model = DistributedDataParallel(training.model, device_ids=[local] if args.device == "cuda" else None)
     training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.01, momentum=0.9)
     ms: dict[str, list[float]] = {"plain": [], "phases": []}
@@ -77,28 +77,23 @@ def case(args: argparse.Namespace, ranks: int, directory: Path) -> bool:
     """Train with so many ranks and print what came of it. Whether all sums agree."""
     out = directory / f"run{ranks}.h5"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", __file__]
-    for option in ("device", "pairs", "milliseconds", "batch"):
+    for option in ("device", "pairs", "milliseconds"):
         torchrun += [f"--{option}", str(getattr(args, option))]
     environment = {"OMP_NUM_THREADS": "1", **os.environ}  # as torchrun would set it, saying so
     subprocess.run([*torchrun, "--worker", str(out)], check=True, env=environment)
     run, is_met = read_run(out), True
     for rank in range(ranks):
         is_met &= phases_fill_iterations(run, rank, json.loads((directory / f"rank{rank}.json").read_text()))
-    return joules_agree(run, ranks) and is_met
+    return joules_agree(run) and is_met
 
 
-def joules_agree(run: Run, ranks: int) -> bool:
+def joules_agree(run: Run) -> bool:
     """Print joules of ranks against those of their devices; whether they agree."""
     table, worst = phase_table(run), 0.0
     for whole in table.runs:
-        shares = [r.energy_j for r in table.ranks if r.device == whole.device] or [whole.energy_j][: ranks == 1]
-        text = f"    {whole.device} ({whole.provenance}): {whole.energy_j:.2f} J"
-        if not shares:
-            print(f"{text}, {whole.note}")
-            continue
-        worst = max(worst, abs(sum(shares) / whole.energy_j - 1)) if whole.energy_j else worst
-        residual = "none" if whole.residual_j is None else f"{whole.residual_j:+.2g} J"
-        print(f"{text}, of its ranks {' + '.join(f'{j:.2f}' for j in shares)} J; phases + rest miss {residual}")
+        shares = [row.energy_j for row in table.ranks if row.device == whole.device]
+        print(f"    {whole.device} ({whole.provenance}): {whole.energy_j:.2f} J, of its ranks {sum(shares):.2f} J")
+        worst = max(worst, abs(sum(shares) / whole.energy_j - 1)) if shares else worst
     for job in table.jobs:
         print(f"    job on {' + '.join(job.devices)}: {job.energy_j:.3f} J of all ranks, {job.devices_j:.3f} J of them")
         worst = max(worst, abs(job.residual_j) / job.devices_j)
@@ -145,7 +140,6 @@ def main() -> int:
     parser.add_argument("--device", choices=list(CASES), default="cpu")
     parser.add_argument("--pairs", type=int, default=15, help="of a plain and a marked round")
     parser.add_argument("--milliseconds", type=float, default=400.0, help="of each round")
-    parser.add_argument("--batch", type=int, default=0, help="of each rank; 0: as is usual for the device")
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker is not None:
@@ -155,9 +149,7 @@ def main() -> int:
         return 0
     name, batch, backend = CASES[args.device]
     where = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if args.device == "cuda" else "the CPU"
-    print(
-        f"{name}, batch {args.batch or batch} a rank, {backend} on {where} ({machine()}, PyTorch {torch.__version__})"
-    )
+    print(f"{name}, batch {batch} a rank, {backend} on {where} ({machine()}, PyTorch {torch.__version__})")
     is_met = True
     for ranks in (int(n) for n in args.ranks.split(",")):
         if args.device == "cuda" and ranks > torch.cuda.device_count():

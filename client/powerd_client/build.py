@@ -1,15 +1,15 @@
 """From a journal to a run file: one pass for what is small, one pass a stream for the readings.
 
-Memory stays bounded by the number of frames (not readings). What is small is written first: a file that is cut off
-later still has it. Beside the readings a `LossAccount` is kept of what is missing and why, from two sides: the gaps,
-and the numbers of each part, which docs/run-file.md requires to agree.
+`Contents` is what a journal holds, but for the readings, of which only the places are kept: memory stays bounded by the
+number of frames. A journal is what was left by processes that died, on disks that failed: whatever does not make sense
+becomes a message, and the rest is read. What is small is written first: a file that is cut off later still has it. What
+is missing of the readings is counted in `powerd_client.losses`.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,9 +18,14 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_client import journal as journals
 from powerd_client.clock_map import NO_LIMIT, have_host_time, pieces_of, to_host_ns
-from powerd_client.contents import Contents, StreamFrames, phases_of, read_contents
-from powerd_client.hdf5 import (
+from powerd_client.device_timing import DeviceTimes
+from powerd_client.gpus import each_once
+from powerd_client.hostclock import FARTHEST_NS
+from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
+from powerd_client.pairing import PhaseSpans, ProcessNames, pair_marks
+from powerd_client.runfile import (
     BOUND_COLUMNS,
     FORMAT,
     FORMAT_VERSION,
@@ -34,101 +39,199 @@ from powerd_client.hdf5 import (
     write_numbers,
     write_strings,
 )
-from powerd_client.hostclock import FARTHEST_NS
-from powerd_client.pairing import PhaseSpans
 from powerd_core.clock import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError, WireError
-from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Flag, Stream, columns
-from powerd_core.serde import to_document
-from powerd_core.wire import HEADER_BYTES, decode
+from powerd_core.marks import Edges, Marks
+from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Flag, Gap, Stream, columns
+from powerd_core.serde import read_description, to_document
+from powerd_core.wire import Event, Garbage, Message, decode
 
-Note = Callable[[str, str, int], None]
 Int64 = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 
 _BATCH_BYTES = 8 << 20
-_SILENCE_PERIODS = 5
-_SLOW_NS = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEpoch:
-    """One epoch of a stream: who described it, its frames, and its clock (no pieces where nothing maps it)."""
-
-    description: Description
-    stream: Stream
-    frames: StreamFrames
-    pieces: tuple[ClockPiece, ...]
-
-    @property
-    def names(self) -> list[str]:
-        return [own_name(line.name) for line in self.stream.lines]
-
-    @property
-    def clock(self) -> str:
-        """The name of the clock's group in the run file."""
-        return _clock_name(self.description)
-
-    def host_ns(self, t_board_ns: int) -> int:
-        """A board time on the host's clock; it need not be that of a reading."""
-        return int(to_host_ns(np.array([t_board_ns], np.int64), self.pieces)[0])
-
-    @property
-    def reach_ns(self) -> tuple[int, int] | None:
-        """First and last reading on the host's clock, None without any that has a place in time."""
-        blocks = self.frames.blocks.values()
-        if not blocks or not self.pieces:
-            return None
-        first, last = min(p.t_first_ns for p in blocks), max(p.t_last_ns for p in blocks)
-        return self.host_ns(first), self.host_ns(last)
+_LOST_RUN = {"run_id": "unknown", "created_utc": "", "powerd_version": "", "command": [], "environment": {}}
+"""What a run is called whose journal lost its beginning."""
 
 
 @dataclass(slots=True)
-class LossAccount:
-    """What is missing of the readings, and that received and missing is all of it."""
+class Contents:
+    """Everything in a journal but the readings, which stay in the file and are known by their place."""
 
-    note: Note
-    t_start_ns: int
-    t_stop_ns: int
-    end_cause: str
-    """Why readings are missing at the end of the run, if they are."""
-    gaps: list[dict[str, Any]] = field(default_factory=list)
-    parts: list[dict[str, Any]] = field(default_factory=list)
+    run: dict[str, Any] = field(default_factory=dict)
+    t_start_ns: int = 0
+    t_stop_ns: int = 0
+    complete: bool = False
+    stopped: bool = False
+    reception: dict[str, Any] = field(default_factory=dict)
+    descriptions: dict[int, Description] = field(default_factory=dict)
+    """By epoch, in the order in which they were first seen."""
+    exchanges: dict[int, list[ClockExchange]] = field(default_factory=dict)
+    streams: dict[tuple[int, int], StreamFrames] = field(default_factory=dict)
+    """By epoch and stream number."""
+    names: dict[int, ProcessNames] = field(default_factory=dict)
+    marks: dict[int, dict[int, bytes]] = field(default_factory=dict)
+    """By process: raw records by the index of the first of them."""
+    devices: DeviceTimes = field(default_factory=DeviceTimes)
+    messages: list[dict[str, Any]] = field(default_factory=list)
+    size: int = 0
+    damaged: int = 0
+    """Bytes of the journal, and how many of them could not be read."""
 
-    def gap(
-        self, part: StreamEpoch, begin_ns: int, end_ns: int, cause: str, *, lost: int = -1, numbers: int = 0
-    ) -> None:
-        """Readings that are missing. ``numbers`` of the stream would have brought them, as far as known."""
-        self.gaps.append(
-            {
-                "stream": clean(part.stream.source),
-                "lines": part.names,
-                "begin_ns": begin_ns,
-                "end_ns": max(begin_ns, end_ns),
-                "lost": lost,
-                "cause": clean(cause),
-                "numbers": numbers,
-                "clock": part.clock,
-            }
+    def note(self, level: str, text: str, t_ns: int = 0) -> None:
+        """Add a message to the run; those without a time come first."""
+        self.messages.append({"t_ns": t_ns, "level": level, "text": text})
+
+    def take(self, event: Event | Garbage, at: int = 0, size: int = 0) -> None:
+        """The next event; ``at`` and ``size`` are the place of its frame in the journal."""
+        match event:
+            case Block() | Gap() | ClockExchange() if not _is_in_time(event):
+                self.damaged += size
+                self.note("error", f"a frame at {at} in the journal has times that cannot be")
+            case Block() | Gap():
+                frames = self.streams.setdefault((event.epoch, event.stream), StreamFrames())
+                frames.add(event, at, size)
+            case ClockExchange():
+                self.exchanges.setdefault(event.epoch, []).append(event)
+            case Marks():
+                pieces = self.marks.setdefault(event.process, {})
+                # Of two pieces that begin alike the longer one holds the other.
+                if len(event.records) > len(pieces.get(event.first, b"")):
+                    pieces[event.first] = event.records
+            case Edges():
+                self.devices.add_edges(event)
+            case Garbage():
+                self.damaged += event.count
+                text = f"{event.count} bytes of the journal at {at} could not be read ({event.reason})"
+                self.note("info" if event.reason == "cut off" else "error", text)
+            case Message():
+                try:
+                    self._take_message(event.subject, event.epoch, dict(event.body))
+                except (KeyError, TypeError, ValueError, OverflowError) as error:
+                    self.note("error", f"a {event.subject!r} message in the journal makes no sense: {error}")
+
+    def _take_message(self, subject: str, epoch: int, body: dict[str, Any]) -> None:
+        match subject:
+            case "run":
+                # A recorder that was started anew says it again; the first one knows when the run began.
+                texts = {key: str(body[key]) for key in ("run_id", "created_utc", "powerd_version")}
+                objects = {"command": list(body["command"]), "environment": dict(body["environment"])}
+                self.run = self.run or texts | objects
+            case "start":
+                self.t_start_ns = self.t_start_ns or _time_ns(body["t_start_ns"])
+            case "stop":
+                self.t_stop_ns, self.complete = _time_ns(body["t_stop_ns"]), bool(body["complete"])
+                self.reception = dict(body.get("reception", {}))
+                self.stopped = True
+            case "description":
+                description = read_description(body)
+                if description.epoch != epoch:
+                    raise ValueError(f"epoch {description.epoch} in a frame of {epoch}")
+                self.descriptions.setdefault(epoch, description)
+            case "device-clock":
+                self.devices.add_clock(epoch, body)
+            case "phase-names":
+                self.names.setdefault(int(body["process"]), ProcessNames()).take(body)
+            case "note":
+                self.note(str(body["level"]), str(body["text"]), _time_ns(body["t_ns"]))
+
+
+def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
+    """What a journal directory holds, marks that the recorder had not copied included.
+
+    Without ``needs_run`` a journal that does not say which run it is is read too, with a message. Raises
+    `RunFileError`.
+    """
+    contents = Contents()
+    file = journal / "journal.bin"
+    if not journals.has_begun(journal):
+        raise RunFileError(
+            f"{journal} holds nothing of a run: no recording, or one that ended before it began and can be deleted"
         )
+    for event, at, size in journals.read_events(file):
+        contents.take(event, at, size)
+        contents.size = at + size
+    _take_marks(contents, journal)
+    if not contents.run:
+        if needs_run:
+            raise RunFileError(
+                f"{file} does not say which run it is: it is no journal, or its beginning is lost; "
+                f"`joules recover {journal}` makes what it can of it"
+            )
+        contents.run = dict(_LOST_RUN)
+        contents.note("error", "the beginning of the journal is lost: nobody knows which run this is")
+    return contents
 
-    def part(self, part: StreamEpoch, missing: int) -> None:
-        """An epoch of a stream and its numbers: blocks that are there, and ``missing`` ones that gaps declare."""
-        blocks, (first, behind) = part.frames.blocks, part.frames.numbers
-        self.parts.append(
-            {
-                "stream": part.stream.source,
-                "number": part.stream.number,
-                "clock": part.clock,
-                "lines": part.names,
-                "first": first,
-                "behind": behind,
-                "blocks": len(blocks),
-                "missing": missing,
-                "scans": sum(p.scans for p in blocks.values()),
-                "in_file": bool(part.pieces),
-            }
+
+def _take_marks(contents: Contents, journal: Path) -> None:
+    try:
+        tail = journals.MarkTail(journal, consume=False)
+        (names, marks), frames = tail.read(final=True), tail.read_frames()
+    except OSError as error:
+        raise RunFileError(f"cannot read the marks in {journal}: {error.strerror}") from error
+    except (TypeError, ValueError) as error:
+        contents.note("error", f"the files of marks beside the journal cannot be used: {error}")
+        return
+    for event in (*(Message("phase-names", document) for document in names), *marks, *(event for event, _ in frames)):
+        contents.take(event)
+
+
+def _is_in_time(event: Block | Gap | ClockExchange) -> bool:
+    """Whether arithmetic can hold its times, and clocks that never go back can have shown them."""
+    if isinstance(event, ClockExchange):
+        times = [event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, event.t4_host_ns]
+        if times[3] < times[0] or times[2] < times[1]:
+            return False
+    else:
+        times = [t for t in (event.t_first_ns, event.t_last_ns) if isinstance(event, Block) or t != UNKNOWN_TIME_NS]
+    return all(abs(t) <= FARTHEST_NS for t in times)
+
+
+def _time_ns(value: Any) -> int:
+    """A time in a document. Raises `ValueError` for what cannot be one."""
+    if not isinstance(value, int) or abs(value) > FARTHEST_NS:
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return value
+
+
+def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], list[dict[str, Any]]]:
+    """The phases of all processes, the kinds that they are of, the processes. What does not fit becomes a message."""
+    phases, kinds, processes = PhaseSpans(), dict[str, tuple[int, dict[str, Any]]](), []
+    for token in sorted({*contents.names, *contents.marks}):
+        names = contents.names.get(token, ProcessNames())
+        for (t_ns, text), level in names.notes.items():
+            contents.note(level, text, t_ns)
+        process = names.about
+        if known := each_once([*contents.devices.devices_of(token), *names.devices]):
+            process["devices"] = known
+        if "rank" in process and not names.closed:
+            text = f"rank {process['rank']} (process {process.get('pid')}) ended without closing its Meter"
+            contents.note("warning", text, contents.t_stop_ns)
+        processes.append(process)
+        pair_marks(
+            phases,
+            contents.devices.marks(token, contents.marks.get(token, {}), names.timings),
+            process=len(processes) - 1,
+            kinds={
+                number: kinds.setdefault(_kind_key(entry), (len(kinds), entry))[0]
+                for number, entry in names.kinds.items()
+            },
+            names={number: entry["name"] for number, entry in names.kinds.items()},
+            last_ns=contents.t_stop_ns if contents.complete else None,
+            cuts=names.cuts,
         )
+    if contents.devices.unresolved:
+        text = f"{contents.devices.unresolved} edges of phases timed by a device have the host's time only"
+        contents.note("warning", text)
+    phases.sort()
+    for t_ns, text in phases.problems:
+        contents.note("warning", text, t_ns)
+    return phases, [entry for _, entry in kinds.values()], processes
+
+
+def _kind_key(document: dict[str, Any]) -> str:
+    """What makes two kinds of two processes one kind of the run."""
+    return json.dumps([document["name"], document["attributes"], document["timing"]], sort_keys=True)
 
 
 def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
@@ -138,7 +241,7 @@ def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Pr
     journal left as it was.
     """
     write_file(out, read_contents(journal), journal, overwrite=overwrite, progress=progress)
-    shutil.rmtree(journal, ignore_errors=True)
+    journals.remove(journal)
 
 
 def write_file(out: Path, contents: Contents, journal: Path, *, overwrite: bool, progress: Progress) -> None:
@@ -147,10 +250,10 @@ def write_file(out: Path, contents: Contents, journal: Path, *, overwrite: bool,
         with whole_file(out, overwrite=overwrite) as (file, raw):
             for share in _write_run(file, contents, journal / "journal.bin"):
                 raw.check()
-                progress(share)
-    except (OSError, RuntimeError, WireError) as error:
-        if isinstance(error, RunFileError):
-            raise
+                progress(min(share, 1.0))
+    except RunFileError:
+        raise
+    except (OSError, RuntimeError, WireError, ValueError, TypeError, OverflowError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise RunFileError(f"{out} could not be written ({reason}): nothing is lost, it is all in {journal}") from error
 
@@ -158,38 +261,40 @@ def write_file(out: Path, contents: Contents, journal: Path, *, overwrite: bool,
 def _write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Iterator[float]:
     """Write everything, and yield now and then how much of it is written."""
     clocks = _write_clocks(file, contents)
-    groups = [[_part(contents, key, clocks) for key in keys] for keys in _streams(contents)]
+    streams = [in_order([_epoch(contents, key, clocks) for key in keys]) for keys in _streams(contents)]
     phases, kinds, processes = phases_of(contents)
-    reached = [reach for parts in groups for part in parts if (reach := part.reach_ns)]
+    reached = [reach for epochs in streams for epoch in epochs if (reach := epoch.reach_ns)]
     last_ns = max([0, *(last for _, last in reached), *phases.end_ns])
     start_ns = contents.t_start_ns or min([last_ns, *phases.begin_ns])
     stop_ns = contents.t_stop_ns or max(last_ns, start_ns)
+    end_cause = "powerd sent nothing more"
     if not contents.stopped:
-        contents.note("warning", "the recorder ended before the run did: this file was built from its journal", last_ns)
-    _write_head(
-        file,
-        {
-            **contents.run,
-            "host_clock": CLOCK_NAME,
-            "t_start_ns": start_ns,
-            "t_stop_ns": stop_ns,
-            "complete": int(contents.complete),
-            "rebuilt": int(not contents.stopped),
-            "reception": contents.reception,
-        },
-    )
+        end_cause = "the recorder ended before the run did"
+        contents.note("warning", f"{end_cause}: this file was built from its journal", last_ns)
+    head = {
+        **{key: json.dumps(v) if isinstance(v, list | dict) else clean(v) for key, v in contents.run.items()},
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "host_clock": CLOCK_NAME,
+        "t_start_ns": start_ns,
+        "t_stop_ns": stop_ns,
+        "complete": int(contents.complete),
+        "rebuilt": int(not contents.stopped),
+        "reception": json.dumps(contents.reception),
+    }
+    file.attrs.update(head)
     _write_devices(file, list(contents.descriptions.values()))
     _write_phases(file, phases, kinds)
     write_documents(file, "processes", processes)
     file.flush()
-    end_cause = "powerd sent nothing more" if contents.stopped else "the recorder ended before the run did"
-    account = LossAccount(contents.note, start_ns, stop_ns, end_cause)
+    account = LossAccount(start_ns, stop_ns, end_cause)
     total, done = sum(f.size for f in contents.streams.values()) or 1, 0
     lines = file.create_group("lines")
-    for parts in groups:
-        _write_stream(lines, parts, journal_file, account)
-        done += sum(part.frames.size for part in parts)
-        yield done / total
+    for epochs in streams:
+        account.add_stream(epochs)
+        for size in _write_stream(lines, epochs, journal_file, contents, account):
+            done += size
+            yield done / total
     _note_undescribed(contents)
     _write_gaps(file, account.gaps)
     write_documents(file, "parts", account.parts)
@@ -213,12 +318,12 @@ def _streams(contents: Contents) -> list[list[tuple[int, int]]]:
     return [keys for _, _, keys in streams]
 
 
-def _part(contents: Contents, key: tuple[int, int], clocks: dict[int, tuple[ClockPiece, ...]]) -> StreamEpoch:
+def _epoch(contents: Contents, key: tuple[int, int], clocks: dict[int, tuple[ClockPiece, ...]]) -> StreamEpoch:
     epoch, number = key
     description = contents.descriptions[epoch]
     stream = next(s for s in description.streams if s.number == number)
     frames = contents.streams.get(key, StreamFrames())
-    frames.keep_fitting(stream, HEADER_BYTES)
+    frames.keep_fitting(stream)
     return StreamEpoch(description, stream, frames, clocks.get(epoch, ()))
 
 
@@ -227,68 +332,30 @@ def _note_undescribed(contents: Contents) -> None:
     known = {(epoch, s.number) for epoch, d in contents.descriptions.items() for s in d.streams}
     for (epoch, number), frames in contents.streams.items():
         if (epoch, number) not in known and frames.blocks:
-            scans = sum(place.scans for place in frames.blocks.values())
             contents.note(
                 "error",
-                f"{len(frames.blocks)} blocks ({scans} scans) of stream {number} in epoch {epoch:016x} are left out: "
-                "their description is lost",
+                f"{len(frames.blocks)} blocks ({frames.scans} scans) of stream {number} in epoch {epoch:016x} are left "
+                "out: their description is lost",
             )
 
 
-def _write_stream(lines: h5py.Group, parts: Sequence[StreamEpoch], journal_file: Path, account: LossAccount) -> None:
-    """Write all lines of one stream, epoch after epoch, and what is missing into ``account``."""
-    last_ns = told_ns = 0
-    latest = None
+def _write_stream(
+    lines: h5py.Group, epochs: Sequence[StreamEpoch], journal_file: Path, contents: Contents, account: LossAccount
+) -> Iterator[int]:
+    """Write all lines of one stream, epoch after epoch. What has no known time goes into the account.
+
+    Yields now and then how many bytes of the journal have been written since.
+    """
     with journal_file.open("rb") as file:
-        ordered = sorted(parts, key=lambda p: (p.reach_ns or (0, 0))[0])
-        for index, part in enumerate(ordered):
-            holes = list(part.frames.holes())
-            account.part(part, sum(hole.numbers for hole in holes))
-            if not part.pieces:  # a board that never answered a clock exchange: its gaps are over the whole run
-                for i in range(len(part.names)):
-                    _open_line(lines, part, i, account.note, apart=False)
-                whole = account.t_start_ns, account.t_stop_ns
-                for hole in holes:
-                    account.gap(part, *whole, hole.cause, lost=hole.lost, numbers=hole.numbers)
-                if scans := sum(p.scans for p in part.frames.blocks.values()):
-                    cause = "no exchange with the board's clock succeeded: nobody knows when these were read"
-                    account.gap(part, *whole, cause, lost=scans)
+        for epoch in epochs:
+            groups = [_open_line(lines, epoch, index, contents) for index in range(len(epoch.names))]
+            if not epoch.pieces:
                 continue
-            reach = part.reach_ns
-            apart = bool(last_ns and reach and reach[0] <= last_ns)
-            if last_ns and not apart:
-                account.gap(part, last_ns, reach[0] if reach else account.t_stop_ns, "powerd was started anew")
-            for hole in holes:
-                begin, end = (account.t_start_ns if t == UNKNOWN_TIME_NS else part.host_ns(t) for t in hole[:2])
-                # That powerd had ended was known only some time after the next one had begun.
-                begun = [later.reach_ns[0] for later in ordered[index + 1 :] if later.reach_ns]
-                end = min([end, *(t for t in begun if t >= begin)])
-                account.gap(part, begin, end, hole.cause, lost=hole.lost, numbers=hole.numbers)
-                told_ns = max(told_ns, end)
-            _write_part(lines, part, file, account, apart=apart)
-            last_ns, latest = max(last_ns, reach[1] if reach else 0), part
-    # One whose readings have no place in time has said so already.
-    final = latest or next((p for p in parts[-1:] if not p.frames.blocks), None)
-    if final is not None:
-        # A recorder waits for the last reading of the run, but not for that of a slow stream.
-        period_ns = final.stream.period_ns
-        silence_ns = period_ns if period_ns < _SLOW_NS else _SILENCE_PERIODS * period_ns
-        heard_ns = max(last_ns or account.t_start_ns, told_ns)
-        if account.t_stop_ns - heard_ns > silence_ns:
-            account.gap(final, heard_ns, account.t_stop_ns, account.end_cause)
-
-
-def _write_part(lines: h5py.Group, part: StreamEpoch, file: BinaryIO, account: LossAccount, *, apart: bool) -> None:
-    groups = [_open_line(lines, part, index, account.note, apart=apart) for index in range(len(part.names))]
-    unknown = np.zeros(len(part.pieces), np.int64)
-    for arrays in _batches(file, part.frames, part.stream):
-        unknown += _append_readings(groups, part.stream, arrays, part.pieces)
-    cause = f"the clock of {part.description.board} stepped: nobody knows when these were read"
-    for number, lost in enumerate(unknown.tolist()):
-        if lost:
-            before, after = part.pieces[number], part.pieces[min(number + 1, len(part.pieces) - 1)]
-            begin = before.t_board_ns[-1] + round(before.offset_ns[-1])
-            account.gap(part, begin, after.t_board_ns[0] + round(after.offset_ns[0]), cause, lost=lost)
+            unknown = np.zeros(len(epoch.pieces), np.int64)
+            for arrays in _batches(file, epoch.frames, epoch.stream):
+                unknown += _append_readings(groups, epoch.stream, arrays, epoch.pieces)
+                yield sum(array.nbytes for array in arrays.values())
+            account.add_steps(epoch, unknown.tolist())
 
 
 def _batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Arrays]:
@@ -310,17 +377,15 @@ def _batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[A
             batch, size = [], 0
 
 
-def _open_line(lines: h5py.Group, part: StreamEpoch, index: int, note: Note, *, apart: bool) -> h5py.Group:
-    """The group of a line, made where it is not there yet. ``apart``: readings of that time are there, and these come
-    beside them.
-    """
-    description, stream, line = part.description, part.stream, part.stream.lines[index]
+def _open_line(lines: h5py.Group, epoch: StreamEpoch, index: int, contents: Contents) -> h5py.Group:
+    """The group of a line, made where it is not there yet, or cannot be shared."""
+    description, stream, line = epoch.description, epoch.stream, epoch.stream.lines[index]
     conversion = json.dumps(to_document(line.conversion))
     name = own_name(line.name)
-    if name in lines and (apart or lines[name].attrs["conversion"] != conversion):
-        why = "is there twice at a time" if apart else "came back with other settings"
+    if name in lines and (epoch.is_apart or lines[name].attrs["conversion"] != conversion):
+        why = "is there twice at a time" if epoch.is_apart else "came back with other settings"
         name = f"{name}@{description.epoch:016x}"
-        note("warning", f"{line.name} {why}: readings of {description.board} are in {name}", 0)
+        contents.note("warning", f"{line.name} {why}: readings of {description.board} are in {name}")
     if name in lines:
         group = lines[name]
     else:
@@ -337,13 +402,13 @@ def _open_line(lines: h5py.Group, part: StreamEpoch, index: int, note: Note, *, 
                 "conversion": conversion,
                 "accuracy": json.dumps(to_document(line.accuracy)),
                 "detail": json.dumps(to_document(stream.detail)),
-                "clock": part.clock,
+                "clock": epoch.clock,
             }
         )
         codes = ((c.name, c.typecode, "raw code") for c in stream.columns)
         for column, dtype, units in (("t_board_ns", "i8", "ns"), ("t_ns", "i8", "ns"), ("flags", "u2", "bits"), *codes):
             make_dataset(group, column, np.empty(0, dtype), units)
-    group.attrs["clocks"] = [*group.attrs.get("clocks", []), part.clock]
+    group.attrs["clocks"] = [*group.attrs.get("clocks", []), epoch.clock]
     group.attrs["clock_first"] = [*group.attrs.get("clock_first", []), group["t_ns"].shape[0]]
     return group
 
@@ -353,11 +418,8 @@ def _append_readings(
 ) -> Int64:
     """Append readings to the lines' datasets. Returns how many scans have no known time, by the piece before them."""
     t_board = arrays["t_ns"][:, np.newaxis] + arrays["dt_ns"]
-    # A block's header may be right and a time in it no time at all.
-    sound = (t_board >= -FARTHEST_NS) & (t_board <= FARTHEST_NS)
-    t_board = np.clip(t_board, -FARTHEST_NS, FARTHEST_NS)
-    known = sound & have_host_time(t_board.ravel(), pieces).reshape(t_board.shape)
-    t_host = np.clip(to_host_ns(t_board.ravel(), pieces), -FARTHEST_NS, FARTHEST_NS).reshape(t_board.shape)
+    known = have_host_time(t_board.ravel(), pieces).reshape(t_board.shape)
+    t_host = to_host_ns(t_board.ravel(), pieces).reshape(t_board.shape)
     # The codes stay; a reading at no known time is a value for nobody.
     flags = np.where(known, arrays["flags"], arrays["flags"] | np.uint16(Flag.MISSING))
     table = {"t_board_ns": t_board, "t_ns": t_host, "flags": flags}
@@ -369,11 +431,6 @@ def _append_readings(
             dataset.resize((start + len(column),))
             dataset[start:] = column[:, index]
     return np.bincount(pieces_of(arrays["t_ns"][~known.all(axis=1)], pieces), minlength=len(pieces))
-
-
-def _clock_name(description: Description) -> str:
-    """The name of a clock's group in the run file: its board and the epoch."""
-    return f"{own_name(description.board)}-{description.epoch:016x}"
 
 
 def _write_clocks(file: h5py.File, contents: Contents) -> dict[int, tuple[ClockPiece, ...]]:
@@ -388,7 +445,7 @@ def _write_clocks(file: h5py.File, contents: Contents) -> dict[int, tuple[ClockP
         for before in pieces[:-1]:
             t_ns = before.t_board_ns[-1] + round(before.offset_ns[-1])
             contents.note("warning", f"the clock of {description.board!r} stepped against the host's", t_ns)
-        _write_clock(group, _clock_name(description), description.board, epoch, exchanges, pieces)
+        _write_clock(group, clock_name(description), description.board, epoch, exchanges, pieces)
     contents.devices.map_all(contents.exchanges)
     for epoch, pieces in contents.devices.pieces.items():
         device = contents.devices.clocks[epoch]
@@ -458,12 +515,3 @@ def _write_gaps(file: h5py.File, gaps: Sequence[dict[str, Any]]) -> None:
     for name in ("stream", "cause", "clock"):
         write_strings(group, name, [g[name] for g in ordered])
     write_documents(group, "lines", [g["lines"] for g in ordered])
-
-
-def _write_head(file: h5py.File, attributes: dict[str, Any]) -> None:
-    """The attributes of the run; lists and objects as JSON."""
-    plain = {
-        name: json.dumps(value) if isinstance(value, list | dict) else clean(value) if isinstance(value, str) else value
-        for name, value in attributes.items()
-    }
-    file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION, **plain})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,15 +11,10 @@ from powerd_client.hostclock import FARTHEST_NS
 from powerd_core.clock import ClockPiece
 from powerd_core.errors import RunFileError
 
-if TYPE_CHECKING:
-    import h5py
-
-
 Int64 = NDArray[np.int64]
 
-MOST_DRIFT_PPM = 1e6
-"""A clock that runs away faster is none."""
 NO_LIMIT = np.iinfo(np.int64)
+"""Its ends stand in the run file where a piece of a clock's mapping has no limit."""
 
 
 def to_host_ns(t_board_ns: Int64, pieces: Sequence[ClockPiece]) -> Int64:
@@ -80,34 +74,6 @@ def _between(t: Int64, host: Int64, before: ClockPiece, after: ClockPiece) -> In
     begin, end = last + round(before.offset_ns[-1]), first + round(after.offset_ns[0])
     share = np.clip((t - last) / max(first - last, 1), 0.0, 1.0)
     return np.where(t > last, begin + np.rint(share * max(end - begin, 0)).astype(np.int64), host)
-
-
-def read_pieces(clock: h5py.Group) -> tuple[ClockPiece, ...]:
-    """The mapping of a clock's group in a run file. Raises KeyError or ValueError for what is no mapping."""
-    t, bounds, which = clock["map_t_board_ns"][:], clock["map"][:], clock["map_piece"][:]
-    rates, limits = clock["piece_rates"][:], clock["piece_limits_ns"][:]
-    drift, pieces = float(clock.attrs["drift_ppm"]), []
-    check_times(t, "a clock exchange")
-    if not (0 <= drift < MOST_DRIFT_PPM and np.isfinite(bounds).all() and np.isfinite(rates).all()):
-        raise ValueError("the mapping holds numbers that are none")
-    if np.any(np.diff(which) < 0) or set(np.unique(which).tolist()) != set(range(len(rates))):
-        raise ValueError("the pieces of the mapping are not in order")
-    for number, ((before, after), (begin, end)) in enumerate(zip(rates.tolist(), limits.tolist(), strict=True)):
-        inside = which == number
-        offset, low, high = (tuple(column.tolist()) for column in bounds[inside].T)
-        pieces.append(
-            ClockPiece(
-                tuple(t[inside].tolist()),
-                offset,
-                low,
-                high,
-                drift,
-                (before, after),
-                None if begin == NO_LIMIT.min else begin,
-                None if end == NO_LIMIT.max else end,
-            )
-        )
-    return tuple(pieces)
 
 
 def check_times(t_ns: NDArray[np.int64], what: str) -> None:

@@ -3,7 +3,7 @@
     RUN.h5.journal/
         journal.bin          wire frames: the run's own message, descriptions, blocks, gaps, clock exchanges, marks
         lock                 locked by the recorder as long as any of its processes lives
-        job.json             which launch of several ranks it belongs to (`powerd_client.rendezvous`)
+        job.json             which launch of several ranks it belongs to (`powerd_client.ranks`)
         reserve              space that the last words of a run need when the disk is full
         replaces             which run file the run is to take the place of, where one is there
         marks-<token>.names  the phase kinds of one process, a JSON object a line
@@ -23,46 +23,36 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from typing import Final
 
-from powerd_core.errors import RunFileError, VersionError, WireError
+from powerd_core.errors import RunFileError
 from powerd_core.marks import RECORD, Marks, written
 from powerd_core.serde import check_json
-from powerd_core.wire import HEADER_BYTES, Event, FrameReader, Garbage, decode, encode
-
-LONGEST_NAME = 255 - len(".1234567.partial")
-"""Of a run file, in bytes: it has such a name while it is written, and file systems take 255."""
+from powerd_core.wire import Event, FrameReader, Garbage, encode
 
 RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
-
 KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""
-
-
-_SUFFIX = ".journal"
-_REPLACES = "replaces"
+_PIECE_BYTES = 1 << 20
+_TAIL_RECORDS = 4096
 
 
 def check_replaceable(path: Path) -> None:
-    """A file takes the place of a file, never of a device (/dev/null) or a pipe. Raises `RunFileError`."""
-    if path.is_dir():
-        raise RunFileError(f"{path} is a directory: give the name of a file in it")
+    """A file takes the place of a file, never of a directory, a device (/dev/null) or a pipe. Raises `RunFileError`."""
     if path.exists() and not path.is_file():
-        raise RunFileError(f"{path} is a device or a pipe, which no file may replace: give the name of a file")
+        raise RunFileError(f"{path} is a directory, device or pipe, which no file may replace: give the name of a file")
 
 
 def journal_path(run: Path) -> Path:
     """The journal directory that belongs to a run file."""
-    return run.with_name(run.name + _SUFFIX)
+    return run.with_name(f"{run.name}.journal")
 
 
 def run_of(journal: Path) -> Path:
     """The run file that a journal directory belongs to."""
-    return journal.with_name(journal.name.removesuffix(_SUFFIX))
+    return journal.with_name(journal.name.removesuffix(".journal"))
 
 
 def joined_journal() -> Path | None:
@@ -77,42 +67,43 @@ def prepare(run: Path, *, overwrite: bool = False) -> Path:
     Raises `RunFileError` when the run file or an unfinished recording of that name is in the way (with ``overwrite``,
     only when one is being recorded right now), or when the directory cannot be made.
     """
-    if len(os.fsencode(run.name)) > LONGEST_NAME:
-        raise RunFileError(f"the name of {run} is too long: at most {LONGEST_NAME} bytes")
     journal = journal_path(run)
     try:
-        check_replaceable(run)
-        if run.exists() and not overwrite:
-            raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
-        if journal.exists():
-            _remove_earlier(run, journal, overwrite=overwrite)
+        _make_room(run, journal, overwrite=overwrite)
         journal.mkdir()
-        if run.exists():
-            try:
-                (journal / _REPLACES).write_text(_identity(run))
-            except OSError:
-                shutil.rmtree(journal, ignore_errors=True)
-                raise
-    except FileNotFoundError as error:
-        raise RunFileError(f"cannot record into {run}: make its directory {run.parent} first") from error
-    except OSError as error:
-        if isinstance(error, RunFileError):
+        try:
+            if run.exists():
+                (journal / "replaces").write_text(_identity(run))
+        except OSError:
+            remove(journal)
             raise
+    except RunFileError:
+        raise
+    except OSError as error:
         raise RunFileError(f"cannot record into {run}: {error.strerror}: {error.filename}") from error
     return journal
 
 
-def _remove_earlier(run: Path, journal: Path, *, overwrite: bool) -> None:
-    if is_locked(journal):
-        raise RunFileError(f"{run} is being recorded by another process: choose another name")
-    if not overwrite:
-        what = (
-            f"an unfinished run: finish it with `joules info {run}`"
-            if has_begun(journal)
-            else "nothing of a run: its recording begins just now, or ended before it began; then delete it"
-        )
-        raise RunFileError(f"{journal} holds {what}, or overwrite it with overwrite=True (--overwrite)")
-    shutil.rmtree(journal)
+def _make_room(run: Path, journal: Path, *, overwrite: bool) -> None:
+    check_replaceable(run)
+    if run.exists() and not overwrite:
+        raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
+    if journal.exists():
+        if is_locked(journal):
+            raise RunFileError(f"{run} is being recorded by another process: choose another name")
+        if not overwrite:
+            raise RunFileError(
+                f"{journal} is there, of a run that is not finished: `joules info {run}` finishes it; or overwrite it "
+                "with overwrite=True (--overwrite)"
+            )
+        shutil.rmtree(journal)
+
+
+def remove(journal: Path) -> None:
+    """Delete a journal: all of it is in the run file, or nobody wants it. Nothing else does, but `prepare` when told to
+    overwrite.
+    """
+    shutil.rmtree(journal, ignore_errors=True)
 
 
 def is_to_replace(run: Path) -> bool:
@@ -121,7 +112,7 @@ def is_to_replace(run: Path) -> bool:
     """
     journal = journal_path(run)
     try:
-        is_the_one = (journal / _REPLACES).read_text() == _identity(run)
+        is_the_one = (journal / "replaces").read_text() == _identity(run)
     except (OSError, ValueError):
         return False
     return is_the_one and has_begun(journal) and not is_locked(journal)
@@ -162,45 +153,34 @@ def lock(journal: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     return descriptor
 
 
-def read_events(path: Path, *, chunk_bytes: int = 1 << 20) -> Iterator[tuple[Event | Garbage, int, int]]:
+def read_events(path: Path) -> Iterator[tuple[Event | Garbage, int, int]]:
     """Yield each event of a journal file with the offset and the length of its frame.
 
     `Garbage` marks damaged stretches; a tail that is not a whole frame ends the file silently when it is what a killed
     recorder leaves. Raises `RunFileError` for a file that cannot be read.
     """
-    at, reader = 0, FrameReader()
+    at = 0
+    for event, frame in _frames(path):
+        size = event.count if isinstance(event, Garbage) else len(frame)
+        yield event, at, size
+        at += size
+
+
+def _frames(path: Path) -> Iterator[tuple[Event | Garbage, bytes]]:
+    reader = FrameReader()
     try:
         with path.open("rb") as file:
-            while data := file.read(chunk_bytes):
-                for event, frame in reader.feed(data):
-                    size = event.count if isinstance(event, Garbage) else len(frame)
-                    yield event, at, size
-                    at += size
+            while data := file.read(1 << 20):
+                yield from reader.feed(data)
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    for event, _ in reader.close():
-        assert isinstance(event, Garbage)
-        yield event, at, event.count
-
-
-def check_version(path: Path) -> None:
-    """Raises `RunFileError` when a journal file was written in another version of the format."""
-    try:
-        with path.open("rb") as file:
-            decode(file.read(HEADER_BYTES))
-    except VersionError as error:
-        raise RunFileError(f"{path} was written by another release of powerd ({error})") from error
-    except WireError:
-        pass  # cut off or damaged: the reader reports it
-
-
-PIECE_BYTES: Final = 1 << 20
+    yield from reader.close()  # also the frames that a damaged length before them had swallowed
 
 
 class FrameFile:
     """Appends frames under ``directory`` for the process ``token``. Raises `OSError` when it cannot."""
 
-    def __init__(self, directory: Path, token: int, *, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(self, directory: Path, token: int, *, piece_bytes: int = _PIECE_BYTES) -> None:
         self._base = directory / f"frames-{token:016x}"
         self._piece_bytes = piece_bytes
         self._number = 0
@@ -230,50 +210,25 @@ class FrameFile:
             os.close(descriptor)
 
 
-_TAIL_RECORDS = 4096
-
-
-@dataclass(slots=True)
-class Copied:
-    """What of the marks a journal already holds."""
-
-    marks: dict[int, list[list[int]]] = field(default_factory=dict)
-    """By process: begin and end of stretches of record indices, in the order in which they were written."""
-    documents: dict[int, int] = field(default_factory=dict)
-    """By process: how many lines of its names."""
-
-    def add(self, piece: Marks) -> None:
-        stretches = self.marks.setdefault(piece.process, [])
-        end = piece.first + len(piece)
-        for stretch in reversed(stretches):
-            if stretch[1] == piece.first:
-                stretch[1] = end
-                return
-        stretches.append([piece.first, end])
-
-    def records(self, process: int, base: int, count: int) -> int:
-        """How many records of the segment that begins at index ``base`` were copied: they are its first ones."""
-        ends = [end for begin, end in self.marks.get(process, []) if begin < base + count and end > base]
-        return min(max(ends, default=base) - base, count)
-
-
 class MarkTail:
-    """Follows the marks of every process under a journal directory.
+    """Follows what the processes of a training leave under a journal directory: marks, names, and frames.
 
-    `read` gives what is new since the last call: descriptions of processes and kinds as dicts, and raw marks. With
-    ``consume`` a segment that is full and has been read is deleted by the next call, when what was read has surely been
-    written. What was ``copied`` before is not given again.
+    `read` and `read_frames` give what is new since the last call. With ``consume`` a file that is complete and has been
+    read is deleted by the next call, when what was read has surely been written. A recorder that was started anew reads
+    again what is still there, and journals it twice: each mark has its number and is counted once, and the others say
+    the same however often they are said.
     """
 
-    def __init__(self, journal: Path, *, consume: bool, copied: Copied | None = None) -> None:
+    def __init__(self, journal: Path, *, consume: bool) -> None:
         self._journal = journal
         self._consume = consume
-        self._copied = copied or Copied()
         self._done: dict[Path, int] = {}
+        self._readers: dict[Path, FrameReader] = {}
         self._spent: list[Path] = []
 
     def read(self, *, final: bool = False) -> tuple[list[dict[str, object]], list[Marks]]:
-        """New descriptions (each with its ``process``) and new marks, in the order in which they were written.
+        """New descriptions of processes and kinds (each with its ``process``), and new marks, in the order in which
+        they were written.
 
         A record that another thread is still writing holds back those behind it, unless ``final`` says that nobody
         writes.
@@ -292,11 +247,11 @@ class MarkTail:
 
     def _read_segment(self, path: Path, final: bool) -> list[Marks]:
         _, token, number = path.stem.split("-")
-        size, pieces = RECORD.size, []
+        size, pieces = RECORD.size, list[Marks]()
         with path.open("rb") as file:
             records = os.fstat(file.fileno()).st_size // size
             base = int(number) * records
-            at = self._done[path] if path in self._done else self._copied.records(int(token, 16), base, records)
+            at = self._done.get(path, 0)
             while at < records:
                 file.seek(at * size)
                 data = file.read(_TAIL_RECORDS * size)
@@ -315,11 +270,9 @@ class MarkTail:
 
     def _read_names(self, path: Path) -> list[dict[str, object]]:
         process = int(path.stem.split("-")[1], 16)
-        with path.open("rb") as file:
-            file.seek(self._done.get(path, 0))
-            data = file.read()
+        data = self._new_bytes(path)
         whole = data[: data.rfind(b"\n") + 1]
-        self._done[path] = self._done.get(path, 0) + len(whole)
+        self._done[path] -= len(data) - len(whole)
         documents = []
         for text in whole.splitlines():
             try:
@@ -328,44 +281,25 @@ class MarkTail:
                 check_json(document)
             except (ValueError, RecursionError):
                 continue  # a torn line of a process that was killed while writing it
-            if not isinstance(document, dict):
-                continue
-            if self._copied.documents.get(process, 0):
-                self._copied.documents[process] -= 1
-            else:
+            if isinstance(document, dict):
                 documents.append({**document, "process": process})
         return documents
 
-
-class FrameTail:
-    """Follows the frames that processes leave beside their marks (`powerd_client.journal`).
-
-    With ``consume`` a piece that is complete and has been read is deleted by the next call. A recorder that was started
-    anew reads again what is still there: each of these frames says the same however often it is said.
-    """
-
-    def __init__(self, journal: Path, *, consume: bool) -> None:
-        self._journal = journal
-        self._consume = consume
-        self._readers: dict[Path, tuple[FrameReader, int]] = {}
-        self._spent: list[Path] = []
-
-    def read(self) -> list[tuple[Event | Garbage, bytes]]:
+    def read_frames(self) -> list[tuple[Event | Garbage, bytes]]:
         """New frames, each with its bytes (none for garbage)."""
-        for path in self._spent:
-            path.unlink(missing_ok=True)
-            self._readers.pop(path, None)
-        self._spent.clear()
         frames: list[tuple[Event | Garbage, bytes]] = []
         paths = sorted(self._journal.glob("frames-*.bin"))
         for path, following in zip_longest(paths, paths[1:]):
-            reader, at = self._readers.get(path) or (FrameReader(), 0)
-            with path.open("rb") as file:
-                file.seek(at)
-                data = file.read()
-            frames += reader.feed(data)
-            self._readers[path] = reader, at + len(data)
+            data = self._new_bytes(path)
+            frames += self._readers.setdefault(path, FrameReader()).feed(data)
             is_complete = following is not None and following.name.rpartition("-")[0] == path.name.rpartition("-")[0]
             if self._consume and is_complete:
                 self._spent.append(path)
         return frames
+
+    def _new_bytes(self, path: Path) -> bytes:
+        with path.open("rb") as file:
+            file.seek(self._done.get(path, 0))
+            data = file.read()
+        self._done[path] = self._done.get(path, 0) + len(data)
+        return data

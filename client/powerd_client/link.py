@@ -14,7 +14,7 @@ import contextlib
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -30,18 +30,16 @@ from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description
 from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, WINDOW, Backfill, PastEpoch, StreamReceiver
 from powerd_core.serde import read_description
 
-MAX_KEY_BYTES = 1 << 20
 _DENIED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
 _OTHER_MECHANISM = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _HUNG_UP = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 _HANG_UPS = 3
 """A powerd that ends hangs up once; one that cannot read what we send, at every attempt."""
-_REFUSED_PAUSE_NS = 1_000_000_000
 _QUESTIONS = 8
 """So many questions may wait for a connection: those of a long cut would all be answered when it is over."""
-_DEAF_NS = 2_000_000_000
-"""A socket on which nothing has come for so long is connected anew: libzmq gives up for good on a peer that broke the
-protocol, be it that the way damaged a single byte."""
+_DEAF_NS, _REFUSED_NS = 2_000_000_000, 1_000_000_000
+"""A socket on which nothing has come for so long (or that was refused) is connected anew: libzmq gives up for good on a
+peer that refused it or broke the protocol, be it that the way damaged a single byte."""
 _OPEN_EXCHANGES = 64
 """Exchanges that may wait for their answers; on a slow way there are always some."""
 _DESCRIBE_AGAIN_NS = 100_000_000
@@ -59,36 +57,24 @@ def credentials_for(url: str, keys: str | os.PathLike[str] | None = None) -> Cre
 def _read_key(path: Path, is_secret: bool) -> str | None:
     """A file of keys, None when there is none. Refuses what others could have read or changed."""
     try:
-        with path.open("rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            if is_secret and mode & 0o077:
-                raise ConfigError(f"{path}: others could read this secret: run `chmod 600 {path}`, or make new keys")
-            for place, its_mode in ((path, mode), (path.parent, path.parent.stat().st_mode)):
-                if its_mode & 0o022:
-                    raise ConfigError(f"{place}: others can change it: run `chmod go-w {place}` and check the keys")
-            data = file.read(MAX_KEY_BYTES + 1)
+        mode = path.stat().st_mode
+        if is_secret and mode & 0o077:
+            raise ConfigError(f"{path}: others could read this secret: run `chmod 600 {path}`, or make new keys")
+        for place, its_mode in ((path, mode), (path.parent, path.parent.stat().st_mode)):
+            if its_mode & 0o022:
+                raise ConfigError(f"{place}: others can change it: run `chmod go-w {place}` and check the keys")
+        return path.read_text()
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(data) > MAX_KEY_BYTES:
-        raise ConfigError(f"{path}: longer than {MAX_KEY_BYTES} bytes: not a file of keys")
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a text file in UTF-8") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 class Connection:
     """A connection to one endpoint, to be used through ``socket``: connected, refused, gone silent, connected anew."""
 
     def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        endpoint: str,
-        credentials: Credentials | None,
-        *,
-        queue: int = 1000,
+        self, context: zmq.Context[zmq.Socket[bytes]], endpoint: str, credentials: Credentials | None, queue: int
     ) -> None:
         """At most ``queue`` messages wait for it to come about. Raises `ConfigError` for what is no endpoint."""
         self.endpoint = endpoint
@@ -98,8 +84,6 @@ class Connection:
         self._monitor: zmq.Socket[bytes] | None = None
         self._hang_ups = 0
         self._refusal: str | None = None
-        self._refused_ns: int | None = None
-        """When libzmq gave up; None while it goes on."""
         self.socket = socket = context.socket(zmq.DEALER)
         socket.linger = 0
         socket.sndhwm, socket.rcvhwm = queue, 4 * WINDOW
@@ -135,34 +119,28 @@ class Connection:
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._hang_ups, self._refusal, self._refused_ns = 0, None, None
+                self._hang_ups, self._refusal = 0, None
                 continue
             self._hang_ups += event == _HUNG_UP
-            if event != _HUNG_UP:
-                self._refused_ns = now_ns()
             if event != _HUNG_UP or (self._credentials is not None and self._hang_ups >= _HANG_UPS):
                 self._refusal = explain_refusal(self.endpoint, self._credentials, is_denied=event == _DENIED)
         return self._refusal
 
-    def try_again(self) -> None:
-        """Connect anew what was refused a second ago: libzmq gave up for good, but the key may be allowed by now."""
-        self.refusal()
-        if self._refused_ns is not None and now_ns() - self._refused_ns >= _REFUSED_PAUSE_NS:
-            self._refused_ns = None
-            self.reconnect()
-
-    def is_deaf(self, now: int, patience_ns: int = _DEAF_NS) -> bool:
-        """Whether it seems to be connected to nobody. The first call begins to wait for something."""
+    def renew(self, now: int, patience_ns: int = _DEAF_NS) -> bool:
+        """Connect anew where it seems to be connected to nobody. The first call begins to wait for something."""
         self.heard_ns = self.heard_ns or now
-        return now - self.heard_ns > patience_ns
+        is_deaf = now - self.heard_ns > (_REFUSED_NS if self.refusal() else patience_ns)
+        if is_deaf:
+            self.reconnect()
+        return is_deaf
 
     def reconnect(self) -> None:
         """Connect anew."""
         self.heard_ns = now_ns()
-        with contextlib.suppress(zmq.ZMQError):  # libzmq may have forgotten it already
-            self.socket.disconnect(self.endpoint)
-        with contextlib.suppress(zmq.ZMQError):  # it could be connected once; the next attempt is soon
-            self.socket.connect(self.endpoint)
+        for connect in (self.socket.disconnect, self.socket.connect):
+            # libzmq may have forgotten it already; and it could be connected once: the next attempt is soon.
+            with contextlib.suppress(zmq.ZMQError):
+                connect(self.endpoint)
 
     def close(self) -> None:
         if self._monitor is not None:
@@ -233,7 +211,7 @@ class Exchanges:
         if not isinstance(event, ClockExchange) or event.t1_host_ns not in self._open:
             return None
         self._open.remove(event.t1_host_ns)
-        exchange = ClockExchange(event.epoch, event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, t4)
+        exchange = replace(event, t4_host_ns=t4)
         self._filter.add(exchange)
         try:
             self._offsets[exchange.epoch] = self._filter.at(exchange.t_board_ns)[0]
@@ -277,12 +255,10 @@ class BoardLink:
         self._refused = 0
         self._context = context
         self._credentials = credentials_for(url, keys)
-        self._control = Connection(context, url, self._credentials, queue=_QUESTIONS)
+        self._control = Connection(context, url, self._credentials, _QUESTIONS)
         self._data: Connection | None = None
         self._clock: Connection | None = None
         self._described_ns = 0
-        self._unreadable = ""
-        """What was wrong with the last description that could not be taken over."""
         self._exchanges = Exchanges()
         if memory is not None:
             self.description, self.streams = memory.description, memory.streams
@@ -304,9 +280,6 @@ class BoardLink:
         """Clock exchanges, once it has been described: `late_exchanges` when something has come."""
         return self._clock.socket if self._clock is not None else None
 
-    def _connections(self) -> list[Connection]:
-        return [c for c in (self._control, self._data, self._clock) if c is not None]
-
     def _connect_streams(self, description: Description) -> None:
         """Connect to the endpoints of a description, where that is not done yet. Raises `PeerError` and `ConfigError`
         for those that cannot be used.
@@ -324,7 +297,7 @@ class BoardLink:
         if old is not None and old.endpoint == endpoint:
             return old
         # The new one first: an endpoint that cannot be used leaves us the one that we have.
-        connection = Connection(self._context, endpoint, self._credentials, queue=queue)
+        connection = Connection(self._context, endpoint, self._credentials, queue)
         if old is not None:
             old.close()
         return connection
@@ -347,18 +320,14 @@ class BoardLink:
                 raise PeerError(reason)
             elif now_ns() - self._described_ns > SILENCE_NS // 2:
                 self.ask_description()  # the first may have gone to a powerd that was just ending
-        if self._unreadable:
-            raise PeerError(
-                f"what the powerd at {self.url} says of itself cannot be read ({self._unreadable}): use the same "
-                "release of powerd there and here"
-            )
         raise PeerTimeout(
             f"no powerd answers at {self.url} within {timeout_s:g} s: is it running there, and is that its address?"
         )
 
     def refusal(self) -> str | None:
         """Why the board refuses this client's keys, and what to do; None when it does not."""
-        return next((reason for c in self._connections() if (reason := c.refusal())), None)
+        connections = [c for c in (self._control, self._data, self._clock) if c is not None]
+        return next((reason for c in connections if (reason := c.refusal())), None)
 
     def ask_description(self) -> None:
         """Send a request whose answer `receive_control` will give."""
@@ -368,29 +337,30 @@ class BoardLink:
     def receive_control(self) -> Description | None:
         """One message of the control socket: a description (taken over), or something else.
 
-        Raises `VersionError` and, for what the daemon refuses, `PeerError`.
+        Raises `VersionError`, and `PeerError` for what the daemon refuses and a description that cannot be read.
         """
         frame = self.control.recv(zmq.NOBLOCK)
         try:
             event = wire.decode(frame)
-            if isinstance(event, wire.Message) and event.subject == "description":
-                try:
-                    description = read_description(event.body)
-                except WireError as error:
-                    self._unreadable = str(error)
-                    raise
-                self._take_description(description)
-                return description
-            if isinstance(event, wire.Message) and event.subject == "epochs" and self.description is not None:
+            if not isinstance(event, wire.Message):
+                return None
+            if event.subject == "epochs" and self.description is not None:
                 self.earlier.take_answer(event.body, self.description.epoch)
         except VersionError as error:
             raise VersionError(f"{self.url}: {error}") from error
         except WireError:
             self._refused += 1
             return None
-        if isinstance(event, wire.Message) and event.subject == "error":
+        if event.subject == "error":
             raise PeerError(f"the powerd at {self.url} refuses: {event.body.get('message', 'no reason given')}")
-        return None
+        if event.subject != "description":
+            return None
+        try:
+            description = read_description(event.body)
+        except WireError as error:
+            raise PeerError(f"{self.url} says what this release of powerd cannot read: {error}") from error
+        self._take_description(description)
+        return description
 
     def _take_description(self, new: Description) -> None:
         old = self.description
@@ -429,26 +399,26 @@ class BoardLink:
 
     def ask(self) -> None:
         """Ask for what is missing wherever it is time to."""
-        for connection in self._connections():
-            connection.try_again()
+        now = now_ns()
+        self._renew(now)
         if self.description is None:
             return
-        now = now_ns()
-        self._renew_deaf(now)
         for state in chain(self.streams.values(), self.earlier.receivers()):
             self._ask_for(state, now)
         if self.earlier.open and self.earlier.question_is_due(now):
             self._control.send(wire.Message("epochs", {"client": self.client}))
 
-    def _renew_deaf(self, now: int) -> None:
+    def _renew(self, now: int) -> None:
         """Connect anew what seems to be connected to nobody; the control socket, which is mostly silent, with them."""
         if self._data is None or self._clock is None:
+            if self._control.refusal() is not None:
+                self._control.renew(now, _DEAF_NS)
             return
         slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)
         self._clock.heard_ns = max(self._clock.heard_ns, self._exchanges.heard_ns)
-        deaf = [c for c, ns in ((self._data, max(_DEAF_NS, slow_ns)), (self._clock, _DEAF_NS)) if c.is_deaf(now, ns)]
-        for connection in (*deaf, self._control) if deaf else ():
-            connection.reconnect()
+        are_deaf = self._data.renew(now, max(_DEAF_NS, slow_ns)), self._clock.renew(now, _DEAF_NS)
+        if any(are_deaf):
+            self._control.reconnect()
 
     def _ask_for(self, state: StreamReceiver, now: int) -> None:
         if state.epoch in self.earlier.open and state.end is None:
@@ -507,5 +477,6 @@ class BoardLink:
         return notes
 
     def close(self) -> None:
-        for connection in self._connections():
-            connection.close()
+        for connection in (self._control, self._data, self._clock):
+            if connection is not None:
+                connection.close()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.hostclock import anchor_note, now_ns, take_anchor
-from powerd_client.job import MAX_TEXT, log
-from powerd_client.journal import Copied, FrameTail, MarkTail, check_version, read_events, run_of
+from powerd_client.journal import MarkTail, read_events, run_of
 from powerd_client.link import LinkMemory
+from powerd_client.recorder import MAX_TEXT, log
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import Marks
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
@@ -58,7 +58,6 @@ class Past:
     has_start: bool = False
     has_stop: bool = False
     notes: set[str] = field(default_factory=set)
-    copied: Copied = field(default_factory=Copied)
     _places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """By epoch and stream: the next number, and the board time of the last reading."""
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -96,8 +95,6 @@ class Past:
                 self._reach(event, event.sequence + 1)
             case Gap():
                 self._reach(event, event.sequence + event.span)
-            case Marks():
-                self.copied.add(event)
             case Message():
                 self._take_message(event.subject, event.body, event.epoch)
 
@@ -116,9 +113,6 @@ class Past:
                 self.has_stop = True
             case "note":
                 self.notes.add(str(body.get("text")))
-            case "phase-names":
-                process = int(body["process"])
-                self.copied.documents[process] = self.copied.documents.get(process, 0) + 1
             case "description":
                 with contextlib.suppress(WireError):  # a damaged one is asked for again
                     self._descriptions[epoch] = read_description(body)
@@ -138,7 +132,6 @@ def read_past(journal: Path) -> Past:
     past, file = Past(), journal / "journal.bin"
     if not file.exists():
         return past
-    check_version(file)
     for event, at, size in read_events(file):
         if not isinstance(event, Garbage):
             past.take(event)
@@ -165,8 +158,7 @@ class Logbook:
         self._bytes = self._failed_ns = 0
         with contextlib.suppress(OSError):
             _reserve(journal / "reserve")
-        self._marks = MarkTail(journal, consume=True, copied=past.copied if past else None)
-        self._device_frames = FrameTail(journal, consume=True)
+        self._marks = MarkTail(journal, consume=True)
         self._noted = set(past.notes) if past else set()
         self._tail_ns = self._anchors = self._anchor_ns = 0
 
@@ -214,7 +206,7 @@ class Logbook:
             self.add(Message("phase-names", document))
         for piece in marks:
             self.add(piece)
-        for event, frame in self._device_frames.read():
+        for event, frame in self._marks.read_frames():
             if not isinstance(event, Garbage):
                 self.add(event, frame)
 

@@ -21,8 +21,8 @@ from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
 from powerd_client.phase import BASELINE, Attribute, Loader, Phase, check_seconds
+from powerd_client.ranks import Rendezvous
 from powerd_client.recording import Recording, take_part
-from powerd_client.rendezvous import Rendezvous
 from powerd_core.errors import ConfigError, PowerdError, RunFileError
 
 if TYPE_CHECKING:

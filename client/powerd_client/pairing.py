@@ -1,15 +1,56 @@
-"""Marks read back: which begin belongs to which end, and what to do when one is missing."""
+"""Phases out of marks: which begin belongs to which end, and what to do when one is missing."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import Any
 
 from powerd_core.marks import Mark
+
+_ABOUT = ("pid", "command", "rank", "local_rank", "world_size")
+"""What the run file says of a process, beside its devices."""
+
+
+@dataclass(slots=True)
+class ProcessNames:
+    """What a training process said beside its marks (docs/journal.md), by what it is for."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    devices: list[dict[str, Any]] = field(default_factory=list)
+    kinds: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By the process's own number: name, attributes and timing."""
+    cuts: dict[int, int] = field(default_factory=dict)
+    """Numbers that stand for no phase, and the kind that such a mark cuts."""
+    notes: dict[tuple[int, str], str] = field(default_factory=dict)
+    """Level by time and text: the journal and the names' file may both hold one."""
+    closed: bool = False
+
+    def take(self, document: dict[str, Any]) -> None:
+        """The next document. Raises KeyError, TypeError or ValueError for what is none."""
+        if "note" in document:
+            self.notes[int(document["t_ns"]), str(document["note"])] = str(document["level"])
+        elif "closed" in document:
+            self.closed = True
+        elif "devices" in document:
+            self.devices += [d for d in document["devices"] if isinstance(d, dict)]
+        elif "cuts" in document:
+            self.cuts[int(document["kind"])] = int(document["cuts"])
+        elif "kind" in document:
+            self.kinds[int(document["kind"])] = {
+                "name": str(document["name"]),
+                "attributes": dict(document["attributes"]),
+                "timing": str(document["timing"]),
+            }
+        elif not self.about:
+            self.about = {key: document[key] for key in _ABOUT if key in document}
+
+    @property
+    def timings(self) -> dict[int, str]:
+        """By number of a kind, or of what cuts one."""
+        own = {number: entry["timing"] for number, entry in self.kinds.items()}
+        return own | {number: own.get(cut, "") for number, cut in self.cuts.items()}
 
 
 @dataclass(slots=True)
@@ -48,11 +89,11 @@ class PhaseSpans:
     def sort(self) -> None:
         """Order by beginning (of those that begin together, the longer first)."""
         order = sorted(range(len(self.begin_ns)), key=lambda i: (self.begin_ns[i], -self.end_ns[i], i))
-        place = {old: new for new, old in enumerate(order)}
-        for name in ("begin_ns", "end_ns", "kind", "process", "cut", "begin_bound_ns", "end_bound_ns"):
+        place = {old: new for new, old in enumerate(order)} | {-1: -1}
+        self.parent = [place[parent] for parent in self.parent]
+        for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", "begin_bound_ns", "end_bound_ns"):
             values = getattr(self, name)
             setattr(self, name, [values[i] for i in order])
-        self.parent = [place[self.parent[i]] if self.parent[i] >= 0 else -1 for i in order]
 
 
 def pair_marks(
@@ -63,7 +104,7 @@ def pair_marks(
     kinds: Mapping[int, int],
     names: Mapping[int, str],
     last_ns: int | None = None,
-    cuts: Mapping[int, int] = MappingProxyType({}),
+    cuts: Mapping[int, int],
 ) -> None:
     """Add the phases of one process to ``spans``, from its marks in the order in which they were written.
 
@@ -132,12 +173,14 @@ class _Pairing:
         is_cut = mark.kind in self.cuts
         kind = self.kinds.get(self.cuts.get(mark.kind, mark.kind))
         depth = next((d for d in reversed(range(len(open_phases))) if self.spans.kind[open_phases[d]] == kind), None)
-        if not is_cut and depth is None:
-            text = f"phase {self.names[mark.kind]!r} was ended without being begun in its thread"
-            self.report(mark.t_host_ns, text)
-        elif not is_cut and depth is not None and len(open_phases) > depth + 1:
+        if depth is None:
+            if not is_cut:
+                text = f"phase {self.names[mark.kind]!r} was ended without being begun in its thread"
+                self.report(mark.t_host_ns, text)
+            return
+        if not is_cut and len(open_phases) > depth + 1:
             self.report(mark.t_host_ns, f"a phase inside {self.names[mark.kind]!r} was not ended before it")
-        while depth is not None and len(open_phases) > depth:
+        while len(open_phases) > depth:
             index = open_phases.pop()
             self.spans.end(index, mark, is_cut=is_cut or len(open_phases) > depth)
 
@@ -151,8 +194,3 @@ class _Pairing:
             self.spans.end_ns[index] = end_ns
             if self.spans.begin_bound_ns[index]:  # timed by a device, which never said when it came to the end
                 self.spans.end_bound_ns[index] = -1
-
-
-def kind_key(document: Mapping[str, Any]) -> str:
-    """What makes two kinds of two processes one kind of the run."""
-    return json.dumps([document["name"], document["attributes"], document["timing"]], sort_keys=True)

@@ -1,18 +1,35 @@
-"""Which rank of a distributed training this process is, as its launcher says in the environment."""
+"""Which rank of a distributed training this process is, and how the ranks of one machine share one recording."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic, sleep
+from typing import NamedTuple
 
-from powerd_core.errors import ConfigError
+from powerd_client.journal import journal_path
+from powerd_client.log import tell
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
 from powerd_core.text import printable
 
 JOB_ENVIRONMENT = "POWERD_JOB"
 """Environment variable with any text that is the same in all ranks of one launch, on all its machines, and in no other
 launch: for launchers that start each rank through a process of its own."""
+
+JOIN_S = 60.0
+"""So long a rank waits for local rank 0 to begin."""
+CLOSE_S = 60.0
+"""So long local rank 0 waits for the others to close."""
+APPEAR_S = 30.0
+"""A rank that has made no Meter so long after local rank 0 did will make none."""
+_SAY_S = 3.0
+_LOOK_S = 0.02
+
+_opened: dict[Path, int] = {}
+"""How many recordings this process has opened of a file: the n-th of one rank is the n-th of the others."""
 
 _NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -90,11 +107,8 @@ def _launch(environment: Mapping[str, str]) -> str:
 
 
 def training_here(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What a run file says of the training as a whole, the same on all its machines, as far as the launcher tells.
-
-    ``job`` names it: `JOB_ENVIRONMENT`, else the job and step of Slurm, else torchrun's id and where its ranks meet.
-    The last may be the same for the next training too. ``machines`` is how many there are.
-    """
+    """What a run file says of the training as a whole, the same on all its machines, as far as the launcher tells:
+    its name ``job`` and how many ``machines`` there are."""
     names = ("SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
     cluster, job, step, run, address, port = (environment.get(name, "") for name in names)
     training = {}
@@ -117,3 +131,113 @@ def started(pid: int) -> str | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+class Rendezvous:
+    """The recording that the ranks of one machine share: local rank 0 records, the others join, and the end waits for
+    all of them.
+
+    They meet at the journal: ``job.json`` in it says which launch it belongs to and whether readings flow. A journal
+    that an earlier job left is never joined, since its launch is another one.
+    """
+
+    def __init__(self, out: Path, rank: Rank) -> None:
+        self.rank = rank
+        self.out = rank.file_of(out).absolute()
+        self.journal = journal_path(self.out)
+        _opened[self.out] = _opened.get(self.out, 0) + 1
+        self._job = f"{rank.launch} {_opened[self.out]}"
+        self._began_s = monotonic()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the one that records."""
+        return self.rank.local_rank == 0
+
+    def announce(self, *, ready: bool) -> None:
+        """Tell the other ranks that this journal is theirs, and whether it can be joined. Raises `RunFileError`."""
+        partial = self.journal / "job.json.new"
+        try:
+            partial.write_text(json.dumps({"job": self._job, "ready": ready, "pid": os.getpid()}))
+            partial.replace(self.journal / "job.json")
+        except OSError as error:
+            raise RunFileError(f"cannot record into {self.out}: {error.strerror}: {error.filename}") from error
+
+    def join(self, *, overwrite: bool) -> None:
+        """Wait until local rank 0 records.
+
+        Raises `RunFileError` when a run file of that name is in the way, `PeerError` when rank 0 gave up, and
+        `PeerTimeout`.
+        """
+        me, was_announced, is_told = f"rank {self.rank.rank}", False, False
+        while (is_ready := self._is_ready()) is not True:
+            waited_s = monotonic() - self._began_s
+            if is_ready is None and was_announced:
+                raise PeerError(f"{me}: local rank 0 could not begin to record {self.out}: its own message says why")
+            if is_ready is None and self.out.exists() and not overwrite:
+                raise RunFileError(f"{me}: {self.out} exists: choose another name, or overwrite it with overwrite=True")
+            if waited_s > JOIN_S:
+                raise PeerTimeout(
+                    f"{me} waited {JOIN_S:g} s for local rank 0 to record {self.out}: make the Meter in every rank, "
+                    f"with the same out, before anything that waits for other ranks, or set {JOB_ENVIRONMENT}"
+                )
+            if waited_s > _SAY_S and not is_told:
+                is_told = True
+                tell(f"{me} waits for local rank 0 to begin the recording of {self.out.name}, at most {JOIN_S:g} s")
+            was_announced = was_announced or is_ready is False
+            sleep(_LOOK_S)
+
+    def _is_ready(self) -> bool | None:
+        """Whether this job's journal can be joined; None while there is none."""
+        try:
+            document = json.loads((self.journal / "job.json").read_text())
+            return bool(document["ready"]) if document["job"] == self._job else None
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def await_others(self) -> list[str]:
+        """In local rank 0: wait until every rank of this machine has closed its marks, or died. What the run should say
+        of those that have not.
+        """
+        if not self.is_first:
+            return []
+        begin_s, is_told = monotonic(), False
+        while True:
+            members = [m for path in self.journal.glob("marks-*.names") if (m := _read_member(path)) is not None]
+            absent = sorted({*range(1, self.rank.local_world_size)} - {m.local_rank for m in members})
+            still_open = [m for m in members if m.is_open and m.local_rank > 0]
+            now_s = monotonic()
+            may_appear = now_s - self._began_s < APPEAR_S
+            if now_s - begin_s > CLOSE_S or not (still_open or (absent and may_appear)):
+                break
+            if now_s - begin_s > _SAY_S and not is_told:
+                names = [f"rank {m.rank} (process {m.pid})" for m in still_open] + [f"local rank {k}" for k in absent]
+                is_told = True
+                tell(f"waiting for {', '.join(names)} to close its Meter, at most {CLOSE_S:g} s")
+            sleep(_LOOK_S)
+        notes = [
+            f"rank {m.rank} (process {m.pid}) had not closed its Meter {CLOSE_S:g} s after local rank 0: what it "
+            "marked later is not here"
+            for m in still_open
+        ]
+        return [*notes, *(f"local rank {k} made no Meter: its phases are not in this run" for k in absent)]
+
+
+class _Member(NamedTuple):
+    """What a process of the recording says of itself."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    is_open: bool
+
+
+def _read_member(path: Path) -> _Member | None:
+    """None for what is no rank, such as a counter of pmlib's, or has not been written yet."""
+    try:
+        lines = path.read_bytes().splitlines()
+        about = json.loads(lines[0])
+        rank, local_rank, pid = int(about["rank"]), int(about["local_rank"]), int(about["pid"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return None
+    return _Member(rank, local_rank, pid, not lines[-1].startswith(b'{"closed"') and started(pid) is not None)

@@ -15,7 +15,6 @@ import platform
 import secrets
 import select
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -31,18 +30,16 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
 from powerd_client.log import last_line, tell
 from powerd_client.phase import check_seconds, mark_baseline
-from powerd_client.ranks import rank_here
-from powerd_client.rendezvous import Rendezvous
+from powerd_client.ranks import Rendezvous, rank_here
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
 
 _START_TIMEOUT_S = 30.0
 _END_S = 3.0
 """So long a recorder that is abandoned may take to end by itself, and then by SIGTERM."""
-_WRITES_S = 10.0
-"""The end of a long run, or a slow powerd's last readings, may take so long; then the user is told."""
-_WAITS_S = 5.0
-"""After so long without a word from the recorder at the end, the user is told why nothing happens."""
+_WAITS_S = 10.0
+"""After so long at the end the user is told what is waited for."""
 _GIVE_UP_S = 60.0
+"""So long a recorder may be silent at the end."""
 
 
 def release() -> str:
@@ -95,15 +92,11 @@ class Recording:
         self._unfinished_line = b""
         self._process: subprocess.Popen[bytes] | None = None
         self.journal = journals.prepare(self.out, overwrite=overwrite)
-        stderr = None
-        with contextlib.suppress(OSError):  # this process may have none
-            stderr = os.dup(2)
         job = {
             "out": str(self.out),
             "journal": str(self.journal),
             "urls": urls,
             "parent_pid": os.getpid(),
-            "stderr": stderr,
             "trainer_pid": trainer_pid,
             "overwrite": overwrite,
             "source": source,
@@ -115,22 +108,10 @@ class Recording:
                 "environment": environment(),
             },
         }
-        own = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
         try:
             if rendezvous is not None:
                 rendezvous.announce(ready=False)
-            with (self.journal / "recorder.log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "powerd_client.recorder"],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=os.environ | own,
-                    pass_fds=() if stderr is None else (stderr,),
-                    start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
-                )
-            self.guardian_pid = self._process.pid
-            self._write([job])
+            self._start(job, {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {})
             self._await_ready()
             if rendezvous is not None:
                 rendezvous.announce(ready=True)
@@ -139,11 +120,19 @@ class Recording:
             if isinstance(error, OSError) and not isinstance(error, PowerdError):
                 raise PeerError(f"the recorder cannot be started: {error.strerror or error}") from error
             raise
-        finally:
-            if stderr is not None:
-                os.close(stderr)
 
-    def _write(self, documents: list[dict[str, Any]]) -> None:
+    def _start(self, job: dict[str, Any], own: dict[str, str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "powerd_client.recorder"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=os.environ | own,
+            start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
+        )
+        self.guardian_pid = self._process.pid
+        self._write(job)
+
+    def _write(self, *documents: dict[str, Any]) -> None:
         """JSON objects on its standard input, one a line. One that died hears nothing; to listen will tell."""
         assert self._process is not None
         assert self._process.stdin is not None
@@ -165,15 +154,15 @@ class Recording:
         messages: list[dict[str, Any]] = [json.loads(line) for line in lines]
         for message in messages:
             self.pid = message.get("pid", self.pid)
-            if "warning" in message and not message.get("told"):
+            if "warning" in message:
                 self.warnings.append(message["warning"])
         return messages
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + _START_TIMEOUT_S
         log = self.journal / "recorder.log"
-        while time.monotonic() < deadline:
-            messages = self.listen(deadline - time.monotonic())
+        while (left_s := deadline - time.monotonic()) > 0:
+            messages = self.listen(left_s)
             if messages is None:
                 raise PeerError(f"the recorder ended before it began: {last_line(log)}")
             for message in messages:
@@ -186,7 +175,7 @@ class Recording:
     def abandon(self) -> None:
         """Stop the recorder at once and remove the journal: a recording that never began."""
         if (process := self._process) is not None:
-            self._write([{"abandon": True}])
+            self._write({"abandon": True})
             for stop in (process.terminate, process.kill):
                 try:
                     process.wait(_END_S)
@@ -196,7 +185,7 @@ class Recording:
             with contextlib.suppress(OSError):  # its worker does not outlive it
                 os.killpg(process.pid, signal.SIGKILL)
             self._close_pipes()
-        shutil.rmtree(self.journal, ignore_errors=True)
+        journals.remove(self.journal)
 
     def _close_pipes(self) -> None:
         assert self._process is not None
@@ -214,7 +203,7 @@ class Recording:
         """
         assert self._process is not None
         last_words: list[dict[str, Any]] = [*([{"note": failure}] if failure else []), {"stop_ns": stop_ns}]
-        self._write(last_words)
+        self._write(*last_words)
         if failure and not told:
             self.warnings.append(failure)
         try:
@@ -239,28 +228,23 @@ class Recording:
     def _await_end(self, last_words: list[dict[str, Any]]) -> bool | None:
         """Whether the recorder ended in order; None when it neither ends nor says anything."""
         started = heard = time.monotonic()
-        is_waiting = is_writing = False
-        while True:
-            messages = self.listen(0.2)
+        is_told = False
+        while (messages := self.listen(0.2)) is not None:
             now = time.monotonic()
-            if messages is None:
-                return False
             for message in messages:
                 heard = now
                 if "restarted" in message:
-                    self._write(last_words)  # its predecessor may have taken them with it
+                    self._write(*last_words)  # its predecessor may have taken them with it
                 if "error" in message:
                     self.warnings.append(message["error"])
                 if {"done", "error"} & message.keys():
                     return True
             if now - heard > _GIVE_UP_S:
                 return None
-            if now - heard > _WAITS_S and not is_waiting:
-                is_waiting = True
-                tell(f"waiting for the recorder (process {self.pid}), which does not answer, for {_GIVE_UP_S:g} s")
-            elif now - started > _WRITES_S and not is_writing and not is_waiting:
-                is_writing = True
-                tell(f"the recorder writes {self.out.name}")
+            if now - started > _WAITS_S and not is_told:
+                is_told = True
+                tell(f"waiting for the recorder (process {self.pid}), which writes {self.out.name}")
+        return False
 
     def _build(self, status: int) -> None:
         """The recorder's work, from what it left."""

@@ -1,8 +1,4 @@
-"""`joules recover`: a run file out of what is left of a journal. The journal is only read.
-
-A damaged HDF5 file is not repaired: it was whole and synced when its journal went away, and HDF5 still reads every
-dataset of it that is whole.
-"""
+"""`joules recover`: a run file out of what is left of a journal. The journal is only read."""
 
 from __future__ import annotations
 
@@ -14,8 +10,7 @@ from pathlib import Path
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client.build import write_file
-from powerd_client.contents import read_contents
+from powerd_client.build import read_contents, write_file
 from powerd_client.runfile import open_run, reading
 from powerd_core.errors import RunFileError
 
@@ -44,7 +39,15 @@ def recover(
     ``path`` is a journal directory, or the name of a run of which only the journal is there. Raises `RunFileError` when
     there is nothing to recover, for a run file, or when the new file cannot be written.
     """
-    journal, run = _journal_of(Path(path))
+    path = Path(path)
+    journal, run = (path, journals.run_of(path)) if path.is_dir() else (journals.journal_path(path), path)
+    if not journal.is_dir():
+        raise RunFileError(
+            f"there is no journal {journal}, from which alone runs are recovered: of a damaged run file "
+            "`joules verify` says what is damaged, and h5py still reads the datasets that are whole"
+        )
+    if journals.is_locked(journal):
+        raise RunFileError(f"{run} is still being recorded: recover it when its run has ended")
     target = Path(out) if out is not None else run.with_name(f"{run.stem}.recovered{run.suffix or '.h5'}")
     if target.absolute() == run.absolute():
         raise RunFileError(f"{target} is the run that is to be recovered: write to another file with -o")
@@ -55,23 +58,9 @@ def recover(
     write_file(target, contents, journal, overwrite=overwrite, progress=lambda share: progress(share, "writing"))
     lost = [m["text"] for m in contents.messages if m["level"] in ("warning", "error")]
     if contents.damaged:
-        share = contents.damaged / max(contents.size, 1)
-        lost.append(f"{contents.damaged} of {contents.size} bytes of the journal ({share:.2%}) could not be read")
+        lost.append(f"{contents.damaged} of {contents.size} bytes of the journal could not be read")
     with open_run(target) as file, reading(target):
         return Report(journal, target, _figures(file), lost)
-
-
-def _journal_of(path: Path) -> tuple[Path, Path]:
-    """The journal that ``path`` is or belongs to, and the run file that it was to be."""
-    journal, run = (path, journals.run_of(path)) if path.is_dir() else (journals.journal_path(path), path)
-    if not journal.is_dir():
-        raise RunFileError(
-            f"there is no journal {journal}, from which alone runs are recovered: of a damaged run file "
-            "`joules verify` says what is damaged, and h5py still reads the datasets that are whole"
-        )
-    if journals.is_locked(journal):
-        raise RunFileError(f"{run} is still being recorded: recover it when its run has ended")
-    return journal, run
 
 
 def _figures(file: h5py.File) -> list[str]:
@@ -81,6 +70,5 @@ def _figures(file: h5py.File) -> list[str]:
     return [
         f"{sum(len(line['t_ns']) for line in lines.values())} readings of {len(lines)} lines",
         f"{len(file['phases/begin_ns'])} phases of {len(file['phases/kinds'])} kinds",
-        f"{len(file['clocks'])} clocks, {len(file['devices'])} devices, {len(file['messages'])} messages",
         f"{len(lost)} gaps of {missing_s:.3f} s together, {int(lost[lost > 0].sum())} scans known to be lost in them",
     ]

@@ -1,55 +1,278 @@
-"""Opening a run file: built first when its recorder could not, and checked before anything of it is read.
+"""The run file: an HDF5 file that is written whole or not at all, and looked at before anything of it is read.
 
-A run file is data from somewhere. It must not make us read other files (links, external storage, virtual datasets),
-load code (filters beyond the three that are used), or fill the memory (shapes that claim more than is stored, chunks of
-gigabytes). What is left are plain tables of numbers and texts, those that docs/run-file.md lists (`problems`). Whatever
-is wrong is one `RunFileError` of one line.
+**Writing.** HDF5 does not outlive a write that fails: objects that it could not flush stay, and when the process ends,
+or before, it dies by SIGSEGV (HDF5 1.14 and 2.0 on a full disk) - and a training that closed its `Meter` with it. So
+`SteadyFile` keeps the first failure and tells HDF5 that all went well. A file appears under its name only when it is
+whole and on the disk (`whole_file`). HDF5's Fletcher-32 covers the bytes of a chunk; attributes and strings of variable
+length lie elsewhere. Strings are therefore stored in fixed width, and all attributes have a digest (`digest`).
+
+**Reading.** A run whose recorder could not write it is built first (`rebuild`). A run file is data from somewhere: it
+must not make us read other files (links, external storage, virtual datasets) nor load code (filters beyond the three
+that are used). What is left are plain tables of numbers and texts, those that docs/run-file.md lists (`problems`).
+Whatever is wrong is one `RunFileError` of one line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from glob import escape
 from math import ceil, prod
 from pathlib import Path
 from struct import Struct
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import numpy as np
 
 from powerd_client import journal as journals
-from powerd_client.hdf5 import FORMAT, FORMAT_VERSION, Progress, remove_partials
 from powerd_core.errors import PowerdError, RunFileError
+from powerd_core.serde import to_document
 
-GROUPS = ("lines", "devices", "phases", "clocks", "gaps", "messages")
-"""What a run file has at its root; `processes`, `parts` and `attributes` came later."""
-TEXTS = ("messages", "processes", "parts", "attributes")
-"""Tables of texts at the root."""
+FORMAT, FORMAT_VERSION = "powerd-run", 1
+"""What the root of a run file says of itself."""
+DIGEST = "metadata_sha256"
+"""Attribute of the root: the digest of everything in the file that no chunk's checksum covers."""
+BOUND_COLUMNS = ("begin_bound_ns", "end_bound_ns")
+"""How far the edges of phases can be from their times; files of earlier releases lack them."""
 TIMES = ("t_board_ns", "t_ns", "flags")
 """Columns that every line has beside its raw codes."""
+Progress = Callable[[float], None]
+"""Hears the share that is done."""
 
 # Columns by their table: one kind of value ("i" integer, "f" float, "S" text) and how many stand side by side.
 _INTEGER, _TEXT = ("i", 0), ("S", 0)
 _PHASES = dict.fromkeys(("begin_ns", "end_ns", "kind", "parent", "process", "cut"), _INTEGER)
-_PHASES_LATER = dict.fromkeys(("begin_bound_ns", "end_bound_ns"), _INTEGER)
 _GAPS = dict.fromkeys(("begin_ns", "end_ns", "lost"), _INTEGER) | dict.fromkeys(("stream", "lines", "cause"), _TEXT)
-_GAPS_LATER = {"numbers": _INTEGER, "clock": _TEXT}
 _CLOCK = {"map": ("f", 3), "map_t_board_ns": _INTEGER, "map_piece": _INTEGER}
-
+_LIBVER = ("v110", "v110")
+"""The first version of HDF5's format in which everything but strings of variable length carries a checksum."""
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
-_MAX_CHUNK_BYTES = 16 << 20
-_MAX_DEPTH = 3
-_MAX_WIDTH = 16
-_MAX_ELEMENTS = 4096
-"""Elements that an attribute may have: `feeds` has one for each line of a device, `clocks` one for each epoch."""
-_MAX_TEXT_BYTES = 1 << 30
-_TEXT_ROWS = 256
-_HEAP = Struct("<4sBxxxQ")
-_HEAP_OBJECT = Struct("<HHxxxxQ")
+_METADATA_BYTES = 1 << 16
+"""What HDF5 reads back while it closes a file is smaller; readings are larger, and are dropped behind a failure."""
+_LINE_ROWS = 65536
+_TABLE_ROWS = 8192
+"""Rows of a chunk in every table: the columns of one table are damaged together or not at all."""
+_STRING_CHUNK_BYTES = 1 << 20
+_WIDE_BYTES = 64 << 20
+_HEAP, _HEAP_OBJECT = Struct("<4sBxxxQ"), Struct("<HHxxxxQ")
+
+
+class SteadyFile:
+    """What `h5py` takes as a file: the methods that its driver for Python objects calls, none of which fails to write.
+
+    Behind the first failure nothing reaches the disk any more; small pieces are kept, so that HDF5 finds what it wrote.
+    """
+
+    def __init__(self, path: Path, mode: Literal["x", "r+"]) -> None:
+        self._fd = os.open(path, os.O_RDWR | (os.O_CREAT | os.O_EXCL if mode == "x" else 0), 0o666)
+        self._at = 0
+        self._size = os.fstat(self._fd).st_size
+        self._kept: list[tuple[int, bytes]] = []
+        self.failure: OSError | None = None
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = offset + (self._at if whence == os.SEEK_CUR else self._size if whence == os.SEEK_END else 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, buffer: memoryview) -> int:
+        view = memoryview(buffer).cast("B")
+        data = os.pread(self._fd, len(view), self._at)
+        view[: len(data)] = data
+        view[len(data) :] = bytes(len(view) - len(data))
+        for offset, piece in self._kept:
+            begin, end = max(offset, self._at), min(offset + len(piece), self._at + len(view))
+            if begin < end:
+                view[begin - self._at : end - self._at] = piece[begin - offset : end - offset]
+        self._at += len(view)
+        return len(view)
+
+    def read(self, size: int = -1) -> bytes:
+        buffer = bytearray(max(self._size - self._at, 0) if size < 0 else size)
+        self.readinto(memoryview(buffer))
+        return bytes(buffer)
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        done = 0
+        while self.failure is None and done < len(view):
+            try:
+                done += os.pwrite(self._fd, view[done:], self._at + done)
+            except OSError as error:
+                self.failure = error
+        if done < len(view) and len(view) - done <= _METADATA_BYTES:
+            self._kept.append((self._at + done, bytes(view[done:])))
+        self._at += len(view)
+        self._size = max(self._size, self._at)
+        return len(view)
+
+    def truncate(self, size: int) -> int:
+        self._size = size
+        if self.failure is None:
+            try:
+                os.ftruncate(self._fd, size)
+            except OSError as error:
+                self.failure = error
+        return size
+
+    def flush(self) -> None:
+        pass
+
+    def check(self) -> None:
+        """Raises the `OSError` that a write has met."""
+        if self.failure is not None:
+            raise self.failure
+
+    def close(self) -> None:
+        """On the disk, or an `OSError` that says why not."""
+        try:
+            self.check()
+            os.fsync(self._fd)
+        finally:
+            os.close(self._fd)
+
+
+@contextlib.contextmanager
+def steady_hdf5(path: Path, mode: Literal["x", "r+"] = "x") -> Iterator[tuple[h5py.File, SteadyFile]]:
+    """A new (``x``) or existing (``r+``) HDF5 file and what lies under it, on the disk when the block ends.
+
+    Raises `OSError` for a write that failed, at the end or where `SteadyFile.check` is called, and what h5py raises.
+    """
+    raw = SteadyFile(path, mode)
+    try:
+        with h5py.File(raw, "w" if mode == "x" else mode, libver=_LIBVER) as file:
+            yield file, raw
+    except BaseException:
+        with contextlib.suppress(OSError):
+            raw.close()
+        if raw.failure is not None:
+            raise raw.failure from None  # whatever else went wrong came of it
+        raise
+    raw.close()
+
+
+@contextlib.contextmanager
+def whole_file(out: Path, *, overwrite: bool) -> Iterator[tuple[h5py.File, SteadyFile]]:
+    """An HDF5 file under another name, which becomes ``out`` when it is written and on the disk, else nothing.
+
+    Raises `RunFileError` for a file in the way, `OSError` for what cannot be written, and what h5py raises.
+    """
+    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    try:
+        with steady_hdf5(partial) as opened:
+            yield opened
+        _move(partial, out, overwrite)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _move(partial: Path, out: Path, overwrite: bool) -> None:
+    if overwrite:
+        partial.replace(out)
+        return
+    try:
+        os.link(partial, out)  # unlike a rename, refuses to replace a file that appeared meanwhile
+    except FileExistsError:
+        raise RunFileError(
+            f"{out} appeared while it was being recorded: move it away and run `joules info {out}`"
+        ) from None
+    except OSError:
+        if out.exists():
+            raise
+        partial.replace(out)
+
+
+def remove_partials(out: Path) -> None:
+    """Delete what a killed conversion of ``out`` left. The caller owns the journal's lock."""
+    for leftover in out.parent.glob(f"{escape(out.name)}.*.partial"):
+        with contextlib.suppress(OSError):
+            leftover.unlink()
+
+
+def write_numbers(group: h5py.Group, name: str, values: Any, units: str) -> None:
+    """A column, or columns side by side, that does not grow any more."""
+    make_dataset(group, name, np.asarray(values), units, _TABLE_ROWS)
+
+
+def make_dataset(group: h5py.Group, name: str, data: Any, units: str, rows: int = _LINE_ROWS) -> h5py.Dataset:
+    """A dataset of numbers that may grow along its first axis, in chunks of ``rows``."""
+    dataset = group.create_dataset(
+        name, data=data, maxshape=(None, *data.shape[1:]), chunks=(rows, *data.shape[1:]),
+        compression="gzip", compression_opts=1, shuffle=True, fletcher32=True,
+    )  # fmt: skip
+    dataset.attrs["units"] = units
+    return dataset
+
+
+def write_documents(group: h5py.Group, name: str, documents: Sequence[Any]) -> None:
+    """A table of JSON texts."""
+    write_strings(group, name, [json.dumps(to_document(d)) for d in documents])
+
+
+def write_strings(group: h5py.Group, name: str, texts: Sequence[str]) -> None:
+    """A table of texts, in fixed width unless one of them is out of all proportion to the others."""
+    encoded = [clean(text).encode() for text in texts]
+    width = max([1, *map(len, encoded)])
+    fixed = width * len(encoded) <= _WIDE_BYTES
+    dtype = h5py.string_dtype("utf-8", width if fixed else None)
+    rows = min(_TABLE_ROWS, max(1, _STRING_CHUNK_BYTES // width)) if fixed else _TABLE_ROWS
+    group.create_dataset(
+        name, data=np.array(encoded, dtype), dtype=dtype, maxshape=(None,), chunks=(rows,), compression="gzip",
+        compression_opts=1, fletcher32=fixed,
+    )  # fmt: skip
+
+
+def clean(text: str) -> str:
+    """``text`` without what HDF5 cannot hold: zeros, and halves of characters."""
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def own_name(name: str) -> str:
+    """The name of a group for a line, device or board, whatever it is called: a slash would make a group inside one."""
+    plain = clean(name).replace("/", "_")
+    return plain if plain.strip(".") else f"_{plain}"
+
+
+def seal(file: h5py.File) -> None:
+    """The last thing that is written: the digest of what no chunk's checksum covers."""
+    file.attrs[DIGEST] = digest(file)
+
+
+def digest(file: h5py.File) -> str:
+    """The digest of all attributes, of names, types and shapes, and of strings that lie outside their chunks."""
+    sha256 = hashlib.sha256()
+    for text in _described(file, "/"):
+        sha256.update(text.encode("utf-8", "backslashreplace") + b"\n")
+    return sha256.hexdigest()
+
+
+def _described(item: h5py.Group | h5py.Dataset, path: str) -> Iterator[str]:
+    for name in sorted(item.attrs):
+        if (path, name) != ("/", DIGEST):
+            yield f"{path}@{name}={_plain(item.attrs[name])!r}"
+    if isinstance(item, h5py.Dataset):
+        yield f"{path}:{item.dtype.str}{item.shape}"
+        if item.dtype.kind == "O":
+            yield from (repr(_plain(text)) for text in item[:])
+        return
+    for name in sorted(item):
+        yield from _described(item[name], f"{path}{name}/")
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as Python's own types, which do not depend on who wrote or reads it."""
+    if isinstance(value, np.ndarray):
+        return [_plain(v) for v in value.tolist()]
+    if isinstance(value, np.generic):
+        value = value.item()
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
 def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share: None) -> h5py.File:
@@ -60,22 +283,20 @@ def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share:
     being recorded.
     """
     run = Path(path)
-    try:
-        is_there = run.exists()
-        is_journal = journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir()
-    except OSError as error:  # a name that is too long, a directory that may not be entered
-        raise RunFileError(f"{run} cannot be read: {error.strerror or error}") from error
-    if is_journal:
-        rebuild(run, overwrite=is_there, progress=progress)
-    if run.is_dir():
-        raise RunFileError(f"{run} is a directory: give the name of a run file")
-    if not run.exists():
-        raise RunFileError(f"there is no run file {run}")
     with reading(run):
+        is_there = run.exists()
+        if journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir():
+            rebuild(run, overwrite=is_there, progress=progress)
+        if run.is_dir():
+            raise RunFileError(f"{run} is a directory: give the name of a run file")
+        if not run.exists():
+            raise RunFileError(f"there is no run file {run}")
         if has_endless_heap(run):
             raise ValueError("a heap of texts in it has no end")
         try:
             file = h5py.File(run, "r")
+        except PermissionError:
+            raise
         except OSError as error:
             raise RunFileError(f"{run} is no run file, or was cut off: {' '.join(str(error).split())}") from error
         try:
@@ -126,8 +347,7 @@ def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda s
     except RunFileError as error:
         raise RunFileError(f"{run} is still being recorded: open it when its run has ended") from error
     except OSError as error:
-        why = "may not be written" if isinstance(error, PermissionError) else f"cannot be written ({error.strerror})"
-        raise RunFileError(f"{run} has to be built from {journal}, which {why}") from error
+        raise RunFileError(f"{run} has to be built from {journal}: {error.strerror}") from error
     try:
         remove_partials(run)
         from powerd_client.build import build_run  # what a run file that is whole does not need
@@ -148,50 +368,39 @@ def has_endless_heap(path: Path) -> bool:
         if not os.fstat(file.fileno()).st_size:
             return False
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            at = data.find(b"GCOL")
-            while at >= 0:
-                if _is_endless(data, at):
-                    return True
-                at = data.find(b"GCOL", at + 1)
-    return False
-
-
-def _is_endless(data: mmap.mmap, at: int) -> bool:
-    if at + _HEAP.size > len(data):
-        return False
-    end = min(at + _HEAP.unpack_from(data, at)[2], len(data))
-    at += _HEAP.size
-    while at + _HEAP_OBJECT.size <= end:
-        index, _, length = _HEAP_OBJECT.unpack_from(data, at)
-        if index == 0 and length == 0:
-            return True
-        at += length if index == 0 else _HEAP_OBJECT.size + (length + 7) // 8 * 8
+            begin = data.find(b"GCOL")
+            while 0 <= begin <= len(data) - _HEAP.size:
+                end = min(begin + _HEAP.unpack_from(data, begin)[2], len(data))
+                at = begin + _HEAP.size
+                while at + _HEAP_OBJECT.size <= end:
+                    index, _, length = _HEAP_OBJECT.unpack_from(data, at)
+                    if index == 0 and length == 0:
+                        return True
+                    at += length if index == 0 else _HEAP_OBJECT.size + (length + 7) // 8 * 8
+                begin = data.find(b"GCOL", begin + 1)
     return False
 
 
 def problems(file: h5py.File) -> Iterator[str]:
     """Everything about the file's inside that is not as it must be, most basic things first."""
-    forbidden = list(_foreign(file, "", 1, set()))
-    yield from forbidden
-    if forbidden:
+    foreign = list(_foreign(file, 1))
+    yield from foreign
+    if foreign:
         return
-    for name in GROUPS:
+    for name in ("lines", "devices", "phases", "clocks", "gaps", "messages"):
         if name not in file:
             yield f"it has no {name!r}"
-        elif isinstance(file[name], h5py.Dataset) != (name in TEXTS):
-            yield f"{name!r} is not what it should be"
             return
-    for name in TEXTS:
-        if name in file and not _is_column(file[name], *_TEXT):
-            yield f"{name!r} is no table of texts"
     for parent in ("clocks", "lines", "devices"):
-        for name, item in file[parent].items():
-            if not isinstance(item, h5py.Group):
-                yield f"/{parent}/{name} is no group"
-                return
-    yield from _table(file["phases"], _PHASES, _PHASES_LATER)
+        if not all(isinstance(item, h5py.Group) for item in file[parent].values()):
+            yield f"/{parent} holds what is no group"
+            return
+    yield from _table(file, {"messages": _TEXT})
+    for name in ("processes", "parts"):
+        yield from _table(file, {}, {name: _TEXT})
+    yield from _table(file["phases"], _PHASES, dict.fromkeys(BOUND_COLUMNS, _INTEGER))
     yield from _table(file["phases"], {"kinds": _TEXT})
-    yield from _table(file["gaps"], _GAPS, _GAPS_LATER)
+    yield from _table(file["gaps"], _GAPS, {"numbers": _INTEGER, "clock": _TEXT})
     for clock in file["clocks"].values():
         yield from _table(clock, _CLOCK)
         yield from _table(clock, {"exchanges": ("i", 4)})
@@ -204,118 +413,57 @@ def _table(
     group: h5py.Group, columns: dict[str, tuple[str, int]], later: dict[str, tuple[str, int]] | None = None
 ) -> Iterator[str]:
     """Whether the columns are there, of their type and of one length. Those that came ``later`` may be missing."""
-    path, lengths = group.name, {}
+    lengths = set()
     for name, (kind, width) in (columns | (later or {})).items():
         if name not in group:
             if name in columns:
-                yield f"{path} has no {name!r}"
-        elif not _is_column(group[name], kind, width):
-            yield f"{path}/{name} is not of the right type"
+                yield f"{group.name} has no {name!r}"
+            continue
+        item = group[name]
+        kinds = {"i": "iu", "f": "f", "S": "SO"}[kind]
+        if (
+            not isinstance(item, h5py.Dataset)
+            or item.dtype.kind not in kinds
+            or item.shape[1:] != (width,) * (width > 0)
+        ):
+            yield f"{group.name}/{name} is not of the right type"
         else:
-            lengths[name] = len(group[name])
-    if len(set(lengths.values())) > 1:
-        listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
-        yield f"the columns of {path} differ in length: {listed}"
+            lengths.add(len(item))
+    if len(lengths) > 1:
+        yield f"the columns of {group.name} differ in length"
 
 
-def _is_column(item: Any, kind: str, width: int) -> bool:
-    """Whether that is a column of such values, or ``width`` of them side by side."""
-    if not isinstance(item, h5py.Dataset) or item.shape is None:
-        return False
-    kinds = {"i": "iu", "f": "f", "S": "SO"}[kind]
-    return item.dtype.kind in kinds and (item.ndim == 1 if not width else item.shape[1:] == (width,))
-
-
-def _foreign(group: h5py.Group, path: str, depth: int, seen: set[tuple[int, int]]) -> Iterator[str]:
-    """Everything in a group that must not be read, wherever it is."""
-    yield from _attributes(group, path or "/")
+def _foreign(group: h5py.Group, depth: int) -> Iterator[str]:
+    """What must not be in a run file: links, data kept elsewhere or in unknown ways, tables that claim too much."""
     for name in group:
-        where = f"{path}/{name}"
+        where = f"{group.name.rstrip('/')}/{name}"
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             yield f"{where} is a link to somewhere else: a run file holds its own data"
             continue
         item = group[name]
-        place = h5py.h5o.get_info(item.id)
-        if (place.fileno, place.addr) in seen:
-            yield f"{where} is there under two names"
+        if isinstance(item, h5py.Group):
+            # Nothing of ours lies deeper; a group inside itself would have no end.
+            yield from _foreign(item, depth + 1) if depth < 4 else [f"{where} is nested too deep"]
             continue
-        seen.add((place.fileno, place.addr))
-        if isinstance(item, h5py.Dataset):
-            forbidden = list(dataset_problems(item, where))
-            yield from forbidden
-            if not forbidden:
-                yield from _storage(item, where)
-                yield from _attributes(item, where)
-        elif not isinstance(item, h5py.Group):
-            yield f"{where} is neither a group nor a dataset"
-        elif depth >= _MAX_DEPTH:
-            yield f"{where} is nested too deep"
-        else:
-            yield from _foreign(item, where, depth + 1, seen)
-
-
-def _attributes(item: h5py.Group | h5py.Dataset, path: str) -> Iterator[str]:
-    for name in item.attrs:
-        attribute = h5py.h5a.open(item.id, name.encode("utf-8", "surrogateescape"))
-        if prod(attribute.shape) > _MAX_ELEMENTS or not _is_plain(attribute.get_type()):
-            yield f"attribute {name!r} of {path} is neither a number nor a text"
-
-
-def _is_plain(kind: h5py.h5t.TypeID) -> bool:
-    """Numbers of up to eight bytes, and texts."""
-    if kind.get_class() in (h5py.h5t.INTEGER, h5py.h5t.FLOAT):
-        return bool(kind.get_size() <= 8)
-    return bool(kind.get_class() == h5py.h5t.STRING)
-
-
-def dataset_problems(item: h5py.Dataset, path: str) -> Iterator[str]:
-    """What forbids to read a dataset at all."""
-    created = item.id.get_create_plist()
-    if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count():
-        yield f"{path} is kept in another file: a run file holds its own data"
-    elif not _is_plain(item.id.get_type()):
-        yield f"{path} holds neither numbers nor texts"
-    elif item.shape is None or len(item.shape) not in (1, 2) or prod(item.shape[1:]) > _MAX_WIDTH:
-        yield f"{path} is no table"
-    elif any(created.get_filter(i)[0] not in _FILTERS for i in range(created.get_nfilters())):
-        yield f"{path} is compressed in an unknown way"
-    elif item.chunks is not None and prod(item.chunks) * item.id.get_type().get_size() > _MAX_CHUNK_BYTES:
-        yield f"{path} is stored in chunks of more than {_MAX_CHUNK_BYTES >> 20} MiB"
-
-
-def _storage(item: h5py.Dataset, path: str) -> Iterator[str]:
-    """Whether all rows are stored, and can be held in memory."""
-    size = prod(item.shape) * item.id.get_type().get_size()
-    stored = item.id.get_storage_size()
-    if size > _memory_bytes():
-        yield f"{path} claims {size / 1e9:.3g} GB, more than the memory of this machine"
-    elif item.chunks is None:
-        if stored < size:
-            yield f"{path} claims {size} bytes, but fewer are stored"
-    else:
-        expected = prod(ceil(n / c) for n, c in zip(item.shape, item.chunks, strict=True))
-        if expected > stored or item.id.get_num_chunks() < expected:
-            yield f"{path} claims {item.shape[0]} rows, but not all of them are stored"
-
-
-def _memory_bytes() -> int:
-    """The memory of this machine: no table that is larger can be worked with here."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if not isinstance(item, h5py.Dataset) or not item.shape:
+            yield f"{where} is no table"
+            continue
+        created, kind = item.id.get_create_plist(), item.id.get_type().get_class()
+        if created.get_layout() == h5py.h5d.VIRTUAL or created.get_external_count():
+            yield f"{where} is kept in another file: a run file holds its own data"
+        elif kind not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING):
+            yield f"{where} holds neither numbers nor texts"
+        elif any(created.get_filter(i)[0] not in _FILTERS for i in range(created.get_nfilters())):
+            yield f"{where} is compressed in an unknown way"
+        elif item.chunks and item.id.get_num_chunks() < prod(
+            ceil(n / c) for n, c in zip(item.shape, item.chunks, strict=True)
+        ):
+            yield f"{where} claims {item.shape[0]} rows, but not all of them are stored"
 
 
 def read_texts(dataset: h5py.Dataset) -> list[str]:
-    """A table of texts. Raises ValueError when they are no UTF-8, or more than anyone ever wrote."""
-    texts: list[str] = []
-    size = 0
-    for begin in range(0, len(dataset), _TEXT_ROWS):
-        for row in dataset[begin : begin + _TEXT_ROWS]:
-            text = row.decode() if isinstance(row, bytes) else str(row)
-            size += len(text)
-            texts.append(text)
-        # A few bytes of the file can be the text of a million rows.
-        if size > _MAX_TEXT_BYTES:
-            raise ValueError(f"{dataset.name} holds more than {_MAX_TEXT_BYTES >> 30} GiB of text")
-    return texts
+    """A table of texts. Raises ValueError when they are no UTF-8."""
+    return [row.decode() if isinstance(row, bytes) else str(row) for row in dataset[:]]
 
 
 def read_objects(dataset: h5py.Dataset) -> list[dict[str, Any]]:
@@ -329,18 +477,9 @@ def read_objects(dataset: h5py.Dataset) -> list[dict[str, Any]]:
 def read_json(text: str | bytes) -> Any:
     """A JSON document. Raises ValueError for what is none, whatever it is nested in."""
     try:
-        return json.loads(text, parse_int=_whole_number)
+        return json.loads(text)
     except RecursionError:
         raise ValueError("a JSON document is nested too deep") from None
-
-
-def _whole_number(text: str) -> int | float:
-    return int(text) if len(text) < 300 else float(text)
-
-
-def numbers_of(values: Any) -> list[int]:
-    """An attribute of whole numbers, one or several."""
-    return [int(v) for v in np.atleast_1d(values)]
 
 
 def texts_of(values: Any) -> list[str]:

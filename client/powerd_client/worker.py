@@ -8,83 +8,69 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
-import mmap
 import os
-import shutil
-import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import zmq
 
+from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
-from powerd_client.job import Job, Orders, TrainerWatch, UserHandler, say
 from powerd_client.link import BoardLink, LinkMemory
-from powerd_client.local import LocalDaemon
 from powerd_client.logbook import Logbook, Past, read_past
+from powerd_client.recorder import Guardian, Job, Orders, say
 from powerd_core.errors import PeerTimeout, PowerdError, RunFileError
 from powerd_core.model import Block, Gap
 from powerd_core.protocol import StreamReceiver
 from powerd_core.wire import Message
 
-_ALIVE_NS = 1_000_000_000
+_ALIVE_S = 1.0
 """The parent hears so often that a run is being ended or written."""
 _BEGIN_NS = 2_000_000_000
 """So long the start waits for a stream that sends nothing."""
 _DRAIN_NS = 3_000_000_000
 """When the run has ended and nothing more comes for so long, nothing more will come."""
 _STEP_NS = 100_000_000
-"""No pass of the loop counts for more."""
+"""No pass of the loop counts for more: a process that was stopped has not waited."""
 _FAST_EXCHANGES = 100
 _EXCHANGE_FAST_NS, _EXCHANGE_SLOW_NS = 20_000_000, 100_000_000
 _FAST_PERIOD_NS = 1_000_000_000
 """A slower stream is not waited for; its last reading is as old as it is."""
 _WAIT_MS = 10
-_HISTOGRAM_STEP = math.log(1.05)
+_AGES = 100_000
+"""So many frames, the newest ones, tell the usual age of a reading on arrival."""
 
 
 class Reception:
-    """How well readings came in: frames, bytes, and a histogram of their age on arrival with steps of 5 %, so that a
-    long run takes no more memory.
-    """
+    """How well readings came in: frames, bytes, and the age of the newest frames on arrival."""
 
     def __init__(self) -> None:
         self._frames = self._bytes = self._oldest_ns = 0
-        self._ages: Counter[int] = Counter()
+        self._ages: deque[float] = deque(maxlen=_AGES)
         self._begun, self._cpu = time.monotonic(), time.process_time()
 
     def add(self, size: int, age_ns: float) -> None:
         """A frame of ``size`` bytes whose oldest reading was taken ``age_ns`` before it arrived."""
         self._frames += 1
         self._bytes += size
-        self._ages[int(math.log(max(age_ns, 1.0)) / _HISTOGRAM_STEP)] += 1
+        self._ages.append(age_ns)
         self._oldest_ns = max(self._oldest_ns, int(age_ns))
-
-    def _age_ms(self, share: float) -> float:
-        """The age that ``share`` of the frames stayed under (upper edge of its histogram step)."""
-        above = share * self._frames
-        for step in sorted(self._ages):
-            above -= self._ages[step]
-            if above <= 0:
-                return round(min(math.exp((step + 1) * _HISTOGRAM_STEP), self._oldest_ns) * 1e-6, 3)
-        return 0.0
 
     def summary(self, links: Sequence[BoardLink]) -> dict[str, float]:
         """What goes into the run file as ``reception``: ``refused`` frames were damaged or out of turn, ``replayed``
         ones came late, out of the daemon's ring.
         """
         elapsed = time.monotonic() - self._begun
+        ages = sorted(self._ages) or [0.0]
         return {
             "frames": self._frames,
             "bytes": self._bytes,
             "refused": sum(link.refused for link in links),
             "replayed": sum(link.replayed for link in links),
-            "age_p50_ms": self._age_ms(0.50),
-            "age_p99_ms": self._age_ms(0.99),
-            "age_max_ms": self._age_ms(1.0),
+            "age_p50_ms": round(ages[len(ages) // 2] * 1e-6, 3),
+            "age_p99_ms": round(ages[len(ages) * 99 // 100] * 1e-6, 3),
+            "age_max_ms": round(self._oldest_ns * 1e-6, 3),
             "elapsed_s": round(elapsed, 3),
             "recorder_cpu_share": round((time.process_time() - self._cpu) / max(elapsed, 1e-9), 4),
         }
@@ -94,35 +80,30 @@ class Boards:
     """The links to every powerd of a run: what comes from them goes into the logbook."""
 
     def __init__(self, logbook: Logbook) -> None:
+        self.links: list[BoardLink] = []
+        self.reception = Reception()
         self._logbook = logbook
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._links: list[BoardLink] = []
-        self._reception = Reception()
-        self._exchanges = 0
-        self._exchange_ns = 0
+        self._exchanges = self._exchange_ns = 0
 
     def add(self, url: str, memory: LinkMemory | None) -> None:
         """Raises `ConfigError`."""
-        self._links.append(BoardLink(self._context, url, client=f"recorder {os.getpid()}", memory=memory))
+        self.links.append(BoardLink(self._context, url, client=f"recorder {os.getpid()}", memory=memory))
 
     def describe(self, timeout_s: float, give_up: Callable[[], bool]) -> None:
         """Ask those who have not been described before. Raises what `BoardLink.describe` does."""
-        for link in self._links:
+        for link in self.links:
             if link.description is None:
                 link.describe(timeout_s, give_up)
             self._keep_notes(link)
 
-    def ask(self) -> None:
-        """Ask for what is missing wherever it is time to."""
-        for link in self._links:
-            link.ask()
-
     def wait(self, descriptor: int | None) -> None:
-        """Until something comes, there or on ``descriptor``, but not for long."""
+        """Ask for what is missing, and wait until something comes, there or on ``descriptor``, but not for long."""
         poller = zmq.Poller()
         if descriptor is not None:
             poller.register(descriptor, zmq.POLLIN)
-        for link in self._links:
+        for link in self.links:
+            link.ask()
             for socket in (link.control, link.data, link.clock):
                 if socket is not None:
                     poller.register(socket, zmq.POLLIN)
@@ -133,14 +114,14 @@ class Boards:
         the daemons' rings.
         """
         needed = False
-        for link in self._links:
+        for link in self.links:
             if self._logbook.is_full:
                 break
             for event, frame in link.receive():
                 self._logbook.add(event, frame)
                 needed = needed or _is_needed(event, link, stop_ns)
                 if isinstance(event, Block) and (offset := link.offset_ns) is not None:
-                    self._reception.add(len(frame), now_ns() - event.t_first_ns - offset)
+                    self.reception.add(len(frame), now_ns() - event.t_first_ns - offset)
             try:
                 if link.control.poll(0):
                     link.receive_control()
@@ -158,7 +139,7 @@ class Boards:
             return
         self._exchanges += 1
         self._exchange_ns = now + (_EXCHANGE_FAST_NS if self._exchanges < _FAST_EXCHANGES else _EXCHANGE_SLOW_NS)
-        for link in self._links:
+        for link in self.links:
             # The first of a pair finds both processes asleep, and its way there takes longer than the way back: half of
             # the difference would be an error of the offset. The quicker one is kept.
             pair = [exchange for _ in range(2) if (exchange := link.exchange()) is not None]
@@ -167,18 +148,18 @@ class Boards:
 
     def flow(self) -> bool:
         """Whether every fast stream has sent something and the clocks are roughly known."""
-        return self._exchanges >= 10 and all(s.t_last_board_ns for link in self._links for s in _fast(link))
+        return self._exchanges >= 10 and all(s.t_last_board_ns for link in self.links for s in _fast(link))
 
     def have_reached(self, stop_ns: int) -> bool:
         """Whether everything up to ``stop_ns`` was received."""
-        for link in self._links:
-            if link.offset_ns is None or link.earlier.open or _reached_ns(link, stop_ns) < stop_ns:
-                return False
-        return True
+        return all(
+            link.offset_ns is not None and not link.earlier.open and _reached_ns(link, stop_ns) >= stop_ns
+            for link in self.links
+        )
 
     def give_up(self, stop_ns: int) -> None:
         """The run ends: say which board sent nothing of its end; what has not come of earlier epochs is a gap."""
-        for link in self._links:
+        for link in self.links:
             if (late_s := (stop_ns - _reached_ns(link, stop_ns)) * 1e-9) > 0:
                 self._logbook.warn(
                     f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?"
@@ -186,20 +167,12 @@ class Boards:
             link.earlier.give_up()
             self._keep_notes(link)
 
-    def summary(self) -> dict[str, float]:
-        """How well readings came in."""
-        return self._reception.summary(self._links)
-
-    def lines(self) -> list[str]:
-        """The names of all lines."""
-        return [line.name for link in self._links for s in link.streams.values() for line in s.stream.lines]
-
     def _keep_notes(self, link: BoardLink) -> None:
         for event in link.take_notes():
             self._logbook.add(event)
 
     def close(self) -> None:
-        for link in self._links:
+        for link in self.links:
             link.close()
         self._context.destroy(linger=0)
 
@@ -222,47 +195,31 @@ def _is_needed(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool
     return event.t_last_ns + link.offset_ns < stop_ns
 
 
-@dataclass(slots=True)
-class WorkerContext:
-    """What a worker has from its guardian."""
-
-    job: Job
-    user: UserHandler
-    ready: mmap.mmap
-    """1 when the recording has begun."""
-    terminations: list[int]
-    """The SIGTERMs that came."""
-    trainer: TrainerWatch
-    daemon: LocalDaemon | None
-    death: str | None = None
-    """How the worker before this one ended."""
-
-
 class Worker:
     """Receives from every board and tails every process's marks until it is told to stop."""
 
-    def __init__(self, context: WorkerContext, past: Past) -> None:
-        self.orders = Orders(context.terminations, context.trainer)
-        self._context = context
+    def __init__(self, guardian: Guardian, past: Past) -> None:
+        """``guardian``: as it was when it forked this process."""
+        self.orders = Orders(guardian.terminations, guardian.trainer)
+        self._guardian = guardian
         self._past = past
-        self._logbook = Logbook(context.job.journal, past if context.death else None)
-        self._ready = past.has_start
+        self._logbook = Logbook(guardian.job.journal, past if guardian.death else None)
+        self._is_ready = past.has_start
         self._boards = Boards(self._logbook)
-        self._guardian = os.getppid()
-        self._adopted = False
-        self._alive_ns = 0
-        # Both without the time in which this process was stopped: it has not waited then.
+        self._guardian_pid = os.getppid()
+        self._has_adopted = False
+        # Both without the time in which this process was stopped.
         self._ran_ns = 0
         self._waited_ns = 0
         """How long nothing has come that the run needs."""
 
     def open(self) -> None:
         """Connect, describe, and put what the run is into the journal. Raises `PowerdError`."""
-        job, daemon = self._context.job, self._context.daemon
+        job, daemon, death = self._guardian.job, self._guardian.daemon, self._guardian.death
         if not self._past.has_run:
             self._logbook.add(Message("run", job.message))
-        if self._context.death:
-            self._logbook.note(f"the recorder {self._context.death} and was started again")
+        if death:
+            self._logbook.note(f"the recorder {death} and was started again")
         for url in [daemon.url] if daemon else job.urls:
             self._boards.add(url, self._past.memory(url))
         try:
@@ -271,7 +228,7 @@ class Worker:
             if not self.orders.is_ending:
                 raise
         self._logbook.flush()
-        if self._ready:
+        if self._is_ready:
             self._say_ready()
 
     def _look(self) -> bool:
@@ -282,7 +239,7 @@ class Worker:
         if self.orders.is_ending and not was_ending:
             self._waited_ns = 0
             if not self.orders.is_complete:
-                self._context.user.close()
+                self._guardian.user.close()
         return self.orders.is_ending
 
     def run(self) -> None:
@@ -290,9 +247,8 @@ class Worker:
 
         Raises `RunFileError` when the journal cannot take even the end of the run.
         """
-        last_ns = now_ns()
+        last_ns = alive_ns = now_ns()
         while not self.orders.is_abandoned:
-            self._boards.ask()
             self._boards.wait(0 if not self.orders.input_ended else None)
             self._look()
             step_ns, last_ns = min(now_ns() - last_ns, _STEP_NS), now_ns()
@@ -304,34 +260,38 @@ class Worker:
             self._logbook.tail_marks()
             self._logbook.flush()
             self._mind_daemon()
-            if not self._ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
-                self._ready = True
+            if not self._is_ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
+                self._is_ready = True
                 self._logbook.add(Message("start", {"t_start_ns": now_ns()}))
                 self._logbook.flush()
                 self._say_ready()
             stop_ns = self.orders.stop_ns
             if stop_ns is not None:
-                if now_ns() > self._alive_ns:
-                    self._alive_ns = now_ns() + _ALIVE_NS
+                if last_ns >= alive_ns:
+                    alive_ns = last_ns + int(_ALIVE_S * 1e9)
                     say(alive=True)
                 has_all = self._boards.have_reached(stop_ns) and not self._logbook.failure
                 if has_all or self._waited_ns > _DRAIN_NS:
-                    self._boards.give_up(stop_ns)
-                    body = {"complete": self.orders.is_complete, "reception": self._boards.summary()}
-                    self._logbook.end(Message("stop", {"t_stop_ns": stop_ns, **body}))
+                    self._end(stop_ns)
                     return
 
+    def _end(self, stop_ns: int) -> None:
+        self._boards.give_up(stop_ns)
+        reception = self._boards.reception.summary(self._boards.links)
+        body = {"t_stop_ns": stop_ns, "complete": self.orders.is_complete, "reception": reception}
+        self._logbook.end(Message("stop", body))
+
     def _say_ready(self) -> None:
-        self._context.ready[0] = 1
-        say(ready=True, pid=os.getpid(), lines=self._boards.lines())
+        self._guardian.ready[0] = 1
+        say(ready=True, pid=os.getpid())
 
     def _mind_daemon(self) -> None:
         """With the guardian dead, its powerd ends too: then this process takes its place."""
-        daemon = self._context.daemon
-        if daemon is None or self.orders.is_ending or os.getppid() == self._guardian:
+        daemon = self._guardian.daemon
+        if daemon is None or self.orders.is_ending or os.getppid() == self._guardian_pid:
             return
-        if not self._adopted:
-            self._adopted = True
+        if not self._has_adopted:
+            self._has_adopted = True
             daemon.adopt()
         if (text := daemon.tend()) is not None:
             self._logbook.warn(text)
@@ -339,41 +299,35 @@ class Worker:
     def close(self) -> None:
         """Let go of sockets, of a powerd that was taken over, and of the journal's file (not of its lock)."""
         self._boards.close()
-        if self._adopted and self._context.daemon is not None:
-            self._context.daemon.stop()
+        if self._has_adopted and self._guardian.daemon is not None:
+            self._guardian.daemon.stop()
         self._logbook.close()
 
 
-def work(context: WorkerContext) -> int:
+def work(guardian: Guardian) -> int:
     """Record and build. The worker's exit status: 0 or 2 when all is done that can be; anything else, or an exception,
     when another worker should go on.
     """
-    job = context.job
     try:
-        if context.death and _is_built(job):
-            clear_away(job)
-            say(done=True)
-        elif _record(context):
-            _build(job)
+        if _record(guardian):
+            _build(guardian.job)
         else:  # nobody wants it; the parent removes it too, if nothing interrupts that
-            shutil.rmtree(job.journal, ignore_errors=True)
-    except RunFileError as error:
-        say(error=str(error))
-        return 2
+            journals.remove(guardian.job.journal)
     except (PowerdError, OSError) as error:
-        if context.ready[0] or getattr(error, "errno", None) == errno.ENOMEM:
+        may_pass = guardian.ready[0] or getattr(error, "errno", None) == errno.ENOMEM
+        if may_pass and not isinstance(error, RunFileError):
             raise
         say(error=str(error))
         return 2
     return 0
 
 
-def _record(context: WorkerContext) -> bool:
+def _record(guardian: Guardian) -> bool:
     """Whether there is something to build a run file from."""
-    past = read_past(context.job.journal) if context.death else Past()
-    if past.has_stop:
+    past = read_past(guardian.job.journal) if guardian.death else Past()
+    if past.has_stop or (guardian.death and _is_built(guardian.job)):
         return True
-    worker = Worker(context, past)
+    worker = Worker(guardian, past)
     try:
         worker.open()
         worker.run()
@@ -384,31 +338,22 @@ def _record(context: WorkerContext) -> bool:
 
 
 def _build(job: Job) -> None:
-    """Write the run file and say so; meanwhile say now and then that it goes on. Raises `RunFileError`."""
+    """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run
-    from powerd_client.hdf5 import remove_partials
+    from powerd_client.runfile import remove_partials
 
-    done = threading.Event()
-
-    def say_alive() -> None:
-        while not done.wait(_ALIVE_NS * 1e-9):
-            say(alive=True)
-
-    alive = threading.Thread(target=say_alive, daemon=True)
-    alive.start()
-    try:
-        remove_partials(job.out)
-        build_run(job.journal, job.out, overwrite=job.overwrite)
-    finally:
-        done.set()
-        alive.join()
+    remove_partials(job.out)
+    if _is_built(job):
+        journals.remove(job.journal)
+    else:
+        build_run(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
     say(done=True)
 
 
 def _is_built(job: Job) -> bool:
     """Whether the run file was written by a worker that died before it could say so."""
-    if not job.out.is_file():
+    if not job.out.exists():
         return False
     import h5py
 
@@ -417,11 +362,3 @@ def _is_built(job: Job) -> bool:
             return bool(file.attrs.get("run_id") == job.message["run_id"])
     except OSError:
         return False
-
-
-def clear_away(job: Job) -> None:
-    """Remove what such a worker left beside the run file."""
-    from powerd_client.hdf5 import remove_partials
-
-    remove_partials(job.out)
-    shutil.rmtree(job.journal, ignore_errors=True)

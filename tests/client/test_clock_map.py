@@ -3,14 +3,12 @@
 import random
 
 import numpy as np
-import pytest
 from bench_clock import draw_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client.clock_map import have_host_time, to_host_ns
 from powerd_core.clock import map_clock, piece_at
-from powerd_core.errors import RunFileError
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["idle", "stepped", "wild"]))
@@ -41,8 +39,3 @@ def test_between_two_pieces_times_stay_in_order():
     host = to_host_ns(times, (before, after))
     assert (np.diff(host) >= 0).all()
     assert not have_host_time(times, (before, after))[1:-1].all()
-
-
-def test_no_mapping_is_an_error():
-    with pytest.raises(RunFileError, match="no mapping"):
-        to_host_ns(np.array([1], np.int64), ())

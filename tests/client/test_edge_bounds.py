@@ -6,7 +6,6 @@ import sys
 import time
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,14 +14,13 @@ from hypothesis import strategies as st
 from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
 from powerd_client.device_timing import EVENT_NS, DeviceTimes
-from powerd_client.hdf5 import BOUND_COLUMNS, DIGEST, seal
 from powerd_client.pairing import PhaseSpans, pair_marks
+from powerd_client.runfile import BOUND_COLUMNS
 from powerd_client.verify import verify_file
 from powerd_core.clock import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
 from powerd_core.model import ClockExchange
 from support.fake_torch import FakeTorch, host_ns
-from support.small_run import make_run_file
 
 CLOCK, PROCESS = 9, 4
 
@@ -73,22 +71,6 @@ def test_an_edge_of_which_only_the_host_knows_has_no_bound(timed: tuple[Path, np
     assert [f for f in verify_file(timed[0]) if f.state == "wrong"] == []
 
 
-def test_files_of_earlier_releases_have_zeros(tmp_path: Path) -> None:
-    path = make_run_file(tmp_path / "run.h5")
-    with h5py.File(path, "r+") as file:
-        for name in BOUND_COLUMNS:
-            del file["phases"][name]
-        _seal(file)
-    assert [f for f in verify_file(path) if f.state == "wrong"] == []
-    with open_run(path) as file:
-        assert read_phases(file["phases"]).end_bound_ns.tolist() == [0] * 11
-
-
-def _seal(file: h5py.File) -> None:
-    file.attrs.pop(DIGEST)
-    seal(file)
-
-
 @given(
     st.lists(st.integers(1, 10**7), min_size=2, max_size=20),
     st.lists(st.integers(0, 50_000), min_size=20, max_size=20),
@@ -121,7 +103,7 @@ def test_an_edge_that_is_moved_forward_keeps_its_truth_within_the_bound() -> Non
     phases = PhaseSpans()
     begins = [Mark(0, True, 1, 1000, 20), Mark(1, True, 1, 400, 30)]
     marks = [*begins, Mark(1, False, 1, 1100, 10), Mark(0, False, 1, 900, 5)]
-    pair_marks(phases, marks, process=0, kinds={0: 0, 1: 1}, names={0: "a", 1: "b"})
+    pair_marks(phases, marks, process=0, kinds={0: 0, 1: 1}, names={0: "a", 1: "b"}, cuts={})
     assert phases.begin_ns == [1000, 1000]
     assert phases.begin_bound_ns == [20, 630]
     assert phases.end_ns == [1100, 1100]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from powerd_client.link import BoardLink, Exchanges, credentials_for
 from powerd_core import wire
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.keys import AllowedClient, KeyPair
-from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Gap
+from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Gap
 from powerd_core.wire import decode, encode
 from powerd_daemon.auth import KeyDirectory, make_pair
 from powerd_daemon.config import parse_config
@@ -62,10 +61,6 @@ def numbers(events):
     return [e.sequence for e in events]
 
 
-def test_the_description_is_asked_for_and_checked(link, daemon):
-    assert link.describe() == daemon.description
-
-
 def test_nobody_there_is_said_within_the_time(context):
     link = BoardLink(context, "tcp://127.0.0.1:9")
     with pytest.raises(PeerTimeout, match="tcp://127.0.0.1:9"):
@@ -78,32 +73,14 @@ def test_a_description_that_cannot_be_read_is_not_taken_for_silence(link, daemon
         raise WireError("Description.streams[0].lines[0].accuracy: unknown key 'drift'")
 
     monkeypatch.setattr("powerd_client.link.read_description", newer)
-    with pytest.raises(PeerError, match=rf"{daemon.url} says .*unknown key 'drift'.*the same release") as caught:
-        link.describe(0.3)
-    assert not isinstance(caught.value, PeerTimeout)
+    with pytest.raises(PeerError, match="unknown key 'drift'"):
+        link.describe()
 
 
 def test_another_version_is_named_with_its_address(link, daemon):
     daemon.version = 2
     with pytest.raises(VersionError, match=rf"{daemon.url}.*version 2"):
         link.describe()
-
-
-def test_an_exchange_brackets_the_boards_clock(context):
-    daemon = FakeDaemon(context, offset_ns=-5_000_000_000)
-    link = BoardLink(context, daemon.url)
-    link.describe()
-    exchange = next(e for e in (link.exchange(500) for _ in range(20)) if e is not None)
-    assert abs(exchange.offset_ns - 5e9) <= exchange.delay_ns / 2
-    link.close()
-    daemon.close()
-
-
-def test_reception_begins_with_the_newest_block(link, daemon):
-    for _ in range(5):
-        daemon.add_block([1000])
-    link.describe()
-    assert numbers(receive(link, 1)) == [4]
 
 
 def test_lost_frames_are_asked_for_again(link, daemon):
@@ -116,28 +93,6 @@ def test_lost_frames_are_asked_for_again(link, daemon):
     events += receive(link, 20)
     assert numbers(events) == list(range(21))
     assert link.refused > 0
-
-
-def test_a_gap_moves_on_by_its_span(link, daemon):
-    daemon.add_block([1000])
-    link.describe()
-    receive(link, 1)
-    daemon.oldest = 6
-    for _ in range(10):
-        daemon.add_block([1000])
-    events = receive(link, 6)
-    assert numbers(events) == [1, 6, 7, 8, 9, 10]
-    assert [type(e) for e in events] == [Gap] + [Block] * 5
-    assert events[0].span == 5
-
-
-def test_more_than_a_window_flows(link, daemon):
-    daemon.add_block([1])
-    link.describe()
-    receive(link, 1)
-    for _ in range(1500):
-        daemon.add_block([1])
-    assert numbers(receive(link, 1500)) == list(range(1, 1501))
 
 
 def restarted(context, first, **options):
@@ -188,17 +143,6 @@ def begun(context):
     link.close()
 
 
-def test_a_restarted_powerd_is_described_anew_and_read_from_its_oldest(context, begun):
-    first, link = begun
-    second = restarted(context, first, epoch=6)
-    for _ in range(3):
-        second.add_block([2])
-    hurry(link)
-    events = receive(link, 3)
-    assert [(e.epoch, e.sequence) for e in events] == [(6, 0), (6, 1), (6, 2)]
-    second.close()
-
-
 def test_what_a_restarted_powerd_has_lost_becomes_a_gap_with_its_cause(context, begun):
     first, link = begun
     second = restarted(context, first, epoch=6)
@@ -211,19 +155,6 @@ def test_what_a_restarted_powerd_has_lost_becomes_a_gap_with_its_cause(context, 
     assert last.t_last_ns < gap.t_last_ns <= second.now_ns()
     states = [(n.epoch, n.body["state"]) for n in notes if isinstance(n, wire.Message) and n.subject == "epoch"]
     assert states == [(5, "live"), (6, "live"), (5, "settled")]
-    second.close()
-
-
-def test_another_board_at_the_address_is_read_from_its_newest(context, begun):
-    first, link = begun
-    second = restarted(context, first, epoch=6, board="another", spool=[])
-    for _ in range(3):
-        second.add_block([2])
-    hurry(link)
-    events, notes = settle(link)
-    assert [n.cause for n in notes if isinstance(n, Gap)] == ["another board answers at the address"]
-    second.add_block([2])
-    assert min(numbers(events + receive(link, 1))) >= 2
     second.close()
 
 
@@ -251,42 +182,6 @@ def test_the_rest_of_an_epoch_comes_from_the_spool_and_so_does_one_that_nobody_s
     second.close()
 
 
-def test_a_run_that_ends_before_the_spool_was_read_says_so(context, begun):
-    first, link = begun
-    second = restarted(context, first, epoch=6, spool=[first])
-    second.spool_ready = False
-    hurry(link)
-    while link.description.epoch == 5:
-        receive(link, 0)
-        link.ask()
-        while link.control.poll(10):
-            link.receive_control()
-    link.earlier.give_up()
-    (gap,) = [n for n in link.take_notes() if isinstance(n, Gap)]
-    assert (gap.epoch, gap.sequence) == (5, 2)
-    assert "before the run ended" in gap.cause
-    assert not link.earlier.open
-    second.close()
-
-
-@pytest.mark.parametrize("garbage", [b"", b"x" * 10, b"pwrd" + bytes(200), wire.encode(wire.Message("hello"))])
-def test_garbage_from_the_wire_is_counted_and_survived(context, garbage):
-    router = context.socket(zmq.ROUTER)
-    port = router.bind_to_random_port("tcp://127.0.0.1")
-    link = BoardLink(context, f"tcp://127.0.0.1:{port}")
-    link.ask_description()
-    peer, _ = router.recv_multipart()
-    router.send_multipart([peer, garbage])
-    assert link.control.poll(2000)
-    if garbage[4:5] == b"\0":
-        with pytest.raises(VersionError):
-            link.receive_control()
-    else:
-        assert link.receive_control() is None
-    link.close()
-    router.close()
-
-
 PATIENCE_S = 20.0
 
 
@@ -300,7 +195,6 @@ class Pair:
             self.board.write_pair("server.toml", self.server)
             self.client.write_pair("client.toml", self.own)
         config = f'[server]\nlisten = "tcp://127.0.0.1:*"\nkeys = "{self.board.path}"\n[[source]]\nkind = "sim"\n'
-        self.said = io.StringIO()
         self.daemon = Daemon(parse_config(config, "f"))
         self.url = self.daemon.listen
         self.trust(self.server.public)
@@ -336,16 +230,6 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     made.close()
 
 
-def test_readings_and_clock_come_through(pair: Pair, context: zmq.Context[zmq.Socket[bytes]]) -> None:
-    pair.allow(pair.own)
-    link = BoardLink(context, pair.url)
-    assert link.describe(PATIENCE_S).access == "keys"
-    wait(lambda: link.exchange(timeout_ms=100))
-    wait(lambda: [link.ask(), *link.receive()][1:])
-    assert link.refusal() is None
-    link.close()
-
-
 def wait(is_so: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not is_so():
@@ -355,9 +239,7 @@ def wait(is_so: Callable[[], object]) -> None:
 
 def test_a_refused_key_is_told_and_tried_again(pair: Pair, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     link = BoardLink(context, pair.url)
-    with pytest.raises(
-        PeerError, match="refuses this client's key: on the board run `powerd keys allow NAME '"
-    ) as caught:
+    with pytest.raises(PeerError) as caught:
         link.describe(PATIENCE_S)
     assert pair.own.public in str(caught.value)
     assert pair.own.secret not in str(caught.value)
@@ -372,6 +254,8 @@ def test_a_refused_key_is_told_and_tried_again(pair: Pair, context: zmq.Context[
         return True
 
     wait(described)
+    wait(lambda: link.exchange(timeout_ms=100))
+    wait(lambda: [link.ask(), *link.receive()][1:])
     link.close()
 
 
@@ -381,18 +265,6 @@ def test_another_board_is_not_taken_for_this_one(pair: Pair, context: zmq.Contex
     link = BoardLink(context, pair.url)
     with pytest.raises(PeerError):
         link.describe(PATIENCE_S)
-    link.close()
-
-
-def test_without_keys_it_says_what_to_do(
-    pair: Pair, context: zmq.Context[zmq.Socket[bytes]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("POWERD_KEYS", str(tmp_path / "none"))
-    link = BoardLink(context, pair.url)
-    # Which side sees first that the other has no keys is a race; libzmq connects again until it is this one.
-    with pytest.raises(PeerError) as caught:
-        link.describe(PATIENCE_S)
-    assert not isinstance(caught.value, PeerTimeout)
     link.close()
 
 
@@ -470,27 +342,6 @@ def test_an_answer_that_comes_late_is_kept_and_brackets_the_truth(board):
     assert exchanges.offset_ns(EPOCH) == pytest.approx(-AHEAD_NS, abs=late.delay_ns)
     assert exchanges.board_now_ns(EPOCH) >= now_ns() + AHEAD_NS - 2 * late.delay_ns
     assert exchanges.late(board.clock) == []
-
-
-def test_one_that_is_late_does_not_stand_for_the_next(board):
-    exchanges = Exchanges()
-    assert exchanges.make(board.clock, 1) is None
-    board.answer(board.question())
-    assert exchanges.make(board.clock, 1) is None
-    assert len(exchanges.late(board.clock)) == 1
-
-
-def test_what_was_not_asked_or_was_answered_counts_for_nothing(board):
-    exchanges = Exchanges()
-    assert exchanges.make(board.clock, 1) is None
-    question = board.question()
-    board.say(encode(ClockExchange(EPOCH, question.t1_host_ns + 1, 1, 1)))
-    board.say(b"nonsense")
-    board.answer(question)
-    board.answer(question)
-    assert len(exchanges.late(board.clock)) == 1
-    assert exchanges.refused == 1
-    assert exchanges.heard_ns > 0
 
 
 def test_questions_that_wait_are_bounded(board):

@@ -28,12 +28,6 @@ def e(kind, t, thread=0):
     return Mark(kind, False, thread, t)
 
 
-def test_nested_phases():
-    phases = pair([b(0, 1), b(1, 2), e(1, 5), b(2, 5), e(2, 9), e(0, 10)])
-    assert rows(phases) == [(0, 1, 10, -1, 0), (1, 2, 5, 0, 0), (2, 5, 9, 0, 0)]
-    assert phases.problems == []
-
-
 def test_an_end_without_a_begin_is_reported_once():
     phases = pair([e(1, 1), b(0, 2), e(1, 3), e(0, 4)])
     assert rows(phases) == [(0, 2, 4, -1, 0)]
@@ -50,11 +44,6 @@ def test_a_mark_that_cuts_ends_its_kind_and_what_is_inside_without_a_word():
     phases = pair([b(0, 1), b(1, 2), b(2, 3), b(9, 5), b(1, 6), e(1, 7), e(0, 8)], cuts={9: 1})
     assert rows(phases) == [(0, 1, 8, -1, 0), (1, 2, 5, 0, 1), (2, 3, 5, 1, 1), (1, 6, 7, 0, 0)]
     assert phases.problems == []
-
-
-def test_threads_nest_by_themselves():
-    phases = pair([b(0, 1, 1), b(1, 2, 2), e(0, 3, 1), e(1, 4, 2)])
-    assert rows(phases) == [(0, 1, 3, -1, 0), (1, 2, 4, -1, 0)]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 1)), max_size=40))

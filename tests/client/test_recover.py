@@ -1,10 +1,7 @@
 """What is saved of journals that are damaged."""
 
-import os
-
 import pytest
 
-from powerd_client.journal import lock
 from powerd_client.recover import recover
 from powerd_client.runfile import open_run
 from powerd_client.verify import verify_file
@@ -43,21 +40,6 @@ def test_a_journal_is_recovered_beside_itself_and_left_as_it_was(out):
     assert recover(directory, out.with_name("b.h5")).recovered == report.recovered
 
 
-def test_a_journal_damaged_in_the_middle_gives_everything_around_the_damage(out):
-    data = bytearray(b"".join(whole()))
-    data[len(data) // 2 : len(data) // 2 + 5000] = bytes(5000)
-    directory = make_journal(out, [bytes(data)])
-    report = recover(directory)
-    assert any("bytes of the journal" in text for text in report.lost)
-    with open_run(report.out) as file:
-        assert "were not received" in causes(file)[0]
-        lost = sum(file["gaps/numbers"][:]) * 40
-        assert lost > 0
-        assert len(file[LINE]["t_ns"]) == 1200 - lost
-        assert file.attrs["complete"] == 1
-    assert wrong(report.out) == {}
-
-
 def test_a_journal_without_its_beginning_is_recovered_with_a_warning(out):
     make_journal(out, [*frames()[:20], description(), *frames()[20:]])
     with pytest.raises(RunFileError, match="joules recover"):
@@ -69,12 +51,6 @@ def test_a_journal_without_its_beginning_is_recovered_with_a_warning(out):
         assert file.attrs["run_id"] == "unknown"
         assert file.attrs["t_start_ns"] == OFFSET_NS + 50 * PERIOD_NS
     assert wrong(report.out) == {}
-
-
-def test_readings_that_nothing_describes_are_counted(out):
-    report = recover(make_journal(out, [*head(), *frames()]))
-    assert report.recovered[0].startswith("0 readings")
-    assert any("30 blocks (1200 scans) of stream 0 in epoch 0000000000000005 are left out" in t for t in report.lost)
 
 
 def test_readings_without_any_clock_exchange_are_declared(out):
@@ -119,12 +95,3 @@ def test_neither_the_original_nor_another_file_is_overwritten(out):
     assert other.read_text() == "precious"
     recover(out, other, overwrite=True)
     assert wrong(other) == {}
-
-
-def test_a_run_that_is_being_recorded_is_left_alone(out):
-    held = lock(make_journal(out, whole()))
-    try:
-        with pytest.raises(RunFileError):
-            recover(out)
-    finally:
-        os.close(held)

@@ -280,29 +280,3 @@ def test_a_local_powerd_outlives_the_worker(tmp_path, capfd):
     assert epochs_in(out)[0] == 1
     assert epochs_in(out)[2] == set()
     wait_for(lambda: not Path(f"/proc/{powerd}").exists())
-
-
-def test_what_a_powerd_with_a_spool_had_not_sent_comes_after_its_crash(tmp_path):
-    """The recorder is stopped meanwhile, so that the ring is gone before it could ask."""
-    daemon = Powerd(tmp_path, f"ipc://{tmp_path}/powerd", f'spool = "{tmp_path}/spool"')
-    out = tmp_path / "run.h5"
-    try:
-        meter = Meter(daemon.url, out)
-        os.kill(meter._recording.pid, signal.SIGSTOP)
-        time.sleep(1)
-        killed_ns = now_ns()
-        daemon.kill()
-        daemon.start()
-        os.kill(meter._recording.pid, signal.SIGCONT)
-        wait_for(lambda: journal_has(out, b'"state":"settled"'))
-        meter.close()
-    finally:
-        daemon.close()
-    with open_run(out) as file:
-        assert len(file["clocks"]) == 2
-        assert "powerd ended; its ring is lost" not in file["gaps/cause"].asstr()[:]
-        for line in file["lines"].values():
-            before = line["t_ns"][:][line["t_ns"][:] < killed_ns]
-            assert before[0] <= file.attrs["t_start_ns"]
-            assert before[-1] > killed_ns - 300_000_000
-            assert np.diff(before).max() < 50_000_000

@@ -59,20 +59,18 @@ def under_torchrun(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory):
-    """Without `joules record`, under DDP: local rank 0 records, the others join. By number of ranks."""
+    """Without `joules record`, under DDP: local rank 0 records, the others join."""
     path = tmp_path_factory.mktemp("joined")
-    done = call(sys.executable, "-P", PROGRAM, "run{}.h5", "2", "4", cwd=path, sizes=[2, 4])
+    done = call(sys.executable, "-P", PROGRAM, "run{}.h5", "2", cwd=path, sizes=[2])
     assert "powerd:" not in done.stderr
     assert not list(path.glob("*.journal"))
-    return {size: read_run(path / f"run{size}.h5") for size in (2, 4)}
+    return read_run(path / "run2.h5"), 2
 
 
-@pytest.fixture(params=["torchrun", 2, 4])
+@pytest.fixture(params=["under_torchrun", "joined"])
 def run(request):
     """A run and how many ranks it has."""
-    if request.param == "torchrun":
-        return request.getfixturevalue("under_torchrun")
-    return request.getfixturevalue("joined")[request.param], request.param
+    return request.getfixturevalue(request.param)
 
 
 def test_every_rank_is_a_process_of_the_run(run):
@@ -103,9 +101,8 @@ def test_phases_and_rest_are_the_iteration_on_every_rank(run):
             assert (ends - begins).sum() + rest.sum() == p.end_ns[i] - p.begin_ns[i]
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_communication_is_beside_them(joined, ranks):
-    run = joined[ranks]
+def test_communication_is_beside_them(joined):
+    run, ranks = joined
     tracks = ranks_of(run).tracks(run)
     beside = np.array([c.overlaps for c in run.phases.classes])[run.phases.label]
     assert set(tracks[beside]) == set(range(ranks))

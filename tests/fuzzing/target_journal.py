@@ -32,7 +32,7 @@ from powerd_core.model import ClockExchange
 _FOLDER = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
 _OUT = _FOLDER / f"fuzz-run-{os.getpid()}.h5"
 _OFFSET_NS = 10**12
-_OURS = ("structure", "checksums", "metadata", "attributes", "phases", "devices", "clocks", "gaps", "counts")
+_OURS = ("structure", "checksums", "metadata", "gaps", "counts")
 _RUN = {"run_id": "ab", "created_utc": "2026-01-01T00:00:00+00:00", "powerd_version": "0", "command": ["x"],
         "environment": {"host": "h"}}  # fmt: skip
 

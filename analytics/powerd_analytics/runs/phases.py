@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_client.clock_map import check_times
-from powerd_client.hdf5 import BOUND_COLUMNS
-from powerd_client.runfile import read_objects
+from powerd_client.runfile import BOUND_COLUMNS, read_objects
 
 OPERATIONS = "operations_per_sample"
 """The attribute that describes the model's work; it does not tell one group of phases from another."""

@@ -25,7 +25,7 @@ def test_a_good_run_is_said_to_be_good(run, capsys):
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0] == str(run)
-    assert len(lines) == 17
+    assert len(lines) == 9
     assert all(line.startswith("  OK     ") for line in lines[1:])
     assert (
         "  OK     energy of gpu0 (simulated): 2.43277 J = 2 lines = phases + rest = 1000 pieces, within 1e-09" in lines
@@ -42,7 +42,7 @@ def test_one_bad_run_of_several_is_enough_for_status_1(run, tmp_path, capsys):
     assert code == 1
     assert [(d["run"], d["good"]) for d in documents] == [(str(run), True), (str(bad), False)]
     wrong = {c["check"] for c in documents[1]["checks"] if c["state"] == "wrong"}
-    assert wrong == {"phases", "energy"}
+    assert wrong == {"energy"}
     assert joules(capsys, "verify", bad, run)[0] == 1
 
 
@@ -61,10 +61,7 @@ def test_a_run_of_an_older_release_is_told_from_a_bad_one(tmp_path, capsys):
     tr = training((64,), 10)
     path = make_run(tmp_path / "old.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
     code, out, _ = joules(capsys, "verify", path)
-    assert code == 1
-    wrong = [line for line in out.splitlines() if "WRONG" in line]
-    assert len(wrong) == 1
-    assert "attributes" in wrong[0]
+    assert code == 0
     assert "  --     metadata: " in out
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.contents import StreamFrames
+from powerd_client.losses import StreamFrames
 from powerd_core.model import UNKNOWN_TIME_NS, Gap
 from support.fake_daemon import PERIOD_NS, make_block, make_stream
 
@@ -44,11 +44,3 @@ def test_a_gap_that_was_delivered_after_all_counts_only_for_the_rest():
     for number in (0, 1, 3, 4, 6):
         held.add(block(number), 0, 10)
     assert [(hole.numbers, hole.lost) for hole in held.holes()] == [(1, -1), (1, -1)]
-
-
-def test_a_wider_gap_at_the_same_number_replaces_the_first():
-    held = StreamFrames()
-    for span in (1, 5, 2):
-        held.add(gap(0, span), 0, 0)
-    held.add(block(5), 0, 10)
-    assert [hole.numbers for hole in held.holes()] == [5]
