@@ -106,7 +106,7 @@ def test_what_cannot_be_of_this_sensor_is_refused(tmp_path: Path, file: Path) ->
         with pytest.raises(ConfigError):
             described(path, shunt_ohm=shunt_ohm)
     before = file.read_bytes()
-    with pytest.raises(SensorError, match="full scale"):
+    with pytest.raises(SensorError, match="saturated"):
         calibrate(tmp_path, codes=(5, 32_000), line="gpu0.b", reference_a=6.4)
     with pytest.raises(ConfigError, match=r"gpu0.marker"):
         calibrate(tmp_path, codes=(5, -7), line="gpu0.marker")
