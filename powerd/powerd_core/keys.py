@@ -142,8 +142,8 @@ def explain_refusal(url: str, credentials: Credentials | None, *, is_denied: boo
     address = board_address(url) or url
     if credentials is None:
         return (
-            f"the powerd at {url} asks for keys: get its key with `powerd keys server` on the board, then run "
-            f"`powerd keys trust {address} KEY` here"
+            f"the powerd at {url} asks for keys, and there is no key for it here: get it with `powerd keys server` on "
+            f"the board, then run `powerd keys trust {address} KEY` here"
         )
     if is_denied:
         allow = f"powerd keys allow NAME '{credentials.own.public}'"

@@ -98,12 +98,10 @@ def bind_router(
         router.bind(endpoint)
     except (zmq.ZMQError, OSError) as error:
         router.close()
-        what = (
-            "it is in use, perhaps by another powerd"
-            if error.errno == errno.EADDRINUSE
-            else zmq.strerror(error.errno or 0)
-        )
-        raise ConfigError(f"cannot listen on {endpoint}: {what}: choose another with --listen") from error
+        what = f"{zmq.strerror(error.errno or 0)}:"
+        if error.errno == errno.EADDRINUSE:
+            what = "it is in use, perhaps by another powerd: stop that one or"
+        raise ConfigError(f"cannot listen on {endpoint}: {what} choose another with --listen") from error
     return router
 
 
