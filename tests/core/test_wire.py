@@ -165,7 +165,7 @@ def test_scans_come_back_column_by_column(data, lines, codes):
 def test_a_column_that_is_too_short_is_not_sent():
     builder = BlockBuilder(stream_of(2, "H"), 1)
     builder.append(0, [0, 0], [0, 0], [[1]])
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="test"):
         builder.take()
 
 

@@ -87,16 +87,6 @@ class TestSerialPort:
             SerialPort(pair[1], 115_200)
         port.close()
 
-    def test_no_such_port(self, tmp_path):
-        with pytest.raises(SensorError, match="ls /dev/serial/by-id"):
-            SerialPort(str(tmp_path / "ttyACM9"), 115_200)
-
-    def test_something_else_than_a_port(self, tmp_path):
-        file = tmp_path / "file"
-        file.touch()
-        with pytest.raises(SensorError):
-            SerialPort(str(file), 115_200)
-
     def test_without_pyserial(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "serial", None)
         with pytest.raises(SensorError, match=r"pip install 'powerd\[board\]'"):
