@@ -24,10 +24,8 @@ from common import machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from faults.cell import Outcome, run_cell
-from faults.kinds import KINDS, VICTIMS, Cell
-from faults.scale import FULL
-from faults.stage import end_all
-from faults.table import cells
+from faults.rows import KINDS, VICTIMS, Cell, cells
+from faults.stage import FULL, end_all
 
 
 @dataclass(slots=True)
