@@ -11,7 +11,7 @@ import argparse
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 
 from common import machine, progress
@@ -21,11 +21,10 @@ from powerd_core.wire import decode
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.sampler import Outbox, Sampling, make_realtime, sharpen_timers
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.scans import mean_periods, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.sim.chip import Load
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
-from powerd_daemon.sources.sim.waveforms import CardLoad
 
 TARGET = 0.95
 
@@ -33,9 +32,13 @@ TARGET = 0.95
 class CountingSource(SimSource):
     """Each conversion that is looked at has the next of a thousand codes."""
 
-    @staticmethod
-    def _load(load: CardLoad, sensor: Sensor) -> Load:
-        return Load(_counter(sensor.shunt_ohm), sensor.nominal_v, sensor.shunt_ohm)
+    def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
+        connected = super().connect()
+        assert self.bus is not None
+        for sensor, _ in self.bank:
+            load = Load(_counter(sensor.shunt_ohm), sensor.nominal_v, sensor.shunt_ohm)
+            self.bus.chips[sensor.address]._loads = [load]
+        return connected
 
 
 def _counter(shunt_ohm: float) -> Callable[[int, int], float]:

@@ -56,10 +56,6 @@ class Outbox:
         self._dropped: dict[int, Gap] = {}
         """The gaps that stand for what was dropped in front of a stream's frames."""
 
-    @property
-    def is_empty(self) -> bool:
-        return not (self._messages or self._dropped or any(self._waiting.values()))
-
     def put(self, event: Block | Gap) -> None:
         """Queue a block or gap. A block that is too large for a frame becomes a gap that says so."""
         try:
@@ -238,10 +234,9 @@ class Sampling:
 
     def abandon(self) -> None:
         """Let go of the sensor of a source that has failed in a way it must not: nothing more is asked of it."""
-        source, self._source = self._source, None
-        if source is not None:
+        if self._source is not None:
             with suppress(Exception):
-                source.close()
+                self._source.close()
 
     def statistics(self) -> dict[str, object]:
         """What the stats of powerd say about this sampler."""
