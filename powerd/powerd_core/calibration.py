@@ -171,10 +171,9 @@ class SensorCalibration:
     @property
     def option(self) -> Calibration:
         """What it amounts to, as the option ``calibration`` of a sensor."""
-        points = [(name, p) for name, p in (("zero", self.zero), ("gain", self.load)) if p]
-        days = {p.taken[:10] for _, p in points}
-        date = days.pop() if len(days) == 1 else ", ".join(f"{p.taken[:10]} ({name})" for name, p in points)
-        latest = max((p for _, p in points), key=lambda p: p.taken, default=None)
+        points = [(p.taken[:10], name, p) for name, p in (("zero", self.zero), ("gain", self.load)) if p]
+        days = {day for day, _, _ in points}
+        date = days.pop() if len(days) == 1 else ", ".join(f"{day} ({name})" for day, name, _ in points)
         reference = ""
         if self.load is not None:
             reference = f"{self.load.reference:.6g} {self.load.quantity} +-{self.load.u_reference:.2%} (standard)"
@@ -184,7 +183,7 @@ class SensorCalibration:
             u_offset_a=self.u_offset_a,
             u_gain=self.u_gain,
             date=date,
-            temperature_c=latest.temperature_c if latest else None,
+            temperature_c=max(points, key=lambda row: row[2].taken)[2].temperature_c if points else None,
             reference=reference,
         )
 

@@ -106,6 +106,8 @@ class Subscriber:
     number: int
     active_ns: int
     """When it last asked for something, or last took a frame."""
+    badge: object = None
+    """What tells the server its right, for the time until it asks again."""
     cursors: dict[tuple[int, int], Cursor] = field(default_factory=dict)
     """By epoch and stream."""
     frames: int = 0

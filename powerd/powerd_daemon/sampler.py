@@ -36,8 +36,6 @@ MAX_CAUSE = 300
 STATISTICS_NS = 1_000_000_000
 SEND_HWM = 64
 LINGER_MS = 500
-MCL_CURRENT, MCL_FUTURE = 1, 2
-PR_SET_TIMERSLACK = 29
 REOPEN_MIN_NS = 100_000_000
 REOPEN_MAX_NS = 5_000_000_000
 
@@ -308,7 +306,8 @@ class Sampling:
 
 def sharpen_timers() -> None:
     """Let this process's sleeps end within a microsecond of their time, not the 50 us that Linux allows itself."""
-    ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    pr_set_timerslack = 29
+    ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
 
 
 def make_realtime(priority: int, lock_memory: bool) -> list[str]:
@@ -323,7 +322,8 @@ def make_realtime(priority: int, lock_memory: bool) -> list[str]:
         except OSError as error:
             permit = f"give powerd CAP_SYS_NICE or LimitRTPRIO={priority} in its systemd unit"
             refused.append(f"priority = {priority} is not permitted ({error.strerror}): {permit}")
-    if lock_memory and ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE) != 0:
+    mcl_current, mcl_future = 1, 2
+    if lock_memory and ctypes.CDLL(None).mlockall(mcl_current | mcl_future) != 0:
         refused.append("lock_memory is not permitted: give powerd CAP_IPC_LOCK or LimitMEMLOCK=infinity")
     return refused
 

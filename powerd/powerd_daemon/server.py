@@ -55,8 +55,6 @@ class Delivery:
         self._clock = clock
         self._turn = 0
         self._check_ns = clock.now_ns() + IDLE_NS
-        self._badges: dict[bytes, zmq.Frame] = {}
-        """What tells each subscriber's right, for the time until it asks again."""
 
     def want(self, first: zmq.Frame, want: Want) -> str:
         """Take a request of a client that may read into account. Why that cannot be, if so."""
@@ -72,22 +70,20 @@ class Delivery:
             self.served_clients += 1
             subscriber = Subscriber(first.bytes, address_of(first), self.served_clients, now_ns)
             self.subscribers[first.bytes] = subscriber
-        self._badges[first.bytes] = first
-        subscriber.active_ns = now_ns
+        subscriber.badge, subscriber.active_ns = first, now_ns
         subscriber.want(want, ring)
         return ""
 
     def drop(self, first: zmq.Frame) -> None:
         """Send nothing more to this client."""
-        self._badges.pop(first.bytes, None)
         self.subscribers.pop(first.bytes, None)
 
     def drop_denied(self, may_read: MayRead) -> None:
         """Send nothing more to clients that may no longer read: to be called when rights have changed."""
-        for first in list(self._badges.values()):
-            if not may_read(first):
-                self.drop(first)
-                _log.warning(f"the client at {sender(first)} may read no longer")
+        for subscriber in list(self.subscribers.values()):
+            if isinstance(subscriber.badge, zmq.Frame) and not may_read(subscriber.badge):
+                self.drop(subscriber.badge)
+                _log.warning(f"the client at {sender(subscriber.badge)} may read no longer")
 
     def retry_ns(self) -> int | None:
         """When to try again at a client that did not take a frame."""
@@ -155,7 +151,6 @@ class Delivery:
             return
         self._check_ns = now_ns + IDLE_NS // 10
         self.subscribers = {i: s for i, s in self.subscribers.items() if now_ns - s.active_ns <= IDLE_NS}
-        self._badges = {identity: first for identity, first in self._badges.items() if identity in self.subscribers}
 
 
 class Server:

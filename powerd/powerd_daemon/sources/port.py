@@ -24,7 +24,8 @@ _REMEDIES = {
 
 
 class Port(Protocol):
-    """An open serial port or device file. Every method raises `SensorError` when what is behind it is gone."""
+    """An open serial port or device file. Reading and writing raise `SensorError` when it is gone; it may be closed
+    twice."""
 
     name: str
     byte_ns: int
@@ -38,9 +39,7 @@ class Port(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def close(self) -> None:
-        """Let go of it. Harmless when it is closed already."""
-        ...
+    def close(self) -> None: ...
 
 
 OpenPort = Callable[[str, int], Port]
