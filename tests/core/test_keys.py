@@ -12,9 +12,7 @@ from powerd_core.keys import (
     Credentials,
     KeyPair,
     board_address,
-    explain_refusal,
     find_credentials,
-    keys_directory,
     parse_boards,
     parse_clients,
     parse_pair,
@@ -128,22 +126,3 @@ def test_credentials_are_found_by_address() -> None:
         find_credentials("tcp://board:7360", "d", read)
     files.clear()
     assert find_credentials("tcp://board:7360", "d", read) is None
-
-
-def test_where_keys_are() -> None:
-    assert keys_directory({}, "/home/u") == "/home/u/.config/powerd"
-    assert keys_directory({"XDG_CONFIG_HOME": "/x"}, "/home/u") == "/x/powerd"
-    assert keys_directory({"XDG_CONFIG_HOME": "/x", "POWERD_KEYS": "/k"}, "/home/u") == "/k"
-
-
-def test_refusals_say_what_to_do() -> None:
-    own = Credentials(KeyPair(C, SECRET), B)
-    said = [
-        explain_refusal("tcp://b:7360", None, is_denied=False),
-        explain_refusal("tcp://b:7360", own, is_denied=True),
-        explain_refusal("tcp://b:7360", own, is_denied=False),
-    ]
-    assert "powerd keys trust b:7360 KEY" in said[0]
-    assert f"powerd keys allow NAME '{C}'" in said[1]
-    assert "powerd keys trust --replace b:7360 KEY" in said[2]
-    assert SECRET not in "".join(said)

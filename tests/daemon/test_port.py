@@ -2,7 +2,6 @@
 
 import os
 import pty
-import sys
 
 import pytest
 from hypothesis import given
@@ -80,14 +79,3 @@ class TestSerialPort:
         with pytest.raises(SensorError):
             port.read(10_000_000)
         port.close()
-
-    def test_a_port_that_is_in_use(self, pair):
-        port = SerialPort(pair[1], 115_200)
-        with pytest.raises(SensorError):
-            SerialPort(pair[1], 115_200)
-        port.close()
-
-    def test_without_pyserial(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "serial", None)
-        with pytest.raises(SensorError, match=r"pip install 'powerd\[board\]'"):
-            SerialPort("/dev/ttyACM0", 115_200)

@@ -158,20 +158,6 @@ def test_frames_on_the_wrong_socket(bench: Bench) -> None:
     assert bench.server.garbage == {"control": 2, "data": 1, "clock": 1}
 
 
-def test_what_a_client_may_do_is_asked_for_every_request(bench: Bench) -> None:
-    bench.fill(5)
-    control, data, clock = (bench.client(name) for name in ("control", "data", "clock"))
-    assert control.ask(Message("describe")).subject == "description"
-    data.send(Want(0, 0, 0, 2))
-    assert bench.numbers(data, 2) == [0, 1]
-    bench.may_read = False
-    for client, request in ((control, Message("describe")), (clock, ClockExchange(0, 1)), (data, Want(0, 0, 2, 9))):
-        client.send(request)
-        assert client.receive(QUIET_S) is None
-    assert bench.server.denied == 3
-    assert not bench.server.delivery.subscribers, "nor is anything sent that was asked for before"
-
-
 def test_the_number_of_clients_is_bounded_and_idle_ones_make_room(bench: Bench) -> None:
     first = bench.client()
     for n in range(MAX_CLIENTS):

@@ -165,11 +165,3 @@ def test_unwrapping_gives_the_energy_back(steps, first):
     codes = [unwrap((first + int(e)) % (RANGE_UJ + 1), k * 100_000_000_000) for k, e in enumerate(true)]
     assert all(known for _, known in codes)
     assert [c - codes[0][0] for c, _ in codes] == true.tolist()
-
-
-def test_a_limit_that_is_too_low_ends_in_an_error_that_says_so():
-    unwrap = Unwrap(RANGE_UJ, most_w=1.0)
-    codes = [unwrap(k * 1_000_000, k * 1_000_000)[0] for k in range(1024)]
-    assert all(0 <= low < high < 1 << 63 for high, low in pairwise(codes))
-    with pytest.raises(SensorError, match="most_w"):
-        unwrap(5_000_000_000, 1024 * 1_000_000)

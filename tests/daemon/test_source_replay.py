@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
 
-from powerd_core.errors import SensorError
 from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, ClockExchange, Description, Gap
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -133,13 +132,3 @@ def test_a_board_that_was_restarted_is_one_stream(tmp_path):
     assert len(made) == len(first) + len(second)
     pause_ns = made[len(first)].t_first_ns - made[len(first) - 1].t_last_ns
     assert abs(pause_ns - gap_ns) < 1000
-
-
-@pytest.mark.parametrize(
-    ("content", "what"),
-    [(b"", "nothing to replay"), (b"no journal at all" * 50, "nothing to replay")],
-)
-def test_a_journal_without_a_description(tmp_path, content, what):
-    (tmp_path / "journal.bin").write_bytes(content)
-    with pytest.raises(SensorError, match=what):
-        replay(tmp_path)

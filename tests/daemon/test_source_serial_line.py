@@ -135,14 +135,6 @@ class TestReadings:
         assert len(player.written) == 10
         assert r["power_uw"] == [42_000_000] * 10
 
-    def test_a_port_that_goes_ends_the_source(self):
-        o, player = opened(every(3))
-        player.is_out = True
-        with pytest.raises(SensorError, match="gone"):
-            o.run(10)
-        o.source.close()
-        assert player.is_closed
-
 
 class TestFormat:
     @pytest.mark.parametrize(

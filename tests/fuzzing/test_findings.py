@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import logging
 from pathlib import Path
 
 import pytest
@@ -19,9 +17,7 @@ from powerd_core.serde import read_description
 from powerd_core.text import printable
 from powerd_core.wire import MESSAGE, Message, decode, encode
 from powerd_daemon.cli import _tree
-from powerd_daemon.log import BURST, MAX_LINE, Console
 from powerd_daemon.sources.port import LineReader
-from powerd_daemon.sources.sim.bus import VirtualClock
 
 
 class TestText:
@@ -31,15 +27,6 @@ class TestText:
         assert all(c.isprintable() or c in "\u00a0\u202f" for c in shown)
         if text.isprintable():
             assert shown == text
-
-    def test_a_log_stays_one_line_a_complaint_however_many_and_long_they_are(self):
-        said = io.StringIO()
-        with Console(said, VirtualClock()):
-            for i in range(10_000):
-                logging.getLogger("powerd_daemon.x").warning(f"{i}\n\x1b]0;title\x07" + "x" * 5000)
-        lines = said.getvalue().splitlines()
-        assert len(lines) == BURST
-        assert all(line.isprintable() and len(line) < 2 * MAX_LINE for line in lines)
 
     def test_statistics_of_a_strange_powerd_cannot_move_the_cursor(self):
         shown = _tree({"a\x1b[1A": {"b": "\x1b[2J", "c": ["\r\n"]}, "d\x07": []})
