@@ -133,7 +133,7 @@ class Scripted(Source):
             raise self.world.open_errors.pop(0)
         self.lines = self.world.lines
         stream = steady_stream(self.start.first_stream, lines=self.lines)
-        self.builder = BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(stream.number, 0))
+        self.builders = [BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(stream.number, 0))]
         return (stream,), ()
 
     def poll(self) -> None:
@@ -141,12 +141,8 @@ class Scripted(Source):
         if error := self.world.poll_errors.pop(len(self.world.polled_at), None):
             raise error
         n = len(self.lines)
-        self.builder.append(self.world.clock.t_ns, [0] * n, [0] * n, [[1] * n])
+        self.builders[0].append(self.world.clock.t_ns, [0] * n, [0] * n, [[1] * n])
         self.world.clock.t_ns += self.world.poll_ns
-
-    def take(self) -> list[Block | Gap]:
-        block = self.builder.take()
-        return [block] if block else []
 
     def health(self) -> dict[str, object]:
         return {"polls": len(self.world.polled_at), "closed": self.world.closed}
