@@ -136,3 +136,20 @@ def test_an_epoch_that_is_over_is_asked_for_up_to_its_end():
         assert state.take(Block(0, EPOCH, number, 0, 0, 1, 0, b""), 1)
     assert state.is_over
     assert state.due(10 * SILENCE_NS) is None
+
+
+def test_five_minutes_without_a_network_cost_no_frame():
+    rng = random.Random(1)
+    frames = events(3000, rng)
+    cut_ns = 300 * SILENCE_NS
+    way = Way(frames, rng, loss=1.0, good_ns=cut_ns, delay_steps=0)
+    state = StreamReceiver(make_stream(), EPOCH, 0)
+    accepted, now_ns = [], STEP_NS
+    while len(accepted) < len(frames) and now_ns < cut_ns + 10 * SILENCE_NS:
+        if (want := state.due(now_ns)) is not None:
+            way.ask(now_ns, want)
+            state.asked(want, now_ns)
+        accepted += way.step(now_ns, state)
+        now_ns += STEP_NS
+    assert accepted == frames
+    assert way.resets < 310
