@@ -1,4 +1,4 @@
-"""How well clocks are compared: simulated runs of known truth, a powerd on loopback, and what one exchange costs.
+"""How well clocks are compared: simulated runs of known truth, and a powerd on loopback.
 
 Targets: the truth inside the guaranteed bound at every moment of 10,000 runs; p99 of the error under 30 us on an idle
 path and under 100 us on a loaded one; p99 under 10 us on loopback, where both sides read one clock and exchanges are
@@ -16,22 +16,21 @@ import argparse
 import multiprocessing
 import os
 import random
-import statistics
 import sys
 import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import pi, sin
 
 import zmq
-from common import cpu_seconds, free_port, machine, p50_p99_max, powerd, progress
+from common import free_port, machine, p50_p99_max, powerd, progress
 
 from powerd_client.link import BoardLink
-from powerd_core.clock import ClockFilter, map_clock, piece_at
+from powerd_core.clock import map_clock, piece_at
 from powerd_core.model import ClockExchange
 
 SOURCE = '[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 500.0\n'
@@ -304,84 +303,59 @@ MOMENTS = 100
 LOOPBACK_LIMIT_US = 10.0
 
 
-@dataclass(slots=True)
-class Comparison:
-    """Of some runs of a kind: errors of the estimate and half-widths of the bound in nanoseconds, and counts."""
-
-    errors: array[float] = field(default_factory=lambda: array("d"))
-    half_widths: array[float] = field(default_factory=lambda: array("d"))
-    runs: int = 0
-    violations: int = 0
-    unknown: int = 0
-    mapping_s: float = 0.0
-
-    def add(self, other: Comparison) -> None:
-        self.errors.extend(other.errors)
-        self.half_widths.extend(other.half_widths)
-        self.runs += other.runs
-        self.violations += other.violations
-        self.unknown += other.unknown
-        self.mapping_s += other.mapping_s
+Judged = tuple[str, array, array, int, int, int]
+"""Kind, errors of the estimate and half-widths of the bound in ns, runs, moments outside the bound and unmapped."""
 
 
-def judge(work: tuple[str, int, int]) -> tuple[str, Comparison]:
+def judge(work: tuple[str, int, int]) -> Judged:
     """Simulate and map some runs of a kind from a seed, and compare with the truth at random moments and at steps."""
     kind, seed, runs = work
-    rng, result = random.Random(f"{kind} {seed}"), Comparison()
+    rng, errors, half_widths = random.Random(f"{kind} {seed}"), array("d"), array("d")
+    violations = unknown = 0
     for _ in range(runs):
         sim = draw_case(rng, kind)
-        if not sim.exchanges:
-            continue
-        begin = time.process_time()
-        pieces = map_clock(sim.exchanges)
-        result.mapping_s += time.process_time() - begin
-        result.runs += 1
+        pieces = map_clock(sim.exchanges) if sim.exchanges else ()
         moments = [rng.uniform(-5 * S, sim.length_ns + 5 * S) for _ in range(MOMENTS)]
         for step in sim.steps:
             for edge in {step.t_host_ns, step.t_host_ns + step.still_ns}:
                 moments += [edge + side * 10 ** rng.uniform(2, 9) for side in (-1, 1) for _ in range(8)]
-        for t_host in moments:
-            if not sim.clocks.is_awake(t_host):
-                continue
+        for t_host in filter(sim.clocks.is_awake, moments):
             t_board = sim.clocks.read(t_host)
             piece = piece_at(pieces, t_board)
             if piece is None:
-                result.unknown += 1
+                unknown += 1
                 continue
-            estimate, low, high = piece.at(t_board)
-            low, high = (sim.clocks.error_ns(t_board, end, t_host) for end in (low, high))
-            result.violations += not low <= 0 <= high
+            estimate, low, high = (sim.clocks.error_ns(t_board, offset, t_host) for offset in piece.at(t_board))
+            violations += not low <= 0 <= high
             if 0 <= t_host <= sim.length_ns:
-                result.errors.append(abs(sim.clocks.error_ns(t_board, estimate, t_host)))
-                result.half_widths.append((high - low) / 2)
-    return kind, result
+                errors.append(abs(estimate))
+                half_widths.append((high - low) / 2)
+    return kind, errors, half_widths, runs, violations, unknown
 
 
 def simulations(runs: int, processes: int) -> bool:
     """Print how the simulated runs went. True when every target is met."""
-    batch, works = 20, []
-    for kind, (share, _, _) in KINDS.items():
-        works += [(kind, k, batch) for k in range(round(runs * share / batch))]
-    totals = {kind: Comparison() for kind in KINDS}
-    begin = time.monotonic()
+    batch = 20
+    works = [(kind, k, batch) for kind, (share, _, _) in KINDS.items() for k in range(round(runs * share / batch))]
+    parts: list[Judged] = []
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done, (kind, part) in enumerate(pool.imap_unordered(judge, works), 1):
-            totals[kind].add(part)
-            progress(f"{done * batch:,} of {len(works) * batch:,} simulated runs, {time.monotonic() - begin:.0f} s")
+        for part in pool.imap_unordered(judge, works):
+            parts.append(part)
+            progress(f"{len(parts) * batch:,} of {len(works) * batch:,} simulated runs")
     progress("")
-    total = sum(c.runs for c in totals.values())
-    print(f"Mapping of clocks, {total:,} simulated runs of 20 to 90 s ({machine()})")
+    print(f"Mapping of clocks, {len(works) * batch:,} simulated runs of 20 to 90 s ({machine()})")
     is_met = True
     for kind, (_, what, limit_us) in KINDS.items():
-        c = totals[kind]
-        error, half = p50_p99_max(c.errors, 1e3), p50_p99_max(c.half_widths, 1e3)
-        is_good = not c.violations and (limit_us is None or error[1] < limit_us)
+        mine = [part[1:] for part in parts if part[0] == kind]
+        error, half = (p50_p99_max([x for part in mine for x in part[i]], 1e3) for i in (0, 1))
+        count, violations, unknown = (sum(part[i] for part in mine) for i in (2, 3, 4))
+        is_good = not violations and (limit_us is None or error[1] < limit_us)
         is_met &= is_good
         limit = f", limit {limit_us:g}" if limit_us is not None else ""
-        print(f"  {kind}: {c.runs:,} runs; {what}{'' if is_good else '   MISSED'}")
+        print(f"  {kind}: {count:,} runs; {what}{'' if is_good else '   MISSED'}")
         print(f"    error p50 {error[0]:.1f} us, p99 {error[1]:.1f} us{limit}, max {error[2]:.1f} us")
-        print(f"    bound p50 +-{half[0]:.0f} us, p99 +-{half[1]:.0f} us; truth outside it: {c.violations} moments")
-        print(f"    {c.unknown:,} moments without a mapping; {c.mapping_s / c.runs * 1e3:.1f} ms of CPU a mapping")
+        print(f"    bound p50 +-{half[0]:.0f} us, p99 +-{half[1]:.0f} us; truth outside it: {violations} moments")
+        print(f"    {unknown:,} moments without a mapping")
     return is_met
 
 
@@ -411,31 +385,24 @@ def take_everything(url: str) -> None:
                 pass
 
 
-def loopback(name: str, url: str, seconds: float, at_once: int) -> bool:
-    """Exchange at the recorder's pace, ``at_once`` at a time of which the quickest counts; print the errors.
+def loopback(name: str, url: str, seconds: float) -> bool:
+    """Exchange as the recorder does, in pairs of which the quicker counts. True when the target is met.
 
-    The first of a pair finds the processes and the processor asleep, which costs one way more than the other. Pairs
-    have a target: whether it is met.
+    The first of a pair finds the processes and the processor asleep, which costs one way more than the other.
     """
     progress(f"loopback, {name}")
     exchanges: list[ClockExchange] = []
-    online: list[float] = []
-    clock, tried = ClockFilter(), 0
+    walls_us, tried = [], 0
     with connected(url) as link:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             tried += 1
-            answered = [e for _ in range(at_once) if (e := link.exchange()) is not None]
-            if answered:
-                exchange = min(answered, key=lambda e: e.delay_ns)
-                exchanges.append(exchange)
-                clock.add(exchange)
-                if clock.count > 20:
-                    online.append(abs(clock.at(exchange.t_board_ns)[0]))
+            before = time.perf_counter()
+            answered = [e for _ in range(2) if (e := link.exchange()) is not None]
+            walls_us.append((time.perf_counter() - before) * 1e6 / 2)
+            exchanges += sorted(answered, key=lambda e: e.delay_ns)[:1]
             time.sleep((FAST_NS if tried < FAST else SLOW_NS) * 1e-9)
-    errors: list[float] = []
-    half_widths: list[float] = []
-    outside = 0
+    errors, half_widths, outside = [], [], 0
     for piece in map_clock(exchanges):
         knots = piece.t_board_ns
         for t in (*knots, *((a + b) // 2 for a, b in pairwise(knots))):
@@ -443,52 +410,27 @@ def loopback(name: str, url: str, seconds: float, at_once: int) -> bool:
             errors.append(abs(offset))
             half_widths.append((high - low) / 2)
             outside += not low <= 0 <= high
-    error, while_running = p50_p99_max(errors, 1e3), p50_p99_max(online, 1e3)
-    delay, half = p50_p99_max([e.delay_ns for e in exchanges], 1e3), p50_p99_max(half_widths, 1e3)
-    has_target = at_once > 1
-    is_good = (error[1] < LOOPBACK_LIMIT_US or not has_target) and not outside
+    error, half = p50_p99_max(errors, 1e3), p50_p99_max(half_widths, 1e3)
+    delay, wall = p50_p99_max([e.delay_ns for e in exchanges], 1e3), p50_p99_max(walls_us)
+    is_good = error[1] < LOOPBACK_LIMIT_US and not outside
     progress("")
-    print(f"  {name}: {len(exchanges)} of {tried} exchanges answered in time{'' if is_good else '   MISSED'}")
-    limit = f", limit {LOOPBACK_LIMIT_US:g}" if has_target else ""
-    print(f"    error p50 {error[0]:.1f} us, p99 {error[1]:.1f} us{limit}, max {error[2]:.1f} us")
-    print("    while it runs: p50 {:.1f} us, p99 {:.1f} us, max {:.1f} us".format(*while_running))
+    print(f"  {name}: {len(exchanges)} of {tried} pairs answered in time{'' if is_good else '   MISSED'}")
+    print(f"    error p50 {error[0]:.1f} us, p99 {error[1]:.1f} us, limit {LOOPBACK_LIMIT_US:g}, max {error[2]:.1f} us")
     print(f"    delay p50 {delay[0]:.0f} us, p99 {delay[1]:.0f} us; bound p50 +-{half[0]:.0f} us; outside {outside}")
+    print(f"    one exchange: {wall[0]:.0f} us of wall time")
     return is_good
-
-
-def print_cost(url: str, pid: int, count: int = 3000) -> None:
-    """Of exchanges one after the other; what powerd uses besides is measured for as long before and subtracted."""
-    with connected(url) as link:
-        begin, used = time.perf_counter(), cpu_seconds(pid)
-        time.sleep(2.0)
-        idle = (cpu_seconds(pid) - used) / (time.perf_counter() - begin)
-        begin, used, own = time.perf_counter(), cpu_seconds(pid), time.process_time()
-        walls_us = []
-        for _ in range(count):
-            before = time.perf_counter()
-            link.exchange()
-            walls_us.append((time.perf_counter() - before) * 1e6)
-        client_us = (time.process_time() - own) / count * 1e6
-        daemon_us = (cpu_seconds(pid) - used - idle * (time.perf_counter() - begin)) / count * 1e6
-    p99 = statistics.quantiles(walls_us, n=100)[98]
-    print(
-        f"One exchange: wall {statistics.median(walls_us):.0f} us median, {p99:.0f} us p99; "
-        f"CPU {client_us:.0f} us at the client, {daemon_us:.0f} us at powerd (threads of ZeroMQ included)"
-    )
 
 
 def all_loopback(seconds: float) -> bool:
     """Print how a powerd on this machine is seen. True when every target is met."""
     print(f"Loopback over TCP, the source `sim` at 500 scans/s, {seconds:g} s each")
-    with powerd(SOURCE, listen=f"tcp://127.0.0.1:{free_port()}") as (url, pid):
-        is_met = loopback("quiet", url, seconds, 2)
-        is_met &= loopback("quiet, one at a time (no target)", url, seconds, 1)
+    with powerd(SOURCE, listen=f"tcp://127.0.0.1:{free_port()}") as (url, _):
+        is_met = loopback("quiet", url, seconds)
         client = multiprocessing.get_context("spawn").Process(target=take_everything, args=(url,), daemon=True)
         client.start()
-        is_met &= loopback("with a busy stream client", url, seconds, 2)
+        is_met &= loopback("with a busy stream client", url, seconds)
         client.terminate()
         client.join()
-        print_cost(url, pid)
     return is_met
 
 

@@ -24,10 +24,8 @@ from common import machine
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from faults.cell import Outcome, run_cell
-from faults.kinds import KINDS, VICTIMS, Cell
-from faults.scale import FULL
-from faults.stage import end_all
-from faults.table import cells
+from faults.rows import KINDS, VICTIMS, Cell, cells
+from faults.stage import FULL, end_all
 
 
 @dataclass(slots=True)
@@ -95,45 +93,32 @@ class Report:
         return self.is_equal and not any(o.problems for o in self.outcomes)
 
 
-class Deck:
+def deck(seed: int, minutes: float) -> Iterator[tuple[Cell, str]]:
     """All cells in random order, again and again, until the time is over."""
-
-    def __init__(self, seed: int, minutes: float) -> None:
-        self._random = random.Random(seed)
-        self._end_s = time.monotonic() + minutes * 60
-        self._lock = threading.Lock()
-        self._left: list[tuple[Cell, str]] = []
-        self.is_over = False
-
-    def deal(self) -> tuple[Cell, str] | None:
-        """The next cell, None when there is no time left for it."""
-        with self._lock:
-            while True:
-                left_s = self._end_s - time.monotonic()
-                if self.is_over or left_s <= 0:
-                    return None
-                if not self._left:
-                    self._left = list(cells())
-                    self._random.shuffle(self._left)
-                dealt = self._left.pop()
-                if dealt[0].full_length_s < left_s:
-                    return dealt
+    order, end_s = random.Random(seed), time.monotonic() + minutes * 60
+    while time.monotonic() < end_s:
+        everything = list(cells())
+        order.shuffle(everything)
+        for cell, moment in everything:
+            if cell.full_length_s < end_s - time.monotonic():
+                yield cell, moment
 
 
-def _work(deck: Deck, report: Report) -> None:
-    while (dealt := deck.deal()) is not None:
-        outcome = run_cell(*dealt, FULL)
-        if deck.is_over:
+def _work(dealt: Iterator[tuple[Cell, str]], lock: threading.Lock, ended: threading.Event, report: Report) -> None:
+    while not ended.is_set():
+        with lock:
+            cell = next(dealt, None)
+        if cell is None:
+            return
+        outcome = run_cell(*cell, FULL)
+        if ended.is_set():
             return
         report.outcomes.append(outcome)
         a = outcome.account
         mark = "" if not outcome.problems else f"  FAILED: {outcome.problems[0][:200]}"
         elapsed_s = time.monotonic() - report.began_s
-        print(
-            f"{elapsed_s:6.0f} s  {outcome.name:40} sent {a.sent:7} lost {a.lost:6} declared {a.declared:6}{mark}",
-            file=sys.stderr,
-            flush=True,
-        )
+        row = f"{outcome.name:40} sent {a.sent:7} lost {a.lost:6} declared {a.declared:6}{mark}"
+        print(f"{elapsed_s:6.0f} s  {row}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -144,8 +129,9 @@ def main() -> int:
     arguments = parser.parse_args()
     if arguments.minutes <= 0 or arguments.lanes < 1:
         parser.error("--minutes must be above 0, and --lanes at least 1")
-    report, deck = Report(), Deck(arguments.seed, arguments.minutes)
-    lanes = [threading.Thread(target=_work, args=(deck, report), daemon=True) for _ in range(arguments.lanes)]
+    report, ended = Report(), threading.Event()
+    work = deck(arguments.seed, arguments.minutes), threading.Lock(), ended, report
+    lanes = [threading.Thread(target=_work, args=work, daemon=True) for _ in range(arguments.lanes)]
     for lane in lanes:
         lane.start()
     try:
@@ -154,7 +140,7 @@ def main() -> int:
                 lane.join(0.2)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        deck.is_over = True
+        ended.set()
         print("\nending; cells that are not over do not count", file=sys.stderr)
         end_all()
     for line in report.lines(arguments.seed, arguments.lanes):

@@ -118,16 +118,12 @@ class SensorCalibration:
             raise ValueError("option 'zero': its reference is not 0")
         if self.load is not None and not (self.load.reference > 0 and self._load_a > 0):
             raise ValueError("option 'load': a gain needs a reference and a mean current above 0")
-        if not self._is_finite:
-            raise ValueError("options 'zero' and 'load': no finite offset and positive gain follow from these figures")
-
-    @property
-    def _is_finite(self) -> bool:
         try:
-            figures = (self.offset_a, self.gain, self.u_offset_a or 0.0, self.u_gain or 0.0)
+            is_finite = all(map(isfinite, (self.offset_a, self.gain, self.u_offset_a or 0.0, self.u_gain or 0.0)))
         except (ZeroDivisionError, OverflowError):
-            return False
-        return all(isfinite(f) for f in figures) and self.gain > 0
+            is_finite = False
+        if not (is_finite and self.gain > 0):
+            raise ValueError("options 'zero' and 'load': no finite offset and positive gain follow from these figures")
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -175,10 +171,9 @@ class SensorCalibration:
     @property
     def option(self) -> Calibration:
         """What it amounts to, as the option ``calibration`` of a sensor."""
-        points = [(name, p) for name, p in (("zero", self.zero), ("gain", self.load)) if p]
-        days = {p.taken[:10] for _, p in points}
-        date = days.pop() if len(days) == 1 else ", ".join(f"{p.taken[:10]} ({name})" for name, p in points)
-        latest = max((p for _, p in points), key=lambda p: p.taken, default=None)
+        points = [(p.taken[:10], name, p) for name, p in (("zero", self.zero), ("gain", self.load)) if p]
+        days = {day for day, _, _ in points}
+        date = days.pop() if len(days) == 1 else ", ".join(f"{day} ({name})" for day, name, _ in points)
         reference = ""
         if self.load is not None:
             reference = f"{self.load.reference:.6g} {self.load.quantity} +-{self.load.u_reference:.2%} (standard)"
@@ -188,7 +183,7 @@ class SensorCalibration:
             u_offset_a=self.u_offset_a,
             u_gain=self.u_gain,
             date=date,
-            temperature_c=latest.temperature_c if latest else None,
+            temperature_c=max(points, key=lambda row: row[2].taken)[2].temperature_c if points else None,
             reference=reference,
         )
 
@@ -229,12 +224,10 @@ def recalibrated(
         raise ValueError(
             f"its calibration was taken with shunt_ohm = {record.shunt_ohm:g}, the run with {conversion.shunt_ohm:g}"
         )
-    for name, point, is_as_made in (
-        ("zero", record.zero, conversion.offset_a == 0),
-        ("gain", record.load, conversion.gain == 1),
-    ):
-        if point is None and not is_as_made:
-            raise ValueError(f"it was recorded with a calibrated {name}, which the file lacks: calibrate that too")
+    lacks_zero = record.zero is None and conversion.offset_a != 0
+    if lacks_zero or (record.load is None and conversion.gain != 1):
+        missing = "zero" if lacks_zero else "gain"
+        raise ValueError(f"it was recorded with a calibrated {missing}, which the file lacks: calibrate that too")
     made, u_gain, u_offset_w = record.option, accuracy.u_gain, accuracy.u_offset_w
     if made.u_gain is not None:
         u_gain = hypot(made.u_gain, bus_hold / sqrt(3))

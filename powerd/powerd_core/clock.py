@@ -1,149 +1,39 @@
-"""What exchanges guarantee about host minus board time: where a clock stepped, and the interval that holds the truth.
+"""Two clocks: what exchanges say about host time minus board time, and how sure that is.
 
-A request cannot arrive before it was sent, nor an answer before it was given: when the board received, the offset is
-at least t1 - t2; when it answered, at most t4 - t3. This is true whatever the network did. Two clocks drift apart by at
-most a known rate, so what holds at one moment holds, widened, at every other, until a clock steps. Two exchanges that
-contradict each other after widening prove a step between them.
+Two things come out, kept apart: a *bound*, which is guaranteed, and an *estimate* inside it, which is better than the
+bound says.
+
+**Bound.** A request cannot arrive before it was sent, nor an answer before it was given: when the board received, the
+offset is at least t1 - t2; when it answered, at most t4 - t3. This is true whatever the network did. Two clocks drift
+apart by at most a known rate, so what holds at one moment holds, widened, at every other, until a clock steps. Two
+exchanges that contradict each other after widening prove a step between them: a new piece begins, and between two
+pieces there is no mapping.
+
+**Estimate.** A queue only ever delays. So the greatest t1 - t2 and the least t4 - t3 of a few seconds are nearly free
+of queueing, each in its own direction, even where no single exchange is; the offset is half-way between. How far these
+two are apart, beyond what they are in quieter times, says how little to trust them. They are joined by a smoother in
+both directions of time, whose model is an offset that changes at a rate, and a rate that wanders as that of a quartz
+does.
+
+`map_clock` maps a whole run afterwards; `ClockFilter` follows while exchanges come in.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from math import ceil, inf, nextafter
+from typing import NamedTuple
 
 from powerd_core.errors import ClockError
 from powerd_core.model import ClockExchange
 
 READING_NS = 1
 """Times are cut to whole nanoseconds: each difference of two of them may be off by one."""
-
-
-@dataclass(slots=True)
-class Intervals:
-    """What each exchange alone guarantees at its middle: ``low_ns`` and ``high_ns`` are above a base that all share."""
-
-    t_ns: list[int] = field(default_factory=list)
-    low_ns: list[float] = field(default_factory=list)
-    high_ns: list[float] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.t_ns)
-
-    def add(self, t_ns: int, low_ns: float, high_ns: float) -> None:
-        self.t_ns.append(t_ns)
-        self.low_ns.append(low_ns)
-        self.high_ns.append(high_ns)
-
-    def part(self, begin: int, end: int) -> Intervals:
-        """Those numbered ``begin`` to ``end``, by increasing times, each time once."""
-        rows = zip(self.t_ns[begin:end], self.low_ns[begin:end], self.high_ns[begin:end], strict=True)
-        found = Intervals()
-        for t, low, high in sorted(rows):
-            if found.t_ns and found.t_ns[-1] == t:
-                found.low_ns[-1] = max(found.low_ns[-1], low)
-                found.high_ns[-1] = min(found.high_ns[-1], high)
-            else:
-                found.add(t, low, high)
-        return found
-
-
-def interval_of(exchange: ClockExchange, base_ns: int, drift: float) -> tuple[int, float, float]:
-    """The middle of an exchange at the board, and the interval of the offset there, above ``base_ns``."""
-    e = exchange
-    t_ns = e.t_board_ns
-    # Each end holds at its own moment: the time that the board took to answer is time to drift.
-    low = e.t1_host_ns - e.t2_board_ns - base_ns - READING_NS - drift * (t_ns - e.t2_board_ns)
-    high = e.t4_host_ns - e.t3_board_ns - base_ns + READING_NS + drift * (e.t3_board_ns - t_ns)
-    return t_ns, low, high
-
-
-def split_at_steps(intervals: Intervals, drift: float, torn: Iterable[int] = ()) -> list[tuple[int, int]]:
-    """Begin and end numbers of the exchanges that certainly share a clock, for each piece between two steps.
-
-    The intervals come in the order in which the host sent. Before each number in ``torn`` there is a step for another
-    reason. What could have been made on either side of a step is in no piece.
-    """
-    torn = frozenset(torn)
-    starts = [0]
-    reference, low, high = intervals.t_ns[0], intervals.low_ns[0], intervals.high_ns[0]
-    for i in range(1, len(intervals)):
-        t, own_low, own_high = intervals.t_ns[i], intervals.low_ns[i], intervals.high_ns[i]
-        if i not in torn:
-            if t >= reference:
-                spread = drift * (t - reference)
-                reference = t
-                low, high = max(low - spread, own_low), min(high + spread, own_high)
-            else:
-                # Overtaken on the way: what it says is carried to the later moment.
-                spread = drift * (reference - t)
-                low, high = max(low, own_low - spread), min(high, own_high + spread)
-            if low <= high:
-                continue
-        starts.append(i)
-        reference, low, high = t, own_low, own_high
-    pieces = list(zip(starts, [*starts[1:], len(intervals)], strict=True))
-    for k, (begin, end) in enumerate(pieces[:-1]):
-        if end not in torn:
-            pieces[k] = begin, _last_before(intervals, begin, end, pieces[k + 1], drift)
-    return pieces
-
-
-def _last_before(intervals: Intervals, begin: int, end: int, after: tuple[int, int], drift: float) -> int:
-    """The end of a piece without the exchanges at it that the next piece would accept as well: slow ones, as a rule."""
-    first = intervals.t_ns[after[0]]
-    numbers = range(*after)
-    low = max(intervals.low_ns[i] - drift * abs(intervals.t_ns[i] - first) for i in numbers)
-    high = min(intervals.high_ns[i] + drift * abs(intervals.t_ns[i] - first) for i in numbers)
-    while end - 1 > begin:
-        i = end - 1
-        spread = drift * abs(intervals.t_ns[i] - first)
-        if intervals.low_ns[i] > high + spread or intervals.high_ns[i] < low - spread:
-            break
-        end -= 1
-    return end
-
-
-def intersect(intervals: Intervals, drift: float) -> tuple[list[float], list[float]]:
-    """Bounds at every exchange of one piece from all of its exchanges: one pass forward, one back."""
-    t_ns, lows, highs = intervals.t_ns, list(intervals.low_ns), list(intervals.high_ns)
-    _pass(t_ns, lows, highs, range(1, len(t_ns)), drift)
-    _pass(t_ns, lows, highs, range(len(t_ns) - 2, -1, -1), drift)
-    for i, (low, high) in enumerate(zip(lows, highs, strict=True)):
-        if low > high:
-            # Overtaken answers can hide a step of a microsecond from the split: what then holds is between both.
-            lows[i], highs[i] = high, low
-    return lows, highs
-
-
-def _pass(t_ns: Sequence[int], lows: list[float], highs: list[float], order: range, drift: float) -> None:
-    if not order:
-        return
-    before = order.start - order.step
-    t, low, high = t_ns[before], lows[before], highs[before]
-    for i in order:
-        spread = drift * abs(t_ns[i] - t)
-        t, low, high = t_ns[i], low - spread, high + spread
-        if lows[i] > low:
-            low = lows[i]
-        else:
-            lows[i] = low
-        if highs[i] < high:
-            high = highs[i]
-        else:
-            highs[i] = high
-
-
-# The best estimate of an offset over time from exchanges on a path with queues, as against what is guaranteed.
-#
-# A queue only ever delays. So the greatest t1 - t2 and the least t4 - t3 of a few seconds are nearly free of queueing,
-# each in its own direction, even where no single exchange is; the offset is half-way between. How far these two are
-# apart, beyond what they are in quieter times, says how little to trust them. They are joined by a smoother in both
-# directions of time, whose model is an offset that changes at a rate, and a rate that wanders as that of a quartz does.
-
-
+DRIFT_PPM = 100.0
+"""Two free-running quartz clocks differ by less: +-50 ppm each over temperature and age."""
 WANDER_NS = 30.0
 """Random walk of the rate: 0.03 ppm after a second, 1 ppm after 20 minutes."""
 RATE_NS = 50_000.0
@@ -156,6 +46,93 @@ QUIET_NS = 600_000_000_000
 """How far around a moment the quietest moment is looked for: routes change."""
 ROUGH_NS = 1_000_000_000
 FINE_NS = 2_000_000_000
+FULL = 25
+"""Exchanges after which a stretch of `ClockFilter` ends even before its time: at first they come fast."""
+_LONG_AGO_NS = -(1 << 62)
+
+
+class Interval(NamedTuple):
+    """What one exchange guarantees at its middle: the offset's ends above a base that all exchanges share."""
+
+    t_ns: int
+    low_ns: float
+    high_ns: float
+
+
+def interval_of(exchange: ClockExchange, base_ns: int, drift: float) -> Interval:
+    """The middle of an exchange at the board, and the interval of the offset there, above ``base_ns``."""
+    e = exchange
+    t_ns = e.t_board_ns
+    # Each end holds at its own moment: the time that the board took to answer is time to drift.
+    low = e.t1_host_ns - e.t2_board_ns - base_ns - READING_NS - drift * (t_ns - e.t2_board_ns)
+    high = e.t4_host_ns - e.t3_board_ns - base_ns + READING_NS + drift * (e.t3_board_ns - t_ns)
+    return Interval(t_ns, low, high)
+
+
+def _joined(one: Interval, other: Interval, drift: float) -> Interval:
+    """What two intervals say together at the later of their moments; a contradiction has its low end above the high."""
+    if other.t_ns < one.t_ns:
+        one, other = other, one
+    spread = drift * (other.t_ns - one.t_ns)
+    return Interval(other.t_ns, max(one.low_ns - spread, other.low_ns), min(one.high_ns + spread, other.high_ns))
+
+
+def _split_at_steps(intervals: Sequence[Interval], drift: float, torn: Collection[int]) -> list[tuple[int, int]]:
+    """Begin and end numbers of the exchanges that certainly share a clock, for each piece between two steps.
+
+    The intervals come in the order in which the host sent. Before each number in ``torn`` there is a step for another
+    reason. What could have been made on either side of a step is in no piece.
+    """
+    starts, known = [0], intervals[0]
+    for i, interval in enumerate(intervals[1:], 1):
+        known = _joined(known, interval, drift)
+        if i in torn or known.low_ns > known.high_ns:
+            starts.append(i)
+            known = interval
+    pieces = list(zip(starts, [*starts[1:], len(intervals)], strict=True))
+    for k, (begin, end) in enumerate(pieces[:-1]):
+        if end not in torn:
+            pieces[k] = begin, _last_before(intervals, begin, end, pieces[k + 1], drift)
+    return pieces
+
+
+def _last_before(intervals: Sequence[Interval], begin: int, end: int, after: tuple[int, int], drift: float) -> int:
+    """The end of a piece without the exchanges at it that the next piece would accept as well: slow ones, as a rule."""
+    first = intervals[after[0]].t_ns
+    following = intervals[after[0] : after[1]]
+    low = max(i.low_ns - drift * abs(i.t_ns - first) for i in following)
+    high = min(i.high_ns + drift * abs(i.t_ns - first) for i in following)
+    while end - 1 > begin:
+        last = intervals[end - 1]
+        spread = drift * abs(last.t_ns - first)
+        if last.low_ns > high + spread or last.high_ns < low - spread:
+            break
+        end -= 1
+    return end
+
+
+def _by_time(intervals: Sequence[Interval]) -> list[Interval]:
+    """The intervals of one piece by increasing times, each time once."""
+    by_time: list[Interval] = []
+    for i in sorted(intervals):
+        if by_time and by_time[-1].t_ns == i.t_ns:
+            by_time[-1] = _joined(by_time[-1], i, 0.0)
+        else:
+            by_time.append(i)
+    return by_time
+
+
+def _intersect(intervals: Sequence[Interval], drift: float) -> list[Interval]:
+    """Bounds at every exchange of one piece from all of its exchanges: one pass forward, one back."""
+    bounds = list(intervals)
+    for order in (range(1, len(bounds)), range(len(bounds) - 2, -1, -1)):
+        for i in order:
+            t_ns, own_low, own_high = bounds[i]
+            near = bounds[i - order.step]
+            spread = drift * abs(t_ns - near.t_ns)
+            bounds[i] = Interval(t_ns, max(near.low_ns - spread, own_low), min(near.high_ns + spread, own_high))
+    # Overtaken answers can hide a step of a microsecond from the split: what then holds is between both.
+    return [Interval(t, *sorted(ends)) for t, *ends in bounds]
 
 
 @dataclass(slots=True)
@@ -190,7 +167,7 @@ class RateFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
+class _Curve:
     """Offsets (ns) and rates (ns a second) at increasing times (s)."""
 
     t_s: Sequence[float]
@@ -199,103 +176,91 @@ class Curve:
 
     def at_all(self, times_s: Sequence[float]) -> list[float]:
         """Offsets at increasing times: linear between the curve's points, along the last rates outside."""
-        found, i, n = [], 0, len(self.t_s)
-        knots, offset, rate = self.t_s, self.offset, self.rate
+        offsets, i, n = [], 0, len(self.t_s)
+        knots, offset = self.t_s, self.offset
         for t in times_s:
             while i < n and knots[i] <= t:
                 i += 1
             if 0 < i < n:
                 share = (t - knots[i - 1]) / (knots[i] - knots[i - 1])
-                found.append(offset[i - 1] + share * (offset[i] - offset[i - 1]))
+                offsets.append(offset[i - 1] + share * (offset[i] - offset[i - 1]))
             else:
-                near = min(i, n - 1) if i == 0 else n - 1
-                found.append(offset[near] + rate[near] * (t - knots[near]))
-        return found
+                near = 0 if i == 0 else n - 1
+                offsets.append(offset[near] + self.rate[near] * (t - knots[near]))
+        return offsets
 
 
-def estimate(intervals: Intervals) -> tuple[list[float], float, float]:
+def _estimate(intervals: Sequence[Interval]) -> tuple[list[float], float, float]:
     """Offsets at the times of one piece's exchanges, and the rates before the first and after the last of them."""
-    first = intervals.t_ns[0]
-    times = [(t - first) * 1e-9 for t in intervals.t_ns]
+    times = [(i.t_ns - intervals[0].t_ns) * 1e-9 for i in intervals]
     rough = _rough(intervals, times)
     curve = _fine(intervals, times, rough.at_all(times))
     return curve.at_all(times), curve.rate[0] * 1e-9, curve.rate[-1] * 1e-9
 
 
-def _rough(intervals: Intervals, times: Sequence[float]) -> Curve:
+def _rough(intervals: Sequence[Interval], times: Sequence[float]) -> _Curve:
     """Through the quickest exchange of each second: good enough to take the clocks' drift out of a few seconds."""
-    lows, highs = intervals.low_ns, intervals.high_ns
-    best: list[int] = []
-    last = -1
-    for i, t in enumerate(intervals.t_ns):
-        number = (t - intervals.t_ns[0]) // ROUGH_NS
-        if number != last:
-            best.append(i)
-            last = number
-        elif highs[i] - lows[i] < highs[best[-1]] - lows[best[-1]]:
-            best[-1] = i
-    return _smooth(
-        [times[i] for i in best], [(lows[i] + highs[i]) / 2 for i in best], [highs[i] - lows[i] for i in best]
-    )
+    quickest: dict[int, int] = {}
+    widths = [i.high_ns - i.low_ns for i in intervals]
+    for k, i in enumerate(intervals):
+        second = (i.t_ns - intervals[0].t_ns) // ROUGH_NS
+        if second not in quickest or widths[k] < widths[quickest[second]]:
+            quickest[second] = k
+    best = list(quickest.values())
+    middles = [(intervals[k].low_ns + intervals[k].high_ns) / 2 for k in best]
+    return _smooth([times[k] for k in best], middles, [widths[k] for k in best])
 
 
-def _fine(intervals: Intervals, times: Sequence[float], rough: Sequence[float]) -> Curve:
+def _fine(intervals: Sequence[Interval], times: Sequence[float], rough: Sequence[float]) -> _Curve:
     """Through the middles between the two directions' least delays in stretches of two seconds."""
-    centres: list[float] = []
-    offsets: list[float] = []
-    widths: list[float] = []
-    n, i = len(times), 0
-    t_ns, lows, highs = intervals.t_ns, intervals.low_ns, intervals.high_ns
-    while i < n:
-        number = (t_ns[i] - t_ns[0]) // FINE_NS
-        end_ns = t_ns[0] + (number + 1) * FINE_NS
-        low, high, at_low, at_high = lows[i] - rough[i], highs[i] - rough[i], i, i
-        while i < n and t_ns[i] < end_ns:
-            if lows[i] - rough[i] > low:
-                low, at_low = lows[i] - rough[i], i
-            if highs[i] - rough[i] < high:
-                high, at_high = highs[i] - rough[i], i
-            i += 1
+    lows = [i.low_ns - r for i, r in zip(intervals, rough, strict=True)]
+    highs = [i.high_ns - r for i, r in zip(intervals, rough, strict=True)]
+    stretches: dict[int, list[int]] = {}
+    for k, i in enumerate(intervals):
+        stretches.setdefault((i.t_ns - intervals[0].t_ns) // FINE_NS, []).append(k)
+    centres, offsets, widths = [], [], []
+    for numbers in stretches.values():
+        at_low, at_high = max(numbers, key=lows.__getitem__), min(numbers, key=highs.__getitem__)
         centres.append((times[at_low] + times[at_high]) / 2)
-        offsets.append((rough[at_low] + rough[at_high] + low + high) / 2)
-        widths.append(max(high - low, 0.0))
+        offsets.append((rough[at_low] + rough[at_high] + lows[at_low] + highs[at_high]) / 2)
+        widths.append(max(highs[at_high] - lows[at_low], 0.0))
     return _smooth(centres, offsets, widths)
 
 
-def _smooth(times: Sequence[float], offsets: Sequence[float], widths: Sequence[float]) -> Curve:
+def _smooth(times: Sequence[float], offsets: Sequence[float], widths: Sequence[float]) -> _Curve:
     """A Kalman filter forward and the Rauch-Tung-Striebel recursion back."""
     sigmas = [FLOOR_NS + DOUBT * (w - q) for w, q in zip(widths, _quietest(times, widths), strict=True)]
     state = RateFilter(times[0], offsets[0], p_offset=sigmas[0] ** 2)
     n = len(times)
-    found = [(state.offset, state.rate, state.p_offset, state.p_both, state.p_rate)]
-    for i in range(1, n):
-        state.predict(times[i])
-        state.update(offsets[i], sigmas[i])
-        found.append((state.offset, state.rate, state.p_offset, state.p_both, state.p_rate))
+    states = [replace(state)]
+    for t, offset, sigma in zip(times[1:], offsets[1:], sigmas[1:], strict=True):
+        state.predict(t)
+        state.update(offset, sigma)
+        states.append(replace(state))
     smooth, rates = [0.0] * n, [0.0] * n
     smooth[-1], rates[-1] = state.offset, state.rate
     for i in range(n - 2, -1, -1):
-        offset, rate, p_offset, p_both, p_rate = found[i]
+        s = states[i]
         dt = times[i + 1] - times[i]
         wander = WANDER_NS * WANDER_NS * dt
         # The covariance predicted for the next moment, and its inverse.
-        q_offset = p_offset + dt * (2 * p_both + dt * p_rate) + wander * dt * dt / 3
-        q_both = p_both + dt * p_rate + wander * dt / 2
-        q_rate = p_rate + wander
+        q_offset = s.p_offset + dt * (2 * s.p_both + dt * s.p_rate) + wander * dt * dt / 3
+        q_both = s.p_both + dt * s.p_rate + wander * dt / 2
+        q_rate = s.p_rate + wander
         determinant = q_offset * q_rate - q_both * q_both
-        ahead, ahead_rate = smooth[i + 1] - (offset + rate * dt), rates[i + 1] - rate
+        ahead, ahead_rate = smooth[i + 1] - (s.offset + s.rate * dt), rates[i + 1] - s.rate
         x = (q_rate * ahead - q_both * ahead_rate) / determinant
         y = (q_offset * ahead_rate - q_both * ahead) / determinant
-        smooth[i] = offset + (p_offset + dt * p_both) * x + p_both * y
-        rates[i] = rate + (p_both + dt * p_rate) * x + p_rate * y
-    return Curve(times, smooth, rates)
+        smooth[i] = s.offset + (s.p_offset + dt * s.p_both) * x + s.p_both * y
+        rates[i] = s.rate + (s.p_both + dt * s.p_rate) * x + s.p_rate * y
+    return _Curve(times, smooth, rates)
 
 
 def _quietest(times: Sequence[float], widths: Sequence[float]) -> list[float]:
     """The least width within `QUIET_NS` of each moment."""
     reach, n, ahead = QUIET_NS * 1e-9, len(times), 0
     window: deque[int] = deque()
-    found = []
+    least = []
     for t in times:
         while ahead < n and times[ahead] <= t + reach:
             while window and widths[window[-1]] >= widths[ahead]:
@@ -304,21 +269,8 @@ def _quietest(times: Sequence[float], widths: Sequence[float]) -> list[float]:
             ahead += 1
         while times[window[0]] < t - reach:
             window.popleft()
-        found.append(widths[window[0]])
-    return found
-
-
-# Two clocks: what a run's exchanges say about host time minus board time, and how sure that is.
-#
-# Two things come out, kept apart. The *bound* is guaranteed (`powerd_core.clock`): the intersection of what all
-# exchanges of a piece guarantee, widened by ``drift_ppm``, holds the truth whatever the network did. The *estimate* is
-# better than its bound says (`powerd_core.clock`), is made from exchanges on both sides of each moment, and is kept
-# inside the bound. A clock that stepped begins a new piece; between two pieces there is no mapping.
-
-
-DRIFT_PPM = 100.0
-"""Two free-running quartz clocks differ by less: +-50 ppm each over temperature and age."""
-_LONG_AGO_NS = -(1 << 62)
+        least.append(widths[window[0]])
+    return least
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,12 +300,6 @@ class ClockPiece:
             self.end_ns is None or t_board_ns <= self.t_board_ns[-1]
         )
 
-    def may_hold(self, t_board_ns: int) -> bool:
-        """Whether this clock can have shown that time at all, on its side of the steps."""
-        return (self.begin_ns is None or t_board_ns >= self.begin_ns) and (
-            self.end_ns is None or t_board_ns <= self.end_ns
-        )
-
     def at(self, t_board_ns: int) -> tuple[float, float, float]:
         """Estimate, lower and upper bound of the offset at a board time, inside or outside the knots.
 
@@ -377,8 +323,12 @@ class ClockPiece:
 
 def piece_at(pieces: Sequence[ClockPiece], t_board_ns: int) -> ClockPiece | None:
     """The piece that maps a board time; None where a step may be on either side or two clocks showed it."""
-    found = [piece for piece in pieces if piece.may_hold(t_board_ns)]
-    return found[0] if len(found) == 1 and found[0].holds(t_board_ns) else None
+    possible = [
+        p
+        for p in pieces
+        if (p.begin_ns is None or t_board_ns >= p.begin_ns) and (p.end_ns is None or t_board_ns <= p.end_ns)
+    ]
+    return possible[0] if len(possible) == 1 and possible[0].holds(t_board_ns) else None
 
 
 def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PPM) -> tuple[ClockPiece, ...]:
@@ -396,16 +346,17 @@ def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PP
     drift = drift_ppm * 1e-6
     # Offsets are counted from one of them: a float of nanoseconds since boot would lose whole nanoseconds.
     base_ns = ordered[0].t1_host_ns - ordered[0].t2_board_ns
-    intervals, torn = Intervals(), []
+    intervals: list[Interval] = []
+    torn: set[int] = set()
     for e in ordered:
         if e.delay_ns < 0:
-            torn.append(len(intervals))
+            torn.add(len(intervals))
         else:
-            intervals.add(*interval_of(e, base_ns, drift))
+            intervals.append(interval_of(e, base_ns, drift))
     if not intervals:
         raise ClockError("every exchange took less time at the client than at the board: not one clock each")
-    parts = [intervals.part(*numbers) for numbers in split_at_steps(intervals, drift, torn)]
-    pieces = [_piece(part, base_ns, drift_ppm) for part in parts]
+    numbers = _split_at_steps(intervals, drift, torn)
+    pieces = [_piece(_by_time(intervals[begin:end]), base_ns, drift_ppm) for begin, end in numbers]
     if 0 in torn:
         pieces[0] = replace(pieces[0], begin_ns=_LONG_AGO_NS)
     if len(intervals) in torn:
@@ -415,15 +366,15 @@ def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PP
     return tuple(pieces)
 
 
-def _piece(intervals: Intervals, base_ns: int, drift_ppm: float) -> ClockPiece:
-    lows, highs = intersect(intervals, drift_ppm * 1e-6)
-    offsets, before, after = estimate(intervals)
+def _piece(intervals: Sequence[Interval], base_ns: int, drift_ppm: float) -> ClockPiece:
+    bounds = _intersect(intervals, drift_ppm * 1e-6)
+    offsets, before, after = _estimate(intervals)
     # The sums are rounded: outwards, so that the bound stays a guarantee.
     return ClockPiece(
-        tuple(intervals.t_ns),
-        tuple(base_ns + min(max(o, low), high) for o, low, high in zip(offsets, lows, highs, strict=True)),
-        tuple(nextafter(base_ns + low, -inf) for low in lows),
-        tuple(nextafter(base_ns + high, inf) for high in highs),
+        tuple(i.t_ns for i in intervals),
+        tuple(base_ns + min(max(o, b.low_ns), b.high_ns) for o, b in zip(offsets, bounds, strict=True)),
+        tuple(nextafter(base_ns + b.low_ns, -inf) for b in bounds),
+        tuple(nextafter(base_ns + b.high_ns, inf) for b in bounds),
         drift_ppm,
         (before, after),
     )
@@ -441,30 +392,23 @@ def _part(before: ClockPiece, after: ClockPiece) -> tuple[ClockPiece, ClockPiece
     return replace(before, end_ns=last + reach_ns), replace(after, begin_ns=first - reach_ns)
 
 
-# The offset of a board's clock while exchanges come in: for a recorder and for live views.
-#
-# Only the past counts, so this is less exact than `powerd_core.clock.map_clock` after the run; its bound is as much of
-# a guarantee. Memory and time for each exchange are bounded.
-
-
-FULL = 25
-"""Exchanges after which a stretch ends even before its time: at first they come fast."""
-
-
 class ClockFilter:
-    """Host minus board time now, from the exchanges so far. Another epoch or a step begins anew."""
+    """Host minus board time now, from the exchanges so far: for a recorder and for live views.
 
-    def __init__(self, *, drift_ppm: float = DRIFT_PPM, window_ns: int = QUIET_NS) -> None:
-        self._drift = drift_ppm * 1e-6
+    Only the past counts, so this is less exact than `map_clock` after the run; its bound is as much of a guarantee.
+    Another epoch or a step begins anew. Memory and time for each exchange are bounded.
+    """
+
+    def __init__(self, *, window_ns: int = QUIET_NS) -> None:
+        self._drift = DRIFT_PPM * 1e-6
         self._window_ns = window_ns
         self.epoch = 0
         self.count = 0
         """Exchanges since the last step."""
         self.steps = 0
         self._base_ns = 0
-        self._t_ns = 0
+        self._known = Interval(0, 0.0, 0.0)
         self._origin_s = 0.0
-        self._low = self._high = 0.0
         self._line = RateFilter(0.0, 0.0)
         # The least and the greatest that the present stretch allows above the line, the stretch's start and count.
         self._least = self._most = 0.0
@@ -472,81 +416,67 @@ class ClockFilter:
         # Widths of past stretches that may still be the least of the window: times and widths increase.
         self._quick: deque[tuple[int, float]] = deque()
 
-    @property
-    def skew_ppm(self) -> float:
-        """The rate at which the offset grows, as far as it is known."""
-        return self._line.rate * 1e-3
-
     def add(self, exchange: ClockExchange) -> bool:
         """Take an exchange. True when it shows that a clock stepped or another board answers: all before is void."""
-        if exchange.delay_ns < 0:
-            # A step in the middle of the exchange: not even this one says where the clocks are now.
-            was = self.count > 0
-            self.count = 0
-            self.steps += was
-            return was
-        if self.count == 0 or exchange.epoch != self.epoch:
-            was = self.count > 0
-            self.steps += was
+        if exchange.delay_ns >= 0 and self.count and exchange.epoch == self.epoch:
+            interval = interval_of(exchange, self._base_ns, self._drift)
+            known = _joined(self._known, interval, self._drift)
+            if known.low_ns <= known.high_ns:
+                self.count += 1
+                self._known = known
+                self._follow(*interval)
+                return False
+        was_known = self.count > 0
+        self.steps += was_known
+        self.count = 0
+        # A step in the middle of an exchange: not even this one says where the clocks are now.
+        if exchange.delay_ns >= 0:
             self._begin(exchange)
-            return was
-        t, low, high = interval_of(exchange, self._base_ns, self._drift)
-        spread = self._drift * abs(t - self._t_ns)
-        if t >= self._t_ns:
-            new_low, new_high = max(self._low - spread, low), min(self._high + spread, high)
-        else:
-            new_low, new_high = max(self._low, low - spread), min(self._high, high + spread)
-        if new_low > new_high:
-            self.steps += 1
-            self._begin(exchange)
-            return True
-        self.count += 1
-        self._low, self._high = new_low, new_high
-        self._t_ns = max(self._t_ns, t)
-        self._follow(t, low, high)
-        return False
+        return was_known
 
     def at(self, t_board_ns: int) -> tuple[float, float, float]:
         """Estimate, lower and upper bound of the offset at a board time. Raises `ClockError` before any exchange."""
         if not self.count:
             raise ClockError("no clock exchange with the board succeeded since its clock was last known")
-        spread = self._drift * abs(t_board_ns - self._t_ns)
-        low, high = self._low - spread, self._high + spread
-        value = min(max(self._value(t_board_ns), low), high)
-        return self._base_ns + value, self._base_ns + low, self._base_ns + high
+        spread = self._drift * abs(t_board_ns - self._known.t_ns)
+        low, high = self._known.low_ns - spread, self._known.high_ns + spread
+        value = self._expected(t_board_ns)
+        if not self._quick:
+            # Before there is a line, the least delays of the present stretch are all that there is.
+            value += (self._least + self._most) / 2
+        return self._base_ns + min(max(value, low), high), self._base_ns + low, self._base_ns + high
 
     def _begin(self, exchange: ClockExchange) -> None:
         self.epoch, self.count = exchange.epoch, 1
         self._base_ns = exchange.t1_host_ns - exchange.t2_board_ns
-        self._t_ns, self._low, self._high = interval_of(exchange, self._base_ns, self._drift)
-        self._origin_s = self._t_ns * 1e-9
-        middle = (self._low + self._high) / 2
+        self._known = interval_of(exchange, self._base_ns, self._drift)
+        t_ns, low, high = self._known
+        self._origin_s = t_ns * 1e-9
+        middle = (low + high) / 2
         # Corrected by the first stretch's end, and until then by what is found in it.
-        self._line = RateFilter(0.0, middle, p_offset=(self._high - self._low) ** 2)
-        self._least, self._most = self._low - middle, self._high - middle
-        self._stretch_ns, self._inside = self._t_ns, 1
+        self._line = RateFilter(0.0, middle, p_offset=(high - low) ** 2)
+        self._least, self._most = low - middle, high - middle
+        self._stretch_ns, self._inside = t_ns, 1
         self._quick.clear()
 
-    def _value(self, t_ns: int) -> float:
+    def _expected(self, t_ns: int) -> float:
+        """The line's offset, above the base."""
         line = self._line
-        value = line.offset + line.rate * (t_ns * 1e-9 - self._origin_s - line.t_s)
-        # Before there is a line, the least delays of the present stretch are all that there is.
-        return value if self._quick else value + (self._least + self._most) / 2
+        return line.offset + line.rate * (t_ns * 1e-9 - self._origin_s - line.t_s)
 
-    def _follow(self, t: int, low: float, high: float) -> None:
+    def _follow(self, t_ns: int, low: float, high: float) -> None:
         """Keep the least delay of either direction; at a stretch's end, correct the line by them."""
-        line = self._line
-        expected = line.offset + line.rate * (t * 1e-9 - self._origin_s - line.t_s)
+        line, expected = self._line, self._expected(t_ns)
         if self._inside:
             self._least = max(self._least, low - expected)
             self._most = min(self._most, high - expected)
         else:
-            self._least, self._most, self._stretch_ns = low - expected, high - expected, t
+            self._least, self._most, self._stretch_ns = low - expected, high - expected, t_ns
         self._inside += 1
-        if self._inside < FULL and t - self._stretch_ns < FINE_NS:
+        if self._inside < FULL and t_ns - self._stretch_ns < FINE_NS:
             return
         self._inside = 0
-        middle_ns = (self._stretch_ns + t) // 2
+        middle_ns = (self._stretch_ns + t_ns) // 2
         width = max(self._most - self._least, 0.0)
         line.predict(middle_ns * 1e-9 - self._origin_s)
         sigma = FLOOR_NS + DOUBT * (width - self._quietest(middle_ns, width))

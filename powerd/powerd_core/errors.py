@@ -16,41 +16,31 @@ wrong and what to do. Exceptions of libraries are translated in the one module t
 """
 
 
-class PowerdError(Exception):
-    """Base of all errors raised by powerd on purpose."""
+class PowerdError(Exception): ...
 
 
-class ConfigError(PowerdError, ValueError):
-    """A configuration, command-line option or name that cannot be used."""
+class ConfigError(PowerdError, ValueError): ...
 
 
-class SensorError(PowerdError, OSError):
-    """A sensor, bus or driver that does not do what it should."""
+class SensorError(PowerdError, OSError): ...
 
 
-class WireError(PowerdError, ValueError):
-    """Bytes that are not a frame of ours: wrong magic, length, checksum or contents."""
+class WireError(PowerdError, ValueError): ...
 
 
-class VersionError(WireError):
-    """A frame of ours in a version that this build does not speak."""
+class VersionError(WireError): ...
 
 
-class PeerError(PowerdError, OSError):
-    """A powerd or recorder that is not there, refused, or went away."""
+class PeerError(PowerdError, OSError): ...
 
 
-class PeerTimeout(PeerError, TimeoutError):
-    """A powerd or recorder that did not answer in time."""
+class PeerTimeout(PeerError, TimeoutError): ...
 
 
-class ClockError(PowerdError, ValueError):
-    """Clock exchanges that give no mapping between two clocks."""
+class ClockError(PowerdError, ValueError): ...
 
 
-class RunFileError(PowerdError, OSError):
-    """A run file or journal that is missing, in the way, or damaged."""
+class RunFileError(PowerdError, OSError): ...
 
 
-class AnalysisError(PowerdError, ValueError):
-    """A run whose contents do not allow what was asked of it."""
+class AnalysisError(PowerdError, ValueError): ...

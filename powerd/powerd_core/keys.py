@@ -63,9 +63,7 @@ def check_key(text: object, where: str) -> str:
 def check_name(text: str, where: str) -> str:
     """``text`` when it can name a client. Raises `ConfigError`."""
     if not 0 < len(text) <= NAME_CHARACTERS or not _NAME.issuperset(text) or text[0] == "-":
-        raise ConfigError(
-            f"{where}: a name has 1 to {NAME_CHARACTERS} letters, digits, '.', '_' and '-', and does not begin with '-'"
-        )
+        raise ConfigError(f"{where}: a name has 1 to {NAME_CHARACTERS} letters, digits and ._- and begins with no '-'")
     return text
 
 
@@ -90,45 +88,35 @@ def keys_directory(environment: Mapping[str, str], home: str) -> str:
 
 def parse_pair(text: str, where: str) -> KeyPair:
     """The pair in server.toml or client.toml. Raises `ConfigError`."""
-    document = _load(text, where)
-    _refuse_unknown(document, ("public", "secret"), where)
-    found = {name: check_key(document.get(name), f"{where}: {name}") for name in ("public", "secret")}
-    return KeyPair(found["public"], found["secret"])
+    document = _table(_load(text, where), ("public", "secret"), where)
+    return KeyPair(*(check_key(document.get(name), f"{where}: {name}") for name in ("public", "secret")))
 
 
 def parse_boards(text: str, where: str) -> dict[str, str]:
     """Public keys by address, from boards.toml. Raises `ConfigError`."""
-    found: dict[str, str] = {}
+    keys: dict[str, str] = {}
     for written, key in _load(text, where).items():
         address = board_address(written)
-        if address is None or address in found:
-            wrong = "is no HOST:PORT" if address is None else "is there twice"
-            raise ConfigError(f"{where}: {written[:100]!r} {wrong}")
-        found[address] = check_key(key, f"{where}: {written!r}")
-    return found
+        if address is None or address in keys:
+            raise ConfigError(f"{where}: {written[:100]!r} is no HOST:PORT, or is there twice")
+        keys[address] = check_key(key, f"{where}: {written!r}")
+    return keys
 
 
 def parse_clients(text: str, where: str) -> dict[str, AllowedClient]:
     """Clients by name, from clients.toml. Raises `ConfigError`."""
-    document = _load(text, where)
-    _refuse_unknown(document, ("clients",), where)
-    tables = document.get("clients", {})
-    if not isinstance(tables, dict):
-        raise ConfigError(f"{where}: 'clients' is a table: write [clients.NAME]")
-    found: dict[str, AllowedClient] = {}
-    for name, table in tables.items():
+    clients: dict[str, AllowedClient] = {}
+    tables = _table(_load(text, where), ("clients",), where).get("clients", {})
+    for name, table in _table(tables, None, where).items():
         entry = f"{where}: [clients.{name[:NAME_CHARACTERS]}]"
-        check_name(name, entry)
-        if not isinstance(table, dict):
-            raise ConfigError(f"{entry}: a client is a table with 'public' and 'role'")
-        _refuse_unknown(table, ("public", "role"), entry)
-        key, role = check_key(table.get("public"), f"{entry}: public"), table.get("role")
+        known = _table(table, ("public", "role"), entry)
+        key, role = check_key(known.get("public"), f"{entry}: public"), known.get("role")
         if role not in ROLES:
             raise ConfigError(f"{entry}: role: write one of {', '.join(map(repr, ROLES))}")
-        if twin := next((c.name for c in found.values() if c.public == key), ""):
-            raise ConfigError(f"{entry}: {twin!r} has the same key: remove one")
-        found[name] = AllowedClient(name, key, role)
-    return found
+        if any(client.public == key for client in clients.values()):
+            raise ConfigError(f"{entry}: another client has the same key: remove one")
+        clients[name] = AllowedClient(check_name(name, entry), key, str(role))
+    return clients
 
 
 def find_credentials(url: str, directory: str, read: Callable[[str, bool], str | None]) -> Credentials | None:
@@ -138,18 +126,14 @@ def find_credentials(url: str, directory: str, read: Callable[[str, bool], str |
     Raises `ConfigError`.
     """
     address = board_address(url) if url.startswith("tcp://") else None
-    text = read(BOARDS_FILE, False) if address is not None else None
-    if address is None or text is None:
+    if address is None:
         return None
-    board = parse_boards(text, f"{directory}/{BOARDS_FILE}").get(address)
+    board = parse_boards(read(BOARDS_FILE, False) or "", f"{directory}/{BOARDS_FILE}").get(address)
     if board is None:
         return None
     own = read(CLIENT_FILE, True)
     if own is None:
-        raise ConfigError(
-            f"{directory}: there is a key for the board at {address}, but none of this client's own: make it with "
-            "`powerd keys client`"
-        )
+        raise ConfigError(f"{directory}: this client has no keys of its own: make them with `powerd keys client`")
     return Credentials(parse_pair(own, f"{directory}/{CLIENT_FILE}"), board)
 
 
@@ -158,18 +142,15 @@ def explain_refusal(url: str, credentials: Credentials | None, *, is_denied: boo
     address = board_address(url) or url
     if credentials is None:
         return (
-            f"the powerd at {url} answers only those whose keys it knows, and there is no key for it here: get the "
-            f"board's key with `powerd keys server` on the board, then run `powerd keys trust {address} KEY` here"
+            f"the powerd at {url} asks for keys, and there is no key for it here: get it with `powerd keys server` on "
+            f"the board, then run `powerd keys trust {address} KEY` here"
         )
     if is_denied:
-        return (
-            f"the powerd at {url} refuses this client's key: on the board run "
-            f"`powerd keys allow NAME '{credentials.own.public}'`"
-        )
+        allow = f"powerd keys allow NAME '{credentials.own.public}'"
+        return f"the powerd at {url} refuses this client's key: on the board run `{allow}`"
     return (
         f"what answers at {url} does not have the key that is trusted for it: it is another board, one with new keys "
-        "or one without. If you know why, get the key with `powerd keys server` on the board and run "
-        f"`powerd keys trust --replace {address} KEY` here"
+        f"or one without. If you know why, run `powerd keys trust --replace {address} KEY` here"
     )
 
 
@@ -182,7 +163,11 @@ def _load(text: str, where: str) -> dict[str, object]:
     raise ConfigError(f"{where}: not valid TOML ({place})")
 
 
-def _refuse_unknown(table: Mapping[str, object], known: tuple[str, ...], where: str) -> None:
-    if unknown := [name for name in table if name not in known]:
+def _table(value: object, known: tuple[str, ...] | None, where: str) -> Mapping[str, object]:
+    """``value`` when it is a table with ``known`` entries alone."""
+    if not isinstance(value, dict) or (known is not None and value.keys() - set(known)):
         # Not repeated: a secret that slipped to the wrong place would be shown.
-        raise ConfigError(f"{where}: {len(unknown)} unknown entries: there may be {', '.join(known)}")
+        raise ConfigError(
+            f"{where}: not a table, or one with other entries than {', '.join(known or ['[clients.NAME]'])}"
+        )
+    return value

@@ -1,9 +1,11 @@
-"""What raw codes mean: metadata of a line, never applied to what is stored."""
+"""What is measured and what is sent of it: lines and their conversions, streams, devices, blocks of readings, gaps.
+
+Raw codes travel and are stored as the sensor gave them; a conversion says what they mean and is never applied to them.
+"""
 
 from __future__ import annotations
 
 import re
-import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,12 +72,9 @@ Conversion = ShuntConversion | ScaledConversion | CounterConversion | QuantityCo
 
 def quantity_of(conversion: Conversion) -> str:
     """What a conversion gives, and its unit: ``power_w``, ``energy_j`` or a name such as ``temperature_c``."""
-    match conversion:
-        case CounterConversion():
-            return "energy_j"
-        case QuantityConversion():
-            return conversion.quantity
-    return "power_w"
+    if isinstance(conversion, QuantityConversion):
+        return conversion.quantity
+    return "energy_j" if isinstance(conversion, CounterConversion) else "power_w"
 
 
 # One measured conductor or counter: what its codes mean, where they come from, and how wrong they may be.
@@ -325,8 +324,8 @@ class ClockExchange:
 
 
 _UUID = re.compile(r"(?:gpu-)?([0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12})", re.ASCII)
-_MIG = re.compile(r"mig-[0-9a-f-]{36}", re.ASCII)
-_MIG_PARENT = re.compile(r"mig-(gpu-[0-9a-f-]{36})/\d+/\d+", re.ASCII)
+_MIG = re.compile(r"(mig-[0-9a-f-]{36})", re.ASCII)
+_MIG_PARENT = re.compile(r"^mig-(gpu-[0-9a-f-]{36})/\d+/\d+$", re.ASCII)
 _PCI = re.compile(r"(?:([0-9a-f]{1,8}):)?([0-9a-f]{1,2}):([0-9a-f]{1,2})(?:\.([0-7]))?", re.ASCII)
 
 
@@ -335,14 +334,9 @@ def uuid_key(text: object) -> str:
 
     A MIG device is told apart from its GPU: ``mig-…``, but for the older ``MIG-GPU-…/gi/ci``, which names its GPU.
     """
-    lower = str(text or "").strip().lower()
-    parent = _MIG_PARENT.fullmatch(lower)
-    if parent:
-        lower = parent[1]
-    if _MIG.fullmatch(lower):
-        return lower
-    found = _UUID.fullmatch(lower)
-    return found[1] if found else ""
+    lower = _MIG_PARENT.sub(r"\1", str(text or "").strip().lower())
+    uuid = _MIG.fullmatch(lower) or _UUID.fullmatch(lower)
+    return uuid[1] if uuid else ""
 
 
 def pci_key(text: object) -> str:
@@ -360,13 +354,6 @@ def pci_key(text: object) -> str:
 
 BASE_COLUMNS = (("t_ns", "q"), ("dt_ns", "i"), ("flags", "H"))
 """The arrays that every block has in front of its columns of codes. ``t_ns`` has one value a scan."""
-
-
-def _little(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values = values[:]
-        values.byteswap()
-    return values.tobytes()
 
 
 class BlockBuilder:
@@ -407,7 +394,7 @@ class BlockBuilder:
             return None
         t_first = self.t_ns[0] + min(self.dt_ns[:lines])
         t_last = self.t_ns[-1] + max(self.dt_ns[-lines:])
-        payload = b"".join(_little(a) for a in (self.t_ns, self.dt_ns, self.flags, *self.columns))
+        payload = b"".join(a.tobytes() for a in (self.t_ns, self.dt_ns, self.flags, *self.columns))
         if len(payload) != count * self.stream.scan_bytes:
             raise ValueError(f"stream {self.stream.source}: columns and scans differ in length")
         block = Block(self.stream.number, self.epoch, self.sequence, t_first, t_last, count, self._layout, payload)

@@ -1,13 +1,7 @@
 """Pull with resume: how every reading reaches every client once and in turn. No sockets, no clock.
 
-Theory of operation
--------------------
-
 The sampler numbers the frames of a stream without a hole: a block of readings takes one number, a gap takes as many as
-it says (``span``). A receiver therefore always knows which number must come next::
-
-    after a block:  next = sequence + 1
-    after a gap:    next = sequence + span
+it says (``span``). A receiver therefore always knows which number must come next.
 
 The client asks, with a `Want`: "stream s of epoch e, from number n on, at most w frames, and (``reset``) forget what I
 asked before". The server keeps two numbers for each client and stream, a `Cursor`: ``next``, the first frame that was
@@ -65,29 +59,26 @@ _MAX_KNOWN = 4096
 
 
 class Frames(Protocol):
-    """One stream of one epoch as the server holds it, found by sequence number: a ring, or what a spool has kept."""
+    """One stream of one epoch as the server holds it, found by sequence number: a ring, or what a spool has kept.
+
+    ``oldest`` is the first number that is held, ``next`` the one after the last; a client that wants only what is new
+    begins at ``current``. `find` gives the frame that covers a number and begins there, and the number after it; None
+    when it is yet to come.
+    """
 
     @property
     def epoch(self) -> int: ...
 
     @property
-    def oldest(self) -> int:
-        """The first number that is held."""
-        ...
+    def oldest(self) -> int: ...
 
     @property
-    def next(self) -> int:
-        """The number after the last one."""
-        ...
+    def next(self) -> int: ...
 
     @property
-    def current(self) -> int:
-        """Where a client begins that wants only what is new."""
-        ...
+    def current(self) -> int: ...
 
-    def find(self, sequence: int) -> tuple[bytes, int] | None:
-        """The frame that covers ``sequence`` and begins there, and the number after it; None when it is yet to come."""
-        ...
+    def find(self, sequence: int) -> tuple[bytes, int] | None: ...
 
 
 @dataclass(slots=True)
@@ -115,6 +106,8 @@ class Subscriber:
     number: int
     active_ns: int
     """When it last asked for something, or last took a frame."""
+    badge: object = None
+    """What tells the server its right, for the time until it asks again."""
     cursors: dict[tuple[int, int], Cursor] = field(default_factory=dict)
     """By epoch and stream."""
     frames: int = 0
@@ -203,17 +196,13 @@ class StreamReceiver:
         """What to ask for now; when it could be sent, say so with `asked`."""
         if self.is_over:
             return None
-        if self.asked_ns == 0 or self._hole_is_due(now_ns) or self.is_silent(now_ns):
-            return self._want(reset=True)
+        # At once for a hole that is the first for a while; then ever more rarely: the server starts over each time.
+        hole_is_due = self._hole == self.next and now_ns >= self._hole_ns
+        reset = self.asked_ns == 0 or hole_is_due or self.is_silent(now_ns)
         half_used = self.next != CURRENT and self.granted - self.next < WINDOW // 2
-        return self._want(reset=False) if half_used and now_ns - self.asked_ns > _EXTEND_NS else None
-
-    def _want(self, *, reset: bool) -> Want:
-        return Want(self.stream.number, self.epoch, self.next, WINDOW, reset)
-
-    def _hole_is_due(self, now_ns: int) -> bool:
-        """At once for a hole that is the first for a while; then ever more rarely: the server starts over each time."""
-        return self._hole == self.next and now_ns >= self._hole_ns
+        if reset or (half_used and now_ns - self.asked_ns > _EXTEND_NS):
+            return Want(self.stream.number, self.epoch, self.next, WINDOW, reset)
+        return None
 
     def asked(self, want: Want, now_ns: int) -> None:
         """The request was sent."""
@@ -291,36 +280,28 @@ class PastEpoch:
         return gaps
 
 
-@dataclass(frozen=True, slots=True)
-class HeldEpoch:
-    """What a powerd says that it holds of one earlier epoch."""
-
-    description: Description
-    ends: Mapping[int, tuple[int, int]]
-    """Oldest number and the one behind the newest, by stream."""
+Held = tuple[Description, dict[int, tuple[int, int]]]
+"""What a powerd holds of an earlier epoch: oldest number and the one behind the newest, by stream."""
 
 
-def read_held_epochs(body: Mapping[str, Any]) -> list[HeldEpoch] | None:
+def _read_held(body: Mapping[str, Any]) -> list[Held] | None:
     """The epochs of an answer to ``epochs``, oldest first; None when powerd is still looking. Raises `WireError`."""
+    held = []
     try:
         if not body["ready"]:
             return None
-        epochs = [_held_epoch(entry) for entry in body["epochs"][-_MAX_EPOCHS:]]
-    except WireError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        for entry in body["epochs"][-_MAX_EPOCHS:]:
+            description = read_description(entry["description"])
+            ends = {int(s["number"]): (int(s["oldest"]), int(s["next"])) for s in entry["streams"]}
+            is_sound = all(0 <= oldest <= end < CURRENT for oldest, end in ends.values())
+            if description.epoch != int(entry["epoch"]) or not is_sound:
+                raise WireError(f"epoch {description.epoch} with numbers that cannot be")
+            held.append((description, ends))
+    except (KeyError, TypeError, AttributeError) as error:
         raise WireError(f"an unusable list of epochs: {error}") from error
-    return epochs
-
-
-def _held_epoch(entry: Mapping[str, Any]) -> HeldEpoch:
-    description = read_description(entry["description"])
-    if description.epoch != int(entry["epoch"]):
-        raise WireError(f"epoch {entry['epoch']} with the description of {description.epoch}")
-    ends = {int(s["number"]): (int(s["oldest"]), int(s["next"])) for s in entry["streams"]}
-    if any(not 0 <= oldest <= end < CURRENT for oldest, end in ends.values()):
-        raise WireError(f"epoch {description.epoch} with numbers that cannot be")
-    return HeldEpoch(description, ends)
+    except ValueError as error:
+        raise WireError(str(error)) from error
+    return held
 
 
 @dataclass(slots=True)
@@ -334,7 +315,6 @@ class Backfill:
     """Every epoch that was ever seen at the address."""
     notes: list[Event] = field(default_factory=list)
     _asked_ns: int = 0
-    _is_waiting: bool = False
 
     def begin(self, description: Description, *, live: bool) -> None:
         """An epoch was seen for the first time, or is the one that goes on from now."""
@@ -366,35 +346,30 @@ class Backfill:
         due = any(not past.is_known for past in self.open.values())
         due = due or any(not receiver.is_over and receiver.is_silent(now_ns) for receiver in self.receivers())
         if due:
-            self._asked_ns, self._is_waiting = now_ns, True
+            self._asked_ns = now_ns
         return due
 
     def take_answer(self, body: Mapping[str, Any], current: int) -> None:
-        """What the powerd of epoch ``current`` says that it holds. Raises `WireError`, also when nobody asked."""
-        if not self._is_waiting:
-            raise WireError("a list of epochs that nobody asked for")
-        self._is_waiting = False
-        epochs = read_held_epochs(body)
-        if epochs is None:
+        """What the powerd of epoch ``current`` says that it holds. Raises `WireError`."""
+        held = _read_held(body)
+        if held is None:
             return
-        held = {h.description.epoch: h for h in epochs}
+        ends_of = {description.epoch: ends for description, ends in held}
         for epoch, past in self.open.items():
-            ends = held[epoch].ends if epoch in held else {}
+            ends = ends_of.get(epoch, {})
             past.bound(ends)
-            self.notes += past.give_up(past.cause, ends.keys())
-        first_known = next((i for i, epoch in enumerate(held) if epoch in self.known), len(held))
-        for h in list(held.values())[first_known:]:
-            description = h.description
-            if description.epoch in self.known or description.epoch == current or len(self.known) >= _MAX_KNOWN:
+            self.notes += past.give_up(past.cause, ends)
+        first_known = next((i for i, epoch in enumerate(ends_of) if epoch in self.known), len(held))
+        for description, ends in held[first_known:]:
+            epoch = description.epoch
+            if epoch in self.known or epoch == current or len(self.known) >= _MAX_KNOWN:
                 continue
             # It began and ended between two looks: all of it is news.
             streams = {
-                s.number: StreamReceiver(s, description.epoch, *h.ends[s.number])
-                for s in description.streams
-                if s.number in h.ends
+                s.number: StreamReceiver(s, epoch, *ends[s.number]) for s in description.streams if s.number in ends
             }
             self.begin(description, live=False)
-            self.open[description.epoch] = PastEpoch(description, streams)
+            self.open[epoch] = PastEpoch(description, streams)
         self.settle()
 
     def settle(self) -> None:

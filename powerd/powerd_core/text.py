@@ -20,11 +20,8 @@ def printable(text: str, *, limit: int | None = None) -> str:
     if text.isprintable():
         return text
     # str.isprintable also refuses spaces other than U+0020; those harm nobody.
-    return "".join(c if c.isprintable() or c in "\u00a0\u202f" else _escaped(c) for c in text)
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape").decode()
+    is_harmless = (str.isprintable(c) or c in "\u00a0\u202f" for c in text)
+    return "".join(c if ok else c.encode("unicode_escape").decode() for c, ok in zip(text, is_harmless, strict=True))
 
 
 # Output in an encoding that lacks a sign, such as ASCII: what stands for the sign instead of an error.
@@ -33,28 +30,9 @@ def _escaped(character: str) -> str:
 LEGIBLE = "powerd-legible"
 """What `sys.stdout.reconfigure(errors=...)` takes, after `register_legible`."""
 
-_INSTEAD = {
-    "±": "+-",
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "µ": "u",
-    "≥": ">=",
-    "≤": "<=",
-    "≈": "~",
-    "×": "x",
-    "·": "-",
-    "•": "-",
-    "…": "...",
-    "²": "^2",
-    "→": "->",
-    "←": "<-",
-    "°": " deg ",
-    "─": "-",
-    "│": "|",
-    "├": "|",
-    "└": "|",
-}
+_INSTEAD = str.maketrans("−–—µ×·•≈─│├└", "---ux--~-|||") | str.maketrans(
+    {"±": "+-", "≥": ">=", "≤": "<=", "…": "...", "²": "^2", "→": "->", "←": "<-", "°": " deg "}
+)
 
 
 def register_legible() -> None:
@@ -66,7 +44,7 @@ def legible(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     refused = error.object[error.start : error.end]
-    return "".join(_INSTEAD.get(c) or c.encode("ascii", "backslashreplace").decode("ascii") for c in refused), error.end
+    return refused.translate(_INSTEAD).encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 # The words that finish an error about a name that does not exist.

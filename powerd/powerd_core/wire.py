@@ -1,4 +1,4 @@
-"""Frames, whatever they carry: a header, its checks, and a payload. No sockets, no files.
+"""Frames: a header, its checks, and a payload, from events and back, and out of any byte stream. No sockets, no files.
 
     magic "pwrd", version u8, kind u8, stream u16, epoch u64, sequence u64, t_first i64, t_last i64,
     count u32, length u32, layout u16, reserved u16 (0), crc32 u32
@@ -28,113 +28,15 @@ CRC = Struct("<I")
 HEADER_BYTES = HEADER.size + CRC.size
 MAX_PAYLOAD = 16 << 20
 """A frame that claims more is garbage, so that a hostile length never becomes an allocation."""
-
-BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT, EDGES = 1, 2, 3, 4, 5, 6, 7
-
-_WHOLE = Struct("<4sBBHQQqqIIHHI")
-"""The header with its CRC."""
-
-Fields = tuple[int, int, int, int, int, int, int, int, int, int]
-"""Those of a `Header`, in its order."""
-
-
-def seal(
-    kind: int,
-    payload: bytes,
-    *,
-    stream: int = 0,
-    epoch: int = 0,
-    sequence: int = 0,
-    t_first: int = 0,
-    t_last: int = 0,
-    count: int = 0,
-    layout: int = 0,
-) -> bytes:
-    """The bytes of a frame. Raises `WireError` for numbers and payloads that no frame has room for."""
-    if len(payload) > MAX_PAYLOAD:
-        raise WireError(f"a payload of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
-    try:
-        head = HEADER.pack(
-            MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, len(payload), layout, 0
-        )
-    except StructError as error:
-        raise WireError(f"a number that a frame of kind {kind} has no room for: {error}") from error
-    return b"".join((head, CRC.pack(crc32(payload, crc32(head))), payload))
-
-
-class Header(NamedTuple):
-    """A frame's header behind magic and version. ``extent`` is the field count: scans of a block, span of a gap."""
-
-    kind: int
-    stream: int
-    epoch: int
-    sequence: int
-    t_first_ns: int
-    t_last_ns: int
-    extent: int
-    layout: int
-    length: int
-    """Bytes of payload."""
-    check: int
-    """The CRC as the frame states it."""
-
-    @property
-    def following(self) -> int:
-        """The stream's next sequence number after this frame."""
-        return self.sequence + (self.extent if self.kind == GAP else 1)
-
-
-def header_fields(head: bytes | memoryview) -> Fields:
-    """The fields of a `Header`, in its order, out of the first `HEADER_BYTES` of what may be a frame."""
-    magic, version, kind, stream, epoch, seq, t_first, t_last, count, length, layout, reserved, check = (
-        _WHOLE.unpack_from(head)
-    )
-    if magic != MAGIC:
-        raise WireError("no powerd frame: it does not begin with 'pwrd'")
-    if version != VERSION:
-        raise VersionError(
-            f"the other side speaks version {version} of the wire format, this one version {VERSION}: "
-            "install the same release of powerd on both"
-        )
-    if length > MAX_PAYLOAD:
-        raise WireError(f"a frame claims {length} bytes of payload, more than {MAX_PAYLOAD}")
-    if reserved:
-        raise WireError("reserved header bits are set")
-    return kind, stream, epoch, seq, t_first, t_last, count, layout, length, check
-
-
-def opened(frame: bytes) -> tuple[Fields, bytes]:
-    """The header's fields and the payload of one whole frame whose checksum is right."""
-    if len(frame) < HEADER_BYTES:
-        raise WireError(f"a frame of {len(frame)} bytes is shorter than its header")
-    fields = header_fields(frame)
-    length, check = fields[8:]
-    if len(frame) != HEADER_BYTES + length:
-        raise WireError(f"a frame of {len(frame)} bytes claims {HEADER_BYTES + length}")
-    # A copy costs less than a view of it does, up to some 64 KiB.
-    payload = frame[HEADER_BYTES:]
-    if check != crc32(payload, crc32(frame[: HEADER.size])):
-        raise WireError("checksum mismatch")
-    return fields, payload
-
-
-def read_header(frame: bytes) -> Header:
-    """The header of one whole frame that is passed on as it is: all is checked but what the payload means.
-
-    Raises `VersionError`, `WireError`.
-    """
-    return Header._make(opened(frame)[0])
-
-
-# Events to frames and frames to events: blocks, gaps, clock exchanges, marks, requests and messages.
-
-
+MAX_SEQUENCE = 1 << 62
+"""A block or gap that reaches beyond is garbage: below, numbers and sums of them fit wherever they are kept."""
 CURRENT = 2**64 - 1
 """As `Want.sequence`: start with the newest block that the daemon holds."""
 
-MAX_SEQUENCE = 1 << 62
-"""A block or gap that reaches beyond is garbage: below, numbers and sums of them fit wherever they are kept."""
+BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT, EDGES = 1, 2, 3, 4, 5, 6, 7
 
+_WHOLE = Struct(HEADER.format + "I")
+"""The header with its CRC."""
 _CLOCK = Struct("<4q")
 _WANT = Struct("<IB")
 _GAP = Struct("<q")
@@ -166,31 +68,69 @@ class Message:
 Event = Block | Gap | ClockExchange | Marks | Edges | Message | Want
 
 
+class Header(NamedTuple):
+    """A frame's header behind magic and version. ``extent`` is the field count: scans of a block, span of a gap."""
+
+    kind: int
+    stream: int
+    epoch: int
+    sequence: int
+    t_first_ns: int
+    t_last_ns: int
+    extent: int
+    length: int
+    """Bytes of payload."""
+    layout: int
+    check: int
+    """The CRC as the frame states it."""
+
+    @property
+    def following(self) -> int:
+        """The stream's next sequence number after this frame."""
+        return self.sequence + (self.extent if self.kind == GAP else 1)
+
+
+def seal(
+    kind: int,
+    payload: bytes,
+    *,
+    stream: int = 0,
+    epoch: int = 0,
+    sequence: int = 0,
+    t_first: int = 0,
+    t_last: int = 0,
+    count: int = 0,
+    layout: int = 0,
+) -> bytes:
+    """The bytes of a frame. Raises `WireError` for numbers and payloads that no frame has room for."""
+    length = len(payload)
+    if length > MAX_PAYLOAD:
+        raise WireError(f"a payload of {length} bytes is over the limit of {MAX_PAYLOAD}")
+    try:
+        head = HEADER.pack(MAGIC, VERSION, kind, stream, epoch, sequence, t_first, t_last, count, length, layout, 0)
+    except StructError as error:
+        raise WireError(f"a number that a frame of kind {kind} has no room for: {error}") from error
+    return b"".join((head, CRC.pack(crc32(payload, crc32(head))), payload))
+
+
 def encode(event: Event) -> bytes:
     """The frame of an event."""
     match event:
-        case Block():
+        case Block() | Gap():
+            if isinstance(event, Block):
+                kind, payload, count, layout = BLOCK, event.payload, event.count, event.layout
+            else:
+                kind, payload, count, layout = GAP, _GAP.pack(event.lost) + event.cause.encode(), event.span, 0
             return seal(
-                BLOCK,
-                event.payload,
+                kind,
+                payload,
                 stream=event.stream,
                 epoch=event.epoch,
                 sequence=event.sequence,
                 t_first=event.t_first_ns,
                 t_last=event.t_last_ns,
-                count=event.count,
-                layout=event.layout,
-            )
-        case Gap():
-            return seal(
-                GAP,
-                _GAP.pack(event.lost) + event.cause.encode(),
-                stream=event.stream,
-                epoch=event.epoch,
-                sequence=event.sequence,
-                t_first=event.t_first_ns,
-                t_last=event.t_last_ns,
-                count=event.span,
+                count=count,
+                layout=layout,
             )
         case ClockExchange():
             times = (event.t1_host_ns, event.t2_board_ns, event.t3_board_ns, event.t4_host_ns)
@@ -200,13 +140,8 @@ def encode(event: Event) -> bytes:
         case Edges():
             return seal(EDGES, event.records, epoch=event.process, sequence=event.clock, count=len(event))
         case Want():
-            return seal(
-                WANT,
-                _WANT.pack(event.window, event.reset),
-                stream=event.stream,
-                epoch=event.epoch,
-                sequence=event.sequence,
-            )
+            window = _WANT.pack(event.window, event.reset)
+            return seal(WANT, window, stream=event.stream, epoch=event.epoch, sequence=event.sequence)
         case Message():
             document = {"subject": event.subject, "body": event.body}
             try:
@@ -216,59 +151,87 @@ def encode(event: Event) -> bytes:
             return seal(MESSAGE, body.encode(), epoch=event.epoch)
 
 
+def _read_head(head: bytes | memoryview) -> Header:
+    """The header out of the first `HEADER_BYTES` of what may be a frame; its checksum is still to be compared."""
+    magic, version, *numbers, reserved, check = _WHOLE.unpack_from(head)
+    header = Header._make((*numbers, check))
+    if magic != MAGIC:
+        raise WireError("no powerd frame: it does not begin with 'pwrd'")
+    if version != VERSION:
+        raise VersionError(
+            f"the other side speaks version {version} of the wire format, this one version {VERSION}: "
+            "install the same release of powerd on both"
+        )
+    if header.length > MAX_PAYLOAD or reserved:
+        raise WireError(f"a frame claims {header.length} bytes of payload, more than {MAX_PAYLOAD}, or sets other bits")
+    return header
+
+
+def _open(frame: bytes) -> tuple[Header, bytes]:
+    """The header and the payload of one whole frame whose checksum is right."""
+    if len(frame) < HEADER_BYTES:
+        raise WireError(f"a frame of {len(frame)} bytes is shorter than its header")
+    header = _read_head(frame)
+    if len(frame) != HEADER_BYTES + header.length:
+        raise WireError(f"a frame of {len(frame)} bytes claims {HEADER_BYTES + header.length}")
+    payload = frame[HEADER_BYTES:]
+    if header.check != crc32(payload, crc32(frame[: HEADER.size])):
+        raise WireError("checksum mismatch")
+    return header, payload
+
+
+def read_header(frame: bytes) -> Header:
+    """The header of one whole frame that is passed on as it is: all is checked but what the payload means.
+
+    Raises `VersionError`, `WireError`.
+    """
+    return _open(frame)[0]
+
+
 def decode(frame: bytes) -> Event:
     """The event of one whole frame.
 
     Raises `VersionError` for another version, `WireError` for anything that is not exactly one good frame.
     """
-    (kind, stream, epoch, seq, t_first, t_last, count, layout, _, _), payload = opened(frame)
-    if kind in (BLOCK, GAP) and seq + count > MAX_SEQUENCE:
-        raise WireError(f"no stream gets to the number {seq + count}")
-    if kind == BLOCK:
-        return Block(stream, epoch, seq, t_first, t_last, count, layout, payload)
+    h, payload = _open(frame)
+    if h.kind in (BLOCK, GAP) and h.sequence + h.extent > MAX_SEQUENCE:
+        raise WireError(f"no stream gets to the number {h.sequence + h.extent}")
+    if h.kind == BLOCK:
+        return Block(h.stream, h.epoch, h.sequence, h.t_first_ns, h.t_last_ns, h.extent, h.layout, payload)
     try:
-        return _decode_rest(kind, stream, epoch, seq, t_first, t_last, count, payload)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, WireError):
-            raise
-        raise WireError(f"frame of kind {kind} with unusable contents: {error}") from error
+        event = _decode_payload(h, payload)
+    except WireError:
+        raise
+    except (ValueError, KeyError, TypeError, RecursionError, StructError) as error:
+        raise WireError(f"a frame of kind {h.kind} with unusable contents: {error}") from error
+    if event is None:
+        raise WireError(f"a frame of kind {h.kind} with {len(payload)} bytes is none of ours")
+    return event
 
 
-def _decode_rest(
-    kind: int, stream: int, epoch: int, seq: int, t_first: int, t_last: int, count: int, payload: bytes
-) -> Event:
-    def need(ok: bool) -> None:
-        if not ok:
-            raise WireError(f"frame of kind {kind} with a payload of {len(payload)} bytes")
-
-    if kind == GAP:
-        need(len(payload) >= _GAP.size and count > 0)
+def _decode_payload(h: Header, payload: bytes) -> Event | None:
+    """The event of a frame that is no block; None when it cannot be."""
+    if h.kind == GAP:
         (lost,) = _GAP.unpack_from(payload)
-        need(lost >= -1)
-        return Gap(stream, epoch, seq, t_first, t_last, count, lost, payload[_GAP.size :].decode())
-    if kind == CLOCK:
-        need(len(payload) == _CLOCK.size)
-        return ClockExchange(epoch, *_CLOCK.unpack(payload))
-    if kind == MARKS:
-        need(len(payload) == count * RECORD.size)
-        return Marks(epoch, seq, payload)
-    if kind == EDGES:
-        need(len(payload) == count * EDGE.size)
-        return Edges(epoch, seq, payload)
-    if kind == WANT:
-        need(len(payload) == _WANT.size)
+        gap = Gap(
+            h.stream, h.epoch, h.sequence, h.t_first_ns, h.t_last_ns, h.extent, lost, payload[_GAP.size :].decode()
+        )
+        return gap if h.extent > 0 and lost >= -1 else None
+    if h.kind == CLOCK:
+        return ClockExchange(h.epoch, *_CLOCK.unpack(payload))
+    if h.kind == MARKS and len(payload) == h.extent * RECORD.size:
+        return Marks(h.epoch, h.sequence, payload)
+    if h.kind == EDGES and len(payload) == h.extent * EDGE.size:
+        return Edges(h.epoch, h.sequence, payload)
+    if h.kind == WANT:
         window, reset = _WANT.unpack(payload)
-        return Want(stream, epoch, seq, window, bool(reset))
-    if kind == MESSAGE:
+        return Want(h.stream, h.epoch, h.sequence, window, bool(reset))
+    if h.kind == MESSAGE:
         document = json.loads(payload)
         check_json(document)
         subject, body = document["subject"], document["body"]
-        need(isinstance(subject, str) and isinstance(body, dict))
-        return Message(subject, body, epoch)
-    raise WireError(f"unknown kind of frame: {kind}")
-
-
-# Frames out of a byte stream, such as a journal, whatever lies between them. No files.
+        return Message(subject, body, h.epoch) if isinstance(subject, str) and isinstance(body, dict) else None
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +266,7 @@ class FrameReader:
         try:
             while len(buffer) - at >= HEADER_BYTES:
                 try:
-                    length = header_fields(memoryview(buffer)[at : at + HEADER_BYTES])[8]
-                    end = at + HEADER_BYTES + length
+                    end = at + HEADER_BYTES + _read_head(memoryview(buffer)[at : at + HEADER_BYTES]).length
                     if len(buffer) < end:
                         # A damaged length must not swallow the frames behind it for ever, but only a
                         # longer stream can tell; `close` settles it at the end.

@@ -100,8 +100,6 @@ class Deadlines:
     """
 
     def __init__(self, first_ns: int, period_ns: int) -> None:
-        if period_ns < 1:
-            raise ValueError(f"a period of {period_ns} ns")
         self.first_ns = first_ns
         self.period_ns = period_ns
         self.next_ns = first_ns
@@ -111,14 +109,10 @@ class Deadlines:
         self._latest_ns = first_ns
 
     @property
-    def met(self) -> int:
-        return self.lateness.count
-
-    @property
     def rate_hz(self) -> float:
         """Achieved rate from the first deadline to the latest that was met; 0 before there are two."""
         elapsed_ns = self._latest_ns - self.first_ns
-        return (self.met - 1) * 1e9 / elapsed_ns if elapsed_ns > 0 else 0.0
+        return (self.lateness.count - 1) * 1e9 / elapsed_ns if elapsed_ns > 0 else 0.0
 
     def meet(self, now_ns: int) -> int:
         """The work of the current deadline begins at ``now_ns``. Returns how many deadlines behind it were missed."""
@@ -129,7 +123,3 @@ class Deadlines:
         self._latest_ns = now_ns
         self.next_ns += (1 + skipped) * self.period_ns
         return skipped
-
-    def restart(self, now_ns: int) -> None:
-        """Begin a new grid at ``now_ns``, for instance after an interruption that is accounted for elsewhere."""
-        self.next_ns = now_ns

@@ -49,15 +49,14 @@ class Notifier:
     errors of sending are ignored.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, pid: int | None = None) -> None:
-        env = os.environ if environment is None else environment
-        path = env.get("NOTIFY_SOCKET", "")
+    def __init__(self) -> None:
+        path = os.environ.get("NOTIFY_SOCKET", "")
         # A leading @ is systemd's way of writing the zero byte of an abstract socket.
         self._address = "\0" + path[1:] if path.startswith("@") else path
-        limit_us, owner = env.get("WATCHDOG_USEC", ""), env.get("WATCHDOG_PID", "")
-        mine = str(os.getpid() if pid is None else pid)
-        self._ping_ns = int(limit_us) * 1000 // PINGS_PER_LIMIT if limit_us.isdigit() and owner in ("", mine) else 0
-        self._due_ns: int | None = None
+        limit_us, owner = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+        is_ours = limit_us.isdigit() and owner in ("", str(os.getpid()))
+        self._ping_ns = int(limit_us) * 1000 // PINGS_PER_LIMIT if is_ours else 0
+        self._due_ns = 0
 
     def ready(self, status: str) -> None:
         """All sources have been opened and clients are answered."""
@@ -65,7 +64,7 @@ class Notifier:
 
     def alive(self, now_ns: int) -> None:
         """To be called from the loop that serves, and from nowhere else: sends a ping when one is due."""
-        if self._ping_ns and (self._due_ns is None or now_ns >= self._due_ns):
+        if self._ping_ns and now_ns >= self._due_ns:
             self._due_ns = now_ns + self._ping_ns
             self._send("WATCHDOG=1")
 

@@ -29,36 +29,27 @@ def ask(url: str, subject: str, timeout_ms: int | None = None, *, keys: str | No
 
     Raises `ConfigError`, `PeerTimeout`, `PeerError`, `VersionError`.
     """
-    url = check_endpoint(url, "URL")
+    url, timeout_ms = check_endpoint(url, "URL"), timeout_ms or TIMEOUT_MS
     request = encode(Message(subject, {"version": release(), "client": f"powerd {subject}"}))
-    refusal = PeerError("")
-    for credentials in _candidates(url, keys):
-        try:
-            frame = _request(url, request, credentials, TIMEOUT_MS if timeout_ms is None else timeout_ms)
-        except Refused as error:
-            refusal = error
-            continue
-        try:
-            answer = decode(frame)
-        except WireError as error:
-            raise type(error)(f"{url}: {error}") from error
-        if not isinstance(answer, Message):
-            raise PeerError(f"what answers at {url} is no powerd: check the address")
-        if answer.subject == "error":
-            raise PeerError(f"the powerd at {url} says: {answer.body.get('message')}")
-        return answer
-    raise refusal
-
-
-def _candidates(url: str, keys: str | None) -> list[Credentials | None]:
-    """The keys to try one after the other: a board's own commands reach it with its own keys, if it uses any."""
-    if not url.startswith("tcp://"):
-        return [None]
     directory = KeyDirectory(keys)
-    if (known := directory.credentials(url)) is not None:
-        return [known]
-    own = directory.server() if is_local(url) else None
-    return [None] if own is None else [Credentials(own, own.public), None]
+    known = directory.credentials(url) if url.startswith("tcp://") else None
+    # A board's own commands reach it with its own keys, if it uses any.
+    own = directory.server() if known is None and url.startswith("tcp://") and is_local(url) else None
+    try:
+        frame = _request(url, request, Credentials(own, own.public) if own else known, timeout_ms)
+    except Refused:
+        if own is None:
+            raise
+        frame = _request(url, request, None, timeout_ms)
+    try:
+        answer = decode(frame)
+    except WireError as error:
+        raise type(error)(f"{url}: {error}") from error
+    if not isinstance(answer, Message):
+        raise PeerError(f"what answers at {url} is no powerd: check the address")
+    if answer.subject == "error":
+        raise PeerError(f"the powerd at {url} says: {answer.body.get('message')}")
+    return answer
 
 
 def _request(url: str, request: bytes, credentials: Credentials | None, timeout_ms: int) -> bytes:

@@ -10,41 +10,21 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from struct import Struct
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from powerd_core.errors import WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Gap, Stream
+from powerd_core.protocol import MAX_SPAN, Frames
 from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_SEQUENCE, Header, decode, encode, read_header
+
+if TYPE_CHECKING:
+    from powerd_daemon.spool import Spool
 
 FRAME_OVERHEAD_BYTES = 200
 """What Python keeps beside a frame's own bytes; counted, so that many tiny frames stay within the bound too."""
-MAX_SPAN = 2**32 - 1
-"""A gap's span has 32 bits; a wider hole is told in several gaps."""
 EVICTED = "no longer in powerd's ring"
 LOST_ON_THE_WAY = "lost between the sampler and powerd"
 _LOST = Struct("<q")
-
-
-class Frames(Protocol):
-    """One stream of one epoch, found by sequence number: a `Ring`, or what a spool holds.
-
-    ``oldest`` is the first number that is held, ``next`` the one after the last; a client that wants only what is new
-    begins at ``current``.
-    """
-
-    @property
-    def epoch(self) -> int: ...
-
-    @property
-    def oldest(self) -> int: ...
-
-    @property
-    def next(self) -> int: ...
-
-    @property
-    def current(self) -> int: ...
-
-    def find(self, sequence: int) -> tuple[bytes, int] | None: ...
 
 
 class Ring:
@@ -63,7 +43,7 @@ class Ring:
         self.oldest = self.next = begin
         self.t_last_ns = t_last_ns
         self.size_bytes = 0
-        self.newest_block: int | None = None
+        self.newest_block = -1
         """Sequence number of the newest block ever appended."""
         self._frames: dict[int, tuple[bytes, int]] = {}
         self._wide: deque[int] = deque()
@@ -106,8 +86,7 @@ class Ring:
     @property
     def current(self) -> int:
         """Where a client begins that wants only what is new: the newest block held, else whatever comes next."""
-        held = self.newest_block is not None and self.newest_block >= self.oldest
-        return self.newest_block if held and self.newest_block is not None else self.next
+        return self.newest_block if self.newest_block >= self.oldest else self.next
 
     def find(self, sequence: int) -> tuple[bytes, int] | None:
         """The frame that covers ``sequence`` and begins there, and the number after it; None when it is yet to come.
@@ -120,9 +99,8 @@ class Ring:
             # The oldest frame may be a gap that itself begins at an unknown time: then the hole reaches to its end.
             t_held_ns = begin_ns(read_header(self._frames[self.oldest][0]))
             return gap_before(self.stream, self.epoch, sequence, self.oldest, t_held_ns, EVICTED)
-        return self._frames.get(sequence) or self._rest_of_gap(sequence)
-
-    def _rest_of_gap(self, sequence: int) -> tuple[bytes, int]:
+        if sequence in self._frames:
+            return self._frames[sequence]
         begin = next(start for start in reversed(self._wide) if start <= sequence)
         frame, following = self._frames[begin]
         gap = decode(frame)
@@ -183,22 +161,10 @@ class Intake:
             self.lost_scans += max(_LOST.unpack_from(frame, HEADER_BYTES)[0], 0)
 
 
-class Backlog(Protocol):
-    """What reaches further back than the rings: a spool."""
-
-    def extend(self, ring: Ring) -> Frames:
-        """A stream's ring with what is kept of it beyond."""
-        ...
-
-    def past(self, stream: int, epoch: int) -> Frames | None:
-        """A stream of an earlier epoch; None when there is no such."""
-        ...
-
-
 class Store:
     """All streams of one powerd by number; with a ``backlog``, also what that holds of them and of earlier epochs."""
 
-    def __init__(self, epoch: int, ring_bytes: int, backlog: Backlog | None = None) -> None:
+    def __init__(self, epoch: int, ring_bytes: int, backlog: Spool | None = None) -> None:
         self.epoch = epoch
         self.ring_bytes = ring_bytes
         self.backlog = backlog

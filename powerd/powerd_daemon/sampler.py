@@ -13,9 +13,10 @@ import json
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from powerd_core.errors import ConfigError, PowerdError, SensorError, WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Block, Device, Gap, Stream
 from powerd_core.serde import from_document, to_document
 from powerd_core.wire import Message, encode
-from powerd_daemon.clock import Deadlines, LatencyHistogram, SystemClock
+from powerd_daemon.clock import Deadlines, SystemClock
 from powerd_daemon.config import SourceConfig, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
 
@@ -35,20 +36,8 @@ MAX_CAUSE = 300
 STATISTICS_NS = 1_000_000_000
 SEND_HWM = 64
 LINGER_MS = 500
-MCL_CURRENT, MCL_FUTURE = 1, 2
-PR_SET_TIMERSLACK = 29
 REOPEN_MIN_NS = 100_000_000
 REOPEN_MAX_NS = 5_000_000_000
-
-
-@dataclass(slots=True)
-class _Queue:
-    """One stream's waiting frames, and the gap that stands for those dropped in front of them."""
-
-    waiting: deque[tuple[bytes, Gap]]
-    """Each frame with the gap that would take its place."""
-    size_bytes: int = 0
-    dropped: Gap | None = None
 
 
 class Outbox:
@@ -59,11 +48,11 @@ class Outbox:
         self.dropped_frames = 0
         self._messages: deque[bytes] = deque()
         self._statistics: bytes | None = None
-        self._queues: dict[int, _Queue] = {}
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._messages and not any(q.waiting or q.dropped for q in self._queues.values())
+        self._waiting: dict[int, deque[tuple[bytes, Gap]]] = {}
+        """By stream: each frame with the gap that would take its place."""
+        self._bytes: dict[int, int] = {}
+        self._dropped: dict[int, Gap] = {}
+        """The gaps that stand for what was dropped in front of a stream's frames."""
 
     def put(self, event: Block | Gap) -> None:
         """Queue a block or gap. A block that is too large for a frame becomes a gap that says so."""
@@ -72,13 +61,14 @@ class Outbox:
         except WireError as error:
             stand_in = _gap_instead(event, str(error))
             frame = encode(stand_in)
-        queue = self._queues.setdefault(event.stream, _Queue(deque()))
-        queue.waiting.append((frame, stand_in))
-        queue.size_bytes += len(frame)
-        while queue.size_bytes > self.max_bytes and len(queue.waiting) > 1:
-            frame, gap = queue.waiting.popleft()
-            queue.size_bytes -= len(frame)
-            queue.dropped = gap if queue.dropped is None else _joined_gap(queue.dropped, gap)
+        number = event.stream
+        waiting = self._waiting.setdefault(number, deque())
+        waiting.append((frame, stand_in))
+        self._bytes[number] = self._bytes.get(number, 0) + len(frame)
+        while self._bytes[number] > self.max_bytes and len(waiting) > 1:
+            frame, gap = waiting.popleft()
+            self._bytes[number] -= len(frame)
+            self._dropped[number] = _joined_gap(self._dropped[number], gap) if number in self._dropped else gap
             self.dropped_frames += 1
 
     def put_message(self, message: Message) -> None:
@@ -95,15 +85,15 @@ class Outbox:
             if not send(self._messages[0]):
                 return False
             self._messages.popleft()
-        for queue in self._queues.values():
-            if queue.dropped is not None:
-                if not send(encode(queue.dropped)):
+        for number, waiting in self._waiting.items():
+            if number in self._dropped:
+                if not send(encode(self._dropped[number])):
                     return False
-                queue.dropped = None
-            while queue.waiting:
-                if not send(queue.waiting[0][0]):
+                del self._dropped[number]
+            while waiting:
+                if not send(waiting[0][0]):
                     return False
-                queue.size_bytes -= len(queue.waiting.popleft()[0])
+                self._bytes[number] -= len(waiting.popleft()[0])
         if self._statistics is not None and send(self._statistics):
             self._statistics = None
         return True
@@ -112,9 +102,8 @@ class Outbox:
 def _gap_instead(event: Block | Gap, cause: str) -> Gap:
     if isinstance(event, Gap):
         return replace(event, cause=f"{cause}; {event.cause}"[:MAX_CAUSE])
-    return Gap(
-        event.stream, event.epoch, event.sequence, event.t_first_ns, event.t_last_ns, 1, event.count, cause[:MAX_CAUSE]
-    )
+    times = event.t_first_ns, event.t_last_ns
+    return Gap(event.stream, event.epoch, event.sequence, *times, 1, event.count, cause[:MAX_CAUSE])
 
 
 def _joined_gap(first: Gap, second: Gap) -> Gap:
@@ -159,7 +148,7 @@ class Sampling:
         outbox: Outbox,
         *,
         block_ns: int,
-        resume: Iterable[Resume] = (),
+        resume: Sequence[Resume] = (),
         on_open: Callable[[tuple[Stream, ...], tuple[Device, ...]], None] = lambda _streams, _devices: None,
     ) -> None:
         self._make = make
@@ -171,19 +160,14 @@ class Sampling:
         self._source: Source | None = None
         self._last_health: dict[str, object] = {}
         self._streams: tuple[Stream, ...] | None = None
-        self._next: dict[int, int] = {}
-        self._t_last_ns: dict[int, int] = {}
-        self._cause = ""
+        self._next = {r.stream: r.next_sequence for r in resume}
+        self._t_last_ns = {r.stream: r.t_last_ns for r in resume}
+        self._cause = "sampler restarted" if resume else ""
         self._pause_ns = REOPEN_MIN_NS
-        now_ns = self._clock.now_ns()
-        self._retry_ns = now_ns
-        self._flush_ns = now_ns + block_ns
+        self._retry_ns = self._clock.now_ns()
+        self._flush_ns = self._retry_ns + block_ns
         self.deadlines: Deadlines | None = None
         self.reopened = 0
-        for r in resume:
-            self._next[r.stream] = r.next_sequence
-            self._t_last_ns[r.stream] = r.t_last_ns
-            self._cause = "sampler restarted"
 
     def open(self) -> None:
         """Open the source and begin a new grid of deadlines. Raises what the source raises."""
@@ -205,7 +189,7 @@ class Sampling:
         if self.deadlines is None:
             self.deadlines = Deadlines(now_ns, source.period_ns)
         else:
-            self.deadlines.restart(now_ns)
+            self.deadlines.next_ns = now_ns
 
     def _check(self, streams: tuple[Stream, ...]) -> None:
         if not streams or (self._streams is not None and not same_streams(self._streams, streams)):
@@ -248,23 +232,21 @@ class Sampling:
 
     def abandon(self) -> None:
         """Let go of the sensor of a source that has failed in a way it must not: nothing more is asked of it."""
-        source, self._source = self._source, None
-        if source is not None:
+        if self._source is not None:
             with suppress(Exception):
-                source.close()
+                self._source.close()
 
     def statistics(self) -> dict[str, object]:
         """What the stats of powerd say about this sampler."""
-        d = self.deadlines
-        late = d.lateness if d else LatencyHistogram()
+        d = self.deadlines or Deadlines(0, 1)
         return {
-            "polls": late.count,
-            "missed_deadlines": d.missed if d else 0,
-            "rate_hz": d.rate_hz if d else 0.0,
-            "lateness_mean_us": late.mean_ns / 1000,
-            "lateness_p99_us": late.quantile_ns(0.99) / 1000,
-            "lateness_max_us": late.max_ns / 1000,
-            "jitter_us": late.deviation_ns / 1000,
+            "polls": d.lateness.count,
+            "missed_deadlines": d.missed,
+            "rate_hz": d.rate_hz,
+            "lateness_mean_us": d.lateness.mean_ns / 1000,
+            "lateness_p99_us": d.lateness.quantile_ns(0.99) / 1000,
+            "lateness_max_us": d.lateness.max_ns / 1000,
+            "jitter_us": d.lateness.deviation_ns / 1000,
             "reopened": self.reopened,
             "dropped_frames": self._outbox.dropped_frames,
             "error": self._cause if self._source is None else "",
@@ -297,25 +279,24 @@ class Sampling:
             self._source = None
 
     def _reopen(self) -> None:
-        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
+        error = ""
         try:
             self.open()
-        except SensorError as error:
-            self._put_gaps()
-            self._cause = str(error) or self._cause
-            self._retry_ns = self._clock.now_ns() + self._pause_ns
-            self._pause_ns = min(self._pause_ns * 2, REOPEN_MAX_NS)
-            return
-        self._put_gaps()
-        self._cause = ""
-        self.reopened += 1
-
-    def _put_gaps(self) -> None:
+        except SensorError as refusal:
+            error = str(refusal) or self._cause
+        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
         now_ns = self._clock.now_ns()
         for number, sequence in self._next.items():
             begin = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
-            end = max(now_ns, begin)
-            self._put(Gap(number, self._start.epoch, sequence, begin, end, 1, -1, self._cause[:MAX_CAUSE]))
+            self._put(
+                Gap(number, self._start.epoch, sequence, begin, max(now_ns, begin), 1, -1, self._cause[:MAX_CAUSE])
+            )
+        self._cause = error
+        if self._source is not None:
+            self.reopened += 1
+            return
+        self._retry_ns = now_ns + self._pause_ns
+        self._pause_ns = min(self._pause_ns * 2, REOPEN_MAX_NS)
 
     def _put(self, event: Block | Gap) -> None:
         self._outbox.put(event)
@@ -325,9 +306,8 @@ class Sampling:
 
 def sharpen_timers() -> None:
     """Let this process's sleeps end within a microsecond of their time, not the 50 us that Linux allows itself."""
-    # Where that does not exist, sleeps are as they were.
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1000, 0, 0, 0)
+    pr_set_timerslack = 29
+    ctypes.CDLL(None).prctl(pr_set_timerslack, 1000, 0, 0, 0)
 
 
 def make_realtime(priority: int, lock_memory: bool) -> list[str]:
@@ -340,11 +320,10 @@ def make_realtime(priority: int, lock_memory: bool) -> list[str]:
         try:
             os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(priority))
         except OSError as error:
-            refused.append(
-                f"priority = {priority} is not permitted ({error.strerror}): give powerd CAP_SYS_NICE or "
-                f"LimitRTPRIO={priority} in its systemd unit"
-            )
-    if lock_memory and ctypes.CDLL(None).mlockall(MCL_CURRENT | MCL_FUTURE) != 0:
+            permit = f"give powerd CAP_SYS_NICE or LimitRTPRIO={priority} in its systemd unit"
+            refused.append(f"priority = {priority} is not permitted ({error.strerror}): {permit}")
+    mcl_current, mcl_future = 1, 2
+    if lock_memory and ctypes.CDLL(None).mlockall(mcl_current | mcl_future) != 0:
         refused.append("lock_memory is not permitted: give powerd CAP_IPC_LOCK or LimitMEMLOCK=infinity")
     return refused
 
@@ -363,34 +342,38 @@ class Spec:
     parent_pid: int
     resume: tuple[Resume, ...] = ()
 
+    @property
+    def is_orphan(self) -> bool:
+        """Whether the supervisor is gone."""
+        return os.getppid() != self.parent_pid
+
 
 def main() -> int:
     """Run until SIGTERM or until the parent is gone. Status 0; 2 when the source cannot be used."""
-    stopping = False
-
-    def stop(*_: object) -> None:
-        nonlocal stopping
-        stopping = True
-
+    stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     spec = from_document(Spec, json.load(sys.stdin))
     context = zmq.Context()
     push = context.socket(zmq.PUSH)
     push.set(zmq.SNDHWM, SEND_HWM)
     push.connect(spec.endpoint)
     try:
-        return _run(spec, push, lambda: stopping)
+        return _run(spec, push, stop)
     finally:
-        is_orphan = os.getppid() != spec.parent_pid
+        is_orphan = spec.is_orphan
         push.close(linger=0 if is_orphan else LINGER_MS)
         context.term()
         if is_orphan:
-            _sweep(spec.endpoint)
+            # A supervisor that was killed could not remove the socket; the last sampler takes the directory.
+            path = Path(spec.endpoint.removeprefix("ipc://"))
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+                path.parent.rmdir()
 
 
-def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> int:
-    outbox = Outbox(spec.outbox_bytes)
+def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
+    outbox, clock, status = Outbox(spec.outbox_bytes), SystemClock(), 2
 
     def send(frame: bytes) -> bool:
         try:
@@ -408,7 +391,6 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
     sharpen_timers()
     for refused in make_realtime(spec.source.sampler.priority, spec.source.sampler.lock_memory):
         outbox.put_message(Message("notice", {"message": refused}))
-    clock = SystemClock()
     sampling: Sampling | None = None
     try:
         cls = find_source(spec.source.kind)
@@ -423,7 +405,7 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
         if not spec.resume:
             sampling.open()
         statistics_ns = clock.now_ns()
-        while not stopping() and os.getppid() == spec.parent_pid:
+        while not stop.is_set() and not spec.is_orphan:
             sampling.step()
             now_ns = clock.now_ns()
             if now_ns >= statistics_ns:
@@ -435,26 +417,16 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stopping: Callable[[], bool]) -> i
         status = 0
     except PowerdError as error:
         outbox.put_message(Message("failed", {"message": str(error), "final": True}))
-        status = 2
     except Exception as error:  # noqa: BLE001
         # The fault of a driver that does not keep to its contract: its author needs the traceback.
         traceback.print_exc()
         outbox.put_message(Message("failed", {"message": f"{type(error).__name__}: {error}", "final": False}))
-        status = 2
     if sampling is not None:
         sampling.abandon()
     give_up_ns = clock.now_ns() + LINGER_MS * 1_000_000
-    while os.getppid() == spec.parent_pid and not outbox.drain(send) and clock.now_ns() < give_up_ns:
+    while not spec.is_orphan and not outbox.drain(send) and clock.now_ns() < give_up_ns:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     return status
-
-
-def _sweep(endpoint: str) -> None:
-    """Remove the socket that a supervisor which was killed could not remove; the last sampler takes the directory."""
-    path = Path(endpoint.removeprefix("ipc://"))
-    with suppress(OSError):
-        path.unlink(missing_ok=True)
-        path.parent.rmdir()
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ import errno
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import zmq
 
 from powerd_core.errors import VersionError, WireError
 from powerd_core.model import ClockExchange
 from powerd_core.protocol import Subscriber
-from powerd_core.wire import Event, Message, Want, decode, encode
+from powerd_core.wire import Message, Want, decode, encode
 from powerd_daemon.auth import MayRead, address_of, sender
 from powerd_daemon.clock import Clock
 from powerd_daemon.ring import Store
@@ -34,6 +35,8 @@ IDLE_NS = 30_000_000_000
 
 Answer = Callable[[Mapping[str, object]], bytes]
 """A request's body to the answer's frame."""
+
+E = TypeVar("E", ClockExchange, Message, Want)
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +55,6 @@ class Delivery:
         self._clock = clock
         self._turn = 0
         self._check_ns = clock.now_ns() + IDLE_NS
-        self._badges: dict[bytes, zmq.Frame] = {}
-        """What tells each subscriber's right, for the time until it asks again."""
 
     def want(self, first: zmq.Frame, want: Want) -> str:
         """Take a request of a client that may read into account. Why that cannot be, if so."""
@@ -69,22 +70,20 @@ class Delivery:
             self.served_clients += 1
             subscriber = Subscriber(first.bytes, address_of(first), self.served_clients, now_ns)
             self.subscribers[first.bytes] = subscriber
-        self._badges[first.bytes] = first
-        subscriber.active_ns = now_ns
+        subscriber.badge, subscriber.active_ns = first, now_ns
         subscriber.want(want, ring)
         return ""
 
     def drop(self, first: zmq.Frame) -> None:
         """Send nothing more to this client."""
-        self._badges.pop(first.bytes, None)
         self.subscribers.pop(first.bytes, None)
 
     def drop_denied(self, may_read: MayRead) -> None:
         """Send nothing more to clients that may no longer read: to be called when rights have changed."""
-        for first in list(self._badges.values()):
-            if not may_read(first):
-                self.drop(first)
-                _log.warning(f"the client at {sender(first)} may read no longer")
+        for subscriber in list(self.subscribers.values()):
+            if isinstance(subscriber.badge, zmq.Frame) and not may_read(subscriber.badge):
+                self.drop(subscriber.badge)
+                _log.warning(f"the client at {sender(subscriber.badge)} may read no longer")
 
     def retry_ns(self) -> int | None:
         """When to try again at a client that did not take a frame."""
@@ -152,7 +151,6 @@ class Delivery:
             return
         self._check_ns = now_ns + IDLE_NS // 10
         self.subscribers = {i: s for i, s in self.subscribers.items() if now_ns - s.active_ns <= IDLE_NS}
-        self._badges = {identity: first for identity, first in self._badges.items() if identity in self.subscribers}
 
 
 class Server:
@@ -178,7 +176,7 @@ class Server:
     def cycle(self) -> bool:
         """Answer, take requests, send one slice. True when there is more to send right now."""
         self.answer()
-        self._serve("data", self._sockets.data, self._take_want)
+        self._serve("data", self._sockets.data, Want, self._take_want)
         more = self.delivery.send(self.exchange_clocks)
         self.delivery.forget_idle()
         return more
@@ -186,16 +184,21 @@ class Server:
     def answer(self) -> None:
         """Answer what waits on the clock and control sockets."""
         self.exchange_clocks()
-        self._serve("control", self._sockets.control, self._answer_question)
+        self._serve("control", self._sockets.control, Message, self._answer_question)
 
     def exchange_clocks(self) -> None:
         """Answer what waits on the clock socket."""
-        self._serve("clock", self._sockets.clock, self._exchange_clock)
+        self._serve("clock", self._sockets.clock, ClockExchange, self._exchange_clock)
 
     def _serve(
-        self, name: str, router: zmq.Socket[bytes], handle: Callable[[Event, zmq.Frame, int], bytes | None]
+        self,
+        name: str,
+        router: zmq.Socket[bytes],
+        kind: type[E],
+        handle: Callable[[E, zmq.Frame, int], bytes | str | None],
     ) -> None:
-        """Take the requests that wait on one socket, and send the answers that ``handle`` gives."""
+        """Take the requests that wait on one socket, and send what ``handle`` gives: an answer's frame, the words of a
+        refusal, or nothing."""
         for _ in range(SLICE_REQUESTS):
             try:
                 first, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
@@ -203,59 +206,42 @@ class Server:
                 return
             received_ns = self._clock.now_ns()
             self.flood.arrived(first, parts)
-            answer = None
+            answer: bytes | str | None = None
             try:
                 # A request has one part; several are as good as none.
                 event = decode(parts[0].bytes if len(parts) == 1 else b"")
-            except VersionError as error:
-                self.garbage[name] += 1
-                _log.warning(f"a client on the {name} socket speaks another version of the wire format")
-                answer = self._error(str(error))
             except WireError as error:
                 self.garbage[name] += 1
                 _log.warning(f"a request on the {name} socket was no frame of powerd: {error}")
+                # Who speaks another version is told so; what is no frame at all gets no answer.
+                answer = str(error) if isinstance(error, VersionError) else None
             else:
-                if self._may_read(first):
-                    answer = handle(event, first, received_ns)
-                else:
+                if not self._may_read(first):
                     self.denied += 1
                     self.delivery.drop(first)
+                elif isinstance(event, kind):
+                    answer = handle(event, first, received_ns)
+                else:
+                    self.garbage[name] += 1
+                    answer = f"the {name} socket does not take a {type(event).__name__}"
+            if isinstance(answer, str):
+                answer = encode(Message("error", {"message": answer}, self._store.epoch))
             if answer is not None:
-                self._reply(router, first.bytes, answer)
+                try:
+                    router.send_multipart([first.bytes, answer], zmq.NOBLOCK)
+                except zmq.ZMQError as error:
+                    # Whoever asked is gone, or does not read.
+                    if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
+                        raise
 
-    def _exchange_clock(self, event: Event, _: zmq.Frame, t2_ns: int) -> bytes:
-        if not isinstance(event, ClockExchange):
-            return self._refuse("clock", event)
-        return encode(replace(event, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns()))
+    def _exchange_clock(self, exchange: ClockExchange, _: zmq.Frame, t2_ns: int) -> bytes:
+        return encode(replace(exchange, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns()))
 
-    def _answer_question(self, event: Event, _: zmq.Frame, _received_ns: int) -> bytes:
-        if not isinstance(event, Message):
-            return self._refuse("control", event)
-        answer = self._subjects.get(event.subject)
-        if answer is None:
-            known = ", ".join(sorted(self._subjects))
-            return self._error(f"unknown subject {event.subject[:100]!r}: this powerd answers {known}")
-        return answer(event.body)
+    def _answer_question(self, question: Message, _: zmq.Frame, _received_ns: int) -> bytes | str:
+        if question.subject in self._subjects:
+            return self._subjects[question.subject](question.body)
+        known = ", ".join(sorted(self._subjects))
+        return f"unknown subject {question.subject[:100]!r}: this powerd answers {known}"
 
-    def _take_want(self, event: Event, first: zmq.Frame, _received_ns: int) -> bytes | None:
-        if not isinstance(event, Want):
-            return self._refuse("data", event)
-        refusal = self.delivery.want(first, event)
-        return self._error(refusal) if refusal else None
-
-    def _refuse(self, name: str, event: Event) -> bytes:
-        self.garbage[name] += 1
-        return self._error(f"the {name} socket does not take a {type(event).__name__}")
-
-    def _error(self, message: str) -> bytes:
-        return encode(Message("error", {"message": message}, self._store.epoch))
-
-    def _reply(self, router: zmq.Socket[bytes], identity: bytes, frame: bytes) -> None:
-        """Send an answer, unless whoever asked is gone or does not read."""
-        try:
-            router.send_multipart([identity, frame], zmq.NOBLOCK)
-        except zmq.Again:
-            pass
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
+    def _take_want(self, want: Want, first: zmq.Frame, _received_ns: int) -> str | None:
+        return self.delivery.want(first, want) or None

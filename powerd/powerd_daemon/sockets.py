@@ -6,7 +6,7 @@ import errno
 import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -63,15 +63,13 @@ def bind_sockets(
 
     Raises `ConfigError` naming the endpoint and the remedy.
     """
-    routers: list[zmq.Socket[bytes]] = []
-    try:
+    with ExitStack() as undo:
+        routers: list[zmq.Socket[bytes]] = []
         # Only the data socket must know that a client cannot take a frame: an answer nobody takes is just dropped.
-        for endpoint, mandatory in ((control, False), (data, True), (clock, False)):
-            routers.append(bind_router(context, endpoint, mandatory=mandatory, keys=keys))
-    except BaseException:
-        for router in routers:
-            release(router)
-        raise
+        for endpoint in (control, data, clock):
+            routers.append(bind_router(context, endpoint, mandatory=len(routers) == 1, keys=keys))
+            undo.callback(release, routers[-1])
+        undo.pop_all()
     return Sockets(*routers)
 
 
@@ -100,10 +98,10 @@ def bind_router(
         router.bind(endpoint)
     except (zmq.ZMQError, OSError) as error:
         router.close()
-        what = f"{zmq.strerror(error.errno or 0)}: choose another with --listen"
+        what = f"{zmq.strerror(error.errno or 0)}:"
         if error.errno == errno.EADDRINUSE:
-            what = "it is in use, perhaps by another powerd: stop that one or choose another endpoint with --listen"
-        raise ConfigError(f"cannot listen on {endpoint}: {what}") from error
+            what = "it is in use, perhaps by another powerd: stop that one or"
+        raise ConfigError(f"cannot listen on {endpoint}: {what} choose another with --listen") from error
     return router
 
 
@@ -127,16 +125,13 @@ def _make_way(path: Path) -> None:
     """Remove a socket that nobody listens to any more. libzmq would also remove a live one, and any other file."""
     if not path.exists():
         return
+    if not path.is_socket():
+        raise FileExistsError(errno.EEXIST, "exists and is no socket")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            if not path.is_socket():
-                raise FileExistsError(errno.EEXIST, "exists and is no socket") from None
-            path.unlink()
-        else:
+        if probe.connect_ex(str(path)) != errno.ECONNREFUSED:
             raise OSError(errno.EADDRINUSE, "in use")
+    path.unlink()
 
 
 @dataclass(slots=True)
@@ -222,14 +217,13 @@ class FloodGate:
 
 
 def _received(descriptor: int) -> int | None:
-    """Bytes that a TCP connection has brought; None for what is none, or where the kernel does not say."""
+    """Bytes that a TCP connection has brought; None for what is none."""
     try:
         borrowed = socket.socket(fileno=descriptor)
     except OSError:
         return None
     try:
-        info = borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
-        return int(_RECEIVED.unpack_from(info)[0]) if len(info) >= _RECEIVED.size else None
+        return int(_RECEIVED.unpack_from(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES))[0])
     except OSError:
         return None
     finally:

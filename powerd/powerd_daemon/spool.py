@@ -36,6 +36,7 @@ from typing import Any
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import UNKNOWN_TIME_NS
+from powerd_core.protocol import Frames
 from powerd_core.wire import (
     BLOCK,
     GAP,
@@ -50,7 +51,7 @@ from powerd_core.wire import (
 )
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import ServerConfig
-from powerd_daemon.ring import Frames, Ring, begin_ns, gap_before
+from powerd_daemon.ring import Ring, begin_ns, gap_before
 
 COLLECT_NS = 20_000_000
 BATCH_BYTES = 1 << 20

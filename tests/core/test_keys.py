@@ -12,9 +12,7 @@ from powerd_core.keys import (
     Credentials,
     KeyPair,
     board_address,
-    explain_refusal,
     find_credentials,
-    keys_directory,
     parse_boards,
     parse_clients,
     parse_pair,
@@ -67,40 +65,29 @@ def test_clients_and_boards() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text",
     [
-        (f'[clients.lab]\npublic = "{A}"\nrole = "root"', r"f: \[clients.lab\]: role: write one of 'read', 'control'"),
-        ('[clients.lab]\npublic = "short"\nrole = "read"', r"f: \[clients.lab\]: public: not a key"),
-        (f'[clients.lab]\npublic = "{A}"', r"\[clients.lab\]: role"),
-        (f'[clients.lab]\npublic = "{A}"\nrole = "read"\nadmin = 1', r"\[clients.lab\]: 1 unknown entries"),
-        (f'[clients."-x"]\npublic = "{A}"\nrole = "read"', "does not begin with '-'"),
-        (f'[clients."a b"]\npublic = "{A}"\nrole = "read"', "a name has 1 to 64"),
-        (
-            f'[clients.a]\npublic = "{A}"\nrole = "read"\n[clients.b]\npublic = "{A}"\nrole = "control"',
-            r"f: \[clients.b\]: 'a' has the same key: remove one",
-        ),
-        ("clients = 1", r"write \[clients.NAME\]"),
-        ("[clients]\nlab = 1", "is a table with"),
-        ("[client.a]\n", "1 unknown entries: there may be clients"),
-        ("[clients", r"f: not valid TOML \(at "),
+        f'[clients.lab]\npublic = "{A}"\nrole = "root"',
+        '[clients.lab]\npublic = "short"\nrole = "read"',
+        f'[clients.lab]\npublic = "{A}"',
+        f'[clients.lab]\npublic = "{A}"\nrole = "read"\nadmin = 1',
+        f'[clients."-x"]\npublic = "{A}"\nrole = "read"',
+        f'[clients."a b"]\npublic = "{A}"\nrole = "read"',
+        f'[clients.a]\npublic = "{A}"\nrole = "read"\n[clients.b]\npublic = "{A}"\nrole = "control"',
+        "clients = 1",
+        "[clients]\nlab = 1",
+        "[client.a]\n",
+        "[clients",
     ],
 )
-def test_bad_clients(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_bad_clients(text: str) -> None:
+    with pytest.raises(ConfigError, match="^f: "):
         parse_clients(text, "f")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f'board = "{A}"', "f: 'board' is no HOST:PORT"),
-        (f'"b:1" = "{A}"\n"B:01" = "{A}"', "f: 'B:01' is there twice"),
-        ('"b:1" = "x"', "f: 'b:1': not a key"),
-        ('"b:1" = 1', "f: 'b:1': not a key"),
-    ],
-)
-def test_bad_boards(text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+@pytest.mark.parametrize("text", [f'board = "{A}"', f'"b:1" = "{A}"\n"B:01" = "{A}"', '"b:1" = "x"', '"b:1" = 1'])
+def test_bad_boards(text: str) -> None:
+    with pytest.raises(ConfigError, match="^f: '[Bb]"):
         parse_boards(text, "f")
 
 
@@ -135,26 +122,7 @@ def test_credentials_are_found_by_address() -> None:
     assert find_credentials("tcp://board:7361", "d", read) is None
     assert find_credentials("ipc:///board:7360", "d", read) is None
     del files["client.toml"]
-    with pytest.raises(ConfigError, match="none of this client's own: make it with `powerd keys client`"):
+    with pytest.raises(ConfigError, match="powerd keys client"):
         find_credentials("tcp://board:7360", "d", read)
     files.clear()
     assert find_credentials("tcp://board:7360", "d", read) is None
-
-
-def test_where_keys_are() -> None:
-    assert keys_directory({}, "/home/u") == "/home/u/.config/powerd"
-    assert keys_directory({"XDG_CONFIG_HOME": "/x"}, "/home/u") == "/x/powerd"
-    assert keys_directory({"XDG_CONFIG_HOME": "/x", "POWERD_KEYS": "/k"}, "/home/u") == "/k"
-
-
-def test_refusals_say_what_to_do() -> None:
-    own = Credentials(KeyPair(C, SECRET), B)
-    said = [
-        explain_refusal("tcp://b:7360", None, is_denied=False),
-        explain_refusal("tcp://b:7360", own, is_denied=True),
-        explain_refusal("tcp://b:7360", own, is_denied=False),
-    ]
-    assert "powerd keys trust b:7360 KEY" in said[0]
-    assert f"powerd keys allow NAME '{C}'" in said[1]
-    assert "powerd keys trust --replace b:7360 KEY" in said[2]
-    assert SECRET not in "".join(said)

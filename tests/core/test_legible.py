@@ -2,11 +2,10 @@
 
 import io
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core.text import LEGIBLE, legible, register_legible
+from powerd_core.text import LEGIBLE, register_legible
 
 register_legible()
 
@@ -32,10 +31,3 @@ def test_our_signs_are_spelt_in_ascii():
     assert text.encode("ascii", LEGIBLE).decode() == "forward >= 1.2 +- 0.3 J, a value every 5 us - 2^2 x 3"
     assert "übel\udcff.h5".encode("ascii", LEGIBLE) == b"\\xfcbel\\udcff.h5"
     assert "± ü".encode("latin-1", LEGIBLE).decode("latin-1") == "± ü"
-
-
-def test_it_is_for_output_only():
-    with pytest.raises(UnicodeDecodeError):
-        b"\xff".decode("ascii", LEGIBLE)
-    with pytest.raises(UnicodeDecodeError):
-        legible(UnicodeDecodeError("ascii", b"\xff", 0, 1, "no"))

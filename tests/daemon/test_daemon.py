@@ -20,7 +20,7 @@ from powerd_core.model import CLOCK_NAME, Device
 from powerd_core.serde import read_description
 from powerd_daemon import supervisor
 from powerd_daemon.config import parse_config
-from powerd_daemon.daemon import Daemon, Notifier
+from powerd_daemon.daemon import Daemon
 
 
 def eventually(control: Client, is_so: Callable[[Any], bool]) -> Any:
@@ -86,18 +86,6 @@ def test_a_killed_sampler_is_restarted_with_a_gap_and_goes_on_counting(tmp_path:
     assert "the sampler of source 'steady' was killed by signal 9; it is restarted in 0.1 s" in powerd.said.getvalue()
 
 
-def test_a_lost_sensor_is_reopened(tmp_path: Path) -> None:
-    script = tmp_path / "script"
-    with running(steady_config(tmp_path, f'script = "{script}"')) as powerd, powerd.data() as data:
-        data.frames(0, 0, lambda got: len(got) >= 1)
-        script.write_text("poll open")
-        events = data.frames(0, 0, lambda got: any(isinstance(e, Gap) for e in got))
-        assert isinstance(events[-1], Gap)
-        assert events[-1].cause == "the sensor fell silent"
-        script.unlink()
-        data.frames(0, events[-1].sequence + 1, lambda got: bool(got) and isinstance(got[-1], Block))
-
-
 def test_a_powerd_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No place for the samplers' sockets: what was opened before is let go of, and the next attempt finds it free."""
     config = parse_config(
@@ -147,17 +135,6 @@ def test_a_source_whose_description_cannot_be_sent_ends_powerd(tmp_path: Path) -
         powerd.thread.join(PATIENCE_S)
 
 
-def test_a_full_load_is_complete(tmp_path: Path) -> None:
-    """Eight lines at 20 kHz: nothing is lost between the source and the client."""
-    config = parse_config(
-        f'[server]\nlisten = "ipc://{tmp_path}/s"\n[[source]]\nkind = "steady_source:ReadySource"\nname = "r"', "f"
-    )
-    with running(config) as powerd, powerd.data() as data, powerd.control() as control:
-        events = data.frames(0, 0, lambda got: len(got) >= 50)
-        assert all(isinstance(e, Block) and e.count == 200 for e in events)
-        assert control.stats()["streams"][0]["holes"] == 0
-
-
 @pytest.fixture
 def manager(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
@@ -168,30 +145,6 @@ def manager(tmp_path: Path) -> Iterator[socket.socket]:
 
 def environment(manager: socket.socket, **more: str) -> dict[str, str]:
     return {"NOTIFY_SOCKET": manager.getsockname()} | more
-
-
-def heard(manager: socket.socket) -> list[bytes]:
-    manager.setblocking(False)
-    found = []
-    try:
-        while True:
-            found.append(manager.recv(4096))
-    except BlockingIOError:
-        return found
-
-
-def test_ready_and_stopping(manager: socket.socket) -> None:
-    notifier = Notifier(environment(manager))
-    notifier.ready("serving on\ntcp://here")
-    notifier.stopping()
-    assert heard(manager) == [b"READY=1\nSTATUS=serving on tcp://here", b"STOPPING=1"]
-
-
-def test_pings_come_three_times_within_the_limit(manager: socket.socket) -> None:
-    notifier = Notifier(environment(manager, WATCHDOG_USEC="9000000", WATCHDOG_PID="7"), pid=7)
-    for now_ns in range(0, 9_000_000_001, 50_000_000):
-        notifier.alive(now_ns)
-    assert heard(manager) == [b"WATCHDOG=1"] * 4
 
 
 def test_powerd_run_tells_its_manager(manager: socket.socket, tmp_path: Path) -> None:

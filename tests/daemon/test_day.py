@@ -4,7 +4,7 @@ import pytest
 from bench_day import SENSORS, Day
 
 
-@pytest.mark.parametrize(("seed", "bus_every"), [(1, 1), (2, 1), (3, 3)])
+@pytest.mark.parametrize(("seed", "bus_every"), [(1, 1), (3, 3)])
 def test_readings_are_right_or_flagged_and_none_is_missing_in_silence(seed, bus_every):
     day = Day(seed=seed, rate_hz=10.0, fault_every_s=2.0, bus_every=bus_every)
     day.run(day.clock.now_ns() + 600_000_000_000)

@@ -2,7 +2,6 @@
 
 import os
 import pty
-import sys
 
 import pytest
 from hypothesis import given
@@ -80,24 +79,3 @@ class TestSerialPort:
         with pytest.raises(SensorError):
             port.read(10_000_000)
         port.close()
-
-    def test_a_port_that_is_in_use(self, pair):
-        port = SerialPort(pair[1], 115_200)
-        with pytest.raises(SensorError):
-            SerialPort(pair[1], 115_200)
-        port.close()
-
-    def test_no_such_port(self, tmp_path):
-        with pytest.raises(SensorError, match="ls /dev/serial/by-id"):
-            SerialPort(str(tmp_path / "ttyACM9"), 115_200)
-
-    def test_something_else_than_a_port(self, tmp_path):
-        file = tmp_path / "file"
-        file.touch()
-        with pytest.raises(SensorError):
-            SerialPort(str(file), 115_200)
-
-    def test_without_pyserial(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "serial", None)
-        with pytest.raises(SensorError, match=r"pip install 'powerd\[board\]'"):
-            SerialPort("/dev/ttyACM0", 115_200)

@@ -39,16 +39,6 @@ def sent(subscriber: Subscriber, store: Intake) -> list[int]:
     return numbers
 
 
-def test_only_a_reset_goes_back() -> None:
-    store, subscriber = filled(5), client()
-    subscriber.want(Want(0, 0, 0, 5), store.ring)
-    sent(subscriber, store)
-    subscriber.want(Want(0, 0, 1, 50), store.ring)
-    assert sent(subscriber, store) == []
-    subscriber.want(Want(0, 0, 1, 50, reset=True), store.ring)
-    assert sent(subscriber, store) == [1, 2, 3, 4]
-
-
 def test_what_was_there_before_it_was_asked_for_is_replayed() -> None:
     store, subscriber = filled(5), client()
     subscriber.want(Want(0, 0, 2, 50), store.ring)
@@ -66,22 +56,6 @@ def test_what_was_there_before_it_was_asked_for_is_replayed() -> None:
     subscriber.want(Want(0, 0, CURRENT, 50, reset=True), store.ring)
     sent(subscriber, store)
     assert (subscriber.frames, subscriber.replayed) == (9, 5), "who wants what is new begins with the newest block"
-
-
-def test_current_begins_at_the_newest_block() -> None:
-    store, subscriber = filled(5), client()
-    subscriber.want(Want(0, 0, CURRENT, 10), store.ring)
-    assert sent(subscriber, store) == [4]
-
-
-def test_another_epoch_begins_at_the_oldest() -> None:
-    store, subscriber = filled(20, ring_bytes=3000), client()
-    oldest = store.ring.oldest
-    assert oldest > 0
-    subscriber.want(Want(0, 99, 5000, 2), store.ring)
-    assert sent(subscriber, store) == [oldest, oldest + 1]
-    subscriber.want(Want(0, 99, 5000, 2), store.ring)
-    assert sent(subscriber, store) == [], "the client has not yet noticed, and is not sent it all again"
 
 
 def test_a_slow_client_is_tried_again_less_and_less_often() -> None:

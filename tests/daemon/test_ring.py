@@ -38,14 +38,6 @@ def found(ring: Ring, sequence: int) -> Block | Gap:
     return event
 
 
-def test_frames_are_found_verbatim() -> None:
-    store = intake()
-    frames = [put(store, e) for e in (block(STREAM, 0), gap(1, 4), block(STREAM, 5))]
-    assert [store.ring.find(n) for n in (0, 1, 5)] == [(frames[0], 1), (frames[1], 5), (frames[2], 6)]
-    assert store.ring.find(6) is None
-    assert (store.ring.oldest, store.ring.next, len(store.ring)) == (0, 6, 3)
-
-
 def test_bounded_in_bytes_and_keeps_the_newest() -> None:
     store = intake(3 * FRAME_BYTES)
     for n in range(10):
@@ -93,13 +85,6 @@ def test_current_is_the_newest_block_held() -> None:
     put(store, gap(5, 1))
     put(store, gap(6, 1))
     assert store.ring.current == 7
-
-
-def test_append_out_of_order_is_refused() -> None:
-    ring = Ring(0, 7, 1 << 20)
-    frame = encode(block(STREAM, 1))
-    with pytest.raises(ValueError, match="0 is next"):
-        ring.append(frame, read_header(frame))
 
 
 def test_a_hole_becomes_a_gap_and_a_repetition_is_dropped() -> None:

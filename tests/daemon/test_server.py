@@ -88,21 +88,6 @@ def small(tmp_path: Path) -> Iterator[Bench]:
 QUIET_S = 0.2
 
 
-def test_a_client_that_is_gone_is_forgotten(bench: Bench) -> None:
-    client = bench.client()
-    client.send(Want(0, 0, 0, 1000))
-    assert client.receive(QUIET_S) is None
-    assert len(bench.server.delivery.subscribers) == 1
-    client.socket.close()
-    for _ in range(1000):
-        bench.fill(1)
-        bench.sockets.data.poll(5)
-        bench.turn()
-        if not bench.server.delivery.subscribers:
-            break
-    assert not bench.server.delivery.subscribers
-
-
 def test_eviction_is_an_explicit_gap(small: Bench) -> None:
     small.fill(30)
     client = small.client()
@@ -145,16 +130,6 @@ def test_clock_exchange(bench: Bench) -> None:
     assert bench.clock.t_ns >= answer.t3_board_ns >= answer.t2_board_ns > 1_000_000_000
 
 
-def test_unknown_subjects_and_streams_are_answered(bench: Bench) -> None:
-    control, data = bench.client("control"), bench.client()
-    assert control.ask(Message("describe")).body == {"board": "b"}
-    answer = control.ask(Message("destroy"))
-    assert answer == Message("error", {"message": "unknown subject 'destroy': this powerd answers describe"}, EPOCH)
-    answer = data.ask(Want(9, 0, 0, 1))
-    assert answer.subject == "error"
-    assert "there is no stream 9 here" in answer.body["message"]
-
-
 @pytest.mark.parametrize("socket", ["control", "data"])
 def test_garbage_is_counted_and_not_answered(bench: Bench, socket: str) -> None:
     client = bench.client(socket)
@@ -181,20 +156,6 @@ def test_frames_on_the_wrong_socket(bench: Bench) -> None:
     assert bench.client("control").ask(ClockExchange(0, 1)).subject == "error"
     assert bench.client("clock").ask(Want(0, 0, 0, 1)).subject == "error"
     assert bench.server.garbage == {"control": 2, "data": 1, "clock": 1}
-
-
-def test_what_a_client_may_do_is_asked_for_every_request(bench: Bench) -> None:
-    bench.fill(5)
-    control, data, clock = (bench.client(name) for name in ("control", "data", "clock"))
-    assert control.ask(Message("describe")).subject == "description"
-    data.send(Want(0, 0, 0, 2))
-    assert bench.numbers(data, 2) == [0, 1]
-    bench.may_read = False
-    for client, request in ((control, Message("describe")), (clock, ClockExchange(0, 1)), (data, Want(0, 0, 2, 9))):
-        client.send(request)
-        assert client.receive(QUIET_S) is None
-    assert bench.server.denied == 3
-    assert not bench.server.delivery.subscribers, "nor is anything sent that was asked for before"
 
 
 def test_the_number_of_clients_is_bounded_and_idle_ones_make_room(bench: Bench) -> None:

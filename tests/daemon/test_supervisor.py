@@ -128,15 +128,6 @@ def test_an_open_may_take_longer(bench):
     assert bench.processes[0].killed == 1
 
 
-def test_a_process_that_the_kernel_holds_is_waited_for(bench):
-    bench.hear("streams", STREAMS)
-    bench.processes[0].mortal = False
-    bench.after(SILENT_S + 1)
-    bench.after(1)
-    assert bench.after(SILENT_S + 1) == 1
-    assert bench.processes[0].killed == 2
-
-
 @pytest.mark.parametrize("end", ["stop", "close"])
 def test_a_process_that_the_kernel_holds_does_not_keep_powerd_from_ending(bench, end):
     bench.hear("streams", STREAMS)

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,7 +19,6 @@ from powerd_client.journal import journal_path
 from powerd_client.link import BoardLink
 from powerd_client.recording import Recording
 from powerd_core.model import Block, columns
-from support.proxy import Proxy
 
 SIM = '[server]\nlisten = "{url}"\n{server}\n[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 500.0\n'
 SOURCE = {"kind": "sim", "name": "rails", "rate_hz": 500.0}
@@ -32,21 +30,6 @@ def wait_for(condition, timeout_s=20):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
-
-
-def free_ports(count):
-    """Consecutive ports, free a moment ago."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            first = probe.getsockname()[1]
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return list(range(first, first + count))
 
 
 class Powerd:
@@ -115,27 +98,6 @@ def check_whole(out, taken):
         return json.loads(file.attrs["reception"]), [
             t for m in file["messages"].asstr() if not (t := json.loads(m)["text"]).startswith("wall clock: ")
         ]
-
-
-def test_a_cut_of_the_network_leaves_no_hole(tmp_path):
-    ports = free_ports(3)
-    daemon = Powerd(tmp_path, f"tcp://127.0.0.1:{ports[0]}")
-    proxy = Proxy(ports)
-    out = tmp_path / "run.h5"
-    try:
-        wait_for(lambda: len(daemon.taken_ns()))
-        with Meter(f"tcp://{Proxy.host}:{ports[0]}", out):
-            time.sleep(0.2)
-            proxy.cut()
-            time.sleep(2)
-            proxy.mend()
-        # The close had to fetch what the daemon's ring had kept meanwhile.
-        reception, texts = check_whole(out, daemon.taken_ns())
-        assert reception["replayed"] > 10
-        assert texts == []
-    finally:
-        proxy.close()
-        daemon.close()
 
 
 def sizes(directory):

@@ -7,12 +7,10 @@ import time
 import traceback
 from dataclasses import dataclass, field, replace
 
-from faults import acts_around  # noqa: F401  (fills the table of acts)
 from faults.account import Account, take_account
 from faults.acts import ACTS
-from faults.kinds import Cell
-from faults.scale import FULL, QUICK, Scale
-from faults.stage import Stage, hold, staged
+from faults.rows import Cell
+from faults.stage import FULL, QUICK, Scale, Stage, hold, staged
 from powerd_client.hostclock import now_ns
 
 BRIEF_S = 0.3

@@ -1,8 +1,72 @@
-"""The rows of the fault matrix: each victim and each kind of fault once, and some that came on top."""
+"""The fault matrix: who is struck, how, when; what may be lost, and what must be said about it.
+
+Each victim meets each kind of fault once; some cells came on top.
+"""
 
 from __future__ import annotations
 
-from faults.kinds import Bound, Cell
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+VICTIMS = ("recorder", "trainer", "powerd", "node", "network", "disk", "sensor bus")
+KINDS = ("kill", "stop", "restart", "slow", "garbage", "full")
+MOMENTS = ("start", "middle", "end")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much may be lost: so many seconds, a share of the fault's duration, perhaps all that is left of the run."""
+
+    base_s: float = 0.0
+    share: float = 0.0
+    rest: bool = False
+
+    def seconds(self, fault_s: float, rest_s: float) -> float:
+        return self.base_s + self.share * fault_s + self.rest * rest_s
+
+    def __str__(self) -> str:
+        if not (self.base_s or self.share or self.rest):
+            return "nothing"
+        parts = [f"{self.base_s:g} s"] if self.base_s else []
+        if self.share:
+            parts.append("the fault's duration" if self.share == 1 else f"{self.share:g} times the fault's duration")
+        if self.rest:
+            parts.append("the rest of the run")
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One victim and one kind of fault; ``made`` says how, and for what makes no sense, why not."""
+
+    victim: str
+    kind: str
+    made: str
+    loses: Bound = Bound()
+    loses_at_end: Bound | None = None
+    """Where the run ends in the middle of the fault; None: the same."""
+    says: str = ""
+    """Must be found, as a regular expression, among messages, causes of gaps, and standard error."""
+    is_silent_at_end: bool = False
+    """Whether it may pass unnoticed where the run ends in the middle of the fault: nothing was lost then."""
+    stage: Mapping[str, object] = field(default_factory=dict)
+    full_length_s: float = 0.0
+    """Duration in the soak, where that is not the same as for all."""
+    is_brief: bool = False
+    """Done in a moment, with no duration."""
+    quick: tuple[str, ...] = ()
+    """Moments at which `make test` runs it."""
+    makes_sense: bool = True
+    fits: bool = True
+    """Whether it is part of {victims} x {kinds}; the others came on top."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.victim}-{self.kind}".replace(" ", "-")
+
+    def bound(self, moment: str) -> Bound:
+        return self.loses_at_end if moment == "end" and self.loses_at_end is not None else self.loses
+
 
 _NETWORK = {"network": True}
 _CUT_OFF = Bound(1.5)
@@ -290,3 +354,28 @@ CELLS = (
         fits=False,
     ),
 )
+
+
+def cells(moments: str = "all") -> Iterator[tuple[Cell, str]]:
+    """Each cell that makes sense at each moment; ``quick`` only those of `make test`."""
+    for cell in CELLS:
+        if cell.makes_sense:
+            for moment in cell.quick if moments == "quick" else MOMENTS:
+                yield cell, moment
+
+
+def to_markdown() -> str:
+    """The table as docs/reliability.md shows it."""
+    rows = [
+        "| struck | how | how it is made | what may be lost (at the end of a run) | in `make test` |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for cell in CELLS:
+        if not cell.makes_sense:
+            rows.append(f"| {cell.victim} | {cell.kind} | makes no sense: {cell.made} | | |")
+            continue
+        loses = str(cell.loses)
+        if cell.loses_at_end is not None and cell.loses_at_end != cell.loses:
+            loses += f" ({cell.loses_at_end})"
+        rows.append(f"| {cell.victim} | {cell.kind} | {cell.made} | {loses} | {', '.join(cell.quick)} |")
+    return "\n".join(rows) + "\n"

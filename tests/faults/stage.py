@@ -13,19 +13,67 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import zmq
 
-from faults.configuration import sources
 from faults.processes import HERE, MARK, Child, Hang, left_over, running_module, wait_for
-from faults.scale import Scale
 from powerd_client.journal import journal_path
 from powerd_core.wire import Message, decode, encode
 
+BLOCKS_PER_S, FRAME_BYTES = 50, 256
+"""Of powerd's ring: a block's header and what it keeps beside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How long and how much."""
+
+    length_s: float
+    """A fault's duration."""
+    lines: int
+    rate_hz: float
+    clients: int
+    before_steps: int
+    after_steps: int
+
+    def ring_mib(self, share: float) -> float:
+        """A ring that lasts ``share`` times a fault, as `powerd_daemon.status.ring_seconds` reckons."""
+        scan_bytes = 8 + 10 * self.lines
+        bytes_per_s = BLOCKS_PER_S * FRAME_BYTES + scan_bytes * self.rate_hz
+        return share * self.length_s * bytes_per_s / (1 << 20)
+
+
+QUICK = Scale(length_s=2.0, lines=4, rate_hz=500.0, clients=1, before_steps=40, after_steps=40)
+FULL = Scale(length_s=30.0, lines=8, rate_hz=1000.0, clients=3, before_steps=300, after_steps=300)
+
 TMPFS_BYTES = 48 << 20
 PROXY_HOST, BOARD_HOST = "127.0.0.2", "127.0.0.1"
+
+
+def sources(kind: str, scale: Scale, port: Path, node_rate_hz: float, script: Path) -> str:
+    """The ``[[source]]`` for *numbered*, *node* (at ``port``) or *sim* (which obeys the file ``script``)."""
+    match kind:
+        case "node":
+            sensors = "".join(
+                f'[[source.sensors]]\nname = "rail{i}"\naddress = 0x40\ncontroller = {i}\n' for i in range(2)
+            )
+            # A process on a busy machine answers echoes when it is its turn.
+            return (
+                f'[[source]]\nkind = "node"\nport = "{port}"\nrate_hz = {node_rate_hz}\n'
+                f"clock_limit_us = 100000\n{sensors}"
+            )
+        case "sim":
+            return (
+                '[[source]]\nkind = "steered_sim:SteeredSim"\nname = "sim"\nrate_hz = 200\nwaveform = "constant"\n'
+                f'errors = "none"\nscript = "{script}"\n'
+            )
+    return (
+        '[[source]]\nkind = "numbered_source:NumberedSource"\nname = "numbered"\n'
+        f"lines = {scale.lines}\nrate_hz = {scale.rate_hz}\n"
+    )
 
 
 def free_ports(count: int = 3) -> int:

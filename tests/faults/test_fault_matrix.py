@@ -1,4 +1,4 @@
-"""The fault matrix with real processes, see `faults.table`; ``-m soak`` runs what ``make test`` leaves out."""
+"""The fault matrix with real processes, see `faults.rows`; ``-m soak`` runs what ``make test`` leaves out."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,9 +7,7 @@ import pytest
 
 from faults.acts import ACTS
 from faults.cell import run_cell
-from faults.kinds import KINDS, MOMENTS, VICTIMS
-from faults.rows import CELLS
-from faults.table import cells, to_markdown
+from faults.rows import CELLS, KINDS, MOMENTS, VICTIMS, cells, to_markdown
 
 LANES = 3
 """Cells at once: most of what they do is wait."""

@@ -23,7 +23,7 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_core.serde import to_document
-from powerd_core.wire import seal
+from powerd_core.wire import seal as sealed
 
 EPOCH = 7
 _LINES = (
@@ -54,13 +54,6 @@ def message(subject: str, body: object, epoch: int = 0) -> bytes:
     """A message's frame, whatever its body: what JSON should not say (NaN, deep nesting) included."""
     text = json.dumps({"subject": subject, "body": body})
     return sealed(wire.MESSAGE, text.encode("utf-8", "surrogatepass"), epoch=epoch)
-
-
-def sealed(kind: int, payload: bytes, *, stream: int = 0, epoch: int = 0, sequence: int = 0, t_first: int = 0,
-           t_last: int = 0, count: int = 0, layout: int = 0) -> bytes:  # fmt: skip
-    """A frame of these fields with a right checksum."""
-    return seal(kind, payload, stream=stream, epoch=epoch, sequence=sequence, t_first=t_first, t_last=t_last,
-                       count=count, layout=layout)  # fmt: skip
 
 
 def any_frame(picker: Picker) -> bytes:

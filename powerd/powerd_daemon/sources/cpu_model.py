@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Accuracy, Column, CounterConversion, Device, Flag, Line, Provenance, Stream
-from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start
 
 HOST_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 """Step of the host's counters."""
@@ -79,12 +79,10 @@ class CpuModelOptions:
     device: str = field(default="cpu0", metadata={"help": "name of the device"})
 
     def __post_init__(self) -> None:
-        if self.pid < 0:
-            raise ConfigError(f"pid = {self.pid} is no process: give its number, or 0 for the whole host")
-        if not 0.001 <= self.rate_hz <= 10_000:
-            raise ConfigError(f"rate_hz = {self.rate_hz:g} is not between 0.001 and 10000")
-        if self.watts_per_core <= 0 or self.background_w < 0 or self.u_gain < 0:
-            raise ConfigError("watts_per_core must be positive, background_w and u_gain not negative")
+        if min(self.pid, self.background_w, self.u_gain) < 0 or self.watts_per_core <= 0:
+            raise ConfigError("watts_per_core must be positive, and pid, background_w and u_gain not negative")
+        if not LEAST_RATE_HZ <= self.rate_hz <= 10_000:
+            raise ConfigError(f"rate_hz = {self.rate_hz:g} is not between {LEAST_RATE_HZ:g} and 10000")
 
 
 class CpuModelSource(Source):
@@ -124,13 +122,13 @@ class CpuModelSource(Source):
 
     def poll(self) -> None:
         assert self._reader is not None, "open comes first"
-        begin_ns = self.start.clock.now_ns()
-        cpu_ns = 0
-        try:
-            cpu_ns = 0 if self._gone else self._reader()
-        except SensorError:
-            # Its number may soon be another's: once gone, gone for good.
-            self._gone = True
+        begin_ns, cpu_ns = self.start.clock.now_ns(), 0
+        if not self._gone:
+            try:
+                cpu_ns = self._reader()
+            except SensorError:
+                # Its number may soon be another's: once gone, gone for good.
+                self._gone = True
         t_ns = (begin_ns + self.start.clock.now_ns()) // 2
         self.builders[0].append(t_ns, (0,), (Flag.MISSING if self._gone else 0,), ((cpu_ns,),))
 

@@ -24,7 +24,8 @@ _REMEDIES = {
 
 
 class Port(Protocol):
-    """An open serial port or device file. Every method raises `SensorError` when what is behind it is gone."""
+    """An open serial port or device file. Reading and writing raise `SensorError` when it is gone; it may be closed
+    twice."""
 
     name: str
     byte_ns: int
@@ -38,9 +39,7 @@ class Port(Protocol):
 
     def write(self, data: bytes) -> None: ...
 
-    def close(self) -> None:
-        """Let go of it. Harmless when it is closed already."""
-        ...
+    def close(self) -> None: ...
 
 
 OpenPort = Callable[[str, int], Port]
@@ -150,28 +149,18 @@ class LineReader:
         self._byte_ns = byte_ns
         self._held = b""
         self._begun_ns = 0
-        self._overrun = False
-        """The line that is under way is too long; its beginning was given out."""
 
     def feed(self, data: bytes, before_ns: int, now_ns: int) -> list[tuple[int, bytes]]:
-        """Begin and text of each line that is complete by now, without its end (LF, or CR LF)."""
-        lines: list[tuple[int, bytes]] = []
+        """Begin and text of each line that is complete by now, at most `MAX_LINE` of it, without LF or CR LF."""
         # A character's last bit arrives when it can be read: its first bit came one character earlier.
-        first_ns = (before_ns + now_ns) // 2 - len(data) * self._byte_ns
+        begun_ns = (before_ns + now_ns) // 2 - len(data) * self._byte_ns
         if not self._held:
-            self._begun_ns = first_ns
-        held_before = len(self._held)
-        text, at = self._held + data, 0
-        while (end := text.find(b"\n", at)) >= 0:
-            if not self._overrun:
-                lines.append((self._begun_ns, text[at : min(end, at + self.MAX_LINE)].removesuffix(b"\r")))
-            self._overrun = False
-            at = end + 1
-            self._begun_ns = first_ns + (at - held_before) * self._byte_ns
-        self._held = text[at:]
-        if len(self._held) > self.MAX_LINE and not self._overrun:
-            lines.append((self._begun_ns, self._held[: self.MAX_LINE]))
-            self._overrun = True
-        if self._overrun:
-            self._held = b""
+            self._begun_ns = begun_ns
+        lines = []
+        *ends, rest = data.split(b"\n")
+        for end in ends:
+            lines.append((self._begun_ns, (self._held + end)[: self.MAX_LINE].removesuffix(b"\r")))
+            begun_ns += (len(end) + 1) * self._byte_ns
+            self._held, self._begun_ns = b"", begun_ns
+        self._held = (self._held + rest)[: self.MAX_LINE]
         return lines

@@ -84,36 +84,6 @@ def find_zones(root: Path = POWERCAP) -> tuple[Zone, ...]:
     return tuple(zones.values())
 
 
-class ZoneReader:
-    """Microjoules of one zone. Opening raises `SensorError` with the remedy when they are not readable."""
-
-    def __init__(self, zone: Zone) -> None:
-        self.path = zone.directory / "energy_uj"
-        try:
-            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-        except PermissionError as error:
-            raise SensorError(
-                f"{self.path} may be read by root alone: let one group read it, `chgrp powerd {self.path} && "
-                f"chmod g+r {self.path}`; docs/sources.md has the udev rule that keeps it so"
-            ) from error
-        except OSError as error:
-            raise SensorError(f"{self.path} cannot be opened: {error.strerror}") from error
-
-    def __call__(self) -> int | None:
-        """The counter, or None when this read failed. Raises `SensorError` when the counter is gone."""
-        try:
-            return int(os.pread(self._file, 32, 0))
-        except OSError as error:
-            if error.errno in (errno.ENODEV, errno.ENOENT):
-                raise SensorError(f"{self.path} is gone: was the kernel's module unloaded?") from error
-            return None
-        except ValueError:
-            return None
-
-    def close(self) -> None:
-        os.close(self._file)
-
-
 def is_modelled(cpuinfo: Path = CPUINFO) -> bool:
     """Whether this processor's counters follow a model rather than sensed currents: AMD's, and Intel's before 2013."""
     try:
@@ -143,30 +113,55 @@ class Unwrap:
         """How often the counter reached its largest value and went on at 0, which costs nothing."""
         self.unknown = 0
         """How often the energy between two readings could not be told."""
-        self._base = 1023 * SEGMENT
-        self._total = 0
-        self._last_uj: int | None = None
-        self._last_ns = 0
+        self._code = 1023 * SEGMENT
+        self._last: tuple[int, int] | None = None
 
     def __call__(self, raw_uj: int, t_ns: int) -> tuple[int, bool]:
         """The cumulative code, and whether the energy since the reading before is known."""
-        last_uj, elapsed_ns = self._last_uj, t_ns - self._last_ns
-        self._last_uj, self._last_ns = raw_uj, t_ns
-        if last_uj is None:
-            return self._base, True
+        last_uj, last_ns = self._last or (raw_uj, t_ns)
+        self._last = raw_uj, t_ns
         # Counters move in lumps of a millisecond or so: a little more than the time allows is no fall.
-        most_uj = self.most_w * (elapsed_ns + 5_000_000) * 1e-3
+        most_uj = self.most_w * (t_ns - last_ns + 5_000_000) * 1e-3
         step_uj = (raw_uj - last_uj) % self.range_uj
-        if most_uj >= self.range_uj or step_uj > most_uj:
-            self.unknown += 1
-            if not self._base:
-                raise SensorError(f"an energy counter jumped {self.unknown} times by more than most_w explains")
-            self._base -= SEGMENT
-            self._total = 0
-            return self._base, False
-        self.began_again += raw_uj < last_uj
-        self._total += step_uj
-        return self._base + self._total, True
+        if most_uj < self.range_uj and step_uj <= most_uj:
+            self.began_again += raw_uj < last_uj
+            self._code += step_uj
+            return self._code, True
+        self.unknown += 1
+        if self._code < SEGMENT:
+            raise SensorError(f"an energy counter jumped {self.unknown} times by more than most_w explains")
+        self._code = (self._code // SEGMENT - 1) * SEGMENT
+        return self._code, False
+
+
+class _Counter:
+    """The open counter of one zone. Opening raises `SensorError` with the remedy when it is not readable."""
+
+    def __init__(self, zone: Zone, most_w: float) -> None:
+        self.path = zone.directory / "energy_uj"
+        self.unwrap = Unwrap(zone.range_uj, most_w)
+        self.failed = 0
+        """Reads that failed."""
+        try:
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise SensorError(
+                f"{self.path} cannot be opened ({error.strerror}): let one group read it, `chgrp powerd {self.path} && "
+                f"chmod g+r {self.path}`; docs/sources.md has the udev rule that keeps it so"
+            ) from error
+
+    def read(self) -> int | None:
+        """Microjoules, or None when this read failed. Raises `SensorError` when the counter is gone."""
+        try:
+            return int(os.pread(self._file, 32, 0))
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.ENODEV, errno.ENOENT):
+                raise SensorError(f"{self.path} is gone: was the kernel's module unloaded?") from error
+            self.failed += 1
+            return None
+
+    def close(self) -> None:
+        os.close(self._file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +205,16 @@ class RaplSource(Source):
     def __init__(self, options: RaplOptions, start: Start, cpuinfo: Path = CPUINFO) -> None:
         super().__init__(options, start)
         self._cpuinfo = cpuinfo
-        self._readers: list[ZoneReader] = []
-        self._unwraps: list[Unwrap] = []
-        self._failed: list[int] = []
+        self._counters: dict[str, _Counter] = {}
+        """By line."""
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         o = self.options
         zones = find_zones(o.root)
         for zone in zones:
-            self._readers.append(ZoneReader(zone))
-        self._unwraps = [Unwrap(zone.range_uj, o.most_w) for zone in zones]
-        self._failed = [0] * len(zones)
-        if failed := [r.path for r in self._readers if r() is None]:
-            raise SensorError(f"{failed[0]} does not give a number: does the kernel support this processor?")
+            counter = self._counters[self._name(zone)] = _Counter(zone, o.most_w)
+            if counter.read() is None:
+                raise SensorError(f"{counter.path} does not give a number: does the kernel support this processor?")
         provenance = Provenance.MODELLED if is_modelled(self._cpuinfo) else Provenance.MEASURED
         detail = {
             "zones": {self._name(z): z.directory.name for z in zones},
@@ -237,36 +229,27 @@ class RaplSource(Source):
         now_ns = self.start.clock.now_ns
         begin_ns = before_ns = now_ns()
         times, flags, codes = [], [], []
-        for i, (reader, unwrap) in enumerate(zip(self._readers, self._unwraps, strict=True)):
-            raw_uj = reader()
+        for counter in self._counters.values():
+            raw_uj = counter.read()
             after_ns = now_ns()
-            t_ns = (before_ns + after_ns) // 2
-            before_ns = after_ns
-            code, flag = 0, int(Flag.IO_ERROR)
-            if raw_uj is None:
-                self._failed[i] += 1
-            else:
-                code, is_known = unwrap(raw_uj, t_ns)
-                flag = 0 if is_known else int(Flag.RESET)
+            t_ns, before_ns = (before_ns + after_ns) // 2, after_ns
+            code, is_known = (0, False) if raw_uj is None else counter.unwrap(raw_uj, t_ns)
             times.append(t_ns - begin_ns)
-            flags.append(flag)
+            flags.append(0 if is_known else Flag.IO_ERROR if raw_uj is None else Flag.RESET)
             codes.append(code)
         self.builders[0].append(begin_ns, times, flags, (codes,))
 
     def health(self) -> dict[str, object]:
-        if not self.builders:
-            return {}
-        names = [line.name for line in self.builders[0].stream.lines]
         return {
-            "failed_reads": dict(zip(names, self._failed, strict=True)),
-            "began_again": {n: u.began_again for n, u in zip(names, self._unwraps, strict=True)},
-            "unknown_steps": {n: u.unknown for n, u in zip(names, self._unwraps, strict=True)},
+            "failed_reads": {name: c.failed for name, c in self._counters.items()},
+            "began_again": {name: c.unwrap.began_again for name, c in self._counters.items()},
+            "unknown_steps": {name: c.unwrap.unknown for name, c in self._counters.items()},
         }
 
     def close(self) -> None:
-        for reader in self._readers:
-            reader.close()
-        self._readers.clear()
+        for counter in self._counters.values():
+            counter.close()
+        self._counters = {}
 
     def _device(self, zone: Zone) -> str:
         return self.options.platform if zone.kind == "psys" else self.options.device
@@ -293,11 +276,10 @@ class RaplSource(Source):
     def _devices(self, zones: tuple[Zone, ...]) -> tuple[Device, ...]:
         o = self.options
         inner = [z for z in zones if z.kind != "psys"]
-        feeds = tuple(self._name(z) for z in inner if z.kind in ("package", "dram"))
-        devices = []
+        # Without a package zone whatever there is stands in, but only one: parts may contain each other.
+        feeding = [z for z in inner if z.kind in ("package", "dram")] or inner[:1]
+        devices = [Device(o.platform, (self._name(z),), "the platform, by RAPL") for z in zones if z.kind == "psys"]
         if inner:
-            # Without a package zone whatever there is stands in, but only one: parts may contain each other.
-            known = feeds or (self._name(inner[0]),)
-            devices.append(Device(o.device, known, "processors and their memory, by RAPL"))
-        devices += [Device(o.platform, (self._name(z),), "the platform, by RAPL") for z in zones if z.kind == "psys"]
+            feeds = tuple(map(self._name, feeding))
+            devices.insert(0, Device(o.device, feeds, "processors and their memory, by RAPL"))
         return tuple(devices)

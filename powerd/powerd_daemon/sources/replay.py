@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -31,59 +30,6 @@ def read_events(path: Path) -> Iterator[Event]:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
-    """What a journal holds. A board that was restarted in between has the same streams under another epoch."""
-
-    streams: tuple[Stream, ...]
-    """As recorded, each once."""
-    devices: tuple[Device, ...]
-    index: dict[tuple[int, int], int]
-    """Position in ``streams`` for each epoch and stream number."""
-    shifts_ns: dict[int, int]
-    """What to add to a board time of each epoch to come to the journal's common time line."""
-    begin_ns: int
-    end_ns: int
-    """First and last reading on that time line."""
-
-
-def survey(path: Path) -> Contents:
-    """Read a journal through once. Raises `SensorError` when it describes nothing or holds no block."""
-    descriptions: dict[int, Description] = {}
-    exchanges: dict[int, ClockExchange] = {}
-    spans_ns: dict[int, tuple[int, int]] = {}
-    for event in read_events(path):
-        if isinstance(event, Message) and event.subject == "description":
-            try:
-                description = read_description(dict(event.body))
-            except WireError as error:
-                raise SensorError(f"journal {path} has a description that cannot be used: {error}") from error
-            descriptions.setdefault(description.epoch, description)
-        elif isinstance(event, ClockExchange):
-            best = exchanges.setdefault(event.epoch, event)
-            exchanges[event.epoch] = min(best, event, key=lambda e: e.delay_ns)
-        elif isinstance(event, Block):
-            first_ns, last_ns = spans_ns.get(event.epoch, (event.t_first_ns, event.t_last_ns))
-            spans_ns[event.epoch] = min(first_ns, event.t_first_ns), max(last_ns, event.t_last_ns)
-    known = [e for e in spans_ns if e in descriptions]
-    if not known:
-        raise SensorError(f"journal {path} holds no description with blocks to it: there is nothing to replay")
-    shifts_ns = {e: round(exchanges[e].offset_ns) if e in exchanges else 0 for e in known}
-    streams: dict[tuple[object, ...], Stream] = {}
-    devices: dict[str, Device] = {}
-    index: dict[tuple[int, int], int] = {}
-    for epoch in known:
-        for stream in descriptions[epoch].streams:
-            alike = (stream.layout, *(line.name for line in stream.lines))
-            streams.setdefault(alike, stream)
-            index[epoch, stream.number] = list(streams).index(alike)
-        for device in descriptions[epoch].devices:
-            devices.setdefault(device.name, device)
-    begin_ns = min(spans_ns[e][0] + shifts_ns[e] for e in known)
-    end_ns = max(spans_ns[e][1] + shifts_ns[e] for e in known)
-    return Contents(tuple(streams.values()), tuple(devices.values()), index, shifts_ns, begin_ns, end_ns)
-
-
-@dataclass(frozen=True, slots=True)
 class ReplayOptions:
     """At another speed than 1 the times are compressed and the powers stay, so joules shrink or grow with it."""
 
@@ -92,10 +38,8 @@ class ReplayOptions:
     loop: bool = field(default=False, metadata={"help": "begin again at the end"})
 
     def __post_init__(self) -> None:
-        if not self.path:
-            raise ConfigError("the source 'replay' needs path = ... : a journal file or a journal's directory")
-        if not 0.001 <= self.speed <= 1000:
-            raise ConfigError(f"speed = {self.speed:g} is not between 0.001 and 1000")
+        if not self.path or not 0.001 <= self.speed <= 1000:
+            raise ConfigError("the source 'replay' needs path = ... (a journal) and a speed from 0.001 to 1000")
 
 
 class ReplaySource(Source):
@@ -111,8 +55,11 @@ class ReplaySource(Source):
         super().__init__(options, start)
         path = Path(options.path)
         self._path = path / "journal.bin" if path.is_dir() else path
-        self._streams: tuple[Stream, ...] = ()
-        self._sequences: dict[int, int] = {}
+        self._streams: dict[tuple[int, int], Stream] = {}
+        """As given out, by epoch and number in the journal: a board that was restarted has the same streams again."""
+        self._shifts_ns: dict[int, int] = {}
+        """What to add to a board time of each epoch to count from the first reading on the journal's time line."""
+        self._length_ns = 0
         self._events: Iterator[Block | Gap] = iter(())
         self._next: Block | Gap | None = None
         self._out: list[Block | Gap] = []
@@ -124,25 +71,58 @@ class ReplaySource(Source):
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
         if not self._path.is_file():
             raise ConfigError(f"no journal at {self._path}: give the path of a journal file or of its directory")
-        contents = survey(self._path)
-        o, first = self.options, self.start.first_stream
-        self._streams = tuple(
-            replace(
-                stream,
-                number=first + i,
-                source=self.start.name,
-                period_ns=max(1, round(stream.period_ns / o.speed)),
-                detail={
-                    "replayed": {"path": str(self._path), "source": stream.source, "speed": o.speed, "loop": o.loop},
-                    "recorded": dict(stream.detail),
-                },
-            )
-            for i, stream in enumerate(contents.streams)
-        )
-        self._sequences = {s.number: self.start.next_sequence.get(s.number, 0) for s in self._streams}
-        self._events = self._replayed(contents, self.start.clock.now_ns())
+        descriptions = self._survey()
+        streams: dict[tuple[object, ...], Stream] = {}
+        devices: dict[str, Device] = {}
+        for description in descriptions:
+            for stream in description.streams:
+                alike = (stream.layout, *(line.name for line in stream.lines))
+                if alike not in streams:
+                    streams[alike] = self._renamed(stream, self.start.first_stream + len(streams))
+                self._streams[description.epoch, stream.number] = streams[alike]
+            devices = {device.name: device for device in description.devices} | devices
+        self._events = self._replayed(self.start.clock.now_ns())
         self._advance()
-        return self._streams, contents.devices
+        return tuple(streams.values()), tuple(devices.values())
+
+    def _renamed(self, stream: Stream, number: int) -> Stream:
+        o = self.options
+        origin = {"path": str(self._path), "source": stream.source, "speed": o.speed, "loop": o.loop}
+        return replace(
+            stream,
+            number=number,
+            source=self.start.name,
+            period_ns=max(1, round(stream.period_ns / o.speed)),
+            detail={"replayed": origin, "recorded": dict(stream.detail)},
+        )
+
+    def _survey(self) -> list[Description]:
+        """Read the journal through once; the descriptions of its blocks. Raises `SensorError` when there are none."""
+        descriptions: dict[int, Description] = {}
+        exchanges: dict[int, ClockExchange] = {}
+        spans_ns: dict[int, tuple[int, int]] = {}
+        for event in read_events(self._path):
+            if isinstance(event, Message) and event.subject == "description":
+                try:
+                    description = read_description(dict(event.body))
+                except WireError as error:
+                    raise SensorError(f"journal {self._path} has an unusable description: {error}") from error
+                descriptions.setdefault(description.epoch, description)
+            elif isinstance(event, ClockExchange):
+                best = exchanges.setdefault(event.epoch, event)
+                exchanges[event.epoch] = min(best, event, key=lambda e: e.delay_ns)
+            elif isinstance(event, Block):
+                first_ns, last_ns = spans_ns.get(event.epoch, (event.t_first_ns, event.t_last_ns))
+                spans_ns[event.epoch] = min(first_ns, event.t_first_ns), max(last_ns, event.t_last_ns)
+        offsets_ns = {e: round(exchanges[e].offset_ns) if e in exchanges else 0 for e in spans_ns if e in descriptions}
+        if not offsets_ns:
+            raise SensorError(
+                f"journal {self._path} holds no description with blocks to it: there is nothing to replay"
+            )
+        begin_ns = min(spans_ns[e][0] + offset_ns for e, offset_ns in offsets_ns.items())
+        self._length_ns = max(spans_ns[e][1] + offset_ns for e, offset_ns in offsets_ns.items()) - begin_ns
+        self._shifts_ns = {e: offset_ns - begin_ns for e, offset_ns in offsets_ns.items()}
+        return [descriptions[e] for e in offsets_ns]
 
     def poll(self) -> None:
         now_ns = self.start.clock.now_ns()
@@ -160,28 +140,28 @@ class ReplaySource(Source):
         except (OverflowError, ValueError) as error:
             raise SensorError(f"journal {self._path} has readings that cannot be replayed: {error}") from error
 
-    def _replayed(self, contents: Contents, start_ns: int) -> Iterator[Block | Gap]:
+    def _replayed(self, start_ns: int) -> Iterator[Block | Gap]:
         """Each block and gap at its new time and number; the first round of the journal begins at ``start_ns``."""
         speed = self.options.speed
-        longest_ns = max(s.period_ns for s in contents.streams)
+        longest_ns = max(s.period_ns for s in self._streams.values())
         # No shorter than the distance of polls: a journal of a moment, at a great speed, would never let a poll end.
-        round_ns = max(self.period_ns, round((contents.end_ns - contents.begin_ns + longest_ns) / speed))
+        round_ns = max(self.period_ns, round(self._length_ns / speed) + longest_ns)
+        sequences = {s.number: self.start.next_sequence.get(s.number, 0) for s in self._streams.values()}
         while True:
             for event in read_events(self._path):
-                if not isinstance(event, Block | Gap) or (event.epoch, event.stream) not in contents.index:
+                if not isinstance(event, Block | Gap) or (event.epoch, event.stream) not in self._streams:
                     continue
-                stream = self._streams[contents.index[event.epoch, event.stream]]
-                shift_ns = contents.shifts_ns[event.epoch] - contents.begin_ns
+                stream, shift_ns = self._streams[event.epoch, event.stream], self._shifts_ns[event.epoch]
                 begin_ns = 0 if event.t_first_ns == UNKNOWN_TIME_NS else event.t_first_ns + shift_ns
                 moved = replace(
                     event,
                     stream=stream.number,
                     epoch=self.start.epoch,
-                    sequence=self._sequences[stream.number],
+                    sequence=sequences[stream.number],
                     t_first_ns=start_ns + round(begin_ns / speed),
                     t_last_ns=start_ns + round(max(begin_ns, event.t_last_ns + shift_ns) / speed),
                 )
-                self._sequences[stream.number] += 1
+                sequences[stream.number] += 1
                 if isinstance(moved, Gap):
                     yield replace(moved, span=1)
                     continue
@@ -196,22 +176,8 @@ class ReplaySource(Source):
 def _retime(block: Block, lines: int, shift_ns: int, start_ns: int, speed: float) -> bytes:
     """The payload with each time ``t`` turned into ``start_ns + (t + shift_ns) / speed``."""
     t_end, dt_end = 8 * block.count, (8 + 4 * lines) * block.count
-    t_ns = _numbers("q", block.payload[:t_end])
-    moved = array("q", [start_ns + round((t + shift_ns) / speed) for t in t_ns])
-    dt_bytes = block.payload[t_end:dt_end]
+    t_ns = array("q", [start_ns + round((t + shift_ns) / speed) for t in array("q", block.payload[:t_end])])
+    dt_ns = array("i", block.payload[t_end:dt_end])
     if speed != 1.0:
-        dt_bytes = _bytes(array("i", [round(dt / speed) for dt in _numbers("i", dt_bytes)]))
-    return _bytes(moved) + dt_bytes + block.payload[dt_end:]
-
-
-def _numbers(typecode: str, data: bytes) -> array[int]:
-    values = array(typecode, data)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
-def _bytes(values: array[int]) -> bytes:
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values.tobytes()
+        dt_ns = array("i", [round(dt / speed) for dt in dt_ns])
+    return t_ns.tobytes() + dt_ns.tobytes() + block.payload[dt_end:]

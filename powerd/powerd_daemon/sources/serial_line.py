@@ -37,6 +37,8 @@ _UNITS = {
     "amps": {"uA": "1e-6", "mA": "1e-3", "A": "1"},
 }
 _DEFAULTS = {"power": "W", "energy": "J", "volts": "V", "amps": "A"}
+_GROUPS = ({"power"}, {"energy"}, {"power", "energy"}, {"volts", "amps"}, {"volts", "amps", "energy"})
+"""What a pattern may read: never the power in two ways."""
 _LIMIT = 1 << 62
 LATENCY_NS = 16_000_000
 """What a USB serial adapter may hold bytes back."""
@@ -57,26 +59,21 @@ class LineFormat:
         except re.error as error:
             raise ConfigError(f"pattern is no regular expression: {error}") from error
         groups = self._pattern.groupindex.keys()
-        known = {*_UNITS, *(f"{name}_unit" for name in _UNITS)}
-        if unknown := sorted(groups - known):
-            raise ConfigError(
-                f"pattern has a group {unknown[0]!r}: groups are {', '.join(_UNITS)}, each also with _unit"
-            )
-        if ("volts" in groups) != ("amps" in groups):
-            raise ConfigError("pattern needs both groups, volts and amps, or neither")
-        if "volts" in groups and "power" in groups:
-            raise ConfigError("pattern has both power and volts with amps: leave out one, or the power is told twice")
-        if not groups & {"power", "energy", "volts"}:
-            raise ConfigError("pattern has no group: name what to read, such as (?P<power>[0-9.]+)")
+        if unknown := sorted(groups - {*_UNITS, *(f"{name}_unit" for name in _UNITS)}):
+            known = ", ".join(_UNITS)
+            raise ConfigError(f"pattern has a group {unknown[0]!r}: groups are {known}, each also with _unit")
+        numbers = set(groups & _UNITS.keys())
+        if numbers not in _GROUPS:
+            raise ConfigError("pattern has no group power, energy, or both groups volts and amps (then without power)")
         self._scales: dict[str, Decimal] = {}
         for name, unit in {**_DEFAULTS, **units}.items():
-            if name not in _UNITS or (name in units and name not in groups):
+            if name in units and name not in groups:
                 raise ConfigError(f"units: the pattern has no group {name!r}")
             if unit not in _UNITS[name]:
                 raise ConfigError(f"units: {unit!r} is no unit of {name}: choose from {', '.join(_UNITS[name])}")
             self._scales[name] = Decimal(_UNITS[name][unit])
         self._decimal = decimal
-        self.quantities = [q for q, group in (("power", {"power", "volts"}), ("energy", {"energy"})) if groups & group]
+        self.quantities = [q for q, group in (("power", {"power", "volts"}), ("energy", {"energy"})) if numbers & group]
         """What a line may say: ``power``, ``energy`` or both."""
 
     def read(self, text: str) -> dict[str, int]:
@@ -240,9 +237,8 @@ class SerialLineSource(Source):
             self.garbled += 1
             for output in self._outputs.values():
                 output.append(end_ns - self._window_ns // 2, 0, Flag.IO_ERROR)
-            return
         # A look that came late does not know when its lines did: their values are true, their times are not.
-        self.late += is_late
+        self.late += is_late and bool(codes)
         for quantity, code in codes.items():
             self._heard_ns[quantity] = now_ns
             # A counter's value is that of the moment, not of a stretch before it.

@@ -36,9 +36,6 @@ class FakeClock:
     def sleep_until(self, t_ns: int) -> None:
         self.t_ns = max(self.t_ns, t_ns)
 
-    def spin_until(self, t_ns: int) -> None:
-        self.sleep_until(t_ns)
-
 
 def block(stream: Stream, sequence: int, epoch: int = 7, scans: int = 3) -> Block:
     """A block of scans 1 ms apart; block n begins at n seconds."""

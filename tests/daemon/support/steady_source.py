@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from powerd_core.errors import ConfigError, SensorError
-from powerd_core.model import Block, BlockBuilder, Column, Device, Gap, Line, Provenance, ScaledConversion, Stream
+from powerd_core.model import BlockBuilder, Column, Device, Line, Provenance, ScaledConversion, Stream
 from powerd_daemon.sources.base import Source, Start
 
 
@@ -42,10 +41,6 @@ class SteadySource(Source):
         if options.unfit:
             raise ConfigError("these options do not fit together")
 
-    @property
-    def period_ns(self) -> int:
-        return int(1e9 / self.options.rate_hz)
-
     def _script(self) -> str:
         path = self.options.script
         return path.read_text() if path is not None and path.exists() else ""
@@ -58,8 +53,7 @@ class SteadySource(Source):
         stream = steady_stream(self.start.first_stream, self.start.name, lines)
         if "huge" in script:
             stream = replace(stream, period_ns=10**21)
-        first = self.start.next_sequence.get(stream.number, 0)
-        self._builder = BlockBuilder(stream, self.start.epoch, first)
+        self.builders = [BlockBuilder(stream, self.start.epoch, self.start.next_sequence.get(stream.number, 0))]
         self._count = 0
         return (stream,), (Device("dev", lines),)
 
@@ -72,63 +66,8 @@ class SteadySource(Source):
                 raise KeyError("a driver's own fault")
         n = len(self.options.lines)
         self._count = (self._count + 1) & 0xFFFF
-        self._builder.append(self.start.clock.now_ns(), [0] * n, [0] * n, [[self._count] * n])
-
-    def take(self) -> list[Block | Gap]:
-        block = self._builder.take()
-        return [] if block is None else [block]
+        self.builders[0].append(self.start.clock.now_ns(), [0] * n, [0] * n, [[self._count] * n])
 
     def close(self) -> None:
         if self.options.script is not None:
             self.options.script.with_suffix(".closed").touch()
-
-
-@dataclass(frozen=True)
-class ReadyOptions:
-    """Options of the source of ready-made blocks."""
-
-    lines: int = 8
-    scan_hz: float = 20_000.0
-
-
-class ReadySource(Source):
-    """Ready-made blocks of many scans: what a benchmark needs to load everything behind the sensor."""
-
-    Options = ReadyOptions
-    options: ReadyOptions
-
-    @property
-    def period_ns(self) -> int:
-        return 10_000_000
-
-    def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
-        names = tuple(f"l{i}" for i in range(self.options.lines))
-        self._stream = steady_stream(self.start.first_stream, self.start.name, names)
-        self._sequence = self.start.next_sequence.get(self._stream.number, 0)
-        self._count = int(self.options.scan_hz * self.period_ns / 1e9)
-        self._rest = bytes(self._count * (self._stream.scan_bytes - 8))
-        self._step_ns = int(1e9 / self.options.scan_hz)
-        self._ready: list[Block | Gap] = []
-        return (self._stream,), (Device("dev", names),)
-
-    def poll(self) -> None:
-        now_ns = self.start.clock.now_ns()
-        begin_ns = now_ns - self._count * self._step_ns
-        times = array("q", range(begin_ns, begin_ns + self._count * self._step_ns, self._step_ns)).tobytes()
-        self._ready.append(
-            Block(
-                self._stream.number,
-                self.start.epoch,
-                self._sequence,
-                begin_ns,
-                now_ns,
-                self._count,
-                self._stream.layout,
-                times + self._rest,
-            )
-        )
-        self._sequence += 1
-
-    def take(self) -> list[Block | Gap]:
-        ready, self._ready = self._ready, []
-        return ready
