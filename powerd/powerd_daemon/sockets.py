@@ -16,8 +16,6 @@ import zmq
 from powerd_core.errors import ConfigError
 from powerd_core.keys import KeyPair
 
-HEARTBEAT_MS = 200
-HEARTBEAT_TIMEOUT_MS = 600
 SEND_HWM = 64
 """Frames that wait for one client in the server before it counts as slow; the kernel's buffers come on top."""
 MAX_REQUEST_BYTES = 64 << 10
@@ -81,10 +79,15 @@ def bind_router(
     """A ROUTER at ``endpoint``. Raises `ConfigError` naming the endpoint and the remedy."""
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, int(mandatory))
-    router.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    router.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     router.set(zmq.SNDHWM, SEND_HWM)
     router.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+    # libzmq aborts the process when it has seen a connection's reset while messages of it waited for room, and then
+    # writes to it: a heartbeat of its own, or the answer to one that was among these messages. So there are no
+    # heartbeats from here, and always room; `FloodGate` bounds what waits. Who is gone without a word, the kernel finds.
+    router.set(zmq.RCVHWM, 0)
+    for option, value in ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5)):
+        router.set(option, value)
+    router.set(zmq.TCP_KEEPALIVE_CNT, 4)
     router.set(zmq.LINGER, 0)
     router.set(zmq.IPV6, int("[" in endpoint))
     router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
