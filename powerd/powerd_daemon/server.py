@@ -22,7 +22,7 @@ from powerd_core.wire import Event, Message, Want, decode, encode
 from powerd_daemon.auth import MayRead, address_of, sender
 from powerd_daemon.clock import Clock
 from powerd_daemon.ring import Store
-from powerd_daemon.sockets import FloodGate, Sockets
+from powerd_daemon.sockets import Door, FloodGate, Sockets
 
 SLICE_REQUESTS = 100
 SLICE_BYTES = 1 << 20
@@ -163,6 +163,7 @@ class Server:
     ) -> None:
         self.delivery = Delivery(sockets.data, store, clock)
         self.flood = FloodGate()
+        self._doors = {name: Door(getattr(sockets, name)) for name in ("control", "data", "clock")}
         self.garbage = {"control": 0, "data": 0, "clock": 0}
         """What came in on each socket and was no request."""
         self.denied = 0
@@ -196,10 +197,15 @@ class Server:
         self, name: str, router: zmq.Socket[bytes], handle: Callable[[Event, zmq.Frame, int], bytes | None]
     ) -> None:
         """Take the requests that wait on one socket, and send the answers that ``handle`` gives."""
-        for _ in range(SLICE_REQUESTS):
+        door = self._doors[name]
+        if not door.is_open:
+            door.clear()
+            return
+        for count in range(SLICE_REQUESTS):
             try:
                 first, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                door.served(count, is_drained=True)
                 return
             received_ns = self._clock.now_ns()
             self.flood.arrived(first, parts)
@@ -222,6 +228,7 @@ class Server:
                     self.delivery.drop(first)
             if answer is not None:
                 self._reply(router, first.bytes, answer)
+        door.served(SLICE_REQUESTS, is_drained=False)
 
     def _exchange_clock(self, event: Event, _: zmq.Frame, t2_ns: int) -> bytes:
         if not isinstance(event, ClockExchange):

@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from contextlib import suppress
 
 from fuzzing.picker import Picker
@@ -51,8 +52,17 @@ def reset(connection: socket.socket) -> None:
 class RawPeer:
     """A connection to ``port`` on this machine that says what it is told to, right or wrong."""
 
-    def __init__(self, port: int) -> None:
-        self.connection = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+    def __init__(self, port: int, patience_s: float = 0.0) -> None:
+        """Raises `ConnectionRefusedError` when powerd lets nobody in for ``patience_s``."""
+        end = time.monotonic() + patience_s
+        while True:
+            try:
+                self.connection = socket.create_connection(("127.0.0.1", port), PATIENCE_S)
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
         self.connection.settimeout(PATIENCE_S)
 
     def greet(self, handshake: bytes) -> None:
@@ -72,7 +82,10 @@ class RawPeer:
 
 def harass(port: int, picker: Picker) -> socket.socket | None:
     """One hostile connection; what is returned is still open, and silent."""
-    peer = RawPeer(port)
+    try:
+        peer = RawPeer(port)
+    except ConnectionRefusedError:  # what others have flooded it with is being worked off
+        return None
     opening = picker.below(8)
     if opening == 0:
         peer.say(picker.take(picker.below(80)))
@@ -98,7 +111,7 @@ def harass(port: int, picker: Picker) -> socket.socket | None:
 
 def _flood(picker: Picker) -> bytes:
     """Up to some hundred kilobytes: whole messages, parts without end, heartbeats among them, or what is no frame."""
-    count = 1 + picker.below(20_000) if picker.flip() else 20_000
+    count = 1 + picker.below(20_000) if picker.rarely() else 1 + picker.below(3000)
     how = picker.below(8)
     if how == 0:
         return frame(b"", MORE) * count
@@ -138,7 +151,7 @@ class Resetter:
         with suppress(OSError):
             while True:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self._target), PATIENCE_S)
+                far = RawPeer(self._target, patience_s=60).connection
                 with suppress(OSError), near, far:
                     self._carry(near, far)
 
@@ -150,7 +163,9 @@ class Resetter:
             if not readable:
                 return
             if far in readable:
-                near.sendall(far.recv(1 << 16))
+                if not (answer := far.recv(1 << 16)):
+                    return
+                near.sendall(answer)
             if near in readable:
                 if not (data := near.recv(1 << 16)):
                     return

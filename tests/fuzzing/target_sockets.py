@@ -94,8 +94,11 @@ class Reader:
         self._socket.send(encode(Want(0, 0, self.next, 10_000, reset=reset)))
 
     def read(self, patience_s: float = PATIENCE_S) -> None:
-        """Take what comes, at least one frame, and ask on."""
-        assert self._socket.poll(round(patience_s * 1000)), f"nothing came for {self.next}"
+        """Take what comes, at least one frame, and ask on; as `BoardLink`, ask again when nothing comes."""
+        end = time.monotonic() + patience_s
+        while not self._socket.poll(200):
+            assert time.monotonic() < end, f"nothing came for {self.next}"
+            self._ask(reset=True)
         while self._socket.poll(0):
             event = decode(self._socket.recv())
             assert isinstance(event, Block), event
@@ -123,8 +126,8 @@ class Siege:
                 self.silent.append(silent)
             if len(self.silent) > OPEN_PEERS:
                 self.silent.popleft().close()
-        self.reader.read()
         assert self.powerd.is_alive(), self.powerd.log.read_text()[-2000:]
+        self.reader.read()
 
     def close(self) -> None:
         while self.silent:
