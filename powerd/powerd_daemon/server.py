@@ -23,7 +23,7 @@ from powerd_core.wire import Message, Want, decode, encode
 from powerd_daemon.auth import MayRead, address_of, sender
 from powerd_daemon.clock import Clock
 from powerd_daemon.ring import Store
-from powerd_daemon.sockets import FloodGate, Sockets
+from powerd_daemon.sockets import Door, FloodGate, Sockets
 
 SLICE_REQUESTS = 100
 SLICE_BYTES = 1 << 20
@@ -161,6 +161,7 @@ class Server:
     ) -> None:
         self.delivery = Delivery(sockets.data, store, clock)
         self.flood = FloodGate()
+        self._doors = {name: Door(getattr(sockets, name)) for name in ("control", "data", "clock")}
         self.garbage = {"control": 0, "data": 0, "clock": 0}
         """What came in on each socket and was no request."""
         self.denied = 0
@@ -199,10 +200,15 @@ class Server:
     ) -> None:
         """Take the requests that wait on one socket, and send what ``handle`` gives: an answer's frame, the words of a
         refusal, or nothing."""
-        for _ in range(SLICE_REQUESTS):
+        door = self._doors[name]
+        if not door.is_open:
+            door.clear()
+            return
+        for count in range(SLICE_REQUESTS):
             try:
                 first, *parts = router.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
+                door.served(count, is_drained=True)
                 return
             received_ns = self._clock.now_ns()
             self.flood.arrived(first, parts)
@@ -233,6 +239,7 @@ class Server:
                     # Whoever asked is gone, or does not read.
                     if error.errno not in (errno.EAGAIN, errno.EHOSTUNREACH):
                         raise
+        door.served(SLICE_REQUESTS, is_drained=False)
 
     def _exchange_clock(self, exchange: ClockExchange, _: zmq.Frame, t2_ns: int) -> bytes:
         return encode(replace(exchange, epoch=self._store.epoch, t2_board_ns=t2_ns, t3_board_ns=self._clock.now_ns()))

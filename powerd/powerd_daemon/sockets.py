@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import socket
@@ -16,20 +17,22 @@ import zmq
 from powerd_core.errors import ConfigError
 from powerd_core.keys import KeyPair
 
-HEARTBEAT_MS = 200
-HEARTBEAT_TIMEOUT_MS = 600
 SEND_HWM = 64
 """Frames that wait for one client in the server before it counts as slow; the kernel's buffers come on top."""
-MAX_REQUEST_BYTES = 64 << 10
-"""libzmq hangs up on who sends more: the longest request is a configuration."""
+MAX_REQUEST_BYTES = 4 << 10
+"""libzmq hangs up on who sends more: the longest request of ours has some hundred bytes."""
 HANDSHAKE_MS = 10_000
 """libzmq hangs up on who has not finished a handshake by then."""
 ZAP_DOMAIN = b"powerd"
-EVERY_NS = 50_000_000
-ALLOWED_BYTES = 256 << 10
+EVERY_NS = 20_000_000
+ALLOWED_BYTES = 16 << 10
 """Beyond its messages for one connection: four of the longest requests."""
-ALLOWED_TOTAL_BYTES = 16 << 20
-"""… for all of them together."""
+ALLOWED_TOTAL_BYTES = 512 << 10
+"""… for all of them together. An empty message has two bytes on the wire and costs a hundred in memory."""
+BACKLOG = 1000
+"""Requests that wait at one socket: honest clients, each with a few on the way, never get so far."""
+THROWN_AWAY = 5000
+"""Parts of messages that are thrown away in one round: a few milliseconds."""
 LEAK_BYTES_PER_S = 4096
 """Heartbeats and handshakes come beside messages, some 1 KB a second."""
 MESSAGE_BYTES = 256
@@ -79,10 +82,16 @@ def bind_router(
     """A ROUTER at ``endpoint``. Raises `ConfigError` naming the endpoint and the remedy."""
     router = context.socket(zmq.ROUTER)
     router.set(zmq.ROUTER_MANDATORY, int(mandatory))
-    router.set(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    router.set(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     router.set(zmq.SNDHWM, SEND_HWM)
     router.set(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+    # libzmq aborts the process when it has seen a connection's reset while messages of it waited for room, and then
+    # writes to it: a heartbeat of its own, or the answer to one that was among these messages. So there are no
+    # heartbeats from here, and always room; `FloodGate` and `Door` bound what waits. Who is gone without a word, the
+    # kernel finds.
+    router.set(zmq.RCVHWM, 0)
+    for option, value in ((zmq.TCP_KEEPALIVE, 1), (zmq.TCP_KEEPALIVE_IDLE, 10), (zmq.TCP_KEEPALIVE_INTVL, 5)):
+        router.set(option, value)
+    router.set(zmq.TCP_KEEPALIVE_CNT, 4)
     router.set(zmq.LINGER, 0)
     router.set(zmq.IPV6, int("[" in endpoint))
     router.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
@@ -214,6 +223,42 @@ class FloodGate:
                 borrowed.shutdown(socket.SHUT_RDWR)
             finally:
                 borrowed.detach()
+
+
+class Door:
+    """Ends all connections of a TCP socket when more requests wait there than honest clients ever send.
+
+    `FloodGate` sees a connection only when it looks; thousands of short ones could leave their messages in between,
+    and an empty one, of two bytes on the wire, takes a hundred in memory. What waits is then thrown away, and clients
+    connect anew: they ask again for what they did not get, so it costs them time and nothing else.
+    """
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self.is_open = True
+        self._router = router
+        self._endpoint = bound_endpoint(router)
+        self._backlog = 0
+
+    def served(self, count: int, *, is_drained: bool) -> None:
+        """So many requests were taken just now, and whether none is left."""
+        self._backlog = 0 if is_drained else self._backlog + count
+        if self._backlog >= BACKLOG and self._endpoint.startswith("tcp://"):
+            _log.warning(f"{self._endpoint} is flooded with requests: all its clients have to connect anew")
+            self._router.unbind(self._endpoint)
+            self.is_open = False
+
+    def clear(self) -> None:
+        """Throw away some of what waits, and open again when that was all."""
+        try:
+            for _ in range(THROWN_AWAY):
+                self._router.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            with suppress(AttributeError, OSError):  # other C libraries than glibc have no such call
+                # By itself the C library keeps most of what a flood made it take.
+                ctypes.CDLL(None).malloc_trim(0)
+            with suppress(zmq.ZMQError):  # the old listener may not be gone yet: the next round tries again
+                self._router.bind(self._endpoint)
+                self._backlog, self.is_open = 0, True
 
 
 def _received(descriptor: int) -> int | None:

@@ -72,7 +72,7 @@ def ask_stats(powerd: Running) -> dict:
         return client.stats()
 
 
-@pytest.mark.parametrize("part", [b"x" * 60_000, b""], ids=["large parts", "empty parts"])
+@pytest.mark.parametrize("part", [b"x" * 4000, b""], ids=["large parts", "empty parts"])
 def test_a_message_without_end_is_cut_off_while_others_are_served(tmp_path, part):
     with running(tcp_config(tmp_path)) as powerd:
         until(lambda: powerd.daemon.description is not None, powerd)
@@ -104,7 +104,7 @@ def test_a_busy_honest_client_is_left_alone(tmp_path):
             with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
                 dealer.set(zmq.LINGER, 0)
                 dealer.connect(powerd.daemon.listen)
-                request = encode(Message("nothing", {"text": "x" * 60_000}))
+                request = encode(Message("nothing", {"text": "x" * 3_000}))
                 asked = 0
                 while not stop.is_set() and asked < 200:
                     dealer.send(request)

@@ -28,6 +28,10 @@ class FakeRouter:
         self.coming: deque[list[bytes]] = deque()
         self.sent: list[list[bytes]] = []
 
+    def get(self, _: int) -> bytes:
+        """Where it listens."""
+        return b"ipc:///nowhere"
+
     def recv_multipart(self, flags: int, copy: bool = True) -> list[zmq.Frame]:
         if not self.coming:
             raise zmq.Again
