@@ -8,10 +8,8 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import cli
-from powerd_analytics.idle import table_above_idle
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.table_frames import CSV_COLUMNS, records
+from powerd_analytics.table import CSV_COLUMNS, phase_table, records
 from powerd_client import Meter
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError, ConfigError
@@ -48,7 +46,7 @@ def idle_run(path, baselines=(True, True), drift_w=0.0, inside=False, accuracy=N
 
 def test_energy_above_idle_is_the_whole_less_idle_power(tmp_path):
     run, tr = idle_run(tmp_path / "r.h5")
-    table = table_above_idle(run)
+    table = phase_table(run, above_idle=True)
     (idle,) = table.idle
     assert idle.idle_w == pytest.approx(IDLE_W, rel=1e-3)
     assert idle.seconds == pytest.approx(2)
@@ -71,7 +69,7 @@ def test_energy_above_idle_is_the_whole_less_idle_power(tmp_path):
 def test_drift_is_said_and_widens_the_uncertainty(tmp_path):
     steady, _ = idle_run(tmp_path / "a.h5")
     drifted, _ = idle_run(tmp_path / "b.h5", drift_w=12.0)
-    (a,), (b,) = table_above_idle(steady).idle, table_above_idle(drifted).idle
+    (a,), (b,) = phase_table(steady, above_idle=True).idle, phase_table(drifted, above_idle=True).idle
     assert (b.before_w, b.after_w) == (pytest.approx(60, abs=0.1), pytest.approx(72, abs=0.1))
     assert b.idle_w == pytest.approx(66, abs=0.1)
     assert b.u_w**2 - a.u_w**2 == pytest.approx(6**2 / 3, rel=0.1)
@@ -83,7 +81,7 @@ def test_drift_is_said_and_widens_the_uncertainty(tmp_path):
 )
 def test_one_baseline_alone_says_so(tmp_path, baselines, said):
     run, _ = idle_run(tmp_path / "r.h5", baselines)
-    (idle,) = table_above_idle(run).idle
+    (idle,) = phase_table(run, above_idle=True).idle
     assert said in idle.note
     assert (idle.before_w is None, idle.after_w is None) == (not baselines[0], not baselines[1])
 
@@ -99,21 +97,21 @@ def test_one_baseline_alone_says_so(tmp_path, baselines, said):
 def test_a_command_that_marks_no_phases(tmp_path, seconds, notes):
     phases = [PhaseSpec(BASELINE, int(begin * S), int(end * S)) for begin, end in seconds]
     line = LineSpec("gpu0.a", lambda t: IDLE_W + 100 * ((t > 2 * S) & (t < 7 * S)))
-    (idle,) = table_above_idle(read_run(make_run(tmp_path / "r.h5", [line], phases, end_ns=10 * S))).idle
+    (idle,) = phase_table(read_run(make_run(tmp_path / "r.h5", [line], phases, end_ns=10 * S)), above_idle=True).idle
     assert notes in idle.note
     assert idle.idle_w == pytest.approx(IDLE_W, rel=1e-3)
 
 
 def test_baselines_inside_a_phase_around_everything(tmp_path):
     run, _ = idle_run(tmp_path / "r.h5", inside=True)
-    (idle,) = table_above_idle(run).idle
+    (idle,) = phase_table(run, above_idle=True).idle
     assert "before and" in idle.note
 
 
 def test_a_run_without_a_baseline(tmp_path):
     run, _ = idle_run(tmp_path / "r.h5", (False, False))
     with pytest.raises(AnalysisError, match="has no baseline"):
-        table_above_idle(run)
+        phase_table(run, above_idle=True)
 
 
 def test_every_output_shows_both(tmp_path, capsys):

@@ -11,7 +11,7 @@ from published_tables import CAPS, CASTRO, DATA, rows
 
 from powerd_analytics import metrics
 from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.quantity import Quantity
+from powerd_analytics.metrics import Quantity
 from powerd_core.errors import AnalysisError
 
 POSITIVE = st.floats(1e-3, 1e6)

@@ -15,7 +15,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, t
 
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.uncertainty import ROUNDING, Estimate, known, without_rounding
-from powerd_analytics.table_frames import to_csv, to_json, to_markdown
+from powerd_analytics.table import to_csv, to_json, to_markdown
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag

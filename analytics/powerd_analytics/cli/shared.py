@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from powerd_analytics.campaign import Length
     from powerd_analytics.costs import Factors
     from powerd_analytics.runs.run import Run
-    from powerd_analytics.table_rows import PhaseTable
+    from powerd_analytics.table import PhaseTable
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
@@ -275,11 +275,10 @@ def table_of(
     path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
 ) -> PhaseTable:
     """The table of one run. Raises `AnalysisError` for a run that no table can be made of."""
-    from powerd_analytics.idle import table_above_idle
     from powerd_analytics.records import check_run, records_of
     from powerd_analytics.table import phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
-    table = (table_above_idle if above_idle else phase_table)(run, device, progress=progress)
+    table = phase_table(run, device, above_idle=above_idle, progress=progress)
     check_run(path, records_of(run, table))
     return table

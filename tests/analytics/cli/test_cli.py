@@ -6,7 +6,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics.table_frames import CSV_COLUMNS
+from powerd_analytics.table import CSV_COLUMNS
 
 
 @pytest.fixture(scope="module")
