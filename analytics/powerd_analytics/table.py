@@ -313,6 +313,7 @@ _LEAST = {"batch_size": 1.0} | dict.fromkeys(
     ("power_cap_w", "clock_hz", "clock_mhz", "gpus", "ranks", "world_size", "machines", "epochs", "iterations",
      "samples", "dataset_size", OPERATIONS), 0.0)  # fmt: skip
 """Attributes of phases that are figures by definition, and the least that they can be."""
+_WHOLE = ("gpus", "ranks", "world_size", "machines")
 
 
 def check_attributes(run: Run) -> None:
@@ -325,14 +326,16 @@ def check_attributes(run: Run) -> None:
         for name, value in kind.attributes.items()
         # Operations of two models under one name are several, which the records refuse.
         if name in _LEAST and value is not None and not (name == OPERATIONS and isinstance(value, tuple))
-        if not is_number_cell(value) or not _LEAST[name] <= value < 1e300
+        if not is_number_cell(value) or not _LEAST[name] <= value < 1e300 or (name in _WHOLE and value % 1)
     }
     if faults:
         # Phases inside inherit what is wrong: the first row that has it is the one that was given it.
         row = int(np.flatnonzero(np.isin(p.label, list(faults)))[0])
         phase, (name, value) = printable(repr(p.classes[p.label[row]].name), limit=60), faults[int(p.label[row])]
         text = f"phase row {row + 1} ({phase}), attribute {name}: {printable(repr(value), limit=40)}"
-        raise AnalysisError(f"{run.path}: {text}: must be a finite number, {_LEAST[name]:g} or more")
+        raise AnalysisError(
+            f"{run.path}: {text}: must be a finite number, {_LEAST[name]:g} or more{', and whole' if name in _WHOLE else ''}"
+        )
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

@@ -78,25 +78,12 @@ def test_relative_uncertainties_add_in_squares(energy, u, factor, u_factor):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    "given",
     [
-        ({"co2_g_per_kwh": -1}, "--co2-g-per-kwh -1: it must be 0 or more, and less than 1e+12"),
-        ({"co2_g_per_kwh": float("nan")}, "--co2-g-per-kwh nan"),
-        ({"price_per_kwh": float("inf")}, "--price-per-kwh inf"),
-        ({"co2_g_per_kwh": 1, "u_co2_g_per_kwh": -1}, "--u-co2-g-per-kwh -1"),
-        ({"u_price_per_kwh": 1}, "--u-price-per-kwh is the standard uncertainty of --price-per-kwh: give that too"),
-        ({"currency": "EUR"}, "--currency is that of --price-per-kwh: give that too"),
-        ({"price_per_kwh": 1, "currency": "euros"}, "--currency euros: write its three letters"),
-        ({"price_per_kwh": 1, "currency": "€"}, "write its three letters"),
+        {"co2_g_per_kwh": -1.0}, {"price_per_kwh": math.nan}, {"co2_g_per_kwh": 1e12}, {"u_price_per_kwh": 0.1},
+        {"currency": "EUR"}, {"price_per_kwh": 0.3, "currency": "EURO"},
     ],
-)
-def test_what_is_no_factor(given, said):
-    with pytest.raises(ConfigError) as refused:
+)  # fmt: skip
+def test_what_is_no_factor(given):
+    with pytest.raises(ConfigError):
         Factors(**given)
-    assert said in str(refused.value)
-
-
-def test_a_pivot_has_no_room_for_them(run, capsys):
-    code, out, err = joules(capsys, "tables", run, "--pivot", "phase::j_per_batch", *BOTH)
-    assert (code, out) == (2, "")
-    assert "CO2 and money are columns of totals" in err

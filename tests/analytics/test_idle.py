@@ -1,8 +1,6 @@
 import csv
 import io
 import json
-import subprocess
-import sys
 
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
@@ -10,9 +8,8 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from powerd_analytics import cli
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import CSV_COLUMNS, phase_table, records
-from powerd_client import Meter
 from powerd_client.phase import BASELINE
-from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.errors import AnalysisError
 
 IDLE_W = 60.0
 
@@ -76,38 +73,6 @@ def test_drift_is_said_and_widens_the_uncertainty(tmp_path):
     assert "a drift of 12" in b.note
 
 
-@pytest.mark.parametrize(
-    ("baselines", "said"), [((True, False), "only before the training"), ((False, True), "only after the training")]
-)
-def test_one_baseline_alone_says_so(tmp_path, baselines, said):
-    run, _ = idle_run(tmp_path / "r.h5", baselines)
-    (idle,) = phase_table(run, above_idle=True).idle
-    assert said in idle.note
-    assert (idle.before_w is None, idle.after_w is None) == (not baselines[0], not baselines[1])
-
-
-@pytest.mark.parametrize(
-    ("seconds", "notes"),
-    [
-        (((0.5, 1.5), (8.0, 9.0)), "W before and"),
-        (((0.5, 1.5),), "only before the training"),
-        (((8.0, 9.0),), "only after the training"),
-    ],
-)
-def test_a_command_that_marks_no_phases(tmp_path, seconds, notes):
-    phases = [PhaseSpec(BASELINE, int(begin * S), int(end * S)) for begin, end in seconds]
-    line = LineSpec("gpu0.a", lambda t: IDLE_W + 100 * ((t > 2 * S) & (t < 7 * S)))
-    (idle,) = phase_table(read_run(make_run(tmp_path / "r.h5", [line], phases, end_ns=10 * S)), above_idle=True).idle
-    assert notes in idle.note
-    assert idle.idle_w == pytest.approx(IDLE_W, rel=1e-3)
-
-
-def test_baselines_inside_a_phase_around_everything(tmp_path):
-    run, _ = idle_run(tmp_path / "r.h5", inside=True)
-    (idle,) = phase_table(run, above_idle=True).idle
-    assert "before and" in idle.note
-
-
 def test_a_run_without_a_baseline(tmp_path):
     run, _ = idle_run(tmp_path / "r.h5", (False, False))
     with pytest.raises(AnalysisError, match="has no baseline"):
@@ -129,26 +94,3 @@ def test_every_output_shows_both(tmp_path, capsys):
     columns = ("idle_w", "idle_j", "above_idle_j", "above_idle_u95_j", "idle_note")
     assert tuple(row)[: len(CSV_COLUMNS) + 5] == (*CSV_COLUMNS, *columns)
     assert json.loads(shown["json"])[0]["idle_w"] == pytest.approx(float(row["idle_w"]))
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), 1e9])
-def test_a_length_that_is_none(seconds):
-    with pytest.raises(ConfigError, match="a baseline of"):
-        Meter.baseline(object.__new__(Meter), seconds)
-
-
-def test_a_meter_and_the_command_measure_baselines(tmp_path):
-    script = "from powerd_client import Meter\nwith Meter() as m, m.phase('x'):\n    m.baseline(0.15)\n"
-    joules = [sys.executable, "-P", "-m", "powerd_analytics", "record", "--out", "r.h5"]
-    command = [*joules, "--baseline", "0.1", "--", sys.executable, "-c", script]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, timeout=60)
-    run = read_run(tmp_path / "r.h5")
-    p = run.phases
-    names = [p.classes[i].name for i in p.label]
-    assert names == [BASELINE, "x", BASELINE, BASELINE]
-    assert not p.cut.any()
-    assert [d >= s for d, s in zip(p.duration_s[[0, 2, 3]], (0.1, 0.15, 0.1), strict=True)] == [True] * 3
-    assert any("wall clock" in m["text"] for m in run.messages)
-    done = subprocess.run([*joules, "--baseline", "0", "--", "true"], cwd=tmp_path, capture_output=True, check=False)
-    assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
-    assert list(tmp_path.iterdir()) == [tmp_path / "r.h5"]

@@ -105,7 +105,7 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
 
     try:
         check_replaceable(path)
-        if any(_is_same(path, given) for given in inputs):
+        if any(path.exists() and given.exists() and path.samefile(given) for given in inputs):
             raise RunFileError(f"{path} is read by this command: give its output another name")
         if path.exists() and not overwrite:
             raise RunFileError(f"{path} exists: give another name or --overwrite")
@@ -122,13 +122,6 @@ def refuse_picture(path: Path, overwrite: bool) -> None:
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise RunFileError(f"{path}: a picture is written as .png, .pdf or .svg")
     refuse_existing(path, overwrite)
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    """Whether both are there, and one file. One that may not be looked at is named by who reads it."""
-    with contextlib.suppress(OSError):
-        return path.samefile(other)
-    return False
 
 
 def _check_no_run(path: Path) -> None:
@@ -233,21 +226,15 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
         return printed(lambda console: export.print_tables(frames, console), output, width)
     if format == "csv":
         return export.to_csv(frames[0])
-    makers: dict[str, Callable[[Sequence[pd.DataFrame]], str]] = {
-        "json": export.to_json,
-        "markdown": export.to_markdown,
-        "latex": export.to_latex,
-        "html": export.to_html,
-    }
-    return makers[format](frames)
+    text: str = getattr(export, f"to_{format}")(frames)  # json, markdown, latex or html
+    return text
 
 
 def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | None, width: int = 200) -> str:
-    """What a module of listings (of a run's table, of its uncertainty, of layers, of operations) makes of its subject;
-    ``width``: characters a line where no terminal says how many it has."""
+    """The same of what a module of listings (of a run's table, of its uncertainty, of layers, of operations) is for."""
     if format == "table":
         return printed(lambda console: listing.print_table(subject, console), output, width)
-    text: str = {"csv": listing.to_csv, "json": listing.to_json, "markdown": listing.to_markdown}[format](subject)
+    text: str = getattr(listing, f"to_{format}")(subject)
     return text
 
 
