@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import hypot, isfinite
 from pathlib import Path
 
 from powerd_analytics.export import Cell
@@ -23,7 +23,6 @@ from powerd_analytics.records import (
     check_campaign,
     check_run,
     figure_of,
-    independent,
     joined,
     joules_column,
     mean_figure,
@@ -352,8 +351,8 @@ def _sum(same: Sequence[Record]) -> Record:
     total |= dict.fromkeys(_GFLOPS)
     inverse = [f.inverse() for r in same if (f := figure_of(r, "gflops_per_w")) is not None and f.value]
     if n := len(inverse) if len(inverse) == len(same) else 0:
-        u = [independent(getattr(f, name) or 0.0 for f in inverse) for name in ("u_statistical", "u_systematic")]
-        mean = Figure(sum(f.value for f in inverse) / n, *((v or 0.0) / n for v in u)).inverse()
+        u = [hypot(*(getattr(f, name) or 0.0 for f in inverse)) / n for name in ("u_statistical", "u_systematic")]
+        mean = Figure(sum(f.value for f in inverse) / n, u[0], u[1]).inverse()
         total |= dict(zip(_GFLOPS, _parts(mean), strict=True))
     return total
 

@@ -56,7 +56,7 @@ class Quantity:
         if is_negative or not all(map(math.isfinite, (value, u_statistical, *named.values()))):
             raise AnalysisError(f"{value} ± {u_statistical} ± {u_systematic}: a quantity needs finite numbers, and no "
                                 "uncertainty is negative")  # fmt: skip
-        statistical = {_Own(): u_statistical} if u_statistical else {}
+        statistical: Errors = {_Own(): u_statistical} if u_statistical else {}
         return cls(float(value), statistical, {k: u for k, u in named.items() if u})
 
     @classmethod

@@ -288,8 +288,8 @@ class Figure:
 
     def inverse(self) -> Figure:
         """One over it, to first order."""
-        parts = (None if u is None else u / self.value**2 for u in (self.u_statistical, self.u_systematic))
-        return Figure(1 / self.value, *parts, is_lower_bound=self.is_lower_bound)
+        u = [None if u is None else u / self.value**2 for u in (self.u_statistical, self.u_systematic)]
+        return Figure(1 / self.value, u[0], u[1], self.is_lower_bound)
 
 
 def figure_of(record: Record, name: str) -> Figure | None:

@@ -333,9 +333,8 @@ def check_attributes(run: Run) -> None:
         row = int(np.flatnonzero(np.isin(p.label, list(faults)))[0])
         phase, (name, value) = printable(repr(p.classes[p.label[row]].name), limit=60), faults[int(p.label[row])]
         text = f"phase row {row + 1} ({phase}), attribute {name}: {printable(repr(value), limit=40)}"
-        raise AnalysisError(
-            f"{run.path}: {text}: must be a finite number, {_LEAST[name]:g} or more{', and whole' if name in _WHOLE else ''}"
-        )
+        whole = ", and whole" if name in _WHOLE else ""
+        raise AnalysisError(f"{run.path}: {text}: must be a finite number, {_LEAST[name]:g} or more{whole}")
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------
@@ -887,7 +886,8 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     """All rows as dicts with the same keys."""
     attributes: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
-    for row in (*table.phases, *table.totals, *table.runs):
+    every: list[Row] = [*table.phases, *table.totals, *table.runs]
+    for row in every:
         group = {
             k if k in ("model", "batch_size") else f"{_ATTRIBUTE}{k}": v for k, v in getattr(row, "group", {}).items()
         }

@@ -219,7 +219,8 @@ def uncertainty(
             "has no phases: mark them with `meter.phase(...)`" if rows else "is empty: no line feeds any of its devices"
         )
         raise AnalysisError(f"{run}: this run {what}")
-    if not any(row.parts for row in rows) and (plot is not None or all("no readings" in row.words for row in rows)):
+    is_empty = phase is None and not any(row.energy_j for row in rows if row.table != "run")
+    if is_empty or (plot is not None and not any(row.parts for row in rows)):
         raise AnalysisError(f"{run}: there is no energy whose uncertainty could be told: {rows[0].words}")
     if plot is not None:
         from powerd_analytics.plots import draw_budget, save
