@@ -244,7 +244,7 @@ def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | 
 def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is_checked: bool = False) -> Run:
     """The run, by its own calibrations or by later ones; which lines those change goes to the error stream.
 
-    Raises `AnalysisError`, where it ``is_checked``, for phases whose attributes contradict each other.
+    Raises `AnalysisError`, where it ``is_checked``, for attributes that contradict each other and phases without time.
     """
     from powerd_analytics.records import groups_of
     from powerd_analytics.runs.run import read_run, recalibrate
@@ -255,6 +255,11 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
         sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
     if is_checked:
         groups_of(run)
+        p = run.phases
+        for label, kind in enumerate(p.classes):
+            ended = (p.label == label) & ~p.cut
+            if ended.any() and not (p.end_ns > p.begin_ns)[ended].any():
+                raise AnalysisError(f"{path}: phases {kind.name!r} took no time at all: their marks are wrong")
     return run
 
 
