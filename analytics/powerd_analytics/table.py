@@ -888,9 +888,8 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     every: list[Row] = [*table.phases, *table.totals, *table.runs]
     for row in every:
-        group = {
-            k if k in ("model", "batch_size") else f"{_ATTRIBUTE}{k}": v for k, v in getattr(row, "group", {}).items()
-        }
+        group = dict(getattr(row, "group", {}))
+        group = {k if k in ("model", "batch_size") else f"{_ATTRIBUTE}{k}": v for k, v in group.items()}
         attributes |= dict.fromkeys(group)
         own = {f.name: getattr(row, f.name) for f in fields(row) if f.name in CSV_COLUMNS}
         kind = {PhaseRow: "phase", TotalRow: "total", RunRow: "run"}[type(row)]
@@ -936,38 +935,26 @@ def rows_frame(table: PhaseTable) -> pd.DataFrame:
 
 # -- frames, for people ------------------------------------------------------------------------------------------------
 
+_LEAST_J = {"sign": "≥", "missing": "n.r."}
 _SHOWN = {
-    "phase": Column("phase"),
-    "what": Column("phase"),
-    "device": Column("device"),
-    "rank": Column("rank", "integer", "1"),
-    "ranks": Column("ranks", "integer", "1"),
-    "iterations": Column("n", "integer", "1"),
-    "s_per_batch": Column("s/batch", "number", "s"),
-    "j_per_batch": Column("J/batch", "number", "J", sign="≥", missing="n.r."),
-    "busy_s": Column("busy s", "number", "s"),
-    "time_s": Column("s", "number", "s"),
-    "energy_j": Column("J", "number", "J", sign="≥", missing="n.r."),
-    "ranks_j": Column("ranks J", "number", "J", sign="≥", missing="n.r."),
-    "devices_j": Column("devices J", "number", "J", sign="≥", missing="n.r."),
-    "u95_j": Column("± U95", "number", "J", is_uncertainty=True),
-    "power_w": Column("W", "number", "W", sign="≥"),
-    "edp_js": Column("EDP (J s)", "number", "J s", sign="≥"),
-    "samples_per_s": Column("samples/s", "number", "1/s"),
+    "phase": Column("phase"), "what": Column("phase"), "device": Column("device"), "note": Column("note"),
+    "idle_note": Column("note"), "is_lower_bound": Column("is_lower_bound", "flag", is_hidden=True),
+    "rank": Column("rank", "integer", "1"), "ranks": Column("ranks", "integer", "1"),
+    "iterations": Column("n", "integer", "1"), "s_per_batch": Column("s/batch", "number", "s"),
+    "time_s": Column("s", "number", "s"), "busy_s": Column("busy s", "number", "s"),
+    "j_per_batch": Column("J/batch", "number", "J", **_LEAST_J), "energy_j": Column("J", "number", "J", **_LEAST_J),
+    "ranks_j": Column("ranks J", "number", "J", **_LEAST_J), "joules": Column("J", "number", "J", sign="≥"),
+    "devices_j": Column("devices J", "number", "J", **_LEAST_J),
+    "u95_j": Column("± U95", "number", "J", is_uncertainty=True), "power_w": Column("W", "number", "W", sign="≥"),
+    "edp_js": Column("EDP (J s)", "number", "J s", sign="≥"), "samples_per_s": Column("samples/s", "number", "1/s"),
     "gflops_per_w_paper": Column("GFLOPS/W (paper)", "number", "1e9/J", sign="≤"),
-    "phases_j": Column("phases J", "number", "J", sign="≥"),
-    "rest_j": Column("rest J", "number", "J", sign="≥"),
+    "phases_j": Column("phases J", "number", "J", sign="≥"), "rest_j": Column("rest J", "number", "J", sign="≥"),
     "residual_j": Column("residual J", "number", "J", is_uncertainty=True),
     "residual_percent": Column("residual %", "number", "%", is_uncertainty=True),
-    "joules": Column("J", "number", "J", sign="≥"),
-    "idle_w": Column("idle W", "number", "W"),
-    "idle_j": Column("J idle", "number", "J"),
+    "idle_w": Column("idle W", "number", "W"), "idle_j": Column("J idle", "number", "J"),
     "above_idle_j": Column("J above idle", "number", "J", sign="≥"),
     "above_idle_u95_j": Column("± U95 above idle", "number", "J", is_uncertainty=True),
-    "is_lower_bound": Column("is_lower_bound", "flag", is_hidden=True),
-    "note": Column("note"),
-    "idle_note": Column("note"),
-}
+}  # fmt: skip
 _TABLES = (
     ("phases", "Phases", ("phase",), ("phase", "device", "iterations", "s_per_batch", "j_per_batch", "u95_j", "power_w",
       "samples_per_s", "is_lower_bound", "note")),
@@ -988,8 +975,8 @@ _TABLES = (
 def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
     """The parts of a run's table that have rows, for people; empty columns are left out when they are shown."""
     rows = records(table)
-    settings = [n for n in rows[0] if n in ("model", "batch_size") or n.startswith(_ATTRIBUTE)] if rows else []
-    settings.sort(key=lambda n: (n != "model", n != "batch_size", n))
+    settings = sorted(n for n in (rows[0] if rows else ()) if n.startswith(_ATTRIBUTE))
+    settings = ["model", "batch_size", *settings]
     frames = []
     for name, title, kinds, shown in _TABLES:
         own = [r for r in rows if r["table"] in kinds and (name != "above_idle" or r.get("above_idle_j") is not None)]
@@ -999,7 +986,7 @@ def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
             columns = [
                 Column(n.removeprefix(_ATTRIBUTE), "text" if n == "model" else "integer", missing="") for n in of_group
             ]
-            lines = [[*(_setting(r[n]) for n in of_group), *(_cell(r, n) for n in shown)] for r in own]
+            lines = [[_cell(r, n) for n in (*of_group, *shown)] for r in own]
             frames.append(table_frame(name, title, [*columns, *(_SHOWN[n] for n in shown)], lines))
             frames[-1].attrs["separator"] = "\n"
     if frames:
@@ -1008,10 +995,6 @@ def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
             meaning += "; GFLOPS/W (paper): forward and backward count the model's operations once each"
         frames[-1].attrs["notes"].append(f"{meaning}.")
     return frames
-
-
-def _setting(value: Any) -> Cell:
-    return None if value is None else quoted(value)
 
 
 def _cell(row: Mapping[str, Any], name: str) -> Cell:
@@ -1029,7 +1012,9 @@ def _cell(row: Mapping[str, Any], name: str) -> Cell:
         timing = f"timed {row['timing']}" if row["timing"] not in (None, "", "host") else ""
         return "\n".join(text for text in (basis, row["note"], timing) if text)
     value: Cell = row["energy_j" if name == "ranks_j" else name]
-    return value
+    if value is not None and (name == "batch_size" or name.startswith(_ATTRIBUTE)):
+        return quoted(value)
+    return str(value) if name == "model" and value is not None else value
 
 
 def to_csv(table: PhaseTable) -> str:
