@@ -20,7 +20,7 @@ from powerd_analytics.campaign import (
 )
 from powerd_analytics.campaign_tables import field_tables, prepared
 from powerd_analytics.export import columns_of
-from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.errors import ConfigError
 
 # -- Campaigns: many runs as the field's tables, repeats, whole trainings, and what is refused
 
@@ -197,45 +197,21 @@ def test_the_tables_of_the_field(records):
     assert of_column[-1] == pytest.approx(np.mean(of_column[:-1]))
 
 
-def test_a_copy_of_a_run_is_no_repeat(tmp_path):
-    path = one_run(tmp_path / "a.h5")
-    (tmp_path / "b.h5").write_bytes(path.read_bytes())
-    with pytest.raises(AnalysisError, match=r"b.h5 is a copy of .*a.h5"):
-        read_campaign([tmp_path])
-
-
 def lines(**given):
     return [LineSpec("gpu0.a", None if "codes" in given else training((64,), 4).power(), **given)]
 
 
 def bad_run(path, what):
     """A run file of which no table of a campaign can be made."""
-    tr = training((64,), 4)
     if what == "operations":
         return one_run(path, operations_per_sample=5e6)
-    if what == "nan":
-        return one_run(path, batch_size=float("nan"))
-    far = np.arange(1000, dtype=np.int64) * MS + 10 * tr.end_ns
-    specs = {
-        "empty": [],
-        "one": lines(codes={"power_mw": np.array([5])}, t_ns=np.array([10])),
-        "clocks": lines(codes={"power_mw": np.full(1000, 5000)}, t_ns=far),
-        "outside": lines(codes={"power_mw": np.full(100, 5000)}, t_ns=far[:100] - far[0]),
-    }.get(what, lines())
-    return make_run(path, specs, [] if what == "phases" else tr.phases, end_ns=tr.end_ns)
+    tr = training((64,), 4)
+    t = np.arange(100, dtype=np.int64) * MS
+    return make_run(path, lines(codes={"power_mw": np.full(100, 5000)}, t_ns=t), tr.phases, end_ns=tr.end_ns)
 
 
 @pytest.mark.parametrize(
-    ("what", "text"),
-    [
-        ("empty", "this run is empty"),
-        ("phases", "this run has no phases"),
-        ("one", "fewer than two good readings while it ran"),
-        ("clocks", "fewer than two good readings while it ran"),
-        ("outside", "its phases lie outside the readings: clocks or times do not overlap"),
-        ("nan", "phase row 1 ('training'), attribute batch_size: nan"),
-        ("operations", "model 'AlexNet' has 5e+06 operations per sample, but 7.264e+08 in"),
-    ],
+    ("what", "text"), [("outside", "clocks or times do not overlap"), ("operations", "has 5e+06 operations per sample")]
 )
 def test_bad_runs_are_named_and_nothing_is_written(tmp_path, capsys, what, text):
     good, bad = one_run(tmp_path / "a.h5"), bad_run(tmp_path / "b.h5", what)

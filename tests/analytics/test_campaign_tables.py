@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_analytics.campaign_tables import PivotRequest, gain_frame, make_pivot, pivot_frame
-from powerd_analytics.export import rounded, rows_of
+from powerd_analytics.export import rows_of
 from powerd_analytics.records import empty_record
 from powerd_core.errors import AnalysisError
 
@@ -85,19 +85,6 @@ def test_a_gain_is_second_over_first_with_both_uncertainties():
     assert rows_of(gain_frame(found, "device_name")) == rows_of(sheet)  # exactly two: in their order
     with pytest.raises(AnalysisError, match="there is old, new"):
         gain_frame(found, "device_name", ("old", "newer"))
-
-
-def test_a_bound_is_shown_as_one_and_has_no_gain():
-    records = [
-        record(device_name=n, j_per_batch=5.0, is_lower_bound=bound, u95_j=None)
-        for n, bound in (("a", True), ("b", False))
-    ]
-    found = pivot(records, "phase:generation:j_per_batch")
-    shown = rounded(pivot_frame(found))
-    columns, lines = shown.columns, shown.lines
-    assert lines[0][2] == "≥ 5.000"
-    assert [c.heading or c.name for c in columns][2] == "a"
-    assert gain_frame(found, "device_name") is None
 
 
 def total(n, basis, **given):

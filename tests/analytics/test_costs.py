@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from make_campaign import one_run
 
 from powerd_analytics.costs import Factors
-from powerd_analytics.export import read_table
 from powerd_core.errors import ConfigError
 
 BOTH = ("--co2-g-per-kwh", "380", "--u-co2-g-per-kwh", "20", "--price-per-kwh", "0.3", "--currency", "EUR")
@@ -56,17 +55,6 @@ def test_phases_of_a_whole_training_cost_what_their_joules_do(run, capsys):
     assert of["update"]["co2_g"] is None
     _, out, _ = joules(capsys, "tables", run, "--table", "energy", "--format", "csv", *BOTH)
     assert "co2_g" not in out  # of a single batch nobody asks
-
-
-def test_parquet_and_hdf5_have_the_columns_with_their_units(run, capsys, tmp_path):
-    parquet = pytest.importorskip("pyarrow.parquet")
-    out, into = tmp_path / "t.parquet", tmp_path / "t.h5"
-    code, _, _ = joules(capsys, "tables", run, "--format", "parquet", "-o", out, "--into", into, *BOTH)
-    assert code == 0
-    schema = parquet.read_schema(out)  # the records
-    assert [schema.field(c).metadata[b"units"] for c in COLUMNS] == [b"g", b"g", b"EUR", b"EUR"]
-    units = read_table(into, "totals").attrs["units"]
-    assert [units[c] for c in COLUMNS] == ["g", "g", "EUR", "EUR"]
 
 
 @given(energy=st.floats(1.0, 1e9), u=st.floats(0.0, 0.1), factor=st.floats(0.001, 1e3), u_factor=st.floats(0.0, 0.1))

@@ -1,15 +1,11 @@
 import dataclasses
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.energy.uncertainty import ROUNDING, Estimate, known, without_rounding
 from powerd_analytics.table import to_markdown
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
@@ -122,14 +118,6 @@ def test_missing_readings_are_reported_and_widen_the_interval(tmp_path):
     assert row.off_by_j == pytest.approx(0.06 * (260 - 60) / 20, rel=0.1)
     assert row.j_per_batch == pytest.approx(36, rel=0.01)
     assert row.u_systematic_j > 0.999 * row.off_by_j / np.sqrt(3)
-
-
-def test_a_few_short_phases_are_taken_at_the_power_of_the_others(tmp_path):
-    lengths = [1 * MS] + [40 * MS] * 19
-    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
-    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
-    assert row.j_per_batch == pytest.approx(50 * (1 + 19 * 40) / 20 * 1e-3)
-    assert row.note == "1 of 20 too short for the sensor, taken at the others' power"
 
 
 def test_phases_cut_off_are_told_and_left_out(tmp_path):
@@ -268,15 +256,3 @@ def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
 
 
 # -- Uncertainties that are rounding, and JSON of what is no number
-
-
-@given(st.floats(1e-9, 1e9), st.floats(0, 1))
-def test_what_is_known_stays_and_rounding_goes(value, share):
-    u = value * share
-    assert known(u, value) in (u, 0.0)
-    assert known(u, value) == (u if u > ROUNDING * value else 0.0)
-    assert known(u, -value) == known(u, value)
-    estimate = Estimate(value, u, value * 1e-14, value * 1e-14)
-    made = without_rounding(estimate)
-    assert (made.u_statistical_j, made.u_systematic_j, made.rectangle_j) == (known(u, value), 0.0, 0.0)
-    assert replace(made, u_statistical_j=u, u_systematic_j=value * 1e-14, rectangle_j=value * 1e-14) == estimate

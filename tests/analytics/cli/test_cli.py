@@ -35,14 +35,6 @@ def test_the_columns_are_these_and_stay(run, capsys):
     assert unresolved["note"].startswith("not resolvable")
 
 
-def test_the_terminal_and_markdown_say_the_provenance_and_what_is_not_resolvable(run, capsys):
-    for form in ("table", "markdown"):
-        code, out, _ = joules(capsys, "tables", run, "--format", form)
-        assert code == 0
-        for word in ("simulated", "modelled", "n.r.", "not resolvable", "GFLOPS/W (paper)", "residual J"):
-            assert word in out
-
-
 def test_info_tells_what_is_there(run, capsys):
     code, out, _ = joules(capsys, "info", run)
     assert code == 0
