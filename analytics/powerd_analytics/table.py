@@ -935,7 +935,7 @@ def rows_frame(table: PhaseTable) -> pd.DataFrame:
 
 # -- frames, for people ------------------------------------------------------------------------------------------------
 
-_LEAST_J = {"sign": "≥", "missing": "n.r."}
+_LEAST_J: dict[str, Any] = {"sign": "≥", "missing": "n.r."}
 _SHOWN = {
     "phase": Column("phase"), "what": Column("phase"), "device": Column("device"), "note": Column("note"),
     "idle_note": Column("note"), "is_lower_bound": Column("is_lower_bound", "flag", is_hidden=True),

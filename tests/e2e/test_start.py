@@ -117,7 +117,7 @@ def test_help_loads_nothing_heavy(tmp_path, module):
 
 def test_a_command_loads_what_it_needs():
     """So that a reader, too, meets few rooms on the way from a run file to its table."""
-    run = Path(__file__).parents[1] / "data" / "truth" / "h200.h5"
+    run = Path(__file__).parents[1] / "data" / "truth" / "gaps.h5"
     code = """
 import sys
 from powerd_analytics import cli
