@@ -27,7 +27,7 @@ from bench_device import say
 from common import machine
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.table_rows import FOLDED, PhaseRow
+from powerd_analytics.table import FOLDED, PhaseRow
 from powerd_client import Meter
 
 CASES = (

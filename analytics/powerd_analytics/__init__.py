@@ -6,8 +6,7 @@ if TYPE_CHECKING:
     from powerd_analytics.operations import OperationCount, count_operations
     from powerd_analytics.runs.run import Run, read_run
     from powerd_analytics.signals.integral import counter_energy_j, energy_j
-    from powerd_analytics.table import phase_table
-    from powerd_analytics.table_rows import PhaseRow, PhaseTable, RunRow, TotalRow
+    from powerd_analytics.table import PhaseRow, PhaseTable, RunRow, TotalRow, phase_table
 
 __all__ = [
     "OperationCount",
@@ -26,11 +25,11 @@ __all__ = [
 
 _HOME = {
     "OperationCount": "operations",
-    "PhaseRow": "table_rows",
-    "PhaseTable": "table_rows",
+    "PhaseRow": "table",
+    "PhaseTable": "table",
     "Run": "runs.run",
-    "RunRow": "table_rows",
-    "TotalRow": "table_rows",
+    "RunRow": "table",
+    "TotalRow": "table",
     "count_operations": "operations",
     "counter_energy_j": "signals.integral",
     "energy_j": "signals.integral",

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite, sqrt
+from dataclasses import dataclass
+from math import hypot, isfinite
 from pathlib import Path
 
-import numpy as np
-
-from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell
 from powerd_analytics.index import index_records, is_index, run_files
 from powerd_analytics.jobs import merge_jobs
 from powerd_analytics.metrics import edp_js, iterations_of
-from powerd_analytics.records import Record, attributes_of, check_campaign, check_run, number_of, run_records
+from powerd_analytics.records import (
+    Figure,
+    Record,
+    attributes_of,
+    check_campaign,
+    check_run,
+    figure_of,
+    joined,
+    joules_column,
+    mean_figure,
+    number_of,
+    run_records,
+    summed_joules,
+    total_of,
+)
 from powerd_analytics.runs.run import Progress, no_progress
-from powerd_analytics.table_rows import LAYER
+from powerd_analytics.table import LAYER
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError, ConfigError
 
@@ -62,118 +73,6 @@ def part_of(progress: Progress, i: int, n: int, name: str) -> Progress:
     return lambda share, text: progress((i + share) / n, f"{name}: {text}")
 
 
-# -- figures with their uncertainty ------------------------------------------------------------------------------------
-
-_BY_TIME = ("s_per_batch", "samples_per_s", "time_s")
-VALUES = (*_BY_TIME, "power_w", "energy_j", "edp_js", "j_per_batch", "gflops_per_w")
-"""Columns of a record that a cell of a pivot can hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A value with the two parts of its standard uncertainty, in its own unit; None where a part is not known."""
-
-    value: float
-    u_statistical: float | None = None
-    u_systematic: float | None = None
-    is_lower_bound: bool = False
-    """Known from one side: joules and what grows with them at least, figures per joule at most."""
-    count: int = 1
-    """Figures that it is the mean of."""
-    interval: float | None = None
-    """Half of the 95 % interval, where the shapes of its parts are known: that of a single record's joules."""
-
-    @property
-    def u95(self) -> float | None:
-        """Expanded uncertainty; None where nothing is known of it or the value is a bound."""
-        parts = [u for u in (self.u_statistical, self.u_systematic) if u is not None]
-        if self.is_lower_bound or (self.interval is None and not parts):
-            return None
-        return self.interval if self.interval is not None else COVERAGE_FACTOR * sqrt(sum(u**2 for u in parts))
-
-
-def figure_of(record: Record, name: str) -> Figure | None:
-    """The figure ``name`` of a record, None where it has no value. Raises `AnalysisError` for what is no figure.
-
-    Energy and what is proportional to it take the joules' relative uncertainty, with the seconds' where both count.
-    """
-    if name not in VALUES:
-        raise AnalysisError(f"{name!r} is no figure of a table: choose one of {', '.join(VALUES)}")
-    value = number_of(record, name)
-    if value is None:
-        return None
-    if name in _BY_TIME:
-        return Figure(value, _share(record, "u_s_per_batch", "s_per_batch", value))
-    is_bound = record["is_lower_bound"] is True
-    if name == "gflops_per_w":
-        parts = (number_of(record, "u_statistical_gflops_per_w"), number_of(record, "u_systematic_gflops_per_w"))
-        return Figure(value, *parts, is_bound)
-    joules = _joules_column(record)
-    u = [_share(record, n, joules, value) for n in ("u_statistical_j", "u_systematic_j", "u95_j")]
-    if u[0] is None and u[1] is None and u[2] is not None:
-        # Of a whole recording only the two together are known; nothing of it averages out.
-        u[1] = u[2] / COVERAGE_FACTOR
-    return Figure(value, u[0], u[1], is_bound, interval=u[2])
-
-
-def _joules_column(record: Record) -> str:
-    """The column whose uncertainties a record has."""
-    return "j_per_batch" if record["kind"] == "phase" else "energy_j"
-
-
-def _share(record: Record, u_name: str, of: str, value: float) -> float | None:
-    """An uncertainty of the column ``of`` as that of a figure proportional to it."""
-    u, whole = number_of(record, u_name), number_of(record, of)
-    return u / abs(whole) * abs(value) if u is not None and whole else None
-
-
-def mean_figure(figures: Sequence[Figure]) -> Figure:
-    """The mean of repeats, or of cells: what is statistical averages out, what is systematic does not.
-
-    As for phases of a kind (`mean_of`): the larger of the repeats' spread and of what each is known to be unsure of.
-    """
-    n = len(figures)
-    if n == 1:
-        return replace(figures[0], count=1)
-    values = np.array([f.value for f in figures])
-    statistical = [f.u_statistical for f in figures if f.u_statistical is not None]
-    systematic = [f.u_systematic for f in figures if f.u_systematic is not None]
-    of_singles = sqrt(sum(u**2 for u in statistical)) / n
-    of_spread = known(float(np.std(values, ddof=1) / np.sqrt(n)), float(values.mean()))
-    return Figure(
-        float(values.mean()),
-        max(of_singles, of_spread),
-        float(np.mean(systematic)) if systematic else None,
-        any(f.is_lower_bound for f in figures),
-        n,
-    )
-
-
-def mean_of_cells(figures: Sequence[Figure]) -> Figure:
-    """The mean of cells of different configurations: their differences are no uncertainty.
-
-    Systematic parts are taken as shared by all cells, so that the mean has their mean. Where nothing is known of one
-    cell's uncertainty, nothing is of the mean's.
-    """
-    n, mean = len(figures), mean_figure(figures)
-    if n < 2:
-        return mean
-    if any(f.u95 is None for f in figures):
-        return replace(mean, u_statistical=None, u_systematic=None)
-    statistical = [f.u_statistical for f in figures if f.u_statistical is not None]
-    systematic = [f.u_systematic for f in figures if f.u_systematic is not None]
-    return replace(
-        mean,
-        u_statistical=sqrt(sum(u**2 for u in statistical)) / n if statistical else None,
-        u_systematic=sum(systematic) / n if systematic else None,
-    )
-
-
-def _inverse(f: Figure) -> Figure:
-    statistical, systematic = (None if u is None else u / f.value**2 for u in (f.u_statistical, f.u_systematic))
-    return Figure(1 / f.value, statistical, systematic, f.is_lower_bound)
-
-
 # -- repeats -----------------------------------------------------------------------------------------------------------
 
 CONFIGURATION = (
@@ -196,6 +95,9 @@ WHOLE = ("run", "rank", "job")
 """Kinds of whole recordings."""
 RUNS = "runs"
 """Column of averaged records: how many runs each is made of."""
+_U_JOULES = ("u95_j", "u_statistical_j", "u_systematic_j")
+_MEANS = ("clock_hz", "power_cap_w", "rest_j", "residual_j", "time_s", "s_per_batch", "missing_s", "s_per_training",
+          "j_per_training")  # fmt: skip
 
 
 def averaged(records: Iterable[Record], apart: Sequence[str] = ()) -> list[Record]:
@@ -248,29 +150,48 @@ def _mean_record(same: Sequence[Record]) -> Record:
     record: Record = {**same[0], RUNS: n}
     if n == 1:
         return record
-    for name in ("run", "path", "run_id", "created_utc", "method", "note"):
-        texts = dict.fromkeys(str(r[name]) for r in same if r[name])
-        record[name] = "; ".join(texts) or ("" if name == "note" else None)
-    for name in ("clock_hz", "power_cap_w", "rest_j", "residual_j", "time_s", "s_per_batch", "missing_s",
-                 "s_per_training", "j_per_training"):  # fmt: skip
-        if name in record:
-            record[name] = _mean(same, name)
+    is_phase = record["kind"] == "phase"
+    name, time = joules_column(record), "s_per_batch" if is_phase else "time_s"
+    notes = [joined(r["note"] for r in same)]
+    record |= {c: joined(r[c] for r in same) or None for c in ("run", "path", "run_id", "created_utc", "method")}
+    record |= {c: _mean(same, c) for c in _MEANS if c in record}
     iterations = [int(v) for v in _numbers(same, "iterations")]
-    record["iterations"] = sum(iterations) if record["kind"] == "phase" else next(iter(iterations), None)
+    record["iterations"] = sum(iterations) if is_phase else next(iter(iterations), None)
     record["s_per_batch_min"] = min(_numbers(same, "s_per_batch_min"), default=None)
     record["s_per_batch_max"] = max(_numbers(same, "s_per_batch_max"), default=None)
     record["is_lower_bound"] = any(r["is_lower_bound"] is True for r in same)
     seconds, batch = _mean_of(same, "s_per_batch"), number_of(record, "batch_size")
     record["u_s_per_batch"] = seconds.u_statistical if seconds else None
-    has_rate = batch and seconds and seconds.value and any(r["samples_per_s"] is not None for r in same)
-    record["samples_per_s"] = batch / seconds.value if has_rate and batch and seconds else None
-    _add_mean_joules(record, same)
-    _add_mean_gflops(record, same)
-    if "u95_j_per_training" in record:
-        whole, u95 = number_of(record, "j_per_training"), number_of(record, "u95_j")
-        joules = number_of(record, _joules_column(record))
-        record["u95_j_per_training"] = u95 * whole / joules if whole and joules and u95 is not None else None
-    return record
+    has_rate = any(r["samples_per_s"] is not None for r in same)
+    record["samples_per_s"] = batch / seconds.value if has_rate and batch and seconds and seconds.value else None
+    record |= dict.fromkeys(("j_per_batch", "energy_j", "power_w", "edp_js", *_U_JOULES))
+    if (joules := _mean_of(same, name)) is not None:
+        if joules.count < n:
+            notes.append(f"mean of {joules.count} of {n} runs, the others have no figure")
+        record |= {name: joules.value, "u95_j": joules.u95}
+        record |= {"u_statistical_j": joules.u_statistical, "u_systematic_j": joules.u_systematic}
+        if not is_phase and iterations and iterations[0]:
+            record["j_per_batch"] = joules.value / iterations[0]
+        # Runs without joules must not bring their seconds into the power.
+        if length_s := _mean([r for r in same if r[name] is not None], time):
+            record |= {"power_w": joules.value / length_s, "edp_js": edp_js(joules.value, length_s)}
+        if "u95_j_per_training" in record:
+            whole, u95 = number_of(record, "j_per_training"), joules.u95
+            record["u95_j_per_training"] = u95 * whole / joules.value if whole and u95 is not None else None
+    # Operations per mean joule, so that the figure belongs to the mean energy; on one basis only.
+    record |= dict.fromkeys((*_GFLOPS, *BASIS))
+    figures = [(f, tuple(r[c] for c in BASIS)) for r in same if (f := figure_of(r, "gflops_per_w")) is not None]
+    bases = list(dict.fromkeys(basis for _, basis in figures))
+    if len(bases) > 1:
+        notes.append(f"no GFLOPS/W: over the joules of {' or '.join(str(basis) for _, basis in bases)}, by run")
+    elif bases:
+        mean = mean_figure([f.inverse() for f, _ in figures]).inverse()
+        record |= dict(zip((*_GFLOPS, *BASIS), (*_parts(mean), *bases[0]), strict=True))
+    return record | {"note": "; ".join(note for note in notes if note)}
+
+
+def _parts(figure: Figure) -> tuple[float, float | None, float | None]:
+    return figure.value, figure.u_statistical, figure.u_systematic
 
 
 def _numbers(records: Iterable[Record], name: str) -> list[float]:
@@ -285,43 +206,6 @@ def _mean(same: Sequence[Record], name: str) -> float | None:
 def _mean_of(same: Sequence[Record], name: str) -> Figure | None:
     figures = [f for r in same if (f := figure_of(r, name)) is not None]
     return mean_figure(figures) if figures else None
-
-
-def _add_note(record: Record, text: str) -> None:
-    record["note"] = "; ".join(t for t in (str(record["note"] or ""), text) if t)
-
-
-def _add_mean_joules(record: Record, same: Sequence[Record]) -> None:
-    name, time = _joules_column(record), "s_per_batch" if record["kind"] == "phase" else "time_s"
-    joules = _mean_of(same, name)
-    record |= dict.fromkeys(
-        ("j_per_batch", "energy_j", "power_w", "edp_js", "u95_j", "u_statistical_j", "u_systematic_j")
-    )
-    if joules is None:
-        return
-    if joules.count < len(same):
-        _add_note(record, f"mean of {joules.count} of {len(same)} runs, the others have no figure")
-    record |= {name: joules.value, "u95_j": joules.u95}
-    record |= {"u_statistical_j": joules.u_statistical, "u_systematic_j": joules.u_systematic}
-    n = number_of(record, "iterations")
-    if record["kind"] != "phase" and n:
-        record["j_per_batch"] = joules.value / n
-    # Runs without joules must not bring their seconds into the power.
-    if seconds := _mean([r for r in same if r[name] is not None], time):
-        record |= {"power_w": joules.value / seconds, "edp_js": edp_js(joules.value, seconds)}
-
-
-def _add_mean_gflops(record: Record, same: Sequence[Record]) -> None:
-    """Operations per mean joule, so that the figure belongs to the mean energy; on one basis only."""
-    record |= dict.fromkeys((*_GFLOPS, *BASIS))
-    figures = [f for r in same if (f := figure_of(r, "gflops_per_w")) is not None]
-    bases = list(dict.fromkeys(tuple(r[name] for name in BASIS) for r in same if r["gflops_per_w"] is not None))
-    if len(bases) > 1:
-        _add_note(record, f"no GFLOPS/W: over the joules of {' or '.join(str(basis) for _, basis in bases)}, by run")
-    if len(bases) == 1:
-        mean = _inverse(mean_figure([_inverse(f) for f in figures]))
-        record |= dict(zip(BASIS, bases[0], strict=True))
-        record |= dict(zip(_GFLOPS, (mean.value, mean.u_statistical, mean.u_systematic), strict=True))
 
 
 # -- whole trainings ---------------------------------------------------------------------------------------------------
@@ -346,12 +230,8 @@ class Length:
                 raise ConfigError(f"{name} {value:g}: it must be more than 0, and less than {MOST:g}")
             if value is not None and name != "--epochs" and not float(value).is_integer():
                 raise ConfigError(f"{name} {value:.12g}: it must be a whole number")
-        if (self.epochs is None) != (self.dataset_size is None):
-            raise ConfigError(
-                "--epochs and --dataset-size go together: iterations = epochs x dataset size / batch size"
-            )
-        if self.iterations is not None and self.epochs is not None:
-            raise ConfigError("give either --iterations or --epochs with --dataset-size: they say the same")
+        if (self.epochs is None) != (self.dataset_size is None) or None not in (self.iterations, self.epochs):
+            raise ConfigError("give either --iterations, or --epochs and --dataset-size together")
 
     def __bool__(self) -> bool:
         return self.iterations is not None or self.epochs is not None
@@ -361,9 +241,9 @@ class Length:
 
         Raises `AnalysisError` for less than one.
         """
-        if self.iterations is not None:
+        if self.epochs is None or self.dataset_size is None:
             return self.iterations
-        if self.epochs is None or self.dataset_size is None or not batch_size or batch_size < 1:
+        if not batch_size or batch_size < 1:
             return None
         iterations = iterations_of(self.epochs, self.dataset_size, batch_size)
         if not iterations:
@@ -406,32 +286,31 @@ def _share_of(phases: float | None, iterations: float | None) -> float | None:
 def _scaled(record: Record, iterations: float | None, share: float | None, ranks: float) -> Record:
     """A record of the training; ``ranks`` share the device."""
     whole = {**record, "s_per_training": None, "j_per_training": None, "u95_j_per_training": None}
-    s, j, u95 = (number_of(record, name) for name in ("s_per_batch", "j_per_batch", "u95_j"))
+    s, j, u95, recorded = (number_of(record, name) for name in ("s_per_batch", "j_per_batch", "u95_j", "iterations"))
     if iterations is None or share is None or s is None:
         return whole
     times, is_total = iterations * share, record["kind"] == "total"
     if is_total and ranks > 1:
         # In the run each rank's iteration counted by itself, and took its part of the device's seconds and joules.
         s, j = s * ranks, None if j is None else j * ranks
-        notes = [
-            text for text in str(record["note"] or "").split("; ") if not text.startswith("n counts the iterations")
-        ]
-        whole |= {"s_per_batch": s, "j_per_batch": j, "note": "; ".join(notes)}
+        notes = str(record["note"] or "").split("; ")
+        kept = [text for text in notes if not text.startswith("n counts the iterations")]
+        whole |= {"s_per_batch": s, "j_per_batch": j, "note": "; ".join(kept)}
     in_training = times if is_total else times * ranks
-    recorded = number_of(record, "iterations")
     grow = times * ranks / recorded if is_total and recorded else in_training
-    whole["s_per_training"] = s * times
-    if j is not None:
-        whole["j_per_training"] = j * in_training
-        whole["u95_j_per_training"] = None if u95 is None else u95 * grow
+    joules = None if j is None else j * in_training
+    u95_whole = None if u95 is None or j is None else u95 * grow
+    whole |= {"s_per_training": s * times, "j_per_training": joules, "u95_j_per_training": u95_whole}
     if is_total:
-        joules = None if j is None else j * times
-        whole |= {"iterations": round(iterations), "time_s": s * times, "energy_j": joules}
-        whole["edp_js"] = None if joules is None else edp_js(joules, s * times)
-        for name in ("u95_j", "u_statistical_j", "u_systematic_j", "rest_j", "residual_j"):
+        product = None if joules is None else edp_js(joules, s * times)
+        whole |= {"iterations": round(iterations), "time_s": s * times, "energy_j": joules, "edp_js": product}
+        for name in (*_U_JOULES, "rest_j", "residual_j"):
             value = number_of(record, name)
             whole[name] = None if value is None else value * grow
     return whole
+
+
+# -- several GPUs ------------------------------------------------------------------------------------------------------
 
 
 def summed_devices(records: Sequence[Record]) -> list[Record]:
@@ -449,44 +328,37 @@ def summed_devices(records: Sequence[Record]) -> list[Record]:
 
 
 def _sum(same: Sequence[Record]) -> Record:
+    is_phase = same[0]["kind"] == "phase"
     total = dict(same[0]) | {"device": "+".join(str(r["device"]) for r in same), "clock_hz": None}
     total["device_name"] = " + ".join(dict.fromkeys(str(r["device_name"]) for r in same if r["device_name"])) or None
-    total["note"] = "; ".join(dict.fromkeys(str(r["note"]) for r in same if r["note"]))
+    total["note"] = joined(r["note"] for r in same)
     total["is_lower_bound"] = any(r["is_lower_bound"] is True for r in same)
     if total["ranks"] != 1:
         # Each rank has its own batch. A phase's rate is that of one rank, a total's that of all on its GPU.
-        counted = sum((number_of(r, "ranks_counted") or 1) if r["kind"] == "total" else 1 for r in same)
-        total["samples_per_s"] = _total_of(same, "samples_per_s") if total["ranks"] == counted else None
-    for name in ("time_s", "s_per_batch"):
-        total[name] = max(_numbers(same, name), default=None)
-    for name in ("j_per_batch", "energy_j", "power_w", "rest_j", "residual_j"):
-        total[name] = _total_of(same, name)
-    u = {n: sqrt(sum((number_of(r, n) or 0.0) ** 2 for r in same)) for n in ("u_statistical_j", "u_systematic_j")}
-    is_known = total["is_lower_bound"] is not True and all(r["u95_j"] is not None for r in same)
-    u95 = COVERAGE_FACTOR * sqrt(sum(v**2 for v in u.values())) if is_known else None
-    total |= {**u, "u95_j": u95}
-    energy = number_of(total, _joules_column(total))
-    time = number_of(total, "s_per_batch" if total["kind"] == "phase" else "time_s")
+        counted = sum(1 if is_phase else number_of(r, "ranks_counted") or 1 for r in same)
+        total["samples_per_s"] = _total(same, "samples_per_s") if total["ranks"] == counted else None
+    total |= {name: max(_numbers(same, name), default=None) for name in ("time_s", "s_per_batch")}
+    total |= {name: _total(same, name) for name in ("j_per_batch", "energy_j", "power_w")}
+    total |= summed_joules(same, [1.0] * len(same), range(len(same)))
+    energy, u95 = number_of(total, joules_column(total)), number_of(total, "u95_j")
+    time = number_of(total, "s_per_batch" if is_phase else "time_s")
     if "j_per_training" in total:
-        whole = _total_of(same, "j_per_training")
+        whole = _total(same, "j_per_training")
         u95_whole = u95 * whole / energy if u95 is not None and whole and energy else None
         total |= {"j_per_training": whole, "u95_j_per_training": u95_whole}
     total["edp_js"] = edp_js(energy, time) if energy is not None and time is not None else None
     # Every GPU did as many operations, so that the joules an operation are the mean.
-    figures = [f for r in same if (f := figure_of(r, "gflops_per_w")) is not None and f.value]
     total |= dict.fromkeys(_GFLOPS)
-    if len(figures) == len(same):
-        inverse = [_inverse(f) for f in figures]
-        mean = len(same) / sum(f.value for f in inverse)
-        u_inverse = (sqrt(sum((getattr(f, n) or 0.0) ** 2 for f in inverse)) for n in ("u_statistical", "u_systematic"))
-        total |= dict(zip(_GFLOPS, (mean, *(mean**2 / len(same) * v for v in u_inverse)), strict=True))
+    inverse = [f.inverse() for r in same if (f := figure_of(r, "gflops_per_w")) is not None and f.value]
+    if n := len(inverse) if len(inverse) == len(same) else 0:
+        u = [hypot(*(getattr(f, name) or 0.0 for f in inverse)) / n for name in ("u_statistical", "u_systematic")]
+        mean = Figure(sum(f.value for f in inverse) / n, u[0], u[1]).inverse()
+        total |= dict(zip(_GFLOPS, _parts(mean), strict=True))
     return total
 
 
-def _total_of(same: Sequence[Record], name: str) -> float | None:
-    """A sum, None where one lacks the figure."""
-    values = _numbers(same, name)
-    return sum(values) if len(values) == len(same) else None
+def _total(same: Sequence[Record], name: str) -> float | None:
+    return total_of(number_of(r, name) for r in same)
 
 
 def _key(record: Record, *names: str) -> tuple[Cell, ...]:
@@ -510,8 +382,7 @@ def of_configurations(phases: Sequence[Record]) -> list[Record]:
 def innermost(records: Sequence[Record]) -> list[Record]:
     """Phases without phases inside that belong to the sum of their group: no overlapping ones, no baseline. Layers are
     parts of passes, not phases of their own."""
-    phases = [(r, attributes_of(r)) for r in records if r["kind"] == "phase"]
-    phases = [(r, a) for r, a in phases if LAYER not in a]
+    phases = [(r, a) for r in records if r["kind"] == "phase" and LAYER not in (a := attributes_of(r))]
     outer: dict[tuple[Cell, ...], set[str]] = {}
     for r, _ in phases:
         names = str(r["phase_path"]).split("/")

@@ -7,7 +7,7 @@ be None, which is why it is a dict of cells here and a frame when it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -17,20 +17,30 @@ from powerd_analytics.campaign import (
     BASIS,
     CONFIGURATION,
     RUNS,
-    VALUES,
     WHOLE,
-    Figure,
     Length,
     averaged,
-    figure_of,
-    mean_of_cells,
     of_a_batch,
     summed_devices,
     whole_trainings,
+    without_summands,
 )
 from powerd_analytics.costs import Factors, with_factors
-from powerd_analytics.export import Cell, Column, cell_text, columns_of, rows_of, table_frame
-from powerd_analytics.records import COLUMNS, Record, column, dimension, number_of, value_in, where
+from powerd_analytics.export import Cell, Column, cell_text, table_frame
+from powerd_analytics.records import (
+    COLUMNS,
+    VALUES,
+    Figure,
+    Record,
+    column,
+    dimension,
+    figure_of,
+    mean_figure,
+    number_of,
+    value_in,
+    where,
+)
+from powerd_analytics.table import is_number_cell
 from powerd_core.errors import AnalysisError, ConfigError
 
 CONVENTION = "GFLOPS/W (paper): forward and backward count the model's operations once each"
@@ -59,25 +69,19 @@ class PivotRequest:
 
 def request_of(pivot: str | None, rows: str | None, columns: str | None, value: str | None) -> PivotRequest | None:
     """The pivot that is asked for in one option or in three. Raises `ConfigError`."""
-    if pivot is not None:
-        if rows or columns or value:
-            raise ConfigError("give either --pivot ROWS:COLUMNS:VALUE, or --rows, --columns and --value")
-        return PivotRequest.parse(pivot)
     if rows is None and columns is None and value is None:
-        return None
-    if not rows or not value:
-        raise ConfigError("a pivot needs --rows and --value; --columns may be left out")
+        return None if pivot is None else PivotRequest.parse(pivot)
+    if pivot is not None or not rows or not value:
+        raise ConfigError("give --pivot ROWS:COLUMNS:VALUE, or else --rows and --value; --columns may be left out")
     return PivotRequest.parse(f"{rows}:{columns or ''}:{value}")
 
 
 def pair_of(gain: str | None) -> tuple[str, str] | None:
     """The two products of ``A,B``. Raises `ConfigError`."""
-    if gain is None:
-        return None
-    names = [name.strip() for name in gain.split(",")]
-    if len(names) != 2 or not all(names) or names[0] == names[1]:
+    names = [name.strip() for name in (gain or "").split(",")]
+    if gain is not None and (len(names) != 2 or not all(names) or names[0] == names[1]):
         raise ConfigError(f"--gain {gain}: name two products, as in maxwell,pascal")
-    return names[0], names[1]
+    return None if gain is None else (names[0], names[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +98,6 @@ class Choice:
     gain: tuple[str, str] | None = None
     factors: Factors = field(default_factory=Factors)
 
-    def __bool__(self) -> bool:
-        return self != Choice()
-
 
 def chosen_tables(records: Sequence[Record], choice: Choice) -> list[pd.DataFrame]:
     """The tables of a campaign that are asked for; all of them where none is.
@@ -107,7 +108,15 @@ def chosen_tables(records: Sequence[Record], choice: Choice) -> list[pd.DataFram
     if choice.pivot is not None:
         pivot = make_pivot(records, choice.pivot)
         frames = [pivot_frame(pivot, averages=choice.averages)]
-        return frames + (_gain_of_pivot(pivot, choice.gain) if choice.gain is not None else [])
+        if choice.gain is not None:
+            by = next((n for n in ("device_name", "device") if n in pivot.column_names), None)
+            if by is None:
+                raise ConfigError("--gain needs device_name or device among the columns of the pivot")
+            gain = gain_frame(pivot, by, choice.gain)
+            if gain is None:
+                raise AnalysisError(f"nothing was run on both {' and '.join(choice.gain)} in the same way")
+            frames.append(gain)
+        return frames
     frames, of_jobs = field_tables(records, choice.gain, choice.factors), job_tables(records)
     known = {frame.attrs["name"]: frame for frame in [*frames, *of_jobs]}
     # Of trainings on one machine they are there for those who ask.
@@ -119,9 +128,9 @@ def chosen_tables(records: Sequence[Record], choice: Choice) -> list[pd.DataFram
 
 # -- pivots ------------------------------------------------------------------------------------------------------------
 
-_APART = (*(n for n in CONFIGURATION if n not in ("kind", "provenance")), "clock_hz", "iterations", "run")
-"""Columns in which the records of one cell must not differ, most telling first after those of `_FIRST`."""
-_FIRST = ("model", "phase", "batch_size", "gpus", "device_name", "device", "power_cap_w")
+_APART = ("model", "phase", "batch_size", "gpus", "device_name", "device", "power_cap_w",
+          *(n for n in CONFIGURATION if n not in ("kind", "provenance")), "clock_hz", "iterations", "run")  # fmt: skip
+"""Columns in which the records of one cell must not differ, most telling first."""
 _OF_A_BATCH = ("s_per_batch", "samples_per_s", "j_per_batch", "power_w", "gflops_per_w")
 """Figures in which runs with other numbers of batches are repeats."""
 _NO_AXES = ("kind", "u95_j", "u_statistical_j", "u_systematic_j", "note", *VALUES)
@@ -146,9 +155,9 @@ class Pivot:
 
     def mean(self, rows: Sequence[Key], columns: Sequence[Key]) -> Figure | None:
         """Mean over cells, None unless all are there: means over different ones do not compare."""
-        cells = [self.cells.get((r, c)) for r in rows for c in columns]
-        figures = [f for f in cells if f is not None]
-        return mean_of_cells(figures) if figures and len(figures) == len(cells) else None
+        figures = [f for r in rows for c in columns if (f := self.cells.get((r, c))) is not None]
+        is_whole = figures and len(figures) == len(rows) * len(columns)
+        return mean_figure(figures, are_repeats=False) if is_whole else None
 
 
 def make_pivot(records: Sequence[Record], request: PivotRequest) -> Pivot:
@@ -162,27 +171,27 @@ def make_pivot(records: Sequence[Record], request: PivotRequest) -> Pivot:
         raise AnalysisError(f"{value!r} is no figure for the cells of a pivot: choose one of {', '.join(VALUES)}")
     rows, columns = ([dimension(n, records) for n in names] for names in (request.rows, request.columns))
     for name in [*rows, *columns]:
-        if name in _NO_AXES:
-            raise AnalysisError(f"{name!r} is a figure, nothing to lay along the side of a pivot")
-        if (rows + columns).count(name) > 1:
-            raise AnalysisError(f"{name!r} is named twice among rows and columns")
+        if name in _NO_AXES or (rows + columns).count(name) > 1:
+            raise AnalysisError(f"{name!r} is a figure or named twice: it cannot lie along the side of a pivot")
     rows = [n for n in rows if n != "provenance"]
-    of_kind = _of_kind(records, value, {*rows, *columns})
-    if value in _OF_A_BATCH and "iterations" not in (*rows, *columns):
+    axes = [*rows, *columns]
+    of_kind = _of_kind(records, value, {*axes})
+    if value in _OF_A_BATCH and "iterations" not in axes:
         of_kind = [of_a_batch(r) for r in of_kind]
     # A phase's own figure is over its own joules: the basis of totals is what may differ.
     basis = BASIS if value == "gflops_per_w" and all(r["kind"] == "total" for r in of_kind) else ()
     # A run without the figure is none of those that a cell is the mean of.
-    with_value = [r for r in of_kind if r[value] is not None]
-    means = averaged(with_value, apart=(*(n for n in (*rows, *columns) if n in COLUMNS), *basis))
+    means = averaged([r for r in of_kind if r[value] is not None], apart=(*(n for n in axes if n in COLUMNS), *basis))
     if not means:
         reasons = [str(r["note"]) for r in of_kind if r["note"]]
         raise AnalysisError(f"no run has {value}: {reasons[0] if reasons else 'its rows have no such figure'}")
-    added = [n for n in basis if n not in (*rows, *columns) and len({r[n] for r in means}) > 1]
-    added += _told_apart(means, [*rows, *added], columns)
-    notes = []
-    if added:
-        notes.append(f"{', '.join(added)} added to the rows: figures that differ in it are not averaged")
+    added = [n for n in basis if n not in axes and len({r[n] for r in means}) > 1]
+    for name in dict.fromkeys(_APART):
+        cells_of: dict[Key, set[Cell]] = {}
+        for r in means if name not in axes else ():
+            cells_of.setdefault(_key(r, [*axes, *added, "provenance"]), set()).add(r[name])
+        added += [name] if any(len(values) > 1 for values in cells_of.values()) else []
+    notes = [f"{', '.join(added)} added to the rows: figures that differ in it are not averaged"] if added else []
     repeats = sorted({int(number_of(r, RUNS) or 1) for r in means})
     if repeats != [1]:
         notes.append(f"mean of {' to '.join(map(str, sorted({repeats[0], repeats[-1]})))} runs a cell")
@@ -195,25 +204,9 @@ def make_pivot(records: Sequence[Record], request: PivotRequest) -> Pivot:
 def _of_kind(records: Sequence[Record], value: str, named: set[str]) -> list[Record]:
     """Phases where phases are asked for, whole recordings where nothing else has the figure, else totals."""
     kinds = ["phase"] if named & {"phase", "phase_path", "timing"} else ["total", "phase", "run"]
-    for kind in kinds:
-        of_kind = [r for r in records if r["kind"] == kind]
-        if any(r[value] is not None for r in of_kind):
-            return of_kind
-    return [r for r in records if r["kind"] == kinds[0]]
-
-
-def _told_apart(records: Sequence[Record], rows: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Further columns without which a cell would hold different things."""
-    added: list[str] = []
-    for name in dict.fromkeys((*_FIRST, *_APART)):
-        if name in rows or name in columns:
-            continue
-        cells: dict[Key, set[Cell]] = {}
-        for r in records:
-            cells.setdefault(_key(r, [*rows, *added, *columns, "provenance"]), set()).add(r[name])
-        if any(len(values) > 1 for values in cells.values()):
-            added.append(name)
-    return added
+    with_value = {r["kind"] for r in records if r[value] is not None}
+    chosen = next((kind for kind in kinds if kind in with_value), kinds[0])
+    return [r for r in records if r["kind"] == chosen]
 
 
 def _key(record: Record, names: Sequence[str]) -> Key:
@@ -226,62 +219,53 @@ def _sorted(keys: Sequence[Key]) -> tuple[Key, ...]:
     orders = [list(dict.fromkeys(values)) for values in zip(*unique, strict=True)]
 
     def rank(value: Cell, order: list[Cell]) -> tuple[int, float]:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return 1, float(value)
-        return 0 if value is None else 2, float(order.index(value))
+        return (1, value) if is_number_cell(value) else (0 if value is None else 2, float(order.index(value)))
 
     return tuple(sorted(unique, key=lambda key: [rank(v, o) for v, o in zip(key, orders, strict=True)]))
 
 
-def pivot_frame(pivot: Pivot, *, name: str = "pivot", title: str = "", averages: bool = False) -> pd.DataFrame:
+def pivot_frame(
+    pivot: Pivot, *, name: str = "pivot", title: str = "", averages: bool = False, value: Column | None = None
+) -> pd.DataFrame:
     """The pivot as a table: a column with its uncertainty for each column key, averages at the sides if asked for."""
+    value, phases = value or column(pivot.value), {*_OF_PHASES}
     columns = [column(n) if n in COLUMNS else Column(n) for n in pivot.row_names]
-    value, phases = column(pivot.value), {*_OF_PHASES}
-    keys: list[Key | None] = [*pivot.columns]
-    if averages and len(pivot.columns) > 1 and not {*_KINDS, *phases} & {*pivot.column_names}:
-        keys.append(None)
-    for key in keys:
-        label = "average" if key is None else _label(pivot.column_names, key) or value.heading
-        of_key = pivot.value if label == value.heading else f"{pivot.value}[{label}]"
+    # What lies in each column of figures: the keys that it is over, all of them for the average.
+    over = [(_label(pivot.column_names, key) or value.heading, [key]) for key in pivot.columns]
+    if averages and len(over) > 1 and not {*_KINDS, *phases} & {*pivot.column_names}:
+        over.append(("average", list(pivot.columns)))
+    for label, _ in over:
+        of_key = value.name if label == value.heading else f"{value.name}[{label}]"
         columns.append(replace(value, name=of_key, heading=label))
         columns.append(Column(f"u95_{of_key}", "number", value.units, heading="± U95", is_uncertainty=True))
-
-    def figures_of(rows: Sequence[Key]) -> list[Figure | None]:
-        return [pivot.mean(rows, pivot.columns if k is None else [k]) for k in keys]
-
-    lines = [(row, [pivot.mean([row], pivot.columns) if k is None else pivot.cells.get((row, k)) for k in keys])
-             for row in pivot.rows]  # fmt: skip
+    lines: list[tuple[Key, list[Key]]] = [(row, [row]) for row in pivot.rows]
     if averages and "provenance" in pivot.row_names and not phases & {*pivot.row_names}:
         # What an average over rows must have in common.
-        kinds = [{n: v for n, v in zip(pivot.row_names, row, strict=True) if n in _KINDS} for row in pivot.rows]
-        for kind in [k for i, k in enumerate(kinds) if k not in kinds[:i] and kinds.count(k) > 1]:
-            side = [kind.get(n) for n in pivot.row_names]
-            if pivot.row_names[0] not in kind:
-                side[0] = "average"
-                columns[0] = replace(columns[0], kind="text")
-            of_kind = [row for row, k in zip(pivot.rows, kinds, strict=True) if k == kind]
-            lines.append((tuple(side), figures_of(of_kind)))
-    rows = [
-        (*row, *(cell for f in figures for cell in ((f.value, f.u95) if f else (None, None)))) for row, figures in lines
-    ]
-    first = len(pivot.row_names)
-    bounds = [
-        (r, first + 2 * k)
-        for r, (_, figures) in enumerate(lines)
-        for k, f in enumerate(figures)
-        if f is not None and f.is_lower_bound
-    ]
+        by_kind: dict[Key, list[Key]] = {}
+        for row in pivot.rows:
+            kind = tuple(v if n in _KINDS else None for n, v in zip(pivot.row_names, row, strict=True))
+            by_kind.setdefault(kind, []).append(row)
+        for kind, rows in by_kind.items():
+            if len(rows) > 1:
+                is_free = pivot.row_names[0] not in _KINDS
+                lines.append((("average", *kind[1:]) if is_free else kind, rows))
+                columns[0] = replace(columns[0], kind="text") if is_free else columns[0]
+    table, bounds = [], []
+    for r, (side, rows) in enumerate(lines):
+        figures = [pivot.mean(rows, keys) for _, keys in over]
+        table.append((*side, *(cell for f in figures for cell in ((f.value, f.u95) if f else (None, None)))))
+        bounds += [(r, len(side) + 2 * k) for k, f in enumerate(figures) if f is not None and f.is_lower_bound]
     notes = [f"{_U95}; {CONVENTION}" if pivot.value == "gflops_per_w" else _U95, *pivot.notes]
     if averages and phases & {*pivot.row_names, *pivot.column_names}:
         notes.append("no averages over phases: some are inside others")
     units = f", {value.units}" if value.units else ""
-    return table_frame(name, title or f"{value.heading} ({pivot.value}{units})", columns, rows, notes, bounds)
+    return table_frame(name, title or f"{value.heading} ({pivot.value}{units})", columns, table, notes, bounds)
 
 
 def _label(names: Sequence[str], key: Key) -> str:
     texts = []
     for name, value in zip(names, key, strict=True):
-        text = cell_text(name, value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+        text = cell_text(name, value) if is_number_cell(value) else str(value)
         is_plain = name in ("model", "device", "device_name", "phase")
         texts.append(text if is_plain else f"{column(name).heading} {text}")
     return ", ".join(texts)
@@ -299,29 +283,21 @@ def gain_frame(pivot: Pivot, by: str, pair: tuple[str, str] | None = None) -> pd
     names = list(dict.fromkeys(str(k[at]) for k in pivot.columns))
     if pair is not None and (unknown := [n for n in pair if n not in names]):
         raise AnalysisError(f"no {by} {unknown[0]!r} to compare: there is {', '.join(names)}")
-    if pair is None:
-        if len(names) != 2:
-            return None
-        pair = (names[0], names[1])
+    if pair is None and len(names) != 2:
+        return None
+    first, second = pair or names
     cells: dict[tuple[Key, Key], Figure] = {}
     for row, key in product(pivot.rows, pivot.columns):
-        a, b = pivot.cells.get((row, key)), pivot.cells.get((row, (*key[:at], pair[1], *key[at + 1 :])))
-        if str(key[at]) == pair[0] and a and b and not (a.is_lower_bound or b.is_lower_bound) and a.value and b.value:
+        a, b = pivot.cells.get((row, key)), pivot.cells.get((row, (*key[:at], second, *key[at + 1 :])))
+        if str(key[at]) == first and a and b and not (a.is_lower_bound or b.is_lower_bound) and a.value and b.value:
             cells[row, (*key[:at], *key[at + 1 :])] = _ratio(b, a)
     if not cells:
         return None
-    columns = tuple(dict.fromkeys(k for _, k in cells))
-    rows = tuple(r for r in pivot.rows if any((r, c) in cells for c in columns))
+    rows, columns = (tuple(dict.fromkeys(keys)) for keys in zip(*cells, strict=True))
     rest = (*pivot.column_names[:at], *pivot.column_names[at + 1 :])
     ratios = Pivot(pivot.row_names, rest, pivot.value, rows, columns, cells, ())
-    heading = column(pivot.value).heading
-    frame = pivot_frame(ratios, name="gain", title=f"Gain in {heading}: {pair[1]} over {pair[0]}")
-    gains = columns_of(frame)
-    for i in range(len(pivot.row_names), len(gains)):
-        c = gains[i]
-        label = "gain" if c.heading == heading else c.heading
-        gains[i] = replace(c, name=c.name.replace(pivot.value, "gain"), heading=label, units="1", sign="")
-    return table_frame("gain", frame.attrs["title"], gains, rows_of(frame), frame.attrs["notes"])
+    title = f"Gain in {column(pivot.value).heading}: {second} over {first}"
+    return pivot_frame(ratios, name="gain", title=title, value=Column("gain", "number", "1", heading="gain"))
 
 
 def _ratio(b: Figure, a: Figure) -> Figure:
@@ -331,16 +307,6 @@ def _ratio(b: Figure, a: Figure) -> Figure:
         return None if of_a is None or of_b is None else ratio * ((of_a / a.value) ** 2 + (of_b / b.value) ** 2) ** 0.5
 
     return Figure(ratio, part(b.u_statistical, a.u_statistical), part(b.u_systematic, a.u_systematic))
-
-
-def _gain_of_pivot(pivot: Pivot, pair: tuple[str, str]) -> list[pd.DataFrame]:
-    by = next((n for n in ("device_name", "device") if n in pivot.column_names), None)
-    if by is None:
-        raise ConfigError("--gain needs device_name or device among the columns of the pivot")
-    gain = gain_frame(pivot, by, pair)
-    if gain is None:
-        raise AnalysisError(f"nothing was run on both {pair[0]} and {pair[1]} in the same way")
-    return [gain]
 
 
 # -- the tables of the field -------------------------------------------------------------------------------------------
@@ -368,36 +334,34 @@ def field_tables(
     is_whole = any("s_per_training" in r for r in parts)
     # Runs that trained for as long, and so for other numbers of batches, are repeats in what a batch takes.
     batches = means if is_whole else _in_order(averaged(of_a_batch(r) for r in parts))
-    of_training = ["s_per_training"] if is_whole else []
     # Of trainings over several machines seconds are the mean over the ranks, beside the fastest and the slowest.
     spread = ["s_per_batch_min", "s_per_batch_max"] if any(r["machines"] is not None for r in parts) else []
-    time = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s", *of_training]
+    time = ["s_per_batch", "u95_s_per_batch", *spread, "samples_per_s"]
     energy = ["j_per_batch", "u95_j_per_batch", "power_w"]
-    energy += ["j_per_training", "u95_j_per_training", *factors.columns] if is_whole else []
-    totals = ["iterations", "time_s", "energy_j", "u95_j", *factors.columns, "power_w", "edp_js", "u95_edp_js"]
-    totals += ["samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]
+    if is_whole:
+        time.append("s_per_training")
+        energy += ["j_per_training", "u95_j_per_training", *factors.columns]
+    totals = ["iterations", "time_s", "energy_j", "u95_j", *factors.columns, "power_w", "edp_js", "u95_edp_js",
+              "samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]  # fmt: skip
     title = "Totals of the whole training" if is_whole else "Totals of what was recorded"
     of_totals = [r for r in means if r["kind"] == "total"]
+    every = with_factors(averaged(records), factors)
+    names = list(dict.fromkeys([*COLUMNS, *(k for r in every for k in r)]))
     frames = [
         _long("time", "Time by phase", batches, time),
         _long("energy", "Energy by phase", batches, energy, factors.notes if is_whole else ()),
         _long("totals", title, of_totals, totals, factors.notes, phases=False),
         *_efficiency_frames(records, gain),
-        _records_frame(records, factors),
+        _frame("records", "Records", names, every, {}, factors.notes),
     ]
     return [frame for frame in frames if len(frame)]
 
 
 def _efficiency_frames(records: Sequence[Record], gain: tuple[str, str] | None) -> list[pd.DataFrame]:
     """GFLOPS/W by model and batch size, device and number of GPUs, with averages; and the gain between two devices."""
-
-    def place(r: Record, device: Cell) -> Key:
-        return r["path"], r["run_id"], r["kind"], r["provenance"], device
-
-    # Without the single GPUs of those that are there added up.
-    summed = {place(r, d) for r in records for d in str(r["device"]).split("+") if "+" in str(r["device"])}
     totals = [r for r in records if r["kind"] == "total" and r["gflops_per_w"] is not None]
-    totals = [r for r in totals if place(r, r["device"]) not in summed]
+    # Without the single GPUs of those that are there added up.
+    totals = without_summands(totals)
     if not totals:
         if gain is not None:
             raise AnalysisError(
@@ -412,14 +376,6 @@ def _efficiency_frames(records: Sequence[Record], gain: tuple[str, str] | None) 
     return [pivot_frame(pivot, name="efficiency", title=title, averages=True), *([] if gained is None else [gained])]
 
 
-def _records_frame(records: Sequence[Record], factors: Factors) -> pd.DataFrame:
-    """All averaged records with all columns, for programs."""
-    means = with_factors(averaged(records), factors)
-    names = list(dict.fromkeys([*COLUMNS, *(k for r in means for k in r)]))
-    rows = [[r.get(n) for n in names] for r in means]
-    return table_frame("records", "Records", [column(n) for n in names], rows, factors.notes)
-
-
 def _long(
     name: str, title: str, records: Sequence[Record], figures: Sequence[str], notes: Sequence[str] = (), *,
     phases: bool = True,
@@ -429,14 +385,10 @@ def _long(
     names = [*_ALWAYS, *varying, *(["phase_path" if _path_needed(records) else "phase"] if phases else [])]
     repeats = [RUNS] if any((number_of(r, RUNS) or 1) > 1 for r in records) else []
     names += [*figures, *repeats, "provenance", "is_lower_bound", "note"]
-    meanings = []
-    if "u95_s_per_batch" in names:
-        meanings.append("± U95: expanded uncertainty, k = 2, by the spread of the phases of a kind")
-    elif any(n.startswith("u95_") for n in names):
-        meanings.append(_U95)
-    meanings += [CONVENTION] if "gflops_per_w" in names else []
-    rows = [[_cell(r, n) for n in names] for r in records]
-    return table_frame(name, title, [column(n) for n in names], rows, ("; ".join(meanings), *notes))
+    is_of_time = "u95_s_per_batch" in names
+    meaning = "± U95: expanded uncertainty, k = 2, by the spread of the phases of a kind" if is_of_time else _U95
+    meaning += f"; {CONVENTION}" if "gflops_per_w" in names else ""
+    return _frame(name, title, names, [{n: _cell(r, n) for n in names} for r in records], {}, (meaning, *notes))
 
 
 def _cell(record: Record, name: str) -> Cell:
@@ -481,14 +433,15 @@ _HEADINGS = {"rest_j": "rest J", "residual_j": "residual J", "devices_j": "devic
 def job_tables(records: Sequence[Record]) -> list[pd.DataFrame]:
     """The tables ``jobs`` (machine by machine, the whole of each training behind its machines) and ``ranks``; none
     where no run has ranks."""
-    jobs = [r for r in records if r["kind"] == "job"]
+    jobs, ranks = ([r for r in records if r["kind"] == kind] for kind in ("job", "rank"))
     wholes = [r for r in jobs if r["machines"] is not None]
     order = {run_id: i for i, r in enumerate(wholes) for run_id in str(r["run_id"]).split("; ")}
     jobs.sort(key=lambda r: (order.get(str(r["run_id"]).split("; ", maxsplit=1)[0], -1), r["machines"] is not None))
     title = "Jobs: ranks = devices" + (", machine by machine" if wholes else "")
-    ranks = [r for r in records if r["kind"] == "rank"]
-    frames = [_plain("jobs", title, _JOBS, jobs, _HEADINGS | {"energy_j": "ranks J"})]
-    frames.append(_plain("ranks", "Ranks", _RANKS, ranks, _HEADINGS | {"time_s": "busy s"}))
+    frames = [
+        _frame("jobs", title, _JOBS, jobs, _HEADINGS | {"energy_j": "ranks J"}),
+        _frame("ranks", "Ranks", _RANKS, ranks, _HEADINGS | {"time_s": "busy s"}),
+    ]
     return [frame for frame in frames if len(frame)]
 
 
@@ -497,8 +450,9 @@ def are_over_machines(records: Sequence[Record]) -> bool:
     return any(r["kind"] == "job" and r["machines"] is not None for r in records)
 
 
-def _plain(
-    name: str, title: str, names: Sequence[str], records: Sequence[Record], headings: Mapping[str, str]
-) -> pd.DataFrame:
+def _frame(
+    name: str, title: str, names: Sequence[str], records: Sequence[Record], headings: dict[str, str],
+    notes: Sequence[str] = (),
+) -> pd.DataFrame:  # fmt: skip
     columns = [column(n, heading=headings.get(n, "")) for n in names]
-    return table_frame(name, title, columns, [[r[n] for n in names] for r in records])
+    return table_frame(name, title, columns, [[r.get(n) for n in names] for r in records], notes)

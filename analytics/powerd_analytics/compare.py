@@ -31,7 +31,7 @@ from powerd_analytics.jobs import merge_jobs
 from powerd_analytics.records import COLUMNS, Record, attributes_of, column, is_of_class, number_of, records_of
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
-from powerd_analytics.table import table_of
+from powerd_analytics.table import is_number_cell, table_of
 from powerd_analytics.text import digits
 from powerd_core.errors import AnalysisError
 
@@ -124,6 +124,11 @@ class Sample:
     seconds: Values
     sensors: tuple[Sensor, ...]
 
+    @property
+    def batches(self) -> float:
+        """Of how many batches the record's uncertainties and sensors are."""
+        return (number_of(self.record, "iterations") or 1.0) if self.record["kind"] == "total" else 1.0
+
 
 def run_samples(
     path: Path, device: str | None = None, *, progress: Progress = no_progress
@@ -134,19 +139,14 @@ def run_samples(
     """
     run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
     parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
-    table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
-    records = records_of(run, table)
-    samples = samples_of(run, parts, records, progress=lambda share, text: progress(0.8 + 0.2 * share, text))
-    return samples, [r for r in records if r["kind"] not in ("phase", "total")]
+    records = records_of(run, table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text)))
+    return samples_of(run, parts, records), [r for r in records if r["kind"] not in ("phase", "total")]
 
 
-def samples_of(
-    run: Run, parts: Sequence[Part], records: Sequence[Record], *, progress: Progress = no_progress
-) -> list[Sample]:
+def samples_of(run: Run, parts: Sequence[Part], records: Sequence[Record]) -> list[Sample]:
     """The phases and totals among a run's records with what is behind them."""
     samples: list[Sample] = []
-    for i, part in enumerate(parts):
-        progress(i / len(parts), f"phases of {part.device}")
+    for part in parts:
         own = [r for r in records if (r["device"], r["provenance"]) == (part.device, part.provenance)]
         samples += _samples_of_part(run, part, [r for r in own if r["kind"] in ("phase", "total")])
     return samples
@@ -159,18 +159,19 @@ def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Samp
     lines = [(s.line, part_phase_energies(run, replace(part, signals=(s,))).energy_j) for s in several]
     columns = part_phase_energies(run, part)
     lines = lines or [(s.line, columns.energy_j) for s in part.signals]
-    good = usable(columns) & ~run.phases.cut
+    ended, good = ~run.phases.cut, usable(columns) & ~run.phases.cut
     samples = []
     for record in records:
         if record["kind"] == "total":
             samples.append(Sample(record, _NONE, _NONE, _sensors(run, lines, record, slice(None), 1)))
             continue
         of_record = run.phases.of([i for i, kind in enumerate(run.phases.classes) if is_of_class(record, kind)])
-        which, ended = np.flatnonzero(of_record & good), np.flatnonzero(of_record & ~run.phases.cut)
+        which, count = np.flatnonzero(of_record & good), np.count_nonzero(of_record & ended)
         # Without a mean there is nothing to be the spread of; one that was folded is not the mean of the few long ones.
-        which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * len(ended) else which[:0]
+        which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * count else which[:0]
         sensors = _sensors(run, lines, record, which, sharing)
-        samples.append(Sample(record, columns.energy_j[which] / sharing, columns.duration_s[ended], sensors))
+        seconds = columns.duration_s[of_record & ended]
+        samples.append(Sample(record, columns.energy_j[which] / sharing, seconds, sensors))
     return samples
 
 
@@ -183,14 +184,11 @@ def _sensors(
     if not isinstance(total, float) or not isinstance(time, float):
         return ()
     sums = [float(np.nansum(joules[which])) for _, joules in lines]
-    whole = sum(sums)
+    shares = [part / sum(sums) if sum(sums) else 0.0 for part in sums]
     return tuple(
-        Sensor(
-            _identity(run, line), total * part / whole if whole else 0.0, time / sharing, line.accuracy.u_gain,
-            line.accuracy.u_offset_w,
-        )
-        for (line, _), part in zip(lines, sums, strict=True)
-    )  # fmt: skip
+        Sensor(_identity(run, line), total * share, time / sharing, line.accuracy.u_gain, line.accuracy.u_offset_w)
+        for (line, _), share in zip(lines, shares, strict=True)
+    )
 
 
 def _identity(run: Run, line: RunLine) -> str:
@@ -200,19 +198,24 @@ def _identity(run: Run, line: RunLine) -> str:
     return repr((host, line.board, line.source, line.name, line.conversion, line.accuracy, own))
 
 
+_PLACE = ("path", "run_id", "kind", "provenance", "model", "batch_size", "attributes", "power_cap_w", "phase_path",
+          "timing", "device")  # fmt: skip
+
+
+def _place(record: Record, device: Cell = None) -> tuple[Cell, ...]:
+    """What a record is of, among all of a campaign; of another ``device`` where that is given."""
+    return tuple((device or record[name]) if name == "device" else record[name] for name in _PLACE)
+
+
 def merge_samples(samples: Sequence[Sample], others: Sequence[Record]) -> list[Sample]:
     """The samples of a campaign, those of parts of one training replaced by the training's.
 
     ``others`` are the runs' records of other kinds. A training has no series of single phases: the machines' are not on
     one clock. Several trainings are each other's repeats. Raises as `merge_jobs`.
     """
-    names = ("path", "run_id", "kind", "model", "batch_size", "attributes", "operations_per_sample", "phase_path",
-             "timing", "device", "provenance")  # fmt: skip
-    alone = {tuple(s.record[name] for name in names): s for s in samples}
+    alone = {_place(s.record): s for s in samples}
     return [
-        replace(alone[tuple(r[name] for name in names)], record=r)
-        if r["machines"] is None
-        else Sample(r, _NONE, _NONE, ())
+        replace(alone[_place(r)], record=r) if r["machines"] is None else Sample(r, _NONE, _NONE, ())
         for r in merge_jobs([*(s.record for s in samples), *others])
         if r["kind"] in ("phase", "total")
     ]
@@ -221,21 +224,14 @@ def merge_samples(samples: Sequence[Sample], others: Sequence[Record]) -> list[S
 def summed_samples(samples: Sequence[Sample]) -> list[Sample]:
     """A further sample for each row of `summed_devices`: joules of each single phase added up, seconds those of the
     slowest GPU, the sensors of all. Without single phases where the GPUs do not have the same ones."""
-    names = ("path", "run_id", "kind", "provenance", "attributes", "batch_size", "model", "power_cap_w", "phase_path",
-             "timing")  # fmt: skip
-    at = {(s.record["device"], *(s.record[name] for name in names)): s for s in samples}
+    at = {_place(s.record): s for s in samples}
     summed = []
     for record in summed_devices([s.record for s in samples]):
-        same = [at[(d, *(record[name] for name in names))] for d in str(record["device"]).split("+")]
+        same = [at[_place(record, device)] for device in str(record["device"]).split("+")]
         joules, seconds = [s.joules for s in same], [s.seconds for s in same]
-        summed.append(
-            Sample(
-                record,
-                np.sum(joules, axis=0) if len({len(j) for j in joules}) == 1 else _NONE,
-                np.max(seconds, axis=0) if len({len(s) for s in seconds}) == 1 else _NONE,
-                tuple(sensor for s in same for sensor in s.sensors),
-            )
-        )
+        total_j = np.sum(joules, axis=0) if len({len(j) for j in joules}) == 1 else _NONE
+        slowest_s = np.max(seconds, axis=0) if len({len(s) for s in seconds}) == 1 else _NONE
+        summed.append(Sample(record, total_j, slowest_s, tuple(sensor for s in same for sensor in s.sensors)))
     return summed
 
 
@@ -250,12 +246,7 @@ def same_sensors(a: Sequence[Sample], b: Sequence[Sample]) -> bool:
 
 def u_systematic_j(side: Sequence[Sample]) -> float:
     """Systematic standard uncertainty of one side's mean joules a batch."""
-    return float(np.mean([(number_of(s.record, "u_systematic_j") or 0.0) / _batches(s) for s in side]))
-
-
-def _batches(sample: Sample) -> float:
-    """Of how many batches a record's uncertainties and sensors are."""
-    return (number_of(sample.record, "iterations") or 1.0) if sample.record["kind"] == "total" else 1.0
+    return float(np.mean([(number_of(s.record, "u_systematic_j") or 0.0) / s.batches for s in side]))
 
 
 def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> float:
@@ -283,7 +274,7 @@ def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
     parts: dict[str, list[tuple[float, Sensor]]] = {}
     for sample in side:
         for s in sample.sensors:
-            parts.setdefault(s.identity, []).append((_batches(sample), s))
+            parts.setdefault(s.identity, []).append((sample.batches, s))
     return {
         name: replace(
             same[0][1],
@@ -367,12 +358,11 @@ def compare(a: Sequence[Sample], b: Sequence[Sample]) -> Comparison:
     names, settings = _settings([s.record for s in a], [s.record for s in b])
     of_a, of_b = _by_key(a, names), _by_key(b, names)
     both = [key for key in of_a if key in of_b]
-    if not both:
-        raise AnalysisError("the two have nothing in common: no phase of the same name, settings and provenance")
     differences = [_difference(key, figure, of_a[key], of_b[key]) for key in both for figure in FIGURES]
     rows = [d for d in differences if d is not None]
     if not rows:
-        raise AnalysisError("no row of the two has joules or seconds on both sides")
+        what = "name, settings and provenance" if not both else "name that has joules or seconds on both sides"
+        raise AnalysisError(f"the two have nothing in common: no phase of the same {what}")
     rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
     return Comparison(names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both))
 
@@ -382,13 +372,13 @@ def _settings(a: Sequence[Record], b: Sequence[Record]) -> tuple[tuple[str, ...]
     attributes = dict.fromkeys(_ATTRIBUTE + k for r in [*a, *b] for k in attributes_of(r))
     names, different = [*_ALWAYS], []
     for name in (*_SETTINGS, *attributes):
-        in_a, in_b = (list(dict.fromkeys(_value(r, name) for r in side)) for side in (a, b))
+        in_a, in_b = (list(dict.fromkeys(_value(r, name) for r in side)) or [None] for side in (a, b))
         if name == "clock_hz" and not any(r["clock_set"] is True for r in [*a, *b]):
             continue  # observed, not chosen: it varies by itself
         if len(in_a) > 1 or len(in_b) > 1:
             names.append(name)
         elif in_a != in_b:
-            different.append((name.removeprefix(_ATTRIBUTE), in_a[0] if in_a else None, in_b[0] if in_b else None))
+            different.append((name.removeprefix(_ATTRIBUTE), in_a[0], in_b[0]))
     return tuple(names), tuple(different)
 
 
@@ -410,12 +400,11 @@ def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample])
     a, b = ([s for s in side if number_of(s.record, figure) is not None] for side in (a, b))
     if not a or not b:
         return None
-    mean_a, mean_b, repeats = _means(figure, a, b)
     is_joules = figure == "j_per_batch"
+    *means, repeats = _means(figure, a, b)
     same = is_joules and same_sensors(a, b)
-    systematic = u_difference_j(a, b, same=same) if is_joules else MARK_S
     sides = []
-    for mean, side in ((mean_a, a), (mean_b, b)):
+    for mean, side in zip(means, (a, b), strict=True):
         # The records' means also hold the phases that are too short for single figures.
         value = float(np.mean([number_of(s.record, figure) or 0.0 for s in side]))
         is_bound = is_joules and any(s.record["is_lower_bound"] is True for s in side)
@@ -423,9 +412,9 @@ def _difference(key: Key, figure: str, a: Sequence[Sample], b: Sequence[Sample])
         sides.append(Side(value, mean.u if mean else None, u_systematic, len(side), is_bound))
     first, second = sides
     p = u95 = None
-    if mean_a is not None and mean_b is not None and not (first.is_lower_bound or second.is_lower_bound):
-        at_a, at_b = replace(mean_a, value=first.value), replace(mean_b, value=second.value)
-        p, u95 = difference(at_a, at_b, systematic)
+    if means[0] and means[1] and not (first.is_lower_bound or second.is_lower_bound):
+        at_a, at_b = replace(means[0], value=first.value), replace(means[1], value=second.value)
+        p, u95 = difference(at_a, at_b, u_difference_j(a, b, same=same) if is_joules else MARK_S)
     return Difference(key, figure, first, second, second.value - first.value, u95, p, repeats, same)
 
 
@@ -449,24 +438,22 @@ def _means(figure: str, a: Sequence[Sample], b: Sequence[Sample]) -> tuple[Mean 
 
 
 def _mean_of_phases(sample: Sample, figure: str) -> Mean | None:
-    series = sample.joules if figure == "j_per_batch" else sample.seconds
+    is_joules = figure == "j_per_batch"
+    series = sample.joules if is_joules else sample.seconds
     if len(series) < 2:
         return None
     mean = mean_of_series(series)
     # Phases that happen to agree are still known no better than their readings let them be.
-    of_singles = number_of(sample.record, "u_statistical_j") if figure == "j_per_batch" else None
-    return replace(mean, u=max(mean.u, of_singles or 0.0))
+    return replace(mean, u=max(mean.u, (number_of(sample.record, "u_statistical_j") or 0.0) if is_joules else 0.0))
 
 
 def _mean_of_fold(sample: Sample, figure: str) -> Mean | None:
-    """Of phases that have joules only together: what the mean is said to be unsure of by chance."""
-    n, u = number_of(sample.record, "iterations"), number_of(sample.record, "u_statistical_j")
-    value = number_of(sample.record, figure)
-    if sample.record["machines"] is not None:
-        return None  # of a training over several machines there are no single phases, folded or not
-    if sample.record["kind"] != "phase" or figure != "j_per_batch" or not n or n < 2 or not u or value is None:
-        return None
-    return Mean(value, u, n - 1)
+    """Of phases that have joules only together: what the mean is said to be unsure of by chance. A training over
+    several machines has no single phases, folded or not."""
+    record = sample.record
+    n, u, value = (number_of(record, name) for name in ("iterations", "u_statistical_j", "j_per_batch"))
+    is_folded = record["machines"] is None and record["kind"] == "phase" and figure == "j_per_batch"
+    return Mean(value, u, n - 1) if is_folded and value is not None and n and n >= 2 and u else None
 
 
 # -- as a table, and in words ------------------------------------------------------------------------------------------
@@ -476,78 +463,73 @@ def verdict(d: Difference) -> str:
     """What a reader may take from a row."""
     if d.a.is_lower_bound or d.b.is_lower_bound:
         return "not comparable: a lower bound"
-    if d.p is None and d.change == 0:
-        return "equal"
     if d.p is None:
-        return "no repeats to tell" if d.repeats == NOTHING else "no uncertainty to compare with"
+        why = "no repeats to tell" if d.repeats == NOTHING else "no uncertainty to compare with"
+        return "equal" if d.change == 0 else why
     if not d.is_distinguishable:
         return "not distinguishable"
     return "B more" if d.change > 0 else "B less"
 
 
+_FRAME = (
+    Column("figure"),
+    Column("a", "number", heading="A", sign="≥"),
+    Column("b", "number", heading="B", sign="≥"),
+    Column("change", "number", heading="B - A"),
+    Column("u95_change", "number", heading="± U95", is_uncertainty=True),
+    Column("change_percent", "number", "%", heading="%"),
+    Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True),
+    Column("verdict", heading=" "),
+    Column("runs_a", "integer", "1", heading="runs A"),
+    Column("runs_b", "integer", "1", heading="runs B"),
+    Column("repeats"),
+    Column("same_sensor", "flag", heading="same sensor"),
+)
+
+
 def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.DataFrame:
     """One row for each figure, with its difference and what that means."""
-    at = [comparison.names.index(n) for n in ("phase", "phase_path")]
-    places = {tuple(d.key[i] for i in at) for d in comparison.rows}
+    names = comparison.names
+    places = {tuple(d.key[names.index(n)] for n in ("phase", "phase_path")) for d in comparison.rows}
     # The path only where the name alone would not tell.
     hidden = {"kind", "timing", "phase_path" if len({phase for phase, _ in places}) == len(places) else "phase"}
-    columns = []
-    for name in comparison.names:
-        plain = name.removeprefix(_ATTRIBUTE)
-        c = column(name) if name in COLUMNS else Column(plain)
-        columns.append(replace(c, sign="", is_hidden=name in hidden))
-    first = len(columns) + 1
-    columns += [
-        Column("figure"),
-        Column("a", "number", heading="A", sign="≥"),
-        Column("b", "number", heading="B", sign="≥"),
-        Column("change", "number", heading="B - A"),
-        Column("u95_change", "number", heading="± U95", is_uncertainty=True),
-        Column("change_percent", "number", "%", heading="%"),
-        Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True),
-        Column("verdict", heading=" "),
-        Column("runs_a", "integer", "1", heading="runs A"),
-        Column("runs_b", "integer", "1", heading="runs B"),
-        Column("repeats"),
-        Column("same_sensor", "flag", heading="same sensor"),
-    ]
-    rows = []
-    for d in comparison.rows:
-        key = [
-            "all" if name in ("phase", "phase_path") and v is None else v
-            for name, v in zip(comparison.names, d.key, strict=True)
-        ]
+    columns = [column(n) if n in COLUMNS else Column(n.removeprefix(_ATTRIBUTE)) for n in names]
+    columns = [replace(c, sign="", is_hidden=n in hidden) for n, c in zip(names, columns, strict=True)]
+    rows, bounds = [], []
+    for i, d in enumerate(comparison.rows):
+        key = ["all" if n.startswith("phase") and v is None else v for n, v in zip(names, d.key, strict=True)]
         figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.p)
         about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
         rows.append((*key, column(d.figure).heading, *figures, *about))
-    bounds = [
-        (i, first + k) for i, d in enumerate(comparison.rows) for k, s in enumerate((d.a, d.b)) if s.is_lower_bound
-    ]
-    return table_frame("compare", f"A = {label_a}, B = {label_b}", columns, rows, words(comparison), bounds)
+        bounds += [(i, len(key) + k) for k, side in enumerate((d.a, d.b), 1) if side.is_lower_bound]
+    title = f"A = {label_a}, B = {label_b}"
+    return table_frame("compare", title, [*columns, *_FRAME], rows, words(comparison), bounds)
 
 
 def words(comparison: Comparison) -> list[str]:
     """The comparison in sentences: the main finding first, then what it rests on."""
     tested = [d for d in comparison.rows if d.p is not None]
-    sentences = [_summary(tested, comparison)]
-    if comparison.settings:
-        each = (f"{column(n).heading} {_plain(n, a)} in A, {_plain(n, b)} in B" for n, a, b in comparison.settings)
-        sentences.append(f"Settings that differ: {'; '.join(each)}.")
-    if any(d.repeats in (PHASES, FOLDED) for d in tested):
-        sentences.append(
-            "One run on each side: repeats are its iterations. What differs from one run to the next (temperature, "
-            "other load) is in no p value: record at least three runs of each to include it."
-        )
-    if any(d.repeats == SPREAD_OF_ONE for d in tested):
-        sentences.append("Where one side has a single run, the other side's scatter from run to run stands for it.")
-    joules = [d for d in comparison.rows if d.figure == "j_per_batch"]
-    if joules and all(d.is_same_sensor for d in joules):
-        sentences.append("Same sensors on both sides: their gain and zero count only for the difference.")
-    elif joules and not any(d.is_same_sensor for d in joules):
-        sentences.append("Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.")
-    if comparison.only_a or comparison.only_b:
-        sentences.append(f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of B.")
-    return sentences
+    joules = [d.is_same_sensor for d in comparison.rows if d.figure == "j_per_batch"]
+    each = "; ".join(f"{column(n).heading} {_plain(n, a)} in A, {_plain(n, b)} in B" for n, a, b in comparison.settings)
+    sentences = {
+        _summary(tested, comparison): True,
+        f"Settings that differ: {each}.": each,
+        "One run on each side: repeats are its iterations. What differs from one run to the next (temperature, other "
+        "load) is in no p value: record at least three runs of each to include it.": any(
+            d.repeats in (PHASES, FOLDED) for d in tested
+        ),
+        "Where one side has a single run, the other side's scatter from run to run stands for it.": any(
+            d.repeats == SPREAD_OF_ONE for d in tested
+        ),
+        "Same sensors on both sides: their gain and zero count only for the difference.": joules and all(joules),
+        "Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.": (
+            joules and not any(joules)
+        ),
+        f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of B.": (
+            comparison.only_a or comparison.only_b
+        ),
+    }
+    return [sentence for sentence, is_so in sentences.items() if is_so]
 
 
 def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:
@@ -558,16 +540,15 @@ def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:
     if not clear:
         return f"No difference is distinguishable ({level})."
     largest = max(clear, key=lambda d: abs(d.change_percent or 0.0))
-    at = dict(zip(comparison.names, largest.key, strict=True))
-    place = " ".join(str(v) for n, v in at.items() if n in ("model", "phase") and v is not None) or "all phases"
+    at = zip(comparison.names, largest.key, strict=True)
+    place = " ".join(str(v) for n, v in at if n in ("model", "phase") and v is not None) or "all phases"
     reach = f" ± {digits(100 * largest.u95 / abs(largest.a.value), 2)}" if largest.u95 and largest.a.value else ""
-    text = f"{len(clear)} of {len(tested)} differences are distinguishable ({level}); the largest: {place}, "
     sign = "+" if largest.change > 0 else ""
-    return f"{text}{column(largest.figure).heading} {sign}{digits(largest.change_percent, 3)}{reach} %."
+    change = f"{column(largest.figure).heading} {sign}{digits(largest.change_percent, 3)}{reach} %"
+    return f"{len(clear)} of {len(tested)} differences are distinguishable ({level}); the largest: {place}, {change}."
 
 
 def _plain(name: str, value: Cell) -> str:
     if value is None:
         return "not known"
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return cell_text(name, float(value)) if is_number else str(value)
+    return cell_text(name, float(value)) if is_number_cell(value) else str(value)

@@ -20,7 +20,7 @@ import pandas as pd
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, table_frame
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, LayerOperations, OperationCount, Work
-from powerd_analytics.table_rows import LAYER, PhaseRow, PhaseTable
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
 from powerd_core.errors import AnalysisError
 
 PASSES = ("forward", "backward")

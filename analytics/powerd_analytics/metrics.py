@@ -1,24 +1,146 @@
-"""Figures of merit from energy and time: plain functions, each with its source.
+"""Figures of merit from energy and time: plain functions, each with its source; and values with their uncertainty.
 
 Every function takes plain numbers, numpy arrays or `Quantity` values, and gives the same; a `Quantity` carries its
 uncertainty through, with correlations (a joule that stands twice, a gain that two values share). Where energy and time
 both come in, energy is the one to be a `Quantity` when only one is. Division by a zero raises `ZeroDivisionError`, as
 for plain numbers (numpy warns instead); settings out of range raise `AnalysisError`.
+
+Uncertainties are propagated to first order (GUM 5.1 and 5.2), which is right while relative ones are small: each value
+keeps its share of every error that it was made from, with the sign, so that shared errors add up or cancel.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from powerd_analytics.quantity import Quantity
+from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, Estimate
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
+Errors = Mapping[Hashable, float]
+"""Signed standard uncertainty in the value's unit, by the error that it comes from."""
+
+
+class _Own:
+    """An error that nothing else shares."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quantity:
+    """A value in some unit, with statistical errors (they average out) and systematic ones (repeats share them)."""
+
+    value: float
+    statistical: Errors = field(default_factory=dict, repr=False)
+    systematic: Errors = field(default_factory=dict, repr=False)
+
+    __array_ufunc__ = None  # numpy's numbers leave the arithmetic to us
+
+    @classmethod
+    def measured(
+        cls, value: float, u_statistical: float = 0.0, u_systematic: float | Mapping[Hashable, float] = 0.0
+    ) -> Quantity:
+        """A new measurement. Uncertainties are standard ones, in the value's unit.
+
+        ``u_systematic`` as a number is this measurement's own; by name (``{"gain of gpu0.ext12v": 0.4}``), all values
+        that are given the same name share that error: they are off to the same side where the signs agree. Raises
+        `AnalysisError` for what is no finite number, and for a negative uncertainty that has no name.
+        """
+        named = u_systematic if isinstance(u_systematic, Mapping) else {_Own(): u_systematic}
+        is_negative = u_statistical < 0 or (not isinstance(u_systematic, Mapping) and u_systematic < 0)
+        if is_negative or not all(map(math.isfinite, (value, u_statistical, *named.values()))):
+            raise AnalysisError(f"{value} ± {u_statistical} ± {u_systematic}: a quantity needs finite numbers, and no "
+                                "uncertainty is negative")  # fmt: skip
+        statistical: Errors = {_Own(): u_statistical} if u_statistical else {}
+        return cls(float(value), statistical, {k: u for k, u in named.items() if u})
+
+    @classmethod
+    def of(cls, estimate: Estimate) -> Quantity:
+        """Joules of a table, with a systematic part of their own."""
+        return cls.measured(estimate.energy_j, estimate.u_statistical_j, estimate.u_systematic_j)
+
+    @property
+    def u_statistical(self) -> float:
+        """Standard uncertainty by what averages out."""
+        return math.hypot(*self.statistical.values())
+
+    @property
+    def u_systematic(self) -> float:
+        """Standard uncertainty by what repeats share."""
+        return math.hypot(*self.systematic.values())
+
+    @property
+    def u(self) -> float:
+        """Combined standard uncertainty."""
+        return math.hypot(self.u_statistical, self.u_systematic)
+
+    @property
+    def u95(self) -> float:
+        """Expanded uncertainty: the value lies within ± this with about 95 % confidence."""
+        return COVERAGE_FACTOR * self.u
+
+    def correlation(self, other: Quantity) -> float:
+        """Coefficient of correlation with another, 0 where either is exact."""
+        shared = sum(u * other.statistical.get(key, 0.0) for key, u in self.statistical.items())
+        shared += sum(u * other.systematic.get(key, 0.0) for key, u in self.systematic.items())
+        return shared / (self.u * other.u) if self.u and other.u else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.value:.6g} ± {self.u95:.2g} (k = {COVERAGE_FACTOR:g})"
+
+    def __add__(self, other: Quantity | float) -> Quantity:
+        if isinstance(other, Quantity):
+            return _combined(self.value + other.value, (self, 1.0), (other, 1.0))
+        return _combined(self.value + other, (self, 1.0))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Quantity:
+        return self * -1.0
+
+    def __sub__(self, other: Quantity | float) -> Quantity:
+        return self + -other
+
+    def __rsub__(self, other: float) -> Quantity:
+        return -self + other
+
+    def __mul__(self, other: Quantity | float) -> Quantity:
+        if isinstance(other, Quantity):
+            return _combined(self.value * other.value, (self, other.value), (other, self.value))
+        return _combined(self.value * other, (self, other))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Quantity | float) -> Quantity:
+        if isinstance(other, Quantity):
+            ratio = self.value / other.value
+            return _combined(ratio, (self, 1 / other.value), (other, -ratio / other.value))
+        return _combined(self.value / other, (self, 1 / other))
+
+    def __rtruediv__(self, other: float) -> Quantity:
+        ratio = other / self.value
+        return _combined(ratio, (self, -ratio / self.value))
+
+    def __pow__(self, power: int) -> Quantity:
+        return _combined(float(self.value**power), (self, float(power * self.value ** (power - 1))))
+
+
+def _combined(value: float, *parts: tuple[Quantity, float]) -> Quantity:
+    """A value made of others, each with its derivative."""
+    statistical: dict[Hashable, float] = {}
+    systematic: dict[Hashable, float] = {}
+    for quantity, derivative in parts:
+        for total, errors in ((statistical, quantity.statistical), (systematic, quantity.systematic)):
+            for key, u in errors.items():
+                total[key] = total.get(key, 0.0) + derivative * u
+    return Quantity(value, statistical, systematic)
+
+
 N = TypeVar("N", float, Quantity, Values)
 
 EDS_K = (2.0, 1.5)
@@ -116,10 +238,9 @@ def iterations_of(epochs: float, dataset_size: float, batch_size: float, *, drop
 
     Raises `AnalysisError` for sizes below 1.
     """
-    is_good = (
-        math.isfinite(epochs) and epochs >= 0 and all(math.isfinite(n) and n >= 1 for n in (batch_size, dataset_size))
-    )
-    if not is_good:
+    if not (
+        all(map(math.isfinite, (epochs, dataset_size, batch_size))) and epochs >= 0 and batch_size >= 1 <= dataset_size
+    ):
         raise AnalysisError(
             f"{epochs} epochs of {dataset_size} samples in batches of {batch_size}: need at least 1 each"
         )
@@ -139,7 +260,7 @@ def money(energy_j: N, price_per_kwh: N | float) -> N:
 
 def best(values: Sequence[float] | Sequence[Quantity] | Values) -> int:
     """Index of the lowest value, the first of several. Raises `AnalysisError` for none, and for what is no number."""
-    return int(np.argmin(_checked([_number(value) for value in values], "value")))
+    return int(np.argmin(_finite([v.value if isinstance(v, Quantity) else v for v in values], "value")))
 
 
 def as_good_as_best(values: Sequence[Quantity]) -> list[int]:
@@ -155,37 +276,24 @@ def pareto_front(time_s: ArrayLike, energy_j: ArrayLike) -> NDArray[np.intp]:
     """Indices of the configurations [n] that no other beats in time without costing more energy, fastest first.
 
     One that is as good in one and worse in the other is beaten; equal ones are all in the front, in their order.
-    O(n log n). Raises `AnalysisError` for NaN, infinities and arrays of other lengths.
+    Raises `AnalysisError` for NaN, infinities and arrays of other lengths.
     """
-    t, e = _checked(time_s, "time"), _checked(energy_j, "energy")
-    _same_length(e, t)
+    t, e = _finite(time_s, "time"), _finite(energy_j, "energy")
+    if len(e) != len(t):
+        raise AnalysisError(f"{len(e)} energies and {len(t)} times: each configuration needs both")
     order = np.lexsort((e, t))
     t, e = t[order], e[order]
-    is_first = np.concatenate([[True], t[1:] != t[:-1]])
-    group = np.cumsum(is_first) - 1
-    lowest = e[is_first]
-    before = np.concatenate([[np.inf], np.minimum.accumulate(lowest)[:-1]])
-    front: NDArray[np.intp] = order[(e == lowest[group]) & (lowest < before)[group]]
+    first = np.searchsorted(t, t)  # of those that are as fast
+    before = np.concatenate([[np.inf], np.minimum.accumulate(e)])[first]
+    front: NDArray[np.intp] = order[(e == e[first]) & (e < before)]
     return front
 
 
-def _number(value: float | Quantity) -> float:
-    return value.value if isinstance(value, Quantity) else value
-
-
-def _checked(values: ArrayLike, what: str) -> Values:
+def _finite(values: ArrayLike, what: str) -> Values:
     array = np.asarray(values, dtype=np.float64)
-    if array.ndim != 1 or not len(array):
-        raise AnalysisError(f"{what}: needs a list of at least one number")
-    if not np.isfinite(array).all():
-        row = int(np.flatnonzero(~np.isfinite(array))[0])
-        raise AnalysisError(f"{what} of configuration {row} is {array[row]}: leave out what was not measured")
+    if array.ndim != 1 or not len(array) or not np.isfinite(array).all():
+        raise AnalysisError(f"{what}: needs a list of at least one number, all of them finite")
     return array
-
-
-def _same_length(energy_j: Values, time_s: Values) -> None:
-    if len(energy_j) != len(time_s):
-        raise AnalysisError(f"{len(energy_j)} energies and {len(time_s)} times: each configuration needs both")
 
 
 def _factor(value: N | float, what: str) -> N | float:

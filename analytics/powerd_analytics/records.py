@@ -1,18 +1,21 @@
-"""Records: one flat row for each row of a run's table, under one set of columns for all runs.
+"""Records: one flat row for each row of a run's table, under one set of columns for all runs; and what is made of them.
 
 Campaigns, indexes, comparisons and pictures are made of records. A record is a dict with every key of `COLUMNS`, in
 that order; what is not known is None. What was run, on what, at which power cap and clock comes from the attributes of
 the phases first, then from what the driver's auxiliary channels said while they ran.
+
+Records are added up in three ways: repeats of a configuration and GPUs of a run (`powerd_analytics.campaign`), machines
+of a job (`powerd_analytics.jobs`). Their uncertainties follow two rules: `mean_figure` and `summed_joules`.
 """
 
 from __future__ import annotations
 
 import json
 from calendar import timegm
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import isclose, isfinite
+from math import hypot, isclose, isfinite, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +24,11 @@ import pandas as pd
 
 from powerd_analytics.clocks import wall_clock
 from powerd_analytics.energy.rest import merged
-from powerd_analytics.energy.uncertainty import known
+from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
-from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, identity, kept
-from powerd_analytics.runs.ranks import device_identity, ranks_of
+from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, kept
+from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
     CodeCounts,
     Progress,
@@ -37,13 +40,27 @@ from powerd_analytics.runs.run import (
     read_run,
     recalibrate,
 )
-from powerd_analytics.table import check_attributes, iterations_of, number, outermost, phase_table
-from powerd_analytics.table_rows import JobRow, PhaseRow, PhaseTable, RankRow, RunRow, TotalRow
+from powerd_analytics.table import (
+    GroupKey,
+    JobRow,
+    PhaseRow,
+    PhaseTable,
+    RankRow,
+    Row,
+    RunRow,
+    TotalRow,
+    check_attributes,
+    group_key,
+    is_number_cell,
+    iterations_of,
+    number,
+    outermost,
+    phase_table,
+)
 from powerd_core.errors import AnalysisError
 from powerd_core.model import QuantityConversion
 
 Record = dict[str, Cell]
-Row = PhaseRow | TotalRow | RunRow
 
 RECORD_VERSION = 1
 """Rises when a column changes its meaning or goes; new columns do not raise it."""
@@ -143,18 +160,13 @@ def column(name: str, heading: str = "") -> Column:
     plain = name.removeprefix("u95_")
     if plain.startswith(COST):
         currency = plain.removeprefix(COST).upper()
-        known = Column(name, "number", currency, heading=currency, sign="≥")
+        found = Column(name, "number", currency, heading=currency, sign="≥")
     else:
-        known = (
-            COLUMNS.get(name)
-            or _DERIVED.get(name)
-            or COLUMNS.get(plain)
-            or _DERIVED.get(plain)
-            or Column(name, "number")
-        )
-    if plain != name and not known.is_uncertainty:
-        known = replace(known, heading=f"± U95 {known.heading or plain}", sign="", is_uncertainty=True)
-    return replace(known, name=name, heading=heading or known.heading or name)
+        every = COLUMNS | _DERIVED
+        found = every.get(name) or every.get(plain) or Column(name, "number")
+    if plain != name and not found.is_uncertainty:
+        found = replace(found, heading=f"± U95 {found.heading or plain}", sign="", is_uncertainty=True)
+    return replace(found, name=name, heading=heading or found.heading or name)
 
 
 def empty_record() -> Record:
@@ -165,12 +177,17 @@ def empty_record() -> Record:
 def number_of(record: Record, name: str) -> float | None:
     """A cell that is a number, else None."""
     value = record[name]
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if is_number_cell(value) else None
 
 
 def text_of(value: Any) -> str | None:
     """An attribute as text, None for nothing."""
     return None if value is None or value == "" else str(value)
+
+
+def joined(texts: Iterable[Cell]) -> str:
+    """Texts of several records as one, each once."""
+    return "; ".join(dict.fromkeys(str(text) for text in texts if text))
 
 
 # -- looking into records ----------------------------------------------------------------------------------------------
@@ -194,10 +211,12 @@ def dimension(name: str, records: Sequence[Record]) -> str:
     """
     meant = name.strip().replace("-", "_")
     meant = _ALIASES.get(meant, meant)
-    attributes = list(dict.fromkeys(k for r in records for k in attributes_of(r)))
-    if meant not in COLUMNS and name.strip() in attributes:
-        return name.strip()
-    return pick(meant, [*COLUMNS, *attributes], "column")
+    attributes = dict.fromkeys(k for r in records for k in attributes_of(r))
+    return (
+        name.strip()
+        if meant not in COLUMNS and name.strip() in attributes
+        else pick(meant, [*COLUMNS, *attributes], "column")
+    )
 
 
 def value_in(record: Record, name: str) -> Cell:
@@ -216,20 +235,18 @@ def where(records: Sequence[Record], conditions: Sequence[str]) -> list[Record]:
         values = [value_in(r, name) for r in chosen]
         chosen = [r for r, value in zip(chosen, values, strict=True) if _equals(value, wanted)]
         if not chosen:
-            known = ", ".join(dict.fromkeys(str(v) for v in values if v is not None)) or "no value"
-            raise AnalysisError(f"--where {condition}: no row has it; {name} is {known}")
+            there = ", ".join(dict.fromkeys(str(v) for v in values if v is not None)) or "no value"
+            raise AnalysisError(f"--where {condition}: no row has it; {name} is {there}")
     return chosen
 
 
 def _equals(value: Cell, wanted: str) -> bool:
-    if value is None:
-        return wanted == ""
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if is_number_cell(value):
         try:
             return isclose(float(wanted), value, rel_tol=1e-9)
         except ValueError:
             return False
-    return str(value) == wanted
+    return ("" if value is None else str(value)) == wanted
 
 
 def to_frame(records: Sequence[Record]) -> pd.DataFrame:
@@ -240,11 +257,137 @@ def to_frame(records: Sequence[Record]) -> pd.DataFrame:
     return frame.astype({n: types[COLUMNS[n].kind if n in COLUMNS else "integer"] for n in names})
 
 
-# -- groups of phases --------------------------------------------------------------------------------------------------
+# -- figures with their uncertainty ------------------------------------------------------------------------------------
 
-GroupKey = tuple[tuple[str, str], ...]
+_BY_TIME = ("s_per_batch", "samples_per_s", "time_s")
+VALUES = (*_BY_TIME, "power_w", "energy_j", "edp_js", "j_per_batch", "gflops_per_w")
+"""Columns that are figures: a cell of a pivot can hold them."""
 
-_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz")
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A value with the two parts of its standard uncertainty, in its own unit; None where a part is not known."""
+
+    value: float
+    u_statistical: float | None = None
+    u_systematic: float | None = None
+    is_lower_bound: bool = False
+    """Known from one side: joules and what grows with them at least, figures per joule at most."""
+    count: int = 1
+    """Figures that it is the mean of."""
+    interval: float | None = None
+    """Half of the 95 % interval, where the shapes of its parts are known: that of a single record's joules."""
+
+    @property
+    def u95(self) -> float | None:
+        """Expanded uncertainty; None where nothing is known of it or the value is a bound."""
+        parts = [u for u in (self.u_statistical, self.u_systematic) if u is not None]
+        if self.is_lower_bound or (self.interval is None and not parts):
+            return None
+        return self.interval if self.interval is not None else COVERAGE_FACTOR * hypot(*parts)
+
+    def inverse(self) -> Figure:
+        """One over it, to first order."""
+        u = [None if u is None else u / self.value**2 for u in (self.u_statistical, self.u_systematic)]
+        return Figure(1 / self.value, u[0], u[1], self.is_lower_bound)
+
+
+def figure_of(record: Record, name: str) -> Figure | None:
+    """The figure ``name`` of a record, None where it has no value. Raises `AnalysisError` for what is no figure.
+
+    Energy and what is proportional to it take the joules' relative uncertainty.
+    """
+    if name not in VALUES:
+        raise AnalysisError(f"{name!r} is no figure of a table: choose one of {', '.join(VALUES)}")
+    value = number_of(record, name)
+    if value is None:
+        return None
+
+    def share(u_name: str, of: str) -> float | None:
+        u, whole = number_of(record, u_name), number_of(record, of)
+        return u / abs(whole) * abs(value) if u is not None and whole else None
+
+    if name in _BY_TIME:
+        return Figure(value, share("u_s_per_batch", "s_per_batch"))
+    is_bound = record["is_lower_bound"] is True
+    if name == "gflops_per_w":
+        parts = (number_of(record, "u_statistical_gflops_per_w"), number_of(record, "u_systematic_gflops_per_w"))
+        return Figure(value, *parts, is_bound)
+    joules = joules_column(record)
+    statistical, systematic, u95 = (share(n, joules) for n in ("u_statistical_j", "u_systematic_j", "u95_j"))
+    if statistical is None and systematic is None and u95 is not None:
+        # Of a whole recording only the two together are known; nothing of it averages out.
+        systematic = u95 / COVERAGE_FACTOR
+    return Figure(value, statistical, systematic, is_bound, interval=u95)
+
+
+def joules_column(record: Record) -> str:
+    """The column whose uncertainties a record has."""
+    return "j_per_batch" if record["kind"] == "phase" else "energy_j"
+
+
+def mean_figure(figures: Sequence[Figure], *, are_repeats: bool = True) -> Figure:
+    """The mean of repeats, or of cells: what is statistical averages out, what is systematic is shared and does not.
+
+    As for phases of a kind (`mean_of`), the statistical part of repeats is the larger of their spread and of what each
+    is known to be unsure of. Differences of other cells are no uncertainty; where nothing is known of one cell's,
+    nothing is of the mean's.
+    """
+    n = len(figures)
+    if n == 1:
+        return replace(figures[0], count=1)
+    values = np.array([f.value for f in figures])
+    statistical = [f.u_statistical for f in figures if f.u_statistical is not None]
+    systematic = [f.u_systematic for f in figures if f.u_systematic is not None]
+    mean, is_bound = float(values.mean()), any(f.is_lower_bound for f in figures)
+    u: float | None = hypot(*statistical) / n
+    if are_repeats:
+        u = max(u or 0.0, known(float(np.std(values, ddof=1) / np.sqrt(n)), mean))
+    elif any(f.u95 is None for f in figures):
+        u, systematic = None, []
+    elif not statistical:
+        u = None
+    return Figure(mean, u, float(np.mean(systematic)) if systematic else None, is_bound, n)
+
+
+def independent(parts: Iterable[float | None]) -> float | None:
+    """Standard uncertainty of a sum of what is off independently; None where one is not known."""
+    known_parts = list(parts)
+    return None if None in known_parts else hypot(*(u for u in known_parts if u is not None))
+
+
+def total_of(values: Iterable[float | None]) -> float | None:
+    """A sum; None where one is not known, without which it would pass for the whole."""
+    every = list(values)
+    return None if None in every else sum(v for v in every if v is not None)
+
+
+def summed_joules(parts: Sequence[Record], times: Sequence[float], devices: Sequence[Hashable]) -> Record:
+    """Joules of records of one kind, each so many ``times``, added up.
+
+    Different ``devices`` are different sensors, off independently of each other; what is of one device is off together.
+    """
+    name = joules_column(parts[0])
+    names = (name, "u_statistical_j", "u_systematic_j", "rest_j", "residual_j")
+    by_device: dict[Hashable, dict[str, list[float | None]]] = {}
+    for record, n, device in zip(parts, times, devices, strict=True):
+        values = by_device.setdefault(device, {column: [] for column in names})
+        for column in names:
+            value = number_of(record, column)
+            values[column].append(None if value is None else value * n)
+    sums: Record = dict.fromkeys((*names, "u95_j"))
+    of_devices = {column: [total_of(values[column]) for values in by_device.values()] for column in names}
+    sums[name] = total_of(of_devices[name])
+    u = [independent(of_devices[column]) for column in ("u_statistical_j", "u_systematic_j")]
+    if sums[name] is not None and u[0] is not None and u[1] is not None and all(r["u95_j"] is not None for r in parts):
+        sums |= {"u_statistical_j": u[0], "u_systematic_j": u[1], "u95_j": COVERAGE_FACTOR * hypot(u[0], u[1])}
+    rest = {column: total_of(of_devices[column]) for column in ("rest_j", "residual_j")}
+    return sums | (rest if sums[name] is not None and None not in rest.values() else {})
+
+
+# -- groups of phases, and on what they ran ----------------------------------------------------------------------------
+
+_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS)
 """Attributes of phases that have columns of their own."""
 
 
@@ -271,44 +414,35 @@ def groups_of(run: Run) -> dict[GroupKey, Group]:
         key = group_key(dict(kind.group))
         before = groups.get(key, Group({}, begin, end))
         both = {**kind.attributes, **before.attributes}
-        of_both = [v for a in (kind.attributes, before.attributes) if (v := a.get(OPERATIONS)) is not None]
-        if len({x for v in of_both for x in (v if isinstance(v, tuple) else (v,))}) > 1:
+        operations = {v for a in (kind.attributes, both) if (v := a.get(OPERATIONS)) is not None}
+        if len(operations) > 1 or any(isinstance(v, tuple) for v in operations):
             model = f"model {both['model']!r}" if both.get("model") is not None else "one model"
             raise AnalysisError(f"{run.path}: phases of {model} have different {OPERATIONS}: give each model its name")
         groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns))
     return groups
 
 
-def group_key(group: Mapping[str, Any]) -> GroupKey:
-    """Attributes as something to look a group up by."""
-    return tuple(sorted((name, identity(value)) for name, value in group.items()))
-
-
-def _others(attributes: Mapping[str, Any]) -> str:
-    """The attributes without a column of their own."""
-    rest = {k: v for k, v in attributes.items() if k not in (*_PROMOTED, OPERATIONS)}
-    return to_json_text(rest, indent=None, sort_keys=True)
-
-
-def _clock_set_hz(attributes: Mapping[str, Any]) -> float | None:
+def _stated(attributes: Mapping[str, Any]) -> Record:
+    """Columns that the attributes of phases give."""
     hz, mhz = number(attributes, "clock_hz"), number(attributes, "clock_mhz")
-    return hz or (mhz * 1e6 if mhz else None)
+    batch, gpus = number(attributes, "batch_size"), number(attributes, "gpus")
+    others = {k: v for k, v in attributes.items() if k not in _PROMOTED}
+    return {
+        "model": text_of(attributes.get("model")),
+        "batch_size": int(batch) if batch and batch.is_integer() else batch,
+        "gpus": round(gpus) if gpus else None,
+        "device_name": text_of(attributes.get("device_name")),
+        "power_cap_w": number(attributes, "power_cap_w"),
+        "clock_hz": hz or (mhz * 1e6 if mhz else None),
+        "attributes": to_json_text(others, indent=None, sort_keys=True),
+    }
 
 
 def is_of_class(record: Record, kind: PhaseClass) -> bool:
     """Whether a record of phases is that of a class of its run."""
-    a = kind.attributes
-    if ("/".join(kind.path), kind.timing, _others(a)) != tuple(
-        record[n] for n in ("phase_path", "timing", "attributes")
-    ):
+    if (record["phase_path"], record["timing"]) != ("/".join(kind.path), kind.timing):
         return False
-    settings: Record = {n: number(a, n) for n in ("batch_size", "gpus", "power_cap_w")}
-    settings |= {"clock_hz": _clock_set_hz(a), "model": text_of(a.get("model"))}
-    settings |= {"device_name": text_of(a.get("device_name"))}
-    return all(v is None or record[n] == v for n, v in settings.items())
-
-
-# -- on what phases ran ------------------------------------------------------------------------------------------------
+    return all(value is None or record[name] == value for name, value in _stated(kind.attributes).items())
 
 
 class Setting:
@@ -325,11 +459,9 @@ class Setting:
 
     def power_cap_w(self, device: str, begin_ns: int, end_ns: int) -> float | None:
         """Median of the enforced limit between two host times, else the limit when the source was opened."""
-        limits = (self._median(x, begin_ns, end_ns) for x in self._lines(device) if x.quantity == "power_limit_w")
-        if (cap := next((w for w in limits if w is not None), None)) is not None:
-            return cap
-        opened = (number(line.detail, "power_limit_mw") for line in self._lines(device))
-        return next((limit / 1e3 for limit in opened if limit), None)
+        limits = [self._median(x, begin_ns, end_ns) for x in self._lines(device) if x.quantity == "power_limit_w"]
+        opened = [number(line.detail, "power_limit_mw") for line in self._lines(device)]
+        return next((w for w in (*limits, *(mw / 1e3 for mw in opened if mw)) if w is not None), None)
 
     def clock_hz(self, device: str, begin_ns: int, end_ns: int) -> float | None:
         """Median of the multiprocessors' clock between two host times."""
@@ -368,77 +500,60 @@ def gpus_of(run: Run) -> int:
     return max(1, round(here * ranks_of(run).world_size / len(ranks))) if ranks else here
 
 
-# -- a run as a part of its training -----------------------------------------------------------------------------------
+# -- a run as a part of its training: enough to find and add up the parts of other machines ----------------------------
 
 
-class _JobPart:
-    """What a run says of the training that it is a part of: enough to find and add up the parts of other machines.
-    Without ranks there is nothing."""
+def _is_part(ranks: Ranks) -> bool:
+    """Whether ranks of the training are missing in a run: on other machines, or unrecorded."""
+    return 0 < len(ranks.ranks) < ranks.world_size
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._ranks = ranks_of(run)
-        self.is_part = 0 < len(self._ranks.ranks) < self._ranks.world_size
-        """Whether ranks of the training are missing in it: on other machines, or unrecorded."""
 
-    def columns(self) -> Record:
-        """The same in all records of the run."""
-        columns: Record = {"ranks": max(1, len(self._ranks.ranks))}
-        if not self._ranks.ranks:
-            return columns
-        machines = (text_of(self._run.environment.get("machines")) or "")[:9]
-        columns["job"] = text_of(self._run.environment.get("job"))
-        columns["world_size"] = self._ranks.world_size
-        columns["rank_numbers"] = json.dumps([r.rank for r in self._ranks.ranks])
-        columns["job_machines"] = int(machines) if machines.isascii() and machines.isdigit() else None
-        return columns | ({"begin_unix_s": _begin_unix_s(self._run)} if self.is_part else {})
+def _of_training(run: Run, ranks: Ranks) -> Record:
+    if not ranks.ranks:
+        return {"ranks": 1}
+    machines = (text_of(run.environment.get("machines")) or "")[:9]
+    return {
+        "ranks": len(ranks.ranks),
+        "job": text_of(run.environment.get("job")),
+        "world_size": ranks.world_size,
+        "rank_numbers": json.dumps([r.rank for r in ranks.ranks]),
+        "job_machines": int(machines) if machines.isascii() and machines.isdigit() else None,
+        "begin_unix_s": _begin_unix_s(run) if _is_part(ranks) else None,
+    }
 
-    def of_device(self, device: str) -> Record:
-        """What a device of a run is, whoever reads it."""
-        if not self._ranks.ranks or device not in self._run.devices:
-            return {}
-        return {"sharing": max(1, len(self._ranks.users(device)))} | self.of_devices([device])
 
-    def of_devices(self, devices: Sequence[str]) -> Record:
-        """The same of several together: no GPU where one of them is not known to be any."""
-        if not self.is_part:
-            return {}
-        lines = [self._run.lines[name] for d in devices for name in self._run.devices[d].feeds]
-        host = self._run.environment.get("host")
-        each = [device_identity(self._run, d) for d in devices]
-        # An address on the bus is the same on every machine.
-        gpus = [sorted(i.uuids) or sorted(f"{host} {p}" for p in i.pcis) for i in each]
-        return {
-            "sensors": json.dumps(sorted({f"{line.clock}/{line.name}" for line in lines})),
-            "gpu": json.dumps([g for names in gpus for g in names]) if all(gpus) else None,
-        }
+def _of_devices(run: Run, ranks: Ranks, devices: Sequence[str]) -> Record:
+    """What devices of a part are, whoever reads them: no GPU where one of them is not known to be any."""
+    if not _is_part(ranks):
+        return {}
+    lines = [run.lines[name] for d in devices for name in run.devices[d].feeds]
+    host, each = run.environment.get("host"), [device_identity(run, d) for d in devices]
+    # An address on the bus is the same on every machine.
+    gpus = [sorted(i.uuids) or sorted(f"{host} {p}" for p in i.pcis) for i in each]
+    return {
+        "sensors": json.dumps(sorted({f"{line.clock}/{line.name}" for line in lines})),
+        "gpu": json.dumps([g for names in gpus for g in names]) if all(gpus) else None,
+    }
 
-    def seconds(self, row: PhaseRow | TotalRow) -> Record:
-        """Of each rank that has any, how many phases (of totals, iterations) and the seconds of all together."""
-        if not self.is_part:
-            return {}
-        run, _ = self._ranks.on(self._run, row.device)
-        labels = [
-            i
-            for i, kind in enumerate(run.phases.classes)
-            if group_key(dict(kind.group)) == group_key(row.group)
-            and (isinstance(row, TotalRow) or ("/".join(kind.path), kind.timing) == (row.path, row.timing))
-        ]
-        tracks = self._ranks.tracks(run)
-        of_ranks: dict[str, tuple[int, float]] = {}
-        for rank in np.unique(tracks[np.isin(run.phases.label, labels)]).tolist():
-            own = replace(run, phases=kept(run.phases, tracks == rank))
-            p = own.phases
-            if isinstance(row, TotalRow):
-                outer = outermost(own, labels)
-                begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
-                count, length_s = iterations_of(own, labels), float((end - begin).sum()) * 1e-9
-            else:
-                ended = np.isin(p.label, labels) & ~p.cut
-                count, length_s = int(ended.sum()), float(p.duration_s[ended].sum())
-            if count:
-                of_ranks[str(rank)] = (count, length_s)
-        return {"s_by_rank": json.dumps(of_ranks)}
+
+def _seconds_by_rank(run: Run, ranks: Ranks, row: PhaseRow | TotalRow, labels: Sequence[int]) -> str:
+    """JSON: of each rank that has any, how many phases (of totals, iterations) and the seconds of all together."""
+    run, _ = ranks.on(run, row.device)
+    tracks = ranks.tracks(run)
+    of_ranks: dict[str, tuple[int, float]] = {}
+    for rank in np.unique(tracks[np.isin(run.phases.label, labels)]).tolist():
+        own = replace(run, phases=kept(run.phases, tracks == rank))
+        p = own.phases
+        if isinstance(row, TotalRow):
+            outer = outermost(own, labels)
+            begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+            count, length_s = iterations_of(own, labels), float((end - begin).sum()) * 1e-9
+        else:
+            ended = np.isin(p.label, labels) & ~p.cut
+            count, length_s = int(ended.sum()), float(p.duration_s[ended].sum())
+        if count:
+            of_ranks[str(rank)] = (count, length_s)
+    return json.dumps(of_ranks)
 
 
 def _begin_unix_s(run: Run) -> float | None:
@@ -446,21 +561,16 @@ def _begin_unix_s(run: Run) -> float | None:
     if (wall := wall_clock(run)) is not None:
         return float(wall.unix_ns(np.array([run.begin_ns]))[0]) * 1e-9
     try:
-        created = datetime.fromisoformat(str(run.attributes.get("created_utc")))
+        return float(timegm(datetime.fromisoformat(str(run.attributes.get("created_utc"))).utctimetuple()))
     except ValueError:
         return None
-    return float(timegm(created.utctimetuple()))
 
 
 # -- records of a run --------------------------------------------------------------------------------------------------
 
 
 def run_records(
-    path: str | Path,
-    device: str | None = None,
-    calibration: Path | None = None,
-    *,
-    progress: Progress = no_progress,
+    path: str | Path, device: str | None = None, calibration: Path | None = None, *, progress: Progress = no_progress
 ) -> list[Record]:
     """The records of a run file: phases, totals and runs, for one device or all.
 
@@ -476,34 +586,32 @@ def run_records(
 
 def records_of(run: Run, table: PhaseTable) -> list[Record]:
     """The records of a run whose table is at hand."""
-    groups = groups_of(run)
-    settings, part = Setting(run), _JobPart(run)
+    groups, setting, ranks = groups_of(run), Setting(run), ranks_of(run)
     # The recording has the attributes that all its groups have in common.
     every = [g.attributes for g in groups.values()]
     shared = {k: v for k, v in every[0].items() if all(a.get(k) == v for a in every)} if every else {}
     whole = Group(shared, run.begin_ns, run.end_ns)
-    labels: dict[tuple[str, str, GroupKey], list[int]] = {}
-    for i, kind in enumerate(run.phases.classes):
-        labels.setdefault(("/".join(kind.path), kind.timing, group_key(dict(kind.group))), []).append(i)
-    common: Record = {
+    common = empty_record() | {
         "run": run.path.stem,
         "path": str(run.path),
         "run_id": text_of(run.attributes.get("run_id")),
         "created_utc": text_of(run.attributes.get("created_utc")),
         "host": text_of(run.environment.get("host")),
-        **part.columns(),
+        **_of_training(run, ranks),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]
     records = []
     for row in rows:
         group = whole if isinstance(row, RunRow) else groups[group_key(row.group)]
-        record = empty_record() | common | _setting(run, settings, row.device, row.provenance, group)
-        record |= _figures(row) | part.of_device(row.device)
-        if isinstance(row, PhaseRow):
-            record |= _of_phase(row, group)
-            record["u_s_per_batch"] = _u_mean_s(run, labels.get((row.path, row.timing, group_key(row.group)), ()))
+        record = common | _what_ran(run, setting, row.device, group) | _figures(row, group)
+        if ranks.ranks and row.device in run.devices:
+            record |= {"sharing": max(1, len(ranks.users(row.device)))} | _of_devices(run, ranks, [row.device])
         if not isinstance(row, RunRow):
-            record |= part.seconds(row)
+            labels = _labels_of(run, row)
+            if isinstance(row, PhaseRow):
+                record["u_s_per_batch"] = _u_mean_s(run, labels)
+            if _is_part(ranks):
+                record["s_by_rank"] = _seconds_by_rank(run, ranks, row, labels)
         gflops, gpus = record["gflops_per_w"], record["gpus"]
         is_alone = record["ranks"] == 1 and (record["world_size"] or 1) == 1
         if is_alone and isinstance(gflops, float) and isinstance(gpus, int):
@@ -517,39 +625,44 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
                     "not a number (`joules verify` says which)"
                 )
         records.append(record)
-    about = empty_record() | common | _setting(run, settings, "", "", whole)
+    about = common | _what_ran(run, setting, "", whole)
     for rank in table.ranks:
-        own: Record = {"kind": "rank", "rank": rank.rank, "sharing": rank.ranks, "time_s": rank.busy_s}
-        records.append(about | part.of_device(rank.device) | _same_names(rank) | own | {"device": rank.device})
+        own = _same_names(rank) | _of_devices(run, ranks, [rank.device])
+        own |= {"kind": "rank", "rank": rank.rank, "sharing": rank.ranks, "time_s": rank.busy_s, "device": rank.device}
+        records.append(about | own)
     for job in table.jobs:
-        own = {"kind": "job", "ranks": job.ranks, "devices_j": job.devices_j, "device": "+".join(job.devices)}
-        records.append(about | part.of_devices(job.devices) | _same_names(job) | own)
+        own = _same_names(job) | _of_devices(run, ranks, job.devices) | {"kind": "job", "device": "+".join(job.devices)}
+        records.append(about | own | {"ranks": job.ranks, "devices_j": job.devices_j})
     return [{n: None if isinstance(v, float) and not isfinite(v) else v for n, v in r.items()} for r in records]
 
 
-def _setting(run: Run, settings: Setting, device: str, provenance: str, group: Group) -> Record:
+def _labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
+    """The classes of phases that a row is about."""
+    key = group_key(row.group)
+    own = [(i, kind) for i, kind in enumerate(run.phases.classes) if group_key(dict(kind.group)) == key]
+    if isinstance(row, PhaseRow):
+        own = [(i, kind) for i, kind in own if ("/".join(kind.path), kind.timing) == (row.path, row.timing)]
+    return [i for i, _ in own]
+
+
+def _what_ran(run: Run, setting: Setting, device: str, group: Group) -> Record:
     """What was run on what, by the phases' attributes first, then by what the driver said."""
-    a, gpus, batch = group.attributes, number(group.attributes, "gpus"), number(group.attributes, "batch_size")
-    clock_set_hz, span = _clock_set_hz(a), (group.begin_ns, group.end_ns)
-    return {
-        "model": text_of(a.get("model")),
-        "batch_size": int(batch) if batch and batch.is_integer() else batch,
-        "gpus": round(gpus) if gpus else gpus_of(run),
+    stated, span = _stated(group.attributes), (group.begin_ns, group.end_ns)
+    return stated | {
         "device": device,
-        "device_name": text_of(a.get("device_name")) or settings.device_name(device),
-        "provenance": provenance,
-        "power_cap_w": number(a, "power_cap_w") or settings.power_cap_w(device, *span),
-        "clock_hz": clock_set_hz or settings.clock_hz(device, *span),
-        "clock_set": clock_set_hz is not None,
-        "attributes": _others(a),
-        "operations_per_sample": number(a, OPERATIONS),
+        "gpus": stated["gpus"] or gpus_of(run),
+        "device_name": stated["device_name"] or setting.device_name(device),
+        "power_cap_w": stated["power_cap_w"] or setting.power_cap_w(device, *span),
+        "clock_hz": stated["clock_hz"] or setting.clock_hz(device, *span),
+        "clock_set": stated["clock_hz"] is not None,
+        "operations_per_sample": number(group.attributes, OPERATIONS),
     }
 
 
 _SAME_NAMES = (
-    "phase", "timing", "iterations", "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j",
-    "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "phases_j", "rest_j", "residual_j", "missing_s",
-    "ranks_counted", "is_lower_bound", "note", "provenance",
+    "phase", "timing", "method", "iterations", "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j",
+    "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "phases_j", "rest_j", "residual_j",
+    "missing_s", "ranks_counted", "is_lower_bound", "note", "provenance",
 )  # fmt: skip
 """Columns that a row of the table has under the same name."""
 
@@ -558,11 +671,18 @@ def _same_names(row: Row | RankRow | JobRow) -> Record:
     return {name: getattr(row, name) for name in _SAME_NAMES if hasattr(row, name)}
 
 
-def _figures(row: Row) -> Record:
-    """What a row of the table says, by the names of columns."""
-    record = _same_names(row) | {"method": text_of(getattr(row, "method", None))}
+def _figures(row: Row, group: Group) -> Record:
+    """What a row of the table says, by the names of columns, and what follows from it."""
+    record = _same_names(row)
     if isinstance(row, PhaseRow):
-        return record | {"kind": "phase", "phase_path": row.path}
+        s, j = row.s_per_batch, row.j_per_batch
+        record |= {"kind": "phase", "phase_path": row.path}
+        record["edp_js"] = edp_js(j, s) if j is not None and s is not None else None
+        operations, batch = number(group.attributes, OPERATIONS), number(group.attributes, "batch_size")
+        if operations and batch and j and row.phase in ("forward", "backward"):
+            record |= {"gflops_convention": "paper", "gflops_basis": row.phase}
+            record["gflops_per_w"] = gflops_per_w_paper(operations, batch, 1, j)
+        return record
     energy = row.energy_j
     if isinstance(row, RunRow):
         return record | {"kind": "run", "edp_js": edp_js(energy, row.time_s) if energy is not None else None}
@@ -577,33 +697,21 @@ def _figures(row: Row) -> Record:
     }
 
 
-def _of_phase(row: PhaseRow, group: Group) -> Record:
-    """What follows from a phase's joules and seconds: its EDP, and of the passes the operations per joule."""
-    s, j = row.s_per_batch, row.j_per_batch
-    record: Record = {"edp_js": edp_js(j, s) if j is not None and s is not None else None}
-    operations, batch = number(group.attributes, OPERATIONS), number(group.attributes, "batch_size")
-    if operations and batch and j and row.phase in ("forward", "backward"):
-        record |= {"gflops_per_w": gflops_per_w_paper(operations, batch, 1, j)}
-        record |= {"gflops_convention": "paper", "gflops_basis": row.phase}
-    return record
-
-
 def _u_gflops(record: Record, row: Row, table: PhaseTable) -> Record:
     """Uncertainty of a figure per joule: relative, that of the joules of the phases which it divides by."""
-    gflops, basis = record["gflops_per_w"], str(record["gflops_basis"])
+    gflops, basis = record["gflops_per_w"], str(record["gflops_basis"]).split("+")
     if not isinstance(gflops, float) or isinstance(row, RunRow):
         return {}
     same = (row.device, row.provenance, group_key(row.group))
-    phases = [r for r in table.phases if (r.device, r.provenance, group_key(r.group)) == same]
-    phases = [r for r in phases if r.phase in basis.split("+")]
+    phases = [r for r in table.phases if r.phase in basis and (r.device, r.provenance, group_key(r.group)) == same]
     joules = sum(r.j_per_batch or 0.0 for r in phases)
     if not joules:
         return {}
-    statistical = np.sqrt(sum((r.u_statistical_j or 0.0) ** 2 for r in phases))
-    systematic = sum(r.u_systematic_j or 0.0 for r in phases)
     return {
-        "u_statistical_gflops_per_w": float(gflops * statistical / joules),
-        "u_systematic_gflops_per_w": float(gflops * systematic / joules),
+        "u_statistical_gflops_per_w": float(
+            gflops * sqrt(sum((r.u_statistical_j or 0.0) ** 2 for r in phases)) / joules
+        ),
+        "u_systematic_gflops_per_w": float(gflops * sum(r.u_systematic_j or 0.0 for r in phases) / joules),
     }
 
 
@@ -622,9 +730,10 @@ def _u_mean_s(run: Run, labels: Sequence[int]) -> float | None:
 
 def check_run(path: Path, records: Sequence[Record]) -> None:
     """Raises `AnalysisError` for a run that no table of a campaign can be made of, saying why."""
+    phases = [r for r in records if r["kind"] == "phase"]
     if not records:
         raise AnalysisError(f"{path}: this run is empty: no line feeds any of its devices")
-    if not any(r["kind"] == "phase" for r in records):
+    if not phases:
         raise AnalysisError(
             f"{path}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
         )
@@ -637,17 +746,8 @@ def check_run(path: Path, records: Sequence[Record]) -> None:
         raise AnalysisError(
             f"{path}: its phases lie outside the readings: clocks or times do not overlap (`joules clock` shows them)"
         )
-    if without_time := [r["phase"] for r in records if r["kind"] == "phase" and r["s_per_batch"] == 0]:
+    if without_time := [r["phase"] for r in phases if r["s_per_batch"] == 0]:
         raise AnalysisError(f"{path}: phases {without_time[0]!r} took no time at all: their marks are wrong")
-
-
-def check_durations(run: Run) -> None:
-    """Raises `AnalysisError` for a kind of phase that took no time, as `check_run` does where there are records."""
-    p = run.phases
-    for label, kind in enumerate(p.classes):
-        ended = (p.label == label) & ~p.cut
-        if ended.any() and not np.any(p.end_ns[ended] > p.begin_ns[ended]):
-            raise AnalysisError(f"{run.path}: phases {kind.name!r} took no time at all: their marks are wrong")
 
 
 def _is_outside(record: Record) -> bool:
@@ -660,13 +760,13 @@ def check_campaign(records: Iterable[Record]) -> None:
     operations: dict[Cell, Record] = {}
     recordings: dict[tuple[Cell, ...], Cell] = {}
     for r in records:
-        known = number_of(r, "operations_per_sample")
+        count = number_of(r, "operations_per_sample")
         # Phases of layers count their own operations.
-        if r["model"] is not None and known is not None and "layer" not in attributes_of(r):
+        if r["model"] is not None and count is not None and "layer" not in attributes_of(r):
             first = operations.setdefault(r["model"], r)
-            if not isclose(known, number_of(first, "operations_per_sample") or 0.0, rel_tol=1e-9):
+            if not isclose(count, number_of(first, "operations_per_sample") or 0.0, rel_tol=1e-9):
                 raise AnalysisError(
-                    f"{r['path']}: model {r['model']!r} has {known:g} operations per sample, but "
+                    f"{r['path']}: model {r['model']!r} has {count:g} operations per sample, but "
                     f"{first['operations_per_sample']:g} in {first['path']}: give different models different names"
                 )
         if r["kind"] == "run" and r["run_id"]:

@@ -1,28 +1,44 @@
 """The table of a run: joules and seconds of every kind of phase, totals of every group, and the run as a whole.
 
-`phase_table` gives three sets of rows for each part of the run (the lines of one device and one provenance):
+`phase_table` gives sets of rows for each part of the run (the lines of one device and one provenance):
 
 - a `PhaseRow` for each kind of phase: the mean of its repeats. Kinds that the sensor does not resolve get the number of
   the phase-folded regression, or say why there is none;
 - a `TotalRow` for each group (such as one model at one batch size), from its first phase to its last, with the rest
   between its phases, so that phases + rest + residual = total;
-- a `RunRow` for the whole recording, with phases + rest + residual = run.
+- a `RunRow` for the whole recording, with phases + rest + residual = run;
+- where the training has several ranks, a `RankRow` for what each took, and a `JobRow` of all ranks against the devices.
 
-Where the training has several ranks, `powerd_analytics.rank_table` adds what each of them took.
+`table_frames` and `rows_frame` make frames of it, for people and for programs. Field names are the column names of
+every output; they carry units and stay. Where ``is_lower_bound``, a line stood at full scale: joules, watts and what is
+proportional to them are the least that they can be, figures per joule the most, and there is no ``u95_j``. The other
+uncertainties are those of the bound. Where a line clipped at negative full scale they are no bound, and there is no
+uncertainty at all.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, TypeGuard
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from rich.console import Console
 
-from powerd_analytics.energy.devices import Part, PhaseColumns, interval_energies, line_energies, load_parts
+from powerd_analytics import export
+from powerd_analytics.energy.devices import (
+    Part,
+    PhaseColumns,
+    interval_energies,
+    line_energies,
+    load_parts,
+    part_phase_energies,
+)
 from powerd_analytics.energy.reasons import (
+    AT_LEAST,
     Clip,
     clipped,
     no_energy,
@@ -32,17 +48,24 @@ from powerd_analytics.energy.reasons import (
     usable,
     without_readings,
 )
-from powerd_analytics.energy.rest import Given, Whole, merged, overlapping, rest_energy_j, whole_of
-from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, known, without_rounding
+from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j, whole_of
+from powerd_analytics.energy.uncertainty import (
+    COVERAGE_FACTOR,
+    MEAN_COLUMNS,
+    Estimate,
+    known,
+    mean_of,
+    without_rounding,
+)
+from powerd_analytics.export import Cell, Column, is_number, table_frame
 from powerd_analytics.folding.design import PhaseSequence
 from powerd_analytics.folding.fold import Folded, fold
+from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
-from powerd_analytics.rank_table import energies_by_rank, job_rows, mean_by_rank, rank_rows
-from powerd_analytics.runs.phases import OPERATIONS, Group, PhaseClass, as_range, pieces
-from powerd_analytics.runs.ranks import NOBODY, present_in, ranks_of
+from powerd_analytics.runs.phases import OPERATIONS, as_range, identity, kept, pieces
+from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import load_bounded
-from powerd_analytics.table_rows import FOLDED, INTEGRAL, PhaseRow, PhaseTable, RankRow, RunRow, TotalRow
 from powerd_analytics.text import digits, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
@@ -56,83 +79,199 @@ _MISSING = 0.05
 """Share of the phases' time without readings above which nothing is folded."""
 UNSURE = "too few readings to tell how sure that is"
 
+INTEGRAL, FOLDED = "integral", "folded"
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
+LAYER = "layer"
+"""The phase, and the attribute of phases, by which `Meter.watch(layers=True)` marks a layer."""
 
-_Bases = dict[str, float]
-"""GFLOPS/W by the phases whose joules it divides by."""
-_Sharing = tuple[NDArray[np.int32], int]
-"""Rank of each phase [m], and how many ranks share the device."""
-
-
-def phase_table(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> PhaseTable:
-    """The table of a run, for one device or all. Raises `AnalysisError` for an unknown device, and as
-    `check_attributes`."""
-    check_attributes(run)
-    parts = load_parts(run, device, lambda share, text: progress(0.6 * share, text))
-    return table_of(run, parts, progress=lambda share, text: progress(0.6 + 0.4 * share, text))
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
-def table_of(
-    whole: Run, parts: Sequence[Part], *, is_folded: bool = True, progress: Progress = no_progress
-) -> PhaseTable:
-    """The same from parts whose readings are in memory; unless ``is_folded``, without what takes longest."""
-    ranks = ranks_of(whole)
-    phases: list[PhaseRow] = []
-    totals: list[TotalRow] = []
-    runs: list[RunRow] = []
-    of_ranks: list[RankRow] = []
-    for i, part in enumerate(parts):
-        progress(i / len(parts), f"energies of {part.device}")
-        run, count = ranks.on(whole, part.device)
-        columns = energies_by_rank(run, part, ranks)
-        rows: dict[int, PhaseRow] = {}
-        of_groups: list[tuple[TotalRow, _Bases]] = []
-        for labels in groups(run).values():
-            tracks = ranks.tracks(run)
-            sharing = tracks, count if (run.phases.of(labels) & (tracks != NOBODY)).any() else 1
-            rows |= _phase_rows(run, part, columns, labels, sharing)
-            if is_folded:
-                rows |= _folded_rows(run, part, labels, rows)
-            of_groups.append(_group_total(run, part, columns, labels, rows, sharing))
-        totals += _on_one_basis(of_groups)
-        phases += rows.values()
-        runs.append(_run_row(run, part, columns, is_unused=ranks.are_many and not ranks.users(part.device)))
-        of_ranks += rank_rows(run, part, ranks, runs[-1])
-    jobs = job_rows(whole, ranks, of_ranks, runs)
-    return PhaseTable(tuple(phases), tuple(totals), tuple(runs), ranks=tuple(of_ranks), jobs=tuple(jobs))
+@dataclass(frozen=True, slots=True)
+class PhaseRow:
+    """Phases of one kind on one device. Without a number in ``j_per_batch``, ``note`` says why there is none."""
+
+    group: Mapping[str, Any]
+    phase: str
+    path: str
+    device: str
+    provenance: str
+    timing: str
+    iterations: int
+    """Phases that ended; those cut off are in the note."""
+    s_per_batch: float | None
+    j_per_batch: float | None
+    u95_j: float | None
+    u_statistical_j: float | None
+    u_systematic_j: float | None
+    power_w: float | None
+    samples_per_s: float | None
+    missing_s: float
+    """Seconds without readings in all its phases together."""
+    off_by_j: float
+    """The most that missing readings can have moved the mean; part of ``u_systematic_j``. Clipped ones apart."""
+    is_lower_bound: bool
+    note: str
+    ranks: int = 1
+    """Ranks that share the device: joules and watts are then the mean of one rank's share."""
+    method: str = INTEGRAL
+    """How ``j_per_batch`` came about: `INTEGRAL` of the readings of each phase, or `FOLDED` over all of them."""
+    folded_parts_j: tuple[tuple[str, float], ...] = ()
+    """Of a folded row what ``u_systematic_j`` consists of, by name."""
+
+    @property
+    def is_resolvable(self) -> bool:
+        return self.j_per_batch is not None
 
 
-def groups(run: Run) -> dict[Group, list[int]]:
+@dataclass(frozen=True, slots=True)
+class TotalRow:
+    """All phases of one group (such as one model and batch size) on one device, from first to last."""
+
+    group: Mapping[str, Any]
+    device: str
+    provenance: str
+    iterations: int
+    time_s: float
+    energy_j: float | None
+    u95_j: float | None
+    u_statistical_j: float | None
+    u_systematic_j: float | None
+    power_w: float | None
+    edp_js: float | None
+    samples_per_s: float | None
+    gflops_per_w_paper: float | None
+    """Forward and backward each count the model's operations once (Castro et al.)."""
+    gflops_basis: str
+    """Whose joules that figure divides by: ``forward+backward`` or ``iteration``; one for all groups of a device."""
+    rest_j: float | None
+    """Energy between the group's resolvable innermost phases."""
+    residual_j: float | None
+    """``energy_j`` less those phases and the rest."""
+    missing_s: float
+    is_lower_bound: bool
+    note: str
+    ranks_counted: int = 1
+    """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """The whole recording on one device: the plain integral, and what the outermost phases and the rest make of it."""
+
+    device: str
+    provenance: str
+    time_s: float
+    energy_j: float | None
+    """None when a line that feeds the device has no readings in the run."""
+    u95_j: float | None
+    power_w: float | None
+    phases_j: float | None
+    rest_j: float | None
+    residual_j: float | None
+    """``energy_j`` less phases and rest: what straight lines across the edges get wrong."""
+    missing_s: float
+    is_lower_bound: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """What one rank took of one device over the whole recording: 1/``ranks`` of its power at every moment."""
+
+    rank: int
+    device: str
+    provenance: str
+    ranks: int
+    """How many ranks share the device."""
+    busy_s: float
+    """In its outermost phases, each second once."""
+    energy_j: float | None
+    phases_j: float | None
+    """In its outermost phases; those that run beside others are left out."""
+    rest_j: float | None
+    residual_j: float | None
+    is_lower_bound: bool
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """All ranks together against the devices they used."""
+
+    devices: tuple[str, ...]
+    provenance: str
+    ranks: int
+    energy_j: float | None
+    """Sum over the ranks; None where one of the devices has no readings."""
+    devices_j: float | None
+    """Sum over the devices, each once."""
+    residual_j: float | None
+    is_lower_bound: bool
+    note: str
+
+
+Row = PhaseRow | TotalRow | RunRow
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseTable:
+    """Everything that `joules tables` prints of one run."""
+
+    phases: tuple[PhaseRow, ...]
+    totals: tuple[TotalRow, ...]
+    runs: tuple[RunRow, ...]
+    idle: tuple[IdleRow, ...] = ()
+    """Where energies above idle are asked for: idle power of each part."""
+    ranks: tuple[RankRow, ...] = ()
+    jobs: tuple[JobRow, ...] = ()
+    """Both only where there is more than one rank."""
+
+
+# -- groups of phases --------------------------------------------------------------------------------------------------
+
+GroupKey = tuple[tuple[str, str], ...]
+
+
+def group_key(group: Mapping[str, Any]) -> GroupKey:
+    """Attributes as something to look a group up by: 64 and 64.0 are one number, the text "64" and True are none."""
+    return tuple(sorted((name, identity(value)) for name, value in group.items()))
+
+
+def groups(run: Run) -> dict[GroupKey, list[int]]:
     """The classes of each group; groups and classes in the order in which they first occur."""
-    p = run.phases
+    label = run.phases.label
     first: dict[int, int] = {}
-    for some in pieces(len(p)):
-        labels, at = np.unique(p.label[some], return_index=True)
-        for label, place in zip(labels.tolist(), at.tolist(), strict=True):
-            first.setdefault(label, some.start + place)
-    by_group: dict[Group, list[int]] = {}
-    for label in sorted(first, key=first.__getitem__):
-        by_group.setdefault(p.classes[label].group, []).append(label)
+    for i in range(len(run.phases.classes)):
+        of_class = label == i
+        if of_class.any():
+            first[i] = int(np.argmax(of_class))
+    by_group: dict[GroupKey, list[int]] = {}
+    for i in sorted(first, key=first.__getitem__):
+        by_group.setdefault(group_key(dict(run.phases.classes[i].group)), []).append(i)
     return by_group
+
+
+def is_number_cell(value: object) -> TypeGuard[int | float]:
+    """Whether a cell or an attribute is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def number(attributes: Mapping[str, object], name: str) -> float | None:
     """An attribute that is a positive number, else None."""
     value = attributes.get(name)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+    return float(value) if is_number_cell(value) and value > 0 else None
 
 
 def iterations_of(run: Run, labels: Sequence[int]) -> int:
     """Iterations among phases of these classes: those called so, else forward passes, else the commonest phase."""
     p = run.phases
-    ended = np.zeros(len(p.classes), np.int64)
-    for some in pieces(len(p)):
-        ended += np.bincount(p.label[some][~p.cut[some]], minlength=len(p.classes))
+    ended = {i: int(np.sum((p.label == i) & ~p.cut)) for i in labels}
     for name in (ITERATION, "forward"):
-        if named := [int(ended[i]) for i in labels if p.classes[i].name == name]:
+        if named := [count for i, count in ended.items() if p.classes[i].name == name]:
             return max(named)
-    return max((int(ended[i]) for i in labels), default=0)
+    return max(ended.values(), default=0)
 
 
 def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
@@ -146,54 +285,189 @@ def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
     return outer
 
 
-def _paths_around(classes: Iterable[PhaseClass]) -> set[tuple[str, ...]]:
-    """The paths of phases that have one of these phases inside."""
-    return {c.path[:k] for c in classes for k in range(1, len(c.path))}
+def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
+    """A group for an axis: the model's name, the product's, whatever else it has, the batch size."""
+
+    def part(name: str, value: Any) -> str:
+        if name in ("model", "device_name"):
+            return str(value)
+        if name == "gpus":
+            return f"{value} GPU{'' if value == 1 else 's'}"
+        return f"batch {value}" if name == "batch_size" else f"{name} {quoted(value)}"
+
+    names = sorted(group, key=lambda k: (k != "model", k != "device_name", k == "batch_size"))
+    return "\n".join(part(k, group[k]) for k in names) or fallback
+
+
+def group_line(group: Mapping[str, Any]) -> str:
+    """`group_text` in one line, empty for phases without a group."""
+    return group_text(group, "").replace("\n", ", ")
+
+
+def quoted(value: Any) -> str:
+    """An attribute for people; a text that reads like a number is another value than the number, and in quotes."""
+    return f'"{value}"' if isinstance(value, str) and is_number(value) else str(value)
+
+
+_LEAST = {"batch_size": 1.0} | dict.fromkeys(
+    ("power_cap_w", "clock_hz", "clock_mhz", "gpus", "ranks", "world_size", "machines", "epochs", "iterations",
+     "samples", "dataset_size", OPERATIONS), 0.0)  # fmt: skip
+"""Attributes of phases that are figures by definition, and the least that they can be."""
+_WHOLE = ("gpus", "ranks", "world_size", "machines")
+
+
+def check_attributes(run: Run) -> None:
+    """Raises `AnalysisError` with file, row of the phases (from 1) and attribute for a figure that is none; any other
+    attribute may be anything."""
+    p = run.phases
+    faults = {
+        label: (name, value)
+        for label, kind in enumerate(p.classes)
+        for name, value in kind.attributes.items()
+        # Operations of two models under one name are several, which the records refuse.
+        if name in _LEAST and value is not None and not (name == OPERATIONS and isinstance(value, tuple))
+        if not is_number_cell(value) or not _LEAST[name] <= value < 1e300 or (name in _WHOLE and value % 1)
+    }
+    if faults:
+        # Phases inside inherit what is wrong: the first row that has it is the one that was given it.
+        row = int(np.flatnonzero(np.isin(p.label, list(faults)))[0])
+        phase, (name, value) = printable(repr(p.classes[p.label[row]].name), limit=60), faults[int(p.label[row])]
+        text = f"phase row {row + 1} ({phase}), attribute {name}: {printable(repr(value), limit=40)}"
+        whole = ", and whole" if name in _WHOLE else ""
+        raise AnalysisError(f"{run.path}: {text}: must be a finite number, {_LEAST[name]:g} or more{whole}")
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A part of the run with the energies of all phases of those who take joules from its device."""
+
+    run: Run
+    part: Part
+    columns: PhaseColumns
+    tracks: NDArray[np.int32]
+    """Rank of each phase [m]."""
+    ranks: int
+    """How many ranks share the device."""
+
+    def sharing(self, labels: Sequence[int]) -> int:
+        """Ranks that share what phases of these classes take: processes that are none take the whole."""
+        return self.ranks if (self.run.phases.of(labels) & (self.tracks != NOBODY)).any() else 1
+
+
+def phase_table(
+    run: Run, device: str | None = None, *, above_idle: bool = False, progress: Progress = no_progress
+) -> PhaseTable:
+    """The table of a run, for one device or all; with ``above_idle`` beside the idle power of its devices.
+
+    Raises `AnalysisError` for an unknown device, as `check_attributes`, and for idle power of a run without a baseline.
+    """
+    check_attributes(run)
+    parts = load_parts(run, device, lambda share, text: progress(0.6 * share, text))
+    idle = tuple(row for part in parts if (row := idle_of(run, part)) is not None) if above_idle else ()
+    if above_idle and not idle:
+        raise AnalysisError(
+            f"{run.path} has no baseline that its sensors can tell: call meter.baseline(seconds) before and after the "
+            "training, or record with `joules record --baseline SECONDS`"
+        )
+    table = table_of(run, parts, progress=lambda share, text: progress(0.6 + 0.4 * share, text))
+    return replace(table, idle=idle)
+
+
+def table_of(
+    whole: Run, parts: Sequence[Part], *, is_folded: bool = True, progress: Progress = no_progress
+) -> PhaseTable:
+    """The same from parts whose readings are in memory; unless ``is_folded``, without what takes longest."""
+    ranks = ranks_of(whole)
+    phases: list[PhaseRow] = []
+    totals: list[TotalRow] = []
+    runs: list[RunRow] = []
+    of_ranks: list[RankRow] = []
+    for i, part in enumerate(parts):
+        progress(i / len(parts), f"energies of {part.device}")
+        run, sharing = ranks.on(whole, part.device)
+        tracks = ranks.tracks(run)
+        seen = _Seen(run, part, _energies_by_rank(run, part, tracks), tracks, sharing)
+        of_groups: list[tuple[TotalRow, dict[str, float]]] = []
+        for labels in groups(run).values():
+            rows = _phase_rows(seen, labels)
+            if is_folded:
+                rows |= _folded_rows(seen, labels, rows)
+            phases += rows.values()
+            of_groups.append((_total_row(seen, labels, rows), _gflops_by_basis(seen, labels, rows)))
+        totals += _on_one_basis(of_groups)
+        users = ranks.users(part.device)
+        runs.append(_run_row(seen, is_unused=ranks.are_many and not users))
+        of_ranks += [_rank_row(seen, rank, len(users), runs[-1]) for rank in users]
+    jobs = _job_rows(whole, ranks, of_ranks, runs)
+    return PhaseTable(tuple(phases), tuple(totals), tuple(runs), ranks=tuple(of_ranks), jobs=tuple(jobs))
+
+
+def _energies_by_rank(run: Run, part: Part, tracks: NDArray[np.int32]) -> PhaseColumns:
+    """Energies of all phases at the device's whole power, each rank's phases by themselves.
+
+    What the edges of a kind of phase have in common is learnt from its repeats; the same phases in another rank, seen
+    by the same readings, are no more of them.
+    """
+    present = present_in(tracks)
+    if len(present) < 2:
+        return part_phase_energies(run, part)
+    values: dict[str, NDArray[Any]] = {}
+    for track in present:
+        own = tracks == track
+        columns = part_phase_energies(replace(run, phases=kept(run.phases, own)), part)
+        for f in fields(PhaseColumns):
+            of_rank = getattr(columns, f.name)
+            values.setdefault(f.name, np.zeros(len(tracks), of_rank.dtype))[own] = of_rank
+    return PhaseColumns(**values)
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------
 
 
-def _phase_rows(
-    run: Run, part: Part, columns: PhaseColumns, labels: list[int], sharing: _Sharing
-) -> dict[int, PhaseRow]:
-    classes, n = run.phases.classes, iterations_of(run, labels)
-    count_of = Counter(classes[i].name for i in labels)
-    around = _paths_around(classes[i] for i in labels)
-    outer = {int(i) for i in run.phases.label[outermost(run, labels)] if classes[i].name != BASELINE}
+def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
+    """Rows of a group by class, but for the phase around all batches: its figures are the group's totals."""
+    p = seen.run.phases
+    classes, n = p.classes, iterations_of(seen.run, labels)
+    names = Counter(classes[i].name for i in labels)
+    around = _paths_around(labels, seen.run)
+    outer = {int(i) for i in p.label[outermost(seen.run, labels)] if classes[i].name != BASELINE}
     rows = {}
     for i in labels:
+        is_each_batch = int(np.sum((p.label == i) & ~p.cut)) == n
         has_inner = classes[i].path in around
-        count = int(np.sum((run.phases.label == i) & ~run.phases.cut))
-        if outer == {i} and has_inner and count != n:
-            continue  # the phase around all batches: its figures are the group's totals
-        name = classes[i].name if count_of[classes[i].name] == 1 else "/".join(classes[i].path)
-        rows[i] = _phase_row(run, part, columns, i, name, sharing, is_per_batch=not has_inner or count == n)
+        if outer != {i} or not has_inner or is_each_batch:
+            name = classes[i].name if names[classes[i].name] == 1 else "/".join(classes[i].path)
+            row = _phase_row(seen, i, name, seen.sharing(labels))
+            rows[i] = row if is_each_batch or not has_inner else replace(row, samples_per_s=None)
     return rows
 
 
-def _phase_row(
-    run: Run, part: Part, columns: PhaseColumns, label: int, name: str, sharing: _Sharing, *, is_per_batch: bool
-) -> PhaseRow:
-    tracks, ranks = sharing
-    kind = run.phases.classes[label]
-    of_kind = run.phases.label == label
-    ended = of_kind & ~run.phases.cut
+def _paths_around(labels: Iterable[int], run: Run) -> set[tuple[str, ...]]:
+    """The paths of phases that have one of these phases inside."""
+    paths = [run.phases.classes[i].path for i in labels]
+    return {path[:k] for path in paths for k in range(1, len(path))}
+
+
+def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
+    p, part, columns = seen.run.phases, seen.part, seen.columns
+    kind, of_kind = p.classes[label], p.label == label
+    ended = of_kind & ~p.cut
     used = ended & usable(columns)
-    s_used = float(columns.duration_s[used].mean()) if used.any() else 0.0
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
-    mean = None
-    clip = clipped(part, run.phases.begin_ns, run.phases.end_ns, ended)
+    clip = clipped(part, p.begin_ns, p.end_ns, ended)
     is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
+    mean, shares = None, ""
     if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
-        mean = mean_by_rank([getattr(columns, name)[used] for name in MEAN_COLUMNS], tracks[used])
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
-        mean = without_rounding(mean.scaled(s_mean / s_used / ranks))
-        note = phase_note(columns, of_kind, run.phases.cut, clip)
+        scale = s_mean / float(columns.duration_s[used].mean()) / ranks
+        mean = without_rounding(_mean_by_rank(columns, used, seen.tracks).scaled(scale))
+        note = phase_note(columns, of_kind, p.cut, clip)
+        shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
         note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
-    shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 and mean else ""
-    notes = (shares, note, clip.note(has_number=mean is not None))
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -205,32 +479,51 @@ def _phase_row(
         iterations=int(ended.sum()),
         s_per_batch=s_mean,
         j_per_batch=mean.energy_j if mean else None,
-        u95_j=mean.u95_j if mean and not clip else None,
-        u_statistical_j=mean.u_statistical_j if mean and not clip.low else None,
-        u_systematic_j=mean.u_systematic_j if mean and not clip.low else None,
+        **_uncertainties(mean, clip, mean.u95_j if mean else 0.0),
         power_w=mean.energy_j / s_mean if mean and s_mean else None,
-        samples_per_s=batch / s_mean if batch and s_mean and is_per_batch else None,
+        samples_per_s=batch / s_mean if batch and s_mean else None,
         missing_s=float(columns.missing_s[ended].sum()),
         off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) / ranks if used.any() else 0.0,
-        is_lower_bound=clip.is_lower_bound and mean is not None,
-        note="; ".join(n for n in notes if n),
+        note=_joined(shares, note, clip.note(has_number=mean is not None)),
         ranks=ranks,
     )
 
 
-def _folded_rows(run: Run, part: Part, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> dict[int, PhaseRow]:
-    """Rows of classes ``labels`` whose phases the sensor does not resolve, with the number of the phase-folded
-    regression, or with one reason more why there is none."""
-    classes = run.phases.classes
+def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[str, Any]:
+    """Fields of a row's uncertainty: none of a bound but its parts, and of what is no bound nothing."""
+    has_parts = energy is not None and not clip.low
+    return {
+        "u95_j": u95_j if energy is not None and not clip else None,
+        "u_statistical_j": energy.u_statistical_j if energy is not None and has_parts else None,
+        "u_systematic_j": energy.u_systematic_j if energy is not None and has_parts else None,
+        "is_lower_bound": clip.is_lower_bound and energy is not None,
+    }
+
+
+def _mean_by_rank(columns: PhaseColumns, used: NDArray[np.bool_], tracks: NDArray[np.int32]) -> Estimate:
+    """`mean_of` over the phases ``used``. Ranks that share a device saw the same readings: their means are off
+    together, and more ranks are no more repeats."""
+    values, of_rank = [getattr(columns, name)[used] for name in MEAN_COLUMNS], tracks[used]
+    present = present_in(of_rank)
+    if len(present) == 1:
+        return mean_of(*values)
+    means = [(mean_of(*(v[of_rank == t] for v in values)), int(np.sum(of_rank == t))) for t in present]
+    together = {f.name: sum(getattr(m, f.name) * n for m, n in means) / len(of_rank) for f in fields(Estimate)}
+    return Estimate(**together | {"degrees": min(mean.degrees for mean, _ in means)})
+
+
+def _folded_rows(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> dict[int, PhaseRow]:
+    """Rows whose phases the sensor does not resolve, with the number of the phase-folded regression, or with one reason
+    more why there is none."""
+    classes = seen.run.phases.classes
     folded_rows: dict[int, PhaseRow] = {}
-    wanted = [i for i, row in rows.items() if i in labels and _can_be_folded(part, row)]
+    wanted = [i for i, row in rows.items() if _can_be_folded(seen.part, row)]
     for depth in sorted({len(classes[i].path) for i in wanted}):
         level = [i for i in labels if len(classes[i].path) == depth and not classes[i].overlaps]
-        folded, reason = _fold_level(run, part, level)
-        for i in wanted:
-            if i in level:
-                kind = folded[level.index(i)] if folded else Folded(None, 0, reason)
-                folded_rows[i] = _with_folded(rows[i], part, kind)
+        folded, reason = _fold_level(seen, level)
+        for i in (i for i in wanted if i in level):
+            kind = folded[level.index(i)] if folded else Folded(None, 0, reason)
+            folded_rows[i] = _with_folded(rows[i], seen.part, kind)
     return folded_rows
 
 
@@ -240,9 +533,9 @@ def _can_be_folded(part: Part, row: PhaseRow) -> bool:
     return not row.is_resolvable and row.ranks == 1 and time_s > 0 and is_seen and row.missing_s <= _MISSING * time_s
 
 
-def _fold_level(run: Run, part: Part, level: list[int]) -> tuple[list[Folded], str]:
+def _fold_level(seen: _Seen, level: list[int]) -> tuple[list[Folded], str]:
     """The regression's result for each class of a level, or why it cannot be done."""
-    p = run.phases
+    p = seen.run.phases
     if len(level) > MOST_KINDS:
         return [], f"folding tells at most {MOST_KINDS} kinds apart"
     which = np.flatnonzero(np.isin(p.label, level) & ~p.cut & (p.end_ns > p.begin_ns))
@@ -250,16 +543,16 @@ def _fold_level(run: Run, part: Part, level: list[int]) -> tuple[list[Folded], s
     begin, end = p.begin_ns[which], p.end_ns[which]
     if np.any(begin[1:] < end[:-1]):
         return [], "folding needs phases one after the other, these overlap"
-    if clip := clipped(part, begin, end):
+    if clip := clipped(seen.part, begin, end):
         return [], f"nothing is folded where {clip}"
     index = np.zeros(len(p.classes), np.int64)
     index[level] = np.arange(len(level))
-    return fold(part.signals, PhaseSequence(begin, end, index[p.label[which]], len(level))), ""
+    return fold(seen.part.signals, PhaseSequence(begin, end, index[p.label[which]], len(level))), ""
 
 
 def _with_folded(row: PhaseRow, part: Part, folded: Folded) -> PhaseRow:
     if folded.per_s is None or row.s_per_batch is None:
-        return replace(row, note="; ".join(n for n in (row.note, folded.why) if n))
+        return replace(row, note=_joined(row.note, folded.why))
     mean = folded.per_s.scaled(row.s_per_batch)
     slowest = max(part.signals, key=lambda s: s.resolution_ns)
     return replace(
@@ -275,46 +568,47 @@ def _with_folded(row: PhaseRow, part: Part, folded: Folded) -> PhaseRow:
     )
 
 
+def _joined(*texts: str) -> str:
+    return "; ".join(text for text in texts if text)
+
+
 # -- totals ------------------------------------------------------------------------------------------------------------
 
 
-def _group_total(
-    run: Run, part: Part, columns: PhaseColumns, labels: Sequence[int], rows: Mapping[int, PhaseRow], sharing: _Sharing
-) -> tuple[TotalRow, _Bases]:
-    """Totals of the classes ``labels`` of one group; ``rows`` are their rows of the table, by class."""
-    p = run.phases
-    classes = {i: p.classes[i] for i in labels}
-    outer = outermost(run, labels)
+def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> TotalRow:
+    """The total of the classes of one group; ``rows`` are their rows of the table, by class."""
+    p, part, kind = seen.run.phases, seen.part, seen.run.phases.classes[labels[0]]
+    outer = outermost(seen.run, labels)
     together = as_range(outer)
     edges = merged(p.begin_ns[together], p.end_ns[together])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
-    time_s = whole.duration_s
+    time_s, cut = whole.duration_s, int(np.sum(p.cut & outer))
     total = without_rounding(whole.energy) if whole.is_resolvable and whole.missing_s <= 0.5 * time_s else None
-    notes = _total_notes(part, whole, clip, int(np.sum(p.cut & outer)), has_number=total is not None)
+    ranks, counted = seen.sharing(labels), 1
+    if ranks > 1:  # a rank that marks nothing has no part in the iterations
+        counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))
     rest_j = residual_j = None
-    tracks, ranks = sharing
-    # A rank that marks nothing has no part in the iterations.
-    marking = present_in(tracks[p.of(labels)]) if ranks > 1 else np.zeros(1, np.int32)
-    counted = max(1, int((marking != NOBODY).sum()))
-    if total is not None:
-        rest_j, residual_j, note = _balance(part, columns, run, classes, rows, outer, edges, total.energy_j, sharing)
+    if total is None:
+        notes = [no_energy(part, whole.mostly_missing, whole.missing_s, time_s), clip.note(has_number=False)]
+    else:
+        notes = [f"{cut} cut off, counted up to there"] if cut else []
+        if whole.missing_s > 1e-3 * time_s:
+            notes.append(without_readings(whole.missing_s, whole.off_by_j, clip))
+        notes.append(clip.note(has_number=True))
         if ranks > 1:
             of = f"all {ranks}" if counted >= ranks else f"{counted} of {ranks}"
             notes.append(f"n counts the iterations of {of} ranks; joules are the device's, once")
-        notes += [note] if note else []
-    attributes = next(iter(classes.values())).attributes
-    batch, iterations = number(attributes, "batch_size"), iterations_of(run, labels)
-    u95_j = known(whole.energy.u95_j, total.energy_j) if total is not None and not clip else None
-    row = TotalRow(
-        group=dict(next(iter(classes.values())).group),
+        rest_j, residual_j, note = _balance(seen, labels, rows, outer, edges, total.energy_j)
+        notes.append(note)
+    batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
+    return TotalRow(
+        group=dict(kind.group),
         device=part.device,
         provenance=part.provenance,
         iterations=iterations,
         time_s=time_s,
         energy_j=total.energy_j if total else None,
-        u95_j=u95_j,
-        u_statistical_j=total.u_statistical_j if total and not clip.low else None,
-        u_systematic_j=total.u_systematic_j if total and not clip.low else None,
+        **_uncertainties(total, clip, known(whole.energy.u95_j, total.energy_j) if total else 0.0),
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,
@@ -323,63 +617,41 @@ def _group_total(
         rest_j=rest_j,
         residual_j=residual_j,
         missing_s=whole.missing_s,
-        is_lower_bound=clip.is_lower_bound and total is not None,
-        note="; ".join(notes),
+        note=_joined(*notes),
         ranks_counted=counted,
     )
-    return row, _bases(classes, rows, batch)
-
-
-def _total_notes(part: Part, whole: Whole, clip: Clip, cut: int, *, has_number: bool) -> list[str]:
-    """Why a total is missing, or what weakens it; ``cut`` of its outermost phases never ended."""
-    if has_number:
-        notes = [f"{cut} cut off, counted up to there"] if cut else []
-        if whole.missing_s > 1e-3 * whole.duration_s:
-            notes.append(without_readings(whole.missing_s, whole.off_by_j, clip))
-    else:
-        notes = [no_energy(part, whole.mostly_missing, whole.missing_s, whole.duration_s)]
-    return notes + ([clip.note(has_number=has_number)] if clip else [])
 
 
 def _balance(
-    part: Part,
-    columns: PhaseColumns,
-    run: Run,
-    classes: Mapping[int, PhaseClass],
-    rows: Mapping[int, PhaseRow],
-    outer: NDArray[np.bool_],
-    outer_edges: tuple[NDArray[np.int64], NDArray[np.int64]],
-    total_j: float,
-    sharing: _Sharing,
-) -> tuple[float | None, float | None, str]:
+    seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow], outer: NDArray[np.bool_],
+    outer_edges: tuple[NDArray[np.int64], NDArray[np.int64]], total_j: float,
+) -> tuple[float | None, float | None, str]:  # fmt: skip
     """Rest and residual of a group against its innermost resolvable phases, and a note where there are none.
 
     Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
     a rank without phases in the group all of it is rest.
     """
-    p = run.phases
-    resolved = {i: c for i, c in classes.items() if i in rows and _is_integral(rows[i])}
-    around = _paths_around(resolved.values())
-    inner = [i for i, c in resolved.items() if c.path not in around]
-    cover = p.of(inner) & columns.resolvable
+    p, columns, tracks = seen.run.phases, seen.columns, seen.tracks
+    resolved = [i for i in labels if i in rows and _is_integral(rows[i])]
+    around = _paths_around(resolved, seen.run)
+    cover = p.of([i for i in resolved if p.classes[i].path not in around]) & columns.resolvable
     if not (cover & ~outer).any():
         return None, None, ""
-    tracks, ranks = sharing
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
     # others (DDP's communication) is in no sum, and beside ranks other processes have no part of the device.
-    overlaps = p.of([i for i, c in classes.items() if c.overlaps])
+    overlaps = p.of([i for i in labels if p.classes[i].overlaps])
     if np.any(tracks[cover] != NOBODY):
         overlaps |= tracks == NOBODY
     cover &= ~(outer & overlaps)
     with_phases = present_in(tracks[cover])
-    ranks = max(ranks, len(with_phases))
+    ranks = max(seen.sharing(labels), len(with_phases))
     rest_j, phases_j = (ranks - len(with_phases)) * total_j, 0.0
     for track in with_phases:
         own = as_range(cover & (tracks == track))
         begin, end = p.begin_ns[own], p.end_ns[own]
         if overlapping(begin, end):
             return None, None, "phases overlap (several processes or threads): no rest"
-        rest_j += rest_energy_j(part, outer_edges, (begin, end), Given(columns.begin_j[own], columns.end_j[own]))
+        rest_j += rest_energy_j(seen.part, outer_edges, (begin, end), Given(columns.begin_j[own], columns.end_j[own]))
         phases_j += float(columns.energy_j[own].sum())
     return rest_j / ranks, total_j - (phases_j + rest_j) / ranks, ""
 
@@ -388,60 +660,58 @@ def _is_integral(row: PhaseRow) -> bool:
     return row.is_resolvable and row.method == INTEGRAL
 
 
-def _bases(classes: Mapping[int, PhaseClass], rows: Mapping[int, PhaseRow], batch: float | None) -> _Bases:
-    operations = next((v for c in classes.values() if (v := number(c.attributes, OPERATIONS))), None)
-    passes = {c.name: i for i, c in classes.items() if c.name in ("forward", "backward")}
+def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> dict[str, float]:
+    """GFLOPS/W of a group by the phases whose joules it divides by."""
+    classes = seen.run.phases.classes
+    operations = next((v for i in labels if (v := number(classes[i].attributes, OPERATIONS))), None)
+    batch = number(classes[labels[0]].attributes, "batch_size")
+    passes = {classes[i].name: i for i in labels if classes[i].name in ("forward", "backward")}
     if not (operations and batch and passes):
         return {}
-    bases: _Bases = {}
+    figures: dict[str, float] = {}
     # A folded figure is by far less sure than that of the iterations around it.
-    joules = [rows[i].j_per_batch if i in rows and _is_integral(rows[i]) else None for i in passes.values()]
-    if all(j is not None and j > 0 for j in joules):
-        both = sum(j for j in joules if j is not None)
-        bases[FORWARD_BACKWARD] = gflops_per_w_paper(operations, batch, len(passes), both)
-    for i, c in classes.items():
-        if c.name == ITERATION and i in rows and (j := rows[i].j_per_batch):
-            bases[ITERATION] = gflops_per_w_paper(operations, batch, len(passes), j)
-    return bases
+    joules = [rows[i].j_per_batch or 0.0 if i in rows and _is_integral(rows[i]) else 0.0 for i in passes.values()]
+    if all(j > 0 for j in joules):
+        figures[FORWARD_BACKWARD] = gflops_per_w_paper(operations, batch, len(passes), sum(joules))
+    for i in labels:
+        if classes[i].name == ITERATION and i in rows and (j := rows[i].j_per_batch):
+            figures[ITERATION] = gflops_per_w_paper(operations, batch, len(passes), j)
+    return figures
 
 
-def _on_one_basis(rows: Sequence[tuple[TotalRow, _Bases]]) -> list[TotalRow]:
+def _on_one_basis(rows: Sequence[tuple[TotalRow, dict[str, float]]]) -> list[TotalRow]:
     """Give every row its GFLOPS/W, on the same basis for a whole device: figures on different ones do not compare."""
-    has_passes = all(FORWARD_BACKWARD in bases for _, bases in rows if bases)
+    has_passes = all(FORWARD_BACKWARD in figures for _, figures in rows if figures)
     basis = FORWARD_BACKWARD if has_passes else ITERATION
     return [
-        replace(row, gflops_per_w_paper=bases[basis], gflops_basis=basis) if basis in bases else row
-        for row, bases in rows
+        replace(row, gflops_per_w_paper=figures[basis], gflops_basis=basis) if basis in figures else row
+        for row, figures in rows
     ]
 
 
 # -- the run as a whole ------------------------------------------------------------------------------------------------
 
 
-def _run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = False) -> RunRow:
-    """The whole run on the device of a part; ``columns`` are the energies of its phases."""
-    begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
-    whole = interval_energies(part, begin, end, np.zeros(1, np.int64), np.zeros(1, np.int64))
+def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
+    run, part, p = seen.run, seen.part, seen.run.phases
+    begin, end, none = np.array([run.begin_ns]), np.array([run.end_ns]), np.zeros(1, np.int64)
+    whole, clip = interval_energies(part, begin, end, none, none), clipped(part, begin, end)
     power_w, silent = _mean_w(run, part)
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.linear_j[0]) if not silent else None
-    p = run.phases
-    top = (p.parent < 0) & columns.resolvable
-    together = as_range(top)
-    first, last = merged(p.begin_ns[together], p.end_ns[together])
+    missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
     phases_j = rest_j = residual_j = None
-    if top.any():
-        cover = whole_of(part, first, last, is_given=True)
-        if cover.is_resolvable and energy_j is not None:
+    top = (p.parent < 0) & seen.columns.resolvable
+    if top.any() and energy_j is not None:
+        together = as_range(top)
+        edges = merged(p.begin_ns[together], p.end_ns[together])
+        cover = whole_of(part, *edges, is_given=True)
+        if cover.is_resolvable:
             phases_j = cover.energy.energy_j
-            rest_j = rest_energy_j(part, (begin, end), (first, last), cover.given)
+            rest_j = rest_energy_j(part, (begin, end), edges, cover.given)
             residual_j = energy_j - phases_j - rest_j
-    missing_s, duration_s = float(whole.missing_s[0]), float(whole.duration_s[0])
-    clip, u95_j = clipped(part, begin, end), float(whole.u95_j[0])
-    notes = []
-    if energy_j is None:
-        notes.append(f"not resolvable: no readings of {', '.join(silent)}")
-    elif missing_s > 1e-3 * duration_s:
+    notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
+    if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
@@ -462,7 +732,7 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = F
         residual_j=residual_j,
         missing_s=missing_s,
         is_lower_bound=clip.is_lower_bound and energy_j is not None,
-        note="; ".join(n for n in notes if n),
+        note=_joined(*notes),
     )
 
 
@@ -513,53 +783,255 @@ def _counter_notes(run: Run, part: Part) -> list[str]:
     return notes
 
 
-# -- attributes that are figures ---------------------------------------------------------------------------------------
-
-_POSITIVE = ("above 0", lambda value: value > 0)
-_COUNT = ("a whole number above 0", lambda value: value > 0 and float(value).is_integer())
-_FROM_ZERO = ("0 or more", lambda value: value >= 0)
-_FIGURES: Mapping[str, tuple[str, Callable[[float], bool]]] = {
-    "batch_size": ("1 or more", lambda value: value >= 1),
-    **dict.fromkeys(("power_cap_w", "clock_hz", "clock_mhz"), _POSITIVE),
-    **dict.fromkeys(("gpus", "ranks", "world_size", "machines"), _COUNT),
-    # A training may end before its first sample, and a layer may do no operation.
-    **dict.fromkeys(("epochs", "iterations", "samples", "dataset_size", OPERATIONS), _FROM_ZERO),
-}
-"""Attributes of phases that must be figures, and which."""
+# -- ranks and their job -----------------------------------------------------------------------------------------------
 
 
-def check_attributes(run: Run) -> None:
-    """Raises `AnalysisError` with file, row of the phases (from 1) and attribute for a figure that is none (any other
-    attribute may be anything), and for one that is a number in some phases and true or false in others where the two
-    are equal (1 and True)."""
-    p = run.phases
-    faults: dict[int, tuple[str, str]] = {}
-    numbers: dict[str, set[Any]] = {}
-    for kind in p.classes:
-        for name, value in kind.attributes.items():
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                numbers.setdefault(name, set()).add(value)
-    for label, kind in enumerate(p.classes):
-        for name, value in kind.attributes.items():
-            if isinstance(value, bool) and value in numbers.get(name, ()):
-                faults.setdefault(label, (name, f"{value} here and {int(value)} in other phases: which is meant?"))
-        for name, (what, is_good) in _FIGURES.items():
-            value = kind.attributes.get(name)
-            # Operations of two models under one name are several, which the records refuse.
-            each = value if name == OPERATIONS and isinstance(value, tuple) else () if value is None else (value,)
-            if not all(_is_finite(v) and is_good(v) for v in each):
-                faults.setdefault(label, (name, f"{printable(repr(value), limit=40)}: must be a finite number, {what}"))
-    if not faults:
-        return
-    # Phases inside inherit what is wrong: the first row that has it is the one that was given it.
-    row = int(np.flatnonzero(np.isin(p.label, list(faults)))[0])
-    label = int(p.label[row])
-    phase, (name, text) = printable(repr(p.classes[label].name), limit=60), faults[label]
-    raise AnalysisError(
-        f"{run.path}: phase row {row + 1} ({phase}), attribute {name}: {text}; correct what marks it, or give an "
-        "attribute of your own another name"
+def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRow:
+    run, part, p = seen.run, seen.part, seen.run.phases
+    own = (seen.tracks == rank.rank) & (p.parent < 0) & ~p.of([i for i, c in enumerate(p.classes) if c.overlaps])
+    # Between phases closer together than the sensors can tell there is no rest.
+    gap_ns = int(part.gap_ns)
+    begin, end = merged(p.begin_ns[own], p.end_ns[own] + gap_ns)
+    end = end - gap_ns
+    busy_begin, busy_end = merged(p.begin_ns[own], p.end_ns[own])
+    none = np.zeros(len(begin), np.int64)
+    cover = interval_energies(part, begin, end, none, none)
+    phases_j = rest_j = residual_j = None
+    energy_j = whole.energy_j / sharing if whole.energy_j is not None else None
+    note = ""
+    if energy_j is None:
+        note = whole.note
+    elif not len(begin):
+        note = "it marked no phases: all is rest"
+        phases_j, rest_j, residual_j = 0.0, energy_j, 0.0
+    elif cover.resolvable.all():
+        phases_j = float(cover.energy_j.sum()) / sharing
+        edges = np.array([run.begin_ns]), np.array([run.end_ns])
+        rest_j = rest_energy_j(part, edges, (begin, end), cover) / sharing
+        residual_j = energy_j - phases_j - rest_j
+    else:
+        note = not_resolvable(part, cover, np.ones(len(begin), bool))
+    return RankRow(
+        rank=rank.rank,
+        device=part.device,
+        provenance=part.provenance,
+        ranks=sharing,
+        busy_s=float((busy_end - busy_begin).sum()) * 1e-9,
+        energy_j=energy_j,
+        phases_j=phases_j,
+        rest_j=rest_j,
+        residual_j=residual_j,
+        is_lower_bound=whole.is_lower_bound,
+        note=_joined(f"each of {sharing} ranks has 1/{sharing} of the device's power" if sharing > 1 else "", note),
     )
 
 
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
+def _job_rows(run: Run, ranks: Ranks, rows: Sequence[RankRow], runs: Sequence[RunRow]) -> list[JobRow]:
+    """All ranks together against their devices. Devices that are known to be different GPUs are added; others, which
+    may contain them (a wall meter), stand alone, as do those of another provenance."""
+    sets: list[list[RunRow]] = []
+    for row in (r for r in runs if ranks.users(r.device)):
+        identity_of_row = device_identity(run, row.device)
+        for members in sets:
+            others = [device_identity(run, m.device) for m in members]
+            is_other_gpu = identity_of_row and all(o and not o.overlaps(identity_of_row) for o in others)
+            if members[0].provenance == row.provenance and is_other_gpu:
+                members.append(row)
+                break
+        else:
+            sets.append([row])
+    missing = missing_ranks([r.rank for r in ranks.ranks], ranks.world_size)
+    return [
+        _job_row(members, rows, f"without what is not in this run: {missing}" if missing else "") for members in sets
+    ]
+
+
+def _job_row(members: list[RunRow], rows: Sequence[RankRow], missing: str) -> JobRow:
+    names, provenance = [m.device for m in members], members[0].provenance
+    own = [r for r in rows if r.device in names and r.provenance == provenance]
+    silent = [m.device for m in members if m.energy_j is None]
+    note, ranks_j, devices_j = "", None, None
+    if silent:  # a sum without one of its devices would pass for the whole
+        note = f"not resolvable: no readings of {', '.join(silent)}"
+    else:
+        ranks_j, devices_j = (float(sum(r.energy_j or 0.0 for r in some)) for some in (own, members))
+    is_lower_bound = any(m.is_lower_bound for m in members) and not silent
+    return JobRow(
+        devices=tuple(names),
+        provenance=provenance,
+        ranks=len({r.rank for r in own}),
+        energy_j=ranks_j,
+        devices_j=devices_j,
+        residual_j=devices_j - ranks_j if devices_j is not None and ranks_j is not None else None,
+        is_lower_bound=is_lower_bound,
+        note=_joined(note, AT_LEAST if is_lower_bound else "", missing),
+    )
+
+
+# -- frames, for programs ----------------------------------------------------------------------------------------------
+
+CSV_COLUMNS = (
+    "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations", "s_per_batch",
+    "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j",
+    "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j", "missing_s", "off_by_j",
+    "is_lower_bound", "method", "note",
+)  # fmt: skip
+"""Columns of every CSV and JSON row, in this order; further attributes of the phases follow as ``attribute_NAME``, then
+those of ranks, jobs and idle power. ``table`` is ``phase``, ``total``, ``run``, ``rank`` or ``job``. A cell without a
+value is empty (CSV) or null (JSON)."""
+_ATTRIBUTE = "attribute_"
+
+
+def records(table: PhaseTable) -> list[dict[str, Any]]:
+    """All rows as dicts with the same keys."""
+    attributes: dict[str, None] = {}
+    rows: list[dict[str, Any]] = []
+    every: list[Row] = [*table.phases, *table.totals, *table.runs]
+    for row in every:
+        group = dict(getattr(row, "group", {}))
+        group = {k if k in ("model", "batch_size") else f"{_ATTRIBUTE}{k}": v for k, v in group.items()}
+        attributes |= dict.fromkeys(group)
+        own = {f.name: getattr(row, f.name) for f in fields(row) if f.name in CSV_COLUMNS}
+        kind = {PhaseRow: "phase", TotalRow: "total", RunRow: "run"}[type(row)]
+        rows.append({**own, **group, "table": kind, **(_idle_cells(row, table.idle) if table.idle else {})})
+    rows += [{"table": "rank", **asdict(row)} for row in table.ranks]
+    rows += [{"table": "job", **asdict(row), "devices": " ".join(row.devices)} for row in table.jobs]
+    names = dict.fromkeys([*CSV_COLUMNS, *attributes, *(name for row in rows for name in row)])
+    return [dict.fromkeys(names) | row for row in rows]
+
+
+def _idle_cells(row: Row, idle: Sequence[IdleRow]) -> dict[str, Any]:
+    """Idle power of a row's device, and what of its joules (a mean phase, a group, the run) is above that.
+
+    The uncertainties of the two are taken as independent. They share the sensor's gain and zero, which partly cancel,
+    so that this is the most that it can be. Joules above idle may be negative: nothing that could be told then.
+    """
+    own = next((i for i in idle if (i.device, i.provenance) == (row.device, row.provenance)), None)
+    if isinstance(row, PhaseRow):
+        # Of a device that ranks share, each has its part of the idle power too.
+        joules, length_s = row.j_per_batch, None if row.s_per_batch is None else row.s_per_batch / row.ranks
+    else:
+        joules, length_s = row.energy_j, row.time_s
+    idle_j = above_j = u95_j = None
+    if own is not None and joules is not None and length_s is not None:
+        above_j = joules - own.idle_w * length_s
+        idle_j = joules - above_j
+        u95_j = None if row.u95_j is None else float(np.hypot(row.u95_j, COVERAGE_FACTOR * own.u_w * length_s))
+    return {
+        "idle_w": own.idle_w if own else None,
+        "idle_j": idle_j,
+        "above_idle_j": above_j,
+        "above_idle_u95_j": u95_j,
+        "idle_note": own.note if own else "",
+    }
+
+
+def rows_frame(table: PhaseTable) -> pd.DataFrame:
+    """All rows of a run's table with the same columns, in full precision."""
+    rows = records(table)
+    names = list(rows[0]) if rows else CSV_COLUMNS
+    return table_frame("rows", "Rows", [Column(n) for n in names], [list(row.values()) for row in rows], bounds=())
+
+
+# -- frames, for people ------------------------------------------------------------------------------------------------
+
+_LEAST_J: dict[str, Any] = {"sign": "≥", "missing": "n.r."}
+_SHOWN = {
+    "phase": Column("phase"), "what": Column("phase"), "device": Column("device"), "note": Column("note"),
+    "idle_note": Column("note"), "is_lower_bound": Column("is_lower_bound", "flag", is_hidden=True),
+    "rank": Column("rank", "integer", "1"), "ranks": Column("ranks", "integer", "1"),
+    "iterations": Column("n", "integer", "1"), "s_per_batch": Column("s/batch", "number", "s"),
+    "time_s": Column("s", "number", "s"), "busy_s": Column("busy s", "number", "s"),
+    "j_per_batch": Column("J/batch", "number", "J", **_LEAST_J), "energy_j": Column("J", "number", "J", **_LEAST_J),
+    "ranks_j": Column("ranks J", "number", "J", **_LEAST_J), "joules": Column("J", "number", "J", sign="≥"),
+    "devices_j": Column("devices J", "number", "J", **_LEAST_J),
+    "u95_j": Column("± U95", "number", "J", is_uncertainty=True), "power_w": Column("W", "number", "W", sign="≥"),
+    "edp_js": Column("EDP (J s)", "number", "J s", sign="≥"), "samples_per_s": Column("samples/s", "number", "1/s"),
+    "gflops_per_w_paper": Column("GFLOPS/W (paper)", "number", "1e9/J", sign="≤"),
+    "phases_j": Column("phases J", "number", "J", sign="≥"), "rest_j": Column("rest J", "number", "J", sign="≥"),
+    "residual_j": Column("residual J", "number", "J", is_uncertainty=True),
+    "residual_percent": Column("residual %", "number", "%", is_uncertainty=True),
+    "idle_w": Column("idle W", "number", "W"), "idle_j": Column("J idle", "number", "J"),
+    "above_idle_j": Column("J above idle", "number", "J", sign="≥"),
+    "above_idle_u95_j": Column("± U95 above idle", "number", "J", is_uncertainty=True),
+}  # fmt: skip
+_TABLES = (
+    ("phases", "Phases", ("phase",), ("phase", "device", "iterations", "s_per_batch", "j_per_batch", "u95_j", "power_w",
+      "samples_per_s", "is_lower_bound", "note")),
+    ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "power_w", "edp_js",
+      "samples_per_s", "gflops_per_w_paper", "rest_j", "residual_j", "is_lower_bound", "note")),
+    ("run", "Run: phases + rest + residual = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "power_w",
+      "phases_j", "rest_j", "residual_j", "residual_percent", "is_lower_bound", "note")),
+    ("ranks", "Ranks", ("rank",), ("rank", "device", "busy_s", "energy_j", "phases_j", "rest_j", "residual_j",
+      "is_lower_bound", "note")),
+    ("job", "Job: all ranks = devices", ("job",), ("device", "ranks", "ranks_j", "devices_j", "residual_j",
+      "is_lower_bound", "note")),
+    ("above_idle", "Above idle, beside the whole", ("phase", "total", "run"), ("what", "device", "joules", "idle_w",
+      "idle_j", "above_idle_j", "above_idle_u95_j", "is_lower_bound", "idle_note")),
+)  # fmt: skip
+"""Name, title, the rows that are in it, and its columns."""
+
+
+def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
+    """The parts of a run's table that have rows, for people; empty columns are left out when they are shown."""
+    rows = records(table)
+    settings = sorted(n for n in (rows[0] if rows else ()) if n.startswith(_ATTRIBUTE))
+    settings = ["model", "batch_size", *settings]
+    frames = []
+    for name, title, kinds, shown in _TABLES:
+        own = [r for r in rows if r["table"] in kinds and (name != "above_idle" or r.get("above_idle_j") is not None)]
+        if own:
+            of_group = settings if "total" in kinds or "phase" in kinds else []
+            # Numbers among the attributes are settings, and shown as they were given.
+            columns = [
+                Column(n.removeprefix(_ATTRIBUTE), "text" if n == "model" else "integer", missing="") for n in of_group
+            ]
+            lines = [[_cell(r, n) for n in (*of_group, *shown)] for r in own]
+            frames.append(table_frame(name, title, [*columns, *(_SHOWN[n] for n in shown)], lines))
+            frames[-1].attrs["separator"] = "\n"
+    if frames:
+        meaning = "± U95: half of the 95 % interval, in joules"
+        if any(row.gflops_per_w_paper is not None for row in table.totals):
+            meaning += "; GFLOPS/W (paper): forward and backward count the model's operations once each"
+        frames[-1].attrs["notes"].append(f"{meaning}.")
+    return frames
+
+
+def _cell(row: Mapping[str, Any], name: str) -> Cell:
+    if name == "device":
+        devices = row["device"] or " + ".join(row["devices"].split())
+        return f"{devices} ({row['provenance']})"
+    if name == "what":
+        return {"phase": f"{row['phase']} (mean)", "total": "all of the group", "run": "run"}[row["table"]]
+    if name == "joules":
+        return float(row["idle_j"] + row["above_idle_j"])
+    if name == "residual_percent":
+        return 100 * row["residual_j"] / row["energy_j"] if row["residual_j"] is not None and row["energy_j"] else None
+    if name == "note":
+        basis = f"GFLOPS/W over the joules of {row['gflops_basis']}" if row["gflops_basis"] else ""
+        timing = f"timed {row['timing']}" if row["timing"] not in (None, "", "host") else ""
+        return "\n".join(text for text in (basis, row["note"], timing) if text)
+    value: Cell = row["energy_j" if name == "ranks_j" else name]
+    if value is not None and (name == "batch_size" or name.startswith(_ATTRIBUTE)):
+        return quoted(value)
+    return str(value) if name == "model" and value is not None else value
+
+
+def to_csv(table: PhaseTable) -> str:
+    """All rows as CSV."""
+    return export.to_csv(rows_frame(table))
+
+
+def to_json(table: PhaseTable) -> str:
+    """All rows as a JSON list."""
+    return export.rows_to_json(rows_frame(table))
+
+
+def to_markdown(table: PhaseTable) -> str:
+    """The table for people, in Markdown."""
+    return export.to_markdown(table_frames(table))
+
+
+def print_table(table: PhaseTable, console: Console) -> None:
+    """The table for people, on a terminal."""
+    export.print_tables(table_frames(table), console)

@@ -20,17 +20,24 @@ from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.export import Cell, Column, table_frame, to_json_text
 from powerd_analytics.folding.fold import FOLDING
 from powerd_analytics.runs.phases import as_range, pieces
-from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.table import groups, outermost, table_of
-from powerd_analytics.table_rows import PhaseRow, PhaseTable, RunRow, TotalRow, group_line
+from powerd_analytics.runs.run import Progress, Run, no_progress, pick
+from powerd_analytics.table import (
+    FOLDED,
+    PhaseRow,
+    PhaseTable,
+    Row,
+    RunRow,
+    TotalRow,
+    group_key,
+    group_line,
+    groups,
+    outermost,
+    table_of,
+)
 from powerd_analytics.text import digits
-from powerd_core.errors import AnalysisError
-from powerd_core.text import printable
-
-Values = NDArray[np.float64]
 
 REPEATS = "repeats"
-REMEDIES = {
+REMEDIES = {name: kind.remedy for name, kind in KINDS.items()} | {
     REPEATS: "measure more phases of the kind",
     FOLDING: "read more often than once in a phase, so that nothing needs folding",
 }
@@ -72,10 +79,8 @@ def budget_rows(
     """A row for each row of the run's table. Raises `AnalysisError` for an unknown device or phase."""
     parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
     table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
-    names = list(dict.fromkeys(r.phase for r in table.phases))
-    if phase is not None and phase not in names:
-        there = printable(", ".join(names), limit=300) or "none"
-        raise AnalysisError(f"no phase {printable(phase)!r} in {run.path}: there are {there}")
+    if phase is not None:
+        pick(phase, dict.fromkeys(r.phase for r in table.phases), "phase")
     rows: list[BudgetRow] = []
     for i, part in enumerate(parts):
         progress(0.8 + 0.2 * i / len(parts), f"uncertainty of {part.device}")
@@ -84,52 +89,40 @@ def budget_rows(
 
 
 def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list[BudgetRow]:
-    own = (part.device, part.provenance)
-    phases = [r for r in table.phases if (r.device, r.provenance) == own and phase in (None, r.phase)]
-    rows = _phase_rows(run, part, phases)
-    if phase is not None:
-        return rows
-    by_group = {tuple(sorted(dict(g).items())): labels for g, labels in groups(run).items()}
-    for total in table.totals:
-        if (total.device, total.provenance) == own:
-            labels = by_group.get(tuple(sorted(total.group.items())), [])
-            outer = as_range(outermost(run, labels))
-            shares = _of_intervals(part, total, *merged(run.phases.begin_ns[outer], run.phases.end_ns[outer]))
-            rows.append(_budget_row("total", total, "", total.iterations, total.energy_j, shares))
-    begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
-    for r in table.runs:
-        if (r.device, r.provenance) == own:
-            rows.append(_budget_row("run", r, "", 1, r.energy_j, _of_intervals(part, r, begin, end)))
+    every: list[Row] = [*table.phases, *table.totals, *table.runs]
+    own = [r for r in every if (r.device, r.provenance) == (part.device, part.provenance)]
+    budget, seen = part_phase_budget(run, part)
+    is_used, by_group = usable(seen) & ~run.phases.cut, groups(run)
+    rows = []
+    for row in own:
+        if isinstance(row, PhaseRow):
+            if phase in (None, row.phase):
+                labels = [i for i in by_group[group_key(row.group)] if _is_of(run, i, row)]
+                shares = _of_phases(part, budget, run.phases.of(labels) & is_used, row)
+                rows.append(_budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares))
+        elif phase is None and isinstance(row, TotalRow):
+            outer = as_range(outermost(run, by_group.get(group_key(row.group), [])))
+            shares = _of_intervals(part, row, *merged(run.phases.begin_ns[outer], run.phases.end_ns[outer]))
+            rows.append(_budget_row("total", row, "", row.iterations, row.energy_j, shares))
+        elif phase is None and isinstance(row, RunRow):
+            shares = _of_intervals(part, row, np.array([run.begin_ns]), np.array([run.end_ns]))
+            rows.append(_budget_row("run", row, "", 1, row.energy_j, shares))
     return rows
 
 
-def _phase_rows(run: Run, part: Part, rows: Sequence[PhaseRow]) -> list[BudgetRow]:
-    budget, seen = part_phase_budget(run, part)
-    is_used = usable(seen) & ~run.phases.cut
-    places: dict[tuple[str, str], list[int]] = {}
-    for i, kind in enumerate(run.phases.classes):
-        places.setdefault(("/".join(kind.path), kind.timing), []).append(i)
-    return [_phase_row(run, part, is_used, budget, r, places.get((r.path, r.timing), ())) for r in rows]
+def _is_of(run: Run, label: int, row: PhaseRow) -> bool:
+    kind = run.phases.classes[label]
+    return ("/".join(kind.path), kind.timing) == (row.path, row.timing)
 
 
-def _phase_row(
-    run: Run, part: Part, is_used: NDArray[np.bool_], budget: Budget, row: PhaseRow, place: Sequence[int]
-) -> BudgetRow:
-    """``place``: the classes of phases with the row's path and timing."""
-    p = run.phases
-    labels = [i for i in place if dict(p.classes[i].group) == dict(row.group)]
-    used = p.of(labels) & is_used
-    if row.method == "folded":
+def _of_phases(part: Part, budget: Budget, used: NDArray[np.bool_], row: PhaseRow) -> tuple[Share, ...]:
+    if row.method == FOLDED:
         means = dict(row.folded_parts_j)
-        shapes = {
-            name: " and ".join(sorted({distribution(name, s) for s in part.signals})) for name in means if name in KINDS
-        }
+        shapes = {name: {distribution(name, s) for s in part.signals} for name in means if name in KINDS}
     else:
         each = ((name, budget.part(name, used)) for name in KINDS if used.any() and _counts(name))
-        means = {name: float(np.mean(u)) for name, u in each if u is not None}
-        shapes = {name: " and ".join(sorted(names)) for name, names in budget.shapes.items()}
-    shares = _shares(REPEATS, row.u_statistical_j, means, row.u_systematic_j, shapes)
-    return _budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares)
+        means, shapes = {name: float(np.mean(u)) for name, u in each if u is not None}, dict(budget.shapes)
+    return _shares(REPEATS, row.u_statistical_j, means, row.u_systematic_j, shapes)
 
 
 def _of_intervals(
@@ -151,9 +144,7 @@ def _of_intervals(
     random = float(np.sqrt(random2))
     if isinstance(row, TotalRow):
         random, systematic = row.u_statistical_j or 0.0, row.u_systematic_j or 0.0
-    counted = {name: u for name, u in sums.items() if _counts(name) and u}
-    texts = {name: " and ".join(sorted(names)) for name, names in shapes.items()}
-    return _shares("sampling", random, counted, systematic, texts)
+    return _shares("sampling", random, {n: u for n, u in sums.items() if _counts(n) and u}, systematic, shapes)
 
 
 def _counts(name: str) -> bool:
@@ -163,7 +154,7 @@ def _counts(name: str) -> bool:
 
 def _shares(
     random: str, u_random_j: float | None, parts: Mapping[str, float], u_systematic_j: float | None,
-    shapes: Mapping[str, str],
+    shapes: Mapping[str, set[str]],
 ) -> tuple[Share, ...]:  # fmt: skip
     """The largest first. ``parts`` tell how the systematic uncertainty is made up; how large it is, the table says."""
     if u_random_j is None or u_systematic_j is None:
@@ -173,31 +164,33 @@ def _shares(
     u = {random: u_random_j} | {name: value * scale for name, value in parts.items()}
     variance = sum(value**2 for value in u.values())
     u = {name: known(value, variance**0.5) for name, value in u.items()}
-    every = []
-    for name, value in u.items():
-        kind = KINDS.get(name)
-        share = value**2 / variance if variance > 0 else 0.0
-        is_random = name == random
-        of_lines = bool(kind and kind.of_lines)
-        every.append(Share(name, value, share, shapes.get(name, "normal"), not is_random, of_lines))
-    return tuple(sorted((s for s in every if s.u_j > 0), key=lambda s: -s.share))
+    shares = [
+        Share(
+            part=name,
+            u_j=value,
+            share=value**2 / variance,
+            distribution=" and ".join(sorted(shapes.get(name, {"normal"}))),
+            shared_by_phases=name != random,
+            shared_by_lines=name in KINDS and KINDS[name].of_lines,
+        )
+        for name, value in u.items()
+        if value > 0
+    ]
+    return tuple(sorted(shares, key=lambda s: -s.share))
 
 
 def _budget_row(
-    table: str, row: PhaseRow | TotalRow | RunRow, phase: str, n: int, energy_j: float | None, shares: tuple[Share, ...]
+    table: str, row: Row, phase: str, n: int, energy_j: float | None, shares: tuple[Share, ...]
 ) -> BudgetRow:
-    group = {} if isinstance(row, RunRow) else dict(row.group)
-    u = float(np.sqrt(sum(s.u_j**2 for s in shares))) if shares else None
-    if energy_j is None or row.u95_j is None:
-        shares, u = (), None
+    shares = () if energy_j is None or row.u95_j is None else shares
+    words = row.note or "nothing is known of its uncertainty"
     if shares:
         first = shares[0]
-        remedy = REMEDIES.get(first.part) or KINDS[first.part].remedy
-        words = f"mostly {first.part} ({first.share:.0%} of the variance): to shrink it, {remedy}"
+        words = f"mostly {first.part} ({first.share:.0%} of the variance): to shrink it, {REMEDIES[first.part]}"
     elif row.u95_j == 0:
         words = row.note or "its lines state no error, and its readings show none"
-    else:
-        words = row.note or "nothing is known of its uncertainty"
+    u = float(np.sqrt(sum(s.u_j**2 for s in shares))) if shares else None
+    group = dict(getattr(row, "group", {}))
     return BudgetRow(table, group, phase, row.device, row.provenance, n, energy_j, u, row.u95_j, shares, words)
 
 
@@ -239,8 +232,7 @@ def budget_frame(rows: Sequence[BudgetRow]) -> pd.DataFrame:
 
 def to_json(rows: Sequence[BudgetRow]) -> str:
     """The budget as a JSON object: ``rows``, each with its ``parts``."""
-    documents = [asdict(r) | {"group": dict(r.group), "parts": [asdict(s) for s in r.parts]} for r in rows]
-    return to_json_text({"rows": documents}) + "\n"
+    return to_json_text({"rows": [asdict(r) for r in rows]}) + "\n"
 
 
 def to_csv(rows: Sequence[BudgetRow]) -> str:

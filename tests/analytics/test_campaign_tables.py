@@ -3,11 +3,9 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_campaign import one_run
 
-from powerd_analytics.campaign import RUNS, averaged, read_campaign
 from powerd_analytics.campaign_tables import PivotRequest, gain_frame, make_pivot, pivot_frame
-from powerd_analytics.export import columns_of, rounded, rows_of
+from powerd_analytics.export import rows_of
 from powerd_analytics.records import empty_record
 from powerd_core.errors import AnalysisError
 
@@ -32,26 +30,6 @@ def test_what_differs_within_a_cell_is_added_to_the_rows():
     assert found.row_names == ("model", "phase", "batch_size", "provenance")
     assert [f.value for f in found.cells.values()] == [64.0, 128.0]
     assert "batch_size added" in found.notes[0]
-
-
-def test_measured_and_modelled_are_rows_of_their_own():
-    records = [record(provenance=p, j_per_batch=j) for p, j in (("measured", 5.0), ("modelled", 50.0))]
-    found = pivot(records, "model,phase:gpus:j_per_batch")
-    assert {row[-1]: found.cells[row, (1,)].value for row in found.rows} == {"measured": 5.0, "modelled": 50.0}
-    sheet = pivot_frame(found, averages=True)
-    assert [row[0] for row in rows_of(sheet)] == ["m", "m"]  # one of each: there is nothing to average
-
-
-def test_rows_and_columns_are_in_order_and_may_be_attributes():
-    records = [
-        record(batch_size=b, attributes=f'{{"precision": "{p}"}}', j_per_batch=float(b + i))
-        for i, p in enumerate(("fp32", "fp16"))
-        for b in (256, 64, 128)
-    ]
-    found = pivot(records, "batch,phase:precision:j-per-batch")
-    assert [row[0] for row in found.rows] == [64, 128, 256]
-    assert found.columns == (("fp32",), ("fp16",))
-    assert found.row_names == ("batch_size", "phase", "provenance")
 
 
 @settings(max_examples=60, deadline=None)
@@ -109,70 +87,10 @@ def test_a_gain_is_second_over_first_with_both_uncertainties():
         gain_frame(found, "device_name", ("old", "newer"))
 
 
-def test_a_bound_is_shown_as_one_and_has_no_gain():
-    records = [
-        record(device_name=n, j_per_batch=5.0, is_lower_bound=bound, u95_j=None)
-        for n, bound in (("a", True), ("b", False))
-    ]
-    found = pivot(records, "phase:generation:j_per_batch")
-    shown = rounded(pivot_frame(found))
-    columns, lines = shown.columns, shown.lines
-    assert lines[0][2] == "≥ 5.000"
-    assert [c.heading or c.name for c in columns][2] == "a"
-    assert gain_frame(found, "device_name") is None
-
-
-def test_a_figure_that_nobody_has_says_why():
-    records = [record(j_per_batch=None, note="not resolvable: phases too short")]
-    with pytest.raises(AnalysisError, match="not resolvable: phases too short"):
-        pivot(records, "phase::j_per_batch")
-
-
-def test_totals_are_shown_unless_phases_are_asked_for(tmp_path):
-    records = read_campaign([one_run(tmp_path / "a.h5")])
-    total = next(r for r in records if r["kind"] == "total")
-    (figure,) = pivot(records, "model:gpus:j_per_batch").cells.values()
-    assert figure.value == pytest.approx(total["energy_j"] / total["iterations"])
-    by_phase = pivot(records, "model:phase:j_per_batch")
-    assert {c[0] for c in by_phase.columns} >= {"iteration", "forward", "backward"}
-    assert RUNS not in by_phase.row_names
-
-
-def test_there_is_no_average_over_phases(tmp_path):
-    records = read_campaign([one_run(tmp_path / "a.h5", batches=(64, 128))])
-    by_phase = pivot_frame(pivot(records, "phase:batch:j_per_batch"), averages=True)
-    assert "average" in [c.heading or c.name for c in columns_of(by_phase)]
-    assert "average" not in [row[0] for row in rows_of(by_phase)]
-    turned = pivot_frame(pivot(records, "batch:phase:j_per_batch"), averages=True)
-    assert "average" not in [c.heading or c.name for c in columns_of(turned)]
-    for sheet in (by_phase, turned):
-        assert "no averages over phases: some are inside others" in sheet.attrs["notes"]
-
-
 def total(n, basis, **given):
     known = {"gflops_per_w": 2.0 + n, "gflops_convention": "paper", "gflops_basis": basis} if basis else {}
     return record(kind="total", phase=None, phase_path=None, batch_size=64, run=f"r{n}", path=f"r{n}", run_id=f"r{n}",
                   time_s=1.0, energy_j=10.0, j_per_batch=1.0, **known, **given)  # fmt: skip
-
-
-def test_a_run_without_joules_is_a_repeat_of_one_with_them():
-    lost = total(1, None) | {"energy_j": None, "j_per_batch": None, "s_per_batch": 0.3}
-    (mean,) = averaged([lost, total(2, "forward+backward")])
-    assert (mean[RUNS], mean["s_per_batch"], mean["energy_j"]) == (2, 0.2, 10.0)
-    assert (mean["gflops_per_w"], mean["gflops_basis"]) == (4.0, "forward+backward")
-    assert "mean of 1 of 2 runs" in mean["note"]
-    found = pivot([lost, total(2, "forward+backward")], "model::s_per_batch")
-    assert (found.row_names, len(found.cells)) == (("model", "provenance"), 1)
-
-
-def test_figures_per_joule_of_different_phases_are_no_mean():
-    records = [total(1, "forward+backward"), total(2, "iteration")]
-    (mean,) = averaged(records)
-    assert (mean["energy_j"], mean["gflops_per_w"], mean["gflops_basis"]) == (10.0, None, None)
-    assert "no GFLOPS/W: over the joules of forward+backward or iteration, by run" in mean["note"]
-    found = pivot(records, "model::gflops_per_w")
-    assert found.row_names == ("model", "gflops_basis", "provenance")
-    assert [f.value for f in found.cells.values()] == [3.0, 4.0]
 
 
 def test_figures_per_joule_of_different_phases_share_no_average_and_have_no_gain():
@@ -191,21 +109,3 @@ def test_figures_per_joule_of_different_phases_share_no_average_and_have_no_gain
         (128, "iteration", 4.0, None, None), ("average", "forward+backward", None, 4.0, None),
     ]  # fmt: skip
     assert [(row[0], row[3]) for row in rows_of(gain_frame(found, "device_name", ("old", "new")))] == [(64, 1.5)]
-
-
-def test_there_is_no_average_over_measured_and_modelled_side_by_side():
-    records = [record(provenance=p, batch_size=1, j_per_batch=j) for p, j in (("measured", 5.0), ("modelled", 50.0))]
-    sheet = pivot_frame(pivot(records, "model:provenance:j_per_batch"), averages=True)
-    assert [c.heading or c.name for c in columns_of(sheet)] == [
-        "model",
-        "provenance measured",
-        "± U95",
-        "provenance modelled",
-        "± U95",
-    ]
-
-
-def test_a_cell_is_the_mean_of_the_runs_that_have_the_figure():
-    lost = total(1, None) | {"energy_j": None, "j_per_batch": None}
-    found = pivot([lost, *(total(n, "iteration") for n in (2, 3))], "model::j_per_batch")
-    assert found.notes == ("mean of 2 runs a cell",)

@@ -11,12 +11,11 @@ from command import joules
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_job import TRAINED, machine
-from make_run import S, training
+from make_run import S
 
 from powerd_analytics.campaign import RUNS, averaged, read_campaign
 from powerd_analytics.jobs import Member, jobs_of, merge_jobs
-from powerd_analytics.records import empty_record, run_records
-from powerd_analytics.runs.ranks import missing_ranks
+from powerd_analytics.records import empty_record
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_core.errors import AnalysisError
@@ -74,24 +73,6 @@ class TestSums:
         both = sum(of_kind(records, "phase", phase=n)[0]["j_per_batch"] for n in ("forward", "backward"))
         assert total["gflops_per_w"] == pytest.approx(4 * 2 * 726.4e6 * 64 / both / 1e9)
 
-    def test_seconds_are_the_mean_over_ranks_and_their_spread_is_said(self, tmp_path):
-        slow = training(batches=(64,), iterations=6, forward_ms=42.6, update_ms=22.9)
-        paths = [machine(tmp_path / "a.h5", 0), machine(tmp_path / "b.h5", 1, tr=slow)]
-        (row,) = of_kind(read_campaign(paths), "phase", phase="forward")
-        assert (row["s_per_batch_min"], row["s_per_batch_max"]) == (pytest.approx(0.0213), pytest.approx(0.0426))
-        assert row["s_per_batch"] == pytest.approx((0.0213 + 0.0426) / 2)
-
-    def test_one_rank_a_machine(self, tmp_path):
-        paths = [machine(tmp_path / f"{i}.h5", i, ranks=1, machines=3) for i in range(3)]
-        records = read_campaign(paths)
-        devices = [row.energy_j for p in paths for row in phase_table(read_run(p)).runs]
-        assert whole(records)["energy_j"] == pytest.approx(sum(devices), rel=1e-12)
-        assert whole(records)["device"] == "gpu0 of 3 machines"
-        (total,) = of_kind(records, "total")
-        assert (total["gpus"], total["ranks"]) == (3, 3)
-        both = sum(of_kind(records, "phase", phase=n)[0]["j_per_batch"] for n in ("forward", "backward"))
-        assert total["gflops_per_w"] == pytest.approx(3 * 2 * 726.4e6 * 64 / both / 1e9)
-
     def test_a_board_that_both_recorders_read_counts_once(self, tmp_path):
         paths = [machine(tmp_path / "a.h5", 0, shared=True, with_gpus=False),
                  machine(tmp_path / "b.h5", 1, shared=True, with_gpus=False, longer_ns=S)]  # fmt: skip
@@ -112,13 +93,6 @@ class TestSums:
         assert (forward["note"], of_kind(records, "total")[0]["note"]) == ("", "")
         alone = [p for p in phase_table(read_run(paths[0])).phases if p.phase == "forward"]
         assert forward["j_per_batch"] == pytest.approx(2 * alone[0].j_per_batch, rel=1e-6)
-
-    def test_meters_are_not_added_to_the_gpus_that_they_contain(self, tmp_path):
-        paths = [machine(tmp_path / f"{i}.h5", i, shared=True) for i in range(2)]
-        jobs = [r for r in of_kind(read_campaign(paths), "job") if r["machines"] is not None]
-        assert [r["device"] for r in jobs] == ["gpu0+gpu1 of 2 machines", "node of 2 machines"]
-        for r in jobs:
-            assert abs(r["residual_j"]) <= 1e-9 * r["energy_j"]
 
     def test_a_machine_without_readings_leaves_no_sum(self, tmp_path):
         paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]
@@ -168,32 +142,6 @@ class TestSums:
 
 
 class TestRecognition:
-    def test_missing_machines_are_said(self, tmp_path):
-        paths = [machine(tmp_path / f"{i}.h5", i, machines=4) for i in (0, 2)]
-        records = read_campaign(paths)
-        assert whole(records)["device"] == "gpu0+gpu1 of 2 of 4 machines"
-        assert whole(records)["note"] == "2 of 4 machines: without ranks 2 to 3, 6 to 7 of 8"
-        assert all("2 of 4 machines" in r["note"] for r in of_kind(records, "total"))
-
-    def test_ranks_and_jobs_of_one_machine_are_records_too(self, tmp_path):
-        records = run_records(machine(tmp_path / "run.h5", 0, machines=1))
-        table = phase_table(read_run(tmp_path / "run.h5"))
-        assert [(r["rank"], r["device"], r["energy_j"]) for r in of_kind(records, "rank")] == [
-            (r.rank, r.device, r.energy_j) for r in table.ranks
-        ]
-        (job,) = of_kind(records, "job")
-        assert (job["device"], job["energy_j"], job["machines"]) == ("gpu0+gpu1", table.jobs[0].energy_j, None)
-        assert merge_jobs(records) == records
-        assert all(r[RUNS] == 1 for r in averaged(records) if r["kind"] in ("rank", "job"))
-
-    def test_a_single_part_says_so(self, tmp_path, capsys):
-        path = machine(tmp_path / "run.h5", 1)
-        code, out, _ = joules(capsys, "tables", path)
-        assert code == 0
-        assert "without what is not in this run: ranks 0 to 1 of 4" in out
-        (total, *_) = of_kind(read_campaign([path]), "total")
-        assert "without ranks 0 to 1 of 4: no run here has them" in total["note"]
-
     def test_repeats_of_one_command_with_the_same_address_are_jobs_of_their_own(self, tmp_path):
         paths = []
         for repeat in range(3):  # one after the other; machine 1's clock is 0.3 s behind
@@ -207,28 +155,9 @@ class TestRecognition:
         assert total[RUNS] == 3
         assert total["energy_j"] == pytest.approx(of_kind(records, "total")[0]["energy_j"], rel=1e-6)
 
-    def test_machines_of_one_job_are_never_repeats(self, tmp_path):
-        apart = [machine(tmp_path / "a.h5", 0, host="same"), machine(tmp_path / "b.h5", 1, host="same", begin_s=1e4)]
-        found = averaged(r for r in read_campaign(apart) if r["kind"] == "total")
-        assert [r[RUNS] for r in found] == [1] * 4
-        together = [apart[0], machine(tmp_path / "c.h5", 1, host="same")]
-        assert "machines have the same host name" in whole(read_campaign(together))["note"]
-
     def test_a_slurm_step_is_one_job_whatever_its_clocks_say(self, tmp_path):
         paths = [machine(tmp_path / f"{i}.h5", i, job="slurm 7.0", begin_s=1e5 * i) for i in range(2)]
         assert whole(read_campaign(paths))["machines"] == 2
-
-    def test_a_job_beside_a_run_on_one_machine(self, tmp_path, pair):
-        alone = machine(tmp_path / "alone.h5", 0, ranks=2, machines=1)
-        records = read_campaign([*pair, alone])
-        assert [r["run"] for r in of_kind(records, "total")] == ["run; run.node1", "alone", "alone"]
-
-    def test_the_same_file_twice(self, tmp_path, pair, capsys):
-        assert joules(capsys, "tables", pair[0], pair[0])[0] == 2
-        copy = tmp_path / "copy.h5"
-        copy.write_bytes(pair[0].read_bytes())
-        with pytest.raises(AnalysisError, match="is a copy of"):
-            read_campaign([*pair, copy])
 
     @given(st.data())
     def test_no_rank_is_in_a_job_twice(self, data):
@@ -245,11 +174,6 @@ class TestRecognition:
             assert len({m.job for m in job}) == 1
             assert sum(len(m.ranks) for m in job) == len(frozenset().union(*(m.ranks for m in job)))
 
-    @given(st.frozensets(st.integers(0, 30)), st.integers(1, 31))
-    def test_missing_ranks_in_words(self, ranks, world):
-        text = missing_ranks(ranks, world)
-        assert (text == "") == (set(range(world)) <= ranks)
-
 
 class TestByHand:
     def test_files_that_do_not_say_of_which_launch_they_are(self, tmp_path, capsys):
@@ -262,10 +186,6 @@ class TestByHand:
         rows = list(csv.DictReader(io.StringIO(out)))
         assert [r["machine"] for r in rows] == ["0", "1", ""]
         assert float(rows[2]["energy_j"]) == pytest.approx(sum(float(r["energy_j"]) for r in rows[:2]))
-
-    def test_later_runs_of_a_machine_are_no_part(self, tmp_path):
-        paths = [machine(tmp_path / f"{i}.h5", i, job=None, begin_s=i * 1e4) for i in range(2)]
-        assert not [r for r in read_campaign(paths) if r["machines"] is not None]
 
     @pytest.mark.parametrize(
         ("numbers", "machines", "text"),
@@ -304,15 +224,3 @@ class TestCommands:
         assert joules(capsys, "index", tmp_path, "--jobs", "1")[0] == 0
         assert answer(ask)[0]["n"] == 2
         assert answer("select count(*) n from jobs")[0]["n"] == 1
-
-    def test_a_comparison_is_of_whole_jobs(self, tmp_path, capsys):
-        for side, scale in (("a", 1.0), ("b", 2.0)):
-            (tmp_path / side).mkdir()
-            for repeat in range(2):
-                for number in range(2):
-                    machine(tmp_path / side / f"{repeat}{number}.h5", number, scale=scale, begin_s=repeat * 1e3)
-        code, out, err = joules(capsys, "compare", tmp_path / "a", tmp_path / "b", "--format", "markdown")
-        assert code == 0, err
-        line = next(row for row in out.splitlines() if row.startswith("| forward") and "J/batch" in row)
-        assert "| 100.0 |" in line
-        assert "| 2 | 2 | runs |" in line

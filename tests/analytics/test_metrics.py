@@ -1,6 +1,5 @@
 """Figures of merit by hand and against published ones, and what their uncertainty is worth."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,7 @@ from hypothesis import strategies as st
 from published_tables import CAPS, CASTRO, DATA, rows
 
 from powerd_analytics import metrics
-from powerd_analytics.energy.uncertainty import Estimate
-from powerd_analytics.quantity import Quantity
+from powerd_analytics.metrics import Quantity
 from powerd_core.errors import AnalysisError
 
 POSITIVE = st.floats(1e-3, 1e6)
@@ -63,41 +61,6 @@ def test_iterations_of_castro_follow_from_the_epochs():
     for bad in ((1, 0, 4), (1, 10, 0), (-1, 10, 4), (nan, 10, 4), (1, nan, 4), (1, inf, 4), (1, 10, nan)):
         with pytest.raises(AnalysisError):
             metrics.iterations_of(*bad)
-
-
-@given(POSITIVE, POSITIVE, st.floats(1, 10))
-def test_eds_is_one_at_the_reference(energy, time, k):
-    assert metrics.eds(energy, time, energy, time, k) == pytest.approx(1.0)
-
-
-@given(POSITIVE, POSITIVE, POSITIVE)
-def test_cost_goes_from_time_to_energy_with_eta(energy, time, power):
-    assert metrics.zeus_cost_j(energy, time, power, 1.0) == energy
-    assert metrics.zeus_cost_j(energy, time, power, 0.0) == pytest.approx(power * time)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: metrics.eds(1.0, 1.0, 1.0, 1.0, 0.9),
-        lambda: metrics.eds(1.0, 1.0, 1.0, 1.0, float("nan")),
-        lambda: metrics.zeus_cost_j(1.0, 1.0, 300.0, 1.1),
-        lambda: metrics.zeus_cost_j(1.0, 1.0, 0.0, 0.5),
-        lambda: metrics.co2_g(1.0, -1.0),
-        lambda: metrics.money(1.0, float("inf")),
-        lambda: metrics.best([]),
-        lambda: metrics.best([1.0, float("nan")]),
-        lambda: metrics.pareto_front([1.0, float("nan")], [1.0, 1.0]),
-        lambda: metrics.pareto_front([1.0], [float("inf")]),
-        lambda: metrics.pareto_front([1.0, 2.0], [1.0]),
-        lambda: Quantity.measured(float("nan")),
-        lambda: Quantity.measured(1.0, -0.1),
-        lambda: Quantity.measured(1.0, 0.0, -0.1),
-    ],
-)
-def test_settings_and_values_out_of_range(call):
-    with pytest.raises(AnalysisError):
-        call()
 
 
 # Each metric of an energy and a time against a reference: what is propagated, and what the propagation is checked by.
@@ -153,37 +116,6 @@ def test_a_shared_gain_cancels_in_a_ratio_and_adds_in_a_sum():
     apart = Quantity.measured(100.0, 0.0, 1.0)
     assert a.correlation(apart) == 0.0
     assert (a + apart).u == pytest.approx(np.hypot(2.0, 1.0))
-
-
-def test_the_two_parts_stay_apart():
-    e = Quantity.of(Estimate(100.0, 3.0, 4.0))
-    edp = metrics.edp_js(e, 2.0)
-    assert (edp.value, edp.u_statistical, edp.u_systematic, edp.u, edp.u95) == pytest.approx(
-        (200.0, 6.0, 8.0, 10.0, 20.0)
-    )
-    assert str(edp) == "200 ± 20 (k = 2)"
-    assert (np.float64(2.0) * e - e - e).u == 0.0
-
-
-@given(POSITIVE, POSITIVE, st.floats(0.1, 10))
-def test_arithmetic_is_that_of_numbers(a, b, exact):
-    x, y = Quantity.measured(a, 0.1 * a), Quantity.measured(b, 0.0, 0.1 * b)
-    for found, expected in (
-        (x + y, a + b), (x - y, a - b), (x * y, a * b), (x / y, a / b), (-x, -a), (x**3, a**3),
-        (exact + x, exact + a), (exact - x, exact - a), (exact * x, exact * a), (exact / x, exact / a),
-        (x - exact, a - exact), (x / exact, a / exact),
-    ):  # fmt: skip
-        assert found.value == pytest.approx(expected)
-    assert (x**3).u == pytest.approx(0.3 * a**3)
-    assert (x * x * x).u == pytest.approx((x**3).u)
-    with pytest.raises(ZeroDivisionError):
-        x / 0.0
-
-
-def test_arrays_go_through_the_same_functions():
-    e, t = np.array([600.0, 800.0]), np.array([3.0, 2.0])
-    assert metrics.edp_js(e, t).tolist() == [1800.0, 1600.0]
-    assert metrics.eds(e, t, 800.0, 2.0).tolist() == pytest.approx([0.375 + 0.75, 1.0])
 
 
 def slow_front(points):
@@ -242,13 +174,6 @@ def test_the_lowest_cost_is_where_zeus_ends(job):
 
 
 DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-def test_the_example_prints_what_it_says(capsys):
-    code = re.search(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL).group(1)
-    exec(compile(code, str(DOC), "exec"), {})
-    said = [line.split("  # ")[1] for line in code.splitlines() if line.startswith("print")]
-    assert capsys.readouterr().out.splitlines() == said
 
 
 def test_every_function_is_in_the_table():

@@ -10,7 +10,7 @@ from command import joules
 from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics.records import COLUMNS, gpus_of, run_records, to_frame
+from powerd_analytics.records import COLUMNS, gpus_of, run_records
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError
 
@@ -29,16 +29,6 @@ def test_every_record_has_the_columns_that_are_documented(run):
     assert [line.split("`")[1] for line in text.splitlines() if line.startswith("| `")] == list(COLUMNS)
     for column in COLUMNS.values():
         assert f"| `{column.name}` | {column.kind} | {column.units or '–'} | {column.meaning} |" in text
-
-
-def test_what_the_groups_of_a_run_have_in_common_is_of_the_whole_run(run):
-    records = run_records(run)
-    totals = [r for r in records if r["kind"] == "total"]
-    assert {(r["model"], r["batch_size"], r["host"], r["run"]) for r in totals} == {
-        ("AlexNet", 64, "box", "first"), ("AlexNet", 128, "box", "first"),
-    }  # fmt: skip
-    whole = next(r for r in records if r["kind"] == "run")
-    assert (whole["model"], whole["batch_size"]) == ("AlexNet", None)  # two batch sizes have none in common
 
 
 def test_uncertainty_of_gflops_is_that_of_the_joules_it_divides_by(run):
@@ -95,30 +85,6 @@ def test_gpus_are_counted_by_what_the_processes_say(run, processes, gpus):
     assert gpus_of(replace(read_run(run), processes=tuple(processes))) == gpus
 
 
-def test_gpus_that_share_a_batch_each_did_their_part_of_the_operations(tmp_path):
-    one = next(r for r in run_records(one_run(tmp_path / "1.h5")) if r["kind"] == "total")
-    two = [r for r in run_records(one_run(tmp_path / "2.h5", gpus=2)) if r["kind"] == "total"]
-    # Half the joules on each of two cards, for half of the operations.
-    assert [r["gflops_per_w"] for r in two] == pytest.approx([one["gflops_per_w"]] * 2, rel=1e-3)
-
-
-def test_a_device_without_readings_has_no_energy_rather_than_none_of_it(tmp_path):
-    tr = training((64,), 5)
-    empty = LineSpec("gpu1.a", device="gpu1", t_ns=np.zeros(0, np.int64), codes={"power_mw": np.zeros(0, np.int64)})
-    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power()), empty], tr.phases, end_ns=tr.end_ns)
-    rows = {r["device"]: r for r in run_records(path) if r["kind"] == "run"}
-    assert rows["gpu0"]["energy_j"] > 0
-    assert (rows["gpu1"]["energy_j"], rows["gpu1"]["u95_j"]) == (None, None)
-
-
-def test_a_frame_has_one_type_a_column(run):
-    frame = to_frame(run_records(run))
-    assert list(frame.columns) == list(COLUMNS)
-    assert frame.dtypes.astype(str).to_dict()["j_per_batch"] == "float64"
-    assert frame["j_per_batch"].isna().any()
-    assert frame["is_lower_bound"].dtype == "boolean"
-
-
 def test_two_models_under_one_name_in_a_run_are_refused(tmp_path):
     tr = training((64,), 5)
     kinds = [{"model": "m", "operations_per_sample": n} for n in (1e6, 2e6)]
@@ -143,12 +109,6 @@ def test_a_figure_that_is_none_is_refused_with_file_row_and_attribute(tmp_path, 
         run_records(path)
 
 
-def test_attributes_of_the_users_own_may_be_anything(tmp_path):
-    own = {"optimizer": "adam", "epoch": "last", "lr": -1.0, "tags": ["a", "b"], "resumed": True, "sizes": "huge"}
-    record = run_records(one_run(tmp_path / "r.h5", epochs=0, samples=1e6, **own))[0]
-    assert json.loads(record["attributes"]) == {**own, "epochs": 0, "samples": 1e6}
-
-
 def of_values(path, name, *values):
     """A run with a training for each value of an attribute."""
     phases = []
@@ -170,9 +130,3 @@ def test_a_text_that_reads_like_a_number_is_a_group_of_its_own(tmp_path, capsys,
     assert len({r["attributes"] for r in records}) == count
     _, out, _ = joules(capsys, "tables", path, "--format", "markdown")
     assert ('"64"' in out) == (values == (64, "64"))
-
-
-def test_true_and_one_are_not_taken_for_each_other(tmp_path):
-    path = of_values(tmp_path / "r.h5", "amp", 1, True)
-    with pytest.raises(AnalysisError, match=r"phase row 7 .* attribute amp: True here and 1 in other phases"):
-        run_records(path)

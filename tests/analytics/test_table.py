@@ -1,22 +1,12 @@
-import csv
 import dataclasses
-import io
-import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command import joules
-from hypothesis import given
-from hypothesis import strategies as st
-from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.energy.uncertainty import ROUNDING, Estimate, known, without_rounding
-from powerd_analytics.table_frames import to_csv, to_json, to_markdown
-from powerd_analytics.uncertainty_table import budget_rows
+from powerd_analytics.table import to_markdown
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 
@@ -56,14 +46,6 @@ def test_lines_add_up_to_the_joules_of_each_phase(whole):
     assert {r.provenance for r in table.phases} == {"simulated"}
 
 
-def test_what_the_sensor_cannot_resolve_says_so_and_why(whole):
-    row = next(r for r in whole[2].phases if r.phase == "update")
-    assert row.j_per_batch is None
-    assert row.power_w is None
-    why = "folding needs 50 of them, there are 40"
-    assert row.note == f"not resolvable: phases too short, sensor reads every 2 ms; {why}"
-
-
 def test_systematic_parts_do_not_shrink_and_are_independent_between_lines(whole):
     row = next(r for r in whole[2].phases if r.phase == "forward")
     expected = 0.01 * row.j_per_batch * np.hypot(0.75, 0.25)
@@ -97,15 +79,6 @@ def test_phases_and_rest_agree_with_the_whole(whole):
     assert abs(row.residual_j) < 0.001 * row.energy_j
 
 
-def test_single_phases_have_uncertainties_of_their_own(whole):
-    tr, run, _ = whole
-    columns = phase_energies(run, "gpu0")
-    exact = np.array([tr.joules(p.begin_ns, p.end_ns) for p in tr.phases])
-    good = columns.resolvable
-    assert np.isnan(columns.energy_j[~good]).all()
-    assert np.mean(np.abs(columns.energy_j - exact)[good] <= columns.u95_j[good]) >= 0.93
-
-
 def test_different_provenance_is_never_added(tmp_path):
     tr = training((64,), 20)
     lines = [LineSpec("a", tr.power(0.5)), LineSpec("b", tr.power(0.5), provenance="modelled")]
@@ -116,13 +89,6 @@ def test_different_provenance_is_never_added(tmp_path):
     with pytest.raises(AnalysisError, match="never added"):
         phase_energies(run, "gpu0")
     assert phase_energies(run, "gpu0", "modelled").resolvable.any()
-
-
-def test_lines_that_do_not_feed_the_device_are_not_added(tmp_path):
-    tr = training((64,), 20)
-    lines = [LineSpec("a", tr.power()), LineSpec("nvml", tr.power())]
-    table = phase_table(run_of(tmp_path, tr, lines, devices={"gpu0": ["a"]}))
-    assert table.runs[0].energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.003)
 
 
 def test_a_slow_sensor_leaves_iterations_and_totals_and_changes_the_basis(tmp_path):
@@ -154,31 +120,6 @@ def test_missing_readings_are_reported_and_widen_the_interval(tmp_path):
     assert row.u_systematic_j > 0.999 * row.off_by_j / np.sqrt(3)
 
 
-def test_a_kind_without_any_reading_has_no_number(tmp_path):
-    tr = training((64,), 4, 100, 100)
-    t = np.arange(0, 100 * MS, 2 * MS, dtype=np.int64)
-    run = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes={"power_mw": np.full(len(t), 5)})])
-    row = next(r for r in phase_table(run).phases if r.phase == "forward")
-    assert row.j_per_batch is None
-    assert "no readings in 400 ms of 400 ms" in row.note
-
-
-def test_a_kind_of_mostly_short_phases_is_not_judged_by_its_long_ones(tmp_path):
-    lengths = [1 * MS, 40 * MS] * 10
-    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
-    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
-    assert row.j_per_batch is None
-    assert row.note.startswith("not resolvable")
-
-
-def test_a_few_short_phases_are_taken_at_the_power_of_the_others(tmp_path):
-    lengths = [1 * MS] + [40 * MS] * 19
-    phases = [PhaseSpec("data", k * 45 * MS, k * 45 * MS + n) for k, n in enumerate(lengths)]
-    row = phase_table(read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))).phases[0]
-    assert row.j_per_batch == pytest.approx(50 * (1 + 19 * 40) / 20 * 1e-3)
-    assert row.note == "1 of 20 too short for the sensor, taken at the others' power"
-
-
 def test_phases_cut_off_are_told_and_left_out(tmp_path):
     tr = training((64,), 20)
     for p in (tr.phases[0], tr.phases[-3]):
@@ -189,15 +130,6 @@ def test_phases_cut_off_are_told_and_left_out(tmp_path):
     assert row.note == "1 cut off, left out"
     assert "1 cut off" in table.totals[0].note
     assert "incomplete" in table.runs[0].note
-
-
-def test_iterations_may_be_absent_and_names_are_free(tmp_path):
-    phases = [PhaseSpec("work", k * 100 * MS, k * 100 * MS + 60 * MS) for k in range(1, 9)]
-    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 50)], phases))
-    table = phase_table(run)
-    assert table.phases[0].j_per_batch == pytest.approx(3.0)
-    assert table.phases[0].samples_per_s is None
-    assert table.totals[0].iterations == 8
 
 
 def test_overlapping_phases_of_two_processes_are_counted_once_in_the_total(tmp_path):
@@ -266,22 +198,6 @@ def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
     assert table.phases[1].note.startswith("498 ms without readings; gpu0.a stood")
 
 
-def test_a_lower_bound_looks_like_one_in_every_output(tmp_path):
-    table = _clipped(tmp_path)
-    csv_rows, json_rows = list(csv.DictReader(io.StringIO(to_csv(table)))), json.loads(to_json(table))
-    for row, same in zip(csv_rows, json_rows, strict=True):
-        assert (row["is_lower_bound"] == "True") == same["is_lower_bound"] == (row["phase"] != "before")
-        assert (row["u95_j"] == "") == (same["u95_j"] is None) == same["is_lower_bound"]
-    phases, totals, whole = (
-        [line for line in part.splitlines() if "gpu0 (" in line] for part in to_markdown(table).split("**")[2::2]
-    )
-    assert "≥" not in phases[0]
-    assert "| ≥ 300.0 | – | ≥ 100.0 |" in phases[1]
-    # No row of these has an interval: the column is left out.
-    assert "| ≥ 400.0 | ≥ 100.0 | ≥ 1600 |" in totals[0]
-    assert "| ≥ 1000 | ≥ 100.0 | ≥ 400.0 | ≥ 600.0 |" in whole[0]
-
-
 def test_figures_per_joule_of_a_clipped_group_are_upper_bounds(tmp_path):
     attributes = {"model": "A", "batch_size": 1, "operations_per_sample": 10**9}
     table = _clipped(tmp_path, [PhaseSpec("forward", 3 * S, 6 * S, attributes)])
@@ -297,12 +213,6 @@ def test_a_clipped_reading_counts_as_far_as_it_averages(tmp_path):
         line = LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags, accuracy=accuracy)
         run = read_run(make_run(tmp_path / "r.h5", [line], [PhaseSpec("p", 100 * MS, 501 * MS)], end_ns=S))
         assert phase_table(run).phases[0].is_lower_bound is is_bound
-
-
-def test_a_phase_without_a_number_is_no_bound(tmp_path):
-    (row,) = _clipped(tmp_path, [PhaseSpec("p", 4100 * MS, 4400 * MS)]).phases
-    assert (row.j_per_batch, row.is_lower_bound) == (None, False)
-    assert row.note == "not resolvable: no readings in 299 ms of 300 ms; gpu0.a stood at full scale"
 
 
 def test_a_run_without_phases_still_has_its_energy(tmp_path):
@@ -337,43 +247,6 @@ def iterations(count: int, parent: int = -1) -> list[PhaseSpec]:
     return found
 
 
-def evaluation(first: int) -> list[PhaseSpec]:
-    layers = [PhaseSpec("layer", t * MS, (t + 40) * MS, {}, first) for t in range(820, 980, 40)]
-    return [PhaseSpec("evaluation", 820 * MS, 980 * MS), *layers]
-
-
-def rows_of(path: Path, phases: list[PhaseSpec]) -> dict[str, float | None]:
-    run = read_run(make_run(path / "run.h5", [LineSpec("gpu0.a", constant)], phases))
-    return {row.path: row.j_per_batch for row in phase_table(run).phases}
-
-
-def test_an_evaluation_with_layers_beside_the_iterations_has_its_row(tmp_path: Path) -> None:
-    phases = iterations(10)
-    rows = rows_of(tmp_path, [*phases, *evaluation(len(phases))])
-    assert set(rows) == {"forward", "backward", "evaluation", "evaluation/layer"}
-    assert rows["evaluation"] == pytest.approx(16.0, rel=0.01)
-
-
-def test_a_phase_around_everything_is_its_groups_total(tmp_path: Path) -> None:
-    around = PhaseSpec("training", 0, 800 * MS)
-    assert set(rows_of(tmp_path, [around, *iterations(10, 0)])) == {"training/forward", "training/backward"}
-
-
-def test_a_baseline_beside_it_changes_nothing(tmp_path: Path) -> None:
-    phases = [PhaseSpec("training", 0, 800 * MS), *iterations(10, 0), PhaseSpec("baseline", 850 * MS, 990 * MS)]
-    assert set(rows_of(tmp_path, phases)) == {"training/forward", "training/backward", "baseline"}
-
-
-def test_phases_beside_an_evaluation_with_layers_are_no_rest(tmp_path: Path) -> None:
-    phases = iterations(10)
-    phases += evaluation(len(phases))
-    run = read_run(make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant)], phases))
-    (total,) = phase_table(run).totals
-    assert total.energy_j == pytest.approx(96.0, rel=0.01)
-    assert total.rest_j == pytest.approx(0.0, abs=0.5)
-    assert total.residual_j == pytest.approx(0.0, abs=0.5)
-
-
 def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
     phases = [PhaseSpec("iteration", 0, 800 * MS), PhaseSpec("forward", 0, 300 * MS, {}, 0)]
     phases += [PhaseSpec("communication", 100 * MS, 500 * MS, {"overlaps": True})]
@@ -383,64 +256,3 @@ def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
 
 
 # -- Uncertainties that are rounding, and JSON of what is no number
-
-
-@pytest.fixture(scope="module")
-def steady(tmp_path_factory):
-    """Phases of equal length at one power, read by a line that states no error."""
-    tr = training((64,), 20, watts=(100.0, 100.0, 100.0, 100.0))
-    path = tmp_path_factory.mktemp("steady") / "r.h5"
-    return make_run(path, [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
-
-
-def test_rounding_is_no_uncertainty(steady):
-    table = phase_table(read_run(steady))
-    for row in table.phases:
-        if row.j_per_batch is not None:
-            assert (row.u95_j, row.u_statistical_j, row.u_systematic_j) == (0, 0, 0)
-    total = table.totals[0]
-    assert (total.u95_j, total.u_statistical_j, total.u_systematic_j, table.runs[0].u95_j) == (0, 0, 0, 0)
-    rows = budget_rows(read_run(steady))
-    assert [row.parts for row in rows] == [()] * len(rows)
-    assert {row.words for row in rows if row.u95_j == 0} == {"its lines state no error, and its readings show none"}
-
-
-@given(st.floats(1e-9, 1e9), st.floats(0, 1))
-def test_what_is_known_stays_and_rounding_goes(value, share):
-    u = value * share
-    assert known(u, value) in (u, 0.0)
-    assert known(u, value) == (u if u > ROUNDING * value else 0.0)
-    assert known(u, -value) == known(u, value)
-    estimate = Estimate(value, u, value * 1e-14, value * 1e-14)
-    made = without_rounding(estimate)
-    assert (made.u_statistical_j, made.u_systematic_j, made.rectangle_j) == (known(u, value), 0.0, 0.0)
-    assert replace(made, u_statistical_j=u, u_systematic_j=value * 1e-14, rectangle_j=value * 1e-14) == estimate
-
-
-@pytest.mark.parametrize("options", [("tables",), ("tables", "--iterations", "9"), ("uncertainty",),
-                                     ("tables", "--pivot", "loss::energy_j")])  # fmt: skip
-def test_an_attribute_of_the_users_own_may_be_nan_in_json_too(tmp_path, capsys, options):
-    path = one_run(tmp_path / "r.h5", iterations=6, loss=float("nan"), best=float("inf"))
-    code, out, err = joules(capsys, options[0], path, *options[1:], "--format", "json")
-    assert (code, err) == (0, "")
-
-    def refuse(text):
-        raise AssertionError(f"{text} is no JSON")
-
-    assert "nan" in str(json.loads(out, parse_constant=refuse))
-
-
-@pytest.mark.parametrize("options", [(), ("--pivot", "own,model:phase:j_per_batch")])
-@pytest.mark.parametrize("format", ["csv", "json", "markdown", "latex", "html", "parquet"])
-def test_half_a_character_in_a_name_is_escaped_in_every_format(hostile, tmp_path, capsys, format, options):
-    out = tmp_path / f"t.{format}"
-    code, _, err = joules(capsys, "tables", hostile, "--format", format, *options, "-o", out)
-    assert (code, err) == (0, "")
-    assert out.stat().st_size > 0
-    if format != "parquet":
-        assert "\\udcff" in out.read_text("utf-8") or format in ("latex", "html")
-
-
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory):
-    return one_run(tmp_path_factory.mktemp("half") / "r.h5", iterations=6, model="caf\udcff", own="\udcfe")

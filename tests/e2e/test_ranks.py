@@ -12,8 +12,7 @@ import pytest
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.table_frames import to_markdown
+from powerd_analytics.table import phase_table, to_markdown
 
 PROGRAM = Path(__file__).parent / "ddp_training.py"
 JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]

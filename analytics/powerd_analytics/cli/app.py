@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
-from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Parameter
 
-from powerd_analytics.cli import models, plots, published, runs, tables
 from powerd_analytics.cli.shared import HelpConsole, put_out
 from powerd_core.errors import PowerdError
 from powerd_core.text import printable
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
+    from importlib.metadata import version
 
-    try:
-        return f"joules (powerd) {version('powerd')}"
-    except PackageNotFoundError:
-        return "joules (powerd), not installed as a package"
+    return f"joules (powerd) {version('powerd')}"
 
 
 def completion(
@@ -50,47 +44,27 @@ app = App(
     help_on_error=False,
 )
 
-for command in (
-    tables.tables,
-    tables.compare,
-    runs.verify,
-    runs.recover,
-    published.totals,
-    models.operations,
-    models.layers,
-    published.pick,
-    tables.uncertainty,
-    plots.plot,
-    plots.report,
-    tables.index,
-    tables.query,
-    runs.info,
-    runs.clock,
-    runs.record,
-    runs.tag,
-    plots.trace,
-    runs.top,
-    completion,
-):
-    app.command(command)
+COMMANDS = (
+    "tables:tables", "tables:compare", "runs:verify", "runs:recover", "published:totals", "models:operations",
+    "models:layers", "published:pick", "tables:uncertainty", "plots:plot", "plots:report", "tables:index",
+    "tables:query", "runs:info", "runs:clock", "runs:record", "runs:tag", "plots:trace", "runs:top", "app:completion",
+)  # fmt: skip
+"""Module and function, in the order of `--help`; a module is loaded when one of its commands is asked for."""
+for command in COMMANDS:
+    app.command(f"{__package__}.{command}", name=command.partition(":")[2])
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line on the error stream and exit status 2."""
     try:
+        if (sys.argv[1:] if arguments is None else arguments)[:1] in ([], ["--help"], ["-h"]):
+            for name in [*app]:
+                app[name]  # loads it, for its line of help
         status = app(
             arguments, console=HelpConsole(), exit_on_error=False, print_error=False, result_action="return_value"
         )
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
-    except UnusedCliTokensError as error:
-        _fail(f"too many arguments: {' '.join(error.unused_tokens or ())}")
-    except UnknownCommandError as error:
-        token, _, _ = (error.unused_tokens or [""])[0].partition("=")
-        near = get_close_matches(token, ("--help", "--version"), 1)
-        _fail(
-            f"Unknown option: {token}.{f' Did you mean {near[0]}?' if near else ''}" if token[:1] == "-" else str(error)
-        )
     except (CycloptsError, PowerdError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
@@ -104,8 +78,7 @@ def main(arguments: list[str] | None = None) -> None:
         _fail(f"there is not enough memory: {str(error) or 'take fewer or shorter runs'}")
     except OSError as error:
         if error.filename is not None:
-            is_unreadable = isinstance(error, PermissionError) or error.errno == errno.ENAMETOOLONG
-            _fail(f"{error.filename} cannot be {'read' if is_unreadable else 'used'}: {error.strerror}")
+            _fail(f"{error.filename} cannot be used: {error.strerror}")
         # Files are written by those who know their names: this is the output, on a disk that is full.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the output cannot be written: {error.strerror or error}")

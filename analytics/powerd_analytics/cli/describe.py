@@ -18,7 +18,8 @@ from powerd_client.hostclock import read_anchor
 def describe_run(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Iterator[str]:
     """Lines of text: the run, its devices and lines with their energies and quality, clocks, gaps and messages."""
     a, names = run.attributes, [device] if device is not None else list(run.devices)
-    yield f"{run.path}: run {a.get('run_id', '?')}, {a.get('created_utc', '?')}, {seconds(_length_s(run))}"
+    length = seconds((run.end_ns - run.begin_ns) * 1e-9)
+    yield f"{run.path}: run {a.get('run_id', '?')}, {a.get('created_utc', '?')}, {length}"
     yield f"  command: {' '.join(run.command) or 'not recorded'}"
     if not run.is_complete:
         yield "  incomplete: the training process vanished or a part was cut off"
@@ -99,7 +100,3 @@ def _phases(run: Run) -> str:
         names[c.name] = names.get(c.name, 0) + int(n)
     cut = f", {int(p.cut.sum())} cut off" if p.cut.any() else ""
     return ", ".join(f"{n} {name}" for name, n in names.items()) + cut
-
-
-def _length_s(run: Run) -> float:
-    return (run.end_ns - run.begin_ns) * 1e-9

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from powerd_analytics.campaign import Length
     from powerd_analytics.costs import Factors
     from powerd_analytics.runs.run import Run
-    from powerd_analytics.table_rows import PhaseTable
+    from powerd_analytics.table import PhaseTable
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
@@ -105,7 +105,7 @@ def refuse_existing(path: Path | None, overwrite: bool, inputs: Sequence[Path] =
 
     try:
         check_replaceable(path)
-        if any(_is_same(path, given) for given in inputs):
+        if any(path.exists() and given.exists() and path.samefile(given) for given in inputs):
             raise RunFileError(f"{path} is read by this command: give its output another name")
         if path.exists() and not overwrite:
             raise RunFileError(f"{path} exists: give another name or --overwrite")
@@ -122,13 +122,6 @@ def refuse_picture(path: Path, overwrite: bool) -> None:
     if path.suffix.lower() not in (".png", ".pdf", ".svg"):
         raise RunFileError(f"{path}: a picture is written as .png, .pdf or .svg")
     refuse_existing(path, overwrite)
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    """Whether both are there, and one file. One that may not be looked at is named by who reads it."""
-    with contextlib.suppress(OSError):
-        return path.samefile(other)
-    return False
 
 
 def _check_no_run(path: Path) -> None:
@@ -233,21 +226,15 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
         return printed(lambda console: export.print_tables(frames, console), output, width)
     if format == "csv":
         return export.to_csv(frames[0])
-    makers: dict[str, Callable[[Sequence[pd.DataFrame]], str]] = {
-        "json": export.to_json,
-        "markdown": export.to_markdown,
-        "latex": export.to_latex,
-        "html": export.to_html,
-    }
-    return makers[format](frames)
+    text: str = getattr(export, f"to_{format}")(frames)  # json, markdown, latex or html
+    return text
 
 
 def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | None, width: int = 200) -> str:
-    """What a module of listings (of a run's table, of its uncertainty, of layers, of operations) makes of its subject;
-    ``width``: characters a line where no terminal says how many it has."""
+    """The same of what a module of listings (of a run's table, of its uncertainty, of layers, of operations) is for."""
     if format == "table":
         return printed(lambda console: listing.print_table(subject, console), output, width)
-    text: str = {"csv": listing.to_csv, "json": listing.to_json, "markdown": listing.to_markdown}[format](subject)
+    text: str = getattr(listing, f"to_{format}")(subject)
     return text
 
 
@@ -257,7 +244,7 @@ def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | 
 def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is_checked: bool = False) -> Run:
     """The run, by its own calibrations or by later ones; which lines those change goes to the error stream.
 
-    Raises `AnalysisError`, where it ``is_checked``, for phases whose attributes contradict each other.
+    Raises `AnalysisError`, where it ``is_checked``, for attributes that contradict each other and phases without time.
     """
     from powerd_analytics.records import groups_of
     from powerd_analytics.runs.run import read_run, recalibrate
@@ -268,6 +255,11 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
         sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
     if is_checked:
         groups_of(run)
+        p = run.phases
+        for label, kind in enumerate(p.classes):
+            ended = (p.label == label) & ~p.cut
+            if ended.any() and not (p.end_ns > p.begin_ns)[ended].any():
+                raise AnalysisError(f"{path}: phases {kind.name!r} took no time at all: their marks are wrong")
     return run
 
 
@@ -275,11 +267,10 @@ def table_of(
     path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
 ) -> PhaseTable:
     """The table of one run. Raises `AnalysisError` for a run that no table can be made of."""
-    from powerd_analytics.idle import table_above_idle
     from powerd_analytics.records import check_run, records_of
     from powerd_analytics.table import phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
-    table = (table_above_idle if above_idle else phase_table)(run, device, progress=progress)
+    table = phase_table(run, device, above_idle=above_idle, progress=progress)
     check_run(path, records_of(run, table))
     return table

@@ -9,23 +9,10 @@ import sys
 import threading
 from typing import Any
 
-_PART_OF = {
-    "cyclopts": "analytics",
-    "dask": "campaign",
-    "distributed": "campaign",
-    "duckdb": "campaign",
-    "h5py": "analytics",
-    "jinja2": "analytics",
-    "matplotlib": "analytics",
-    "numpy": "analytics",
-    "pandas": "analytics",
-    "pyarrow": "analytics",
-    "pynvml": "analytics",
-    "rich": "analytics",
-    "scipy": "analytics",
-    "threadpoolctl": "analytics",
-    "torch": "torch",
-}
+_ANALYTICS = ("cyclopts", "h5py", "jinja2", "matplotlib", "numpy", "pandas", "pyarrow", "pynvml", "rich", "scipy",
+              "threadpoolctl")  # fmt: skip
+_PART_OF = dict.fromkeys(_ANALYTICS, "analytics") | dict.fromkeys(("dask", "distributed", "duckdb"), "campaign")
+_PART_OF["torch"] = "torch"
 """What a package is installed with. The command comes with every part of powerd; what it needs does not."""
 
 

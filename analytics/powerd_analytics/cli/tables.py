@@ -15,13 +15,7 @@ from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from powerd_analytics.campaign_tables import Choice
-    from powerd_analytics.compare import Sample
-    from powerd_analytics.records import Record
-    from powerd_analytics.runs.run import Progress
-    from powerd_analytics.uncertainty_table import BudgetRow
 
 TableFormat = Literal["table", "csv", "json", "markdown", "latex", "html", "parquet"]
 Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records"]
@@ -82,60 +76,65 @@ def tables(
 
       joules tables run.h5 --calibration calibration.toml
     """
-    from powerd_analytics import table_frames
-    from powerd_analytics.campaign import read_campaign
-    from powerd_analytics.campaign_tables import Choice, chosen_tables, pair_of, request_of
-    from powerd_analytics.export import write_parquet, write_tables
-    from powerd_analytics.index import is_index
-
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
-    request, length = request_of(pivot, rows, columns, value), training.length()
-    choice = Choice(tuple(table or ()), tuple(where or ()), request, averages, length, pair_of(gain), costs.factors())
-    is_many = len(runs) > 1 or runs[0].is_dir() or is_index(runs[0])
-    is_campaign = is_many or bool(choice) or into is not None or format not in _OF_ONE_RUN or job
-    _check(choice, format, output, above_idle=above_idle and is_campaign)
+    asked = any((table, where, pivot, rows, columns, value, averages, gain, job, into))
+    asked = asked or training != shared.UNSTATED or costs != shared.FREE or format not in _OF_ONE_RUN
+    if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
+        from powerd_analytics.campaign_tables import Choice, pair_of, request_of
+
+        _refuse("--above-idle is for the table of one run: leave the other options out", above_idle)
+        request, of_training = request_of(pivot, rows, columns, value), training.length()
+        factors, names = costs.factors(), tuple(table or ())
+        choice = Choice(names, tuple(where or ()), request, averages, of_training, pair_of(gain), factors)
+        _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
+        return
+    from powerd_analytics import table as listing
+
     shared.refuse_existing(output, overwrite, runs)
-    shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
     with LateProgress() as progress:
-        if not is_campaign:
-            of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
-            text = shared.listing_text(table_frames, of_run, format, output)
-        else:
-            records = read_campaign(runs, device, calibration, is_one_job=job, progress=progress)
-            frames = chosen_tables(records, choice)
-    if is_campaign:
-        if into is not None:
-            write_tables(into, frames, overwrite=overwrite)
-            names = ",".join(frame.attrs["name"] for frame in frames)
-            print(f"{into}: /tables/{{{names}}}")
-            if output is None and format == "table":
-                return
-        if not choice.names and choice.pivot is None:  # all for people, or the records for programs
-            frames = [f for f in frames if (f.attrs["name"] == "records") == (format in _FOR_PROGRAMS)]
-        if format == "parquet" and output is not None:
-            shared.write(output, lambda partial: write_parquet(frames[0], partial), overwrite)
-            return
-        text = shared.frames_text(frames, format, output)
+        of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
+        text = shared.listing_text(listing, of_run, format, output)
     shared.put_out(text, output, overwrite)
 
 
-def _check(choice: Choice, format: TableFormat, output: Path | None, *, above_idle: bool) -> None:
-    """Whatever is wrong with the options, before anything is read."""
-    several = len(choice.names) > 1 or (choice.pivot is not None and choice.gain is not None)
-    refusals = {
-        "--above-idle is for the table of one run: leave the other options out": above_idle,
-        "Parquet is no text: say where to write it with -o FILE.parquet": format == "parquet" and output is None,
-        f"--format {format} holds one table: choose one": format in ("csv", "parquet") and several,
-        "--pivot is a table of its own: leave --table out": choice.pivot is not None and bool(choice.names),
-        "CO2 and money are columns of totals, not of a pivot: leave --pivot or their factors out": (
-            choice.pivot is not None and bool(choice.factors)
-        ),
-        "--averages belongs to a pivot: add --pivot ROWS:COLUMNS:VALUE": choice.averages and choice.pivot is None,
-    }
-    for text, is_wrong in refusals.items():
-        if is_wrong:
-            raise ConfigError(text)
+def _print_campaign(
+    runs: Sequence[Path], choice: Choice, format: TableFormat, output: Path | None, device: str | None,
+    calibration: Path | None, into: Path | None, *, is_one_job: bool, overwrite: bool,
+) -> None:  # fmt: skip
+    from powerd_analytics.campaign import read_campaign
+    from powerd_analytics.campaign_tables import chosen_tables
+    from powerd_analytics.export import write_parquet, write_tables
+
+    pivot, several = choice.pivot is not None, len(choice.names) > 1 or (choice.pivot and choice.gain)
+    _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
+    _refuse(f"--format {format} holds one table: choose one", format in ("csv", "parquet") and bool(several))
+    _refuse(
+        "a pivot has neither --table nor CO2 and money: leave these out", pivot and bool(choice.names or choice.factors)
+    )
+    _refuse("--averages belongs to a pivot: add --pivot ROWS:COLUMNS:VALUE", choice.averages and not pivot)
+    shared.refuse_existing(output, overwrite, runs)
+    shared.refuse_existing(into, True, is_hdf5=True)  # tables are added to a file that exists
+    with LateProgress() as progress:
+        frames = chosen_tables(
+            read_campaign(runs, device, calibration, is_one_job=is_one_job, progress=progress), choice
+        )
+    if into is not None:
+        write_tables(into, frames, overwrite=overwrite)
+        print(f"{into}: /tables/{{{','.join(frame.attrs['name'] for frame in frames)}}}")
+        if output is None and format == "table":
+            return
+    if not choice.names and not pivot:  # all for people, or the records for programs
+        frames = [f for f in frames if (f.attrs["name"] == "records") == (format in _FOR_PROGRAMS)]
+    if format == "parquet" and output is not None:
+        shared.write(output, lambda partial: write_parquet(frames[0], partial), overwrite)
+    else:
+        shared.put_out(shared.frames_text(frames, format, output), output, overwrite)
+
+
+def _refuse(text: str, is_wrong: bool) -> None:
+    if is_wrong:
+        raise ConfigError(text)
 
 
 def compare(
@@ -160,36 +159,31 @@ def compare(
 
       joules compare runs/260W runs/140W --format markdown -o caps.md
     """
-    from powerd_analytics.compare import compare as compare_samples
-    from powerd_analytics.compare import comparison_frame
-    from powerd_analytics.records import check_campaign
+    from powerd_analytics import compare as comparing
+    from powerd_analytics.campaign import part_of
+    from powerd_analytics.index import run_files
+    from powerd_analytics.records import Record, check_campaign, check_run
 
     shared.refuse_existing(output, overwrite, (a, b))
+    files = [run_files([side]) for side in (a, b)]
+    paths = [{path.resolve() for path in of_side} for of_side in files]
+    if both := paths[0] & paths[1]:
+        raise AnalysisError(f"{min(both)} is on both sides: a run cannot be compared with itself")
+    samples: list[list[comparing.Sample]] = []
     with LateProgress() as progress:
-        of_a, of_b = _samples(a, device, progress.part(0.0, 0.5)), _samples(b, device, progress.part(0.5, 1.0))
-        check_campaign(s.record for s in [*of_a, *of_b])
-        paths = [{Path(str(s.record["path"])).resolve() for s in samples} for samples in (of_a, of_b)]
-        if both := paths[0] & paths[1]:
-            raise AnalysisError(f"{min(both)} is on both sides: a run cannot be compared with itself")
-        frame = comparison_frame(compare_samples(of_a, of_b), str(a), str(b))
+        for k, of_side in enumerate(files):
+            single: list[comparing.Sample] = []
+            others: list[Record] = []
+            for i, file in enumerate(of_side):
+                part = part_of(progress.part(k / 2, (k + 1) / 2), i, len(of_side), file.name)
+                of_file, records = comparing.run_samples(file, device, progress=part)
+                check_run(file, [*(s.record for s in of_file), *records])
+                single += of_file
+                others += records
+            samples.append(comparing.merge_samples(single, others))
+        check_campaign(s.record for side in samples for s in side)
+        frame = comparing.comparison_frame(comparing.compare(*samples), str(a), str(b))
     shared.put_out(shared.frames_text([frame], format, output), output, overwrite)
-
-
-def _samples(path: Path, device: str | None, progress: Progress) -> list[Sample]:
-    from powerd_analytics.campaign import part_of
-    from powerd_analytics.compare import merge_samples, run_samples
-    from powerd_analytics.index import run_files
-    from powerd_analytics.records import check_run
-
-    files = run_files([path])
-    samples: list[Sample] = []
-    others: list[Record] = []
-    for i, file in enumerate(files):
-        of_file, records = run_samples(file, device, progress=part_of(progress, i, len(files), file.name))
-        check_run(file, [*(s.record for s in of_file), *records])
-        samples += of_file
-        others += records
-    return merge_samples(samples, others)
 
 
 def uncertainty(
@@ -211,7 +205,6 @@ def uncertainty(
       joules uncertainty run.h5 --phase forward --plot budget.png
     """
     from powerd_analytics import uncertainty_table
-    from powerd_analytics.records import check_durations
 
     if plot is not None:
         if output is not None and plot.absolute() == output.absolute():
@@ -220,36 +213,23 @@ def uncertainty(
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress, is_checked=True)
-        check_durations(opened)
         rows = uncertainty_table.budget_rows(opened, device, phase, progress=progress)
-    if phase is None:
-        _check_budget(run, rows)
+    if not any(row.table == "phase" for row in rows):
+        what = (
+            "has no phases: mark them with `meter.phase(...)`" if rows else "is empty: no line feeds any of its devices"
+        )
+        raise AnalysisError(f"{run}: this run {what}")
+    is_empty = phase is None and not any(row.energy_j for row in rows if row.table != "run")
+    if is_empty or (plot is not None and not any(row.parts for row in rows)):
+        raise AnalysisError(f"{run}: there is no energy whose uncertainty could be told: {rows[0].words}")
     if plot is not None:
         from powerd_analytics.plots import draw_budget, save
 
-        if not any(row.parts for row in rows):
-            raise AnalysisError(f"{run}: nothing to draw: {rows[0].words}")
         figure = draw_budget(rows)
         shared.write(plot, lambda partial: save(figure, partial), overwrite)
     shared.put_out(shared.listing_text(uncertainty_table, rows, format, output), output, overwrite)
     if plot is not None:
         sys.stderr.write(f"{plot}\n")
-
-
-def _check_budget(path: Path, rows: Sequence[BudgetRow]) -> None:
-    """Raises `AnalysisError` for a run without lines, phases or energy."""
-    if not rows:
-        raise AnalysisError(f"{path}: this run is empty: no line feeds any of its devices")
-    phases = [row for row in rows if row.table != "run"]
-    if not phases:
-        raise AnalysisError(
-            f"{path}: this run has no phases: mark them with `meter.phase(...)` (`joules info` has its joules)"
-        )
-    if all(row.energy_j is None and "no readings" in row.words for row in phases):
-        raise AnalysisError(
-            f"{path}: none of its phases has joules, as readings are missing in all or most of them: clocks or times "
-            "do not overlap, or few readings are good (`joules info` and `joules clock` say what was read, and when)"
-        )
 
 
 def index(
@@ -280,10 +260,9 @@ def index(
 
     with LateProgress() as progress:
         report = index_runs(folder, out, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
-    shared.warn(report.failed, "files")
-    shared.warn([f"{name} has vanished: taken out of the index" for name in report.vanished], "files")
     unbuilt = [f"{n} is not in the index: it is being recorded, or `joules info {n}` builds it" for n in report.unbuilt]
-    shared.warn(unbuilt, "files")
+    vanished = [f"{name} has vanished: taken out of the index" for name in report.vanished]
+    shared.warn([*report.failed, *vanished, *unbuilt], "files")
     if not report.runs:
         sys.stderr.write(f"joules: none of {len(report.failed)} run files can be read: no index written\n")
         return 1
@@ -323,15 +302,9 @@ def query(
     elif format == "csv":
         text = shared.frames_text([frame], format, output)
     else:
-        title, _, rest = shared.frames_text([_with_nulls(frame)], format, output).partition("\n")
+        # A column without any value would be left out: what was asked for is shown.
+        for name in [name for name in frame.columns if frame[name].isna().all()]:
+            frame[name] = "NULL"
+        title, _, rest = shared.frames_text([frame], format, output).partition("\n")
         text = rest.lstrip("\n") if not title.strip(" *") else f"{title}\n{rest}"
     shared.put_out(text, output, overwrite)
-
-
-def _with_nulls(frame: pd.DataFrame) -> pd.DataFrame:
-    """For people, where a column without any value would be left out: what was asked for is shown."""
-    shown = frame.copy()
-    for name in frame.columns:
-        if frame[name].isna().all():
-            shown[name] = "NULL"
-    return shown

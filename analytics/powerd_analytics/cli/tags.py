@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.table_rows import PhaseTable
+from powerd_analytics.table import PhaseTable, phase_table
 from powerd_core.errors import AnalysisError, ConfigError, PowerdError
 from powerd_core.text import printable
 

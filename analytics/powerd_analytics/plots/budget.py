@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from powerd_analytics.plots.style import HATCHES, shown, styled
-from powerd_analytics.table_rows import group_line
+from powerd_analytics.table import group_line
 from powerd_analytics.text import digits
 from powerd_analytics.uncertainty_table import BudgetRow
 

@@ -9,7 +9,6 @@ from math import isclose
 from powerd_analytics.campaign import (
     Length,
     averaged,
-    figure_of,
     innermost,
     of_a_batch,
     of_configurations,
@@ -21,8 +20,8 @@ from powerd_analytics.campaign import (
 )
 from powerd_analytics.campaign_tables import prepared
 from powerd_analytics.published import CAPS_W, ENERGY_J, TIME_S, TableFile, column_in, parse_condition, parsed
-from powerd_analytics.records import Record, attributes_of, number_of
-from powerd_analytics.table_rows import group_line
+from powerd_analytics.records import Record, attributes_of, figure_of, number_of
+from powerd_analytics.table import group_line
 from powerd_core.errors import AnalysisError
 
 WHOLE, BATCH, SAMPLE = "", " a batch", " a sample"

@@ -10,7 +10,7 @@ from powerd_analytics.layers import BOTH, LayerEnergy
 from powerd_analytics.plots.configurations import numbers_to_draw
 from powerd_analytics.plots.style import HATCHES, colours, finish, heading, panels, shown, styled
 from powerd_analytics.published import TableFile
-from powerd_analytics.table_rows import group_line
+from powerd_analytics.table import group_line
 from powerd_analytics.text import digits
 from powerd_core.errors import AnalysisError
 

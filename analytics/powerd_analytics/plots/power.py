@@ -39,8 +39,7 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import table_of
-from powerd_analytics.table_rows import LAYER, PhaseRow, PhaseTable, group_text
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, group_text, table_of
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from powerd_analytics.campaign import (
     CAP_STEP_W,
     CLOCK_SHARE,
     averaged,
-    figure_of,
     group_of,
     innermost,
     of_a_batch,
@@ -28,7 +27,7 @@ from powerd_analytics.campaign import (
 from powerd_analytics.compare import LEVEL, NOTHING, Difference, Sample, compare, holm
 from powerd_analytics.costs import CO2, Factors, with_factors
 from powerd_analytics.export import Cell, cell_text
-from powerd_analytics.records import Record, attributes_of, number_of
+from powerd_analytics.records import Record, attributes_of, figure_of, number_of
 from powerd_analytics.text import digits, first_of, seconds
 from powerd_core.errors import AnalysisError
 

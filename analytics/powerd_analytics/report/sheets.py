@@ -22,7 +22,7 @@ from powerd_analytics.export import Cell, Column, Kind, rounded, rows_of, table_
 from powerd_analytics.records import Record, column, number_of
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import FAR_NS, Signal, parts_between
-from powerd_analytics.table_rows import group_line
+from powerd_analytics.table import group_line
 from powerd_analytics.text import digits, first_of
 from powerd_analytics.uncertainty_table import BudgetRow
 from powerd_client.hostclock import read_anchor

@@ -28,7 +28,7 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table_rows import group_line
+from powerd_analytics.table import group_line
 from powerd_analytics.text import digits, seconds
 from powerd_core.text import printable
 

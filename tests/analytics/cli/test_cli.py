@@ -1,12 +1,11 @@
 import csv
 import io
-import json
 
 import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics.table_frames import CSV_COLUMNS
+from powerd_analytics.table import CSV_COLUMNS
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +33,6 @@ def test_the_columns_are_these_and_stay(run, capsys):
     unresolved = next(r for r in rows if r["phase"] == "update")
     assert unresolved["j_per_batch"] == ""
     assert unresolved["note"].startswith("not resolvable")
-
-
-def test_json_has_the_same_rows(run, capsys):
-    _, out, _ = joules(capsys, "tables", run, "--format", "json", "--device", "gpu0")
-    rows = json.loads(out)
-    assert {r["device"] for r in rows} == {"gpu0"}
-    assert tuple(rows[0]) == CSV_COLUMNS
-    assert next(r for r in rows if r["phase"] == "update")["j_per_batch"] is None
-
-
-def test_the_terminal_and_markdown_say_the_provenance_and_what_is_not_resolvable(run, capsys):
-    for form in ("table", "markdown"):
-        code, out, _ = joules(capsys, "tables", run, "--format", form)
-        assert code == 0
-        for word in ("simulated", "modelled", "n.r.", "not resolvable", "GFLOPS/W (paper)", "residual J"):
-            assert word in out
 
 
 def test_info_tells_what_is_there(run, capsys):

@@ -3,7 +3,6 @@
 import json
 
 import h5py
-import numpy as np
 import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
@@ -11,7 +10,6 @@ from make_run import LineSpec, make_run, training
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
-from powerd_analytics.verify import outside, verify_sums
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -65,15 +63,6 @@ def test_a_run_of_an_older_release_is_told_from_a_bad_one(tmp_path, capsys):
     assert "  --     metadata: " in out
 
 
-def test_a_damaged_run_file_is_not_mended(run, tmp_path, capsys):
-    data = run.read_bytes()
-    run.write_bytes(data[: int(0.9 * len(data))])
-    code, out, err = joules(capsys, "recover", run)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert list(tmp_path.iterdir()) == [run]
-    assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
-
-
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     directory = make_journal(tmp_path / "run.h5", whole())
     code, out, _ = joules(capsys, "recover", directory, "-o", tmp_path / "saved.h5")
@@ -102,16 +91,3 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
     said = "\n".join(describe_run(run))
     for cause in ("2 blocks were not received", "powerd was started anew", "1 blocks were not received"):
         assert cause in said
-
-
-def test_sums_that_do_not_agree_are_said(run, monkeypatch):
-    assert {f.state for f in verify_sums(run)} == {"ok"}
-    monkeypatch.setattr("powerd_analytics.verify.outside", lambda begin, end, b, e: outside(begin + 10**8, end, b, e))
-    (energy, _) = verify_sums(run)
-    assert energy.state == "wrong"
-    assert "phases and rest give 2.2" in energy.text
-
-
-def test_what_is_outside_of_intervals_is_the_rest_of_the_time():
-    begin, end = outside(0, 100, np.array([10, 50]), np.array([20, 100]))
-    assert list(zip(begin.tolist(), end.tolist(), strict=True)) == [(0, 10), (20, 50), (100, 100)]

@@ -12,8 +12,6 @@ from make_campaign import one_run
 
 from powerd_analytics import cli
 from powerd_analytics.cli.shared import write
-from powerd_analytics.export import write_tables
-from powerd_analytics.index import write as write_index
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
@@ -92,19 +90,6 @@ def test_a_read_only_file_system_is_one_clear_line(read_only):
         write(read_only / "t.csv", lambda path: path.write_text("x"), overwrite=False)
 
 
-def test_so_it_is_for_tables_in_hdf5(read_only):
-    with pytest.raises(RunFileError, match=r"t\.h5.*Read-only"):
-        write_tables(read_only / "t.h5", [])
-
-
-def test_so_it_is_for_an_index(read_only, monkeypatch):
-    from powerd_analytics.index import schema_of
-
-    table = schema_of(".", "0").empty_table()
-    with pytest.raises(RunFileError, match=r"index\.parquet.*Read-only"):
-        write_index(read_only / "index.parquet", table, ".")
-
-
 @pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
 def test_standard_output_on_a_full_disk_is_one_clear_line():
     code = "from powerd_analytics.cli.app import main; main(['--help'])"
@@ -139,23 +124,6 @@ def test_a_link_stays_and_its_file_is_written(tmp_path):
     assert [p.read_text() for p in (tmp_path / "far").iterdir()] == ["three"]
 
 
-def test_an_input_that_may_not_be_read_is_not_taken_for_the_output(tmp_path):
-    def make(path):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(tmp_path / "run.h5"))
-
-    with pytest.raises(RunFileError, match=r"run\.h5"):
-        write(tmp_path / "page.html", make, overwrite=False)
-
-
-def test_a_closed_standard_output_is_nobody_who_listens(tmp_path, monkeypatch):
-    table = tmp_path / "t.csv"
-    table.write_text("cap,energy_j,time_s\n250,100,10\n")
-    monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["pick", str(table), "--reference", "cap=250", "--metric", "e"])
-    assert stopped.value.code == 0
-
-
 def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
     run = one_run(tmp_path / "run.h5", iterations=2)
     before = run.read_bytes()
@@ -167,21 +135,3 @@ def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
     with pytest.raises(RunFileError, match=r"run\.h5"):
         write(run, lambda path: path.write_text("x"), overwrite=True)
     assert run.read_bytes() == before
-
-
-def test_no_output_takes_the_place_of_an_input(tmp_path, capsys):
-    table, link = tmp_path / "t.csv", tmp_path / "link.csv"
-    table.write_text("cap,energy_j,time_s\n250,100,10\n")
-    link.symlink_to(table)
-    for output in (table, link):
-        asked = ("pick", table, "--reference", "cap=250", "--metric", "e", "--overwrite", "-o", output)
-        assert "is read by this command: give its output another name" in refused(capsys, *asked)
-    assert table.read_text() == "cap,energy_j,time_s\n250,100,10\n"
-
-
-def test_a_full_disk_is_told_in_the_words_of_the_system(tmp_path):
-    def make(path):
-        raise OSError(errno.ENOSPC, "Error writing bytes to file. Detail: [errno 28] No space left on device")
-
-    with pytest.raises(RunFileError, match=r"t\.parquet.*No space left on device$"):
-        write(tmp_path / "t.parquet", make, overwrite=False)

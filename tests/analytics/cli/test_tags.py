@@ -97,21 +97,6 @@ def test_the_command_writes_to_all_three(run, trackers, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "nothing to tag"),
-        (("--wandb", "a//b"), "is no run of W&B"),
-        (("--mlflow", "other"), "Run 'other' not found"),
-    ],
-)
-def test_bad_input_is_one_line(run, trackers, capsys, arguments, said):
-    code, out, err = joules(capsys, "tag", run, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
-    assert trackers.mlflow == {}
-
-
-@pytest.mark.parametrize(
     ("arguments", "package"),
     [(("--wandb", "a"), "wandb"), (("--mlflow", "a"), "mlflow"), (("--tensorboard", "d"), "tensorboard")],
 )

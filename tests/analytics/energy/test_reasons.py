@@ -14,8 +14,7 @@ from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_
 from powerd_analytics.energy.reasons import clipped
 from powerd_analytics.energy.uncertainty import factor
 from powerd_analytics.records import records_of
-from powerd_analytics.table import table_of
-from powerd_analytics.table_frames import to_markdown
+from powerd_analytics.table import table_of, to_markdown
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_core.model import Flag
 

@@ -12,12 +12,10 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
-from powerd_analytics.idle import table_above_idle
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table
-from powerd_analytics.table_frames import to_csv
+from powerd_analytics.table import phase_table, to_csv
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
 TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)
@@ -204,7 +202,7 @@ def test_a_baseline_is_nobodys_and_whole(tmp_path):
     line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
     phases = [PhaseSpec("baseline", 0, 190 * MS, process=2), *phases_of(2)]
     phases = [replace(p, parent=p.parent + 1) if p.parent >= 0 else p for p in phases]
-    table = table_above_idle(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2), {"pid": 9}], phases))
+    table = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2), {"pid": 9}], phases), above_idle=True)
     (idle,) = table.idle
     assert idle.idle_w == pytest.approx(60, rel=0.01)
     rows = {r.phase: r for r in table.phases}

@@ -20,6 +20,7 @@ from powerd_analytics.cli.app import main
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.cli.tags import flat
 from powerd_analytics.clocks import _edges, other_clocks, wall_drifts
+from powerd_analytics.idle import IdleRow
 from powerd_analytics.records import Setting, records_of
 from powerd_analytics.runs import run as run_module
 from powerd_analytics.runs.run import (
@@ -30,8 +31,7 @@ from powerd_analytics.runs.run import (
     read_run,
     recalibrate,
 )
-from powerd_analytics.table_frames import to_csv, to_json, to_markdown
-from powerd_analytics.table_rows import IdleRow, PhaseTable
+from powerd_analytics.table import PhaseTable, to_csv, to_json, to_markdown
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_analytics.verify import verify_sums
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
