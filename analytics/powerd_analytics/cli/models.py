@@ -46,14 +46,7 @@ def operations(
     from powerd_analytics.operations.listing import operation_frame, people_frame
 
     shared.refuse_existing(output, overwrite)
-    with LateProgress() as progress:
-        count = count_named(
-            model,
-            input,
-            batch,
-            backward=not forward_only,
-            progress=lambda share, text: progress(share, f"counting {model}: {text}"),
-        )
+    count = count_named(model, input, batch, backward=not forward_only)
     if format == "json":
         text = to_json_text(to_document(count)) + "\n"
     else:

@@ -94,8 +94,8 @@ def resnet50(classes: int = 1000) -> nn.Module:
 # Models by name, made here so that nothing has to be downloaded: those of the papers, and a few that everybody knows.
 #
 # AlexNet after Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014); CaffeNet, the two
-# groups of Krizhevsky et al. (2012) with pooling before normalisation; VGG-16 after Simonyan and Zisserman (2015),
-# configuration D; the encoder after Vaswani et al., "Attention is all you need" (2017), the base size.
+# groups of Krizhevsky et al. (2012) with pooling before normalisation; the encoder after Vaswani et al., "Attention is
+# all you need" (2017), the base size.
 # 2D-CNN: gait from 50 maps of optical flow of 60 x 60, as in Castro et al.; the text and table 1 disagree on ``full5``.
 
 
@@ -134,19 +134,6 @@ def cnn_2d(classes: int = 150, *, full5: bool = False) -> nn.Module:
     ]  # fmt: skip
     fifth = [*_full(4096, 4096), nn.Dropout()] if full5 else []
     return nn.Sequential(*features, *fifth, *_full(4096, 2048), nn.Dropout(), nn.Linear(2048, classes), nn.Softmax(-1))
-
-
-def vgg16(classes: int = 1000) -> nn.Module:
-    """For images of 3 x 224 x 224: 138 million parameters."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for repeats, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
-        for _ in range(repeats):
-            layers += _conv(channels, width, 3, padding=1)
-            channels = width
-        layers.append(nn.MaxPool2d(2))
-    head = [*_full(25088, 4096), nn.Dropout(), *_full(4096, 4096), nn.Dropout(), nn.Linear(4096, classes)]
-    return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
 class Encoder(nn.Module):
@@ -199,5 +186,4 @@ ZOO: dict[str, Entry] = {
     "resnet34": Entry(resnet34, IMAGE),
     "resnet50": Entry(resnet50, IMAGE),
     "transformer": Entry(Encoder, (128,), "int64"),
-    "vgg16": Entry(vgg16, IMAGE),
 }
