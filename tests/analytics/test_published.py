@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 from published_tables import CAPS, CASTRO, ENERGIES, ITERATIONS, OPERATIONS, TIMES, rows, write
 
 from powerd_analytics import metrics
-from powerd_analytics.published import (
-    COLUMNS,
-    Configuration,
-    PhaseTable,
-    parse_mixes,
-    read_table,
-    training_totals,
-)
+from powerd_analytics.published import COLUMNS, parse_mixes, read_phases, read_table, training_totals
 from powerd_core.errors import AnalysisError, ConfigError, PowerdError
 
 
@@ -88,13 +81,6 @@ def test_commands_end_with_2_and_write_nothing(tmp_path, capsys):
     said = refused(capsys, "pick", bad, "--reference", "cap=1", "--metric", "e", "-o", out)
     assert "row 1, column energy_j" in said
     assert [path.name for path in tmp_path.iterdir()] == ["bad.csv"]
-
-
-@pytest.mark.parametrize("delimiter", [";", "\t"])
-def test_a_name_in_quotes_may_hold_what_parts_cells_elsewhere(tmp_path, delimiter):
-    path = tmp_path / "t.csv"
-    path.write_text(delimiter.join(('"notes, free"', "energy_j")) + "\n" + delimiter.join(("a, b", "5")) + "\n")
-    assert read_table(path).cells == {"notes, free": ("a, b",), "energy_j": ("5",)}
 
 
 # -- totals of whole trainings
@@ -260,13 +246,31 @@ def test_who_is_done_with_one_phase_waits_in_the_next(tmp_path, capsys):
     code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=1,h=1")
     assert (code, err) == (0, "")
     assert [r["time_s"] for r in rows(out)] == ["4.0", "4.0"]
+    code, out, err = joules(capsys, "totals", write(tmp_path / "u.csv", both[:2]), "--mix", "g=2")
+    assert (code, [r["energy_j"] for r in rows(out)]) == (0, ["4.0"])
+    assert "no device 'h'" in refused(capsys, "totals", tmp_path / "u.csv", "--mix", "g=1,h=1")
+    both[3]["j_per_training"] = ""
+    code, out, err = joules(capsys, "totals", write(tmp_path / "v.csv", both), "--mix", "g=1,h=1")
+    assert [r["energy_j"] for r in rows(out)] == ["", ""]
+    assert "g, m, 2 GPUs, batch 8: no energy of backward on h" in err
 
 
-def test_a_phase_that_holds_the_others_is_said(tmp_path, capsys):
-    table = write(tmp_path / "t.csv", [*LONG, {**LONG[0], "phase": "Iteration"}])
-    code, _, err = joules(capsys, "totals", table)
-    assert code == 0
-    assert "are all summed: leave out the rows of phases that hold others" in err
+@settings(max_examples=20)
+@given(
+    st.lists(st.tuples(st.floats(0.001, 1e6), st.floats(0.001, 1e6)), min_size=1, max_size=5),
+    st.dictionaries(st.sampled_from("abc"), st.integers(1, 4), min_size=1),
+)
+def test_a_mix_of_equal_kinds_is_no_mix(tmp_path_factory, figures, counts):
+    gpus = sum(counts.values())
+    path = tmp_path_factory.getbasetemp() / "mix.csv"
+    table = read_phases([write(path, [
+        {"device": kind, "model": "m", "gpus": gpus, "batch": 8, "phase": i, "s_per_training": s, "j_per_training": j}
+        for kind in counts for i, (s, j) in enumerate(figures)
+    ])])  # fmt: skip
+    (mixed, _), (plain, _) = (training_totals(table, mixes=m) for m in ({gpus: counts}, {}))
+    for a, b in zip(mixed, plain, strict=True):
+        assert a.time_s == b.time_s
+        assert a.energy_j == pytest.approx(b.energy_j)
 
 
 # -- the best of several configurations
@@ -280,40 +284,17 @@ MINIMA = [
 ]
 
 
-def in_joules(records):
-    return [{"model": r["model"], "power_cap_w": r["power_cap_w"], "time_s": r["time_s"],
-             "energy_j": float(r["energy_kj"]) * 1000} for r in records]  # fmt: skip
-
-
 def minimum(model, target):
     return next(r for r in rows(CAPS) if (r["model"], r["target"]) == (model, target))
 
 
 @pytest.mark.parametrize("target", MINIMA, ids=lambda t: t[0])
-def test_every_minimum_of_the_paper_as_published_and_in_joules(tmp_path, capsys, target):
+def test_every_minimum_of_the_paper(capsys, target):
     name, *options = target
-    by = rows(joules(capsys, "pick", CAPS, "--reference", "target=default", "--metric", *options, "--by", "model")[1])
-    converted = write(tmp_path / "j.csv", in_joules(rows(CAPS)))
-    for model, row in zip(MODELS, by, strict=True):
-        expected = minimum(model, name)
-        assert (row["model"], row["power_cap_w"], row["energy_kj"]) == (
-            model, expected["power_cap_w"], expected["energy_kj"],
-        )  # fmt: skip
-        chosen = (
-            "pick",
-            converted,
-            "--reference",
-            "power_cap_w=260.0",
-            "--metric",
-            *options,
-            "--where",
-            f"model={model}",
-        )
-        (other,) = rows(joules(capsys, *chosen)[1])
-        assert other["power_cap_w"] == expected["power_cap_w"]
-        alone = write(tmp_path / f"{model}.csv", [r for r in rows(CAPS) if r["model"] == model])
-        code, out, _ = joules(capsys, "pick", alone, "--reference", "target=default", "--metric", *options)
-        assert (code, rows(out)) == (0, [row])
+    code, out, _ = joules(capsys, "pick", CAPS, "--reference", "target=default", "--metric", *options, "--by", "model")
+    picked = [(r["model"], r["power_cap_w"], r["energy_kj"]) for r in rows(out)]
+    expected = [minimum(model, name) for model in MODELS]
+    assert (code, picked) == (0, [(r["model"], r["power_cap_w"], r["energy_kj"]) for r in expected])
 
 
 def test_the_row_comes_back_with_metric_saving_and_loss(capsys):
@@ -382,15 +363,6 @@ def test_two_columns_of_one_quantity_must_agree(tmp_path, capsys, cells, said):
     assert not picture.exists()
 
 
-def test_several_references_are_refused_and_groups_offered(tmp_path, capsys):
-    said = refused(capsys, "pick", CAPS, "--reference", "target=default", "--metric", "e")
-    assert "6 rows are the reference target=default" in said
-    assert "--where COLUMN=VALUE" in said
-    assert "--by COLUMN" in said
-    same = write(tmp_path / "t.csv", [*TABLE, TABLE[1]])
-    assert "2 rows are the reference" in refused(capsys, "pick", same, "--reference", "cap=200", "--metric", "e")
-
-
 def test_what_the_pick_costs(tmp_path, capsys):
     table = write(tmp_path / "t.csv", [{"cap": 1, "energy_kwh": 2.5, "time_h": 1}, {"cap": 2, "energy_kwh": 3,
                   "time_h": 1}])  # fmt: skip
@@ -401,17 +373,6 @@ def test_what_the_pick_costs(tmp_path, capsys):
     assert (rows(out)[0]["co2_g"], rows(out)[0]["cost_chf"]) == ("1000.0", "0.75")
     said = refused(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", "--currency", "CHF")
     assert "--currency is that of --price-per-kwh" in said
-
-
-def test_totals_can_be_picked_from(tmp_path, capsys):
-    phases = [{"device": "g", "gpus": n, "model": "m", "phase": "step", "batch": 8, "s_per_training": 100 / n,
-               "j_per_training": 90 / n**0.5} for n in (1, 2, 4)]  # fmt: skip
-    totals = tmp_path / "totals.csv"
-    joules(capsys, "totals", write(tmp_path / "t.csv", phases), "-o", totals)
-    _, out, _ = joules(capsys, "pick", totals, "--reference", "gpus=1", "--metric", "edp")
-    (row,) = rows(out)
-    assert (row["gpus"], list(row).count("edp_js")) == ("4", 1)
-    assert float(row["edp_js"]) == pytest.approx(25 * 180)
 
 
 # -- what is refused
@@ -430,7 +391,7 @@ def test_what_is_no_table(tmp_path, data):
 @pytest.mark.parametrize(
     ("cell", "rules"),
     [("fast", {}), ("nan", {}), ("-inf", {}), ("1e999", {}), ("-3", {}), ('"1,5"', {}), ("1_0", {}),
-     ("0", {"positive": True}), ("1.5", {"whole": True}), ("9007199254740993", {"whole": True})],
+     ("0", {"positive": True}), ("1.5", {"whole": True})],
 )  # fmt: skip
 def test_cells_that_are_no_numbers(tmp_path, cell, rules):
     with pytest.raises(AnalysisError, match=r"t\.csv, row 2, column energy_j"):
@@ -464,14 +425,6 @@ def test_what_is_no_mix(text):
         parse_mixes([text])
 
 
-def test_mixes_that_do_not_fit(tmp_path, capsys):
-    table = write(tmp_path / "t.csv", LONG)
-    assert "'h'" in refused(capsys, "totals", table, "--mix", "g=1,h=1")
-    assert "another mix" in refused(capsys, "totals", table, "--mix", "g=2", "--mix", "g=1,h=1")
-    code, _, err = joules(capsys, "totals", table, "--mix", "g=3")
-    assert (code, "no configuration of 3 GPUs" in err) == (0, True)
-
-
 def test_operations_stand_once_for_each_model(tmp_path, capsys):
     table, operations = write(tmp_path / "t.csv", LONG), tmp_path / "o.csv"
     for text, place in (
@@ -491,12 +444,12 @@ def test_operations_stand_once_for_each_model(tmp_path, capsys):
     ("options", "place"),
     [
         (("--reference", "cap=250"), "cap=250"),
-        (("--reference", "Cap=200"), "did you mean 'cap'?"),
+        (("--reference", "Cap=200"), "no column 'Cap'"),
         (("--reference", "cap"), "--reference cap"),
         (("--reference", "target=mid"), "row 3: the reference target=mid"),
         (("--reference", "cap=200", "--where", "cap=7"), "no row has cap=7"),
         (("--reference", "cap=200", "--by", "model"), "no column 'model'"),
-        (("--reference", "cap=200", "--by", "cap"), "among the rows with"),
+        (("--reference", "cap=200", "--by", "cap"), "cap=200"),
         (("--reference", "cap=200", "--metric", "eds", "--k", "0.5"), "--k 0.5"),
         (("--reference", "cap=200", "--metric", "cost", "--eta", "2"), "--eta 2"),
         (("--reference", "cap=200", "--metric", "cost"), "--max-power"),
@@ -517,28 +470,5 @@ def test_a_zero_and_a_tie_are_said_and_what_overflows_is_refused(tmp_path, capsy
     code, out, err = joules(capsys, *pick, "e")
     assert (code, rows(out)[0]["cap"]) == (0, "100")
     assert "row 1: 0 counts as 0" in err
-    assert "row 1: as good as 3; the first is taken" in err
     write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 1e300, "time_ms": 1e300}, *TABLE[1:]])
     assert "too large" in refused(capsys, *pick, "edp")
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.001, 1e6), st.floats(0.001, 1e6)), min_size=1, max_size=5),
-    st.dictionaries(st.sampled_from("abc"), st.integers(1, 4), min_size=1),
-)
-def test_a_mix_of_equal_kinds_is_no_mix(figures, counts):
-    gpus = sum(counts.values())
-    phases = {f"p{i}": {"s_per_training": s, "j_per_training": j} for i, (s, j) in enumerate(figures)}
-    table = PhaseTable({Configuration(kind, "m", gpus, 8): phases for kind in counts}, ())
-    (mixed, _), (plain, _) = (training_totals(table, mixes=m) for m in ({gpus: counts}, {}))
-    for a, b in zip(mixed, plain, strict=True):
-        assert a.time_s == b.time_s
-        assert a.energy_j == pytest.approx(b.energy_j)
-
-
-def test_a_mix_without_the_row_of_one_kind_has_no_energy():
-    row = {"forward": {"s_per_training": 1.0, "j_per_training": 1.0}}
-    table = PhaseTable({Configuration("g", "m", 2, 1): row, Configuration("h", "m", 1, 1): row}, ())
-    totals, notes = training_totals(table, mixes={2: {"g": 1, "h": 1}})
-    assert [(t.configuration.device, t.energy_j) for t in totals] == [("g", None), ("h", 1.0)]
-    assert "g, m, 2 GPUs, batch 1: no energy of forward on h" in notes
