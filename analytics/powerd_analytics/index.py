@@ -7,7 +7,6 @@ file. `query` answers SQL by DuckDB, which sees the index and nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -15,7 +14,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -114,16 +113,14 @@ NAME = "index.parquet"
 FILE = "file"
 """``kind`` of the rows that stand for run files."""
 METADATA = b"powerd-index"
-FILE_COLUMNS = {
-    c.name: c
-    for c in (
-        Column("file_bytes", "integer", "1", "size of the run file"),
-        Column("file_mtime_ns", "integer", "ns", "when the run file was last changed, since 1970"),
-        Column("records", "integer", "1", "how many records the run has"),
-        Column("error", "text", "", "why the file could not be read"),
-    )
-}
+_OF_FILES = (
+    Column("file_bytes", "integer", "1", "size of the run file"),
+    Column("file_mtime_ns", "integer", "ns", "when the run file was last changed, since 1970"),
+    Column("records", "integer", "1", "how many records the run has"),
+    Column("error", "text", "", "why the file could not be read"),
+)
 """Columns that only rows of kind `FILE` have, beside ``path``, ``run``, ``run_id``, ``created_utc`` and ``host``."""
+FILE_COLUMNS = {c.name: c for c in _OF_FILES}
 OF_JOB, PART, WHOLE = "of_job", "part", "whole"
 INDEX_COLUMNS = {
     **COLUMNS,
@@ -311,16 +308,15 @@ def reduced(function: Reducer[T], path: Path) -> Reduced[T]:
     """``function`` of one file; whatever it raises becomes the ``error``."""
     try:
         return Reduced(path, function(path))
-    except PowerdError as error:
-        return Reduced(path, None, naming(path, str(error)))
     except Exception as error:  # noqa: BLE001 - its row says why, and the others go on
-        return Reduced(path, None, naming(path, f"{type(error).__name__}: {error}"))
+        return _failed(path, error)
 
 
-def naming(path: Path, text: str) -> str:
-    """One line that names the file, where the text does not yet."""
-    line = " ".join(text.split())
-    return line if str(path) in line else f"{path}: {line}"
+def _failed(path: Path, error: BaseException) -> Reduced[Any]:
+    """An error in one line that names the file."""
+    line = " ".join(str(error).split())
+    line = line if isinstance(error, PowerdError) else f"{type(error).__name__}: {line}"
+    return Reduced(path, None, line if str(path) in line else f"{path}: {line}")
 
 
 def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]) -> int:
@@ -335,7 +331,8 @@ def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done:
                 process.kill()  # it only reads
             raise
     if unread and count == 1:
-        done(Reduced(unread[0], None, naming(unread[0], "the process that read it was killed (out of memory?)")))
+        died = PeerError("the process that read it was killed (out of memory?)")
+        done(_failed(unread[0], died))
     return 1
 
 
@@ -355,7 +352,7 @@ def _in_executor(
         if isinstance(error, BrokenProcessPool):
             unread.append(path)
         elif error is not None:  # of the way to the process and back
-            done(Reduced(path, None, naming(path, f"{type(error).__name__}: {error}")))
+            done(_failed(path, error))
         else:
             done(future.result())
     return unread
@@ -366,24 +363,16 @@ def _on_cluster(
 ) -> None:
     """A task a file, by the workers of a Dask cluster that is already there."""
     try:
-        from distributed import Client, rpc
+        from distributed import Client
     except ImportError as error:
         raise ConfigError("a Dask cluster needs its client here: pip install 'powerd[campaign]'") from error
-
-    async def identity() -> Any:
-        async with rpc(scheduler, timeout=ANSWER_S) as peer:  # type: ignore[no-untyped-call]
-            return await asyncio.wait_for(peer.identity(), ANSWER_S)
-
     try:
-        # Asked first, as a client that finds no scheduler takes minutes to give up; in a thread, as the caller may
-        # have a loop that runs.
-        with ThreadPoolExecutor(1) as thread:
-            about = thread.submit(asyncio.run, identity()).result()
+        client: Any = Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise PeerError(f"no Dask scheduler answers at {scheduler}: {error}") from error
-    if about["type"] != "Scheduler" or not about["workers"]:
-        raise PeerError(f"{scheduler} is no Dask scheduler with workers: start some with `dask worker {scheduler}`")
-    with Client(scheduler, timeout=ANSWER_S, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    with client:
+        if not client.scheduler_info()["workers"]:
+            raise PeerError(f"{scheduler} has no workers: start some with `dask worker {scheduler}`")
         try:
             # Not pure: a file under a known name may hold something else than before.
             with client.get_executor(pure=False) as pool:
@@ -530,9 +519,7 @@ def _rows_kept(before: Index, names: Sequence[str]) -> pa.Table:
 def _in_order(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
     """In the order of the files, however many indexings the rows came from."""
     table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-    place = pc.index_in(table["path"], pa.array(names, pa.string()))
-    order = pa.table({"place": place, "row": pa.array(range(len(table)), pa.int64())})
-    return table.take(order.sort_by([("place", "ascending"), ("row", "ascending")])["row"])
+    return table.take(pc.sort_indices(pc.index_in(table["path"], pa.array(names, pa.string()))))  # which is stable
 
 
 def _with_jobs(table: pa.Table) -> pa.Table:
@@ -582,7 +569,6 @@ def write(out: Path, table: pa.Table, root: str) -> None:
 VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank", "jobs": "job"}
 """View -> ``kind`` of its records. Beside these there is ``files``, a row a run file. Of a job over several machines
 there are its own records, not those of its parts."""
-_OF_FILES = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
 
 
 def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataFrame:
@@ -601,8 +587,9 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataF
     connection.register("_index", pyarrow.dataset.dataset(str(index.path.absolute()), format="parquet"))
     connection.execute("SET enable_external_access = false")
     runs = "" if str(index.runs) == "." else f"{index.runs}/".replace("'", "''")
+    of_files = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
     views = {view: (tuple(COLUMNS), f"kind = '{kind}'") for view, kind in VIEWS.items()}
-    for view, (columns, condition) in {**views, "files": (_OF_FILES, f"kind = '{FILE}'")}.items():
+    for view, (columns, condition) in {**views, "files": (of_files, f"kind = '{FILE}'")}.items():
         names = ", ".join(f"'{runs}' || path AS path" if n == "path" else n for n in columns)
         once = f"{condition} AND {OF_JOB} IS DISTINCT FROM '{PART}'"
         connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE {once}")

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -28,7 +28,6 @@ from powerd_core.text import printable
 # float() also takes "1_000", "infinity" and digits of other scripts: nothing that a table should hold.
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-_MARKS = ((b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"), (b"\xef\xbb\xbf", "utf-8-sig"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,9 +121,8 @@ def read_table(path: Path, progress: Progress = no_progress) -> TableFile:
 
 
 def _csv(name: str, data: bytes) -> list[list[str]]:
-    encoding = next((e for mark, e in _MARKS if data.startswith(mark)), "utf-8")
     try:
-        text = data.decode(encoding)
+        text = data.decode("utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
         first = re.sub(r'"[^"]*"', "", text.lstrip("\r\n").split("\n", 1)[0])  # a name in quotes may hold separators
         delimiter = next((d for d in ",;\t" if d in first), ",")
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -276,17 +274,6 @@ def parse_mixes(texts: Sequence[str]) -> dict[int, Mix]:
     return mixes
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingTotal:
-    """Figures of one configuration's whole training, over all its GPUs; None where they cannot be had."""
-
-    configuration: Configuration
-    time_s: float | None
-    energy_j: float | None
-    edp_js: float | None
-    gflops_per_w: float | None
-
-
 def read_operations(path: Path) -> dict[str, float]:
     """Operations of a sample by model: columns ``model`` and ``operations`` (``operations_m`` for millions).
 
@@ -300,8 +287,9 @@ def read_operations(path: Path) -> dict[str, float]:
 
 def training_totals(
     table: pd.DataFrame, operations: Mapping[str, float] | None = None, mixes: Mapping[int, Mix] | None = None
-) -> tuple[list[TrainingTotal], list[str]]:
-    """Totals of every configuration in a table of `read_phases` by device, model, GPUs and batch, and notes on them.
+) -> tuple[pd.DataFrame, list[str]]:
+    """Totals of every configuration in a table of `read_phases` by device, model, GPUs and batch, as `COLUMNS`, and
+    notes on them.
 
     Time is the sum over phases, energy the sum over phases x GPUs. A configuration of as many GPUs as a mix, on a kind
     of the mix: the time of the slowest kind, since all train together, energy the sum over kinds of count x that kind's
@@ -323,66 +311,78 @@ def training_totals(
             raise ConfigError(f"--mix: no device {printable(unknown[0])!r} in the tables")
         if not any(c.gpus == gpus and c.device in mix for c in configurations):
             notes.append(f"--mix: no configuration of {gpus} GPUs of {printable(', '.join(mix))} in the tables")
-    totals = []
+    seconds, joules = (
+        table[f"{unit}_per_training"].fillna(table[f"{unit}_per_batch"] * table["iterations"]).dropna().to_dict()
+        for unit in ("s", "j")
+    )
+    joules_of_batch = table["j_per_batch"].fillna(table["j_per_training"] / table["iterations"]).dropna().to_dict()
+    totals: list[list[Any]] = []
     order = [*phases]
     for c in sorted(configurations, key=lambda c: (devices.index(c.device), order.index(c.model), c.gpus, c.batch)):
         mix = (mixes or {}).get(c.gpus, {})
         counts = mix if c.device in mix else {c.device: c.gpus}
-        keys = [(kind, c.model, c.gpus, c.batch, phase) for kind in counts for phase in phases[c.model]]
-        rows = table.reindex(keys)
-        time_s, energy_j = _time_s(c, rows, notes), _energy_j(c, rows, counts, notes)
+        time_s = _time_s(c, phases[c.model], counts, seconds, notes)
+        energy_j = _energy_j(c, phases[c.model], counts, joules, notes)
         edp_js = metrics.edp_js(energy_j, time_s) if energy_j is not None and time_s is not None else None
-        gflops_per_w = None if operations is None else _gflops_per_w(c, rows, counts, operations.get(c.model), notes)
-        figures = (time_s, energy_j, edp_js, gflops_per_w)
-        if not all(math.isfinite(v) for v in figures if v is not None):
+        gflops_per_w = None
+        if operations is not None:
+            passes = [phase for phase in PASSES if phase in phases[c.model]]
+            gflops_per_w = _gflops_per_w(c, passes, counts, joules_of_batch, operations.get(c.model), notes)
+        totals.append([*c, time_s, energy_j, edp_js, gflops_per_w])
+        if not all(math.isfinite(v) for v in totals[-1][4:] if v is not None):
             raise AnalysisError(f"{c}: its figures are too large: a sum or a product is not finite")
-        totals.append(TrainingTotal(c, *figures))
-    if not any(total.energy_j is not None or total.time_s is not None for total in totals):
+    made = pd.DataFrame(totals, columns=list(COLUMNS))
+    if made[["time_s", "energy_j"]].isna().all(axis=None):
         raise AnalysisError(f"no configuration has a total: {notes[-1]}")
-    return totals, list(dict.fromkeys(notes))
+    return made, list(dict.fromkeys(notes))
 
 
-def _time_s(c: Configuration, rows: pd.DataFrame, notes: list[str]) -> float | None:
+ByRow = Mapping[tuple[Any, ...], float]
+"""One figure of one GPU by `KEYS`, where it is known."""
+
+
+def _time_s(c: Configuration, phases: Sequence[str], counts: Mix, seconds: ByRow, notes: list[str]) -> float | None:
     """The sum over phases; of kinds that train together, that of the slowest.
 
     Not a sum over each phase's slowest: who is done with one phase first waits in the next, whose time has that in it.
     Of a phase for which a kind has no time, that of the others counts.
     """
-    times = rows["s_per_training"].fillna(rows["s_per_batch"] * rows["iterations"])
-    times = times.fillna(times.groupby(level="phase").transform("max"))
-    if times.isna().any():
-        return _lacks(c, "time", list(times[times.isna()].index.unique("phase")), notes)
-    totals = times.groupby(level="device", sort=False).agg(math.fsum)
-    if totals.min() < totals.max():
+    totals = dict.fromkeys(counts, 0.0)
+    missing = []
+    for phase in phases:
+        known = {kind: t for kind in counts if (t := seconds.get((kind, *c[1:], phase))) is not None}
+        missing += [] if known else [phase]
+        for kind in totals if known else ():
+            totals[kind] += known.get(kind, max(known.values()))
+    if missing:
+        return _lacks(c, "time", missing, notes)
+    if min(totals.values()) < max(totals.values()):
         each = " and ".join(f"{t:.6g} s on {printable(kind, limit=60)}" for kind, t in totals.items())
         where = f"{printable(c.model, limit=60)}, {c.gpus} GPUs, batch {c.batch}"
         notes.append(f"{where}: {each}; they train together: that of the slowest counts")
-    return float(totals.max())
+    return max(totals.values())
 
 
-def _energy_j(c: Configuration, rows: pd.DataFrame, counts: Mix, notes: list[str]) -> float | None:
+def _energy_j(c: Configuration, phases: Sequence[str], counts: Mix, joules: ByRow, notes: list[str]) -> float | None:
     """The sum over phases and GPUs."""
-    joules = rows["j_per_training"].fillna(rows["j_per_batch"] * rows["iterations"])
-    if joules.isna().any():
-        missing = joules[joules.isna()].index
-        names = [key[-1] if len(counts) == 1 else f"{key[-1]} on {key[0]}" for key in missing]
-        return _lacks(c, "energy", names, notes)
-    return math.fsum(counts[key[0]] * j for key, j in joules.items())
+    known = {(kind, phase): joules.get((kind, *c[1:], phase)) for kind in counts for phase in phases}
+    if missing := [key for key, j in known.items() if j is None]:
+        return _lacks(c, "energy", [p if len(counts) == 1 else f"{p} on {kind}" for kind, p in missing], notes)
+    return math.fsum(counts[kind] * j for (kind, _), j in known.items() if j is not None)
 
 
 def _gflops_per_w(
-    c: Configuration, rows: pd.DataFrame, counts: Mix, operations: float | None, notes: list[str]
+    c: Configuration, passes: Sequence[str], counts: Mix, joules: ByRow, operations: float | None, notes: list[str]
 ) -> float | None:
     """By the paper's convention, over the joules of a batch's passes on all GPUs."""
     if operations is None:
         notes.append(f"{printable(c.model, limit=60)}: no GFLOPS/W, as its operations are not given")
         return None
-    joules = rows["j_per_batch"].fillna(rows["j_per_training"] / rows["iterations"])
-    joules = joules[joules.index.get_level_values("phase").isin(PASSES)]
-    j_per_batch = math.fsum(counts[key[0]] * j for key, j in joules.items())
-    if joules.isna().any() or j_per_batch <= 0:
+    known = [(n, joules.get((kind, *c[1:], phase))) for kind, n in counts.items() for phase in passes]
+    j_per_batch = math.fsum(n * j for n, j in known if j is not None)
+    if any(j is None for _, j in known) or j_per_batch <= 0:
         return _lacks(c, "GFLOPS/W, as there are no joules of a batch", PASSES, notes)
-    return metrics.gflops_per_w_paper(operations, c.batch, joules.index.unique("phase").size, j_per_batch)
+    return metrics.gflops_per_w_paper(operations, c.batch, len(passes), j_per_batch)
 
 
 def _lacks(c: Configuration, what: str, phases: Sequence[str], notes: list[str]) -> None:
@@ -428,16 +428,6 @@ def parse_condition(option: str, text: str) -> Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Criterion:
-    """What is the lowest in the best row. ``max_power_w`` None: the highest power cap in the table."""
-
-    metric: Metric
-    k: float = 2.0
-    eta: float = 0.5
-    max_power_w: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """The best row of one group, by its number from 0 in the table."""
 
@@ -452,16 +442,20 @@ class Choice:
 def choose(
     table: TableFile,
     reference: Condition,
-    criterion: Criterion,
+    metric: Metric,
     where: Sequence[Condition] = (),
     by: Sequence[str] = (),
+    *,
+    k: float = 2.0,
+    eta: float = 0.5,
+    max_power_w: float | None = None,
 ) -> tuple[list[Choice], list[str]]:
     """The best row in all that fulfil ``where``, or in each group of equal cells in the columns ``by``; and notes.
 
     Energy comes from one of the columns `ENERGY_J`, time from one of `TIME_S` (`column_in`). Rows without one of them
     were not run and are passed over; of equally good ones the first is taken. Raises `AnalysisError` for a table
     without these columns or with two that differ, without exactly one reference row in a group, and with cells that are
-    no numbers, in any row.
+    no numbers, in any row. ``max_power_w`` None: the highest power cap in the group.
     """
     table.require(*by)
     energy_j, time_s = column_in(table, ENERGY_J), column_in(table, TIME_S)
@@ -487,34 +481,28 @@ def choose(
         notes += [
             f"{table.at(i)}: 0 counts as 0; leave empty what was not measured" for i in figures if 0 in figures[i]
         ]
-        choices.append(_best(table, criterion, figures, ref[0], notes))
+        most_w = max_power_w
+        if metric == "cost" and most_w is None:
+            most_w = _max_power_w(table, list(figures), notes)
+        functions: dict[Metric, Callable[[float, float], float]] = {
+            "e": lambda e, t: e,
+            "edp": metrics.edp_js,
+            "eds": lambda e, t, of=figures[ref[0]]: metrics.eds(e, t, *of, k),
+            "cost": lambda e, t, most=most_w or 0.0: metrics.zeus_cost_j(e, t, most, eta),
+        }
+        values = [functions[metric](*of_row) for of_row in figures.values()]
+        if not all(map(math.isfinite, values)):
+            raise AnalysisError(f"{table.name}: energy and time are too large: their metric is no finite number")
+        at = metrics.best(values)
+        best = list(figures)[at]
+        (e, t), (e_ref, t_ref) = figures[best], figures[ref[0]]
+        saving, loss = metrics.energy_saving_pct(e, e_ref), metrics.performance_loss_pct(t, t_ref)
+        both = metrics.saving_minus_loss_pct(e, t, e_ref, t_ref)
+        choices.append(Choice(best, e, values[at], saving, loss, both))
     return choices, list(dict.fromkeys(notes))
 
 
-def _best(
-    table: TableFile, criterion: Criterion, figures: Mapping[int, tuple[float, float]], ref: int, notes: list[str]
-) -> Choice:
-    """``figures`` are joules and seconds of each row."""
-    max_power_w = _max_power_w(table, criterion, list(figures), notes) if criterion.metric == "cost" else 0.0
-    functions: dict[Metric, Callable[[float, float], float]] = {
-        "e": lambda e, t: e,
-        "edp": metrics.edp_js,
-        "eds": lambda e, t: metrics.eds(e, t, *figures[ref], criterion.k),
-        "cost": lambda e, t: metrics.zeus_cost_j(e, t, max_power_w, criterion.eta),
-    }
-    values = [functions[criterion.metric](*of_row) for of_row in figures.values()]
-    if not all(map(math.isfinite, values)):
-        raise AnalysisError(f"{table.name}: energy and time are too large: their metric is no finite number")
-    at = metrics.best(values)
-    best = list(figures)[at]
-    (e, t), (e_ref, t_ref) = figures[best], figures[ref]
-    saving, loss = metrics.energy_saving_pct(e, e_ref), metrics.performance_loss_pct(t, t_ref)
-    return Choice(best, e, values[at], saving, loss, metrics.saving_minus_loss_pct(e, t, e_ref, t_ref))
-
-
-def _max_power_w(table: TableFile, criterion: Criterion, rows: Sequence[int], notes: list[str]) -> float:
-    if criterion.max_power_w is not None:
-        return criterion.max_power_w
+def _max_power_w(table: TableFile, rows: Sequence[int], notes: list[str]) -> float:
     column = next((name for name in CAPS_W if name in table.columns), None)
     caps_w = table.numbers(column) if column is not None else []
     highest_w = max((caps_w[i] or 0.0 for i in rows), default=0.0) if caps_w else 0.0

@@ -184,23 +184,27 @@ def to_document(count: OperationCount) -> dict[str, Any]:
 def read_count(path: Path) -> OperationCount:
     """Read what ``joules operations --format json`` wrote. Raises `ConfigError`."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if (document["format"], document["version"]) != (FORMAT, VERSION):
-            raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
-        paper, executed = document["paper"], document["executed"]
-        return OperationCount(
-            tuple(_decoded(LayerCount, layer) for layer in paper["layers"]),
-            tuple(map(str, paper["not_counted"])),
-            batch_size=int(document["batch_size"]),
-            executed=tuple(_decoded(ExecutedCount, module) for module in executed["layers"]),
-            executed_not_counted=tuple(map(str, executed["not_counted"])),
-            notes=tuple(map(str, document["notes"])),
-            model=str(document["model"]),
-        )
+        return from_document(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not what `joules operations MODEL --format json` writes: {error}") from error
+
+
+def from_document(document: Any) -> OperationCount:
+    """The count that `to_document` wrote. Raises KeyError, TypeError or ValueError when it is something else."""
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+    paper, executed = document["paper"], document["executed"]
+    return OperationCount(
+        tuple(_decoded(LayerCount, layer) for layer in paper["layers"]),
+        tuple(map(str, paper["not_counted"])),
+        batch_size=int(document["batch_size"]),
+        executed=tuple(_decoded(ExecutedCount, module) for module in executed["layers"]),
+        executed_not_counted=tuple(map(str, executed["not_counted"])),
+        notes=tuple(map(str, document["notes"])),
+        model=str(document["model"]),
+    )
 
 
 def _decoded(cls: type[Any], document: Any) -> Any:

@@ -15,6 +15,7 @@ A kernel whose work is not one a value, and that has no formula, is listed inste
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
@@ -86,14 +87,6 @@ def _pairs(query: Tensor, key: Tensor) -> int:
     return query.numel() // query.shape[-1] * key.shape[-2]
 
 
-def recurrent_layer(args: Arguments, _out: Any) -> int:
-    """A whole layer in one kernel of the CPU: each step multiplies the input and the state by their weights.
-
-    The input is [steps, batch, width], the weights [gates x hidden, width] and [gates x hidden, hidden].
-    """
-    return 2 * int(prod(args[0].shape[:-1]) * (args[1].numel() + args[2].numel()))
-
-
 _BIASED = ("addmm", "baddbmm", "addbmm", "addmv")
 _FUSED = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 _BY_NAME: dict[str, Formula] = {
@@ -101,8 +94,11 @@ _BY_NAME: dict[str, Formula] = {
     **dict.fromkeys(("convolution_backward", "convolution_backward_overrideable"), convolution_backward),
     **dict.fromkeys(("mm", "bmm", "mv", "dot", "vdot", "_int_mm", "_scaled_mm"), matrix_product(0)),
     **{f"{name}{_}": matrix_product(1) for name in _BIASED for _ in ("", "_")},
-    "mkldnn_rnn_layer": recurrent_layer,
-    "mkldnn_rnn_layer_backward": lambda args, out: 2 * recurrent_layer(args, out),
+    # Steps of the CPU in one kernel: the input [steps, batch, width] and the state meet their weights.
+    "mkldnn_rnn_layer": lambda args, _: 2 * int(prod(args[0].shape[:-1]) * (args[1].numel() + args[2].numel())),
+    "mkldnn_rnn_layer_backward": lambda args, _: (
+        4 * int(prod(args[0].shape[:-1]) * (args[1].numel() + args[2].numel()))
+    ),
     **{f"_scaled_dot_product_{name}": attention for name in _FUSED},
     **{f"_scaled_dot_product_{name}_backward": attention_backward for name in _FUSED},
 }
@@ -122,8 +118,8 @@ def _bias_values(name: str, args: Arguments, out: Any) -> int:
 
 # -- what other kernels do ---------------------------------------------------------------------------------------------
 
-_MOVES = frozenset(
-    """clone copy copy_ _to_copy contiguous cat stack _stack _chunk_cat block_diag embedding index _unsafe_index
+_MOVES = frozenset(re.findall(r"\S+", """
+    clone copy copy_ _to_copy contiguous cat stack _stack _chunk_cat block_diag embedding index _unsafe_index
     index_select gather take put scatter scatter_ index_copy index_copy_ index_fill index_fill_ masked_scatter
     masked_scatter_ masked_scatter_backward repeat repeat_interleave flip roll rot90 constant_pad_nd
     reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d
@@ -131,13 +127,13 @@ _MOVES = frozenset(
     diagonal_scatter as_strided_scatter im2col max_unpool2d max_unpool3d diag_embed complex pixel_shuffle
     pixel_unshuffle channel_shuffle zeros zeros_like new_zeros ones ones_like new_ones full full_like new_full
     fill fill_ zero zero_ arange linspace logspace range scalar_tensor eye tril_indices triu_indices
-    _pack_padded_sequence _lazy_clone _to_dense _reshape_copy affine_grid_generator""".split()
-)
-_NOTHING = frozenset(
-    """empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh
+    _pack_padded_sequence _lazy_clone _to_dense _reshape_copy affine_grid_generator
+"""))  # fmt: skip
+_NOTHING = frozenset(re.findall(r"\S+", """
+    empty empty_like empty_strided new_empty new_empty_strided _unsafe_view _reshape_alias lift_fresh
     lift_fresh_copy detach alias _local_scalar_dense unsafe_split unsafe_chunk unsafe_split_with_sizes
-    as_strided as_strided_ resize_ resize_as_ set_ record_stream is_same_size _linalg_check_errors""".split()
-)
+    as_strided as_strided_ resize_ resize_as_ set_ record_stream is_same_size _linalg_check_errors
+"""))  # fmt: skip
 _UNKNOWN = (
     "_fft", "fft_", "stft", "istft", "linalg_", "_linalg", "cholesky", "lu_", "triangular_solve", "_trilinear",
     "_ctc", "ctc_", "_cudnn_ctc", "cdist", "_cdist", "pdist", "_pdist", "sort", "argsort",
@@ -172,14 +168,9 @@ def _argument(position: int) -> Formula:
     return lambda args, _out: int(args[position].numel())
 
 
-def _bags(indices: int, table: int) -> Formula:
+def _bags(args: Arguments, _out: Any) -> int:
     """As many rows of a table as there are indices."""
-    return lambda args, _out: int(args[indices].numel() * args[table].shape[1])
-
-
-def _slices(args: Arguments, _out: Any) -> int:
-    x, dimension, index = args[:3]
-    return int(index.numel() * (x.numel() // max(1, x.shape[dimension])))
+    return int(args[1].numel() * args[0].shape[1])
 
 
 def _indexed(args: Arguments, _out: Any) -> int:
@@ -194,16 +185,16 @@ def _indexed(args: Arguments, _out: Any) -> int:
 
 _PICKED: dict[str, Formula] = {
     **dict.fromkeys(("embedding", "gather", "index", "index_select", "take"), lambda _, out: int(out.numel())),
-    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bags(1, 0)),
+    **dict.fromkeys(("_embedding_bag", "_embedding_bag_forward_only"), _bags),
 }
 """Kernels that read a few values of their first argument."""
 _WRITTEN: dict[str, Formula] = {
     **dict.fromkeys(("index_put", "_index_put_impl"), _indexed),
     **dict.fromkeys(("index_add", "index_copy"), _argument(3)),
-    "index_fill": _slices,
+    "index_fill": lambda args, _: int(args[2].numel() * (args[0].numel() // max(1, args[0].shape[args[1]]))),
     **dict.fromkeys(("scatter", "scatter_add", "scatter_reduce"), _argument(2)),
     "embedding_dense_backward": _argument(0),
-    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags(1, 0)),
+    **dict.fromkeys(("_embedding_bag_backward", "_embedding_bag_dense_backward"), _bags),
 }
 """Kernels that work on a few values of a table; in place (with an underscore behind) they touch no others."""
 
