@@ -110,11 +110,11 @@ def layer_energies(
     if (model is not None and model not in models) or (model is None and count_of is not None and len(models) > 1):
         raise AnalysisError(f"this run's models are {', '.join(sorted(models)) or 'unnamed'}: give --model one")
     energies: list[LayerEnergy] = []
-    for (_, _, key), rows in marked.items():
-        group = dict(key)
-        if model is None or str(group.get("model", "")) == model:
-            counts = None if count_of is None else _Counts(count_of, group.get("batch_size", batch_size))
-            energies += _of_group(group, rows, counts)
+    for (_, _, attributes), rows in marked.items():
+        of_phases = dict(attributes)
+        if model is None or str(of_phases.get("model", "")) == model:
+            counts = None if count_of is None else _Counts(count_of, of_phases.get("batch_size", batch_size))
+            energies += _of_group(of_phases, rows, counts)
     return tuple(energies)
 
 

@@ -11,7 +11,7 @@ import csv
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -355,7 +355,8 @@ def _time_s(c: Configuration, phases: Sequence[str], counts: Mix, seconds: ByRow
         for kind in totals if known else ():
             totals[kind] += known.get(kind, max(known.values()))
     if missing:
-        return _lacks(c, "time", missing, notes)
+        notes.append(_lack(c, "time", missing))
+        return None
     if min(totals.values()) < max(totals.values()):
         each = " and ".join(f"{t:.6g} s on {printable(kind, limit=60)}" for kind, t in totals.items())
         where = f"{printable(c.model, limit=60)}, {c.gpus} GPUs, batch {c.batch}"
@@ -367,7 +368,9 @@ def _energy_j(c: Configuration, phases: Sequence[str], counts: Mix, joules: ByRo
     """The sum over phases and GPUs."""
     known = {(kind, phase): joules.get((kind, *c[1:], phase)) for kind in counts for phase in phases}
     if missing := [key for key, j in known.items() if j is None]:
-        return _lacks(c, "energy", [p if len(counts) == 1 else f"{p} on {kind}" for kind, p in missing], notes)
+        names = [phase if len(counts) == 1 else f"{phase} on {kind}" for kind, phase in missing]
+        notes.append(_lack(c, "energy", names))
+        return None
     return math.fsum(counts[kind] * j for (kind, _), j in known.items() if j is not None)
 
 
@@ -381,12 +384,13 @@ def _gflops_per_w(
     known = [(n, joules.get((kind, *c[1:], phase))) for kind, n in counts.items() for phase in passes]
     j_per_batch = math.fsum(n * j for n, j in known if j is not None)
     if any(j is None for _, j in known) or j_per_batch <= 0:
-        return _lacks(c, "GFLOPS/W, as there are no joules of a batch", PASSES, notes)
+        notes.append(_lack(c, "GFLOPS/W, as there are no joules of a batch", PASSES))
+        return None
     return metrics.gflops_per_w_paper(operations, c.batch, len(passes), j_per_batch)
 
 
-def _lacks(c: Configuration, what: str, phases: Sequence[str], notes: list[str]) -> None:
-    notes.append(f"{c}: no {what} of {printable(' and '.join(phases), limit=200)}")
+def _lack(c: Configuration, what: str, phases: Sequence[str]) -> str:
+    return f"{c}: no {what} of {printable(' and '.join(phases), limit=200)}"
 
 
 # -- the best of several configurations --------------------------------------------------------------------------------
@@ -484,13 +488,14 @@ def choose(
         most_w = max_power_w
         if metric == "cost" and most_w is None:
             most_w = _max_power_w(table, list(figures), notes)
-        functions: dict[Metric, Callable[[float, float], float]] = {
-            "e": lambda e, t: e,
-            "edp": metrics.edp_js,
-            "eds": lambda e, t, of=figures[ref[0]]: metrics.eds(e, t, *of, k),
-            "cost": lambda e, t, most=most_w or 0.0: metrics.zeus_cost_j(e, t, most, eta),
-        }
-        values = [functions[metric](*of_row) for of_row in figures.values()]
+        values = []
+        for e, t in figures.values():
+            if metric == "eds":
+                values.append(metrics.eds(e, t, *figures[ref[0]], k))
+            elif metric == "cost":
+                values.append(metrics.zeus_cost_j(e, t, most_w or 0.0, eta))
+            else:
+                values.append(metrics.edp_js(e, t) if metric == "edp" else e)
         if not all(map(math.isfinite, values)):
             raise AnalysisError(f"{table.name}: energy and time are too large: their metric is no finite number")
         at = metrics.best(values)

@@ -263,7 +263,8 @@ class PaperHook:
             if not self.is_open:
                 return
             self.seen.add(name)
-            kind, x = type(module).__name__, inputs[0] if inputs else None
+            kind = type(module).__name__
+            x: Any = inputs[0] if inputs else None
             count = None
             # Nested tensors have dimensions that are no numbers.
             if all(isinstance(t, torch.Tensor) and not t.is_nested for t in (x, output)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,19 +48,23 @@ class Block(nn.Module):
 def resnet(
     blocks: Sequence[int], *, bottleneck: bool = False, cin: int = 3, classes: int = 1000, projects: bool = True
 ) -> nn.Module:
-    """[n, cin, h, w] to [n, classes], in four stages of ``blocks``."""
-    layers: list[nn.Module] = [nn.Conv2d(cin, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
-    layers.append(nn.MaxPool2d(3, 2, 1))
+    """[n, cin, h, w] to [n, classes], in four stages of ``blocks``. Runs know layers by these names."""
+    stem = nn.Conv2d(cin, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
     channels = 64
+    stages = []
     for i, (count, width) in enumerate(zip(blocks, (64, 128, 256, 512), strict=True)):
+        stage = []
         for j in range(count):
             stride = 2 if i and not j else 1
             plan = [(width, 3, stride), (width, 3, 1)]
             if bottleneck:  # the stride is the 3x3 convolution's
                 plan = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
-            layers.append(Block(channels, plan, projects=projects))
+            stage.append(Block(channels, plan, projects=projects))
             channels = plan[-1][0]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, classes))
+        stages.append(nn.Sequential(*stage))
+    parts = {"stem": nn.Sequential(*stem), "stages": nn.Sequential(*stages), "pool": nn.AdaptiveAvgPool2d(1)}
+    parts |= {"flatten": nn.Flatten(), "classifier": nn.Linear(channels, classes)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 def resnet34(classes: int = 1000) -> nn.Module:
