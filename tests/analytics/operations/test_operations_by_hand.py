@@ -53,21 +53,6 @@ def test_a_complex_product_is_four_real_ones():
     assert count_operations(conv, (2, 8), dtype="complex64").forward.operations == 3 * 2 * (3 * 6) * (2 * 3)
 
 
-def test_bags_add_up_the_rows_they_pick():
-    bags, words, rows, width = 2, 5, 1000, 4
-    for mode in ("sum", "mean", "max"):
-        found = count_operations(nn.EmbeddingBag(rows, width, mode=mode), (words,), batch_size=bags, dtype="int64")
-        assert found.forward.elementwise == found.backward.elementwise == bags * words * width
-        assert found.executed_not_counted == ()
-    [tokens], [weights] = empty((bags, words), dtype=torch.int64), empty((bags, words))
-    model = Call(
-        lambda m, x, w: m.bag(x, per_sample_weights=w * m.factor), bag=nn.EmbeddingBag(rows, width, mode="sum")
-    )
-    found = count_operations(model, inputs=[tokens, weights])
-    assert found.forward.elementwise == bags * words * width + bags * words
-    assert found.executed_not_counted == ()
-
-
 def test_an_embedding_reads_the_rows_it_picks():
     rows, width, words = 1000, 4, 5
     found = count_operations(nn.Embedding(rows, width), (words,), dtype="int64", batch_size=2)
