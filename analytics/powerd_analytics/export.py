@@ -366,15 +366,13 @@ def latex_text(text: str) -> str:
 
 
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 75rem; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; color-scheme: light dark; }
 div.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 0 0 .5rem; }
+table { border-collapse: collapse; }
+th { border-bottom: 1.5px solid; }
 caption { text-align: left; font-weight: 600; padding: 1.5rem 0 .4rem; }
 th, td { padding: .15rem .7rem; text-align: left; white-space: nowrap; }
-th { border-bottom: 1.5px solid; }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
-ol, p { font-size: .9em; margin: .2rem 0; }
 """
 
 
@@ -475,11 +473,7 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
             if name not in file.get(TABLES, {}):
                 raise AnalysisError(f"{path} has no table {name!r}: it has {', '.join(file.get(TABLES, {})) or 'none'}")
             columns, units = {}, {}
-            for column in file[TABLES][name]:
-                # A stranger's file may lead to another file.
-                if isinstance(file[TABLES][name].get(column, getlink=True), h5py.ExternalLink):
-                    raise RunFileError(f"{path} is damaged: {column} of {name} is no column")
-                data = file[TABLES][name][column]
+            for column, data in file[TABLES][name].items():
                 columns[column] = [v.decode() for v in data[:]] if data.dtype.kind == "S" else data[:]
                 units[column] = str(data.attrs.get("units", ""))
     frame = pd.DataFrame(columns)

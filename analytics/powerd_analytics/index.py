@@ -31,6 +31,7 @@ from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_tabl
 from powerd_analytics.jobs import apart, job_records, jobs_of
 from powerd_analytics.records import COLUMNS, RECORD_VERSION, Record, run_records, to_frame
 from powerd_analytics.runs.run import Progress, no_progress, pick
+from powerd_client.recording import release
 from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
 
 # -- run files ---------------------------------------------------------------------------------------------------------
@@ -144,11 +145,9 @@ class Index:
     path: Path
     runs: Path
     """The directory that was indexed."""
-    version: tuple[int, ...]
-    """`INDEX_VERSION` and `RECORD_VERSION` as they were then."""
-    release: str
-    """The release of powerd that wrote it."""
     columns: tuple[str, ...]
+    is_own: bool
+    """Whether this release of powerd wrote it: then its rows can be kept."""
 
     def table(self, columns: Iterable[str]) -> pa.Table:
         """All rows of these columns; a column that a former release did not know is null."""
@@ -192,7 +191,8 @@ def open_index(path: Path | str, *, any_version: bool = False) -> Index:
     # The link that an index may be reached by does not tell where its runs are.
     below = Path(os.path.realpath(path)).parent
     runs = path.parent if root == "." else Path(os.path.normpath(below / root))
-    return Index(path, runs, version, of_release, tuple(schema.names))
+    is_own = (version, of_release, schema.names) == (CURRENT, release(), list(INDEX_COLUMNS))
+    return Index(path, runs, tuple(schema.names), is_own)
 
 
 def index_files(path: Path) -> list[Path]:
@@ -460,8 +460,6 @@ def index_runs(
 
 def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]:
     """The index that is there, where its rows can be kept; else why not."""
-    from powerd_client.recording import release
-
     if not out.exists():
         return None, ""
     try:
@@ -472,9 +470,7 @@ def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]
         raise RunFileError(f"{out} is the index of {index.runs}, not of {folder}: name another file with --out")
     if again:
         return None, ""
-    if (index.version, index.release, index.columns) != (CURRENT, release(), tuple(INDEX_COLUMNS)):
-        return None, "another release of powerd made the index"
-    return index, ""
+    return (index, "") if index.is_own else (None, "another release of powerd made the index")
 
 
 def _states_of(folder: Path, paths: Sequence[Path], failed: list[str]) -> dict[str, tuple[int, int]]:
@@ -556,8 +552,6 @@ def _writing(out: Path) -> Iterator[Path]:
 
 def write(out: Path, table: pa.Table, root: str) -> None:
     """Write the index at once. Raises `RunFileError`."""
-    from powerd_client.recording import release
-
     with _writing(out) as partial:
         whole = table.cast(schema_of(root, release()))
         pq.write_table(whole, partial, compression="zstd", row_group_size=ROW_GROUP)

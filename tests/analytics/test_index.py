@@ -365,13 +365,12 @@ def dask_cluster():
         yield made
 
 
-def test_one_process_two_and_dask_give_the_same_in_the_order_of_the_paths(paths, dask_cluster):
+def test_one_process_and_dask_give_the_same_in_the_order_of_the_paths(paths, dask_cluster):
     here = reduce_runs(paths, jobs=1)
     assert [r.path for r in here] == paths
     assert [r.value for r in here] == [run_records(p) if p.name != "2.h5" else None for p in paths]
     assert [r.error is None for r in here] == [True, True, False, True]
     assert here[2].error.startswith(f"{paths[2]} is no run file")
-    assert reduce_runs(paths, jobs=2) == here
     assert reduce_runs(paths, scheduler=dask_cluster.scheduler_address) == here
 
 
@@ -384,10 +383,9 @@ def test_a_file_that_kills_its_process_is_named_and_the_others_are_done(paths):
     assert told == sorted(told)
 
 
-def test_an_unexpected_fault_is_one_line_of_its_file(paths, dask_cluster):
+def test_an_unexpected_fault_is_one_line_of_its_file(paths):
     expected = Reduced(paths[1], None, f"{paths[1]}: RuntimeError: a fault of two lines")
     assert reduce_runs(paths, reducers.stumbles_over_1, jobs=1)[1] == expected
-    assert reduce_runs(paths, reducers.stumbles_over_1, scheduler=dask_cluster.scheduler_address)[1] == expected
 
 
 @pytest.mark.parametrize(

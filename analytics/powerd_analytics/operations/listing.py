@@ -47,7 +47,7 @@ _PEOPLE = (
 
 def operation_frame(count: OperationCount) -> pd.DataFrame:
     """A row a layer, what is not counted as rows with a note and no figure for it, and the total."""
-    silent = {text.rpartition(" (")[0]: text.rpartition(" (")[2].rstrip(")") for text in count.not_counted}
+    silent = {name: kind.rstrip(")") for name, _, kind in (text.rpartition(" (") for text in count.not_counted)}
     rows = []
     for layer in count.rows():
         row: dict[str, Cell] = {"layer": layer.name, "kind": layer.kind, "calls": len(layer.calls) or None}
