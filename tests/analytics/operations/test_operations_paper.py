@@ -1,4 +1,4 @@
-"""The models of the zoo against the published figures, and the command that prints them."""
+"""The paper's equations by hand and on its models, and the command that prints counts."""
 
 import csv
 import io
@@ -9,6 +9,7 @@ from powerd_analytics.cli import main
 from powerd_analytics.operations import count_operations
 
 torch = pytest.importorskip("torch")
+nn = torch.nn
 
 from powerd_analytics.operations.count import count_named  # noqa: E402
 from powerd_analytics.operations.zoo import ZOO  # noqa: E402
@@ -111,3 +112,77 @@ def test_the_count_of_a_module_and_of_its_factory_are_the_same():
     b = count_operations(ZOO["2d-cnn"].make, (50, 60, 60), batch_size=2)
     assert a == b
     assert all(p.device.type == "cpu" and p.grad is None for p in made.parameters())
+
+
+# -- the paper's equations
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape", "operations"),
+    [
+        (nn.Conv2d(4, 6, 3, padding=1, bias=False), (4, 5, 5), 3 * 3 * 5 * 5 * 4 * 6),
+        (nn.Conv2d(4, 6, 3, padding=1), (4, 5, 5), 3 * 3 * 5 * 5 * 4 * 6 + 6),
+        (nn.Conv2d(4, 6, 3, groups=2, bias=False), (4, 5, 5), 3 * 3 * 3 * 3 * 4 * 6 // 2),
+        (nn.Linear(7, 5), (7,), 35),
+        (nn.MaxPool2d(2), (3, 8, 8), 2 * 2 * 4 * 4 * 3),
+        (nn.AvgPool2d((1, 2)), (3, 8, 8), 2 * 8 * 4 * 3),
+        (nn.AdaptiveAvgPool2d(1), (3, 8, 8), 3 * 64),
+        (nn.ReLU(), (3, 8, 8), 192),
+        (nn.BatchNorm2d(3), (3, 8, 8), 2 * 192),
+        (nn.Softmax(-1), (10,), 30),
+    ],
+)
+def test_layers_by_hand(layer, shape, operations):
+    count = count_operations(nn.Sequential(layer), shape)
+    assert count.total == operations
+    assert count.layers[0].kind == type(layer).__name__
+
+
+def test_the_model_is_left_alone():
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    count_operations(model, (3,))
+    assert model.training
+    assert not model[0]._forward_hooks
+    assert all(torch.equal(v, before[k]) and v.device.type == "cpu" for k, v in model.state_dict().items())
+
+
+def test_what_has_no_equation_is_listed():
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.factor = nn.Parameter(torch.ones(3))
+            self.inner = nn.Linear(3, 3)
+
+        def forward(self, x):
+            return self.inner(x) * self.factor
+
+    count = count_operations(nn.Sequential(Scale(), nn.GELU(), nn.LayerNorm(3)), (3,))
+    assert count.total == 9
+    assert set(count.not_counted) == {"0 (Scale)", "1 (GELU)", "2 (LayerNorm)"}
+
+
+def test_a_model_of_terabytes_needs_none():
+    with torch.device("meta"):
+        model = nn.Linear(10**6, 10**6)
+    assert count_operations(model, (10**6,)).total == 10**12
+
+
+def test_samples_that_were_folded_into_the_batch_or_come_second_are_all_counted():
+    class Tokens(nn.Module):
+        def __init__(self, fold):
+            super().__init__()
+            self.fold, self.layer, self.last = fold, nn.Linear(8, 4), nn.Linear(4, 2)
+
+        def forward(self, x):  # [n, 6, 8]
+            return self.last(self.layer(self.fold(x)).sum(0, keepdim=True))
+
+    for fold in (lambda x: x, lambda x: x.reshape(-1, 8), lambda x: x.transpose(0, 1)):
+        count = count_operations(Tokens(fold), (6, 8), batch_size=3)
+        assert count.layers[0].operations == 6 * 8 * 4
+        assert count.layers[0].values_read == 6 * 8 + 8 * 4
+        assert count.layers[0].values_written == 6 * 4
+    # One row for all samples is none of theirs: it counts as if each had one.
+    assert count_operations(Tokens(lambda x: x.reshape(-1, 8)), (6, 8), batch_size=3).layers[1].operations == 4 * 2
+    inputs = count_operations(Tokens(lambda x: x.reshape(-1, 8)), inputs=[torch.empty(3, 6, 8)])
+    assert inputs.layers[0].operations == 6 * 8 * 4
