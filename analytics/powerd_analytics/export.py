@@ -14,6 +14,8 @@ which all show what `rounded` makes of a frame.
 from __future__ import annotations
 
 import contextlib
+import csv
+import io
 import json
 import os
 import re
@@ -175,9 +177,9 @@ def cell_text(name: str, value: float, places: int = 4) -> str:
 
 def to_csv(frame: pd.DataFrame) -> str:
     """RFC 4180 with the columns' names as header; numbers in full precision, nothing for what has no value."""
-    rows = [[csv_cell(cell) for cell in row] for row in rows_of(frame)]
-    cells = pd.DataFrame(rows, columns=[csv_cell(name) for name in frame.columns], dtype=object)
-    return str(cells.to_csv(index=False, lineterminator="\n"))
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([map(csv_cell, row) for row in (frame.columns, *rows_of(frame))])
+    return text.getvalue()
 
 
 def csv_cell(value: Any) -> Any:
@@ -254,14 +256,12 @@ def arrow_table(
     import pyarrow as pa
 
     columns = list(columns)
-    convert: dict[Kind, Callable[[Any], Any]] = {
-        "text": lambda v: encodable(str(v)), "number": float, "integer": int, "flag": bool,
-    }  # fmt: skip
-    schema, arrays = arrow_schema(columns, metadata), []
-    for column, field in zip(columns, schema, strict=True):
+    types: dict[Kind, Callable[[Any], Any]] = {"text": str, "number": float, "integer": int, "flag": bool}
+    arrays = []
+    for column in columns:
         values = (row.get(column.name) for row in rows)
-        arrays.append(pa.array([None if v is None else convert[column.kind](v) for v in values], field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
+        arrays.append([None if v is None else encodable(types[column.kind](v)) for v in values])
+    return pa.table(arrays, schema=arrow_schema(columns, metadata))
 
 
 def write_parquet(frame: pd.DataFrame, path: Path) -> None:
@@ -288,24 +288,15 @@ def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
             table.add_column(_text(column.heading or column.name), justify=justify, overflow="fold")
         for line in shown.lines:
             table.add_row(*map(_text, line))
-        _print_whole(table, console)
-        for i, note in enumerate(shown.footnotes, 1):
-            console.print(f" {i}  {printable(note)}", markup=False, highlight=False)
-        for note in frame.attrs["notes"]:
+        width = console.width
+        if not console.is_terminal:  # a file or a pipe has no edge: columns are never folded there
+            options = console.options.update(max_width=NO_EDGE)
+            console.width = max(width, Measurement.get(console, options, table).maximum)
+        print_unbroken(table, console)
+        console.width = width
+        for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *frame.attrs["notes"]]:
             console.print(f" {printable(note)}", markup=False, highlight=False)
         console.print()
-
-
-def _print_whole(table: Table, console: Console) -> None:
-    """A file or a pipe has no edge: columns are never folded there."""
-    if console.is_terminal:
-        print_unbroken(table, console)
-        return
-    width = console.width
-    needed = Measurement.get(console, console.options.update(max_width=NO_EDGE), table).maximum
-    console.width = max(width, needed)
-    console.print(table)
-    console.width = width
 
 
 def _text(text: str) -> Text:
@@ -318,10 +309,10 @@ def to_markdown(frames: Sequence[pd.DataFrame]) -> str:
     out: list[str] = []
     for frame in frames:
         shown = rounded(frame)
-        out += [f"**{markdown_cell(frame.attrs['title'])}**", ""]
-        out.append(_markdown_line([c.heading or c.name for c in shown.columns]))
-        out.append("|" + "|".join(" ---: " if c.is_numeric else " --- " for c in shown.columns) + "|")
-        out += [*map(_markdown_line, shown.lines), ""]
+        head = [c.heading or c.name for c in shown.columns]
+        lines = ["| " + " | ".join(map(markdown_cell, line)) + " |" for line in (head, *shown.lines)]
+        lines.insert(1, "|" + "|".join(" ---: " if c.is_numeric else " --- " for c in shown.columns) + "|")
+        out += [f"**{markdown_cell(frame.attrs['title'])}**", "", *lines, ""]
         out += [f"{i}. {markdown_cell(note)}" for i, note in enumerate(shown.footnotes, 1)]
         out += [""] * bool(shown.footnotes)
         for note in frame.attrs["notes"]:
@@ -329,20 +320,13 @@ def to_markdown(frames: Sequence[pd.DataFrame]) -> str:
     return "\n".join(out)
 
 
-def _markdown_line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(map(markdown_cell, cells)) + " |"
-
-
 _LONELY = re.compile(r"(?<![^\W_])_|_(?![^\W_])")
-_ENTITY = re.compile(r"&(?=#?\w+;)")
 
 
 def markdown_cell(text: str) -> str:
     """Names from files may hold what Markdown, or the HTML it becomes, takes for its own."""
-    text = _ENTITY.sub("&amp;", printable(text)).replace("\\", "\\\\").replace("<", "&lt;")
-    for character in "|*`[$~":
-        text = text.replace(character, f"\\{character}")
-    return _LONELY.sub(r"\_", text)
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", printable(text)).replace("<", "&lt;")
+    return _LONELY.sub(r"\_", re.sub(r"[\\|*`[$~]", r"\\\g<0>", text))
 
 
 _LATEX = {
@@ -361,17 +345,19 @@ def to_latex(frames: Sequence[pd.DataFrame]) -> str:
     out = [r"% \usepackage{booktabs}"]
     for frame in frames:
         shown = rounded(frame)
-        cells = pd.DataFrame([[latex_text(cell) for cell in line] for line in shown.lines])
-        if not shown.lines:
-            cells = pd.DataFrame(columns=range(len(shown.columns)), dtype=object)
-        text = cells.to_latex(
-            index=False,
-            header=[latex_text(c.heading or c.name) for c in shown.columns],
-            column_format="".join("r" if c.is_numeric else "l" for c in shown.columns),
-            caption=latex_text(frame.attrs["title"]),
-            label=f"tab:{re.sub('[^A-Za-z0-9:_.-]', '-', frame.attrs['name'])}",
-            escape=False,
-        ).replace(r"\begin{table}", "\\begin{table}\n\\centering", 1)
+        lines = [[latex_text(cell) for cell in line] for line in shown.lines]
+        text = (
+            pd.DataFrame(lines, columns=range(len(shown.columns)), dtype=object)
+            .to_latex(
+                index=False,
+                header=[latex_text(c.heading or c.name) for c in shown.columns],
+                column_format="".join("r" if c.is_numeric else "l" for c in shown.columns),
+                caption=latex_text(frame.attrs["title"]),
+                label=f"tab:{re.sub('[^A-Za-z0-9:_.-]', '-', frame.attrs['name'])}",
+                escape=False,
+            )
+            .replace(r"\begin{table}", "\\begin{table}\n\\centering", 1)
+        )
         notes = [f"$^{{{i}}}$ {latex_text(note)}" for i, note in enumerate(shown.footnotes, 1)]
         notes += map(latex_text, frame.attrs["notes"])
         if notes:
@@ -388,44 +374,42 @@ def latex_text(text: str) -> str:
 
 
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; padding: 0 1rem; max-width: 75rem; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; color-scheme: light dark; }
 div.wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 0 0 .5rem; }
+table { border-collapse: collapse; }
+th { border-bottom: 1.5px solid; }
 caption { text-align: left; font-weight: 600; padding: 1.5rem 0 .4rem; }
 th, td { padding: .15rem .7rem; text-align: left; white-space: nowrap; }
-th { border-bottom: 1.5px solid; }
 .n { text-align: right; font-variant-numeric: tabular-nums; }
-ol, p { font-size: .9em; margin: .2rem 0; }
 """
 
 
 def to_html(frames: Sequence[pd.DataFrame], title: str = "Tables") -> str:
-    """A page that needs no other file; ``data-value`` of each number is in full precision."""
+    """A page that needs no other file."""
     body = "\n".join(map(_html_table, frames))
-    head = f'<meta charset="utf-8">\n<title>{escape(printable(title))}</title>\n<style>{_STYLE}</style>'
+    head = f'<meta charset="utf-8">\n<title>{_html(title)}</title>\n<style>{_STYLE}</style>'
     return f'<!DOCTYPE html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
 
 
 def _html_table(frame: pd.DataFrame) -> str:
     shown = rounded(frame)
-    units = [f' title="{escape(c.units)}"' if c.units not in ("", "1") else "" for c in shown.columns]
-    head = "".join(_tag(c, "th", c.heading or c.name, u) for c, u in zip(shown.columns, units, strict=True))
-    rows = []
-    for row, line in zip(rows_of(frame), shown.lines, strict=True):
-        exact = [f' data-value="{row[k]!r}"' if isinstance(row[k], int | float) else "" for k in shown.places]
-        rows.append("".join(_tag(c, "td", t, e) for c, t, e in zip(shown.columns, line, exact, strict=True)))
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    caption = f"<caption>{escape(printable(frame.attrs['title']))}</caption>"
-    table = f"<table>\n{caption}\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-    items = "".join(f"<li>{escape(printable(note))}</li>" for note in shown.footnotes)
-    notes = "".join(f"<p>{escape(printable(note))}</p>" for note in frame.attrs["notes"])
+    classes = [' class="n"' if c.is_numeric else "" for c in shown.columns]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        of_line = (f"<{tag}{of}>{_html(cell)}</{tag}>" for of, cell in zip(classes, cells, strict=True))
+        return f"<tr>{''.join(of_line)}</tr>"
+
+    head = line("th", [c.heading or c.name for c in shown.columns])
+    body = "\n".join(line("td", cells) for cells in shown.lines)
+    caption = f"<caption>{_html(frame.attrs['title'])}</caption>"
+    table = f"<table>\n{caption}\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+    items = "".join(f"<li>{_html(note)}</li>" for note in shown.footnotes)
+    notes = "".join(f"<p>{_html(note)}</p>" for note in frame.attrs["notes"])
     return f'<div class="wide">{table}</div>\n{f"<ol>{items}</ol>" if items else ""}{notes}'
 
 
-def _tag(column: Column, tag: str, text: str, attribute: str) -> str:
-    right = f' class="n"{attribute}' if column.is_numeric else ""
-    return f"<{tag}{right}>{escape(printable(text))}</{tag}>"
+def _html(text: str) -> str:
+    return escape(printable(text))
 
 
 # -- HDF5 --------------------------------------------------------------------------------------------------------------
@@ -442,7 +426,7 @@ def write_tables(path: Path, frames: Sequence[pd.DataFrame], *, overwrite: bool 
     changed and signed anew, and moved into its place when it is whole and on the disk. ``overwrite`` replaces tables of
     the same names; others stay. Raises `RunFileError`, also for a run file that is damaged.
     """
-    place = path.resolve() if path.is_symlink() else path
+    place = path.resolve()
     partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
     try:
         with _translated(path, "written"):
@@ -492,17 +476,12 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
     """
     path = Path(path)
     with _translated(path, "read"):
-        if not path.exists():
-            raise RunFileError(f"there is no file {path}")
         _is_run(path)
         with h5py.File(path, "r") as file:
-            names = list(file.get(TABLES, {}))
-            if name not in names:
-                raise AnalysisError(f"{path} has no table {name!r}: it has {', '.join(names) or 'none'}")
+            if name not in file.get(TABLES, {}):
+                raise AnalysisError(f"{path} has no table {name!r}: it has {', '.join(file.get(TABLES, {})) or 'none'}")
             columns, units = {}, {}
             for column, data in file[TABLES][name].items():
-                if not isinstance(data, h5py.Dataset) or data.ndim != 1 or data.is_virtual or data.external:
-                    raise RunFileError(f"{path} is damaged: {column} of {name} is no column")
                 columns[column] = [v.decode() for v in data[:]] if data.dtype.kind == "S" else data[:]
                 units[column] = str(data.attrs.get("units", ""))
     frame = pd.DataFrame(columns)
@@ -513,15 +492,10 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
 def _is_run(path: Path) -> bool:
     """Whether that is a run file, with the metadata that it was written with, or a file of tables (False). Raises
     `RunFileError` for neither."""
-    if not h5py.is_hdf5(path):
-        raise RunFileError(f"{path} is no HDF5 file: tables go into a run file or into a new file")
-    with h5py.File(path, "r") as file:
-        if file.attrs.get("format") == FORMAT:
-            if (version := file.attrs.get("format_version")) != FORMAT_VERSION:
-                raise RunFileError(
-                    f"{path} has version {version} of a file of tables, this powerd reads {FORMAT_VERSION}"
-                )
-            return False
+    if path.exists() and h5py.is_hdf5(path):
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("format") == FORMAT and file.attrs.get("format_version") == FORMAT_VERSION:
+                return False
     with open_run(path) as file:
         if DIGEST in file.attrs and file.attrs[DIGEST] != digest(file):
             raise RunFileError(f"{path} is damaged: its attributes are not those it was written with (`joules verify`)")
@@ -534,7 +508,6 @@ def _translated(path: Path, what: str) -> Iterator[None]:
         yield
     except PowerdError:
         raise
-    except OSError as error:
-        raise RunFileError(f"{path} cannot be {what}: {error.strerror or ' '.join(str(error).split())}") from error
-    except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
-        raise RunFileError(f"{path} cannot be {what}: {' '.join(str(error).split())}") from error
+    except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
+        why = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise RunFileError(f"{path} cannot be {what}: {why}") from error

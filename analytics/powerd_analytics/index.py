@@ -7,7 +7,6 @@ file. `query` answers SQL by DuckDB, which sees the index and nothing else.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import math
@@ -15,12 +14,12 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pandas as pd
 import pyarrow as pa
@@ -32,10 +31,8 @@ from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_tabl
 from powerd_analytics.jobs import apart, job_records, jobs_of
 from powerd_analytics.records import COLUMNS, RECORD_VERSION, Record, run_records, to_frame
 from powerd_analytics.runs.run import Progress, no_progress, pick
+from powerd_client.recording import release
 from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
-
-if TYPE_CHECKING:
-    import duckdb
 
 # -- run files ---------------------------------------------------------------------------------------------------------
 
@@ -52,8 +49,8 @@ class Below:
     """Run files, sorted. A link to one that is there under its own name is no second run."""
     unbuilt: list[Path] = field(default_factory=list)
     """Run files that are not there yet: they are being recorded, or their recorder died."""
-    unreadable: list[RunFileError] = field(default_factory=list)
-    """For each directory that cannot be read."""
+    unreadable: list[str] = field(default_factory=list)
+    """A line for each directory that cannot be read."""
 
 
 def run_files(paths: Sequence[Path]) -> list[Path]:
@@ -68,7 +65,7 @@ def run_files(paths: Sequence[Path]) -> list[Path]:
         elif path.is_dir():
             below = look_below(path)
             if below.unreadable:
-                raise below.unreadable[0]
+                raise RunFileError(below.unreadable[0])
             files += below.files
         else:
             files.append(path)
@@ -81,14 +78,13 @@ def run_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def look_below(folder: Path) -> Below:
-    """The run files of a directory and of all below it. Raises `RunFileError` where there are none, and where there may
-    be some that it must not look at."""
+    """The run files of a directory and of all below it. Raises `RunFileError` where there are none."""
     below = Below()
-    files: list[Path] = []
     folders_seen: set[str] = set()
+    by_target: dict[str, Path] = {}
 
     def refused(error: OSError) -> None:
-        below.unreadable.append(RunFileError(f"{error.filename} cannot be read: {error.strerror or error}"))
+        below.unreadable.append(f"{error.filename} cannot be read: {error.strerror or error}")
 
     for name, folders, names in os.walk(folder, onerror=refused, followlinks=True):
         if (place := os.path.realpath(name)) in folders_seen:
@@ -98,17 +94,13 @@ def look_below(folder: Path) -> Below:
         journals = [Path(name, n.removesuffix(JOURNAL)) for n in folders if n.endswith(JOURNAL)]
         below.unbuilt += [run for run in journals if run.suffix in SUFFIXES and not run.exists()]
         folders[:] = sorted(n for n in folders if not n.startswith(".") and not n.endswith(JOURNAL))
-        runs = [Path(name, n) for n in names if Path(n).suffix in SUFFIXES and not n.startswith(".")]
-        files += [run for run in runs if run.is_file() or (run.is_symlink() and not run.exists())]
-    targets: dict[str, Path] = {}
-    for path in sorted(files, key=lambda p: (p.is_symlink(), p)):
-        targets.setdefault(os.path.realpath(path), path)
-    below.files = sorted(targets.values())
+        for path in (Path(name, n) for n in sorted(names) if not n.startswith(".")):
+            if path.suffix in SUFFIXES and (not path.is_symlink() or os.path.realpath(path) not in by_target):
+                by_target[os.path.realpath(path)] = path
+    below.files = sorted(by_target.values())
     below.unbuilt.sort()
-    if not below.files and below.unreadable:
-        raise below.unreadable[0]
     if not below.files:
-        raise RunFileError(f"{folder}: there are no run files in this directory (names ending in .h5)")
+        raise RunFileError((below.unreadable or [f"{folder}: there are no run files in this directory (*.h5)"])[0])
     return below
 
 
@@ -122,21 +114,22 @@ NAME = "index.parquet"
 FILE = "file"
 """``kind`` of the rows that stand for run files."""
 METADATA = b"powerd-index"
-FILE_COLUMNS = {
-    c.name: c
-    for c in (
-        Column("file_bytes", "integer", "1", "size of the run file"),
-        Column("file_mtime_ns", "integer", "ns", "when the run file was last changed, since 1970"),
-        Column("records", "integer", "1", "how many records the run has"),
-        Column("error", "text", "", "why the file could not be read"),
-    )
-}
+_OF_FILES = (
+    Column("file_bytes", "integer", "1", "size of the run file"),
+    Column("file_mtime_ns", "integer", "ns", "when the run file was last changed, since 1970"),
+    Column("records", "integer", "1", "how many records the run has"),
+    Column("error", "text", "", "why the file could not be read"),
+)
 """Columns that only rows of kind `FILE` have, beside ``path``, ``run``, ``run_id``, ``created_utc`` and ``host``."""
+FILE_COLUMNS = {c.name: c for c in _OF_FILES}
 OF_JOB, PART, WHOLE = "of_job", "part", "whole"
-_OF_JOB = Column(OF_JOB, "text", "", "part: of one machine of a job over several; whole: of such a job")
-INDEX_COLUMNS = COLUMNS | FILE_COLUMNS | {OF_JOB: _OF_JOB}
+INDEX_COLUMNS = {
+    **COLUMNS,
+    **FILE_COLUMNS,
+    OF_JOB: Column(OF_JOB, "text", "", "part: of one machine of a job over several; whole: of such a job"),
+}
 ROW_GROUP = 100_000
-_BATCH_ROWS = 50_000
+AGAIN = "make it again with `joules index DIR`"
 
 
 def schema_of(root: str, of_release: str) -> pa.Schema:
@@ -152,29 +145,23 @@ class Index:
     path: Path
     runs: Path
     """The directory that was indexed."""
-    version: tuple[int, int]
-    """`INDEX_VERSION` and `RECORD_VERSION` as they were then."""
-    release: str
-    """The release of powerd that wrote it."""
     columns: tuple[str, ...]
+    is_own: bool
+    """Whether this release of powerd wrote it: then its rows can be kept."""
 
-    def names(self, *, broken: bool = False) -> list[str]:
-        """The run files that were read, relative to ``runs``; with ``broken`` those that could not be."""
-        files = self.table(("kind", "path", "error")).filter(pc.field("kind") == FILE)
-        is_broken = files["error"].is_valid()
-        names: list[str] = files.filter(is_broken if broken else pc.invert(is_broken))["path"].to_pylist()
-        return names
-
-    def table(self, columns: tuple[str, ...]) -> pa.Table:
+    def table(self, columns: Iterable[str]) -> pa.Table:
         """All rows of these columns; a column that a former release did not know is null."""
         try:
             table = pq.read_table(self.path, columns=[name for name in columns if name in self.columns])
         except (pa.ArrowException, OSError) as error:
-            raise RunFileError(f"{self.path} is damaged ({error}): make it again with `joules index`") from error
-        schema = arrow_schema(INDEX_COLUMNS.values())
-        for name in set(columns) - set(self.columns):
-            table = table.append_column(schema.field(name), pa.nulls(len(table), schema.field(name).type))
+            raise RunFileError(f"{self.path} is damaged ({error}): {AGAIN}") from error
+        for column in arrow_schema(INDEX_COLUMNS[name] for name in columns if name not in self.columns):
+            table = table.append_column(column, pa.nulls(len(table), column.type))
         return table.select(list(columns))
+
+    def files(self) -> pa.Table:
+        """The rows of run files."""
+        return self.table(("kind", "path", *FILE_COLUMNS)).filter(pc.field("kind") == FILE)
 
 
 def is_index(path: Path) -> bool:
@@ -196,26 +183,28 @@ def open_index(path: Path | str, *, any_version: bool = False) -> Index:
     try:
         schema = pq.read_schema(path)
         about = json.loads((schema.metadata or {})[METADATA])
-        version, root, of_release = tuple(map(int, about["version"])), str(about["runs"]), str(about["powerd_version"])
+        version, root, of_release = tuple(about["version"]), str(about["runs"]), str(about["powerd_version"])
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise RunFileError(f"{path} is no index that can be read ({error}): `joules index DIR` makes one") from error
     if version != CURRENT and not any_version:
-        raise RunFileError(f"{path} was made by another release of powerd: make it again with `joules index DIR`")
+        raise RunFileError(f"{path} was made by another release of powerd: {AGAIN}")
     # The link that an index may be reached by does not tell where its runs are.
     below = Path(os.path.realpath(path)).parent
     runs = path.parent if root == "." else Path(os.path.normpath(below / root))
-    return Index(path, runs, (version[0], version[-1]), of_release, tuple(schema.names))
+    is_own = (version, of_release, schema.names) == (CURRENT, release(), list(INDEX_COLUMNS))
+    return Index(path, runs, tuple(schema.names), is_own)
 
 
 def index_files(path: Path) -> list[Path]:
     """The run files of an index. Raises `RunFileError` as `open_index`, and where some could not be read."""
     index = open_index(path)
-    if broken := index.names(broken=True):
+    files = index.files()
+    if broken := files.filter(pc.field("error").is_valid())["path"].to_pylist():
         raise RunFileError(
             f"{index.runs / broken[0]} could not be read when {index.path} was made (nor {len(broken) - 1} others): "
-            "a campaign is all of its runs; take it away and index again, or ask the index with `joules query`"
+            "a campaign is all of its runs; take it away and index again"
         )
-    return [index.runs / name for name in index.names()]
+    return [index.runs / name for name in files["path"].to_pylist()]
 
 
 def index_records(path: Path | str, device: str | None = None, *, progress: Progress = no_progress) -> list[Record]:
@@ -225,20 +214,19 @@ def index_records(path: Path | str, device: str | None = None, *, progress: Prog
     Raises `RunFileError` as `open_index`, `AnalysisError` for an unknown device.
     """
     index = open_index(path)
+    progress(0.0, f"reading {index.path}")
     table = index.table((*COLUMNS, OF_JOB))
     is_of_file = pc.field(OF_JOB).is_null() | (pc.field(OF_JOB) != WHOLE)
     table = table.filter((pc.field("kind") != FILE) & is_of_file).drop_columns([OF_JOB])
     if device is not None:
         known = table["device"].unique().to_pylist()
         table = table.filter(pc.field("device") == pick(device, known, "device"))
-    records: list[Record] = []
-    for batch in table.to_batches(_BATCH_ROWS):
-        progress(len(records) / len(table), f"{len(records)} of {len(table)} records of {index.path}")
-        for record in batch.to_pylist():
-            batch_size = record["batch_size"]
-            if isinstance(batch_size, float) and batch_size.is_integer():
-                record["batch_size"] = int(batch_size)
-            records.append(record | {"path": str(index.runs / str(record["path"]))})
+    records: list[Record] = table.to_pylist()
+    for record in records:
+        batch_size = record["batch_size"]
+        if isinstance(batch_size, float) and batch_size.is_integer():
+            record["batch_size"] = int(batch_size)
+        record["path"] = str(index.runs / str(record["path"]))
     if not records:
         raise AnalysisError(f"{index.path}: there is no run in it")
     return records
@@ -288,8 +276,8 @@ def reduce_runs(
     given = [Path(p) for p in paths]
     if jobs is not None and (jobs < 1 or scheduler is not None):
         raise ConfigError("give 1 job or more, for this machine, or the scheduler of a cluster")
-    results: dict[Path, Reduced[T]] = {}
     todo = list(dict.fromkeys(p.absolute() for p in given))
+    results: dict[Path, Reduced[T]] = {}
 
     def done(result: Reduced[T]) -> None:
         results[result.path] = result
@@ -302,7 +290,10 @@ def reduce_runs(
         for path in todo:
             done(reduced(function, path))
     else:
-        _on_processes(min(jobs or cores(), len(todo)), function, todo, results, done)
+        count = min(jobs or cores(), len(todo))
+        while left := [path for path in todo if path not in results]:
+            # After a death one process reads what is left, so that the next death names its file.
+            count = _on_processes(count, function, left, done)
     # Under the names by which the caller knows the files.
     found = [(path, results[path.absolute()]) for path in given]
     return [replace(r, path=p, error=r.error and r.error.replace(str(r.path), str(p))) for p, r in found]
@@ -317,71 +308,54 @@ def reduced(function: Reducer[T], path: Path) -> Reduced[T]:
     """``function`` of one file; whatever it raises becomes the ``error``."""
     try:
         return Reduced(path, function(path))
-    except PowerdError as error:
-        return Reduced(path, None, naming(path, str(error)))
     except Exception as error:  # noqa: BLE001 - its row says why, and the others go on
-        return Reduced(path, None, naming(path, f"{type(error).__name__}: {error}"))
+        return _failed(path, error)
 
 
-def naming(path: Path, text: str) -> str:
-    """One line that names the file, where the text does not yet."""
-    line = " ".join(text.split())
-    return line if str(path) in line else f"{path}: {line}"
+def _failed(path: Path, error: BaseException) -> Reduced[Any]:
+    """An error in one line that names the file."""
+    line = " ".join(str(error).split())
+    line = line if isinstance(error, PowerdError) else f"{type(error).__name__}: {line}"
+    return Reduced(path, None, line if str(path) in line else f"{path}: {line}")
 
 
-def _on_processes(
-    count: int,
-    function: Reducer[T],
-    paths: Sequence[Path],
-    results: dict[Path, Reduced[T]],
-    done: Callable[[Reduced[T]], None],
-) -> None:
-    """A process that dies takes its pool along. What is left is then read by one process, file by file, so that the
-    next death names its file."""
+def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]) -> int:
+    """Returns with how many processes to go on with what has no result: a process that dies takes its pool along."""
     others = multiprocessing.active_children()
-    while todo := [path for path in paths if path not in results]:
-        # Spawned, not forked: HDF5 and numerical libraries hold locks and threads that a fork would copy in any state.
-        with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
-            try:
-                _in_executor(pool, function, todo, done)
-            except BrokenProcessPool:
-                if count == 1:
-                    culprit = next(path for path in todo if path not in results)
-                    died = "the process that read it was killed (out of memory?)"
-                    done(Reduced(culprit, None, naming(culprit, died)))
-                count = 1
-            except BaseException:
-                for process in set(multiprocessing.active_children()) - set(others):
-                    process.kill()  # it only reads
-                raise
+    # Spawned, not forked: HDF5 and numerical libraries hold locks and threads that a fork would copy in any state.
+    with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
+        try:
+            unread = _in_executor(pool, function, paths, done)
+        except BaseException:
+            for process in set(multiprocessing.active_children()) - set(others):
+                process.kill()  # it only reads
+            raise
+    if unread and count == 1:
+        died = PeerError("the process that read it was killed (out of memory?)")
+        done(_failed(unread[0], died))
+    return 1
 
 
 def _in_executor(
     pool: Executor, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]
-) -> None:
-    """Raises what is of the pool and not of a file: `BrokenProcessPool`, `CancelledError`."""
-    with _without_interrupts():
-        futures = {pool.submit(reduced, function, path): path for path in paths}
-    for future in as_completed(futures):
-        error, path = future.exception(), futures[future]
-        if isinstance(error, BrokenProcessPool):
-            continue
-        done(
-            future.result() if error is None else Reduced(path, None, naming(path, f"{type(error).__name__}: {error}"))
-        )
-    for future in futures:
-        if isinstance(error := future.exception(), BrokenProcessPool):
-            raise error
-
-
-@contextlib.contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that begin here never see Ctrl-C, which goes to the whole group: the parent, which does, ends them."""
+) -> list[Path]:
+    """Returns the files, in order, that a broken pool left unread."""
+    # Processes that begin here never see Ctrl-C, which goes to the whole group: the parent, which does, ends them.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        yield
+        futures = [(path, pool.submit(reduced, function, path)) for path in paths]
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    unread = []
+    for path, future in futures:
+        error = future.exception()
+        if isinstance(error, BrokenProcessPool):
+            unread.append(path)
+        elif error is not None:  # of the way to the process and back
+            done(_failed(path, error))
+        else:
+            done(future.result())
+    return unread
 
 
 def _on_cluster(
@@ -389,24 +363,16 @@ def _on_cluster(
 ) -> None:
     """A task a file, by the workers of a Dask cluster that is already there."""
     try:
-        from distributed import Client, rpc
+        from distributed import Client
     except ImportError as error:
         raise ConfigError("a Dask cluster needs its client here: pip install 'powerd[campaign]'") from error
-
-    async def identity() -> Any:
-        async with rpc(scheduler, timeout=ANSWER_S) as peer:  # type: ignore[no-untyped-call]
-            return await asyncio.wait_for(peer.identity(), ANSWER_S)
-
     try:
-        # Asked first, as a client that finds no scheduler takes minutes to give up; in a thread, as the caller may
-        # have a loop that runs.
-        with ThreadPoolExecutor(1) as thread:
-            about = thread.submit(asyncio.run, identity()).result()
+        client: Any = Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
         raise PeerError(f"no Dask scheduler answers at {scheduler}: {error}") from error
-    if about["type"] != "Scheduler" or not about["workers"]:
-        raise PeerError(f"{scheduler} is no Dask scheduler with workers: start some with `dask worker {scheduler}`")
-    with Client(scheduler, timeout=ANSWER_S, set_as_default=False) as client:  # type: ignore[no-untyped-call]
+    with client:
+        if not client.scheduler_info()["workers"]:
+            raise PeerError(f"{scheduler} has no workers: start some with `dask worker {scheduler}`")
         try:
             # Not pure: a file under a known name may hold something else than before.
             with client.get_executor(pure=False) as pool:
@@ -420,13 +386,10 @@ def _on_cluster(
 BLOCK = 4096
 """Run files whose records are in memory as such at one time; the rest is in columns."""
 
-FileState = tuple[int, int]
-"""Size and time of the last change. A run file is never written in place, so they tell whether it has changed."""
-
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """What indexing did."""
+    """What indexing did; each text is a line about one file."""
 
     path: Path
     runs: int
@@ -434,7 +397,6 @@ class IndexReport:
     read: int
     """Those of them that were read now."""
     failed: tuple[str, ...] = ()
-    """One line for each file that could not be read."""
     vanished: tuple[str, ...] = ()
     """Files that the index had and that are no more."""
     unbuilt: tuple[str, ...] = ()
@@ -460,46 +422,40 @@ def index_runs(
     that could not be written, before any file is read.
     """
     if not folder.is_dir():
-        raise RunFileError(f"{folder} is no directory" if folder.exists() else f"there is no directory {folder}")
+        raise RunFileError(f"there is no directory {folder}")
     out = out if out is not None else folder / NAME
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise RunFileError(f"{out} cannot be written: give the name of a file in a directory that exists")
     if out.suffix != SUFFIX:
         raise ConfigError(f"{out}: the name of an index ends in {SUFFIX}")
     before, afresh = _former(folder, out, again=again)
     progress(0.0, f"looking for run files in {folder}")
     below = look_below(folder)
-    failed = list(map(str, below.unreadable))
+    failed = list(below.unreadable)
     states = _states_of(folder, below.files, failed)
-    known = _known_states(before) if before is not None else {}
-    unchanged = [name for name, state in states.items() if known.get(name) == state]
+    rows = before.files().to_pylist() if before is not None else []
+    known = {r["path"]: (r["file_bytes"], r["file_mtime_ns"]) for r in rows if r["error"] is None}
     todo = [name for name, state in states.items() if known.get(name) != state]
-    vanished = sorted({*before.names(), *before.names(broken=True)} - set(states)) if before is not None else []
+    vanished = sorted({r["path"] for r in rows} - set(states))
     is_due = before is None or bool(todo or vanished)
     if is_due:
-        check_writable(out)
-    tables: list[pa.Table] = []
+        with _writing(out) as partial:
+            partial.touch()  # before hours of reading are for nothing
+    unchanged = [name for name in states if name not in set(todo)]
+    tables = [_rows_kept(before, unchanged)] if before is not None else []
     read = 0
     for i in range(0, len(todo), BLOCK):
         names = todo[i : i + BLOCK]
-
-        def share(done: float, text: str, i: int = i, n: int = len(names)) -> None:
-            progress((i + done * n) / len(todo), text)
-
         results: list[Reduced[list[Record]]] = reduce_runs(
-            [folder / name for name in names], jobs=jobs, scheduler=scheduler, progress=share
+            [folder / name for name in names], jobs=jobs, scheduler=scheduler, progress=progress
         )
         failed += [r.error for r in results if r.error is not None]
         read += sum(r.error is None for r in results)
         tables.append(_rows_of_files(names, results, states))
-    good = len(unchanged) + read
-    if good and is_due:
+    if is_due and (unchanged or read):
         progress(1.0, f"writing {out}")
-        kept = _rows_kept(before, unchanged) if before is not None else []
         root = os.path.relpath(folder.resolve(), out.absolute().parent.resolve())
-        write(out, _with_jobs(_in_order([*kept, *tables], list(states))), root)
-    gone_paths = tuple(str(folder / name) for name in vanished)
-    return IndexReport(out, good, read, tuple(failed), gone_paths, tuple(map(str, below.unbuilt)), afresh)
+        write(out, _with_jobs(_in_order(tables, list(states))), root)
+    gone = tuple(str(folder / name) for name in vanished)
+    return IndexReport(out, len(unchanged) + read, read, tuple(failed), gone, tuple(map(str, below.unbuilt)), afresh)
 
 
 def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]:
@@ -514,39 +470,28 @@ def _former(folder: Path, out: Path, *, again: bool) -> tuple[Index | None, str]
         raise RunFileError(f"{out} is the index of {index.runs}, not of {folder}: name another file with --out")
     if again:
         return None, ""
-    from powerd_client.recording import release
-
-    if (index.version, index.release, index.columns) != (CURRENT, release(), tuple(INDEX_COLUMNS)):
-        return None, "another release of powerd made the index"
-    return index, ""
+    return (index, "") if index.is_own else (None, "another release of powerd made the index")
 
 
-def _states_of(folder: Path, paths: Sequence[Path], failed: list[str]) -> dict[str, FileState]:
-    """The states of run files by their names relative to the directory; a line in ``failed`` for each without one."""
+def _states_of(folder: Path, paths: Sequence[Path], failed: list[str]) -> dict[str, tuple[int, int]]:
+    """Size and time of the last change of run files, by their names relative to the directory; a line in ``failed`` for
+    each without. A run file is never written in place, so they tell whether it has changed."""
     states = {}
     for path in paths:
         name = path.relative_to(folder).as_posix()
-        if name.encode(errors="replace").decode() != name:
-            failed.append(f"{path}: its name is no UTF-8: rename it")
-            continue
         try:
+            name.encode()
             stat = path.stat()
             states[name] = stat.st_size, stat.st_mtime_ns
+        except UnicodeEncodeError:
+            failed.append(f"{path}: its name is no UTF-8: rename it")
         except OSError as error:
             failed.append(f"{path} cannot be read: {error.strerror or error}")
     return states
 
 
-def _known_states(index: Index) -> dict[str, FileState]:
-    """The files that were read then, as they were; those that failed are tried again."""
-    table = index.table(("kind", "path", "error", "file_bytes", "file_mtime_ns"))
-    good = table.filter((pc.field("kind") == FILE) & pc.field("error").is_null())
-    columns = (good[name].to_pylist() for name in ("path", "file_bytes", "file_mtime_ns"))
-    return {name: (size, mtime) for name, size, mtime in zip(*columns, strict=True)}
-
-
 def _rows_of_files(
-    names: Sequence[str], results: Sequence[Reduced[list[Record]]], states: dict[str, FileState]
+    names: Sequence[str], results: Sequence[Reduced[list[Record]]], states: dict[str, tuple[int, int]]
 ) -> pa.Table:
     """Rows of run files, each followed by its records."""
     rows: list[Record] = []
@@ -560,19 +505,17 @@ def _rows_of_files(
     return arrow_table(INDEX_COLUMNS.values(), rows)
 
 
-def _rows_kept(before: Index, names: Sequence[str]) -> list[pa.Table]:
+def _rows_kept(before: Index, names: Sequence[str]) -> pa.Table:
     """The rows that a former index has of these files. Jobs over several machines are made anew of what is there."""
-    table = before.table(tuple(INDEX_COLUMNS))
+    table = before.table(INDEX_COLUMNS)
     is_whole = pc.fill_null(pc.equal(table[OF_JOB], WHOLE), False)
-    return [table.filter(pc.and_(pc.is_in(table["path"], pa.array(names, pa.string())), pc.invert(is_whole)))]
+    return table.filter(pc.and_(pc.is_in(table["path"], pa.array(names, pa.string())), pc.invert(is_whole)))
 
 
 def _in_order(tables: Sequence[pa.Table], names: Sequence[str]) -> pa.Table:
     """In the order of the files, however many indexings the rows came from."""
     table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-    place = pc.index_in(table["path"], pa.array(names, pa.string()))
-    order = pa.table({"place": place, "row": pa.array(range(len(table)), pa.int64())})
-    return table.take(order.sort_by([("place", "ascending"), ("row", "ascending")])["row"])
+    return table.take(pc.sort_indices(pc.index_in(table["path"], pa.array(names, pa.string()))))  # which is stable
 
 
 def _with_jobs(table: pa.Table) -> pa.Table:
@@ -592,30 +535,12 @@ def _with_jobs(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table.set_column(at, table.schema.field(at), marks), of_jobs.cast(table.schema)])
 
 
-def _partial(out: Path) -> Path:
-    return out.with_name(f".{out.stem}.{os.getpid()}.partial{out.suffix}")
-
-
-def check_writable(out: Path) -> None:
-    """Raises `RunFileError` where no file can be made, before hours of reading are for nothing."""
+@contextlib.contextmanager
+def _writing(out: Path) -> Iterator[Path]:
+    """Another name to write under: whoever reads the index meanwhile has the old one. Raises `RunFileError`."""
+    partial = out.with_name(f".{out.stem}.{os.getpid()}.partial{out.suffix}")
     try:
-        _partial(out).touch()
-        _partial(out).unlink()
-    except OSError as error:
-        raise RunFileError(
-            f"{out} cannot be written: {error.strerror or error}; name another file with --out"
-        ) from error
-
-
-def write(out: Path, table: pa.Table, root: str) -> None:
-    """Under another name first: whoever reads the index meanwhile has the old one."""
-    partial = _partial(out)
-    from powerd_client.recording import release
-
-    whole = table.cast(schema_of(root, release()))
-    try:
-        pq.write_table(whole, partial, compression="zstd", row_group_size=ROW_GROUP)
-        partial.replace(out)
+        yield partial
     except OSError as error:
         # pyarrow's own words are about bytes and files that nobody has heard of.
         why = os.strerror(error.errno) if error.errno else error
@@ -625,27 +550,44 @@ def write(out: Path, table: pa.Table, root: str) -> None:
             partial.unlink(missing_ok=True)
 
 
+def write(out: Path, table: pa.Table, root: str) -> None:
+    """Write the index at once. Raises `RunFileError`."""
+    with _writing(out) as partial:
+        whole = table.cast(schema_of(root, release()))
+        pq.write_table(whole, partial, compression="zstd", row_group_size=ROW_GROUP)
+        partial.replace(out)
+
+
 # -- SQL ---------------------------------------------------------------------------------------------------------------
 
 VIEWS = {"runs": "run", "phases": "phase", "totals": "total", "ranks": "rank", "jobs": "job"}
 """View -> ``kind`` of its records. Beside these there is ``files``, a row a run file. Of a job over several machines
 there are its own records, not those of its parts."""
-_OF_FILES = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
 
 
 def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataFrame:
     """The answer of an index to one SELECT over its views: those of `VIEWS` and ``files``.
 
-    Raises `RunFileError` as `open_index`, `AnalysisError` for SQL that cannot be answered or would do something else
-    than ask.
+    The database is in memory and has no way to any file or variable: it is given the rows. Raises `RunFileError` as
+    `open_index`, `AnalysisError` for SQL that cannot be answered or would do something else than ask.
     """
     try:
         import duckdb
     except ImportError as error:
         raise ConfigError("queries need DuckDB: pip install 'powerd[campaign]'") from error
     index = open_index(path)
-    connection = connected(index)
     progress(0.0, "asking the index")
+    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
+    connection.register("_index", pyarrow.dataset.dataset(str(index.path.absolute()), format="parquet"))
+    connection.execute("SET enable_external_access = false")
+    runs = "" if str(index.runs) == "." else f"{index.runs}/".replace("'", "''")
+    of_files = ("path", "run", "run_id", "created_utc", "host", *FILE_COLUMNS)
+    views = {view: (tuple(COLUMNS), f"kind = '{kind}'") for view, kind in VIEWS.items()}
+    for view, (columns, condition) in {**views, "files": (of_files, f"kind = '{FILE}'")}.items():
+        names = ", ".join(f"'{runs}' || path AS path" if n == "path" else n for n in columns)
+        once = f"{condition} AND {OF_JOB} IS DISTINCT FROM '{PART}'"
+        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE {once}")
+    connection.execute("SET lock_configuration = true")
     try:
         statements = connection.extract_statements(sql)
         # A query with a PIVOT is several statements. What else is: nothing, as there is no way to any file.
@@ -658,44 +600,19 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataF
         if "interrupted" in str(error):
             raise KeyboardInterrupt from error
         raise AnalysisError(f"{index.path}: {_one_line(str(error))}") from error
-    columns: list[Column] = []
-    for name, sql_type in described:
-        same = sum(c.name == name or c.name.rpartition("_")[0] == name for c in columns)
-        is_known = any(c.name == name for c in columns)
-        columns.append(Column(f"{name}_{same + 1}" if is_known else name, _kind(sql_type)))
-    return table_frame("query", "", columns, [tuple(map(_cell, row)) for row in rows], bounds=())
-
-
-def connected(index: Index) -> duckdb.DuckDBPyConnection:
-    """A database in memory with the views of an index, which has no way to any file or variable: it is given the rows.
-
-    Raises `RunFileError` for an index that is damaged.
-    """
-    import duckdb
-
-    connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})
-    try:
-        rows = pyarrow.dataset.dataset(str(index.path.absolute()), format="parquet")
-    except (pa.ArrowException, OSError) as error:
-        raise RunFileError(f"{index.path} is damaged ({error}): make it again with `joules index`") from error
-    connection.register("_index", rows)
-    connection.execute("SET enable_external_access = false")
-    runs = "" if str(index.runs) == "." else f"{index.runs}/".replace("'", "''")
-    views = {view: (tuple(COLUMNS), f"kind = '{kind}'") for view, kind in VIEWS.items()}
-    views["files"] = _OF_FILES, f"kind = '{FILE}'"
-    once = f" AND {OF_JOB} IS DISTINCT FROM '{PART}'" if OF_JOB in index.columns else ""
-    for view, (columns, condition) in views.items():
-        names = ", ".join(f"'{runs}' || path AS path" if n == "path" else n for n in columns if n in index.columns)
-        connection.execute(f"CREATE VIEW {view} AS SELECT {names} FROM _index WHERE {condition}{once}")
-    connection.execute("SET lock_configuration = true")
-    return connection
+    names_made: list[str] = []
+    for name, _ in described:
+        again = [n for n in range(2, len(described) + 1) if f"{name}_{n}" not in names_made]
+        names_made.append(f"{name}_{again[0]}" if name in names_made else name)
+    columns_made = [Column(name, _kind(sql_type)) for name, (_, sql_type) in zip(names_made, described, strict=True)]
+    return table_frame("query", "", columns_made, [tuple(map(_cell, row)) for row in rows], bounds=())
 
 
 def _kind(sql_type: str) -> Kind:
     name = sql_type.upper().partition("(")[0]
     if name == "BOOLEAN":
         return "flag"
-    if name.endswith("INT") or name in ("INTEGER", "UINTEGER"):
+    if name.endswith(("INT", "INTEGER")):
         return "integer"
     return "number" if name in ("FLOAT", "DOUBLE", "DECIMAL") else "text"
 

@@ -10,7 +10,7 @@ of energy" (2013). The roofs drawn are the best that the run's own layers reache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 from typing import Any
@@ -19,7 +19,7 @@ import pandas as pd
 
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, table_frame
-from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, LayerOperations, OperationCount, Work
+from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
 from powerd_core.errors import AnalysisError
 
@@ -62,9 +62,9 @@ class LayerEnergy:
     s_per_batch: float | None
     energy: Estimate | None
     is_lower_bound: bool
-    paper: Efficiency
-    executed: Efficiency
     note: str
+    paper: Efficiency = Efficiency()
+    executed: Efficiency = Efficiency()
 
     @property
     def j_per_batch(self) -> float | None:
@@ -95,165 +95,135 @@ def layer_energies(
     """
     groups: dict[tuple[Any, ...], list[PhaseRow]] = {}
     for row in table.phases:
-        groups.setdefault((row.device, row.provenance, _key(row.group)), []).append(row)
+        group = tuple((k, v) for k, v in row.group.items() if k != LAYER)
+        groups.setdefault((row.device, row.provenance, group), []).append(row)
     marked = {key: rows for key, rows in groups.items() if any(_is_layer(r) for r in rows)}
+    if not marked:
+        raise AnalysisError("this run has no phases of layers: mark them with meter.watch(model, layers=True)")
     for key, rows in groups.items():
         # Autograd does not say whose backward it runs: with one model in the run, it is that model's.
         inside = [k for k in marked if k != key and k[:2] == key[:2] and set(key[2]) < set(k[2])]
         if len(inside) == 1:
             paths = {r.path for r in marked[inside[0]]}
             marked[inside[0]] += [r for r in rows if r.path not in paths and not _is_layer(r)]
-    if not marked:
-        raise AnalysisError("this run has no phases of layers: mark them with meter.watch(model, layers=True)")
-    models = sorted({str(dict(key[2]).get("model", "")) for key in marked})
-    if model is not None:
-        marked = {key: rows for key, rows in marked.items() if str(dict(key[2]).get("model", "")) == model}
-        if not marked:
-            raise AnalysisError(f"this run has no model {model!r}: {', '.join(models)}")
-    elif count_of is not None and len(models) > 1:
-        raise AnalysisError(
-            f"this run has the models {', '.join(models)}: say which one the operations are of (--model)"
-        )
+    models = {str(dict(key[2]).get("model", "")) for key in marked}
+    if (model is not None and model not in models) or (model is None and count_of is not None and len(models) > 1):
+        raise AnalysisError(f"this run's models are {', '.join(sorted(models)) or 'unnamed'}: give --model one")
     energies: list[LayerEnergy] = []
-    for key, rows in marked.items():
-        counts = _Counts(count_of, dict(key[2]), batch_size)
-        energies += _of_group(dict(key[2]), rows, counts)
+    for (_, _, attributes), rows in marked.items():
+        of_phases = dict(attributes)
+        if model is None or str(of_phases.get("model", "")) == model:
+            counts = None if count_of is None else _Counts(count_of, of_phases.get("batch_size", batch_size))
+            energies += _of_group(of_phases, rows, counts)
     return tuple(energies)
+
+
+def _of_group(group: Mapping[str, Any], rows: Sequence[PhaseRow], counts: _Counts | None) -> list[LayerEnergy]:
+    layers: dict[str, list[PhaseRow]] = {}
+    for row in filter(_is_layer, rows):
+        layers.setdefault(str(row.group[LAYER]), []).append(row)
+    if counts and not set(layers) & set(counts.rows):
+        raise AnalysisError(
+            f"the run's layers ({', '.join(list(layers)[:3])}, ...) are not those of the operations "
+            f"({', '.join(list(counts.rows)[:3])}, ...): give the model that was trained"
+        )
+    around = {row.path: row for row in rows if not _is_layer(row)}
+    energies = []
+    for name, same in layers.items():
+        kind = counts.rows[name].kind if counts and name in counts.rows else ""
+        parts = []
+        for row in same:
+            of = row.path.split("/")[-2] if "/" in row.path else ""
+            parts.append(_energy(group, row, of, _calls(row, around), LAYER, name, kind))
+        energies += [*parts, *_both(parts, LAYER)]
+    passes = []
+    for path, row in around.items():
+        if (of := path.rpartition("/")[2]) in PASSES:
+            passes.append(_energy(group, row, of, 1.0, "phase", "", ""))
+    energies += [*passes, *_both(passes, "model")]
+    return [counts.joined(entry) for entry in energies] if counts else energies
+
+
+def _energy(
+    group: Mapping[str, Any], row: PhaseRow, of: str, calls: float, level: str, name: str, kind: str
+) -> LayerEnergy:
+    energy = None
+    if row.j_per_batch is not None:
+        energy = Estimate(row.j_per_batch, row.u_statistical_j or 0.0, row.u_systematic_j or 0.0).scaled(calls)
+    s_per_batch = row.s_per_batch * calls if row.s_per_batch is not None else None
+    return LayerEnergy(
+        level, group, name, kind, of, row.device, row.provenance, calls, s_per_batch, energy, row.is_lower_bound,
+        row.note,
+    )  # fmt: skip
+
+
+def _both(parts: Sequence[LayerEnergy], level: str) -> list[LayerEnergy]:
+    """Forward and backward together: random parts in quadrature, what the sensors share one to one."""
+    one = {p.passes: p for p in parts}
+    both = [(one[p], e) for p in PASSES if p in one and (e := one[p].energy) is not None]
+    if len(parts) != len(one) or len(both) != len(PASSES):
+        return []
+    energy = Estimate(
+        sum(e.energy_j for _, e in both),
+        hypot(*(e.u_statistical_j for _, e in both)),
+        sum(e.u_systematic_j for _, e in both),
+    )
+    together = replace(
+        both[0][0],
+        level=level,
+        passes=BOTH,
+        s_per_batch=sum(p.s_per_batch or 0.0 for p, _ in both),
+        energy=energy,
+        is_lower_bound=any(p.is_lower_bound for p, _ in both),
+        note=_joined(*(p.note for p, _ in both)),
+    )
+    return [together]
 
 
 class _Counts:
     """The counts at the batch size of one group."""
 
-    def __init__(self, count_of: CountOf | None, group: Mapping[str, Any], batch_size: int | None) -> None:
-        self.rows: dict[str, LayerOperations] | None = None
-        self.missing: dict[str, list[str]] = {}
-        """Kernels that are not counted as executed, by layer."""
-        self.without_paper = 0
-        """Modules that the paper's equations leave out."""
-        self.note = ""
-        self.factor = 1.0
-        if count_of is None:
-            return
-        batch = group.get("batch_size", batch_size)
+    def __init__(self, count_of: CountOf, batch: Any) -> None:
         if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
             raise AnalysisError("the phases of this run have no batch_size: give it (--batch)")
         count = count_of(batch)
         self.rows = {row.name: row for row in count.rows()}
         self.factor = batch / count.batch_size
+        self.note = "" if self.factor == 1 else f"operations in proportion to those of a batch of {count.batch_size}"
         self.without_paper = len(count.not_counted)
+        """Modules that the paper's equations leave out."""
+        self.missing: dict[str, list[str]] = {}
+        """Kernels that are not counted as executed, by layer."""
         for text in count.executed_not_counted:
             layer, _, kernel = text.partition(" (")
             self.missing.setdefault(layer, []).append(kernel.partition("): ")[2])
-        if count.batch_size != batch:
-            self.note = f"operations in proportion to those of a batch of {count.batch_size}"
 
-    def works(self, names: Sequence[str], passes: Sequence[str]) -> tuple[Work | None, Work | None]:
-        """By the paper's convention and as executed; None where nothing is counted."""
-        rows = [self.rows[n] for n in names if n in self.rows] if self.rows is not None else []
-        paper = [_paper(row) for row in rows if row.operations_paper is not None]
-        executed = [w for row in rows for p in passes if (w := getattr(row, p)) is not None]
-        return (
-            sum(paper, Work()).scaled(self.factor * len(passes)) if paper else None,
-            sum(executed, Work()).scaled(self.factor) if executed else None,
-        )
-
-
-def _of_group(group: Mapping[str, Any], rows: Sequence[PhaseRow], counts: _Counts) -> Iterator[LayerEnergy]:
-    layers = [r for r in rows if _is_layer(r)]
-    around = {r.path: r for r in rows if not _is_layer(r)}
-    names = list(dict.fromkeys(str(r.group[LAYER]) for r in layers))
-    if counts.rows is not None and not set(names) & set(counts.rows):
-        raise AnalysisError(
-            f"the run's layers ({', '.join(names[:3])}, ...) are not those of the operations "
-            f"({', '.join(list(counts.rows)[:3])}, ...): give the model that was trained"
-        )
-    for name in names:
-        parts = []
-        for row in layers:
-            if row.group[LAYER] == name:
-                of = row.path.split("/")[-2] if "/" in row.path else ""
-                parts.append(_entry(group, row, of, _calls(row, around), counts, LAYER, name))
-        yield from parts
-        yield from _both(parts, counts, [name])
-    passes = []
-    for row in around.values():
-        last = row.path.rpartition("/")[2]
-        if last in PASSES:
-            passes.append(_entry(group, row, last, 1.0, counts, "phase", ""))
-    yield from passes
-    yield from _both(passes, counts, list(counts.rows or ()))
-
-
-def _entry(
-    group: Mapping[str, Any], row: PhaseRow, of: str, calls: float, counts: _Counts, level: str, name: str
-) -> LayerEnergy:
-    energy = None
-    if row.j_per_batch is not None:
-        energy = Estimate(row.j_per_batch, row.u_statistical_j or 0.0, row.u_systematic_j or 0.0).scaled(calls)
-    entry = LayerEnergy(
-        level=level,
-        group=group,
-        layer=name,
-        kind=counts.rows[name].kind if counts.rows and name in counts.rows else "",
-        passes=of,
-        device=row.device,
-        provenance=row.provenance,
-        calls=calls,
-        s_per_batch=row.s_per_batch * calls if row.s_per_batch is not None else None,
-        energy=energy,
-        is_lower_bound=row.is_lower_bound,
-        paper=Efficiency(),
-        executed=Efficiency(),
-        note=row.note,
-    )
-    return _with_operations(
-        entry, counts, [name] if level == LAYER else list(counts.rows or ()), (of,) if of in PASSES else ()
-    )
-
-
-def _both(parts: Sequence[LayerEnergy], counts: _Counts, names: Sequence[str]) -> Iterator[LayerEnergy]:
-    """Forward and backward together: random parts in quadrature, what the sensors share one to one."""
-    one = {p.passes: p for p in parts}
-    if len(parts) != len(one) or not all(p in one and one[p].energy is not None for p in PASSES):
-        return
-    forward, backward = one["forward"], one["backward"]
-    both = [p.energy for p in (forward, backward) if p.energy is not None]
-    energy = Estimate(
-        sum(e.energy_j for e in both), hypot(*(e.u_statistical_j for e in both)), sum(e.u_systematic_j for e in both)
-    )
-    entry = replace(
-        forward,
-        level="model" if forward.level == "phase" else forward.level,
-        passes=BOTH,
-        s_per_batch=(forward.s_per_batch or 0.0) + (backward.s_per_batch or 0.0),
-        energy=energy,
-        is_lower_bound=forward.is_lower_bound or backward.is_lower_bound,
-        note=_joined(forward.note, backward.note),
-    )
-    yield _with_operations(entry, counts, names, PASSES)
-
-
-def _with_operations(entry: LayerEnergy, counts: _Counts, names: Sequence[str], passes: Sequence[str]) -> LayerEnergy:
-    if counts.rows is None:
-        return entry
-    notes = [entry.note, counts.note]
-    paper, executed = counts.works(names, passes) if passes else (None, None)
-    if not passes:
-        notes.append(f"operations in {entry.passes} are counted in the pass around it")
-    elif entry.level == LAYER and entry.layer not in counts.rows:
-        notes.append("the operations know no such layer")
-    else:
+    def joined(self, entry: LayerEnergy) -> LayerEnergy:
+        """A layer's, pass's or model's energy with its operations."""
+        passes = PASSES if entry.passes == BOTH else (entry.passes,)
+        names = [entry.layer] if entry.level == LAYER else list(self.rows)
+        if entry.passes not in (*PASSES, BOTH):
+            return replace(entry, note=_joined(entry.note, f"operations in {entry.passes} count in the pass around it"))
+        rows = [self.rows[n] for n in names if n in self.rows]
+        if not rows:
+            return replace(entry, note=_joined(entry.note, self.note, "the operations know no such layer"))
+        of_paper = [
+            Work(row.operations_paper, 0, BYTES_PER_VALUE * ((row.values_read or 0) + (row.values_written or 0)))
+            for row in rows
+            if row.operations_paper is not None
+        ]
+        of_executed = [getattr(row.executed, p) for row in rows if row.executed for p in passes]
+        paper = sum(of_paper, Work()).scaled(self.factor * len(passes)) if of_paper else None
+        executed = sum(of_executed, Work()).scaled(self.factor) if of_executed else None
+        notes = [entry.note, self.note]
         notes += ["not counted (paper)"] if paper is None else []
-        notes += [f"not counted (executed): {text}" for name in names for text in counts.missing.get(name, [])]
-        if entry.level != LAYER and counts.without_paper:
-            notes.append(f"not counted (paper): {counts.without_paper} modules")
+        notes += [f"not counted (executed): {text}" for name in names for text in self.missing.get(name, [])]
+        if entry.level != LAYER and self.without_paper:
+            notes.append(f"not counted (paper): {self.without_paper} modules")
         notes += ["no products (executed)"] if executed is not None and not executed.operations else []
-    return replace(
-        entry,
-        paper=_efficiency(entry, paper),
-        executed=_efficiency(entry, executed),
-        note=_joined(*notes),
-    )
+        return replace(
+            entry, paper=_efficiency(entry, paper), executed=_efficiency(entry, executed), note=_joined(*notes)
+        )
 
 
 def _efficiency(entry: LayerEnergy, work: Work | None) -> Efficiency:
@@ -267,17 +237,8 @@ def _efficiency(entry: LayerEnergy, work: Work | None) -> Efficiency:
     return Efficiency(work.operations, work.moved_bytes, figure, u95)
 
 
-def _paper(row: LayerOperations) -> Work:
-    values = (row.values_read or 0) + (row.values_written or 0)
-    return Work(row.operations_paper or 0, 0, BYTES_PER_VALUE * values)
-
-
 def _is_layer(row: PhaseRow) -> bool:
     return LAYER in row.group and row.path.rpartition("/")[2] == LAYER
-
-
-def _key(group: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    return tuple((k, v) for k, v in group.items() if k != LAYER)
 
 
 def _calls(row: PhaseRow, around: Mapping[str, PhaseRow]) -> float:
@@ -308,11 +269,8 @@ class Roof:
 
 def roofline(rows: Sequence[LayerEnergy], convention: str) -> tuple[LayerEnergy, ...]:
     """The rows that are points of a roofline: with joules, operations and bytes by that convention."""
-    return tuple(
-        row
-        for row in rows
-        if row.by(convention).operations_per_byte is not None and row.by(convention).gflops_per_w is not None
-    )
+    figures = [(row, row.by(convention)) for row in rows]
+    return tuple(row for row, f in figures if f.operations_per_byte is not None and f.gflops_per_w is not None)
 
 
 def roof_of(points: Sequence[LayerEnergy], convention: str) -> Roof:
@@ -323,6 +281,16 @@ def roof_of(points: Sequence[LayerEnergy], convention: str) -> Roof:
     return Roof(max(g for g, _ in figures), max(g / intensity for g, intensity in figures))
 
 
+_EFFICIENCY = [
+    column
+    for convention in (PAPER, EXECUTED)
+    for column in (
+        Column(f"operations_{convention}", "integer", "1", is_hidden=True),
+        Column(f"bytes_{convention}", "integer", "B", is_hidden=True),
+        Column(f"gflops_per_w_{convention}", "number", "GFLOPS/W", heading=f"GFLOPS/W ({convention})", sign="≤"),
+        Column(f"u95_gflops_per_w_{convention}", "number", "GFLOPS/W", heading="± U95", is_uncertainty=True),
+    )
+]
 COLUMNS = (
     Column("level"),
     Column("model"),
@@ -338,14 +306,7 @@ COLUMNS = (
     Column("u95_j", "number", "J", heading="± U95", is_uncertainty=True),
     Column("u_statistical_j", "number", "J", is_hidden=True),
     Column("u_systematic_j", "number", "J", is_hidden=True),
-    Column("operations_paper", "integer", "1", is_hidden=True),
-    Column("bytes_paper", "integer", "B", is_hidden=True),
-    Column("gflops_per_w_paper", "number", "GFLOPS/W", heading="GFLOPS/W (paper)", sign="≤"),
-    Column("u95_gflops_per_w_paper", "number", "GFLOPS/W", heading="± U95", is_uncertainty=True),
-    Column("operations_executed", "integer", "1", is_hidden=True),
-    Column("bytes_executed", "integer", "B", is_hidden=True),
-    Column("gflops_per_w_executed", "number", "GFLOPS/W", heading="GFLOPS/W (executed)", sign="≤"),
-    Column("u95_gflops_per_w_executed", "number", "GFLOPS/W", heading="± U95", is_uncertainty=True),
+    *_EFFICIENCY,
     Column("is_lower_bound", "flag", is_hidden=True),
     Column("note"),
 )
@@ -353,22 +314,17 @@ COLUMNS = (
 
 def layer_frame(rows: Sequence[LayerEnergy]) -> pd.DataFrame:
     """One row a `LayerEnergy`; attributes of the phases beside model and batch size follow as ``attribute_NAME``."""
-    extra = list(dict.fromkeys(f"attribute_{k}" for r in rows for k in r.group if k not in ("model", "batch_size")))
-    lines: list[list[Cell]] = []
-    for r in rows:
-        attributes = {f"attribute_{k}": v for k, v in r.group.items()}
-        lines.append(
-            [
-                r.level, r.group.get("model"), r.group.get("batch_size"), r.layer, r.kind, r.passes, r.device,
-                r.provenance, r.calls, r.s_per_batch, r.j_per_batch, r.u95_j,
-                r.energy.u_statistical_j if r.energy else None, r.energy.u_systematic_j if r.energy else None,
-                *_figures(r.paper), *_figures(r.executed), r.is_lower_bound, r.note,
-                *(attributes.get(name) for name in extra),
-            ]
-        )  # fmt: skip
-    columns = (*COLUMNS, *(Column(name, heading=name.removeprefix("attribute_")) for name in extra))
+    extra = list(dict.fromkeys(k for r in rows for k in r.group if k not in ("model", "batch_size")))
+    lines: list[list[Cell]] = [
+        [
+            r.level, r.group.get("model"), r.group.get("batch_size"), r.layer, r.kind, r.passes, r.device,
+            r.provenance, r.calls, r.s_per_batch, r.j_per_batch, r.u95_j,
+            r.energy.u_statistical_j if r.energy else None, r.energy.u_systematic_j if r.energy else None,
+            *(v for e in (r.paper, r.executed)
+              for v in (e.operations, e.moved_bytes, e.gflops_per_w, e.u95_gflops_per_w)),
+            r.is_lower_bound, r.note, *(r.group.get(name) for name in extra),
+        ]
+        for r in rows
+    ]  # fmt: skip
+    columns = (*COLUMNS, *(Column(f"attribute_{name}", heading=name) for name in extra))
     return table_frame("layers", "Energy of layers", columns, lines)
-
-
-def _figures(efficiency: Efficiency) -> list[Cell]:
-    return [efficiency.operations, efficiency.moved_bytes, efficiency.gflops_per_w, efficiency.u95_gflops_per_w]

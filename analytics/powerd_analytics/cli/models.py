@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,23 +42,16 @@ def operations(
       joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
     """
     from powerd_analytics.export import to_json_text
+    from powerd_analytics.operations import listing
     from powerd_analytics.operations.count import count_named
     from powerd_analytics.operations.counts import to_document
-    from powerd_analytics.operations.listing import operation_frame, people_frame
 
     shared.refuse_existing(output, overwrite)
-    with LateProgress() as progress:
-        count = count_named(
-            model,
-            input,
-            batch,
-            backward=not forward_only,
-            progress=lambda share, text: progress(share, f"counting {model}: {text}"),
-        )
+    count = count_named(model, input, batch, backward=not forward_only)
     if format == "json":
         text = to_json_text(to_document(count)) + "\n"
     else:
-        make = people_frame if format in ("table", "markdown") else operation_frame
+        make = listing.operation_frame if format == "csv" else listing.people_frame
         text = shared.frames_text([make(count)], format, output, WIDE)
     shared.put_out(text, output, overwrite)
 
@@ -84,7 +78,8 @@ def layers(
     """
     from powerd_analytics.export import to_json_text
     from powerd_analytics.layers import layer_energies, layer_frame
-    from powerd_analytics.operations.counts import CONVENTIONS
+    from powerd_analytics.operations.count import count_named
+    from powerd_analytics.operations.counts import CONVENTIONS, read_count
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
 
@@ -93,7 +88,12 @@ def layers(
             raise ConfigError("--plot draws operations per byte against operations per joule: give --operations too")
         shared.refuse_picture(plot, overwrite)
     shared.refuse_existing(output, overwrite)
-    count_of = _counter(operations, input) if operations is not None else None
+    count_of: CountOf | None = None
+    if operations is not None and operations.endswith(".json"):
+        count = read_count(Path(operations))
+        count_of = lambda _batch: count  # noqa: E731
+    elif operations is not None:
+        count_of = partial(count_named, operations, input)
     with LateProgress() as progress:
         opened = read_run(run, progress=progress.part(0.0, 0.3))
         with shared.naming(run):
@@ -104,20 +104,10 @@ def layers(
 
             progress(0.9, "drawing")
             figure = draw_roofline(rows, run.name)
-            shared.write(plot, lambda partial: save(figure, partial), overwrite)
+            shared.write(plot, lambda path: save(figure, path), overwrite)
     frame = layer_frame(rows)
     if format == "json":
         text = to_json_text({"conventions": CONVENTIONS, "rows": frame.to_dict("records")}) + "\n"
     else:
         text = shared.frames_text([frame], format, output, WIDE)
     shared.put_out(text, output, overwrite)
-
-
-def _counter(operations: str, inputs: tuple[str, ...]) -> CountOf:
-    from powerd_analytics.operations.count import count_named
-    from powerd_analytics.operations.counts import read_count
-
-    if operations.endswith(".json"):
-        count = read_count(Path(operations))
-        return lambda _batch: count
-    return lambda batch: count_named(operations, inputs, batch)

@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,9 +15,6 @@ from powerd_analytics.cli import shared
 from powerd_analytics.terminal import LateProgress
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 Metric = Literal["e", "edp", "eds", "cost"]
 
@@ -59,10 +56,7 @@ def totals(
         progress(0.8, "summing")
         trainings, notes = training_totals(table, counts, mixes)
     shared.warn(notes)
-    rows = [
-        [*row.configuration, *map(_number, (row.time_s, row.energy_j, row.edp_js, row.gflops_per_w))]
-        for row in trainings
-    ]
+    rows = [(*row[:4], *map(_exact, row[4:])) for row in trainings.itertuples(index=False)]
     shared.put_out(_csv([COLUMNS, *rows]), output, overwrite)
 
 
@@ -103,7 +97,8 @@ def pick(
       joules pick totals.csv --reference gpus=1 --metric e --price-per-kwh 0.30 --currency EUR
     """
     from powerd_analytics.costs import Factors
-    from powerd_analytics.published import COLUMN_OF, Criterion, choose, parse_condition, read_table
+    from powerd_analytics.published import COLUMN_OF, choose, parse_condition, read_table
+    from powerd_analytics.text import digits
 
     if not (math.isfinite(k) and k >= 1):
         raise ConfigError(f"--k {k:g}: must be 1 or more")
@@ -117,38 +112,29 @@ def pick(
     shared.refuse_existing(output, overwrite, [table])
     with LateProgress() as progress:
         configurations = read_table(table, progress)
-        choices, notes = choose(configurations, ref, Criterion(metric, k, eta, max_power), conditions, by or [])
+        choices, notes = choose(configurations, ref, metric, conditions, by or [], k=k, eta=eta, max_power_w=max_power)
     shared.warn(notes)
     # A table of configurations says nothing of what its joules are unsure of.
     costs = [name for name in factors.columns if not name.startswith("u95_")]
     computed = [COLUMN_OF[metric], "energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct", *costs]
     given = [name for name in configurations.columns if name and name not in computed]
-    rows: list[tuple[list[str], list[float]]] = []
-    for c in choices:
-        of_energy = factors.of(c.energy_j, None)
-        figures = [c.value, c.energy_saving_pct, c.performance_loss_pct, c.saving_minus_loss_pct]
-        figures += [cost for name in costs if (cost := of_energy[name]) is not None]
-        rows.append(([configurations.cells[name][c.row] for name in given], figures))
+    cells = [[configurations.cells[name][c.row] for name in given] for c in choices]
+    figures = [
+        [c.value, c.energy_saving_pct, c.performance_loss_pct, c.saving_minus_loss_pct]
+        + [cost or 0.0 for name, cost in factors.of(c.energy_j, None).items() if name in costs]
+        for c in choices
+    ]
+    header = [*given, *computed]
     if format == "table" or (format is None and shared.goes_to_terminal(output)):
-        text = shared.printed(lambda console: _print_picks([*given, *computed], rows, console), output)
+        # One line for each column: tables of configurations are wide, and picks are few.
+        columns = [[printable(text, limit=200) for text in row] for row in zip(*cells, strict=True)]
+        columns += [[digits(figure) for figure in row] for row in zip(*figures, strict=True)]
+        width = max(map(len, header))
+        lines = (f"{printable(name):{width}}  {'  '.join(row)}" for name, row in zip(header, columns, strict=True))
+        text = "".join(f"{line}\n" for line in lines)
     else:
-        text = _csv([[*given, *computed], *([*cells, *map(_number, figures)] for cells, figures in rows)])
+        text = _csv([header, *([*texts, *map(_exact, of)] for texts, of in zip(cells, figures, strict=True))])
     shared.put_out(text, output, overwrite)
-
-
-def _print_picks(header: Sequence[str], rows: Sequence[tuple[list[str], list[float]]], console: Console) -> None:
-    """One line for each column: tables of configurations are wide, and picks are few."""
-    from rich.table import Table
-    from rich.text import Text
-
-    from powerd_analytics.text import digits
-
-    shown = Table(box=None, pad_edge=False, show_header=False)
-    shown.add_column(no_wrap=True)
-    texts = [[*(printable(cell, limit=200) for cell in cells), *map(digits, figures)] for cells, figures in rows]
-    for name, *cells in zip(header, *texts, strict=True):
-        shown.add_row(*map(Text, (printable(name), *cells)))
-    console.print(shown)
 
 
 def _csv(rows: Sequence[Sequence[object]]) -> str:
@@ -157,6 +143,6 @@ def _csv(rows: Sequence[Sequence[object]]) -> str:
     return text.getvalue()
 
 
-def _number(value: float | None) -> str:
+def _exact(value: float | None) -> str:
     """A figure for programs: 15 digits, so that sums of decimals read as such."""
-    return "" if value is None else repr(float(f"{value:.15g}"))
+    return "" if value is None or math.isnan(value) else repr(float(f"{value:.15g}"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from powerd_core.errors import AnalysisError, ConfigError, PowerdError
 from powerd_core.text import printable
 
 PREFIX = "powerd"
-
-
 _NAMES = {"wandb": "W&B run", "mlflow": "MLflow run", "tensorboard": "TensorBoard log"}
 Targets = Mapping[str, str]
 """Where totals go, by package: a run of W&B as `wandb.Api` names it, the id of a run of the tracking server that MLflow
@@ -63,11 +61,11 @@ def flat(table: PhaseTable) -> dict[str, float]:
         edp = r.energy_j * r.time_s if r.energy_j is not None else None
         add(r, [], energy_j=r.energy_j, energy_u95_j=r.u95_j, time_s=r.time_s, power_w=r.power_w, edp_js=edp)
     for t in table.totals:
-        values = {"energy_j": t.energy_j, "energy_u95_j": t.u95_j, "time_s": t.time_s, "power_w": t.power_w}
-        add(t, _group(t.group) or ["phases"], **values, edp_js=t.edp_js)
+        path = _group(t.group) or ["phases"]
+        add(t, path, energy_j=t.energy_j, energy_u95_j=t.u95_j, time_s=t.time_s, power_w=t.power_w, edp_js=t.edp_js)
     for p in table.phases:
-        values = {"j_per_batch": p.j_per_batch, "u95_j_per_batch": p.u95_j, "s_per_batch": p.s_per_batch}
-        add(p, [*_group(p.group), p.phase.replace("/", ".")], **values, power_w=p.power_w)
+        path = [*_group(p.group), p.phase.replace("/", ".")]
+        add(p, path, j_per_batch=p.j_per_batch, u95_j_per_batch=p.u95_j, s_per_batch=p.s_per_batch, power_w=p.power_w)
     return numbers
 
 
@@ -94,17 +92,17 @@ def tag_active(path: str | Path, *, device: str | None = None) -> tuple[str, ...
     `PowerdError`.
     """
     wandb, mlflow = sys.modules.get("wandb"), sys.modules.get("mlflow")
-    writers: dict[str, Callable[[dict[str, float]], object]] = {}
-    if wandb is not None and getattr(wandb, "run", None) is not None:
-        writers["wandb"] = wandb.run.summary.update
-    if mlflow is not None and mlflow.active_run() is not None:
-        writers["mlflow"] = lambda values: mlflow.log_metrics(_named_for_mlflow(values))
-    if not writers:
-        raise ConfigError("no run of W&B or MLflow is active in this process: call this before it is finished")
     values = totals(read_run(path), device)
-    for write in writers.values():
-        write(values)
-    return tuple(writers)
+    written = []
+    if wandb is not None and getattr(wandb, "run", None) is not None:
+        wandb.run.summary.update(values)
+        written.append("wandb")
+    if mlflow is not None and mlflow.active_run() is not None:
+        mlflow.log_metrics(_named_for_mlflow(values))
+        written.append("mlflow")
+    if not written:
+        raise ConfigError("no run of W&B or MLflow is active in this process: call this before it is finished")
+    return tuple(written)
 
 
 def tag_afterwards(path: Path, targets: Targets) -> None:
@@ -114,17 +112,14 @@ def tag_afterwards(path: Path, targets: Targets) -> None:
     try:
         values = totals(read_run(path))
         write_tags(values, targets)
+        line = f"{len(values)} values written to {described(targets)}"
     except PowerdError as error:
-        sys.stderr.write(f"joules: {printable(str(error))}; try again with `joules tag {printable(str(path))}`\n")
-    else:
-        sys.stderr.write(f"joules: {len(values)} values written to {printable(described(targets))}\n")
+        line = f"{error}; try again with `joules tag {path}`"
+    sys.stderr.write(f"joules: {printable(line)}\n")
 
 
 def _is_installed(package: str) -> bool:
-    try:
-        return package in sys.modules or importlib.util.find_spec(package) is not None
-    except ValueError:
-        return False
+    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 def _tag_wandb(values: Mapping[str, float], path: str) -> None:
@@ -147,8 +142,6 @@ def _named_for_mlflow(values: Mapping[str, float]) -> dict[str, float]:
 def _tag_tensorboard(values: Mapping[str, float], directory: str) -> None:
     name = "torch.utils.tensorboard" if _is_installed("tensorboard") and _is_installed("torch") else "tensorboardX"
     writer: Any = importlib.import_module(name).SummaryWriter(directory)
-    try:
-        for tag, value in values.items():
-            writer.add_scalar(tag, value, 0)
-    finally:
-        writer.close()
+    for tag, value in values.items():
+        writer.add_scalar(tag, value, 0)
+    writer.close()

@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib.util import module_from_spec, spec_from_file_location
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from powerd_analytics.operations.counts import OperationCount
+from powerd_analytics.operations.counts import LayerCount, OperationCount
 from powerd_core.errors import AnalysisError, ConfigError
 
 if TYPE_CHECKING:
@@ -26,13 +27,6 @@ if TYPE_CHECKING:
 
 LARGEST_REAL_BYTES = 4 << 30
 """Of the parameters of a model that is run on a real batch."""
-
-ONE_SAMPLE = "batch of 1: normalisation counted as in evaluation, since torch does not train it on one value a channel"
-COMPILED = "compiled modules counted as torch runs them without its compiler, which would move fewer bytes"
-DISTRIBUTED = "DistributedDataParallel counted as one rank's model, without the communication"
-NO_BACKWARD = "no output needs a gradient: torch runs no backward pass"
-AUTOCAST = "autocast may do nothing here: operations are right, types and so bytes are those without it"
-REAL_BATCH = "counted on one real batch on the CPU, as shapes alone do not suffice: {}"
 
 
 def count_operations(
@@ -44,7 +38,6 @@ def count_operations(
     dtype: str = "float32",
     backward: bool = True,
     name: str = "",
-    progress: Callable[[float, str], None] | None = None,
 ) -> OperationCount:
     """Count a model's operations, forward and backward.
 
@@ -54,7 +47,6 @@ def count_operations(
                       unless the model asks for values
     ``dtype``         of the input made from ``sample_shape``, such as ``int64`` for tokens
     ``backward``      False counts forward alone
-    ``progress``      called now and then with the share done (0 to 1) and what is being done
 
     Training mode counts as the model has it. The loss and the update of parameters are not in it.
 
@@ -62,212 +54,155 @@ def count_operations(
     """
     import torch
 
-    if batch_size < 1:
-        raise AnalysisError(f"batch size {batch_size}: must be at least 1")
-    if (sample_shape is None) == (inputs is None):
-        raise AnalysisError("give the shape of one sample, or inputs, and not both")
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = {}
-    if isinstance(inputs, Mapping):
-        kwargs = dict(inputs)
-    elif inputs is not None:
-        args = tuple(inputs)
+    if batch_size < 1 or (sample_shape is None) == (inputs is None):
+        raise AnalysisError("give a batch size of 1 or more, and the shape of one sample or inputs, not both")
+    if sample_shape is not None:
+        try:
+            inputs = [torch.empty(batch_size, *sample_shape, dtype=getattr(torch, dtype), device="meta")]
+        except (RuntimeError, TypeError, AttributeError) as error:
+            raise AnalysisError(f"{tuple(sample_shape)} of {dtype} is no shape of a sample: {error}") from error
+    kwargs = dict(inputs) if isinstance(inputs, Mapping) else {}
+    args = () if inputs is None or isinstance(inputs, Mapping) else tuple(inputs)
+    first = _counted(model, args, kwargs, "meta", batch_size, backward)
+    if isinstance(first, OperationCount):
+        return replace(first, model=name or first.model)
+    count = _counted(model, args, kwargs, "cpu", batch_size, backward)
+    if isinstance(count, OperationCount):
+        note = f"counted on one real batch on the CPU, as shapes alone do not suffice: {first}"
+        return replace(count, notes=(note, *count.notes), model=name or count.model)
+    raise AnalysisError(f"the model does not run on such a sample: {count}")
+
+
+def _counted(
+    model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], device: str, batch_size: int, backward: bool
+) -> OperationCount | str:
+    """One batch through one copy of the model, on ``meta`` or on the CPU; else where it ended in which error."""
+    import torch
+
+    from powerd_analytics.operations.executed import BACKWARD, KernelCounter
+
+    notes: list[str] = []
+    where = "the model cannot be made"
+    try:
+        own = _copy(model, device, batch_size, notes)
+        generator = torch.Generator().manual_seed(0)
+        args = tuple(_on(device, a, generator) for a in args)
+        kwargs = {k: _on(device, a, generator) for k, a in kwargs.items()}
+        if any(isinstance(m, torch.nn.modules.lazy.LazyModuleMixin) for m in own.modules()):
+            with torch.no_grad():  # they make their parameters of their first input: before anything is counted
+                own(*args, **kwargs)
+    except AnalysisError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever a model raises
+        return _one_line(where, error)
+    tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and a.dim()]
+    paper = PaperHook(batch_size if batch_size > 1 or not tensors else tensors[0].shape[0])
+    kernels = KernelCounter()
+    modules: dict[str, torch.nn.Module] = dict(own.named_modules())
+
+    def label(path: str) -> str:
+        return path or type(own).__name__
+
+    def named(path: str) -> str:
+        return f"{label(path)} ({type(modules.get(path, own)).__name__})"
+
+    for path, module in modules.items():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue  # takes no hooks: its kernels are of the module around it, and it is listed
+        if next(module.children(), None) is None or has_equation(module):
+            module.register_forward_hook(paper.hook(label(path)))
+        kernels.follow(path, module)
+    # Compiled modules run without torch's compiler.
+    eager: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    try:
+        with torch.enable_grad(), eager, kernels:
+            outputs = own(*args, **kwargs)
+            roots = [t for t in _tensors(outputs, set()) if t.requires_grad]
+            kernels.current_pass = BACKWARD
+            paper.is_open = False
+            if roots and backward:
+                torch.autograd.backward(roots, [torch.empty_like(t) for t in roots])
+    except Exception as error:  # noqa: BLE001 - whatever a model raises
+        return _one_line(f"{kernels.current_pass} in {named(kernels.current_module())}", error)
+    if backward and not roots:
+        notes.append("no output needs a gradient: torch runs no backward pass")
+    if kernels.autocast:
+        notes.append("autocast may do nothing here: operations are right, types and so bytes are those without it")
+    for path, module in modules.items():
+        is_relevant = path in kernels.worked or any(True for _ in module.parameters(recurse=False))
+        if is_relevant and label(path) not in paper.seen:
+            paper.not_counted.setdefault(named(path))
+    unknown = [
+        f"{named(path)}: {kernel}" + (f", {n} times" if n > 1 else "") for (path, kernel), n in kernels.unknown.items()
+    ]
+    return OperationCount(
+        tuple(paper.layers),
+        tuple(paper.not_counted),
+        batch_size=batch_size,
+        executed=kernels.counts(modules, label),
+        executed_not_counted=tuple(unknown),
+        notes=tuple(notes),
+        model=type(own).__name__,
+    )
+
+
+def _copy(model: Model, device: str, batch_size: int, notes: list[str]) -> torch.nn.Module:
+    """The model on ``device``; one that was handed in is copied, not changed. Raises `AnalysisError`."""
+    import torch
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    if isinstance(model, torch.nn.Module):
+        own = _unwrapped(model, notes)
+        own = copy.deepcopy(own, _shapes_of(own) if device == "meta" else None)
     else:
-        assert sample_shape is not None
-        value_type = getattr(torch, dtype, None)
-        if not isinstance(value_type, torch.dtype):
-            raise AnalysisError(f"{dtype!r} is no type of torch's values: float32 or int64, for example")
-        try:
-            args = (torch.empty(batch_size, *sample_shape, dtype=value_type, device="meta"),)
-        except (RuntimeError, TypeError) as error:
-            raise AnalysisError(f"{tuple(sample_shape)} is no shape of a sample: {error}") from error
-
-    def one_batch(device: str) -> OperationCount:
-        return _Batch(model, args, kwargs, device, batch_size, progress).count(name, backward=backward)
-
-    try:
-        return one_batch("meta")
-    except _Stopped as first:
-        reason = f"{first.where or 'making it'}: {_one_line(first.error)}"
-    try:
-        count = one_batch("cpu")
-    except _Stopped as second:
-        shape = "these inputs" if sample_shape is None else f"a sample of shape {tuple(sample_shape)}"
-        what = f"does not run on {shape}: {second.where}" if second.where else "cannot be made"
-        raise AnalysisError(f"the model {what}: {_one_line(second.error)}") from second.error
-    return replace(count, notes=(REAL_BATCH.format(reason), *count.notes))
-
-
-class _Stopped(Exception):
-    """A model that ended in an error, and where."""
-
-    def __init__(self, where: str, error: Exception) -> None:
-        super().__init__(where)
-        self.where, self.error = where, error
-
-
-class _Batch:
-    """One batch through one copy of the model, on ``meta`` or on the CPU."""
-
-    def __init__(
-        self, model: Model, args: tuple[Any, ...], kwargs: dict[str, Any], device: str, batch_size: int,
-        progress: Callable[[float, str], None] | None,
-    ) -> None:  # fmt: skip
-        import torch
-
-        from powerd_analytics.operations.executed import KernelCounter
-        from powerd_analytics.operations.paper import PaperHook, has_equation
-
-        self.notes: list[str] = []
-        self.batch_size = batch_size
-        tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and a.dim()]
-        samples = batch_size if batch_size > 1 or not tensors else tensors[0].shape[0]
-        self.paper, self.kernels = PaperHook(samples), KernelCounter(progress)
-        try:
-            self.model = self._copy(model, device)
-            generator = torch.Generator().manual_seed(0)
-            self.args = tuple(_on(device, a, generator) for a in args)
-            self.kwargs = {k: _on(device, a, generator) for k, a in kwargs.items()}
-            self._make_lazy_parameters()
-        except AnalysisError:
-            raise
-        except Exception as error:
-            raise _Stopped("", error) from error
-        self.modules: dict[str, torch.nn.Module] = dict(self.model.named_modules())
-        for path, module in self.modules.items():
-            if isinstance(module, torch.jit.ScriptModule):
-                continue  # takes no hooks: its kernels are of the module around it, and it is listed
-            if next(module.children(), None) is None or has_equation(module):
-                module.register_forward_hook(self.paper.hook(self._label(path)))
-            self.kernels.follow(path, module)
-
-    def count(self, name: str, *, backward: bool) -> OperationCount:
-        """Run the batch and count it. Raises `_Stopped`."""
-        import torch
-
-        from powerd_analytics.operations.executed import BACKWARD
-
-        kernels, paper = self.kernels, self.paper
-        try:
-            with torch.enable_grad(), _eager(), kernels:
-                outputs = self.model(*self.args, **self.kwargs)
-                roots = [t for t in _tensors(outputs) if t.requires_grad]
-                kernels.current_pass = BACKWARD
-                paper.is_open = False
-                if roots and backward:
-                    torch.autograd.backward(roots, [torch.empty_like(t) for t in roots])
-        except Exception as error:
-            raise _Stopped(f"{kernels.current_pass} in {self._named(kernels.current_module())}", error) from error
-        if backward and not roots:
-            self.notes.append(NO_BACKWARD)
-        if kernels.autocast:
-            self.notes.append(AUTOCAST)
-        for path, module in self.modules.items():
-            is_relevant = path in kernels.worked or any(True for _ in module.parameters(recurse=False))
-            if is_relevant and self._label(path) not in paper.seen:
-                paper.not_counted.setdefault(self._named(path))
-        unknown = [
-            f"{self._named(path)}: {kernel}" + (f", {n} times" if n > 1 else "")
-            for (path, kernel), n in kernels.unknown.items()
-        ]
-        return OperationCount(
-            tuple(paper.layers),
-            tuple(paper.not_counted),
-            batch_size=self.batch_size,
-            executed=kernels.counts(self.modules, self._label),
-            executed_not_counted=tuple(unknown),
-            notes=tuple(self.notes),
-            model=name or type(self.model).__name__,
+        with torch.device(device):
+            own = _unwrapped(model(), notes)
+    parameters = list(own.parameters())
+    if device == "cpu" and any(p.is_meta for p in parameters):
+        raise AnalysisError("the model asks for values and has none: give the function that makes it")
+    if device == "cpu" and sum(p.numel() * p.element_size() for p in parameters) > LARGEST_REAL_BYTES:
+        raise AnalysisError("the model asks for values, and its parameters are too large to run it on the CPU")
+    own = own.to(device)
+    trained = [m for m in own.modules() if isinstance(m, _BatchNorm) and m.training] if batch_size == 1 else []
+    for module in trained:
+        module.eval()
+    if trained:
+        notes.append(
+            "batch of 1: normalisation counted as in evaluation, since torch does not train it on one value a channel"
         )
+    return own
 
-    def _copy(self, model: Model, device: str) -> torch.nn.Module:
-        """The model on ``device``; one that was handed in is copied, not changed. Raises `AnalysisError`."""
-        import torch
-        from torch.nn.modules import batchnorm
 
-        if isinstance(model, torch.nn.Module):
-            model = self._unwrapped(model)
-            if isinstance(model, torch.jit.ScriptModule):
-                raise AnalysisError("a scripted or traced module cannot be counted: give the one that it was made from")
-            own = copy.deepcopy(model, _shapes_of(model) if device == "meta" else None)
-        else:
-            with torch.device(device):
-                own = model()
-            if not isinstance(own, torch.nn.Module):
-                kind = type(own).__name__
-                raise AnalysisError(f"the model cannot be made: got a {kind}, which is no torch.nn.Module")
-            own = self._unwrapped(own)
-        parameters = list(own.parameters())
-        if device == "cpu":
-            if any(p.is_meta for p in parameters):
-                raise AnalysisError("the model asks for values and has none: give the function that makes it")
-            size = sum(p.numel() * p.element_size() for p in parameters)
-            if size > LARGEST_REAL_BYTES:
-                raise AnalysisError(
-                    f"the model asks for values, and its parameters ({size / 2**30:.0f} GiB) are too large to run it "
-                    "on the CPU: count a smaller one of the same kind"
-                )
-        own = own.to(device)
-        if self.batch_size == 1:
-            single = [m for m in own.modules() if isinstance(m, batchnorm._BatchNorm) and m.training]
-            for module in single:
-                module.eval()
-            self.notes += [ONE_SAMPLE] if single else []
-        return own
+def _unwrapped(model: Any, notes: list[str]) -> torch.nn.Module:
+    """What torch.compile and DistributedDataParallel wrap: layers have their names without them, as in a run."""
+    import torch
 
-    def _unwrapped(self, model: torch.nn.Module) -> torch.nn.Module:
-        """What torch.compile and DistributedDataParallel wrap: layers have their names without them, as in a run."""
-        import torch
-
-        parallel = sys.modules.get("torch.nn.parallel.distributed")  # who has such a model has imported it
-        while True:
-            is_ddp = parallel is not None and isinstance(model, parallel.DistributedDataParallel)
-            inner = getattr(model, "_orig_mod", None) or (model.module if is_ddp else None)
-            if not isinstance(inner, torch.nn.Module):
-                break
-            self.notes.append(DISTRIBUTED if is_ddp else COMPILED)
-            model = inner
-        if not self.notes and any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in model.modules()):
-            self.notes.append(COMPILED)
-        return model
-
-    def _make_lazy_parameters(self) -> None:
-        """Let modules that wait for their first input make their parameters, before anything is counted."""
-        import torch
-        from torch.nn.modules.lazy import LazyModuleMixin
-
-        if any(isinstance(m, LazyModuleMixin) for m in self.model.modules()):
-            with torch.no_grad():
-                self.model(*self.args, **self.kwargs)
-
-    def _label(self, path: str) -> str:
-        return path or type(self.model).__name__
-
-    def _named(self, path: str) -> str:
-        return f"{self._label(path)} ({type(self.modules.get(path, self.model)).__name__})"
+    if not isinstance(model, torch.nn.Module):
+        raise AnalysisError(f"the model cannot be made: got a {type(model).__name__}, which is no torch.nn.Module")
+    parallel = sys.modules.get("torch.nn.parallel.distributed")  # who has such a model has imported it
+    if parallel is not None and isinstance(model, parallel.DistributedDataParallel):
+        notes.append("DistributedDataParallel counted as one rank's model, without the communication")
+        return _unwrapped(model.module, notes)
+    if any(hasattr(m, "_orig_mod") or m._compiled_call_impl for m in model.modules()):
+        notes.append("compiled modules counted as torch runs them without its compiler, which would move fewer bytes")
+    return getattr(model, "_orig_mod", model)
 
 
 def _shapes_of(model: torch.nn.Module) -> dict[int, Any]:
     """A memo with which deepcopy puts a shape in the place of each tensor of a module: nothing is allocated."""
     import torch
-    from torch.nn.parameter import is_lazy
 
     memo: dict[int, Any] = {}
-    tensors: list[Any] = [*model.parameters(), *model.buffers()]
-    for tensor in tensors:
-        if is_lazy(tensor):
-            lazy: Any = type(tensor)
-            own: Any = lazy(requires_grad=tensor.requires_grad, device="meta", dtype=tensor.dtype)
-        elif isinstance(tensor, torch.nn.Parameter):
-            own = torch.nn.Parameter(tensor.detach().to("meta"), requires_grad=tensor.requires_grad)
-        else:
-            own = tensor.to("meta")
-        memo[id(tensor)] = own
     for module in model.modules():
         # Pruned and normalised weights are plain attributes, made again in each forward pass.
-        for value in vars(module).values():
-            if isinstance(value, torch.Tensor):
-                memo.setdefault(id(value), value.detach().to("meta"))
+        plain = [value for value in vars(module).values() if isinstance(value, torch.Tensor)]
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False), *plain):
+            if torch.nn.parameter.is_lazy(tensor):
+                continue  # holds nothing yet
+            shape = tensor.detach().to("meta")
+            if isinstance(tensor, torch.nn.Parameter):
+                shape = torch.nn.Parameter(shape, requires_grad=tensor.requires_grad)
+            memo[id(tensor)] = shape
     return memo
 
 
@@ -277,110 +212,180 @@ def _on(device: str, value: Any, generator: torch.Generator) -> Any:
 
     if not isinstance(value, torch.Tensor):
         return value
+    own = value.detach()
     if device == "meta" or not value.is_meta:
-        return value.detach().to(device).requires_grad_(value.requires_grad)
-    if value.is_floating_point():
-        return torch.rand(value.shape, dtype=value.dtype, generator=generator).requires_grad_(value.requires_grad)
-    return torch.zeros(value.shape, dtype=value.dtype)
+        own = own.to(device)
+    elif value.is_floating_point():
+        own = torch.rand(value.shape, dtype=value.dtype, generator=generator)
+    else:
+        own = torch.zeros(value.shape, dtype=value.dtype)
+    return own.requires_grad_(value.requires_grad)
 
 
-def _tensors(output: Any, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+def _tensors(output: Any, seen: set[int]) -> Iterator[torch.Tensor]:
     """Every tensor in what a model returned: containers and objects are looked into."""
     import torch
 
-    seen = set() if seen is None else seen
     if isinstance(output, torch.Tensor):
         yield output
-    elif id(output) not in seen and not isinstance(output, str | bytes | int | float | torch.nn.Module | type):
+    elif id(output) not in seen and not isinstance(output, torch.nn.Module | type):
         seen.add(id(output))
-        inner: Any = getattr(output, "__dict__", {})
-        if isinstance(output, Mapping):
-            inner = output
-        elif isinstance(output, list | tuple | set):
-            inner = dict(enumerate(output))
-        elif hasattr(output, "__dataclass_fields__"):
-            inner = {name: getattr(output, name) for name in output.__dataclass_fields__}
-        for value in inner.values():
+        inner = output if isinstance(output, Mapping) else getattr(output, "__dict__", {})
+        for value in output if isinstance(output, list | tuple | set) else inner.values():
             yield from _tensors(value, seen)
 
 
-def _eager() -> AbstractContextManager[Any]:
-    """Run compiled modules without torch's compiler, which is imported where there are any."""
-    import torch
-
-    stance: Any = getattr(torch.compiler, "set_stance", None)
-    return stance("force_eager") if stance is not None and "torch._dynamo" in sys.modules else nullcontext()
-
-
-def _one_line(error: Exception) -> str:
+def _one_line(where: str, error: Exception) -> str:
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
+    return f"{where}: {type(error).__name__}: {text[:200]}{'…' if len(text) > 200 else ''}"
+
+
+# -- the equations of Castro et al. ------------------------------------------------------------------------------------
+
+
+class PaperHook:
+    """Collects a `LayerCount` for each call of a module without modules inside."""
+
+    def __init__(self, batch_size: int) -> None:
+        """``batch_size``: samples in the first dimension of what the model is given."""
+        self.batch_size = batch_size
+        self.is_open = True
+        """False in backward, whose calls (of checkpoints) are no part of the convention."""
+        self.layers: list[LayerCount] = []
+        self.not_counted: dict[str, None] = {}
+        self.seen: set[str] = set()
+
+    def hook(self, name: str) -> Callable[..., None]:
+        """A forward hook for the module of that name."""
+        import torch
+
+        def leave(module: torch.nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            if not self.is_open:
+                return
+            self.seen.add(name)
+            kind = type(module).__name__
+            x: Any = inputs[0] if inputs else None
+            count = None
+            # Nested tensors have dimensions that are no numbers.
+            if all(isinstance(t, torch.Tensor) and not t.is_nested for t in (x, output)):
+                count = operations_of(module, x, output)
+            if count is None or x is None:
+                self.not_counted.setdefault(f"{name} ({kind})")
+                return
+            # A sample comes once in the first dimension, or more often where others were folded into it.
+            n = x.shape[0] if x.dim() else 1
+            times = n // self.batch_size if n and not n % self.batch_size else 1
+            x_shape, y_shape = tuple(x.shape[1:]), tuple(output.shape[1:])
+            read, written = times * prod(x_shape) + weights_of(module), times * prod(y_shape)
+            self.layers.append(LayerCount(name, kind, times * count, x_shape, y_shape, read, written))
+
+        return leave
+
+
+def has_equation(module: torch.nn.Module) -> bool:
+    """Whether it is a convolution or fully connected, even with modules inside: normalised or quantised weights."""
+    from torch import nn
+
+    return isinstance(module, nn.modules.conv._ConvNd | nn.Linear)
+
+
+def operations_of(module: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> int | None:
+    """Operations of one layer for one sample; None when the convention has no equation for it."""
+    from torch import nn
+    from torch.nn.modules import batchnorm, conv, dropout, pooling
+
+    m: Any = module
+    values_in, values_out = prod(x.shape[1:]), prod(y.shape[1:])
+    if isinstance(module, conv._ConvNd):
+        # kw * kh * wout * hout * cin * cout / groups; transposed the same products are seen from the input.
+        is_transposed = isinstance(module, conv._ConvTransposeNd)
+        values = values_in * m.out_channels if is_transposed else values_out * m.in_channels
+        # The paper's equation adds cout for a bias, not one addition a value.
+        return int(prod(m.kernel_size) * values // m.groups + (m.out_channels if m.bias is not None else 0))
+    if isinstance(module, nn.Linear):
+        # On a sequence it works once a position.
+        return int(prod(y.shape[1:-1]) * m.in_features * m.out_features)
+    if isinstance(module, pooling._MaxPoolNd | pooling._AvgPoolNd):
+        size = m.kernel_size
+        return int(values_out * (prod(size) if isinstance(size, tuple) else size ** (y.dim() - 2)))
+    if isinstance(module, nn.ReLU | nn.ReLU6 | nn.LeakyReLU | dropout._DropoutNd):
+        return values_in
+    if isinstance(module, pooling._AdaptiveAvgPoolNd | pooling._AdaptiveMaxPoolNd):
+        return values_in  # its windows tile the input: every value is taken once
+    if isinstance(module, batchnorm._NormBase | nn.LocalResponseNorm):
+        return 2 * values_in
+    if isinstance(module, nn.Softmax | nn.LogSoftmax | nn.Softmax2d):
+        return 3 * values_in
+    return 0 if isinstance(module, nn.Identity | nn.Flatten | nn.Unflatten) else None
+
+
+def weights_of(module: torch.nn.Module) -> int:
+    """Weights of convolutions and fully connected layers, as the layer has them (kw*kh*cin*cout / groups); no biases.
+
+    The paper prints kw*kh*cin, but the megabytes of its table 1 follow only with kw*kh*cin*cout.
+    """
+    m: Any = module
+    if not has_equation(module):
+        return 0
+    # By its lengths: a weight that is made from others would be made once more.
+    if hasattr(m, "in_features"):
+        return int(m.in_features * m.out_features)
+    return int(prod(m.kernel_size) * m.in_channels * m.out_channels // m.groups)
+
+
+# -- models by name ----------------------------------------------------------------------------------------------------
 
 
 def count_named(
-    model: str,
-    inputs: Sequence[str] = (),
-    batch_size: int = 1,
-    *,
-    backward: bool = True,
-    progress: Callable[[float, str], None] | None = None,
+    model: str, inputs: Sequence[str] = (), batch_size: int = 1, *, backward: bool = True
 ) -> OperationCount:
     """Count ``model``: a name of the zoo, or ``FILE.py:FUNCTION``, which is imported and called.
 
-    ``inputs``: shapes of one sample such as ``3x224x224`` or ``128:int64``, one for each argument;
-    the zoo knows its own. ``progress`` as for `count_operations`.
-    Raises `ConfigError` for what cannot be found or understood, `AnalysisError` for what does not run.
+    ``inputs``: shapes of one sample such as ``3x224x224`` or ``128:int64``, one for each argument; the zoo knows its
+    own. Raises `ConfigError` for what cannot be found or understood, `AnalysisError` for what does not run.
     """
     if batch_size < 1:
         raise ConfigError(f"--batch {batch_size}: must be at least 1")
-    file, colon, function = model.rpartition(":")
     try:
-        if colon:
-            make, shapes = _from_file(Path(file), function), [_parse(text) for text in inputs]
-            if not shapes:
-                raise ConfigError(f"{model}: give the shape of one sample, such as --input 3x224x224")
-        else:
-            from powerd_analytics.operations.zoo import ZOO
-
-            if model not in ZOO:
-                raise ConfigError(f"no model {model!r}: one of {', '.join(sorted(ZOO))}, or FILE.py:FUNCTION")
-            entry = ZOO[model]
-            make = entry.make
-            shapes = [_parse(text) for text in inputs] or [(entry.sample_shape, entry.dtype)]
         import torch
     except ImportError as error:
-        if error.name != "torch":
-            raise
         raise ConfigError("counting needs torch: pip install 'powerd[torch]'") from error
+    file, colon, function = model.rpartition(":")
+    shapes = [_shape(text) for text in inputs]
+    make: Callable[[], Any]
+    if colon:
+        make = _from_file(Path(file), function)
+        if not shapes:
+            raise ConfigError(f"{model}: give the shape of one sample, such as --input 3x224x224")
+    else:
+        from powerd_analytics.operations.zoo import ZOO
+
+        if model not in ZOO:
+            raise ConfigError(f"no model {model!r}: one of {', '.join(sorted(ZOO))}, or FILE.py:FUNCTION")
+        make = ZOO[model].make
+        shapes = shapes or [(ZOO[model].sample_shape, ZOO[model].dtype)]
     tensors = [torch.empty(batch_size, *s, dtype=getattr(torch, d), device="meta") for s, d in shapes]
-    return count_operations(
-        make, inputs=tensors, batch_size=batch_size, backward=backward, name=model, progress=progress
-    )
+    return count_operations(make, inputs=tensors, batch_size=batch_size, backward=backward, name=model)
 
 
-def _parse(text: str) -> tuple[tuple[int, ...], str]:
+def _shape(text: str) -> tuple[tuple[int, ...], str]:
     """``3x224x224`` or ``128:int64``."""
     import torch
 
     numbers, _, dtype = text.partition(":")
-    dtype = dtype or "float32"
     try:
         shape = tuple(int(n) for n in numbers.split("x"))
-    except ValueError as error:
-        raise ConfigError(f"--input {text}: a shape is numbers with x between them, such as 3x224x224") from error
-    if min(shape) < 1:
-        raise ConfigError(f"--input {text}: lengths are at least 1; the batch is --batch")
-    if not isinstance(getattr(torch, dtype, None), torch.dtype):
-        raise ConfigError(f"--input {text}: {dtype!r} is no type of torch's values, such as float32 or int64")
-    return shape, dtype
+    except ValueError:
+        shape = ()
+    if min(shape, default=0) < 1 or not isinstance(getattr(torch, dtype or "float32", None), torch.dtype):
+        raise ConfigError(f"--input {text}: a shape is lengths with x between them, such as 3x224x224 or 128:int64")
+    return shape, dtype or "float32"
 
 
 def _from_file(path: Path, function: str) -> Callable[[], Any]:
-    if not path.is_file():
-        raise ConfigError(f"{path}: no such file; a model is FILE.py:FUNCTION, or a name of the zoo")
-    spec = spec_from_file_location(path.stem, path)
+    spec = spec_from_file_location(path.stem, path) if path.is_file() else None
     if spec is None or spec.loader is None:
-        raise ConfigError(f"{path} is no Python file: a model is FILE.py:FUNCTION")
+        raise ConfigError(f"{path} is no Python file: a model is FILE.py:FUNCTION, or a name of the zoo")
     module = module_from_spec(spec)
     sys.path.insert(0, str(path.absolute().parent))  # as for a script: it may import what lies beside it
     sys.modules.setdefault(path.stem, module)  # where its dataclasses look themselves up
@@ -392,6 +397,5 @@ def _from_file(path: Path, function: str) -> Callable[[], Any]:
         sys.path.remove(str(path.absolute().parent))
     make = getattr(module, function, None)
     if not callable(make):
-        there = sorted(n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == path.stem)
-        raise ConfigError(f"{path} has no function {function!r}; it has {', '.join(there) or 'none'}")
+        raise ConfigError(f"{path} has no function {function!r}")
     return make  # type: ignore[no-any-return]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from powerd_core import serde
 from powerd_core.errors import ConfigError
@@ -28,7 +28,6 @@ CONVENTIONS = {
 BYTES_PER_VALUE = 4
 """Of the paper's volumes. Executed bytes follow the tensors' own types."""
 FORMAT, VERSION = "powerd-operations", 1
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,20 +55,12 @@ class Work:
     moved_bytes: int = 0
     """Memory traffic: tensors read and written by all kernels, each once a kernel; fusion would save of it."""
 
-    def __post_init__(self) -> None:
-        if min(self.operations, self.elementwise, self.moved_bytes) < 0:
-            raise ValueError("a negative count")
-
     def __add__(self, other: Work) -> Work:
-        return Work(
-            self.operations + other.operations,
-            self.elementwise + other.elementwise,
-            self.moved_bytes + other.moved_bytes,
-        )
+        return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
     def scaled(self, factor: float) -> Work:
         """In proportion, as whole numbers."""
-        return Work(*(round(factor * v) for v in (self.operations, self.elementwise, self.moved_bytes)))
+        return Work(*(round(factor * value) for value in astuple(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,13 +119,15 @@ class OperationCount:
         return sum((e.backward for e in self.executed), Work())
 
     def rows(self) -> Iterator[LayerOperations]:
-        """Both conventions side by side for one batch, by layer; calls of one layer together."""
+        """Both conventions side by side, by layer; calls of one layer together."""
         calls: dict[str, list[LayerCount]] = {}
         for layer in self.layers:
             calls.setdefault(layer.name, []).append(layer)
         executed = {e.name: e for e in self.executed}
         for name in dict.fromkeys([*executed, *calls]):  # in the order in which they ran
-            yield LayerOperations(name, self.batch_size, tuple(calls.get(name, ())), executed.get(name))
+            of_layer = executed.get(name)
+            kind = calls[name][0].kind if name in calls else executed[name].kind
+            yield LayerOperations(name, kind, self.batch_size, tuple(calls.get(name, ())), of_layer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,13 +135,10 @@ class LayerOperations:
     """One layer by both conventions for one batch; None where a convention has no figure for it."""
 
     name: str
+    kind: str
     batch_size: int
     calls: tuple[LayerCount, ...]
     executed: ExecutedCount | None
-
-    @property
-    def kind(self) -> str:
-        return self.calls[0].kind if self.calls else self.executed.kind if self.executed else ""
 
     @property
     def operations_paper(self) -> int | None:
@@ -161,19 +151,6 @@ class LayerOperations:
     @property
     def values_written(self) -> int | None:
         return self.batch_size * sum(c.values_written for c in self.calls) if self.calls else None
-
-    @property
-    def ctc(self) -> float | None:
-        operations = self.operations_paper
-        return operations / self.values_read if operations is not None and self.values_read else None
-
-    @property
-    def forward(self) -> Work | None:
-        return self.executed.forward if self.executed else None
-
-    @property
-    def backward(self) -> Work | None:
-        return self.executed.backward if self.executed else None
 
 
 def to_document(count: OperationCount) -> dict[str, Any]:
@@ -204,38 +181,32 @@ def to_document(count: OperationCount) -> dict[str, Any]:
     }
 
 
-def from_document(document: Any) -> OperationCount:
-    """The count that `to_document` wrote. Raises KeyError, TypeError or ValueError when it is something else."""
-    if document["format"] != FORMAT or document["version"] != VERSION:
-        raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
-    paper, executed = document["paper"], document["executed"]
-    layers = [_decoded(LayerCount, x) for x in paper["layers"]]
-    modules = [_decoded(ExecutedCount, x) for x in executed["layers"]]
-    batch_size = int(document["batch_size"])
-    if batch_size < 1:
-        raise ValueError(f"batch size {batch_size}")
-    return OperationCount(
-        tuple(layers),
-        tuple(map(str, paper["not_counted"])),
-        batch_size=batch_size,
-        executed=tuple(modules),
-        executed_not_counted=tuple(map(str, executed["not_counted"])),
-        notes=tuple(map(str, document["notes"])),
-        model=str(document["model"]),
-    )
-
-
-def _decoded(cls: type[T], document: Any) -> T:
-    """An instance from an object of the document. Release 0.1.0 wrote more into them (what rested on assumptions)."""
-    return serde.from_document(cls, {k: v for k, v in document.items() if k not in ("is_assumed", "assumed")})
-
-
 def read_count(path: Path) -> OperationCount:
     """Read what ``joules operations --format json`` wrote. Raises `ConfigError`."""
     try:
         return from_document(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        why = f"no {error}" if isinstance(error, KeyError) else error
-        raise ConfigError(f"{path} is not what `joules operations MODEL --format json` writes: {why}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not what `joules operations MODEL --format json` writes: {error}") from error
+
+
+def from_document(document: Any) -> OperationCount:
+    """The count that `to_document` wrote. Raises KeyError, TypeError or ValueError when it is something else."""
+    if (document["format"], document["version"]) != (FORMAT, VERSION):
+        raise ValueError(f"format {document['format']!r}, version {document['version']!r}")
+    paper, executed = document["paper"], document["executed"]
+    return OperationCount(
+        tuple(_decoded(LayerCount, layer) for layer in paper["layers"]),
+        tuple(map(str, paper["not_counted"])),
+        batch_size=int(document["batch_size"]),
+        executed=tuple(_decoded(ExecutedCount, module) for module in executed["layers"]),
+        executed_not_counted=tuple(map(str, executed["not_counted"])),
+        notes=tuple(map(str, document["notes"])),
+        model=str(document["model"]),
+    )
+
+
+def _decoded(cls: type[Any], document: Any) -> Any:
+    """An instance from an object of the document. Release 0.1.0 wrote more into them (what rested on assumptions)."""
+    return serde.from_document(cls, {k: v for k, v in document.items() if k not in ("is_assumed", "assumed")})

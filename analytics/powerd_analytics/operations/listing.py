@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
 from powerd_analytics.export import Cell, Column, table_frame
-from powerd_analytics.operations.counts import BYTES_PER_VALUE, CONVENTIONS, LayerOperations, OperationCount, Work
-
-MIB = 2**20
-TOTAL = "total"
+from powerd_analytics.operations.counts import BYTES_PER_VALUE, CONVENTIONS, OperationCount, Work
 
 COLUMNS = (
     Column("model"),
@@ -36,33 +33,43 @@ COLUMNS = (
 _PEOPLE = (
     Column("layer"),
     Column("kind"),
-    Column("input"),
-    Column("output"),
-    Column("mops_paper", "number", "1e6", heading="Mops (paper)"),
+    Column("input_shape", heading="input"),
+    Column("output_shape", heading="output"),
+    Column("operations_paper", "number", "1e6", heading="Mops (paper)"),
     Column("mb_read_paper", "number", "MiB", heading="MB read (paper)"),
     Column("mb_written_paper", "number", "MiB", heading="MB written (paper)"),
     Column("ctc_paper", "number", "1", heading="CTC (paper)"),
-    Column("mops_forward", "number", "1e6", heading="Mops forward (executed)"),
-    Column("mops_backward", "number", "1e6", heading="Mops backward (executed)"),
+    Column("operations_executed_forward", "number", "1e6", heading="Mops forward (executed)"),
+    Column("operations_executed_backward", "number", "1e6", heading="Mops backward (executed)"),
     Column("elementwise", "number", "1e6", heading="M element-wise, both (executed)"),
 )
 
 
 def operation_frame(count: OperationCount) -> pd.DataFrame:
     """A row a layer, what is not counted as rows with a note and no figure for it, and the total."""
-    silent = {text.rpartition(" (")[0] for text in count.not_counted}
+    silent = {name: kind.rstrip(")") for name, _, kind in (text.rpartition(" (") for text in count.not_counted)}
     rows = []
     for layer in count.rows():
-        note = "not counted by the paper's equations" if layer.name in silent else ""
-        rows.append(_row(count, layer, note))
-    shown = {row[2] for row in rows}
-    for text in count.not_counted:
-        name, _, kind = text.rpartition(" (")
+        row: dict[str, Cell] = {"layer": layer.name, "kind": layer.kind, "calls": len(layer.calls) or None}
+        if layer.calls:
+            row["input_shape"] = "x".join(map(str, layer.calls[0].input_shape))
+            row["output_shape"] = "x".join(map(str, layer.calls[0].output_shape))
+        row |= _paper(layer.operations_paper, layer.values_read, layer.values_written)
+        row |= _executed(layer.executed.forward, layer.executed.backward) if layer.executed else {}
+        rows.append(row | {"note": "not counted by the paper's equations" if layer.name in silent else ""})
+    shown = {row["layer"] for row in rows}
+    for name, kind in silent.items():
         if name not in shown:
-            blank = [None] * (len(COLUMNS) - 5)
-            rows.append([count.model, count.batch_size, name, kind.rstrip(")"), *blank, "did not run as a module"])
-    rows.append(_total(count))
-    return table_frame("operations", _title(count), COLUMNS, rows, remarks(count))
+            rows.append({"layer": name, "kind": kind, "note": "did not run as a module"})
+    batch = count.batch_size
+    total: dict[str, Cell] = {"layer": "total"}
+    total |= _paper(batch * count.total, batch * count.values_read, batch * count.values_written)
+    missing = [f"{text}: not counted (executed)" for text in count.executed_not_counted]
+    missing += [f"{len(count.not_counted)} modules not counted (paper)"] if count.not_counted else []
+    rows.append(total | _executed(count.forward, count.backward) | {"note": "; ".join([*missing, *count.notes])})
+    of_all: dict[str, Cell] = {"model": count.model, "batch_size": batch}
+    cells = [[(of_all | row).get(c.name) for c in COLUMNS] for row in rows]
+    return table_frame("operations", _title(count), COLUMNS, cells, remarks(count))
 
 
 def people_frame(count: OperationCount) -> pd.DataFrame:
@@ -70,12 +77,8 @@ def people_frame(count: OperationCount) -> pd.DataFrame:
     rows = []
     for row in operation_frame(count).to_dict("records"):
         forward, backward = row["elementwise_executed_forward"], row["elementwise_executed_backward"]
-        executed = row["operations_executed_forward"], row["operations_executed_backward"]
-        elementwise = forward + backward if forward is not None else None
-        rows.append(
-            [row["layer"], row["kind"], row["input_shape"], row["output_shape"], _millions(row["operations_paper"]),
-             row["mb_read_paper"], row["mb_written_paper"], row["ctc_paper"], *map(_millions, (*executed, elementwise))]
-        )  # fmt: skip
+        row["elementwise"] = None if forward is None else forward + backward
+        rows.append([_millions(row[c.name]) if c.units == "1e6" else row[c.name] for c in _PEOPLE])
     return table_frame("operations", _title(count), _PEOPLE, rows, remarks(count))
 
 
@@ -93,45 +96,29 @@ def remarks(count: OperationCount) -> list[str]:
     return [*notes, "not in it: the loss and the update of parameters", *count.notes]
 
 
-def _row(count: OperationCount, layer: LayerOperations, note: str) -> list[Cell]:
-    first = layer.calls[0] if layer.calls else None
-    shapes = ["x".join(map(str, s)) for s in (first.input_shape, first.output_shape)] if first else [None, None]
-    return [
-        count.model, count.batch_size, layer.name, layer.kind, len(layer.calls) or None,
-        *shapes,
-        layer.operations_paper, _mib(layer.values_read), _mib(layer.values_written), layer.ctc,
-        *_executed(layer.forward, layer.backward), note,
-    ]  # fmt: skip
+def _paper(operations: int | None, read: int | None, written: int | None) -> dict[str, Cell]:
+    """Volumes in MB of 2^20 bytes; CTC is operations for each value read."""
+    if operations is None or read is None or written is None:
+        return {}
+    volumes: dict[str, Cell] = {
+        f"mb_{name}_paper": n * BYTES_PER_VALUE / 2**20 for name, n in (("read", read), ("written", written))
+    }
+    return {"operations_paper": operations, "ctc_paper": operations / read if read else None, **volumes}
 
 
-def _total(count: OperationCount) -> list[Cell]:
-    batch = count.batch_size
-    missing = [f"{text}: not counted (executed)" for text in count.executed_not_counted]
-    if count.not_counted:
-        missing.append(f"{len(count.not_counted)} modules not counted (paper)")
-    return [
-        count.model, batch, TOTAL, None, None, None, None, batch * count.total, _mib(batch * count.values_read),
-        _mib(batch * count.values_written), count.ctc, *_executed(count.forward, count.backward),
-        "; ".join([*missing, *count.notes]),
-    ]  # fmt: skip
-
-
-def _executed(forward: Work | None, backward: Work | None) -> Sequence[int | None]:
-    if forward is None or backward is None:
-        return [None] * 6
-    return [
-        forward.operations, backward.operations, forward.elementwise, backward.elementwise, forward.moved_bytes,
-        backward.moved_bytes,
-    ]  # fmt: skip
+def _executed(forward: Work, backward: Work) -> dict[str, Cell]:
+    return {
+        f"{name}_executed_{of}": value
+        for of, work in (("forward", forward), ("backward", backward))
+        for name, value in (
+            ("operations", work.operations), ("elementwise", work.elementwise), ("bytes", work.moved_bytes)
+        )
+    }  # fmt: skip
 
 
 def _title(count: OperationCount) -> str:
     return f"{count.model}, one batch of {count.batch_size}; Mops: 10^6 operations, MB: 2^20 bytes, –: not counted"
 
 
-def _mib(values: int | None) -> float | None:
-    return values * BYTES_PER_VALUE / MIB if values is not None else None
-
-
-def _millions(value: int | None) -> float | None:
-    return value / 1e6 if value is not None else None
+def _millions(value: Any) -> float | None:
+    return None if value is None else value / 1e6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,25 +23,21 @@ class Padded(nn.Module):
 
 
 class Block(nn.Module):
-    """Convolutions with normalisation, a shortcut around them (adapted where the shape changes), and their sum.
+    """Convolutions (channels, kernel, stride) with normalisation, a shortcut around them, and their sum."""
 
-    ``plan``: channels, kernel and stride of each convolution.
-    """
-
-    def __init__(self, cin: int, plan: Sequence[tuple[int, int, int]], *, projects: bool = True) -> None:
+    def __init__(self, cin: int, plan: Sequence[tuple[int, int, int]], *, projects: bool) -> None:
         super().__init__()
-        layers: list[nn.Module] = []
-        channels, step = cin, 1
-        for i, (cout, kernel, stride) in enumerate(plan):
-            layers += [nn.ReLU(inplace=True)] if i else []
+        layers, channels = [], cin
+        for cout, kernel, stride in plan:
             layers += [nn.Conv2d(channels, cout, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(cout)]
-            channels, step = cout, step * stride
-        self.body = nn.Sequential(*layers)
+            layers.append(nn.ReLU(inplace=True))
+            channels = cout
+        self.body = nn.Sequential(*layers[:-1])
+        step = max(stride for _, _, stride in plan)
         self.shortcut: nn.Module = nn.Identity()
-        if (step != 1 or channels != cin) and not projects:
-            self.shortcut = Padded(step, channels - cin)
-        elif step != 1 or channels != cin:
-            self.shortcut = nn.Sequential(nn.Conv2d(cin, channels, 1, step, bias=False), nn.BatchNorm2d(channels))
+        if step != 1 or channels != cin:
+            projected = nn.Conv2d(cin, channels, 1, step, bias=False), nn.BatchNorm2d(channels)
+            self.shortcut = nn.Sequential(*projected) if projects else Padded(step, channels - cin)
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -48,54 +45,43 @@ class Block(nn.Module):
         return y
 
 
-class ResNet(nn.Module):
-    """[n, cin, h, w] to [n, classes], in four stages of ``blocks``."""
-
-    def __init__(
-        self, blocks: Sequence[int], *, bottleneck: bool, cin: int = 3, classes: int = 1000, projects: bool = True
-    ) -> None:
-        super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(cin, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-        )
-        channels = 64
-        stages = []
-        for i, (count, width) in enumerate(zip(blocks, (64, 128, 256, 512), strict=True)):
-            stage = []
-            for j in range(count):
-                stride = 2 if i and not j else 1
-                if bottleneck:  # the stride is the 3x3 convolution's
-                    plan = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
-                else:
-                    plan = [(width, 3, stride), (width, 3, 1)]
-                stage.append(Block(channels, plan, projects=projects))
-                channels = plan[-1][0]
-            stages.append(nn.Sequential(*stage))
-        self.stages = nn.Sequential(*stages)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.flatten = nn.Flatten()
-        self.classifier = nn.Linear(channels, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.classifier(self.flatten(self.pool(self.stages(self.stem(x)))))
-        return logits
+def resnet(
+    blocks: Sequence[int], *, bottleneck: bool = False, cin: int = 3, classes: int = 1000, projects: bool = True
+) -> nn.Module:
+    """[n, cin, h, w] to [n, classes], in four stages of ``blocks``. Runs know layers by these names."""
+    stem = nn.Conv2d(cin, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
+    channels = 64
+    stages = []
+    for i, (count, width) in enumerate(zip(blocks, (64, 128, 256, 512), strict=True)):
+        stage = []
+        for j in range(count):
+            stride = 2 if i and not j else 1
+            plan = [(width, 3, stride), (width, 3, 1)]
+            if bottleneck:  # the stride is the 3x3 convolution's
+                plan = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)]
+            stage.append(Block(channels, plan, projects=projects))
+            channels = plan[-1][0]
+        stages.append(nn.Sequential(*stage))
+    parts = {"stem": nn.Sequential(*stem), "stages": nn.Sequential(*stages), "pool": nn.AdaptiveAvgPool2d(1)}
+    parts |= {"flatten": nn.Flatten(), "classifier": nn.Linear(channels, classes)}
+    return nn.Sequential(OrderedDict(parts))
 
 
 def resnet34(classes: int = 1000) -> nn.Module:
     """21.8 million parameters."""
-    return ResNet((3, 4, 6, 3), bottleneck=False, classes=classes)
+    return resnet((3, 4, 6, 3), classes=classes)
 
 
 def resnet50(classes: int = 1000) -> nn.Module:
     """25.6 million parameters."""
-    return ResNet((3, 4, 6, 3), bottleneck=True, classes=classes)
+    return resnet((3, 4, 6, 3), bottleneck=True, classes=classes)
 
 
 # Models by name, made here so that nothing has to be downloaded: those of the papers, and a few that everybody knows.
 #
 # AlexNet after Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014); CaffeNet, the two
-# groups of Krizhevsky et al. (2012) with pooling before normalisation; VGG-16 after Simonyan and Zisserman (2015),
-# configuration D; the encoder after Vaswani et al., "Attention is all you need" (2017), the base size.
+# groups of Krizhevsky et al. (2012) with pooling before normalisation; the encoder after Vaswani et al., "Attention is
+# all you need" (2017), the base size.
 # 2D-CNN: gait from 50 maps of optical flow of 60 x 60, as in Castro et al.; the text and table 1 disagree on ``full5``.
 
 
@@ -134,19 +120,6 @@ def cnn_2d(classes: int = 150, *, full5: bool = False) -> nn.Module:
     ]  # fmt: skip
     fifth = [*_full(4096, 4096), nn.Dropout()] if full5 else []
     return nn.Sequential(*features, *fifth, *_full(4096, 2048), nn.Dropout(), nn.Linear(2048, classes), nn.Softmax(-1))
-
-
-def vgg16(classes: int = 1000) -> nn.Module:
-    """For images of 3 x 224 x 224: 138 million parameters."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for repeats, width in ((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)):
-        for _ in range(repeats):
-            layers += _conv(channels, width, 3, padding=1)
-            channels = width
-        layers.append(nn.MaxPool2d(2))
-    head = [*_full(25088, 4096), nn.Dropout(), *_full(4096, 4096), nn.Dropout(), nn.Linear(4096, classes)]
-    return nn.Sequential(*layers, nn.Flatten(), *head)
 
 
 class Encoder(nn.Module):
@@ -193,11 +166,10 @@ ZOO: dict[str, Entry] = {
     "alexnet": Entry(alexnet, IMAGE),
     "caffenet": Entry(caffenet, (3, 227, 227)),
     # ResNet-34 for 50 maps of optical flow, as far as the text of Castro et al. says what theirs is.
-    "resnet": Entry(partial(ResNet, (3, 4, 6, 3), bottleneck=False, cin=50, classes=150), (50, 60, 60)),
-    "resnet-im": Entry(partial(ResNet, (3, 4, 6, 3), bottleneck=False, projects=False), IMAGE),
-    "resnet18": Entry(partial(ResNet, (2, 2, 2, 2), bottleneck=False), IMAGE),
+    "resnet": Entry(partial(resnet, (3, 4, 6, 3), cin=50, classes=150), (50, 60, 60)),
+    "resnet-im": Entry(partial(resnet, (3, 4, 6, 3), projects=False), IMAGE),
+    "resnet18": Entry(partial(resnet, (2, 2, 2, 2)), IMAGE),
     "resnet34": Entry(resnet34, IMAGE),
     "resnet50": Entry(resnet50, IMAGE),
     "transformer": Entry(Encoder, (128,), "int64"),
-    "vgg16": Entry(vgg16, IMAGE),
 }

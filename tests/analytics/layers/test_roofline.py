@@ -124,7 +124,7 @@ def test_what_does_not_fit_is_refused(tmp_path, path):
     table = phase_table(read_run(path))
     with pytest.raises(AnalysisError, match="are not those of the operations"):
         layer_energies(table, lambda _batch: other)
-    with pytest.raises(AnalysisError, match="has no model 'b'"):
+    with pytest.raises(AnalysisError, match="give --model one"):
         layer_energies(table, model="b")
     with pytest.raises(AnalysisError, match="no batch_size"):
         layer_energies(phase_table(read_run(write_run(tmp_path / "a.h5", batch=0))), lambda _batch: COUNT)

@@ -6,6 +6,7 @@ import tempfile
 import pytest
 
 from powerd_analytics.operations import count_operations
+from powerd_core.errors import AnalysisError
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -51,21 +52,6 @@ def test_a_complex_product_is_four_real_ones():
     # torch makes three real convolutions of a complex one.
     conv = nn.Conv1d(2, 3, 3, dtype=torch.complex64)
     assert count_operations(conv, (2, 8), dtype="complex64").forward.operations == 3 * 2 * (3 * 6) * (2 * 3)
-
-
-def test_bags_add_up_the_rows_they_pick():
-    bags, words, rows, width = 2, 5, 1000, 4
-    for mode in ("sum", "mean", "max"):
-        found = count_operations(nn.EmbeddingBag(rows, width, mode=mode), (words,), batch_size=bags, dtype="int64")
-        assert found.forward.elementwise == found.backward.elementwise == bags * words * width
-        assert found.executed_not_counted == ()
-    [tokens], [weights] = empty((bags, words), dtype=torch.int64), empty((bags, words))
-    model = Call(
-        lambda m, x, w: m.bag(x, per_sample_weights=w * m.factor), bag=nn.EmbeddingBag(rows, width, mode="sum")
-    )
-    found = count_operations(model, inputs=[tokens, weights])
-    assert found.forward.elementwise == bags * words * width + bags * words
-    assert found.executed_not_counted == ()
 
 
 def test_an_embedding_reads_the_rows_it_picks():
@@ -201,3 +187,45 @@ def test_compiled_modules_are_counted_as_torch_runs_them_without_the_compiler():
         assert (found.forward, found.backward, found.total) == (expected.forward, expected.backward, expected.total)
         assert any(note.startswith("compiled modules") for note in found.notes)
     assert [e.name for e in count_operations(torch.compile(plain), (8,)).executed] == ["0", "1", "2"]
+
+
+# -- models that ask for values
+
+
+class Asks(nn.Module):
+    """A layer that runs once more where the mean of its input is positive."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.layer(y) if x.mean().item() > 0 else y
+
+
+@pytest.mark.parametrize("model", [Asks, Asks()])
+def test_a_model_that_asks_is_counted_with_values(model):
+    count = count_operations(model, (8,), batch_size=2)
+    # Random inputs lie between 0 and 1.
+    assert (count.forward.operations, count.backward.operations) == (2 * LINEAR, 3 * LINEAR)
+    assert any("one real batch" in note for note in count.notes)
+
+
+def test_given_values_decide():
+    for value, times in ((1.0, 2), (-1.0, 1)):
+        count = count_operations(Asks, inputs=[torch.full((2, 8), value)])
+        assert count.forward.operations == times * LINEAR
+
+
+def test_a_model_without_values_that_asks_for_some_is_refused():
+    with torch.device("meta"):
+        model = Asks()
+    with pytest.raises(AnalysisError, match="give the function that makes it"):
+        count_operations(model, (8,))
+
+
+def test_a_model_that_is_too_large_to_run_is_refused(monkeypatch):
+    monkeypatch.setattr("powerd_analytics.operations.count.LARGEST_REAL_BYTES", 100)
+    with pytest.raises(AnalysisError, match="too large"):
+        count_operations(Asks, (8,))
