@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clocks import ClockTrace
-from powerd_analytics.plots.power import check_readings, envelope
+from powerd_analytics.plots.power import check_readings
 from powerd_analytics.plots.style import PALETTE, engineering_ticks, finish, legend_beside, panels, shown, styled
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import FAR_NS, Signal, load_bounded, parts_between
-from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,9 +20,10 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
-MOST_BINS, LEAST_IN_BIN = 400, 20
-MOST_LINES = 16
-SKEW_NS = 2_000_000_000
+_MOST_BINS, _LEAST_IN_BIN = 400, 20
+_MOST_LINES = 16
+_MOST_HOLES = 2000
+_SKEW_NS = 2_000_000_000
 """Rates of clocks are taken over this time: over less, they show only how the estimate was rounded."""
 
 
@@ -32,9 +32,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     """Four rows over the run's time. Raises `AnalysisError` for an unknown device, and where there are no readings."""
     devices = [run.device(device)] if device is not None else list(run.devices.values())
     every = list(dict.fromkeys(n for d in devices for n in (*d.feeds, *run.compared(d.name))))
-    names = every[:MOST_LINES]
-    if not names:
-        raise AnalysisError(f"{run.path}: this run is empty: no line feeds any of its devices")
+    names = every[:_MOST_LINES]
     signals = []
     for i, name in enumerate(names):
         progress(i / len(names), f"reading {name}")
@@ -42,9 +40,12 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     check_readings(run, signals)
     figure, axes = panels(1, (11.0, 1.9), rows=4)
     clock, rate, age, lost = axes[0]
-    _draw_bounds(clock, run)
+    for i, (name, c) in enumerate(run.clocks.items()):
+        at = (c.t_ns >= run.begin_ns) & (c.t_ns <= run.end_ns)
+        clock.plot(_s(run, c.t_ns[at]), c.half_width_ns[at] * 1e-3, color=PALETTE[i % len(PALETTE)], lw=1,
+                   marker="." if at.sum() < 60 else None, label=shown(c.board or name, 30))  # fmt: skip
     # With few readings in a bin, their number would go up and down by chance.
-    bins = int(np.clip(min(run.lines[n].count for n in names) // LEAST_IN_BIN, 20, MOST_BINS))
+    bins = int(np.clip(min(run.lines[n].count for n in names) // _LEAST_IN_BIN, 20, _MOST_BINS))
     edges = np.linspace(run.begin_ns, max(run.end_ns, run.begin_ns + 1), bins + 1)
     for i, signal in enumerate(signals):
         _draw_line(run, signal, (rate, age, lost), edges, i)
@@ -54,40 +55,26 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
                        label="recorded gap" if k == 0 and ax is rate else None)  # fmt: skip
     if not lost.collections and not run.gaps:
         lost.text(0.5, 0.5, "no readings are missing", transform=lost.transAxes, ha="center", color="#666666")
-    rate.set_ylim(0, 1.08 * max(rate.get_ylim()[1], 1e-9))
-    rate.set_ylabel("good readings (1/s)")
-    legend_beside(rate)
-    age.set_ylabel("age of the newest\nreading, at most (s)")
-    age.set_yscale("log")
+    clock.set(ylabel="clock bound (± µs)", ylim=(0, None))
+    rate.set(ylabel="good readings (1/s)", ylim=(0, 1.08 * max(rate.get_ylim()[1], 1e-9)))
+    age.set(ylabel="age of the newest\nreading, at most (s)", yscale="log")
     engineering_ticks(age.yaxis, "s")
     lost.set_yticks(range(len(names)), [shown(n, 30) for n in names], fontsize=7.5)
-    lost.set_ylim(len(names) - 0.4, -0.6)
-    lost.set_ylabel("missing")
-    lost.set_xlabel("time (s)")
+    lost.set(ylim=(len(names) - 0.4, -0.6), ylabel="missing", xlabel="time (s)")
     for ax in axes[0]:
         ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
-    note = f"{len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width"
-    if more := len(every) - len(names):
-        note += f"; {more} more line{'s are' if more > 1 else ' is'} not drawn"
+    for ax in (clock, rate):
+        if ax.lines:
+            legend_beside(ax)
+    more = f"; {len(every) - len(names)} more lines are not drawn" if len(every) > len(names) else ""
+    note = f"{len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width{more}"
     kinds = {run.lines[n].provenance.value for n in names}
     return finish(figure, f"{run.path.name}: clock and data quality", kinds, note)
 
 
-def _s(run: Run, t_ns: float) -> float:
+def _s(run: Run, t_ns: Ints | float) -> Values | float:
+    """Seconds since the run began."""
     return (t_ns - run.begin_ns) * 1e-9
-
-
-def _draw_bounds(ax: Axes, run: Run) -> None:
-    for i, (name, c) in enumerate(run.clocks.items()):
-        inside = (c.t_ns >= run.begin_ns) & (c.t_ns <= run.end_ns)
-        if inside.any():
-            since_s, bound_us = (c.t_ns[inside] - run.begin_ns) * 1e-9, c.half_width_ns[inside] * 1e-3
-            ax.plot(since_s, bound_us, color=PALETTE[i % len(PALETTE)], lw=1, marker="." if inside.sum() < 60 else None,
-                    label=shown(c.board or name, 30))  # fmt: skip
-    ax.set_ylabel("clock bound (± µs)")
-    ax.set_ylim(bottom=0)
-    if ax.lines:
-        legend_beside(ax)
 
 
 def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: Values, i: int) -> None:
@@ -95,7 +82,7 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
     rate, age, lost = axes
     bins = len(edges) - 1
     count, longest_s = np.zeros(bins), np.full(bins, np.nan)
-    spans: list[tuple[float, float]] = []
+    holes: list[tuple[float, float]] = []
     last = -FAR_NS
     for piece in parts_between(signal, -FAR_NS, FAR_NS):
         t = piece.t_ns
@@ -104,17 +91,18 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
             continue
         last = int(t[-1])
         count += np.histogram(t[new].astype(np.float64), edges)[0]
-        waits_s, missing = np.diff(t).astype(np.float64) * 1e-9, (piece.missing_ns() > 0) & new[1:]
+        waits_s, missing = np.diff(t) * 1e-9, (piece.missing_ns() > 0) & new[1:]
         at = np.clip(np.searchsorted(edges, t[1:].astype(np.float64), "right") - 1, 0, bins - 1)
         np.fmax.at(longest_s, at[new[1:]], waits_s[new[1:]])
-        spans += [(_s(run, b), w) for b, w in zip(t[:-1][missing].tolist(), waits_s[missing].tolist(), strict=True)]
-    middles_s, width_s = (edges[:-1] - run.begin_ns) * 1e-9, (edges[1] - edges[0]) * 1e-9
+        holes += np.stack([_s(run, t[:-1][missing]), waits_s[missing]], 1).tolist()
+    since_s, width_s = (edges[:-1] - run.begin_ns) * 1e-9, (edges[1] - edges[0]) * 1e-9
     colour, dashes = PALETTE[i % len(PALETTE)], ("-", "--")[i // len(PALETTE) % 2]
     label = shown(signal.line.name, 30)
-    rate.step(middles_s, count / width_s, where="post", color=colour, ls=dashes, lw=1, label=label)
-    age.step(middles_s, longest_s, where="post", color=colour, ls=dashes, lw=1)
-    if spans:
-        lost.broken_barh(sorted(spans, key=lambda s: -s[1])[:2000], (i - 0.35, 0.7), facecolor=colour)
+    rate.step(since_s, count / width_s, where="post", color=colour, ls=dashes, lw=1, label=label)
+    age.step(since_s, longest_s, where="post", color=colour, ls=dashes, lw=1)
+    if holes:
+        longest = sorted(holes, key=lambda hole: -hole[1])[:_MOST_HOLES]
+        lost.broken_barh(longest, (i - 0.35, 0.7), facecolor=colour)
 
 
 # ---- clocks ------------------------------------------------------------------------------------------------------
@@ -123,50 +111,33 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
 @styled
 def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
     """The picture of `joules clock`: offset, skew, delay and bound over the time of the run; steps are gaps."""
-    from matplotlib.figure import Figure
+    figure, ((offset, skew, delay, bound),) = panels(1, (11.0, 2.1), rows=4)
 
-    figure = Figure(figsize=(11, 9), layout="constrained")
-    offset, skew, delay, bound = figure.subplots(4, 1, sharex=True)
+    def curve(ax: Axes, t_ns: Ints, values: Values, colour: str, label: str | None = None) -> None:
+        ax.plot(_s(run, t_ns), values, color=colour, lw=1, marker="." if len(t_ns) < 60 else "", ms=3, label=label)
+
     for i, trace in enumerate(traces):
         colour = PALETTE[i % len(PALETTE)]
         from_line_ns, label = trace.offset_ns - trace.trend_ns(), shown(f"{trace.board} ({trace.epoch})")
         for k, piece in enumerate(trace.pieces()):
             t = trace.t_host_ns[piece].astype(np.int64)
-            _draw_envelope(offset, run, t, from_line_ns[piece] * 1e-3, colour, label if k == 0 else None)
-            _draw_envelope(skew, run, *_rates_ppm(t, trace.offset_ns[piece]), colour)
-            _draw_envelope(bound, run, t, trace.half_ns[piece] * 1e-3, colour)
+            curve(offset, t, from_line_ns[piece] * 1e-3, colour, label if k == 0 else None)
+            curve(bound, t, trace.half_ns[piece] * 1e-3, colour)
+            at = np.unique(np.searchsorted(t, np.arange(t[0], t[-1], _SKEW_NS)).clip(max=len(t) - 1))
+            spans_ns = np.diff(t[at])
+            skew_ppm = np.diff(trace.offset_ns[piece][at]) / spans_ns * 1e6
+            curve(skew, t[at][:-1] + spans_ns // 2, skew_ppm, colour)
         order = np.argsort(trace.delay_t_host_ns, kind="stable")
-        delays_us = trace.delay_ns[order].astype(np.float64) * 1e-3
-        _draw_envelope(delay, run, trace.delay_t_host_ns[order], delays_us, colour)
+        curve(delay, trace.delay_t_host_ns[order], trace.delay_ns[order] * 1e-3, colour)
     offset.set_ylabel("offset less its line (µs)")
     skew.set_ylabel("skew (ppm)")
     delay.set_ylabel("delay (µs)")
     delay.set_yscale("symlog", linthresh=10)
-    bound.set_ylabel("guaranteed bound (± µs)")
-    bound.set_ylim(bottom=0)
-    bound.set_xlabel("time (s)")
+    bound.set(ylabel="guaranteed bound (± µs)", ylim=(0, None), xlabel="time (s)")
+    for ax in (offset, skew, delay, bound):
+        ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
     if traces:
         offset.legend(fontsize=8, frameon=False)
     title = f"{shown(run.path.name, 100)}: clocks of the boards against the host's"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
     return figure
-
-
-def _rates_ppm(t: Ints, offset_ns: Values) -> tuple[Ints, Values]:
-    """Growth of the offset in ppm over stretches of `SKEW_NS`, and their middles."""
-    if len(t) < 2:
-        return t[:0], offset_ns[:0]
-    at = np.unique(np.searchsorted(t, np.arange(t[0], t[-1] + SKEW_NS, SKEW_NS)).clip(max=len(t) - 1))
-    spans = np.diff(t[at])
-    good = spans > 0
-    return ((t[at][:-1] + t[at][1:]) // 2)[good], np.diff(offset_ns[at])[good] / spans[good] * 1e6
-
-
-def _draw_envelope(axes: Axes, run: Run, t: Ints, values: Values, colour: str, label: str | None = None) -> None:
-    if not len(t):
-        return
-    at, low, high = envelope(t, values, int(t[0]), int(t[-1]))
-    since_s = (at - run.begin_ns) * 1e-9
-    if low is not high:
-        axes.fill_between(since_s, low, high, color=colour, alpha=0.3, lw=0)
-    axes.plot(since_s, (low + high) / 2, color=colour, lw=1.0, label=label, marker="." if len(at) < 3 else "")

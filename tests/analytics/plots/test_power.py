@@ -7,7 +7,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.plots import draw_run, save
-from powerd_analytics.plots.power import draw_power, envelope, phase_colours, zoom_window
+from powerd_analytics.plots.power import draw_power, envelope_of_many, phase_colours, zoom_window
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 
@@ -22,7 +22,7 @@ def test_the_envelope_keeps_every_extreme():
     t = np.arange(1_000_000, dtype=np.int64)
     p = np.zeros(1_000_000)
     p[123_456], p[654_321] = 500.0, -3.0
-    at, low, high = envelope(t, p, 0, 1_000_000, 800)
+    at, low, high = envelope_of_many([(t, p)], len(t), 800)
     assert len(at) <= 800
     assert high.max() == 500
     assert low.min() == -3

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from powerd_analytics.plots.configurations import SMALLEST
-from powerd_analytics.plots.style import BARS_LOG_FROM, Bar, draw_bars, scale_of
+from powerd_analytics.plots.style import BARS_LOG_FROM, Bar, draw_bars
 
 VALUES = st.floats(-1e3, 1e6).filter(lambda v: v == 0 or abs(v) >= SMALLEST)  # what tables may hold to be drawn
 HEIGHTS = st.lists(st.tuples(st.none() | VALUES, st.none() | st.floats(0, 1e3)), min_size=1, max_size=4)
@@ -16,8 +16,8 @@ HEIGHTS = st.lists(st.tuples(st.none() | VALUES, st.none() | st.floats(0, 1e3)),
 
 def drawn(heights, *, is_lower_bound=False, unknown="n.r."):
     ax = Figure(figsize=(5, 3)).subplots()
-    bars = [Bar(float(i), 0.8, h, u, "#0072B2", "", is_lower_bound) for i, (h, u) in enumerate(heights)]
-    draw_bars(ax, bars, scale_of(heights), 4.5, unknown=unknown)
+    bars = [Bar(float(i), 0.8, height, "#0072B2", "", is_lower_bound) for i, height in enumerate(heights)]
+    draw_bars(ax, bars, heights, 4.5, unknown=unknown)
     return ax
 
 
