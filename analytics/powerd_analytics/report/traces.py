@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part
+from powerd_analytics.energy.rest import merged
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal
 from powerd_analytics.signals.streams import (
@@ -32,16 +33,13 @@ from powerd_analytics.table_rows import group_line
 from powerd_analytics.text import digits, seconds
 from powerd_core.text import printable
 
-MOST_PLANES = 6
-"""48 bits: a JavaScript number holds them exactly."""
 STEPS = (1 << 16) - 1
 """Watts are rounded to this many steps between the least and the greatest of their line."""
-UNIT_NS = 1000
 MOST_PHASES = 400_000
 """Phases of one run in a page; of more, the innermost are left out."""
 MOST_GAPS = 2000
 FARTHEST_NS = 1 << 55
-"""A year: what is farther from the run's begin than this is no part of it."""
+"""A year: what is farther from the run's begin than this is no part of it, and would not fit into a column."""
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -56,18 +54,13 @@ class Columns:
     texts: dict[str, str] = field(default_factory=dict)
 
     def add(self, values: NDArray[np.integer[Any]]) -> Document:
-        """What the script needs to find and unpack a column of whole numbers.
-
-        Raises `ValueError` for differences beyond 47 bits.
-        """
+        """What the script needs to find and unpack a column of whole numbers, whose differences have up to 47 bits."""
         d = np.diff(values.astype(np.int64), prepend=np.int64(0))
-        folded = np.where(d < 0, -2 * d - 1, 2 * d).astype(np.uint64)
+        folded = np.where(d < 0, -2 * d - 1, 2 * d).astype("<u8")
         planes = max(1, -(-int(folded.max(initial=0)).bit_length() // 8))
-        if planes > MOST_PLANES:
-            raise ValueError(f"differences of up to {d.max()} do not fit into {MOST_PLANES} bytes")
-        raw = folded.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :planes]
+        raw = folded.view(np.uint8).reshape(-1, 8)[:, :planes]
         name = f"data-{len(self.texts)}"
-        self.texts[name] = base64.b64encode(zlib.compress(np.ascontiguousarray(raw.T).tobytes(), 6)).decode("ascii")
+        self.texts[name] = base64.b64encode(zlib.compress(raw.T.tobytes(), 6)).decode("ascii")
         return {"id": name, "n": len(values), "planes": planes}
 
     def add_values(self, *columns: Values) -> Document:
@@ -95,24 +88,21 @@ def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int,
     def add(name: str, role: str, points: Iterator[Points], n: int, spacing_ns: float) -> None:
         block = 1 if n <= each else int(np.ceil(2 * n / each))
         t_ns, low, high = envelope_of(points, np.arange(0, n, block))
-        watts = columns.add_values(low) if block == 1 else columns.add_values(low, high)
-        # What a block spans is known only to the next one's begin.
-        gap_us = LATE_FACTOR * spacing_ns / UNIT_NS * (1 if block == 1 else block + 1)
-        time = columns.add(_microseconds(run, t_ns))
-        lines.append(
-            {"name": printable(name), "role": role, "readings": n, "block": block, "gap_us": gap_us, "time": time}
-            | {"watts": watts}
-        )
+        lines.append({
+            "name": printable(name), "role": role, "readings": n, "block": block,
+            # What a block spans is known only to the next one's begin.
+            "gap_us": LATE_FACTOR * spacing_ns / 1000 * (1 if block == 1 else block + 1),
+            "time": columns.add(_microseconds(run, t_ns)),
+            "watts": columns.add_values(low) if block == 1 else columns.add_values(low, high),
+        })  # fmt: skip
 
     if has_sum:
-        fastest = fastest_of(feeds)
-        spacing_ns = max(s.spacing_ns for s in feeds)
-        name = f"{part.device}, sum of lines"
-        add(name, "sum", summed_of(feeds, fastest), count_points(fastest), spacing_ns)
+        fastest, spacing_ns = fastest_of(feeds), max(s.spacing_ns for s in feeds)
+        add(f"{part.device}, sum of lines", "sum", summed_of(feeds, fastest), count_points(fastest), spacing_ns)
     for role, signals in (("feed", feeds), ("compared", others)):
         for s in signals:
             add(s.line.name, role, _finite(s), count_points(s), s.spacing_ns)
-    length_us = (run.end_ns - run.begin_ns) // UNIT_NS
+    length_us = (run.end_ns - run.begin_ns) // 1000
     about = {"device": printable(part.device), "provenance": part.provenance}
     return {**about, "length_us": length_us, "gaps": _gaps(run, feeds), "lines": lines}
 
@@ -122,15 +112,12 @@ def phases_of(run: Run, columns: Columns, most: int = MOST_PHASES) -> Document:
     duration (both microseconds), class, and row in the picture, where processes lie one below the other, each with its
     depths."""
     p = run.phases
-    kept = np.arange(len(p))
-    if len(p) > most:
-        deepest = np.searchsorted(np.cumsum(np.bincount(p.depth)), most, "right")
-        kept = np.flatnonzero(p.depth < max(int(deepest), 1))[:most]
+    deepest = max(int(np.searchsorted(np.cumsum(np.bincount(p.depth)), most, "right")), 1)
+    kept = np.flatnonzero(p.depth < deepest)[:most]
     overlaps = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.overlaps])
     lanes = p.process.astype(np.int64) * 1000 + np.where(overlaps, 999, p.depth)
-    used = np.unique(lanes[kept])
+    used, rows = np.unique(lanes[kept], return_inverse=True)
     begin, end = _microseconds(run, p.begin_ns[kept]), _microseconds(run, p.end_ns[kept])
-    rows = np.searchsorted(used, lanes[kept])
     order = np.lexsort((begin, rows))
     return {
         "names": [printable(c.name) for c in p.classes],
@@ -144,7 +131,7 @@ def phases_of(run: Run, columns: Columns, most: int = MOST_PHASES) -> Document:
 def _microseconds(run: Run, t_ns: Ints) -> Ints:
     """Since the run began; times that are wildly wrong are brought to where a page can hold them."""
     since_ns: Ints = np.clip(t_ns, run.begin_ns - FARTHEST_NS, run.begin_ns + FARTHEST_NS) - run.begin_ns
-    return since_ns // UNIT_NS
+    return since_ns // 1000
 
 
 def _finite(signal: Signal) -> Iterator[Points]:
@@ -157,51 +144,32 @@ def _finite(signal: Signal) -> Iterator[Points]:
 def _gaps(run: Run, signals: Sequence[Signal]) -> list[list[int]]:
     """Stretches that miss readings of any line, those that overlap as one; of very many, the longest."""
     holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s) for s in signals)])
-    holes = np.unique((holes - run.begin_ns) // UNIT_NS, axis=0)
-    if not len(holes):
-        return []
-    ends = np.maximum.accumulate(holes[:, 1])
-    first = np.flatnonzero(np.concatenate([[True], holes[1:, 0] > ends[:-1]]))
-    merged = np.stack([holes[first, 0], ends[np.append(first[1:], len(holes)) - 1]], 1)
-    longest = merged[np.argsort(merged[:, 0] - merged[:, 1], kind="stable")[:MOST_GAPS]]
-    gaps: list[list[int]] = sorted(longest.tolist())
-    return gaps
+    gaps = np.stack(merged(holes[:, 0], holes[:, 1]), 1)
+    longest = np.argsort(gaps[:, 0] - gaps[:, 1], kind="stable")[:MOST_GAPS]
+    us: list[list[int]] = ((gaps[np.sort(longest)] - run.begin_ns) // 1000).tolist()
+    return us
 
 
 def box_of(run_name: str, trace: Document, phases: Document | None) -> Document:
     """What the template shows around a trace."""
     lines, name = trace["lines"], printable(f"{run_name}: {trace['device']}")
     readings = sum(x["readings"] for x in lines if x["role"] != "sum")
-    note = _thinning_note(lines)
+    notes = []
+    for x in lines:
+        number = f"{x['readings']:,} readings".replace(",", " ")
+        points = "interpolated at the readings of the fastest line" if x["role"] == "sum" else number
+        thinned = f", thinned: least and greatest of every {x['block']}" if x["block"] > 1 else ""
+        notes.append(f"{x['name']}: {points}{thinned}, power to within {digits(x['watts']['step'] / 2, 2)} W")
+    note = "; ".join(notes) or "This device has fewer than two good readings: there is nothing to draw"
     if phases is not None and phases["left_out"]:
-        note += f" {phases['left_out']} of the innermost phases are left out here, not in the tables."
+        note += f". {phases['left_out']} of the innermost phases are left out here, not in the tables"
     return {
         "heading": name,
         "provenance": trace["provenance"],
         "lines": [f"{x['name']} (compared)" if x["role"] == "compared" else x["name"] for x in lines],
         "has_sum": any(x["role"] == "sum" for x in lines),
-        "with_phases": phases is not None and phases["rows"] > 0,
+        "with_phases": phases is not None,
         "text": f"Power over {seconds(trace['length_us'] * 1e-6)} of {name}, {len(lines)} curves of {readings} "
         "readings; arrow keys move, plus and minus zoom, the values at the cursor are read out below.",
-        "note": note,
+        "note": f"{note}.",
     }
-
-
-def _thinning_note(lines: Sequence[Mapping[str, Any]]) -> str:
-    """How many readings stand in the page, and how they were thinned."""
-    if not lines:
-        return "This device has fewer than two good readings: there is nothing to draw."
-    alike: dict[str, list[Mapping[str, Any]]] = {}
-    for line in lines:
-        points = f"{line['readings']:,} readings".replace(",", " ")
-        if line["role"] == "sum":
-            points = "interpolated at the readings of the fastest line"
-        if line["block"] > 1:
-            points += f", thinned: least and greatest of every {line['block']}"
-        alike.setdefault(points, []).append(line)
-    notes = []
-    for points, same in alike.items():
-        whose, each = (same[0]["name"], "") if len(same) == 1 else (f"{len(same)} lines", " each")
-        resolution_w = max(x["watts"]["step"] for x in same) / 2
-        notes.append(f"{whose}: {points}{each}, power to within {digits(resolution_w, 2)} W")
-    return "; ".join(notes) + "."
