@@ -18,7 +18,6 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from powerd_analytics.live.recording import CurrentPhase, RunPhases
 from powerd_analytics.runs.run import Readings, RunLine
 from powerd_analytics.signals.signal import make_signal
 from powerd_client.hostclock import now_ns
@@ -41,7 +40,6 @@ class LiveLine:
     """One line since it was first heard."""
 
     line: Line
-    stream: Stream
     info: RunLine
     feeds: bool
     """Whether the sum of its device holds it."""
@@ -58,7 +56,7 @@ class LiveLine:
 
     def take(self, codes: Columns) -> None:
         """Readings as they came, times increasing."""
-        n = len(codes["t_ns"])
+        n, joules, seconds = len(codes["t_ns"]), 0.0, 0.0
         self.readings += n
         if isinstance(self.line.conversion, QuantityConversion):
             self.value = float(codes[self.line.conversion.column][-1]) * self.line.conversion.per_code
@@ -68,27 +66,19 @@ class LiveLine:
         values = {k: v for k, v in joined.items() if k not in ("t_ns", "flags")}
         signal = make_signal(self.info, Readings(joined["t_ns"], joined["flags"], values))
         self.bad += signal.bad
+        if not len(signal):
+            return
+        t_ns = int(signal.t_ns[-1])
         if len(signal) > 1:
-            known = ~signal.broken if signal.is_counter else np.ones(len(signal) - 1, bool)
             dt = np.diff(signal.t_ns) * 1e-9
+            known = ~signal.broken if signal.is_counter else np.ones(len(dt), bool)
             steps = np.diff(signal.value) if signal.is_counter else (signal.value[1:] + signal.value[:-1]) / 2 * dt
             joules, seconds = float(steps[known].sum()), float(dt[known].sum())
             self.energy_j += joules
             self.covered_s += seconds
-            self._remember(int(signal.t_ns[-1]), joules, seconds, n)
-        if len(signal):
-            at = int(np.flatnonzero(joined["t_ns"] == signal.t_ns[-1])[-1])
-            self.last = {k: v[at : at + 1] for k, v in joined.items()}
-
-    def lose(self) -> None:
-        """Readings were lost behind the latest one. A counter has counted on meanwhile."""
-        if self.line.quantity != "energy_j":
-            self.last = None
-
-    def resume(self, before: LiveLine) -> None:
-        """Go on from the sums of the same line of a powerd that was restarted."""
-        self.energy_j, self.covered_s = before.energy_j, before.covered_s
-        self.readings, self.bad = before.readings, before.bad
+            self._remember(t_ns, joules, seconds, n)
+        at = int(np.flatnonzero(joined["t_ns"] == t_ns)[-1])
+        self.last = {k: v[at : at + 1] for k, v in joined.items()}
 
     def _remember(self, t_ns: int, joules: float, seconds: float, readings: int) -> None:
         self.recent.append((t_ns, joules, seconds, readings))
@@ -109,29 +99,33 @@ class LiveLine:
     @property
     def rate_hz(self) -> float | None:
         """Readings a second, good and bad."""
-        if len(self.recent) < 2:
-            return None
-        span_s = (self.recent[-1][0] - self.recent[0][0]) * 1e-9
+        span_s = (self.recent[-1][0] - self.recent[0][0]) * 1e-9 if self.recent else 0.0
         return sum(n for _, _, _, n in list(self.recent)[1:]) / span_s if span_s > 0 else None
 
 
 class LiveBoard:
     """All lines of one powerd, and what was lost on the way."""
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, before: LiveBoard | None = None) -> None:
+        """``before``: what was counted until powerd was restarted, which goes on."""
         self.description = description
         feeds = {name for device in description.devices for name in device.feeds}
         self._streams = {stream.number: stream for stream in description.streams}
         self.lines = {
-            line.name: LiveLine(line, stream, _run_line(line, stream, description.board), line.name in feeds)
+            line.name: LiveLine(line, _run_line(line, stream, description.board), line.name in feeds)
             for stream in description.streams
             for line in stream.lines
         }
-        self.lost_scans = 0
-        self.gaps = 0
+        self.gaps = self.lost_scans = 0
         self.unknown_gaps = 0
         """Gaps of which nobody knows how many scans they are; among ``gaps``."""
         self.last_cause = ""
+        if before is not None:
+            self.gaps, self.unknown_gaps = before.gaps + 1, before.unknown_gaps + 1
+            self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
+            for name in self.lines.keys() & before.lines.keys():
+                for count in ("energy_j", "covered_s", "readings", "bad"):
+                    setattr(self.lines[name], count, getattr(before.lines[name], count))
 
     def take(self, event: Block | Gap) -> None:
         """A frame of the data socket, in turn. Frames of another epoch of the powerd are left alone."""
@@ -144,7 +138,8 @@ class LiveBoard:
             self.lost_scans += max(event.lost, 0)
             self.last_cause = event.cause
             for line in stream.lines:
-                self.lines[line.name].lose()
+                if line.quantity != "energy_j":  # a counter has counted on meanwhile
+                    self.lines[line.name].last = None
             return
         types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
         types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
@@ -154,14 +149,6 @@ class LiveBoard:
         for i, line in enumerate(stream.lines):
             own = {name: table[:, i] for name, table in tables.items() if name != "dt_ns"}
             self.lines[line.name].take({"t_ns": t_ns + tables["dt_ns"][:, i], **own})
-
-    def resume(self, before: LiveBoard) -> None:
-        """Go on from what was counted before powerd was restarted: its lines' sums, and a gap of unknown length."""
-        self.gaps, self.unknown_gaps = before.gaps + 1, before.unknown_gaps + 1
-        self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
-        for name, line in self.lines.items():
-            if name in before.lines:
-                line.resume(before.lines[name])
 
 
 def _run_line(line: Line, stream: Stream, board: str) -> RunLine:
@@ -202,8 +189,7 @@ class Feed:
             while link.control.poll(0):
                 link.receive_control()
             if link.description is not None and link.description.epoch != self.board.description.epoch:
-                before, self.board = self.board, LiveBoard(link.description)
-                self.board.resume(before)
+                self.board = LiveBoard(link.description, self.board)
                 self.restarts += 1
                 self._delays.clear()
             if now_ns() - self._exchange_ns > _EXCHANGE_NS:
@@ -212,7 +198,7 @@ class Feed:
                     self._delays.append((exchange.t4_host_ns, exchange.delay_ns))
         except PowerdError as error:
             self.trouble = str(error)
-        longest_s = max((line.stream.period_ns for line in self.board.lines.values()), default=0) * 1e-9
+        longest_s = max((stream.period_ns for stream in self.board.description.streams), default=0) * 1e-9
         if (quiet_s := time.monotonic() - self._heard_s) > _QUIET_S + 2 * longest_s:
             self.trouble = f"nothing heard for {quiet_s:.0f} s"
 
@@ -222,9 +208,6 @@ class Feed:
         now = now_ns()
         bounds_ns = [delay / 2 + (now - t) * _DRIFT for t, delay in self._delays]
         return min(bounds_ns) * 1e-9 if bounds_ns else None
-
-    def close(self) -> None:
-        self.link.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +222,16 @@ class DeviceFigures:
 
 
 class Watch:
-    """All feeds, and the run if there is one."""
+    """The powerds that are listened to."""
 
-    def __init__(self, urls: Sequence[str], run: RunPhases | None, keys: Path | None = None) -> None:
+    def __init__(self, urls: Sequence[str], keys: Path | None = None) -> None:
         """``keys`` is the directory of keys. Raises `PowerdError` when one of the powerds does not answer."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.feeds: list[Feed] = []
-        self.run = run
         self._begin_s = time.monotonic()
         try:
-            self.feeds = [Feed(self._context, url, keys) for url in urls]
+            for url in urls:
+                self.feeds.append(Feed(self._context, url, keys))
         except PowerdError:
             self.close()
             raise
@@ -268,14 +251,7 @@ class Watch:
         ready = dict(poller.poll(int(timeout_s * 1000)))
         for feed in self.feeds:
             feed.step()
-        return descriptor is not None and descriptor in ready
-
-    def phases(self) -> list[CurrentPhase]:
-        """Where the run's processes are now."""
-        if self.run is None:
-            return []
-        self.run.update()
-        return self.run.current()
+        return descriptor in ready
 
     def lines(self) -> list[LiveLine]:
         """Lines of all powerds, in their order."""
@@ -286,17 +262,16 @@ class Watch:
         figures = []
         for board in (feed.board for feed in self.feeds):
             for device in board.description.devices:
-                parts: dict[str, list[LiveLine]] = {}
-                for line in (board.lines[name] for name in device.feeds if name in board.lines):
-                    parts.setdefault(line.line.provenance.value, []).append(line)
-                for provenance, lines in parts.items():
-                    power_w, energy_j = _sum([s.power_w for s in lines]), _sum([s.known_j for s in lines])
-                    figures.append(DeviceFigures(device.name, provenance, power_w, energy_j, len(lines)))
+                lines = [board.lines[name] for name in device.feeds if name in board.lines]
+                for kind in dict.fromkeys(line.line.provenance.value for line in lines):
+                    own = [line for line in lines if line.line.provenance.value == kind]
+                    power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
+                    figures.append(DeviceFigures(device.name, kind, power_w, energy_j, len(own)))
         return figures
 
     def close(self) -> None:
         for feed in self.feeds:
-            feed.close()
+            feed.link.close()
         with contextlib.suppress(zmq.ZMQError):
             self._context.destroy(linger=0)
 
