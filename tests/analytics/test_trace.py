@@ -11,7 +11,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from powerd_analytics import cli
 from powerd_analytics.clocks import SLEW, WallClock, wall_clock
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.trace import MARGIN_NS, lanes_of, write_trace
+from powerd_analytics.trace import MARGIN_NS, laid_out, write_trace
 from powerd_client.hostclock import WallAnchor, anchor_note, take_anchor
 from powerd_core.errors import AnalysisError
 
@@ -205,7 +205,7 @@ def test_phases_of_several_threads_get_lanes_of_their_own(tmp_path):
         PhaseSpec("c", 100 * MS, 200 * MS),
     ]
     run = read_run(make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 50 + 0 * t)], phases))
-    assert lanes_of(run, np.arange(4)).tolist() == [0, 1, 1, 0]
+    assert laid_out(run, np.arange(4))[0].tolist() == [0, 1, 1, 0]
     write_trace(run, tmp_path / "o.json")
     check_perfetto(json.loads((tmp_path / "o.json").read_text()))
 

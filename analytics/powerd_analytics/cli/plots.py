@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["power", "phases", "pareto", "caps", "layers", "quality"]
 OF_CONFIGURATIONS = ("phases", "pareto", "caps")
-FROM_TABLES = (*OF_CONFIGURATIONS, "layers")
-TABLES = (".csv", ".parquet", ".tsv")
 
 
 def plot(
@@ -55,10 +53,12 @@ def plot(
 
     if not runs:
         raise ConfigError("nothing to draw: give a run file, as in `joules plot run.h5 -o power.png`")
-    is_table = runs[0].suffix.lower() in TABLES
-    _check(runs, kind, is_table=is_table)
-    if is_table and (device is not None or calibration is not None):
-        raise ConfigError("--device and --calibration are for run files, not for a table")
+    is_table = runs[0].suffix.lower() in (".csv", ".parquet", ".tsv")
+    if is_table and (kind not in (*OF_CONFIGURATIONS, "layers") or device is not None or calibration is not None):
+        kinds = ", ".join((*OF_CONFIGURATIONS, "layers"))
+        raise ConfigError(f"{runs[0]} is a table: it goes with --kind {kinds}, and without --device and --calibration")
+    if len(runs) > 1 and (is_table or kind not in OF_CONFIGURATIONS):
+        raise ConfigError(f"{len(runs)} files: only --kind {', '.join(OF_CONFIGURATIONS)} take several, of runs")
     if reference is not None and kind not in ("pareto", "caps"):
         raise ConfigError("--reference goes with --kind pareto or --kind caps")
     if not 1 <= k < 1e6:
@@ -66,47 +66,46 @@ def plot(
     out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
     shared.refuse_picture(out, overwrite)
     with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
-        figure = _figure(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
+        if kind in OF_CONFIGURATIONS:
+            figure = _of_configurations(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
+        else:
+            figure = _of_run(runs[0], kind, device, calibration, progress, is_table=is_table)
         progress(0.9, "drawing")
         shared.write(out, lambda partial: save(figure, partial), overwrite)
     print(out)
 
 
-def _check(runs: tuple[Path, ...], kind: Kind | None, *, is_table: bool) -> None:
-    if is_table and kind not in FROM_TABLES:
-        raise ConfigError(f"{runs[0]} is a table: say what to draw of it: --kind {', '.join(FROM_TABLES)}")
-    if len(runs) > 1 and (is_table or kind not in OF_CONFIGURATIONS):
-        what = "a table" if is_table else f"--kind {kind}" if kind else "a picture without --kind"
-        raise ConfigError(
-            f"{len(runs)} files: {what} is drawn of one; --kind {', '.join(OF_CONFIGURATIONS)} take several runs"
-        )
-
-
-def _figure(
+def _of_configurations(
     runs: tuple[Path, ...], kind: Kind | None, device: str | None, calibration: Path | None, reference: str | None,
     k: float, progress: LateProgress, *, is_table: bool,
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
     from powerd_analytics.campaign import read_campaign
+    from powerd_analytics.published import read_table
+
+    if is_table:
+        configurations = plots.configurations_of_table(read_table(runs[0], progress))
+    else:
+        configurations = plots.configurations_of_records(read_campaign(runs, device, calibration, progress=progress))
+    name = runs[0].name if len(runs) == 1 else f"{len(runs)} files"
+    if kind == "phases":
+        return plots.draw_phases(configurations, name)
+    return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
+
+
+def _of_run(
+    path: Path, kind: Kind | None, device: str | None, calibration: Path | None, progress: LateProgress, *,
+    is_table: bool,
+) -> Figure:  # fmt: skip
+    from powerd_analytics import plots
     from powerd_analytics.layers import layer_energies
     from powerd_analytics.published import read_table
 
-    path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
-    if kind in OF_CONFIGURATIONS:
-        if is_table:
-            configurations = plots.configurations_of_table(read_table(path, progress))
-        else:
-            records = read_campaign(runs, device, calibration, progress=progress)
-            configurations = plots.configurations_of_records(records)
-        if kind == "phases":
-            return plots.draw_phases(configurations, name)
-        return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
+    if kind == "layers" and is_table:
+        return plots.draw_layers(plots.layers_of_table(read_table(path, progress)), path.name)
     if kind == "layers":
-        if is_table:
-            layers = plots.layers_of_table(read_table(path, progress))
-        else:
-            layers = plots.layers_of_rows(layer_energies(shared.table_of(path, device, calibration, progress)))
-        return plots.draw_layers(layers, name)
+        rows = layer_energies(shared.table_of(path, device, calibration, progress))
+        return plots.draw_layers(plots.layers_of_rows(rows), path.name)
     run = shared.open_run(path, calibration, progress, is_checked=True)
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)
@@ -138,12 +137,8 @@ def report(
     """
     from powerd_analytics.report import ReportOptions, write_report
 
-    if not runs:
-        raise ConfigError("no run: give run files or directories of them, as in `joules report run.h5 -o report.html`")
-    if output is None:
-        raise ConfigError("no file to write to: give it with -o, as in -o report.html")
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{output}: a report is written as .html")
+    if not runs or output is None or output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError("give run files and a page to write, as in `joules report run.h5 -o report.html`")
     options = ReportOptions(
         device, calibration, max_points, title=title, length=training.length(), factors=costs.factors()
     )
@@ -183,20 +178,10 @@ def trace(
         raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
-        opened = shared.open_run(run, None, progress)
-        written = []
-
-        def make(partial: Path) -> None:
-            written.append(
-                write_trace(
-                    opened, partial, profile, device=device, most_points=max_points, whole_run=whole_run,
-                    progress=progress,
-                )
-            )  # fmt: skip
-
-        shared.write(output, make, overwrite)
-    (trace,) = written
-    counts = [
-        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((trace.counters, "counter"), (trace.phases, "phase"))
+        opened, done = shared.open_run(run, None, progress), []
+        options = {"device": device, "most_points": max_points, "whole_run": whole_run, "progress": progress}
+        shared.write(output, lambda partial: done.append(write_trace(opened, partial, profile, **options)), overwrite)
+    words = [
+        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((done[0].counters, "counter"), (done[0].phases, "phase"))
     ]
-    print(f"{output}: {', '.join([*counts, *([trace.alignment] if profile else [])])}")
+    print(f"{output}: {', '.join(filter(None, [*words, done[0].alignment]))}")
