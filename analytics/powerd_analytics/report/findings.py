@@ -1,19 +1,15 @@
 """What a page says first, in plain words: which phase takes most, which configuration is best, what is not known.
 
-Differences of joules between configurations are those that `joules compare` finds, by the same code: a configuration is
-best only as far as repeats can tell it from the others.
+Two figures are distinguishable where they differ by more than the root of the sum of squares of their 95 % half-widths.
+That takes them as independent; `joules compare` knows what their sensors share, and tests repeats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from math import hypot
-from typing import NamedTuple
+from math import hypot, inf, isfinite
 
 from powerd_analytics.campaign import (
-    CAP_STEP_W,
-    CLOCK_SHARE,
     averaged,
     figure_of,
     group_of,
@@ -22,16 +18,13 @@ from powerd_analytics.campaign import (
     of_configurations,
     of_trainings,
     parts_of_machines,
-    paths_of,
     without_gflops,
     without_summands,
 )
-from powerd_analytics.compare import LEVEL, NOTHING, Sample, compare, holm
 from powerd_analytics.costs import CO2, Factors, with_factors
-from powerd_analytics.export import Cell, cell_text
+from powerd_analytics.export import Cell
 from powerd_analytics.records import Record, attributes_of, number_of
 from powerd_analytics.text import digits, first_of, seconds
-from powerd_core.errors import AnalysisError
 
 NO_FACTORS = Factors()
 MOST_LINES = 6
@@ -39,16 +32,11 @@ MOST_LINES = 6
 MOST_UNKNOWN = 0.25
 """Where phases without joules last a larger share of the time of a configuration's phases, which of these takes most is
 not known."""
-LEAST_SHARE = 0.5
-"""A phase that stands for the whole takes at least this share of its joules."""
 
 
-def findings(records: Sequence[Record], samples: Sequence[Sample] = (), factors: Factors = NO_FACTORS) -> list[str]:
+def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[str]:
     """Sentences on the records of one or many runs (`powerd_analytics.campaign_tables.prepared`), the first of which
-    matters most.
-
-    ``samples``: what is behind these records, from which differences between configurations get their significance.
-    ``factors``: of CO2 and money, where these are asked for.
+    matters most. ``factors``: of CO2 and money, where these are asked for.
     """
     several = [r for r in records if r["kind"] in ("phase", "total")]
     means = averaged(several)
@@ -59,7 +47,7 @@ def findings(records: Sequence[Record], samples: Sequence[Sample] = (), factors:
     if phases and all(r["j_per_batch"] is None for r in phases):
         lines = ["No innermost phase has an energy that the sensors could resolve."]
     totals = of_trainings([r for r in by_batch if r["kind"] == "total"])
-    lines += [*_best_configurations(totals, samples), *_costs(means, factors)]
+    lines += [*_best_configurations(totals), *_costs(means, factors)]
     return [*lines, *_recordings([r for r in records if r["kind"] == "run"]), *_unknown(means)]
 
 
@@ -159,7 +147,7 @@ def _is_more(ranked: Sequence[Record]) -> bool:
 # ---- which configuration is best ---------------------------------------------------------------------------------
 
 
-def _best_configurations(totals: Sequence[Record], samples: Sequence[Sample]) -> list[str]:
+def _best_configurations(totals: Sequence[Record]) -> list[str]:
     """Least energy and least energy-delay product a sample, among totals of one model by joules of one kind, of one
     part of the machine where recordings have several."""
     parts = parts_of_machines(totals)
@@ -185,113 +173,26 @@ def _best_configurations(totals: Sequence[Record], samples: Sequence[Sample]) ->
         whose = ", ".join(str(word) for word in (model if several else None, part or None) if word is not None)
         least = f"{whose}: least" if whose else "Least"
         names = [configuration(r, rated, without_model=several) for r in rated]
-        lines.append(f"{least} energy a sample: {_least_energy(rated, names, samples)} ({provenance}, {len(rated)} "
-                     "configurations).")  # fmt: skip
-        products = [_a_sample(r, 2) for r in rated]
-        first, second = sorted(range(len(rated)), key=lambda i: products[i])[:2]
-        more = 100 * (products[second][0] / products[first][0] - 1) if products[first][0] else 0.0
-        lines.append(f"{least} energy-delay product a sample: {names[first]}, {products[first][1]} J s; next is "
-                     f"{names[second]}, {_rounded(more, 3)} % more ({provenance}).")  # fmt: skip
+        lines.append(f"{least} energy a sample: {_least(rated, names, 1)} ({provenance}, {len(rated)} configurations).")
+        lines.append(f"{least} energy-delay product a sample: {_least(rated, names, 2)} ({provenance}).")
     return lines
 
 
-def _a_sample(record: Record, power: int = 1) -> tuple[float, str]:
-    """Joules of one sample times its seconds to ``power`` - 1, and the same in words with its 95 % interval."""
-    watts, scale = figure_of(record, "power_w"), (number_of(record, "samples_per_s") or 1.0) ** -power
-    if watts is None:
-        return 0.0, ""
-    interval = "" if watts.u95 is None else f" ± {digits(watts.u95 * scale, 2)}"
-    return watts.value * scale, digits(watts.value * scale) + interval
-
-
-class _Step(NamedTuple):
-    """From the best configuration to another: per cent more joules a sample, with its p corrected for the rows of the
-    comparison (None without repeats), and what the repeats are."""
-
-    percent: float
-    u95_percent: float | None = None
-    p: float | None = None
-    repeats: str = NOTHING
-
-
-def _least_energy(rated: Sequence[Record], names: Sequence[str], samples: Sequence[Sample]) -> str:
-    """The configuration with least joules a sample, and how sure it is that others have more."""
-    figures = [_a_sample(r) for r in rated]
-    first, *others = sorted(range(len(rated)), key=lambda i: figures[i][0])
-    value, of_best = figures[first][0], _samples_of(rated[first], samples)
-    steps = []
-    for i in others:
-        rise = 100 * (figures[i][0] / value - 1) if value else 0.0
-        steps.append(_step(of_best, _samples_of(rated[i], samples)) or _Step(rise))
-    steps = [step._replace(p=p) for step, p in zip(steps, holm([s.p for s in steps]), strict=True)]
-    tried = [(names[i], step) for i, step in zip(others, steps, strict=True)]
-    close = [name for name, s in tried if s.p is not None and not (s.p < LEVEL and s.percent > 0)]
-    untold = [name for name, s in tried if s.p is None]
-    parts = [f"not distinguishable from {first_of(close, '; ', 3)}"] if close else []
-    parts += [f"without repeats that would tell it from {first_of(untold, '; ', 3)}"] if untold else []
-    sure = "; ".join(parts) or "distinguishable from all others"
-    name, step = tried[0]
-    more = f"{_rounded(step.percent, 3)} % more, without repeats that would tell whether by chance"
-    if step.p is not None:
-        reach = "" if step.u95_percent is None else f" ± {_rounded(step.u95_percent, 2)}"
-        p = cell_text("p", step.p, 2)
-        p = f"p {p}" if p.startswith("<") else f"p = {p}"
-        more = f"{_rounded(step.percent, 3)}{reach} % more ({p}, Welch's t, {step.repeats})"
-    return f"{names[first]}, {figures[first][1]} J, {sure}; next is {name}, {more}"
-
-
-def _rounded(value: float, places: int) -> str:
-    """So many significant digits and no zeros behind them, large ones without an exponent."""
-    return f"{float(f'{value:.{places}g}'):.15g}"
-
-
-def _step(a: Sequence[Sample], b: Sequence[Sample]) -> _Step | None:
-    try:
-        comparison = compare(a, b)
-    except AnalysisError:
-        return None
-    kind, phase = comparison.names.index("kind"), comparison.names.index("phase")
-    rows = [d for d in comparison.rows if d.figure == "j_per_batch"]
-    total = next((d for d in rows if d.key[kind] == "total"), None)
-    if total is None or not total.a.value:
-        return None
-    tested, repeats = total, total.repeats
-    if total.p is None:
-        # Single totals have no repeats: the phase with most joules stands for them, where it is most of them.
-        least_j = LEAST_SHARE * total.a.value
-        phases = [d for d in rows if d.key[kind] == "phase" and d.p is not None and d.a.value >= least_j]
-        if phases:
-            tested = max(phases, key=lambda d: d.a.value)
-            repeats = f"{tested.repeats}, phase {tested.key[phase]}"
-    percent = 100 / tested.a.value
-    u95 = tested.u95 * percent if tested.u95 is not None else None
-    return _Step(tested.change * percent, u95, tested.p, repeats)
-
-
-def _samples_of(total: Record, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of one configuration, their joules and seconds those of one sample of a batch."""
-    rate, batch_s = number_of(total, "samples_per_s"), number_of(total, "s_per_batch")
-    if not rate or not batch_s:
-        return []
-    return [_scaled(s, 1 / (rate * batch_s)) for s in samples if _belongs(s.record, total)]
-
-
-def _belongs(record: Record, total: Record) -> bool:
-    same = ("host", "model", "batch_size", "gpus", "device", "device_name", "provenance", "attributes")
-    if any(record[name] != total[name] for name in same) or str(record["path"]) not in paths_of(total):
-        return False
-    cap_w, clock_hz = number_of(total, "power_cap_w"), number_of(total, "clock_hz")
-    own_w, own_hz = number_of(record, "power_cap_w"), number_of(record, "clock_hz")
-    is_cap = own_w is None or cap_w is None or abs(own_w - cap_w) <= CAP_STEP_W
-    return is_cap and (own_hz is None or clock_hz is None or abs(own_hz - clock_hz) <= CLOCK_SHARE * clock_hz)
-
-
-def _scaled(s: Sample, factor: float) -> Sample:
-    scaled = ("j_per_batch", "energy_j", "u95_j", "u_statistical_j", "u_systematic_j", "s_per_batch", "time_s")
-    values = {name: number_of(s.record, name) for name in scaled}
-    record = {**s.record, **{name: None if v is None else v * factor for name, v in values.items()}}
-    sensors = tuple(replace(x, joules=x.joules * factor, seconds=x.seconds * factor) for x in s.sensors)
-    return Sample(record, s.joules * factor, s.seconds * factor, sensors)
+def _least(rated: Sequence[Record], names: Sequence[str], power: int) -> str:
+    """The configuration with least joules of one sample times its seconds to ``power`` - 1, and which others differ
+    from it by more than their 95 % intervals."""
+    figures = []
+    for r in rated:
+        watts, scale = figure_of(r, "power_w"), (number_of(r, "samples_per_s") or 1.0) ** -power
+        u95 = watts.u95 if watts else None
+        figures.append((watts.value * scale if watts else 0.0, inf if u95 is None else u95 * scale))
+    first, *others = sorted(range(len(rated)), key=lambda i: figures[i])
+    value, u95 = figures[first]
+    close = [names[i] for i in others if not figures[i][0] - value > hypot(u95, figures[i][1])]
+    sure = f"not distinguishable from {first_of(close, '; ', 3)}" if close else "distinguishable from all others"
+    more = 100 * (figures[others[0]][0] / value - 1) if value else 0.0
+    number = f"{digits(value)}{f' ± {digits(u95, 2)}' if isfinite(u95) else ''} {'J' if power == 1 else 'J s'}"
+    return f"{names[first]}, {number}, {sure}; next is {names[others[0]]}, {float(f'{more:.3g}'):.15g} % more"
 
 
 # ---- what it costs, and what is not known ------------------------------------------------------------------------

@@ -27,7 +27,6 @@ from powerd_analytics.campaign import (
     without_summands,
 )
 from powerd_analytics.campaign_tables import are_over_machines, field_tables, job_tables, prepared
-from powerd_analytics.compare import Sample, samples_of, summed_samples
 from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.export import Cell
@@ -73,7 +72,6 @@ class _RunPart:
 
     run: Run
     records: list[Record]
-    samples: list[Sample]
     budget: list[BudgetRow]
     lines: list[tuple[Run, Signal, str]]
     traces: list[Document]
@@ -107,7 +105,6 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
     table = table_of(run, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
     records = records_of(run, table)
     check_run(path, records)
-    samples = samples_of(run, loaded, records)
     budget = budget_rows(run, options.device, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
     # Lines to compare with stand at a device's first part only.
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in loaded}
@@ -119,7 +116,7 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
     ]
     phases = phases_of(run, columns) if traces and len(run.phases) else None
     progress(0.9, f"checksum of {path.name}")
-    return _RunPart(run, records, samples, budget, lines, traces, phases, sheets.sha256(path))
+    return _RunPart(run, records, budget, lines, traces, phases, sheets.sha256(path))
 
 
 def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns) -> str:
@@ -137,7 +134,6 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
     records = sheets.named(prepared(merge_jobs([r for p in parts for r in p.records]), options.length), names)
     colours = _colours(records)
     boxes, documents = _boxes(parts, names, colours)
-    samples = [s for p in parts for s in p.samples]
     kinds = sorted({str(r["provenance"]) for r in records})
     others = " and ".join(k for k in kinds if k != "measured")
     inner = of_configurations(innermost(averaged(without_gflops(r) for r in without_summands(records))))
@@ -148,10 +144,10 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
     budgets = [(f"budget-{i}", sheets.budget_sheet(names[p.run.path], p.budget)) for i, p in enumerate(parts)]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     return environment.from_string(template).render(
-        title=printable(options.title or sheets.title(runs)),
+        title=printable(options.title or f"Energy of {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"),
         subtitle=printable(sheets.subtitle(runs)),
         provenances=kinds,
-        findings=list(map(printable, findings(records, [*samples, *summed_samples(samples)], factors))),
+        findings=list(map(printable, findings(records, factors))),
         table_note=f"Power here is {' and '.join(kinds)}: {others} joules are no measurement." if others else "",
         figures=[(Markup(svg), caption) for svg, caption in phase_bars(inner, colours)],
         tables=list(map(shown_sheet, _tables(records, factors))),
@@ -164,7 +160,6 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
         citation=printable(sheets.citation(runs)),
         files=[shown_sheet(sheets.files_sheet(runs, [p.checksum for p in parts], names))],
         commands=list(map(printable, sheets.commands(names, device, options.calibration, options.length, factors))),
-        made_by=f"Made with {sheets.version_text()}.",
         blocks=columns.texts,
         traces_json=Markup(_json(documents)),
         style=Markup(style),

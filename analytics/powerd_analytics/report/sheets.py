@@ -7,7 +7,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -303,14 +303,6 @@ def commands(names: Names, device: str | None, calibration: Path | None, length:
 # ---- words -------------------------------------------------------------------------------------------------------
 
 
-def version_text() -> str:
-    """The version of the package, or that it is not installed as one."""
-    try:
-        return f"powerd {version('powerd')}"
-    except PackageNotFoundError:
-        return "powerd, not installed as a package"
-
-
 def _days(runs: Sequence[Run], length: int) -> str:
     """When the runs were recorded, so many characters of the date."""
     days = sorted(str(r.attributes.get("created_utc", ""))[:length].replace("T", " ") for r in runs)
@@ -323,12 +315,8 @@ def citation(runs: Sequence[Run]) -> str:
     many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0].attributes.get('run_id', '?')}"
     return (
         f"Cite as: energies ({' and '.join(kinds)} power) of {many}, recorded on {_days(runs, 10)} and evaluated with "
-        f"{version_text()}; run files with the SHA-256 checksums below."
+        f"powerd {version('powerd')}; run files with the SHA-256 checksums below."
     )
-
-
-def title(runs: Sequence[Run]) -> str:
-    return f"Energy of {runs[0].path.name}" if len(runs) == 1 else f"Energy of {len(runs)} runs"
 
 
 def subtitle(runs: Sequence[Run]) -> str:
