@@ -230,23 +230,28 @@ class Trace {
   /** Phases of a row. Where several share a pixel their colours would be chance: one colour for all, and their number. */
   band(c, row, top, colour) {
     const first = Math.max(countBelow(row.begin, this.begin) - 1, 0), last = countBelow(row.begin, this.end);
-    const isMany = last - first > this.width, right = LEFT + this.width;
     c.textBaseline = "middle"; c.textAlign = "left";
-    let drawn = -1;
+    if (last - first > this.width) {
+      c.fillStyle = colour("phase6");
+      for (let x = 0; x < this.width; x++) {
+        const t = this.begin + (x + 0.5) / this.scale, i = countBelow(row.begin, t) - 1;
+        if (i >= 0 && row.begin[i] + row.length[i] >= t) c.fillRect(LEFT + x, top, 1, ROW - 2);
+      }
+      c.fillStyle = "#000";
+      c.fillText(`${last - first} phases: zoom in to see them`, LEFT + 6, top + ROW / 2 - 0.5);
+      return;
+    }
+    const fills = this.phases.colour.map(n => colour("phase" + n));
     for (let i = first; i < last; i++) {
       const x = LEFT + (row.begin[i] - this.begin) * this.scale, w = row.length[i] * this.scale;
-      if (isMany && Math.floor(x) === drawn && w < 1) continue;
-      drawn = Math.floor(x);
-      c.fillStyle = colour("phase" + (isMany ? 6 : this.phases.colour[row.label[i]]));
-      c.fillRect(x, top, isMany ? Math.max(w, 1) : Math.max(w - (w > 3 ? 0.7 : 0), 0.5), ROW - 2);
-      const left = Math.max(x, LEFT), room = Math.min(x + w, right) - left - 6;
-      if (isMany || w < 34 || room < 14) continue;
+      c.fillStyle = fills[row.label[i]];
+      c.fillRect(x, top, Math.max(w - (w > 3 ? 0.7 : 0), 0.5), ROW - 2);
+      const left = Math.max(x, LEFT), room = Math.min(x + w, LEFT + this.width) - left - 6;
+      if (w < 34 || room < 14) continue;
       let text = this.phases.names[row.label[i]];
       while (text.length > 1 && c.measureText(text).width > room) text = text.slice(0, -2) + "…";
       c.fillStyle = "#000"; c.fillText(text, left + 3, top + ROW / 2 - 0.5);
     }
-    c.fillStyle = "#000";
-    if (isMany) c.fillText(`${last - first} phases: zoom in to see them`, LEFT + 6, top + ROW / 2 - 0.5);
   }
 
   /** Time, power and phases at the cursor; without one, what is in view. */
