@@ -108,14 +108,12 @@ def write_trace(
             head: dict[str, object] = {"schemaVersion": 1, "otherData": {"powerd run": run.path.name}}
             if wall is not None:
                 head["baseTimeNanoseconds"] = base_ns
-            before, behind = json.dumps(head).encode()[:-1] + b', "traceEvents": [', b"\n]}\n"
+            text, before = None, json.dumps(head).encode()[:-1] + b', "traceEvents": ['
         else:
             progress(0.0, "reading profile")
             text = stack.enter_context(_unpacked(profile))
             cut, base_ns, first_ns, last_ns = read_profile(profile, text)
-            before, behind = memoryview(text)[:cut], memoryview(text)[cut:]
-            stack.callback(before.release)
-            stack.callback(behind.release)
+            before = text.read(cut)
             wall = needed_wall_clock(run)
             first, last = wall.host_ns(first_ns), wall.host_ns(last_ns)
             if last < run.begin_ns or first > run.end_ns:
@@ -141,9 +139,11 @@ def write_trace(
         for event in _events(run, parts, energies, timeline, most_points, written):
             file.write(separator + event)
             separator = b",\n"
-        if profile is not None and separator != b"\n":
-            file.write(b",")
-        file.write(behind)
+        if text is None:
+            file.write(b"\n]}\n")
+        else:
+            file.write(b"," if separator != b"\n" else b"")
+            shutil.copyfileobj(text, file)  # type: ignore[misc]
         return written
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -54,11 +54,11 @@ def plot(
     if not runs:
         raise ConfigError("nothing to draw: give a run file, as in `joules plot run.h5 -o power.png`")
     is_table = runs[0].suffix.lower() in (".csv", ".parquet", ".tsv")
-    if is_table and (kind not in (*OF_CONFIGURATIONS, "layers") or device is not None or calibration is not None):
-        kinds = ", ".join((*OF_CONFIGURATIONS, "layers"))
+    kinds = ", ".join(OF_CONFIGURATIONS)
+    if is_table and (kind not in OF_CONFIGURATIONS or device is not None or calibration is not None):
         raise ConfigError(f"{runs[0]} is a table: it goes with --kind {kinds}, and without --device and --calibration")
     if len(runs) > 1 and (is_table or kind not in OF_CONFIGURATIONS):
-        raise ConfigError(f"{len(runs)} files: only --kind {', '.join(OF_CONFIGURATIONS)} take several, of runs")
+        raise ConfigError(f"{len(runs)} files: only --kind {kinds} take several, of runs")
     if reference is not None and kind not in ("pareto", "caps"):
         raise ConfigError("--reference goes with --kind pareto or --kind caps")
     if not 1 <= k < 1e6:
@@ -66,46 +66,34 @@ def plot(
     out = output or (runs[0].with_suffix(".png") if kind is None else runs[0].with_name(f"{runs[0].stem}-{kind}.png"))
     shared.refuse_picture(out, overwrite)
     with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
-        if kind in OF_CONFIGURATIONS:
-            figure = _of_configurations(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
-        else:
-            figure = _of_run(runs[0], kind, device, calibration, progress, is_table=is_table)
+        figure = _figure(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
         progress(0.9, "drawing")
         shared.write(out, lambda partial: save(figure, partial), overwrite)
     print(out)
 
 
-def _of_configurations(
+def _figure(
     runs: tuple[Path, ...], kind: Kind | None, device: str | None, calibration: Path | None, reference: str | None,
     k: float, progress: LateProgress, *, is_table: bool,
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
     from powerd_analytics.campaign import read_campaign
-    from powerd_analytics.published import read_table
-
-    if is_table:
-        configurations = plots.configurations_of_table(read_table(runs[0], progress))
-    else:
-        configurations = plots.configurations_of_records(read_campaign(runs, device, calibration, progress=progress))
-    name = runs[0].name if len(runs) == 1 else f"{len(runs)} files"
-    if kind == "phases":
-        return plots.draw_phases(configurations, name)
-    return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
-
-
-def _of_run(
-    path: Path, kind: Kind | None, device: str | None, calibration: Path | None, progress: LateProgress, *,
-    is_table: bool,
-) -> Figure:  # fmt: skip
-    from powerd_analytics import plots
     from powerd_analytics.layers import layer_energies
     from powerd_analytics.published import read_table
 
-    if kind == "layers" and is_table:
-        return plots.draw_layers(plots.layers_of_table(read_table(path, progress)), path.name)
+    path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
+    if kind in OF_CONFIGURATIONS:
+        configurations = (
+            plots.configurations_of_table(read_table(path, progress))
+            if is_table
+            else plots.configurations_of_records(read_campaign(runs, device, calibration, progress=progress))
+        )
+        if kind == "phases":
+            return plots.draw_phases(configurations, name)
+        return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
     if kind == "layers":
         rows = layer_energies(shared.table_of(path, device, calibration, progress))
-        return plots.draw_layers(plots.layers_of_rows(rows), path.name)
+        return plots.draw_layers(plots.layers_of_rows(rows), name)
     run = shared.open_run(path, calibration, progress, is_checked=True)
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)
@@ -179,7 +167,12 @@ def trace(
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
         opened, done = shared.open_run(run, None, progress), []
-        options = {"device": device, "most_points": max_points, "whole_run": whole_run, "progress": progress}
+        options: dict[str, Any] = {
+            "device": device,
+            "most_points": max_points,
+            "whole_run": whole_run,
+            "progress": progress,
+        }
         shared.write(output, lambda partial: done.append(write_trace(opened, partial, profile, **options)), overwrite)
     words = [
         f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((done[0].counters, "counter"), (done[0].phases, "phase"))

@@ -7,7 +7,7 @@ from powerd_analytics.plots.configurations import (
     draw_pareto,
     draw_sweep,
 )
-from powerd_analytics.plots.layers import Layer, draw_layers, draw_roofline, layers_of_rows, layers_of_table
+from powerd_analytics.plots.layers import Layer, draw_layers, draw_roofline, layers_of_rows
 from powerd_analytics.plots.phases import draw_budget, draw_phases
 from powerd_analytics.plots.power import draw_run
 from powerd_analytics.plots.quality import draw_clocks, draw_quality
@@ -28,6 +28,5 @@ __all__ = [
     "draw_run",
     "draw_sweep",
     "layers_of_rows",
-    "layers_of_table",
     "save",
 ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import hypot, isclose
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -213,7 +213,7 @@ def configurations_of_table(table: TableFile) -> list[Configuration]:
     }  # fmt: skip
     configurations = []
     for i in range(len(table)):
-        row = {name: values[i] for name, values in columns.items()}
+        row: dict[str, Any] = {name: values[i] for name, values in columns.items()}
         if row["kind"] == "run":
             continue
         is_batch = bool(row["phase"] and row["batch_j"] is not None) or row["j"] is None
@@ -221,7 +221,7 @@ def configurations_of_table(table: TableFile) -> list[Configuration]:
             **{name: row[name] for name in ("model", "device", "phase", "provenance", "batch", "gpus")},
             power_cap_w=row["caps"], energy_j=row["batch_j" if is_batch else "j"], u95_j=row["u95_j"],
             time_s=row["batch_s" if is_batch else "s"], u95_s=row["u95_s"],
-            is_lower_bound=str(row["bound"]).lower() == "true", per=" a batch" if is_batch else "",
+            is_lower_bound=row["bound"].lower() == "true", per=" a batch" if is_batch else "",
             cells={name: table.cells[name][i] for name in table.columns if name},
         ))  # fmt: skip
     return configurations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,9 +10,7 @@ import numpy as np
 
 from powerd_analytics.layers import BOTH, LayerEnergy, roof_of, roofline
 from powerd_analytics.operations.counts import EXECUTED, PAPER
-from powerd_analytics.plots.configurations import numbers_to_draw
 from powerd_analytics.plots.style import HATCHES, PALETTE, colours, finish, heading, legend_above, panels, shown, styled
-from powerd_analytics.published import TableFile
 from powerd_analytics.table_rows import group_line
 from powerd_analytics.text import digits
 from powerd_core.errors import AnalysisError
@@ -23,19 +21,6 @@ if TYPE_CHECKING:
 
 _MOST_LAYERS, _MOST_PANELS = 40, 4
 """In one list, of which the rest are one bar; and lists in one picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """One row of a table of layers: one pass of a layer of one configuration (``panel``)."""
-
-    panel: str
-    layer: str
-    provenance: str
-    name: str
-    j_per_batch: float | None
-    u95_j: float | None
-    is_lower_bound: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,48 +48,21 @@ class Layer:
 
 
 def layers_of_rows(rows: Sequence[LayerEnergy]) -> list[Layer]:
-    """The layers of `joules layers`. Raises `AnalysisError` where none has joules."""
-    return _joined(
-        _Pass(
-            ", ".join(filter(None, [group_line(r.group), r.device])),
-            r.layer, r.provenance, r.passes, r.j_per_batch, r.u95_j, r.is_lower_bound,
-        )
-        for r in rows if r.level == "layer"
-    )  # fmt: skip
-
-
-def layers_of_table(table: TableFile) -> list[Layer]:
-    """The same from a table as `joules layers --format csv` writes it; needs the columns layer and j_per_batch."""
-    table.require("layer", "j_per_batch")
-    joules, u95 = numbers_to_draw(table, "j_per_batch", signed=True), numbers_to_draw(table, "u95_j")
-    passes = []
-    for i in range(len(table)):
-        names = ("level", "model", "batch_size", "device", "layer", "provenance", "pass", "is_lower_bound")
-        level, model, batch, device, layer, provenance, name, bound = (
-            table.cells[n][i] if n in table.columns else "" for n in names
-        )
-        if level in ("", "layer"):
-            panel = ", ".join(filter(None, (model, batch and f"batch {batch}", device)))
-            passes.append(_Pass(panel, layer, provenance, name, joules[i], u95[i], bound.lower() == "true"))
-    return _joined(passes)
-
-
-def _joined(passes: Iterable[_Pass]) -> list[Layer]:
-    """Passes of a layer together. Raises `AnalysisError` where no layer has joules."""
-    groups: dict[tuple[str, str, str], list[_Pass]] = {}
-    for one in passes:
-        groups.setdefault((one.panel, one.layer, one.provenance), []).append(one)
+    """The layers of `joules layers`, their passes together. Raises `AnalysisError` where no layer has joules."""
+    groups: dict[tuple[str, str, str], list[LayerEnergy]] = {}
+    for r in rows:
+        if r.level == "layer":
+            panel = ", ".join(filter(None, [group_line(r.group), r.device]))
+            groups.setdefault((panel, r.layer, r.provenance), []).append(r)
     layers = []
     for key, same in groups.items():
-        both = next((p for p in same if p.name == BOTH), None)
-        single = [p for p in same if p.name != BOTH]
-        known = [p for p in single if p.j_per_batch is not None] or ([both] if both else [])
-        parts = tuple((p.name, p.j_per_batch) for p in known if p.j_per_batch is not None)
-        unknown = tuple(p.name for p in single if p.j_per_batch is None) if parts else ()
-        # Without a figure for both, what the passes' errors share is not known: they may add up.
-        each = [p.u95_j for p in known if p.u95_j is not None]
-        u95 = both.u95_j if both else sum(each) if len(each) == len(known) else None
-        is_bound = any(p.is_lower_bound for p in same)
+        both = next((r for r in same if r.passes == BOTH), None)
+        single = [r for r in same if r.passes != BOTH]
+        known = [r for r in single if r.j_per_batch is not None] or ([both] if both else [])
+        parts = tuple((r.passes, r.j_per_batch) for r in known if r.j_per_batch is not None)
+        unknown = tuple(r.passes for r in single if r.j_per_batch is None) if parts else ()
+        is_bound = any(r.is_lower_bound for r in same)
+        u95 = both.u95_j if both else known[0].u95_j if len(known) == 1 else None
         # What is known from one side only has no interval.
         layers.append(Layer(*key, parts, u95 if parts and not is_bound else None, is_bound, unknown))
     if not any(layer.parts for layer in layers):

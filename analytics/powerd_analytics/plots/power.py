@@ -228,7 +228,7 @@ def _shade(axes: Axes, run: Run, window: tuple[int, int], x: Any, of_phases: Map
         for name, colour in of_phases.items():
             own = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & innermost
             begin, end = x(p.begin_ns[own]), x(p.end_ns[own])
-            spans = np.stack([begin, end - begin], 1)
+            spans = list(zip(begin, end - begin, strict=True))
             axes.broken_barh(spans, (0, 1), facecolor=colour, alpha=0.28, lw=0, transform=axes.get_xaxis_transform())
         return
     outer = np.flatnonzero(in_window & (p.depth == 0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,7 @@ def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no
     return finish(figure, f"{run.path.name}: clock and data quality", kinds, note)
 
 
-def _s(run: Run, t_ns: Ints | float) -> Values | float:
+def _s(run: Run, t_ns: Any) -> Any:
     """Seconds since the run began."""
     return (t_ns - run.begin_ns) * 1e-9
 
@@ -113,7 +113,7 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
     """The picture of `joules clock`: offset, skew, delay and bound over the time of the run; steps are gaps."""
     figure, ((offset, skew, delay, bound),) = panels(1, (11.0, 2.1), rows=4)
 
-    def curve(ax: Axes, t_ns: Ints, values: Values, colour: str, label: str | None = None) -> None:
+    def curve(ax: Axes, t_ns: Ints, values: NDArray[Any], colour: str, label: str | None = None) -> None:
         ax.plot(_s(run, t_ns), values, color=colour, lw=1, marker="." if len(t_ns) < 60 else "", ms=3, label=label)
 
     for i, trace in enumerate(traces):

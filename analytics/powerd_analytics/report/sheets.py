@@ -176,7 +176,7 @@ def _missing(signal: Signal) -> tuple[float, float]:
 
 def clocks_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     """The guaranteed bound of each board's clock against the host's."""
-    rows = [
+    rows: list[dict[str, Cell]] = [
         {
             "run": names[run.path],
             "clock of": c.board or name,
@@ -194,7 +194,7 @@ def clocks_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
 
 def gaps_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     """What was lost on the way, and why."""
-    rows = [
+    rows: list[dict[str, Cell]] = [
         {
             "run": names[run.path],
             "stream": g.stream,
