@@ -143,7 +143,7 @@ def write_trace(
             file.write(b"\n]}\n")
         else:
             file.write(b"," if separator != b"\n" else b"")
-            shutil.copyfileobj(text, file)  # type: ignore[misc]
+            shutil.copyfileobj(text, file)
         return written
 
 

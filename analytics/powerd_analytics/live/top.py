@@ -20,8 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from powerd_analytics.live.feed import Feed, LiveLine, Watch
-from powerd_analytics.live.recording import DEFAULT_URL, RunPhases, powerds_here, runs_here
+from powerd_analytics.live.feed import DEFAULT_URL, Feed, LiveLine, RunPhases, Watch, powerds_here, runs_here
 from powerd_analytics.text import digits, seconds
 from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.text import printable

@@ -5,12 +5,11 @@ from powerd_analytics.plots.configurations import (
     configurations_of_records,
     configurations_of_table,
     draw_pareto,
+    draw_phases,
     draw_sweep,
 )
 from powerd_analytics.plots.layers import Layer, draw_layers, draw_roofline, layers_of_rows
-from powerd_analytics.plots.phases import draw_budget, draw_phases
-from powerd_analytics.plots.power import draw_run
-from powerd_analytics.plots.quality import draw_clocks, draw_quality
+from powerd_analytics.plots.power import draw_budget, draw_clocks, draw_quality, draw_run
 from powerd_analytics.plots.style import save
 
 __all__ = [

@@ -24,8 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerd_analytics.live.feed import LiveBoard, Watch
-from powerd_analytics.live.recording import RunPhases, powerds_here, runs_here
+from powerd_analytics.live.feed import LiveBoard, RunPhases, Watch, powerds_here, runs_here
 from powerd_analytics.live.top import Screen, document, one_line
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError

@@ -11,8 +11,7 @@ from page import report
 from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.records import COLUMNS
-from powerd_analytics.report.page import MOST_BARS, phase_bars
-from powerd_analytics.report.traces import Columns, trace_of
+from powerd_analytics.report.page import MOST_BARS, Columns, phase_bars, trace_of
 from powerd_analytics.runs.run import read_run
 
 

@@ -18,7 +18,7 @@ from page import report, unpacked
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.campaign import Length
 from powerd_analytics.costs import Factors
-from powerd_analytics.report.traces import STEPS, Columns, phases_of
+from powerd_analytics.report.page import STEPS, Columns, phases_of
 from powerd_analytics.table_frames import records as csv_rows
 
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>&\"'{{7*7}}\u2028\x1b[2J"
