@@ -302,7 +302,9 @@ def _points(ax: Axes, same: Sequence[Configuration], condition: str | None, k: f
                 marker="o", ms=10, mfc="none", mew=0.8, label="Pareto front")  # fmt: skip
     for at in range(len(same)) if len(same) <= _MOST_NAMED else front:
         name = shown(label(same[at], same, ("model", "gpus", "device", "others", "provenance")), 30)
-        ax.annotate(name, (time[at], energy[at]), xytext=(7, 6), textcoords="offset points", fontsize=7, color="#333")
+        side = -1 if time[at] > sum(ax.get_xlim()) / 2 else 1  # towards the middle: the legend stands at the right
+        ax.annotate(name, (time[at], energy[at]), xytext=(7 * side, 6), textcoords="offset points", fontsize=7,
+                    color="#333333", ha="left" if side > 0 else "right")  # fmt: skip
     legend_beside(ax)
 
 
