@@ -8,7 +8,7 @@ function sortBy(table, column) {
   heads.forEach((head, i) => head.setAttribute("aria-sort", i === column ? next : "none"));
   const isNumeric = heads[column].classList.contains("n"), sign = next === "descending" ? -1 : 1;
   const key = ({ cells: { [column]: cell } }) => (isNumeric ? cell.dataset.value : cell.textContent.trim()) || null;
-  body.append(...next === "none" ? table.original : table.original.toSorted((one, other) => {
+  body.append(...next === "none" ? table.original : [...table.original].sort((one, other) => {
     const a = key(one), b = key(other);
     if (a === null || b === null) return (a === null) - (b === null);
     return sign * (isNumeric ? a - b : a.localeCompare(b, "en", { numeric: true }));

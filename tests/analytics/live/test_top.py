@@ -221,43 +221,40 @@ def test_nobody_there(capsys, tmp_path, monkeypatch, arguments, name):
 class Terminal:
     """`joules top` on a pseudo-terminal of a given size."""
 
-    def __init__(self, *arguments, columns=100, rows=30):
-        self.master, slave = pty.openpty()
-        self.size(columns, rows)
-        self.before = termios.tcgetattr(slave)
+    def __init__(self, *arguments):
+        self.master, self.slave = pty.openpty()
+        self.size(100, 30)
+        self.before = termios.tcgetattr(self.slave)
         command = [sys.executable, "-P", "-m", "powerd_analytics", "top", *arguments]
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
+            command, stdin=self.slave, stdout=self.slave, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
         )
-        self.slave = slave
-        self.seen = ""
 
     def size(self, columns, rows):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def await_text(self, pattern):
-        """Read on until what came since the last call matches."""
+    def read(self, is_enough):
         deadline, got = time.monotonic() + DEADLINE_S, ""
-        while not re.search(pattern, got):
+        while not is_enough(got):
             assert time.monotonic() < deadline, got[-2000:]
-            if select.select([self.master], [], [], 0.1)[0]:
+            if select.select([self.master], [], [], 0.05)[0]:
                 got += os.read(self.master, 65536).decode(errors="replace")
         return got
+
+    def await_text(self, pattern):
+        """Read on until what came since the last call matches."""
+        return self.read(lambda got: re.search(pattern, got))
 
     def press(self, key):
         os.write(self.master, key.encode())
 
     def end(self):
-        deadline = time.monotonic() + DEADLINE_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            if select.select([self.master], [], [], 0.05)[0]:
-                os.read(self.master, 65536)
-        self.process.kill()
+        """Exit status and error stream, once it has ended of itself."""
+        self.read(lambda got: self.process.poll() is not None)
         _, err = self.process.communicate()
-        after = termios.tcgetattr(self.slave)
+        assert termios.tcgetattr(self.slave) == self.before, "the terminal is not as it was"
         os.close(self.master)
         os.close(self.slave)
-        assert after == self.before, "the terminal is not as it was"
         return self.process.returncode, err.decode()
 
 
