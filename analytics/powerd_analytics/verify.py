@@ -78,7 +78,8 @@ def _balance(run: Run, parts: tuple[Part, ...]) -> Finding:
     for row in table_of(run, parts, is_folded=False).runs:
         if row.residual_j is None or row.energy_j is None:
             continue
-        residuals.append(f"{row.device} ({row.provenance}) {row.residual_j:.2g} J")
+        unknown = ", which has no ± to be compared with" if row.u95_j is None else ""
+        residuals.append(f"{row.device} ({row.provenance}) {row.residual_j:.2g} J{unknown}")
         # Clipped, or of too few readings: there is no uncertainty that it could be more than.
         if row.u95_j is not None and not abs(row.residual_j) <= max(row.u95_j, ROUNDING * max(abs(row.energy_j), 1.0)):
             more = f"more than its ± {row.u95_j:.3g} J"
