@@ -11,23 +11,20 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from rich.text import Text
 
 NO_EDGE = 100_000
 """A width for measuring what does not fold."""
-_HEADING = 6
-"""Headings of figures are folded to this width, as far as the figures below them allow it."""
-_WORD = 12
-"""So are words in columns of text."""
+_HEADING, _WORD = 6, 12
+"""Headings of figures are folded to the first width as far as the figures below them allow it, words to the second."""
 
 
 class LateProgress:
     """A progress bar on the error stream that shows itself only after ``delay_s``, and only on a terminal: a log would
-    get an empty line of it. Call it with a share and a text."""
+    get an empty line of it. Call it with a share (0 to 1) and what is next."""
 
     def __init__(self, console: Console | None = None, delay_s: float = 2.0) -> None:
-        self._console, self._delay_s = console or Console(stderr=True), delay_s
-        self._begin_s = time.monotonic()
+        self._console = console or Console(stderr=True)
+        self._due_s = time.monotonic() + delay_s
         self._bar: Progress | None = None
 
     def __enter__(self) -> LateProgress:
@@ -40,9 +37,8 @@ class LateProgress:
             self._bar.stop()
 
     def __call__(self, share: float, text: str) -> None:
-        """Show that ``share`` (0 to 1) is done and ``text`` is next."""
         if self._bar is None:
-            if time.monotonic() - self._begin_s < self._delay_s or not self._console.is_terminal:
+            if time.monotonic() < self._due_s or not self._console.is_terminal:
                 return
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
@@ -61,27 +57,22 @@ def print_unbroken(table: Table, console: Console) -> None:
     Where it does not fit, the space between columns goes first, then headings and text are folded; what is still too
     wide goes over the terminal's edge.
     """
-    width = console.width
     options = console.options.update(max_width=NO_EDGE)
-    if Measurement.get(console, options, table).maximum > width:
+    if Measurement.get(console, options, table).maximum > console.width:
         table.padding = (0, 0, 0, 0)
         needed = Measurement.get(console, options, table).minimum
         for column in table.columns:
             word = max(map(_longest_word, (column.header, *column.cells)))
             if column.justify == "right":
                 heading = min(_longest_word(column.header), _HEADING)
-                column.width = max([heading, *(cell_len(_plain(cell)) for cell in column.cells)])
+                column.width = max([heading, *(cell_len(str(cell)) for cell in column.cells)])
                 needed += column.width - word
             else:
                 needed -= max(0, word - _WORD)
-        if needed > width:
+        if needed > console.width:
             table.width = needed  # not the console's: rich takes a dumb terminal to have 80 columns whatever is set
     console.print(table, crop=False)
 
 
-def _plain(cell: RenderableType) -> str:
-    return cell.plain if isinstance(cell, Text) else str(cell)
-
-
 def _longest_word(cell: RenderableType) -> int:
-    return max(map(cell_len, _plain(cell).split()), default=0)
+    return max(map(cell_len, str(cell).split()), default=0)

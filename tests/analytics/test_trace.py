@@ -4,14 +4,14 @@ import json
 import h5py
 import numpy as np
 import pytest
+from command import joules, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics import cli
 from powerd_analytics.clocks import SLEW, WallClock, wall_clock
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.trace import MARGIN_NS, lanes_of, write_trace
+from powerd_analytics.trace import MARGIN_NS, laid_out, write_trace
 from powerd_client.hostclock import WallAnchor, anchor_note, take_anchor
 from powerd_core.errors import AnalysisError
 
@@ -114,9 +114,7 @@ def test_the_profile_stays_as_it_is_and_both_are_on_one_timeline(run, tmp_path):
     assert out.read_bytes().endswith(b"," + rest)
     check_perfetto(document)
     assert document["traceEvents"][-3:] == before["traceEvents"]
-    assert {k: v for k, v in document.items() if k != "traceEvents"} == {
-        k: v for k, v in before.items() if k != "traceEvents"
-    }
+    assert document | {"traceEvents": 0} == before | {"traceEvents": 0}
     base = document["baseTimeNanoseconds"]
     p = run.phases
     shown = {round(e["ts"] * 1e3) + base - UNIX_NS for e in document["traceEvents"] if e.get("cat") == "phase"}
@@ -129,59 +127,46 @@ def test_the_profile_stays_as_it_is_and_both_are_on_one_timeline(run, tmp_path):
     assert write_trace(run, out, profile, whole_run=True).phases == len(p)
 
 
-def test_packed_profiles_and_traces(run, tmp_path):
+def test_packed_profiles_and_those_of_older_torch(run, tmp_path):
     profile, plain = tmp_path / "p.json.gz", tmp_path / "p.json"
     plain.write_text(profile_text(300 * MS, 500 * MS))
     profile.write_bytes(gzip.compress(plain.read_bytes()))
     write_trace(run, tmp_path / "a.json.gz", profile)
     write_trace(run, tmp_path / "b.json", plain)
     assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "b.json").read_bytes()
-
-
-def test_a_profile_of_older_torch_has_no_base(run, tmp_path):
-    profile = tmp_path / "p.json"
-    text = json.loads(profile_text(300 * MS, 500 * MS, base_ns=0))
-    del text["baseTimeNanoseconds"]
-    profile.write_text(json.dumps(text))
-    assert write_trace(run, tmp_path / "o.json", profile).phases > 0
+    older = json.loads(profile_text(300 * MS, 500 * MS, base_ns=0))
+    del older["baseTimeNanoseconds"]
+    plain.write_text(json.dumps(older))
+    assert write_trace(run, tmp_path / "o.json", plain).phases > 0
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{}", "no trace of torch.profiler"),
-        ('{"traceEvents": []}', "holds no events"),
-        (profile_text(300 * MS, 500 * MS)[:-200], "is cut off"),
-        (profile_text(3600 * S, 3601 * S), "after the run had ended"),
-        (profile_text(-90 * S, -80 * S, base_ns=UNIX_NS - 100 * S), "before the run began"),
-    ],
-)
-def test_what_is_no_profile_of_this_run(run, tmp_path, text, said):
+    "text",
+    ["", "{}", '{"traceEvents": []}', profile_text(300 * MS, 500 * MS)[:-200], profile_text(3600 * S, 3601 * S),
+     profile_text(-90 * S, -80 * S, base_ns=UNIX_NS - 100 * S)],
+)  # fmt: skip
+def test_what_is_no_profile_of_this_run(run, tmp_path, text):
     profile = tmp_path / "p.json"
-    profile.write_text(text)
-    with pytest.raises(AnalysisError, match=said):
-        write_trace(run, tmp_path / "o.json", profile)
-    profile.write_bytes(gzip.compress(text.encode())[:-9])
-    with pytest.raises(AnalysisError, match=r"cut off|no trace"):
-        write_trace(run, tmp_path / "o.json", profile)
+    for data in (text.encode(), gzip.compress(text.encode())[:-9]):
+        profile.write_bytes(data)
+        with pytest.raises(AnalysisError, match=r"p\.json"):
+            write_trace(run, tmp_path / "o.json", profile)
 
 
 def test_a_run_without_anchors_has_a_trace_of_its_own_only(tmp_path, capsys):
     path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 50 + 0 * t)])
     profile = tmp_path / "p.json"
     profile.write_text(profile_text(MS, 2 * MS))
-    for arguments, code, said in (
-        (["-o", tmp_path / "o.json", "--profile", profile], 2, "no anchors of the wall clock"),
-        (["-o", tmp_path / "o.json"], 0, "1 counter, 0 phases"),
-        (["-o", tmp_path / "o.json"], 2, "exists"),
-        (["-o", tmp_path / "o.txt"], 2, ".json or .json.gz"),
-        (["-o", tmp_path / "p.json.gz", "--profile", tmp_path / "none.json"], 2, "cannot be read"),
-        (["-o", tmp_path / "q.json", "--max-points", "1"], 2, "at least 2 points"),
+    code, out, _ = joules(capsys, "trace", path, "-o", tmp_path / "o.json")
+    assert (code, "1 counter, 0 phases" in out) == (0, True)
+    for arguments in (
+        ["q.json", "--profile", profile],
+        ["o.json"],
+        ["o.txt"],
+        ["q.json", "--profile", tmp_path / "none.json"],
+        ["q.json", "--max-points", "1"],
     ):
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(["trace", str(path), *map(str, arguments)])
-        out, err = capsys.readouterr()
-        assert (stopped.value.code, said in out + err) == (code, True), err
+        refused(capsys, "trace", path, "-o", tmp_path / arguments[0], *arguments[1:])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["o.json", "p.json", "r.h5"]
 
 
@@ -197,20 +182,23 @@ def test_missing_readings_are_a_slice_and_never_a_zero(tmp_path):
     assert {e["args"]["W"] for e in events if e["ph"] == "C"} == {50}
 
 
-def test_phases_of_several_threads_get_lanes_of_their_own(tmp_path):
+def test_phases_of_several_threads_get_lanes_and_attributes_are_finite_or_words(tmp_path):
     phases = [
         PhaseSpec("a", 0, 100 * MS),
-        PhaseSpec("b", 50 * MS, 150 * MS),
+        PhaseSpec("b", 50 * MS, 150 * MS, {"loss": float("nan"), "limit": float("inf"), "lr": 0.5}),
         PhaseSpec("inner", 60 * MS, 155 * MS, parent=1),
         PhaseSpec("c", 100 * MS, 200 * MS),
     ]
     run = read_run(make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 50 + 0 * t)], phases))
-    assert lanes_of(run, np.arange(4)).tolist() == [0, 1, 1, 0]
+    assert laid_out(run, np.arange(4))[0].tolist() == [0, 1, 1, 0]
     write_trace(run, tmp_path / "o.json")
-    check_perfetto(json.loads((tmp_path / "o.json").read_text()))
+    document = json.loads((tmp_path / "o.json").read_text())
+    check_perfetto(document)
+    (found,) = (e["args"] for e in document["traceEvents"] if e["name"] == "b")
+    assert (found["loss"], found["limit"], found["lr"]) == ("nan", "inf", 0.5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-SLEW, SLEW), min_size=20, max_size=60), st.integers(1, 9), st.data())
 def test_the_bound_holds_for_a_clock_that_is_slewed_anyhow(rates, every, data):
     step = 100 * MS
@@ -257,13 +245,3 @@ def test_the_torch_profiler_dates_its_events_by_the_wall_clock(tmp_path):
         theirs = next(e for e in events if e["name"] == f"mine{i}" and e["cat"] != "phase")
         assert phase["ts"] - tolerance_us <= theirs["ts"]
         assert theirs["ts"] + theirs["dur"] <= phase["ts"] + phase["dur"] + tolerance_us
-
-
-def test_an_attribute_that_is_not_finite_is_a_word(tmp_path):
-    phases = [PhaseSpec("iteration", 100 * MS, 200 * MS, {"loss": float("nan"), "limit": float("inf"), "lr": 0.5})]
-    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: np.full(len(t), 9.0))], phases, end_ns=S)
-    run = read_run(add_anchors(path, [WallAnchor(t * S, UNIX_NS + t * S, 30) for t in range(2)]))
-    write_trace(run, tmp_path / "t.json")
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    (found,) = (e["args"] for e in events if e.get("name") == "iteration")
-    assert (found["loss"], found["limit"], found["lr"]) == ("nan", "inf", 0.5)

@@ -1,5 +1,6 @@
 """The report in a real browser: nothing goes wrong, nothing is asked for, tables sort, traces zoom and read out."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -11,7 +12,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "analytics" / "support"))
 from make_campaign import one_run
 from make_run import MS, LineSpec, S, make_run, training
 
-from powerd_analytics.campaign import read_campaign
 from powerd_analytics.report import write_report
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.signal import load_signal
@@ -70,13 +70,6 @@ def test_it_loads_without_an_error_or_a_request(page):
     assert page.run("document.querySelectorAll('img').length") == 0
 
 
-def test_figures_in_the_page_are_the_tables(page, runs):
-    records = [r for r in read_campaign(runs) if r["kind"] == "run"]
-    assert [float(v) for _, v in column(page, "recordings", "J")] == [r["energy_j"] for r in records]
-    totals = [r["edp_js"] for r in read_campaign(runs) if r["kind"] == "total"]
-    assert sorted(float(v) for _, v in column(page, "totals", "EDP (J s)")) == pytest.approx(sorted(totals))
-
-
 def test_a_click_sorts_by_value_and_back(page):
     before = column(page, "energy", "J/batch")
     click_head(page, "energy", "J/batch")
@@ -90,9 +83,6 @@ def test_a_click_sorts_by_value_and_back(page):
     assert numbers == sorted(numbers, reverse=True)
     click_head(page, "energy", "J/batch")
     assert column(page, "energy", "J/batch") == before
-    click_head(page, "energy", "phase")
-    names = [text for text, _ in column(page, "energy", "phase")]
-    assert names == sorted(names, key=str.lower)
 
 
 def test_a_trace_holds_the_readings_and_reads_them_out(page, runs):
@@ -106,9 +96,7 @@ def test_a_trace_holds_the_readings_and_reads_them_out(page, runs):
     peak = page.run(f"{line}.high.reduce((a, b) => Math.max(a, b))")
     assert peak == pytest.approx(signal.value.max(), abs=1e-3)
     said = page.run(f"{TRACE}.cursor = {signal.t_ns[at] // 1000}, {TRACE}.draw(), {TRACE}.out.textContent")
-    assert "gpu0.a: " in said
-    assert "W" in said
-    assert "›" in said
+    assert re.search(r"gpu0\.a: [\d.]+ W .* › ", said)
 
 
 def test_wheel_keys_and_drag_change_the_view(page):
@@ -140,20 +128,17 @@ def test_wheel_keys_and_drag_change_the_view(page):
     assert span() == whole
 
 
-def test_something_is_drawn_and_zooming_draws_something_else(page):
-    def picture():
-        return page.run(f"{TRACE}.draw(), {TRACE}.canvas.toDataURL()")
-
+def test_something_is_drawn_and_it_fits_any_width(page):
+    inked = f"""(c => {{ const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+        return d.filter((v, i) => i % 4 === 3 && v > 0).length / (d.length / 4); }})({TRACE}.canvas)"""
     page.run(f"{TRACE}.cursor = null, {TRACE}.home()")
-    whole = picture()
-    inked = page.run(
-        f"""(c => {{ const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
-        let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0;
-        return n / (d.length / 4); }})({TRACE}.canvas)"""
-    )
-    assert 0.05 < inked < 0.9
+    for width in (400, 1400):
+        page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        whole = page.run(f"{TRACE}.draw(), {TRACE}.canvas.toDataURL()")
+        assert page.run("document.documentElement.scrollWidth") <= width
+    assert 0.05 < page.run(inked) < 0.9
     page.run(f"{TRACE}.zoom(0.01)")
-    assert picture() != whole
+    assert page.run(f"{TRACE}.draw(), {TRACE}.canvas.toDataURL()") != whole
 
 
 def test_a_gap_is_no_straight_line(page):

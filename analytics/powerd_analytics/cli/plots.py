@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 Kind = Literal["power", "phases", "pareto", "caps", "layers", "quality"]
 OF_CONFIGURATIONS = ("phases", "pareto", "caps")
-FROM_TABLES = (*OF_CONFIGURATIONS, "layers")
-TABLES = (".csv", ".parquet", ".tsv")
 
 
 def plot(
@@ -55,10 +53,12 @@ def plot(
 
     if not runs:
         raise ConfigError("nothing to draw: give a run file, as in `joules plot run.h5 -o power.png`")
-    is_table = runs[0].suffix.lower() in TABLES
-    _check(runs, kind, is_table=is_table)
-    if is_table and (device is not None or calibration is not None):
-        raise ConfigError("--device and --calibration are for run files, not for a table")
+    is_table = runs[0].suffix.lower() in (".csv", ".parquet", ".tsv")
+    kinds = ", ".join(OF_CONFIGURATIONS)
+    if is_table and (kind not in OF_CONFIGURATIONS or device is not None or calibration is not None):
+        raise ConfigError(f"{runs[0]} is a table: it goes with --kind {kinds}, and without --device and --calibration")
+    if len(runs) > 1 and (is_table or kind not in OF_CONFIGURATIONS):
+        raise ConfigError(f"{len(runs)} files: only --kind {kinds} take several, of runs")
     if reference is not None and kind not in ("pareto", "caps"):
         raise ConfigError("--reference goes with --kind pareto or --kind caps")
     if not 1 <= k < 1e6:
@@ -72,16 +72,6 @@ def plot(
     print(out)
 
 
-def _check(runs: tuple[Path, ...], kind: Kind | None, *, is_table: bool) -> None:
-    if is_table and kind not in FROM_TABLES:
-        raise ConfigError(f"{runs[0]} is a table: say what to draw of it: --kind {', '.join(FROM_TABLES)}")
-    if len(runs) > 1 and (is_table or kind not in OF_CONFIGURATIONS):
-        what = "a table" if is_table else f"--kind {kind}" if kind else "a picture without --kind"
-        raise ConfigError(
-            f"{len(runs)} files: {what} is drawn of one; --kind {', '.join(OF_CONFIGURATIONS)} take several runs"
-        )
-
-
 def _figure(
     runs: tuple[Path, ...], kind: Kind | None, device: str | None, calibration: Path | None, reference: str | None,
     k: float, progress: LateProgress, *, is_table: bool,
@@ -93,20 +83,17 @@ def _figure(
 
     path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
     if kind in OF_CONFIGURATIONS:
-        if is_table:
-            configurations = plots.configurations_of_table(read_table(path, progress))
-        else:
-            records = read_campaign(runs, device, calibration, progress=progress)
-            configurations = plots.configurations_of_records(records)
+        configurations = (
+            plots.configurations_of_table(read_table(path, progress))
+            if is_table
+            else plots.configurations_of_records(read_campaign(runs, device, calibration, progress=progress))
+        )
         if kind == "phases":
             return plots.draw_phases(configurations, name)
         return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
     if kind == "layers":
-        if is_table:
-            layers = plots.layers_of_table(read_table(path, progress))
-        else:
-            layers = plots.layers_of_rows(layer_energies(shared.table_of(path, device, calibration, progress)))
-        return plots.draw_layers(layers, name)
+        rows = layer_energies(shared.table_of(path, device, calibration, progress))
+        return plots.draw_layers(plots.layers_of_rows(rows), name)
     run = shared.open_run(path, calibration, progress, is_checked=True)
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)
@@ -138,12 +125,8 @@ def report(
     """
     from powerd_analytics.report import ReportOptions, write_report
 
-    if not runs:
-        raise ConfigError("no run: give run files or directories of them, as in `joules report run.h5 -o report.html`")
-    if output is None:
-        raise ConfigError("no file to write to: give it with -o, as in -o report.html")
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise ConfigError(f"{output}: a report is written as .html")
+    if not runs or output is None or output.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError("give run files and a page to write, as in `joules report run.h5 -o report.html`")
     options = ReportOptions(
         device, calibration, max_points, title=title, length=training.length(), factors=costs.factors()
     )
@@ -183,20 +166,15 @@ def trace(
         raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
-        opened = shared.open_run(run, None, progress)
-        written = []
-
-        def make(partial: Path) -> None:
-            written.append(
-                write_trace(
-                    opened, partial, profile, device=device, most_points=max_points, whole_run=whole_run,
-                    progress=progress,
-                )
-            )  # fmt: skip
-
-        shared.write(output, make, overwrite)
-    (trace,) = written
-    counts = [
-        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((trace.counters, "counter"), (trace.phases, "phase"))
+        opened, done = shared.open_run(run, None, progress), []
+        options: dict[str, Any] = {
+            "device": device,
+            "most_points": max_points,
+            "whole_run": whole_run,
+            "progress": progress,
+        }
+        shared.write(output, lambda partial: done.append(write_trace(opened, partial, profile, **options)), overwrite)
+    words = [
+        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((done[0].counters, "counter"), (done[0].phases, "phase"))
     ]
-    print(f"{output}: {', '.join([*counts, *([trace.alignment] if profile else [])])}")
+    print(f"{output}: {', '.join(filter(None, [*words, done[0].alignment]))}")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -15,11 +13,6 @@ from powerd_analytics.cli import shared
 from powerd_analytics.terminal import LateProgress
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.text import printable
-
-if TYPE_CHECKING:
-    from powerd_client.verify import Finding
-
-_MARKS = {"ok": "OK", "wrong": "WRONG", "unknown": "--"}
 
 
 def record(
@@ -102,7 +95,6 @@ def clock(
     For example: joules clock run.h5 --out clock.png
     """
     from powerd_analytics import clocks
-    from powerd_analytics.clocks import compare_marker, describe_marker, describe_wall, wall_drifts
 
     if (marker is None) != (phase is None):
         raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
@@ -110,10 +102,9 @@ def clock(
         shared.refuse_picture(out, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress)
-        traces = clocks.read_traces(opened)
-        reports, others = [clocks.clock_report(t) for t in traces], clocks.other_clocks(opened)
-        walls = wall_drifts(opened)
-        edges = compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
+        traces, others, walls = clocks.read_traces(opened), clocks.other_clocks(opened), clocks.wall_drifts(opened)
+        reports = [clocks.clock_report(t) for t in traces]
+        edges = clocks.compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
         if out is not None:
             from powerd_analytics.plots import draw_clocks, save
 
@@ -122,8 +113,8 @@ def clock(
         document = clocks.clocks_document(reports, others) | {"wall_clock": [asdict(w) for w in walls]}
         print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
         return
-    lines = [*clocks.describe_clocks(opened, reports, others), *describe_wall(walls)]
-    lines += describe_marker(edges) if edges else ()
+    lines = [*clocks.describe_clocks(opened, reports, others), *clocks.describe_wall(walls)]
+    lines += clocks.describe_marker(edges) if edges else ()
     print("\n".join(map(printable, lines)))
     if out is not None:
         print(out)
@@ -156,35 +147,26 @@ def verify(*runs: Annotated[Path, Parameter(help="Run files.")], json: shared.Js
 
     For example: joules verify run.h5
     """
+    from powerd_analytics.verify import verify_run
+
     if not runs:
         raise RunFileError("nothing to verify: give the names of run files")
+    marks = {"ok": "OK", "wrong": "WRONG", "unknown": "--"}
     documents = []
     for run in runs:
         findings = []
         if not json:
             print(run)
         with LateProgress() as progress:
-            for finding in _findings(run, progress):
+            for finding in verify_run(run, progress):
                 findings.append(finding)
                 if not json:
-                    print(f"  {_MARKS[finding.state]:5}  {finding.check}: {printable(finding.text)}", flush=True)
+                    print(f"  {marks[finding.state]:5}  {finding.check}: {printable(finding.text)}", flush=True)
         is_good = all(finding.state != "wrong" for finding in findings)
         documents.append({"run": str(run), "good": is_good, "checks": [asdict(finding) for finding in findings]})
     if json:
         print(dumps(documents, indent=1))
     return 0 if all(document["good"] for document in documents) else 1
-
-
-def _findings(run: Path, progress: LateProgress) -> Iterator[Finding]:
-    from powerd_analytics.verify import verify_sums
-    from powerd_client.verify import verify_file
-
-    is_readable = True
-    for finding in verify_file(run, progress.part(0.0, 0.6)):
-        is_readable = is_readable and (finding.check, finding.state) != ("structure", "wrong")
-        yield finding
-    if is_readable:
-        yield from verify_sums(run, progress.part(0.6, 1.0))
 
 
 def recover(
@@ -202,10 +184,8 @@ def recover(
     with LateProgress() as progress:
         report = save(run, output, overwrite=overwrite, progress=progress)
     print(f"{report.out}: recovered from {report.source}")
-    for text in report.recovered:
-        print(f"  kept: {printable(text)}")
-    for text in report.lost:
-        print(f"  lost: {printable(text)}")
+    for what, texts in (("kept: ", report.recovered), ("lost: ", report.lost)):
+        for text in texts:
+            print(f"  {what}{printable(text)}")
     if not report.lost:
         print("  nothing is lost")
-    sys.stdout.flush()

@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import deque
+import tomllib
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import zmq
 from numpy.typing import NDArray
 
-from powerd_analytics.live.recording import CurrentPhase, RunPhases
 from powerd_analytics.runs.run import Readings, RunLine
 from powerd_analytics.signals.signal import make_signal
 from powerd_client.hostclock import now_ns
+from powerd_client.journal import MarkTail
 from powerd_client.link import BoardLink
-from powerd_core.errors import PowerdError
+from powerd_client.phase import BASELINE
+from powerd_client.runfile import open_run
+from powerd_core.errors import PowerdError, RunFileError
+from powerd_core.marks import Mark
 from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns
 
 WINDOW_NS = 1_000_000_000
@@ -41,7 +46,6 @@ class LiveLine:
     """One line since it was first heard."""
 
     line: Line
-    stream: Stream
     info: RunLine
     feeds: bool
     """Whether the sum of its device holds it."""
@@ -58,7 +62,7 @@ class LiveLine:
 
     def take(self, codes: Columns) -> None:
         """Readings as they came, times increasing."""
-        n = len(codes["t_ns"])
+        n, joules, seconds = len(codes["t_ns"]), 0.0, 0.0
         self.readings += n
         if isinstance(self.line.conversion, QuantityConversion):
             self.value = float(codes[self.line.conversion.column][-1]) * self.line.conversion.per_code
@@ -68,27 +72,19 @@ class LiveLine:
         values = {k: v for k, v in joined.items() if k not in ("t_ns", "flags")}
         signal = make_signal(self.info, Readings(joined["t_ns"], joined["flags"], values))
         self.bad += signal.bad
+        if not len(signal):
+            return
+        t_ns = int(signal.t_ns[-1])
         if len(signal) > 1:
-            known = ~signal.broken if signal.is_counter else np.ones(len(signal) - 1, bool)
             dt = np.diff(signal.t_ns) * 1e-9
+            known = ~signal.broken if signal.is_counter else np.ones(len(dt), bool)
             steps = np.diff(signal.value) if signal.is_counter else (signal.value[1:] + signal.value[:-1]) / 2 * dt
             joules, seconds = float(steps[known].sum()), float(dt[known].sum())
             self.energy_j += joules
             self.covered_s += seconds
-            self._remember(int(signal.t_ns[-1]), joules, seconds, n)
-        if len(signal):
-            at = int(np.flatnonzero(joined["t_ns"] == signal.t_ns[-1])[-1])
-            self.last = {k: v[at : at + 1] for k, v in joined.items()}
-
-    def lose(self) -> None:
-        """Readings were lost behind the latest one. A counter has counted on meanwhile."""
-        if self.line.quantity != "energy_j":
-            self.last = None
-
-    def resume(self, before: LiveLine) -> None:
-        """Go on from the sums of the same line of a powerd that was restarted."""
-        self.energy_j, self.covered_s = before.energy_j, before.covered_s
-        self.readings, self.bad = before.readings, before.bad
+            self._remember(t_ns, joules, seconds, n)
+        at = int(np.flatnonzero(joined["t_ns"] == t_ns)[-1])
+        self.last = {k: v[at : at + 1] for k, v in joined.items()}
 
     def _remember(self, t_ns: int, joules: float, seconds: float, readings: int) -> None:
         self.recent.append((t_ns, joules, seconds, readings))
@@ -109,29 +105,33 @@ class LiveLine:
     @property
     def rate_hz(self) -> float | None:
         """Readings a second, good and bad."""
-        if len(self.recent) < 2:
-            return None
-        span_s = (self.recent[-1][0] - self.recent[0][0]) * 1e-9
+        span_s = (self.recent[-1][0] - self.recent[0][0]) * 1e-9 if self.recent else 0.0
         return sum(n for _, _, _, n in list(self.recent)[1:]) / span_s if span_s > 0 else None
 
 
 class LiveBoard:
     """All lines of one powerd, and what was lost on the way."""
 
-    def __init__(self, description: Description) -> None:
+    def __init__(self, description: Description, before: LiveBoard | None = None) -> None:
+        """``before``: what was counted until powerd was restarted, which goes on."""
         self.description = description
         feeds = {name for device in description.devices for name in device.feeds}
         self._streams = {stream.number: stream for stream in description.streams}
         self.lines = {
-            line.name: LiveLine(line, stream, _run_line(line, stream, description.board), line.name in feeds)
+            line.name: LiveLine(line, _run_line(line, stream, description.board), line.name in feeds)
             for stream in description.streams
             for line in stream.lines
         }
-        self.lost_scans = 0
-        self.gaps = 0
+        self.gaps = self.lost_scans = 0
         self.unknown_gaps = 0
         """Gaps of which nobody knows how many scans they are; among ``gaps``."""
         self.last_cause = ""
+        if before is not None:
+            self.gaps, self.unknown_gaps = before.gaps + 1, before.unknown_gaps + 1
+            self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
+            for name in self.lines.keys() & before.lines.keys():
+                for count in ("energy_j", "covered_s", "readings", "bad"):
+                    setattr(self.lines[name], count, getattr(before.lines[name], count))
 
     def take(self, event: Block | Gap) -> None:
         """A frame of the data socket, in turn. Frames of another epoch of the powerd are left alone."""
@@ -144,7 +144,8 @@ class LiveBoard:
             self.lost_scans += max(event.lost, 0)
             self.last_cause = event.cause
             for line in stream.lines:
-                self.lines[line.name].lose()
+                if line.quantity != "energy_j":  # a counter has counted on meanwhile
+                    self.lines[line.name].last = None
             return
         types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
         types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
@@ -154,14 +155,6 @@ class LiveBoard:
         for i, line in enumerate(stream.lines):
             own = {name: table[:, i] for name, table in tables.items() if name != "dt_ns"}
             self.lines[line.name].take({"t_ns": t_ns + tables["dt_ns"][:, i], **own})
-
-    def resume(self, before: LiveBoard) -> None:
-        """Go on from what was counted before powerd was restarted: its lines' sums, and a gap of unknown length."""
-        self.gaps, self.unknown_gaps = before.gaps + 1, before.unknown_gaps + 1
-        self.lost_scans, self.last_cause = before.lost_scans, "powerd was started anew"
-        for name, line in self.lines.items():
-            if name in before.lines:
-                line.resume(before.lines[name])
 
 
 def _run_line(line: Line, stream: Stream, board: str) -> RunLine:
@@ -202,8 +195,7 @@ class Feed:
             while link.control.poll(0):
                 link.receive_control()
             if link.description is not None and link.description.epoch != self.board.description.epoch:
-                before, self.board = self.board, LiveBoard(link.description)
-                self.board.resume(before)
+                self.board = LiveBoard(link.description, self.board)
                 self.restarts += 1
                 self._delays.clear()
             if now_ns() - self._exchange_ns > _EXCHANGE_NS:
@@ -212,7 +204,7 @@ class Feed:
                     self._delays.append((exchange.t4_host_ns, exchange.delay_ns))
         except PowerdError as error:
             self.trouble = str(error)
-        longest_s = max((line.stream.period_ns for line in self.board.lines.values()), default=0) * 1e-9
+        longest_s = max((stream.period_ns for stream in self.board.description.streams), default=0) * 1e-9
         if (quiet_s := time.monotonic() - self._heard_s) > _QUIET_S + 2 * longest_s:
             self.trouble = f"nothing heard for {quiet_s:.0f} s"
 
@@ -222,9 +214,6 @@ class Feed:
         now = now_ns()
         bounds_ns = [delay / 2 + (now - t) * _DRIFT for t, delay in self._delays]
         return min(bounds_ns) * 1e-9 if bounds_ns else None
-
-    def close(self) -> None:
-        self.link.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,16 +228,16 @@ class DeviceFigures:
 
 
 class Watch:
-    """All feeds, and the run if there is one."""
+    """The powerds that are listened to."""
 
-    def __init__(self, urls: Sequence[str], run: RunPhases | None, keys: Path | None = None) -> None:
+    def __init__(self, urls: Sequence[str], keys: Path | None = None) -> None:
         """``keys`` is the directory of keys. Raises `PowerdError` when one of the powerds does not answer."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.feeds: list[Feed] = []
-        self.run = run
         self._begin_s = time.monotonic()
         try:
-            self.feeds = [Feed(self._context, url, keys) for url in urls]
+            for url in urls:
+                self.feeds.append(Feed(self._context, url, keys))
         except PowerdError:
             self.close()
             raise
@@ -268,14 +257,7 @@ class Watch:
         ready = dict(poller.poll(int(timeout_s * 1000)))
         for feed in self.feeds:
             feed.step()
-        return descriptor is not None and descriptor in ready
-
-    def phases(self) -> list[CurrentPhase]:
-        """Where the run's processes are now."""
-        if self.run is None:
-            return []
-        self.run.update()
-        return self.run.current()
+        return descriptor in ready
 
     def lines(self) -> list[LiveLine]:
         """Lines of all powerds, in their order."""
@@ -286,17 +268,16 @@ class Watch:
         figures = []
         for board in (feed.board for feed in self.feeds):
             for device in board.description.devices:
-                parts: dict[str, list[LiveLine]] = {}
-                for line in (board.lines[name] for name in device.feeds if name in board.lines):
-                    parts.setdefault(line.line.provenance.value, []).append(line)
-                for provenance, lines in parts.items():
-                    power_w, energy_j = _sum([s.power_w for s in lines]), _sum([s.known_j for s in lines])
-                    figures.append(DeviceFigures(device.name, provenance, power_w, energy_j, len(lines)))
+                lines = [board.lines[name] for name in device.feeds if name in board.lines]
+                for kind in dict.fromkeys(line.line.provenance.value for line in lines):
+                    own = [line for line in lines if line.line.provenance.value == kind]
+                    power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
+                    figures.append(DeviceFigures(device.name, kind, power_w, energy_j, len(own)))
         return figures
 
     def close(self) -> None:
         for feed in self.feeds:
-            feed.close()
+            feed.link.close()
         with contextlib.suppress(zmq.ZMQError):
             self._context.destroy(linger=0)
 
@@ -304,3 +285,148 @@ class Watch:
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [v for v in values if v is not None]
     return sum(known) if len(known) == len(values) else None
+
+
+# ---- runs and powerds of this machine, from /proc and the files of journals (docs/journal.md) ------------------------
+
+DEFAULT_URL = "tcp://127.0.0.1:7360"
+_SUFFIX = ".journal"
+
+
+def runs_here() -> list[Path]:
+    """Run files that are being recorded by processes whose open files we may see, the newest first."""
+    journals = set()
+    for process in _processes():
+        with contextlib.suppress(OSError):
+            for entry in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):
+                    target = entry.readlink()
+                    if target.name == "journal.bin" and target.parent.name.endswith(_SUFFIX):
+                        journals.add(target.parent)
+    newest = sorted(journals, key=_age_s)
+    return [journal.with_name(journal.name.removesuffix(_SUFFIX)) for journal in newest]
+
+
+def powerds_here() -> list[str]:
+    """Addresses of the powerds that run on this machine, as far as their command lines tell; those that were started
+    last come first: a recorder's own is among them."""
+    urls = []
+    for process in sorted(_processes(), key=lambda path: -int(path.name)):
+        with contextlib.suppress(OSError):
+            words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if "run" in words and any(w == "powerd_daemon" or w.endswith("/powerd") for w in words):
+                urls.append(_listens(words, process))
+    return list(dict.fromkeys(urls))
+
+
+def _listens(words: list[str], process: Path) -> str:
+    options = dict(pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
+    listen = options.get("--listen")
+    if listen is None and "--config" in options:
+        with contextlib.suppress(OSError, ValueError):
+            # Its relative paths are from where it runs, and seen as it sees them.
+            path = (process / "cwd").readlink() / options["--config"]
+            listen = tomllib.loads(path.read_text()).get("server", {}).get("listen")
+    return str(listen or DEFAULT_URL).replace("*", "127.0.0.1").replace("0.0.0.0", "127.0.0.1")
+
+
+def _processes() -> list[Path]:
+    return [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _age_s(journal: Path) -> float:
+    """How long ago a recording began: its lock is made first and never written."""
+    with contextlib.suppress(OSError):
+        return time.time() - (journal / "lock").stat().st_mtime
+    return 0.0
+
+
+@dataclass(slots=True)
+class _Process:
+    """One process's phases as far as its marks have been read."""
+
+    about: dict[str, Any] = field(default_factory=dict)
+    names: dict[int, str] = field(default_factory=dict)
+    cuts: dict[int, int] = field(default_factory=dict)
+    """Kinds whose end cuts off the innermost open phase of another kind."""
+    open: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """By thread: kinds of the phases that are open, outermost first."""
+    latest: tuple[int, int] = (0, 0)
+    """Time and thread of the latest mark."""
+    ended: int = 0
+
+    def describe(self, document: dict[str, Any]) -> None:
+        if "cuts" in document:
+            self.cuts[int(document["kind"])] = int(document["cuts"])
+        elif "kind" in document:
+            self.names[int(document["kind"])] = str(document["name"])
+        elif "pid" in document:
+            self.about = document
+
+    def take(self, mark: Mark) -> None:
+        stack = self.open[mark.thread]
+        self.latest = max(self.latest, (mark.t_host_ns, mark.thread))
+        kind = self.cuts.get(mark.kind, mark.kind)
+        if mark.is_begin:
+            stack.append(mark.kind)
+        elif kind in stack:
+            self.ended += 1
+            del stack[len(stack) - 1 - stack[::-1].index(kind) :]
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentPhase:
+    """Where a process of a run is."""
+
+    process: str
+    path: tuple[str, ...]
+    """Open phases of the thread that marked last, outermost first; empty between phases."""
+    ended: int
+    """Phases that have ended since this began to look."""
+
+
+class RunPhases:
+    """Follows the marks of a run that is being recorded. The recorder deletes segments that it has copied: phases that
+    were begun in those are not known, and what is inside them is shown without them."""
+
+    def __init__(self, run: Path) -> None:
+        """Raises `RunFileError` when no such run is being recorded."""
+        self.run = run.absolute()
+        self.journal = self.run.with_name(self.run.name + _SUFFIX)
+        if not (self.journal / "journal.bin").exists():
+            if run.exists():
+                open_run(run).close()  # raises for what is no run file
+                raise RunFileError(f"{run} has ended: `joules tables` shows it")
+            raise RunFileError(f"{run} is not being recorded here")
+        self._begin_s = time.monotonic() - _age_s(self.journal)
+        self._tail = MarkTail(self.journal, consume=False)
+        self._processes: defaultdict[int, _Process] = defaultdict(_Process)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.journal.exists()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the recording was begun."""
+        return time.monotonic() - self._begin_s
+
+    def current(self) -> list[CurrentPhase]:
+        """Where the processes are now, one entry each, ranks in order."""
+        with contextlib.suppress(OSError):  # the run may end at any moment, and its journal with it
+            names, pieces = self._tail.read()
+            for document in names:
+                with contextlib.suppress(ValueError, KeyError, TypeError):
+                    self._processes[cast("int", document["process"])].describe(document)
+            for piece in pieces:
+                for mark in piece:
+                    self._processes[piece.process].take(mark)
+        phases = []
+        for process in sorted(self._processes.values(), key=lambda p: (p.about.get("rank", 0), p.about.get("pid", 0))):
+            stack, about = process.open[process.latest[1]], process.about
+            if not stack and set(process.names.values()) == {BASELINE}:
+                continue  # `joules record` itself, after its baseline
+            rank = f"rank {about['rank']}" if "rank" in about else f"pid {about.get('pid', '?')}"
+            names_of = tuple(process.names.get(kind, "?") for kind in stack)
+            phases.append(CurrentPhase(rank, names_of, process.ended))
+        return phases

@@ -1,15 +1,16 @@
-"""One picture a module: of a run, of configurations, or of layers. Each `draw_...` gives a figure, `save` writes it."""
+"""Pictures of a run, of configurations, of phases or of layers. Each `draw_...` gives a figure, `save` writes it."""
 
-from powerd_analytics.plots.budget import draw_budget
-from powerd_analytics.plots.configurations import Configuration, configurations_of_records, configurations_of_table
-from powerd_analytics.plots.layers import Layer, draw_layers, layers_of_rows, layers_of_table
-from powerd_analytics.plots.pareto import draw_pareto
-from powerd_analytics.plots.phases import draw_phases
-from powerd_analytics.plots.power import draw_run
-from powerd_analytics.plots.quality import draw_clocks, draw_quality
-from powerd_analytics.plots.roofline import draw_roofline
+from powerd_analytics.plots.configurations import (
+    Configuration,
+    configurations_of_records,
+    configurations_of_table,
+    draw_pareto,
+    draw_phases,
+    draw_sweep,
+)
+from powerd_analytics.plots.layers import Layer, draw_layers, draw_roofline, layers_of_rows
+from powerd_analytics.plots.power import draw_budget, draw_clocks, draw_quality, draw_run
 from powerd_analytics.plots.style import save
-from powerd_analytics.plots.sweep import draw_sweep
 
 __all__ = [
     "Configuration",
@@ -26,6 +27,5 @@ __all__ = [
     "draw_run",
     "draw_sweep",
     "layers_of_rows",
-    "layers_of_table",
     "save",
 ]

@@ -1,15 +1,16 @@
-"""Energy of layers as a list of bars, largest first."""
+"""Layers as bars, largest first, and the energy roofline: operations per joule against operations per byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from powerd_analytics.layers import BOTH, LayerEnergy
-from powerd_analytics.plots.configurations import numbers_to_draw
-from powerd_analytics.plots.style import HATCHES, colours, finish, heading, panels, shown, styled
-from powerd_analytics.published import TableFile
+import numpy as np
+
+from powerd_analytics.layers import BOTH, LayerEnergy, roof_of, roofline
+from powerd_analytics.operations.counts import EXECUTED, PAPER
+from powerd_analytics.plots.style import HATCHES, PALETTE, colours, finish, heading, legend_above, panels, shown, styled
 from powerd_analytics.table import group_line
 from powerd_analytics.text import digits
 from powerd_core.errors import AnalysisError
@@ -18,21 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_LAYERS, MOST_PANELS = 40, 4
+_MOST_LAYERS, _MOST_PANELS = 40, 4
 """In one list, of which the rest are one bar; and lists in one picture."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pass:
-    """One row of a table of layers: one pass of a layer of one configuration (``panel``)."""
-
-    panel: str
-    layer: str
-    provenance: str
-    name: str
-    j_per_batch: float | None
-    u95_j: float | None
-    is_lower_bound: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,62 +48,25 @@ class Layer:
 
 
 def layers_of_rows(rows: Sequence[LayerEnergy]) -> list[Layer]:
-    """The layers of `joules layers`."""
-    return _joined(
-        Pass(
-            ", ".join(filter(None, [group_line(r.group), r.device])),
-            r.layer, r.provenance, r.passes, r.j_per_batch, r.u95_j, r.is_lower_bound,
-        )
-        for r in rows if r.level == "layer"
-    )  # fmt: skip
-
-
-def layers_of_table(table: TableFile) -> list[Layer]:
-    """The same from a table as `joules layers --format csv` writes it; needs the columns layer and j_per_batch."""
-    table.require("layer", "j_per_batch")
-    names = table.texts("layer") if "level" not in table.columns else table.cells["layer"]
-    joules, u95 = numbers_to_draw(table, "j_per_batch", signed=True), numbers_to_draw(table, "u95_j")
-
-    def text(column: str, row: int) -> str:
-        return table.cells[column][row] if column in table.columns else ""
-
-    def panel(row: int) -> str:
-        batch = text("batch_size", row)
-        return ", ".join(filter(None, (text("model", row), f"batch {batch}" if batch else "", text("device", row))))
-
-    return _joined(
-        Pass(
-            panel(i), names[i], text("provenance", i), text("pass", i), joules[i], u95[i],
-            text("is_lower_bound", i).lower() == "true",
-        )
-        for i in range(len(table)) if text("level", i) in ("", "layer")
-    )  # fmt: skip
-
-
-def _joined(passes: Iterable[Pass]) -> list[Layer]:
-    """Passes of a layer together. Raises `AnalysisError` where no layer has joules."""
-    groups: dict[tuple[str, str, str], list[Pass]] = {}
-    for one in passes:
-        groups.setdefault((one.panel, one.layer, one.provenance), []).append(one)
+    """The layers of `joules layers`, their passes together. Raises `AnalysisError` where no layer has joules."""
+    groups: dict[tuple[str, str, str], list[LayerEnergy]] = {}
+    for r in rows:
+        if r.level == "layer":
+            panel = ", ".join(filter(None, [group_line(r.group), r.device]))
+            groups.setdefault((panel, r.layer, r.provenance), []).append(r)
     layers = []
-    for (panel, name, provenance), same in groups.items():
-        both = next((p for p in same if p.name == BOTH), None)
-        known = [p for p in same if p.name != BOTH and p.j_per_batch is not None]
-        parts = [(p.name, p.j_per_batch) for p in known or ([both] if both else []) if p.j_per_batch is not None]
-        # Without a figure for both, what the passes' errors share is not known: they may add up.
-        each = [p.u95_j for p in known if p.u95_j is not None]
-        u95 = both.u95_j if both else sum(each) if len(each) == len(known) else None
-        unknown = [p.name for p in same if p.name != BOTH and p.j_per_batch is None] if known or not both else []
-        is_bound = any(p.is_lower_bound for p in same)
+    for key, same in groups.items():
+        both = next((r for r in same if r.passes == BOTH), None)
+        single = [r for r in same if r.passes != BOTH]
+        known = [r for r in single if r.j_per_batch is not None] or ([both] if both else [])
+        parts = tuple((r.passes, r.j_per_batch) for r in known if r.j_per_batch is not None)
+        unknown = tuple(r.passes for r in single if r.j_per_batch is None) if parts else ()
+        is_bound = any(r.is_lower_bound for r in same)
+        u95 = both.u95_j if both else known[0].u95_j if len(known) == 1 else None
         # What is known from one side only has no interval.
-        interval = u95 if parts and not is_bound else None
-        layers.append(Layer(panel, name, provenance, tuple(parts), interval, is_bound, tuple(unknown if parts else ())))
+        layers.append(Layer(*key, parts, u95 if parts and not is_bound else None, is_bound, unknown))
     if not any(layer.parts for layer in layers):
-        raise AnalysisError(
-            f"none of {len(layers)} layers is resolvable: there are no joules to draw; `joules layers` says why of each"
-            if layers
-            else "there are no layers: mark them with meter.watch(model, layers=True)"
-        )
+        raise AnalysisError(f"none of {len(layers)} layers has joules to draw; `joules layers` says why of each")
     return layers
 
 
@@ -127,26 +78,23 @@ def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
     groups: dict[tuple[str, str], list[Layer]] = {}
     for layer in layers:
         groups.setdefault((layer.panel, layer.provenance), []).append(layer)
-    lists = [sorted(same, key=lambda x: -x.energy_j) for same in list(groups.values())[:MOST_PANELS]]
-    rows = max(min(len(same), MOST_LAYERS + 1) for same in lists)
+    lists = [sorted(same, key=lambda x: -x.energy_j) for same in list(groups.values())[:_MOST_PANELS]]
+    rows = max(min(len(same), _MOST_LAYERS + 1) for same in lists)
     figure, axes = panels(len(lists), (6.4, 1.2 + 0.22 * rows), most_columns=2)
     passes = colours(p for same in lists for x in same for p, _ in x.parts)
     for (ax,), same in zip(axes, lists, strict=True):
         _list(ax, same, passes)
-    handles = [Patch(facecolor=c, label=shown(p or "all")) for p, c in passes.items()]
-    figure.legend(handles=handles, fontsize=7.5, frameon=False, loc="outside right upper")
+    legend_above(figure, [Patch(facecolor=c, label=shown(p or "all")) for p, c in passes.items()])
     note = "bars: 95 % interval of the layer; ≥: lower bound; n.r.: not resolvable"
-    if len(groups) > MOST_PANELS:
-        note += f"; {len(groups) - MOST_PANELS} more configurations are not drawn"
+    if len(groups) > _MOST_PANELS:
+        note += f"; {len(groups) - _MOST_PANELS} more configurations are not drawn"
     return finish(figure, f"{name}: energy of layers", (x.provenance for x in layers), note)
 
 
 def _list(ax: Axes, same: Sequence[Layer], passes: dict[str, str]) -> None:
-    named, rest = same[:MOST_LAYERS], same[MOST_LAYERS:]
-
-    def number(text: str, x: float, y: int) -> None:
-        ax.annotate(text, (x, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
-
+    named, rest = same[:_MOST_LAYERS], same[_MOST_LAYERS:]
+    labels = [shown(x.name, 34) for x in named]
+    ends = [(x.energy_j + (x.u95_j or 0.0), x.text) for x in named]
     for y, layer in enumerate(named):
         left = 0.0
         for part, j in layer.parts:
@@ -155,16 +103,72 @@ def _list(ax: Axes, same: Sequence[Layer], passes: dict[str, str]) -> None:
             left += j
         if layer.u95_j is not None:
             ax.errorbar(left, y, xerr=layer.u95_j, color="black", capsize=2.5, lw=1, ls="none")
-        number(layer.text, left + (layer.u95_j or 0.0), y)
-    labels = [shown(x.name, 34) for x in named]
     if rest:
         energy_j, unknown = sum(x.energy_j for x in rest), sum(not x.parts for x in rest)
         ax.barh(len(named), energy_j, color="#999999", height=0.78)
         texts = [digits(energy_j, 3)] * (unknown < len(rest)) + [f"{unknown} of them n.r."] * (unknown > 0)
-        number("; ".join(texts), energy_j, len(named))
         labels.append(f"{len(rest)} more layers")
+        ends.append((energy_j, "; ".join(texts)))
+    for y, (end, text) in enumerate(ends):
+        ax.annotate(text, (end, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=7)
     ax.set_yticks(range(len(labels)), labels, fontsize=7.5)
     ax.set_ylim(len(labels) - 0.4, -0.6)
-    ax.set_xlim(0, 1.18 * max(*(x.energy_j + (x.u95_j or 0.0) for x in named), sum(x.energy_j for x in rest)))
+    ax.set_xlim(0, 1.18 * max(end for end, _ in ends))
     ax.set_xlabel("energy a batch (J)")
     heading(ax, same[0].panel)
+
+
+# ---- the roofline ------------------------------------------------------------------------------------------------
+
+_PASSES = {"forward": PALETTE[0], "backward": PALETTE[5], BOTH: PALETTE[2]}
+_MARKERS = {"layer": "o", "phase": "s", "model": "D"}
+_TITLES = {
+    PAPER: "paper: a multiply-add is one operation; 4 bytes a value",
+    EXECUTED: "executed: a multiply-accumulate is two; each kernel's tensors once",
+}
+_MOST_NAMED = 6
+"""So many layers are named: those that take most joules."""
+
+
+@styled
+def draw_roofline(rows: Sequence[LayerEnergy], name: str) -> Figure:
+    """A panel for each convention of counting. Raises `AnalysisError` when no row has joules and operations."""
+    from matplotlib.lines import Line2D
+
+    conventions = {c: points for c in (PAPER, EXECUTED) if (points := roofline(rows, c))}
+    if not conventions:
+        roof_of((), PAPER)  # raises, and says what is missing
+    figure, axes = panels(len(conventions), (6.8, 5.0))
+    for (ax,), (convention, points) in zip(axes, conventions.items(), strict=True):
+        _roof(ax, convention, points)
+    every = [p for points in conventions.values() for p in points]
+    signs = [("o", c, c, n) for n, c in _PASSES.items() if n in {p.passes for p in every}]
+    signs += [(m, "#444444", "none", n) for n, m in _MARKERS.items() if n in {p.level for p in every}]
+    handles = [Line2D([], [], marker=m, color=c, mfc=inner, ls="none", label=n) for m, c, inner, n in signs]
+    legend_above(figure, [*handles, Line2D([], [], color="#777777", ls="--", label="best of this run")])
+    hollow = "" if all(p.provenance == "measured" for p in every) else "; hollow: not measured"
+    kinds = (p.provenance for p in every)
+    return finish(figure, f"{name}: energy roofline", kinds, f"error bars: 95 % interval{hollow}")
+
+
+def _roof(ax: Axes, convention: str, points: Sequence[LayerEnergy]) -> None:
+    roof = roof_of(points, convention)
+    intensities = [p.by(convention).operations_per_byte or 0.0 for p in points]
+    x = np.geomspace(min(intensities) / 2, max(intensities) * 2, 200)
+    ax.plot(x, [roof.at(float(v)) for v in x], color="#777777", lw=1, ls="--", zorder=1)
+    layers = [i for i, p in enumerate(points) if p.level == "layer" and p.passes == BOTH]
+    named = sorted(layers, key=lambda i: -(points[i].j_per_batch or 0.0))[:_MOST_NAMED]
+    for i, p in enumerate(points):
+        figure, colour = p.by(convention), _PASSES.get(p.passes, "#000000")
+        at = (figure.operations_per_byte or 0.0, figure.gflops_per_w or 0.0)
+        ax.errorbar(
+            *at, yerr=figure.u95_gflops_per_w, fmt=_MARKERS[p.level], color=colour, capsize=2, lw=0.8,
+            mfc=colour if p.provenance == "measured" else "none", ms=8 if p.level == "model" else 5,
+        )  # fmt: skip
+        if p.is_lower_bound:
+            ax.annotate("≤", at, xytext=(-9, -3), textcoords="offset points")
+        if i in named:
+            ax.annotate(shown(p.layer, 24), at, xytext=(6, 4), textcoords="offset points", fontsize=7, color="#333")
+    ax.set(xscale="log", yscale="log", xlabel=f"operations per byte ({convention})")
+    ax.set_ylabel(f"GFLOPS/W: 10⁹ operations per joule ({convention})")
+    ax.set_title(_TITLES[convention], fontsize=8)

@@ -1,4 +1,4 @@
-"""Power over time with the phases as shades behind it, and joules of each phase below: `joules plot run.h5`.
+"""Pictures of one run: power over time with the joules of its phases, data quality, clocks, the uncertainty budget.
 
 A trace has far more readings than pixels. It is drawn as the envelope of the least and the greatest reading of each
 column, so that no peak is lost, and the readings come piece by piece, so that a run may be larger than the memory.
@@ -7,28 +7,31 @@ column, so that no peak is lost, and the readings come piece by piece, so that a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.clocks import ClockTrace
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.plots.style import (
     HATCHES,
     PALETTE,
     Bar,
     bar_handles,
+    colours,
     draw_bars,
+    engineering_ticks,
+    finish,
     legend_beside,
-    scale_of,
+    panels,
     shown,
     styled,
 )
 from powerd_analytics.records import check_run, records_of
 from powerd_analytics.runs.phases import Phases
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.signals.signal import Signal, load_bounded
+from powerd_analytics.signals.signal import FAR_NS, Signal, load_bounded, parts_between
 from powerd_analytics.signals.streams import (
     Points,
     View,
@@ -39,19 +42,23 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, group_text, table_of
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, group_line, group_text, table_of
+from powerd_analytics.text import digits, seconds
+from powerd_analytics.uncertainty_table import BudgetRow
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 PIXELS = 1600
 """Columns of a trace: more readings than this are drawn as the envelope of their least and greatest."""
-MOST_NAMES = 24
+_MOST_NAMES = 24
 """Phases that a legend of bars names."""
+_ITERATIONS = 3
 _OTHER = "#777777"
 _BOX = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8}
 
@@ -64,8 +71,6 @@ def draw_run(
     Raises `AnalysisError` for a run without lines, and for one without readings.
     """
     parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
-    if not parts:
-        raise AnalysisError(f"{run.path}: this run is empty: no line feeds any of its devices")
     check_readings(run, [signal for part in parts for signal in part.signals])
     table = PhaseTable((), (), ())
     if with_bars:
@@ -81,8 +86,9 @@ def draw_run(
 def draw_power(run: Run, table: PhaseTable, parts: Sequence[Part], compared: Mapping[str, Sequence[Signal]]) -> Figure:
     """For each part a trace of the whole run and one of a few iterations; below them the bars of the table."""
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
-    colours, zoom = phase_colours(run), zoom_window(run)
+    of_phases, zoom = phase_colours(run), zoom_window(run)
     with_bars = any(r.is_resolvable or r.note for r in table.phases)
     heights = [3.0] * len(parts) + [3.4] * with_bars
     figure = Figure(figsize=(13, max(3.6, sum(heights) + 0.8)), layout="constrained")
@@ -90,18 +96,19 @@ def draw_power(run: Run, table: PhaseTable, parts: Sequence[Part], compared: Map
     for i, part in enumerate(parts):
         whole, near = figure.add_subplot(grid[i, 0]), figure.add_subplot(grid[i, 1])
         others = compared.get(part.device, ())
-        _draw_trace(whole, run, part, others, _Window(run.begin_ns, run.end_ns, run.begin_ns), colours)
-        _draw_trace(near, run, part, others, _Window(*zoom, zoom[0]), colours)
-        length_s = (zoom[1] - zoom[0]) * 1e-9
-        span = f"{length_s:.3g} s" if length_s >= 1 else f"{length_s * 1e3:.3g} ms"
+        _draw_trace(whole, run, part, others, (run.begin_ns, run.end_ns), run.begin_ns, of_phases)
+        _draw_trace(near, run, part, others, zoom, zoom[0], of_phases)
         whole.set_title(f"{shown(part.device)}: power of each line ({part.provenance})", weight="bold")
-        near.set_title(f"the same, {span} from {(zoom[0] - run.begin_ns) * 1e-9:.2f} s on", weight="bold")
-        _legend(near, colours)
+        span, since_s = seconds((zoom[1] - zoom[0]) * 1e-9), (zoom[0] - run.begin_ns) * 1e-9
+        near.set_title(f"the same, {span} from {since_s:.2f} s on", weight="bold")
+        named = [Patch(facecolor=c, alpha=0.4, label=shown(name)) for name, c in list(of_phases.items())[:10]]
+        if handles := [*near.get_legend_handles_labels()[0], *named]:
+            legend_beside(near, handles)
     if with_bars:
-        _draw_table(figure.add_subplot(grid[len(parts), :]), table, colours)
+        _draw_table(figure.add_subplot(grid[len(parts), :]), table, of_phases)
     kinds = " and ".join(sorted({line.provenance.value for line in run.lines.values()}))
     when = str(run.attributes.get("created_utc", ""))[:19].replace("T", " ")
-    title = f"{run.path.name} · {when} UTC · {kinds} power" if when else run.path.name
+    title = f"{run.path.name} · {f'{when} UTC · ' if when else ''}{kinds} power"
     figure.suptitle(shown(title, 150), fontsize=11, x=0.01, ha="left")
     return figure
 
@@ -114,10 +121,7 @@ def is_silent(run: Run, signal: Signal) -> bool:
 def check_readings(run: Run, signals: Sequence[Signal]) -> None:
     """Raises `AnalysisError` for a run of which all lines are silent: axes without anything would pass for 0 W."""
     if all(is_silent(run, signal) for signal in signals):
-        raise AnalysisError(
-            f"{run.path}: its lines have fewer than two good readings while it ran: there is nothing to draw "
-            "(`joules info` and `joules clock` say what was read, and when)"
-        )
+        raise AnalysisError(f"{run.path}: no line has two good readings while it ran: there is nothing to draw")
 
 
 # ---- phases ------------------------------------------------------------------------------------------------------
@@ -140,32 +144,22 @@ def phase_colours(run: Run) -> dict[str, str]:
     """
     p = run.phases
     innermost = is_innermost(p)
-    grouped = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
-    coloured = innermost & grouped if np.any(innermost & grouped) else innermost
-    labels, first = np.unique(p.label[coloured], return_index=True)
-    names = dict.fromkeys(p.classes[i].name for i in labels[np.argsort(first)])
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(names)}
+    grouped = innermost & np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
+    labels, first = np.unique(p.label[grouped if grouped.any() else innermost], return_index=True)
+    return colours(p.classes[i].name for i in labels[np.argsort(first)])
 
 
-def zoom_window(run: Run, iterations: int = 3) -> tuple[int, int]:
+def zoom_window(run: Run) -> tuple[int, int]:
     """A stretch of a few iterations from the middle of the run, or a tenth of a run without phases."""
     p, length = run.phases, run.end_ns - run.begin_ns
-    names = np.array([c.name for c in p.classes], dtype=object)
     for wanted in ("iteration", "forward"):
-        at = np.flatnonzero(np.isin(p.label, np.flatnonzero(names == wanted)) & ~p.cut)
-        middle = len(at) // 2
-        if len(at) <= iterations + 1:
+        own = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == wanted])
+        at = np.flatnonzero(own & ~p.cut)
+        first = min(len(at) // 2, len(at) - _ITERATIONS - 1)
+        if first < 0:
             continue
-        begin = int(p.begin_ns[at[middle]])
-        if wanted == "iteration":
-            later = at[middle + iterations - 1 :]
-            same = later[p.label[later] == p.label[at[middle]]]
-            end = int(p.end_ns[same[0] if len(same) else at[middle]])
-        else:
-            end = int(p.begin_ns[at[min(len(at) - 1, middle + iterations)]])
-        if end <= begin or end - begin > 0.5 * length:
-            end = int(p.end_ns[at[middle]])
-        if end > begin:
+        begin, end = int(p.begin_ns[at[first]]), int(p.begin_ns[at[first + _ITERATIONS]])
+        if begin < end < begin + length // 2:
             margin = (end - begin) // 12
             return begin - margin, end + margin
     return run.begin_ns + length * 45 // 100, run.begin_ns + length * 55 // 100
@@ -174,32 +168,9 @@ def zoom_window(run: Run, iterations: int = 3) -> tuple[int, int]:
 # ---- traces ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """A stretch of time, and the moment that its axis calls 0: the run's begin, or its own in a zoom."""
-
-    begin_ns: int
-    end_ns: int
-    origin_ns: int
-
-    @property
-    def unit(self) -> tuple[float, str]:
-        return (1e-6, "ms") if self.end_ns - self.begin_ns < 2_000_000_000 else (1e-9, "s")
-
-    def x(self, t_ns: Any) -> Any:
-        return (t_ns - self.origin_ns) * self.unit[0]
-
-
-def envelope(
-    t_ns: Ints, watts: Values, begin_ns: int, end_ns: int, columns: int = PIXELS
-) -> tuple[Ints, Values, Values]:
-    """Times, least and greatest power of each column of a trace; all readings where they are few."""
-    inside = View(begin_ns, end_ns).cut(t_ns)
-    return envelope_of_many([(t_ns[inside], watts[inside])], inside.stop - inside.start, columns)
-
-
 def envelope_of_many(points: Iterable[Points], n: int, columns: int = PIXELS) -> tuple[Ints, Values, Values]:
-    """The same of ``n`` points that come piece by piece."""
+    """Times, least and greatest power of each column of a trace of ``n`` points that come piece by piece; all of them
+    where they are few."""
     if n <= 2 * columns:
         t, p = joined(points)
         return t, p, p
@@ -207,94 +178,83 @@ def envelope_of_many(points: Iterable[Points], n: int, columns: int = PIXELS) ->
 
 
 def _draw_trace(
-    axes: Axes, run: Run, part: Part, compared: Sequence[Signal], window: _Window, colours: Mapping[str, str]
-) -> None:
-    """Power of every line of a part, their sum and what they are compared with, in one window of time."""
+    axes: Axes, run: Run, part: Part, compared: Sequence[Signal], window: tuple[int, int], origin_ns: int,
+    of_phases: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Power of every line of a part, their sum and what they are compared with, in one window of time, whose axis
+    counts from ``origin_ns`` on."""
     from matplotlib import colormaps
 
-    is_whole = window.begin_ns == run.begin_ns
-    _shade(axes, run, window, colours, most=60 if is_whole else 400)
-    view = View(window.begin_ns, window.end_ns)
-    reach = [0.0, 1.0]
+    begin_ns, end_ns = window
+    scale, unit = (1e-6, "ms") if end_ns - begin_ns < 2_000_000_000 else (1e-9, "s")
+    is_whole = begin_ns == run.begin_ns
+
+    def x(t_ns: Any) -> Any:
+        return (t_ns - origin_ns) * scale
+
+    _shade(axes, run, window, x, of_phases, most=60 if is_whole else 400)
+    view, reach = View(begin_ns, end_ns), [0.0, 1.0]
 
     def curve(points: Iterable[Points], n: int, label: str, **style: Any) -> None:
         at, low, high = envelope_of_many(points, n)
         if low is high:
-            marker = "." if len(at) < 80 else None
-            axes.plot(window.x(at), low, label=shown(label), marker=marker, ms=3, **style)
+            axes.plot(x(at), low, label=shown(label), marker="." if len(at) < 80 else None, ms=3, **style)
         else:
             axes.fill_between(
-                window.x(at), low, high, color=style["color"], lw=0.3, label=shown(label), step="post", rasterized=True
+                x(at), low, high, color=style["color"], lw=0.3, label=shown(label), step="post", rasterized=True
             )
         reach.extend((float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))))
 
-    shades = colormaps["viridis"](np.linspace(0, 0.9, max(len(part.signals), 1)))
     good = [s for s in part.signals if len(s) > 1]
-    for signal, colour in zip(part.signals, shades, strict=True):
-        if len(signal) > 1:
-            curve(points_of(signal, view), count_points(signal, view), signal.line.name, color=colour, lw=1.0)
-    if len(part.signals) > 1 and good:
+    for signal, colour in zip(good, colormaps["viridis"](np.linspace(0, 0.9, len(good))), strict=True):
+        curve(points_of(signal, view), count_points(signal, view), signal.line.name, color=colour, lw=1.0)
+    if len(good) > 1:
         # The device's power: all lines interpolated at the readings of the one that is read most often.
         fastest = fastest_of(good)
-        points = summed_of(good, fastest, view)
-        curve(points, count_points(fastest, view), f"{part.device}, sum of lines", color="black", lw=1.3)
+        points, name = summed_of(good, fastest, view), f"{part.device}, sum of lines"
+        curve(points, count_points(fastest, view), name, color="black", lw=1.3)
     for signal in (s for s in compared if len(s) > 1):
         label = f"{signal.line.name} (compared)"
         curve(points_of(signal, view), count_points(signal, view), label, color="#888888", lw=0.9, ls=":")
     if silent := [signal.line.name for signal in part.signals if is_silent(run, signal)]:
         axes.annotate(f"no readings of {shown(', '.join(silent), 80)}", (0.5, 0.5), xycoords="axes fraction",
                       ha="center", va="center", fontsize=9, bbox=_BOX)  # fmt: skip
-    axes.set_xlim(window.x(window.begin_ns), window.x(window.end_ns))
+    axes.set_xlim(x(begin_ns), x(end_ns))
     axes.set_ylim(1.05 * min(reach), max(reach) * (1.28 if is_whole else 1.06))
-    axes.set_xlabel(f"time ({window.unit[1]})")
+    axes.set_xlabel(f"time ({unit})")
     axes.set_ylabel("power (W)")
 
 
-def _shade(axes: Axes, run: Run, window: _Window, colours: Mapping[str, str], most: int) -> None:
-    """Background in the colour of the innermost phases; where they are more than ``most``, of the outermost."""
-    from matplotlib.collections import PolyCollection
-
+def _shade(axes: Axes, run: Run, window: tuple[int, int], x: Any, of_phases: Mapping[str, str], most: int) -> None:
+    """Background in the colour of the innermost phases; where they are more than ``most``, names of the outermost."""
     p = run.phases
-    in_window = (p.end_ns > window.begin_ns) & (p.begin_ns < window.end_ns)
+    in_window = (p.end_ns > window[0]) & (p.begin_ns < window[1])
     innermost = in_window & is_innermost(p)
-    if innermost.sum() > most:
-        outer = np.flatnonzero(in_window & (p.depth == 0))
-        for n, i in enumerate(outer if len(outer) <= 40 else ()):
-            begin, end = window.x(p.begin_ns[i]), window.x(p.end_ns[i])
-            axes.axvspan(begin, end, color="#000000", alpha=0.05 + 0.05 * (n % 2), lw=0)
-            if p.end_ns[i] - p.begin_ns[i] >= 0.06 * (window.end_ns - window.begin_ns):  # else too narrow for its name
-                kind = p.classes[p.label[i]]
-                name = shown(group_text(dict(kind.group)) if kind.group else kind.name)
-                axes.annotate(name, ((begin + end) / 2, 0.98), xycoords=("data", "axes fraction"), ha="center",
-                              va="top", fontsize=7.5, color="#333333", bbox=_BOX)  # fmt: skip
+    if innermost.sum() <= most:
+        for name, colour in of_phases.items():
+            own = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & innermost
+            begin, end = x(p.begin_ns[own]), x(p.end_ns[own])
+            spans = list(zip(begin, end - begin, strict=True))
+            axes.broken_barh(spans, (0, 1), facecolor=colour, alpha=0.28, lw=0, transform=axes.get_xaxis_transform())
         return
-    for name, colour in colours.items():
-        of_name = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & innermost
-        b, e = window.x(p.begin_ns[of_name]), window.x(p.end_ns[of_name])
-        corners = np.stack([np.stack([b, b, e, e], 1), np.tile([0.0, 1.0, 1.0, 0.0], (len(b), 1))], 2)
-        shade = PolyCollection(list(corners), facecolor=colour, alpha=0.28, lw=0, transform=axes.get_xaxis_transform())
-        axes.add_collection(shade, autolim=False)
-
-
-def _legend(axes: Axes, colours: Mapping[str, str]) -> None:
-    """Lines (the sum first) and phases in one legend."""
-    from matplotlib.patches import Patch
-
-    lines = sorted(axes.get_legend_handles_labels()[0], key=lambda line: "sum of lines" not in str(line.get_label()))
-    phases = [Patch(facecolor=c, alpha=0.4, label=shown(name)) for name, c in list(colours.items())[:10]]
-    if handles := [*lines, *phases]:
-        legend_beside(axes, handles)
+    outer = np.flatnonzero(in_window & (p.depth == 0))
+    for n, i in enumerate(outer if len(outer) <= 40 else ()):
+        begin, end = x(p.begin_ns[i]), x(p.end_ns[i])
+        axes.axvspan(begin, end, color="#000000", alpha=0.05 + 0.05 * (n % 2), lw=0)
+        if p.end_ns[i] - p.begin_ns[i] >= 0.06 * (window[1] - window[0]):  # else too narrow for its name
+            kind = p.classes[p.label[i]]
+            name = shown(group_text(dict(kind.group), kind.name))
+            axes.annotate(name, ((begin + end) / 2, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top",
+                          fontsize=7.5, color="#333333", bbox=_BOX)  # fmt: skip
 
 
 # ---- joules ------------------------------------------------------------------------------------------------------
 
 
-def _draw_table(ax: Axes, table: PhaseTable, colours: Mapping[str, str]) -> None:
+def _draw_table(ax: Axes, table: PhaseTable, of_phases: Mapping[str, str]) -> None:
     """A cluster of bars for each device and group, a bar for each phase that has a colour and for the iteration."""
-    rows = [r for r in table.phases if r.phase in colours or r.phase == "iteration"]
-    names = sorted(
-        {r.phase for r in rows}, key=lambda n: (n == "iteration", list(colours).index(n) if n in colours else 0)
-    )
+    rows = [r for r in table.phases if r.phase in of_phases or r.phase == "iteration"]
+    names = [n for n in (*of_phases, "iteration") if any(r.phase == n for r in rows)]
     clusters: dict[tuple[Any, ...], dict[str, PhaseRow]] = {}
     for r in rows:
         clusters.setdefault((r.device, r.provenance, *r.group.items()), {})[r.phase] = r
@@ -304,26 +264,187 @@ def _draw_table(ax: Axes, table: PhaseTable, colours: Mapping[str, str]) -> None
     width = 0.84 / len(names)
     bars = [
         Bar(
-            i + (k - (len(names) - 1) / 2) * width, width, row.j_per_batch, row.u95_j, colours.get(name, _OTHER),
+            i + (k - (len(names) - 1) / 2) * width, width, (row.j_per_batch, row.u95_j), of_phases.get(name, _OTHER),
             HATCHES[row.provenance], row.is_lower_bound,
         )
         for k, name in enumerate(names) for i, same in enumerate(clusters.values())
         if (row := same.get(name)) is not None
     ]  # fmt: skip
-    scale = scale_of((r.j_per_batch, r.u95_j) for r in rows)
-    draw_bars(ax, bars, scale, 10.5, unknown="n.r.")
-    several = len({key[:2] for key in clusters}) > 1
+    draw_bars(ax, bars, [b.height for b in bars], 10.5, unknown="n.r.")
     firsts = [next(iter(same.values())) for same in clusters.values()]
-    labels = [group_text(r.group, r.path.split("/")[0]) + (f"\n{r.device}" if several else "") for r in firsts]
+    labels = [f"{group_text(r.group, r.path.split('/')[0])}\n{r.device}" for r in firsts]
     ax.set_xticks(range(len(labels)), [shown(t) for t in labels], fontsize=8)
     ax.set_xlim(-0.6, len(labels) - 0.4)
-    ax.set_ylabel("energy per phase (J)" + (", logarithmic" if scale.is_log else ""))
+    ax.set_ylabel("energy per phase (J)" + (", logarithmic" if ax.get_yscale() == "log" else ""))
     devices = ", ".join(dict.fromkeys(f"{r.device} ({r.provenance})" for r in firsts))
     ax.set_title(f"Joules per phase and batch, {shown(devices, 120)}; error bars: 95 % interval", weight="bold")
-    named = {name: colours.get(name, _OTHER) for name in names[:MOST_NAMES]}
-    if len(names) > MOST_NAMES:
-        named[f"and {len(names) - MOST_NAMES} more"] = "none"
+    named = {name: of_phases.get(name, _OTHER) for name in names[:_MOST_NAMES]}
+    if len(names) > _MOST_NAMES:
+        named[f"and {len(names) - _MOST_NAMES} more"] = "none"
     unknown = "" if all(r.is_resolvable for r in rows) else "n.r.: not resolvable"
-    legend_beside(
-        ax, bar_handles(named, (r.provenance for r in rows), unknown, has_bounds=any(r.is_lower_bound for r in rows))
-    )
+    has_bounds = any(r.is_lower_bound for r in rows)
+    legend_beside(ax, bar_handles(named, (r.provenance for r in rows), unknown, has_bounds=has_bounds))
+
+
+# ---- data quality: the clocks, the rate, the age of the newest reading, what is missing ------------------------------
+
+_MOST_BINS, _LEAST_IN_BIN = 400, 20
+_MOST_LINES = 16
+_MOST_HOLES = 2000
+_SKEW_NS = 2_000_000_000
+"""Rates of clocks are taken over this time: over less, they show only how the estimate was rounded."""
+
+
+@styled
+def draw_quality(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Figure:
+    """Four rows over the run's time. Raises `AnalysisError` for an unknown device, and where there are no readings."""
+    devices = [run.device(device)] if device is not None else list(run.devices.values())
+    every = list(dict.fromkeys(n for d in devices for n in (*d.feeds, *run.compared(d.name))))
+    names = every[:_MOST_LINES]
+    signals = []
+    for i, name in enumerate(names):
+        progress(i / len(names), f"reading {name}")
+        signals.append(load_bounded(run, name))
+    check_readings(run, signals)
+    figure, axes = panels(1, (11.0, 1.9), rows=4)
+    clock, rate, age, lost = axes[0]
+    for i, (name, c) in enumerate(run.clocks.items()):
+        at = (c.t_ns >= run.begin_ns) & (c.t_ns <= run.end_ns)
+        clock.plot(_s(run, c.t_ns[at]), c.half_width_ns[at] * 1e-3, color=PALETTE[i % len(PALETTE)], lw=1,
+                   marker="." if at.sum() < 60 else None, label=shown(c.board or name, 30))  # fmt: skip
+    # With few readings in a bin, their number would go up and down by chance.
+    bins = int(np.clip(min(run.lines[n].count for n in names) // _LEAST_IN_BIN, 20, _MOST_BINS))
+    edges = np.linspace(run.begin_ns, max(run.end_ns, run.begin_ns + 1), bins + 1)
+    for i, signal in enumerate(signals):
+        _draw_line(run, signal, (rate, age, lost), edges, i)
+    for k, gap in enumerate(run.gaps):
+        for ax in axes[0]:
+            ax.axvspan(_s(run, gap.begin_ns), _s(run, gap.end_ns), color=PALETTE[5], alpha=0.25, lw=0,
+                       label="recorded gap" if k == 0 and ax is rate else None)  # fmt: skip
+    if not lost.collections and not run.gaps:
+        lost.text(0.5, 0.5, "no readings are missing", transform=lost.transAxes, ha="center", color="#666666")
+    clock.set(ylabel="clock bound (± µs)", ylim=(0, None))
+    rate.set(ylabel="good readings (1/s)", ylim=(0, 1.08 * max(rate.get_ylim()[1], 1e-9)))
+    age.set(ylabel="age of the newest\nreading, at most (s)", yscale="log")
+    engineering_ticks(age.yaxis, "s")
+    lost.set_yticks(range(len(names)), [shown(n, 30) for n in names], fontsize=7.5)
+    lost.set(ylim=(len(names) - 0.4, -0.6), ylabel="missing", xlabel="time (s)")
+    for ax in axes[0]:
+        ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
+    for ax in (clock, rate):
+        if ax.lines:
+            legend_beside(ax)
+    more = f"; {len(every) - len(names)} more lines are not drawn" if len(every) > len(names) else ""
+    note = f"{len(run.gaps)} recorded gaps; bound: guaranteed, ± half-width{more}"
+    kinds = {run.lines[n].provenance.value for n in names}
+    return finish(figure, f"{run.path.name}: clock and data quality", kinds, note)
+
+
+def _s(run: Run, t_ns: Any) -> Any:
+    """Seconds since the run began."""
+    return (t_ns - run.begin_ns) * 1e-9
+
+
+def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: Values, i: int) -> None:
+    """Readings a second and the longest wait between two, by bin; what is missing as bars in row ``i``."""
+    rate, age, lost = axes
+    bins = len(edges) - 1
+    count, longest_s = np.zeros(bins), np.full(bins, np.nan)
+    holes: list[tuple[float, float]] = []
+    last = -FAR_NS
+    for piece in parts_between(signal, -FAR_NS, FAR_NS):
+        t = piece.t_ns
+        new = t > last  # pieces overlap
+        if not new.any():
+            continue
+        last = int(t[-1])
+        count += np.histogram(t[new].astype(np.float64), edges)[0]
+        waits_s, missing = np.diff(t) * 1e-9, (piece.missing_ns() > 0) & new[1:]
+        at = np.clip(np.searchsorted(edges, t[1:].astype(np.float64), "right") - 1, 0, bins - 1)
+        np.fmax.at(longest_s, at[new[1:]], waits_s[new[1:]])
+        holes += np.stack([_s(run, t[:-1][missing]), waits_s[missing]], 1).tolist()
+    since_s, width_s = (edges[:-1] - run.begin_ns) * 1e-9, (edges[1] - edges[0]) * 1e-9
+    colour, dashes = PALETTE[i % len(PALETTE)], ("-", "--")[i // len(PALETTE) % 2]
+    label = shown(signal.line.name, 30)
+    rate.step(since_s, count / width_s, where="post", color=colour, ls=dashes, lw=1, label=label)
+    age.step(since_s, longest_s, where="post", color=colour, ls=dashes, lw=1)
+    if holes:
+        longest = sorted(holes, key=lambda hole: -hole[1])[:_MOST_HOLES]
+        lost.broken_barh(longest, (i - 0.35, 0.7), facecolor=colour)
+
+
+# ---- clocks ------------------------------------------------------------------------------------------------------
+
+
+@styled
+def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
+    """The picture of `joules clock`: offset, skew, delay and bound over the time of the run; steps are gaps."""
+    figure, ((offset, skew, delay, bound),) = panels(1, (11.0, 2.1), rows=4)
+
+    def curve(ax: Axes, t_ns: Ints, values: NDArray[Any], colour: str, label: str | None = None) -> None:
+        ax.plot(_s(run, t_ns), values, color=colour, lw=1, marker="." if len(t_ns) < 60 else "", ms=3, label=label)
+
+    for i, trace in enumerate(traces):
+        colour = PALETTE[i % len(PALETTE)]
+        from_line_ns, label = trace.offset_ns - trace.trend_ns(), shown(f"{trace.board} ({trace.epoch})")
+        for k, piece in enumerate(trace.pieces()):
+            t = trace.t_host_ns[piece].astype(np.int64)
+            curve(offset, t, from_line_ns[piece] * 1e-3, colour, label if k == 0 else None)
+            curve(bound, t, trace.half_ns[piece] * 1e-3, colour)
+            at = np.unique(np.searchsorted(t, np.arange(t[0], t[-1], _SKEW_NS)).clip(max=len(t) - 1))
+            spans_ns = np.diff(t[at])
+            skew_ppm = np.diff(trace.offset_ns[piece][at]) / spans_ns * 1e6
+            curve(skew, t[at][:-1] + spans_ns // 2, skew_ppm, colour)
+        order = np.argsort(trace.delay_t_host_ns, kind="stable")
+        curve(delay, trace.delay_t_host_ns[order], trace.delay_ns[order] * 1e-3, colour)
+    offset.set_ylabel("offset less its line (µs)")
+    skew.set_ylabel("skew (ppm)")
+    delay.set_ylabel("delay (µs)")
+    delay.set_yscale("symlog", linthresh=10)
+    bound.set(ylabel="guaranteed bound (± µs)", ylim=(0, None), xlabel="time (s)")
+    for ax in (offset, skew, delay, bound):
+        ax.set_xlim(0, _s(run, run.end_ns) or 1e-9)
+    if traces:
+        offset.legend(fontsize=8, frameon=False)
+    title = f"{shown(run.path.name, 100)}: clocks of the boards against the host's"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11)
+    return figure
+
+
+# ---- the uncertainty budget --------------------------------------------------------------------------------------
+
+_PARTS = {
+    "repeats": "#0072B2", "sampling": "#56B4E9", "gain": "#D55E00", "offset": "#E69F00", "quantisation": "#F0E442",
+    "edges": "#009E73", "left over": "#44AA99", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000",
+    "place": "#332288", "lag": "#117733", "folding": "#999999",
+}  # fmt: skip
+"""After Okabe and Ito, and Tol, told apart by colour-blind readers too; any other part is light grey."""
+
+
+@styled
+def draw_budget(rows: Sequence[BudgetRow]) -> Figure:
+    """A bar for each row that has parts: shares of the variance, and ± U95 beside it."""
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    rows = [r for r in rows if r.parts]
+    figure = Figure(figsize=(9, 1.6 + 0.42 * max(len(rows), 1)), layout="constrained")
+    ax = figure.add_subplot()
+    handles = {}
+    for y, row in enumerate(rows):
+        left = 0.0
+        for part in row.parts:
+            colour, share = _PARTS.get(part.part, "#DDDDDD"), 100 * part.share
+            ax.barh(y, share, left=left, color=colour, edgecolor="white", lw=0.5, hatch=HATCHES[row.provenance])
+            handles[part.part] = Patch(facecolor=colour, label=part.part)
+            left += share
+        ax.text(101, y, f"{digits(row.energy_j)} J ± {digits(row.u95_j, 2)}", va="center", fontsize=8)
+    words = [(group_line(r.group), r.phase or f"({r.table})", r.device, r.provenance) for r in rows]
+    ax.set_yticks(range(len(rows)), [shown(" ".join(filter(None, w)), 100) for w in words], fontsize=8)
+    ax.set_ylim(len(rows) - 0.4, -0.6)
+    ax.set_xlim(0, 100)
+    ax.set_xlabel("share of the variance (%); beside it: energy ± 95 % half-width")
+    if handles:
+        legend = list(handles.values())
+        figure.legend(handles=legend, loc="outside upper left", ncols=min(len(legend), 6), fontsize=8)
+    return figure

@@ -3,63 +3,49 @@
 /** Sort a table's rows by a column: up, down, and as they were. Cells without a value stay last. */
 function sortBy(table, column) {
   const heads = [...table.tHead.rows[0].cells], body = table.tBodies[0];
-  if (!table.original) table.original = [...body.rows];
+  table.original ??= [...body.rows];
   const next = { none: "ascending", ascending: "descending", descending: "none" }[heads[column].getAttribute("aria-sort")];
   heads.forEach((head, i) => head.setAttribute("aria-sort", i === column ? next : "none"));
-  const numeric = heads[column].classList.contains("n");
-  const key = row => {
-    const cell = row.cells[column];
-    if (numeric) return cell.dataset.value === undefined ? null : Number(cell.dataset.value);
-    return cell.textContent.trim() || null;
-  };
-  const sign = next === "descending" ? -1 : 1;
-  const rows = next === "none" ? table.original : table.original.map(row => [key(row), row]).sort(([a], [b]) => {
+  const isNumeric = heads[column].classList.contains("n"), sign = next === "descending" ? -1 : 1;
+  const key = ({ cells: { [column]: cell } }) => (isNumeric ? cell.dataset.value : cell.textContent.trim()) || null;
+  body.append(...next === "none" ? table.original : [...table.original].sort((one, other) => {
+    const a = key(one), b = key(other);
     if (a === null || b === null) return (a === null) - (b === null);
-    return sign * (numeric ? a - b : a.localeCompare(b, "en", { numeric: true }));
-  }).map(([, row]) => row);
-  body.append(...rows);
+    return sign * (isNumeric ? a - b : a.localeCompare(b, "en", { numeric: true }));
+  }));
 }
 
-async function rowsOf(spec) {
-  const [begin, length, label, row] = await Promise.all(spec.columns.map(unpack));
-  const rows = [];
-  for (let i = 0, from = 0; i <= row.length; i++) {
-    if (i < row.length && row[i] === row[from]) continue;
-    if (i > from) rows.push({ begin: begin.subarray(from, i), length: length.subarray(from, i), label: label.subarray(from, i) });
-    from = i;
+/** The phases of a run by row of the picture. */
+async function rowsOf({ names, details, colours, columns }) {
+  const [begin, length, label, row] = await Promise.all(columns.map(unpack)), rows = [];
+  for (let from = 0, to; from < row.length; from = to) {
+    to = countBelow(row, row[from] + 1);
+    rows.push({ begin: begin.subarray(from, to), length: length.subarray(from, to), label: label.subarray(from, to) });
   }
-  return { names: spec.names, details: spec.details, colour: spec.colours, rows };
+  return { names, details, colour: colours, rows };
 }
 
 async function start() {
   for (const table of document.querySelectorAll("table.sorts")) {
-    [...table.tHead.rows[0].cells].forEach((head, i) => {
-      const button = head.querySelector("button");
-      if (button) button.addEventListener("click", () => sortBy(table, i));
-    });
+    table.querySelectorAll("th button").forEach((button, i) => button.addEventListener("click", () => sortBy(table, i)));
   }
-  const traces = [];
-  const redraw = () => traces.forEach(trace => trace.later());
+  const traces = [], root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)");
+  const redraw = () => traces.forEach(trace => trace.draw());
   document.getElementById("theme").addEventListener("click", () => {
-    const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-    const now = root.dataset.theme || (dark ? "dark" : "light");
-    root.dataset.theme = now === "dark" ? "light" : "dark";
+    root.dataset.theme = (root.dataset.theme || (dark.matches ? "dark" : "light")) === "dark" ? "light" : "dark";
     redraw();
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
-  // Paper is white: curves and text in light colours would not be seen on it.
-  // Nor would closed notes.
-  let chosen, closed = [];
+  dark.addEventListener("change", redraw);
+  // Paper is white: curves and text in light colours would not be seen on it. Nor would closed notes.
+  let chosen;
   addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("details:not([open])")];
-    closed.forEach(notes => { notes.open = true; });
-    chosen = document.documentElement.dataset.theme;
-    document.documentElement.dataset.theme = "light";
-    traces.forEach(trace => trace.draw());
+    document.querySelectorAll("details").forEach(notes => { notes.open = true; });
+    chosen = root.dataset.theme;
+    root.dataset.theme = "light";
+    redraw();
   });
   addEventListener("afterprint", () => {
-    closed.forEach(notes => { notes.open = false; });
-    if (chosen) document.documentElement.dataset.theme = chosen; else delete document.documentElement.dataset.theme;
+    root.dataset.theme = chosen ?? "";
     redraw();
   });
   for (const run of JSON.parse(document.getElementById("traces").textContent)) {
@@ -72,7 +58,7 @@ async function start() {
     }
   }
   window.joulesReport = { traces };
-  document.documentElement.dataset.ready = "yes";
+  root.dataset.ready = "yes";
 }
 
 start().catch(error => {

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ import pandas as pd
 
 from powerd_analytics.campaign import Length
 from powerd_analytics.costs import Factors
-from powerd_analytics.energy.uncertainty import ROUNDING
 from powerd_analytics.export import Cell, Column, Kind, rounded, rows_of, table_frame
-from powerd_analytics.records import Record, column, number_of
+from powerd_analytics.records import Record, column
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import FAR_NS, Signal, parts_between
 from powerd_analytics.table import group_line
@@ -31,18 +29,12 @@ from powerd_core.text import printable
 
 LONG = 60
 """A text longer than this may be broken into lines."""
-MOST_GAPS = 200
-MOST_MESSAGES = 200
-MOST_COLUMNS = 2
-"""Runs that have a column each in the table of the environment."""
-TEXT, COUNT = "", "1"
-"""Of a column of texts, and of whole numbers; else its numbers' unit."""
+MOST_ROWS = 200
+"""Of gaps and of messages."""
+UNITS = ("s", "ms", "µs", "Hz", "J", "%")
 
 Names = Mapping[Path, str]
 """What a page calls the run files."""
-
-
-# ---- names -------------------------------------------------------------------------------------------------------
 
 
 def run_names(paths: Sequence[Path]) -> dict[Path, str]:
@@ -91,59 +83,54 @@ def shown_sheet(frame: pd.DataFrame, identity: str = "") -> dict[str, Any]:
     }
 
 
-def _sheet(
-    name: str, title: str, units: Mapping[str, str], rows: Sequence[Sequence[Cell]], notes: Sequence[str] = ()
-) -> pd.DataFrame:
-    """A sheet of cells as they are; ``units`` of its columns by their headings (`TEXT`, `COUNT`)."""
-    kinds: dict[str, Kind] = {TEXT: "text", COUNT: "integer"}
-    columns = (
-        Column(heading, kinds.get(unit, "number"), unit, is_uncertainty=heading.startswith("±"))
-        for heading, unit in units.items()
-    )
-    return table_frame(name, title, tuple(columns), rows, notes)
+def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str = "", most: int = 0) -> pd.DataFrame:
+    """A sheet of rows by heading, whose last word may be a unit. Rows beyond ``most`` are left out and counted."""
+    columns = []
+    for heading in rows[0] if rows else ():
+        value = next((r[heading] for r in rows if r[heading] is not None), "")
+        kind: Kind = "text" if isinstance(value, str) else "integer" if isinstance(value, int) else "number"
+        unit = heading.split()[-1]
+        is_uncertainty = heading.startswith("±")
+        columns.append(Column(heading, kind, unit if unit in UNITS else "", is_uncertainty=is_uncertainty))
+    if most and len(rows) > most:
+        note, rows = f"{len(rows) - most} more stand in the run files", rows[:most]
+    return table_frame(name, title, tuple(columns), [tuple(r.values()) for r in rows], [note] if note else [])
 
 
 # ---- joules and their uncertainty --------------------------------------------------------------------------------
 
-_RECORDINGS = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
-               "residual_j", "missing_s", "is_lower_bound", "note")  # fmt: skip
-_HEADINGS = {"phases_j": "phases J", "rest_j": "rest J", "residual_j": "residual J", "missing_s": "missing s"}
-
 
 def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
     """One row for each recording and device: joules from begin to end, and what phases and rest make of them."""
-    runs = [r for r in records if r["kind"] == "run"]
-    columns = tuple(column(name, heading=_HEADINGS.get(name, "")) for name in _RECORDINGS)
-    rows = tuple(tuple(_residual(r) if name == "residual_j" else r[name] for name in _RECORDINGS) for r in runs)
+    names = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
+             "residual_j", "missing_s", "is_lower_bound", "note")  # fmt: skip
+    headings = {"phases_j": "phases J", "rest_j": "rest J", "residual_j": "residual J", "missing_s": "missing s"}
+    columns = tuple(column(name, heading=headings.get(name, "")) for name in names)
+    rows = tuple(tuple(r[name] for name in names) for r in records if r["kind"] == "run")
     note = (
         "phases + rest + residual = the whole; the residual is what straight lines across the phases' edges get wrong"
     )
     return table_frame("recordings", "Whole recordings", columns, rows, (note,))
 
 
-def _residual(run: Record) -> float | None:
-    """What phases and rest leave of the whole; 0 where it is the rounding of sums."""
-    residual, whole = number_of(run, "residual_j"), number_of(run, "energy_j")
-    return 0.0 if residual and whole and abs(residual) <= ROUNDING * abs(whole) else residual
-
-
-def budget_sheet(name: str, rows: Sequence[BudgetRow]) -> pd.DataFrame:
+def budget_sheet(name: str, budget: Sequence[BudgetRow]) -> pd.DataFrame:
     """A row for each energy: its parts by share of the variance, the largest first."""
-    of_variance = re.compile(r" \(\d+% of the variance\)")  # has a column of its own here
-    cells = []
-    for r in rows:
-        shares = [f"{100 * s.share:.0f} %" if s.share >= 0.01 else "< 1 %" for s in r.parts]
-        parts = ", ".join(f"{s.part} {share} ({digits(s.u_j, 2)} J)" for s, share in zip(r.parts, shares, strict=True))
-        first = r.parts[0] if r.parts else None
-        cells.append((
-            group_line(r.group), r.phase or f"({r.table})", r.device, r.provenance, r.energy_j, r.u95_j,
-            first.part if first else None, 100 * first.share if first else None, parts, of_variance.sub("", r.words),
-        ))  # fmt: skip
-    units = {
-        "group": TEXT, "phase": TEXT, "device": TEXT, "provenance": TEXT, "J": "J", "± U95 J": "J",
-        "largest part": TEXT, "share %": "%", "parts": TEXT, "note": TEXT,
-    }  # fmt: skip
-    return _sheet("budget", f"Uncertainty budget of {name}", units, cells)
+    rows = [
+        {
+            "group": group_line(r.group),
+            "phase": r.phase or f"({r.table})",
+            "device": r.device,
+            "provenance": r.provenance,
+            "J": r.energy_j,
+            "± U95 J": r.u95_j,
+            "largest part": r.parts[0].part if r.parts else None,
+            "share %": 100 * r.parts[0].share if r.parts else None,
+            "parts": ", ".join(f"{s.part} {100 * s.share:.0f} % ({digits(s.u_j, 2)} J)" for s in r.parts),
+            "note": r.words,
+        }
+        for r in budget
+    ]
+    return _sheet("budget", f"Uncertainty budget of {name}", rows)
 
 
 # ---- data quality ------------------------------------------------------------------------------------------------
@@ -154,19 +141,24 @@ def lines_sheet(lines: Sequence[tuple[Run, Signal, str]], names: Names) -> pd.Da
     rows = []
     for run, s, role in lines:
         missing_s, longest_s = _missing(s)
-        rate_hz = 1e9 / s.spacing_ns if s.spacing_ns > 0 and len(s) > 1 else None
-        rows.append((
-            names[run.path], s.line.name, s.line.device, role, s.line.source, s.line.provenance.value, s.line.count,
-            s.bad, len(s.clipped_ns) + len(s.clipped_low_ns), rate_hz, missing_s, longest_s, s.window_ns * 1e-6,
-            s.centre_ns * 1e-6,
-        ))  # fmt: skip
-    units = {
-        "run": TEXT, "line": TEXT, "device": TEXT, "role": TEXT, "source": TEXT, "provenance": TEXT, "readings": COUNT,
-        "bad": COUNT, "full scale": COUNT, "rate Hz": "Hz", "missing s": "s", "longest gap s": "s", "window ms": "ms",
-        "age ms": "ms",
-    }  # fmt: skip
+        rows.append({
+            "run": names[run.path],
+            "line": s.line.name,
+            "device": s.line.device,
+            "role": role,
+            "source": s.line.source,
+            "provenance": s.line.provenance.value,
+            "readings": s.line.count,
+            "bad": s.bad,
+            "full scale": len(s.clipped_ns) + len(s.clipped_low_ns),
+            "rate Hz": 1e9 / s.spacing_ns if s.spacing_ns > 0 and len(s) > 1 else None,
+            "missing s": missing_s,
+            "longest gap s": longest_s,
+            "window ms": s.window_ns * 1e-6,
+            "age ms": s.centre_ns * 1e-6,
+        })  # fmt: skip
     note = "window: what one reading averages over; age: how far its middle can lie from its timestamp"
-    return _sheet("lines", "Lines", units, rows, [note])
+    return _sheet("lines", "Lines", rows, note)
 
 
 def _missing(signal: Signal) -> tuple[float, float]:
@@ -184,41 +176,48 @@ def _missing(signal: Signal) -> tuple[float, float]:
 
 def clocks_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     """The guaranteed bound of each board's clock against the host's."""
-    rows = [
-        (
-            names[run.path], c.board or name, len(c.t_ns), float(np.median(c.half_width_ns)) * 1e-3,
-            float(c.half_width_ns.max()) * 1e-3, c.steps,
-        )
-        for run in runs for name, c in run.clocks.items() if len(c.half_width_ns)
-    ]  # fmt: skip
-    units = {"run": TEXT, "clock of": TEXT, "exchanges": COUNT, "bound, median µs": "µs", "bound, largest µs": "µs",
-             "steps": COUNT}  # fmt: skip
-    return _sheet("clocks", "Clocks", units, rows)
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": names[run.path],
+            "clock of": c.board or name,
+            "exchanges": len(c.t_ns),
+            "median bound µs": float(np.median(c.half_width_ns)) * 1e-3,
+            "largest bound µs": float(c.half_width_ns.max()) * 1e-3,
+            "steps": c.steps,
+        }
+        for run in runs
+        for name, c in run.clocks.items()
+        if len(c.half_width_ns)
+    ]
+    return _sheet("clocks", "Clocks", rows)
 
 
 def gaps_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     """What was lost on the way, and why."""
-    rows = [
-        (
-            names[run.path], g.stream, (g.begin_ns - run.begin_ns) * 1e-9, (g.end_ns - g.begin_ns) * 1e-9,
-            g.lost if g.lost >= 0 else None, g.cause,
-        )
-        for run in runs for g in run.gaps
-    ]  # fmt: skip
-    units = {"run": TEXT, "stream": TEXT, "at s": "s", "seconds": "s", "scans lost": COUNT, "cause": TEXT}
-    more = [f"{len(rows) - MOST_GAPS} more gaps: `joules info` lists all"] if len(rows) > MOST_GAPS else []
-    return _sheet("gaps", "Gaps", units, rows[:MOST_GAPS], more)
+    rows: list[dict[str, Cell]] = [
+        {
+            "run": names[run.path],
+            "stream": g.stream,
+            "at s": (g.begin_ns - run.begin_ns) * 1e-9,
+            "length s": (g.end_ns - g.begin_ns) * 1e-9,
+            "scans lost": g.lost if g.lost >= 0 else None,
+            "cause": g.cause,
+        }
+        for run in runs
+        for g in run.gaps
+    ]
+    return _sheet("gaps", "Gaps", rows, most=MOST_ROWS)
 
 
 def messages_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
     """What recorder and client wrote into the runs."""
     rows = [
-        (names[run.path], str(m.get("level", "info")), str(m.get("text", "")))
-        for run in runs for m in run.messages if read_anchor(m) is None
-    ]  # fmt: skip
-    more = [f"{len(rows) - MOST_MESSAGES} more messages are in the run files"] if len(rows) > MOST_MESSAGES else []
-    units = {"run": TEXT, "level": TEXT, "message": TEXT}
-    return _sheet("messages", "Messages", units, rows[:MOST_MESSAGES], more)
+        {"run": names[run.path], "level": str(m.get("level", "info")), "message": str(m.get("text", ""))}
+        for run in runs
+        for m in run.messages
+        if read_anchor(m) is None
+    ]
+    return _sheet("messages", "Messages", rows, most=MOST_ROWS)
 
 
 def quality_notes(runs: Sequence[Run], names: Names) -> list[str]:
@@ -228,10 +227,7 @@ def quality_notes(runs: Sequence[Run], names: Names) -> list[str]:
     notes += [f"{printable(names[r.path])} was rebuilt from the journal of a recorder that died."
               for r in runs if r.attributes.get("rebuilt")]  # fmt: skip
     if not any(r.gaps for r in runs):
-        notes.append(
-            "No gap was recorded: nothing was lost between the boards and the run files. What the table of lines calls "
-            "bad or missing was not read, or read badly, where the sensors are."
-        )
+        notes.append("No gap was recorded: nothing was lost between the boards and the run files.")
     return notes
 
 
@@ -239,8 +235,8 @@ def quality_notes(runs: Sequence[Run], names: Names) -> list[str]:
 
 
 def environment_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
-    """What each run says of its machine, software and command: a column each run, or of many runs a row each value."""
-    values: dict[str, dict[str, str]] = {}
+    """What the runs say of their machines, software and commands: a row for each value, with the runs that have it."""
+    whose: dict[str, dict[str, list[str]]] = {}
     for run in runs:
         known: dict[str, Any] = {
             "command": " ".join(run.command) or None,
@@ -252,18 +248,13 @@ def environment_sheet(runs: Sequence[Run], names: Names) -> pd.DataFrame:
         for key, value in known.items():
             if value is not None:
                 text = ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, Mapping) else str(value)
-                values.setdefault(str(key), {})[names[run.path]] = text
-    if len(runs) <= MOST_COLUMNS:
-        units = {"what": TEXT, **{names[run.path]: TEXT for run in runs}}
-        return _sheet("environment", "Environment", units, [
-            (key, *(by_run.get(names[run.path]) for run in runs)) for key, by_run in values.items()
-        ])  # fmt: skip
-    rows = []
-    for key, by_run in values.items():
-        for value in dict.fromkeys(by_run.values()):
-            own = [name for name, of_run in by_run.items() if of_run == value]
-            rows.append((key, value, "all" if len(own) == len(runs) else first_of(own, ", ")))
-    return _sheet("environment", "Environment", dict.fromkeys(("what", "value", "runs"), TEXT), rows)
+                whose.setdefault(str(key), {}).setdefault(text, []).append(names[run.path])
+    rows = [
+        {"what": key, "value": text, "runs": "all" if len(own) == len(runs) else first_of(own, ", ")}
+        for key, values in whose.items()
+        for text, own in values.items()
+    ]
+    return _sheet("environment", "Environment", rows)
 
 
 def sha256(path: Path) -> str:
@@ -278,32 +269,29 @@ def sha256(path: Path) -> str:
 def files_sheet(runs: Sequence[Run], checksums: Sequence[str], names: Names) -> pd.DataFrame:
     """A row for each run file: id, when, with which version, checksum."""
     rows = [
-        (
-            names[run.path], str(run.attributes.get("run_id", "")), str(run.attributes.get("created_utc", "")),
-            (run.end_ns - run.begin_ns) * 1e-9, f"powerd {run.attributes.get('powerd_version', '?')}",
-            "yes" if run.is_complete else "no: the training process vanished or a part was cut off", checksum,
-        )
+        {
+            "file": names[run.path],
+            "run id": str(run.attributes.get("run_id", "")),
+            "recorded (UTC)": str(run.attributes.get("created_utc", "")),
+            "length s": (run.end_ns - run.begin_ns) * 1e-9,
+            "recorded with": f"powerd {run.attributes.get('powerd_version', '?')}",
+            "complete": "yes" if run.is_complete else "no",
+            "SHA-256": checksum,
+        }
         for run, checksum in zip(runs, checksums, strict=True)
-    ]  # fmt: skip
-    units = {"file": TEXT, "run id": TEXT, "recorded (UTC)": TEXT, "s": "s", "recorded with": TEXT, "complete": TEXT,
-             "SHA-256": TEXT}  # fmt: skip
-    return _sheet("files", "Run files", units, rows)
+    ]
+    return _sheet("files", "Run files", rows)
 
 
-def commands(
-    runs: Sequence[Run], names: Names, device: str | None, calibration: Path | None, length: Length, factors: Factors
-) -> list[str]:
+def commands(names: Names, device: str | None, calibration: Path | None, length: Length, factors: Factors) -> list[str]:
     """What a reader types to get the same."""
-    files = " ".join(shlex.quote(names[run.path]) for run in runs[:20]) + (" ..." if len(runs) > 20 else "")
-    values: dict[str, Any] = {
-        "device": device, "calibration": calibration.name if calibration else None, "iterations": length.iterations,
-        "epochs": length.epochs, "dataset_size": length.dataset_size,
-        **{f.name: getattr(factors, f.name) for f in fields(factors)},
-    }  # fmt: skip
+    files = " ".join(map(shlex.quote, names.values()))
+    calibrated = {"device": device, "calibration": calibration.name if calibration else None}
     options = "".join(
         f" --{name.replace('_', '-')} {shlex.quote(value if isinstance(value, str) else f'{value:.15g}')}"
-        for name, value in values.items() if value is not None
-    )  # fmt: skip
+        for name, value in (calibrated | asdict(length) | asdict(factors)).items()
+        if value is not None
+    )
     return [
         f"sha256sum {files}",
         f"joules verify {files}",
@@ -315,33 +303,23 @@ def commands(
 # ---- words -------------------------------------------------------------------------------------------------------
 
 
-def version_text() -> str:
-    """The version of the package, or that it is not installed as one."""
-    try:
-        return f"powerd {version('powerd')}"
-    except PackageNotFoundError:
-        return "powerd, not installed as a package"
+def _days(runs: Sequence[Run], length: int) -> str:
+    """When the runs were recorded, so many characters of the date."""
+    days = sorted(str(r.attributes.get("created_utc", ""))[:length].replace("T", " ") for r in runs)
+    return " to ".join(dict.fromkeys((days[0], days[-1])))
 
 
 def citation(runs: Sequence[Run]) -> str:
     """One sentence for a paper."""
     kinds = sorted({line.provenance.value for run in runs for line in run.lines.values()})
-    days = sorted({str(run.attributes.get("created_utc", ""))[:10] for run in runs} - {""})
-    when = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else "an unknown day"
     many = f"{len(runs)} runs" if len(runs) > 1 else f"run {runs[0].attributes.get('run_id', '?')}"
     return (
-        f"Cite as: energies ({' and '.join(kinds)} power) of {many}, recorded on {when} and evaluated with "
-        f"{version_text()}; run files with the SHA-256 checksums below."
+        f"Cite as: energies ({' and '.join(kinds)} power) of {many}, recorded on {_days(runs, 10)} and evaluated with "
+        f"powerd {version('powerd')}; run files with the SHA-256 checksums below."
     )
-
-
-def title(runs: Sequence[Run]) -> str:
-    return f"Energy of {runs[0].path.name}" if len(runs) == 1 else f"Energy of {len(runs)} runs"
 
 
 def subtitle(runs: Sequence[Run]) -> str:
     """When and where the runs were recorded."""
-    days = sorted(str(r.attributes.get("created_utc", ""))[:19].replace("T", " ") for r in runs)
-    when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
     hosts = sorted({str(r.environment.get("host", "")) for r in runs} - {""})
-    return f"Recorded {when} UTC" + (f" on {', '.join(hosts[:4])}." if hosts else ".")
+    return f"Recorded {_days(runs, 19)} UTC" + (f" on {first_of(hosts, ', ', 4)}." if hosts else ".")

@@ -1,17 +1,17 @@
 "use strict";
 // A zoomable trace: curves of power above, phases as bands below, stretches without readings shaded.
 
-const ROW = 15, AXIS = 22, LEFT = 56, PLOT = 230;
+const ROW = 15, AXIS = 22, LEFT = 56, PLOT = 230, BLOCK = 64;
 
 /** A column of whole numbers out of its text, as traces.py packs it: byte planes of folded differences. */
-async function unpack(column) {
-  const packed = Uint8Array.from(atob(document.getElementById(column.id).textContent), c => c.charCodeAt(0));
+async function unpack({ id, n, planes }) {
+  const packed = Uint8Array.from(atob(document.getElementById(id).textContent), c => c.charCodeAt(0));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const values = new Float64Array(column.n);
-  for (let i = 0, sum = 0; i < column.n; i++) {
+  const values = new Float64Array(n);
+  for (let i = 0, sum = 0; i < n; i++) {
     let folded = 0;
-    for (let k = column.planes - 1; k >= 0; k--) folded = folded * 256 + bytes[k * column.n + i];
+    for (let k = planes - 1; k >= 0; k--) folded = folded * 256 + bytes[k * n + i];
     values[i] = sum += folded % 2 ? -(folded + 1) / 2 : folded / 2;
   }
   return values;
@@ -27,35 +27,29 @@ function countBelow(values, x) {
   return from;
 }
 
-function significant(x, digits = 4) {
-  const size = Math.abs(x);
-  if (size > 0 && (size < 1e-6 || size >= 1e9)) return x.toExponential(digits - 1);
-  return x === 0 ? "0" : x.toFixed(Math.max(0, Math.min(9, digits - 1 - Math.floor(Math.log10(size)))));
-}
+const significant = x => String(Number(x.toPrecision(4)));
 
 /** Microseconds as a duration for people. */
 function duration(us) {
-  if (us >= 1e6 || us === 0) return significant(us / 1e6) + " s";
-  return us >= 1e3 ? significant(us / 1e3) + " ms" : significant(us, 3) + " µs";
+  const [unit, size] = us >= 1e6 ? ["s", 1e6] : us >= 1e3 ? ["ms", 1e3] : ["µs", 1];
+  return `${significant(us / size)} ${unit}`;
 }
 
+/** Round numbers between two values, with their texts. */
 function ticks(low, high, many) {
-  const rough = (high - low) / many, size = 10 ** Math.floor(Math.log10(rough)), found = [];
-  const step = [1, 2, 5, 10].map(m => m * size).find(s => s >= rough) || 10 * size;
+  const rough = (high - low) / many, size = 10 ** Math.floor(Math.log10(rough)), marks = [];
+  const step = size * [1, 2, 5, 10].find(m => m * size >= rough * (1 - 1e-9));
   const decimals = Math.max(0, Math.min(6, Math.ceil(-Math.log10(step) - 1e-9)));
-  for (let i = Math.ceil(low / step - 1e-9); i * step <= high * (1 + 1e-12); i++) found.push([i * step, (i * step).toFixed(decimals)]);
-  return found;
+  for (let i = Math.ceil(low / step - 1e-9); i * step <= high; i++) marks.push([i * step, (i * step).toFixed(decimals)]);
+  return marks;
 }
-
-const BLOCK = 64;
 
 /** Least and greatest of every BLOCK points, with the time of the first: for views of more points than pixels. */
 function coarse({ time, low, high, gap_us }) {
   const n = Math.ceil(time.length / BLOCK), span = n ? (time[time.length - 1] - time[0]) / n : 0;
-  const level = { time: new Float64Array(n), low: new Float32Array(n).fill(Infinity), high: new Float32Array(n).fill(-Infinity), gap_us: gap_us + span };
+  const level = { time: time.filter((_, i) => i % BLOCK === 0), low: new Float32Array(n).fill(Infinity), high: new Float32Array(n).fill(-Infinity), gap_us: gap_us + span };
   for (let i = 0; i < time.length; i++) {
     const k = Math.floor(i / BLOCK);
-    if (i % BLOCK === 0) level.time[k] = time[i];
     if (low[i] < level.low[k]) level.low[k] = low[i];
     if (high[i] > level.high[k]) level.high[k] = high[i];
   }
@@ -64,17 +58,15 @@ function coarse({ time, low, high, gap_us }) {
 
 class Trace {
   constructor(box, spec, phases) {
-    Object.assign(this, { box, spec, phases, begin: 0, end: Math.max(spec.length_us, 1), cursor: null, waiting: false, lines: [] });
-    this.canvas = box.querySelector("canvas");
-    this.out = box.querySelector("output");
-    this.context = this.canvas.getContext("2d");
+    const canvas = box.querySelector("canvas"), out = box.querySelector("output"), context = canvas.getContext("2d");
+    Object.assign(this, { box, spec, phases, canvas, out, context, begin: 0, end: Math.max(spec.length_us, 1), cursor: null, lines: [] });
   }
 
   async load() {
     for (const spec of this.spec.lines) {
-      const watts = [];
-      for (const column of spec.watts.columns) watts.push(Float32Array.from(await unpack(column), q => spec.watts.low + spec.watts.step * q));
-      const points = { time: await unpack(spec.time), low: watts[0], high: watts[watts.length - 1], gap_us: spec.gap_us };
+      const [time, ...watts] = await Promise.all([spec.time, ...spec.watts.columns].map(unpack));
+      const [low, high = low] = watts.map(steps => Float32Array.from(steps, q => spec.watts.low + spec.watts.step * q));
+      const points = { time, low, high, gap_us: spec.gap_us };
       this.lines.push({ spec, ...points, coarse: coarse(points), shown: true });
     }
     this.canvas.style.height = PLOT + AXIS + (this.phases ? this.phases.rows.length : 0) * ROW + 6 + "px";
@@ -98,56 +90,55 @@ class Trace {
 
   /** Show the next (1) or the previous (-1) of the innermost phases, with a little around it. */
   step(direction) {
-    if (!this.phases || !this.phases.rows.length) return;
+    if (!this.phases) return;
     const row = this.phases.rows.reduce((a, b) => (b.begin.length > a.begin.length ? b : a));
-    const middle = (this.begin + this.end) / 2, centre = i => row.begin[i] + row.length[i] / 2;
+    const middle = (this.begin + this.end) / 2, beyond = i => direction * (row.begin[i] + row.length[i] / 2 - middle) > 1;
     let i = Math.max(countBelow(row.begin, middle) - 1, 0);
-    while (i + direction >= 0 && i + direction < row.begin.length && direction * (centre(i) - middle) <= 1) i += direction;
+    while (i + direction in row.begin && !beyond(i)) i += direction;
     const begin = row.begin[i], length = Math.max(row.length[i], 10);
     this.setView(begin - length / 4, begin + 1.25 * length);
     this.cursor = begin + length / 2;
   }
 
   later() {
-    if (this.waiting) return;
-    this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.draw(); });
+    cancelAnimationFrame(this.waiting);
+    this.waiting = requestAnimationFrame(() => this.draw());
   }
 
   listen() {
     const canvas = this.canvas, at = e => this.begin + (e.clientX - canvas.getBoundingClientRect().left - LEFT) / this.scale;
+    const on = (name, action) => canvas.addEventListener(name, action, { passive: false });
     let dragged = null;
-    canvas.addEventListener("wheel", e => {
+    on("wheel", e => {
       if (document.activeElement !== canvas && !e.ctrlKey) return;
       e.preventDefault();
-      if (Math.abs(e.deltaX) > Math.abs(e.deltaY)) this.pan(e.deltaX / 800);
-      else this.zoom(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), at(e));
-    }, { passive: false });
-    canvas.addEventListener("pointerdown", e => {
+      this.zoom(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), at(e));
+    });
+    on("pointerdown", e => {
       canvas.focus(); canvas.setPointerCapture(e.pointerId);
       dragged = { x: e.clientX, begin: this.begin, end: this.end };
     });
-    canvas.addEventListener("pointermove", e => {
+    on("pointermove", e => {
+      const d = dragged ? (e.clientX - dragged.x) / this.scale : 0;
+      if (dragged) this.setView(dragged.begin - d, dragged.end - d);
       this.cursor = at(e);
-      if (!dragged) { this.later(); return; }
-      const d = (e.clientX - dragged.x) / this.scale;
-      this.setView(dragged.begin - d, dragged.end - d);
+      this.later();
     });
-    for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, () => { dragged = null; });
-    canvas.addEventListener("pointerleave", () => { if (!dragged) { this.cursor = null; this.later(); } });
-    canvas.addEventListener("dblclick", () => this.home());
-    const keys = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", Home: "all", n: "next", p: "previous" };
+    for (const name of ["pointerup", "pointercancel"]) on(name, () => { dragged = null; });
+    on("pointerleave", () => { this.cursor = null; this.later(); });
+    on("dblclick", () => this.home());
     const actions = { in: () => this.zoom(0.5), out: () => this.zoom(2), all: () => this.home(), left: () => this.pan(-0.2),
       right: () => this.pan(0.2), next: () => this.step(1), previous: () => this.step(-1) };
-    canvas.addEventListener("keydown", e => {
+    const keys = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", Home: "all", n: "next", p: "previous" };
+    on("keydown", e => {
       if (!keys[e.key] || e.ctrlKey || e.metaKey || e.altKey) return;
       e.preventDefault();
       actions[keys[e.key]]();
-      if (e.key !== "n" && e.key !== "p") this.cursor = (this.begin + this.end) / 2;
+      this.cursor = (this.begin + this.end) / 2;
     });
-    for (const b of this.box.querySelectorAll("button[data-do]")) b.addEventListener("click", actions[b.dataset.do]);
-    this.box.querySelectorAll("input[data-line]").forEach(input => input.addEventListener("change", () => {
-      this.lines[Number(input.dataset.line)].shown = input.checked;
+    for (const b of this.box.querySelectorAll("button")) b.addEventListener("click", actions[b.dataset.do]);
+    this.box.querySelectorAll("input").forEach((input, i) => input.addEventListener("change", () => {
+      this.lines[i].shown = input.checked;
       this.later();
     }));
     new ResizeObserver(() => this.later()).observe(canvas);
@@ -166,8 +157,21 @@ class Trace {
     const shapes = this.lines.filter(line => line.shown).map(line => this.columns(line));
     const low = Math.min(0, ...shapes.map(s => s.least)), top = Math.max(0, ...shapes.map(s => s.most));
     const high = top > low ? top + 0.06 * (top - low) : low + 1, y = watts => PLOT - (watts - low) / (high - low) * (PLOT - 10);
+    const stroke = (x1, y1, x2, y2) => { c.beginPath(); c.moveTo(x1, y1); c.lineTo(x2, y2); c.stroke(); };
     c.font = "11px system-ui, sans-serif";
-    this.axes(c, low, high, x, y, colour("ink"), colour("faint"), height);
+    c.fillStyle = colour("ink"); c.strokeStyle = colour("faint"); c.textAlign = "right"; c.textBaseline = "middle";
+    for (const [w, text] of ticks(low, high, 5)) {
+      c.fillText(text + " W", LEFT - 5, y(w));
+      stroke(LEFT, Math.round(y(w)) + 0.5, LEFT + this.width, Math.round(y(w)) + 0.5);
+    }
+    c.textAlign = "center"; c.textBaseline = "alphabetic";
+    const span = this.end - this.begin, small = span < 3e3 ? ["µs", 1] : span < 3e6 ? ["ms", 1e3] : ["s", 1e6];
+    // Far into a run, seconds with decimals are shorter than that many small ones.
+    const [unit, us] = this.end < 1e5 * small[1] ? small : ["s", 1e6];
+    for (const [t, text] of ticks(this.begin / us, this.end / us, Math.max(3, Math.floor(this.width / 110)))) {
+      c.fillText(text + " " + unit, x(t * us), height - 6);
+      stroke(x(t * us), height - AXIS, x(t * us), height - AXIS + 4);
+    }
     c.save();
     c.beginPath(); c.rect(LEFT, 0, this.width, height); c.clip();
     c.fillStyle = "#888";
@@ -182,12 +186,11 @@ class Trace {
     for (const shape of shapes) this.curve(c, shape, y, colour);
     c.setLineDash([]); c.globalAlpha = 1;
     if (this.phases) this.phases.rows.forEach((row, r) => this.band(c, row, PLOT + 4 + r * ROW, colour));
-    if (this.cursor !== null) {
-      c.strokeStyle = colour("ink"); c.globalAlpha = 0.6; c.lineWidth = 1;
-      c.beginPath(); c.moveTo(x(this.cursor), 0); c.lineTo(x(this.cursor), height - AXIS); c.stroke();
-    }
+    c.strokeStyle = colour("ink"); c.globalAlpha = 0.6; c.lineWidth = 1;
+    if (this.cursor !== null) stroke(x(this.cursor), 0, x(this.cursor), height - AXIS);
     c.restore();
-    this.say();
+    const said = this.said();
+    if (this.out.textContent !== said) this.out.textContent = said;
   }
 
   /** What of a line is in view: points where they are few, else least and greatest of each column of pixels. */
@@ -206,15 +209,15 @@ class Trace {
         if (high[i] > last.high) last.high = high[i];
       } else points.push(last = { x, column, low: low[i], high: high[i], isJoined });
     }
-    return { line, points, least, most, hasDots: many < this.width / 5 };
+    return { spec: line.spec, points, least, most, hasDots: many < this.width / 5 };
   }
 
-  curve(c, { line, points, hasDots }, y, colour) {
-    const { role } = line.spec;
-    c.strokeStyle = c.fillStyle = colour(role === "sum" ? "ink" : "line" + (this.spec.lines.indexOf(line.spec) % 8));
-    c.lineWidth = role === "sum" ? 1.4 : 1;
-    c.setLineDash(role === "compared" ? [5, 3] : []);
-    c.globalAlpha = role === "compared" ? 0.75 : 1;
+  curve(c, { spec, points, hasDots }, y, colour) {
+    const isSum = spec.role === "sum", isCompared = spec.role === "compared";
+    c.strokeStyle = c.fillStyle = colour(isSum ? "ink" : "line" + (this.spec.lines.indexOf(spec) % 8));
+    c.lineWidth = isSum ? 1.4 : 1;
+    c.setLineDash(isCompared ? [5, 3] : []);
+    c.globalAlpha = isCompared ? 0.75 : 1;
     c.beginPath();
     for (const p of points) {
       if (p.isJoined) c.lineTo(LEFT + p.x, y(p.high)); else c.moveTo(LEFT + p.x, y(p.high));
@@ -222,23 +225,6 @@ class Trace {
       if (hasDots || !p.isJoined) c.fillRect(LEFT + p.x - 1, y(p.high) - 1, 2, 2);
     }
     c.stroke();
-  }
-
-  axes(c, low, high, x, y, ink, faint, height) {
-    c.fillStyle = ink; c.strokeStyle = faint; c.lineWidth = 1;
-    c.textAlign = "right"; c.textBaseline = "middle";
-    for (const [w, text] of ticks(low, high, 5)) {
-      c.fillText(text + " W", LEFT - 5, y(w));
-      c.beginPath(); c.moveTo(LEFT, Math.round(y(w)) + 0.5); c.lineTo(LEFT + this.width, Math.round(y(w)) + 0.5); c.stroke();
-    }
-    c.textAlign = "center"; c.textBaseline = "alphabetic";
-    const span = this.end - this.begin, small = span < 3e3 ? ["µs", 1] : span < 3e6 ? ["ms", 1e3] : ["s", 1e6];
-    // Far into a run, seconds with decimals are shorter than that many small ones.
-    const [unit, us] = this.end < 1e5 * small[1] ? small : ["s", 1e6];
-    for (const [t, text] of ticks(this.begin / us, this.end / us, Math.max(3, Math.floor(this.width / 110)))) {
-      c.fillText(text + " " + unit, x(t * us), height - 6);
-      c.beginPath(); c.moveTo(x(t * us), height - AXIS); c.lineTo(x(t * us), height - AXIS + 4); c.stroke();
-    }
   }
 
   /** Phases of a row. Where several share a pixel their colours would be chance: one colour for all, and their number. */
@@ -252,12 +238,13 @@ class Trace {
         if (i >= 0 && row.begin[i] + row.length[i] >= t) c.fillRect(LEFT + x, top, 1, ROW - 2);
       }
       c.fillStyle = "#000";
-      c.fillText(`${last - first} phases: zoom in to see them`, LEFT + Math.max(row.begin[first] - this.begin, 0) * this.scale + 6, top + ROW / 2 - 0.5);
+      c.fillText(`${last - first} phases: zoom in to see them`, LEFT + 6, top + ROW / 2 - 0.5);
       return;
     }
+    const fills = this.phases.colour.map(n => colour("phase" + n));
     for (let i = first; i < last; i++) {
       const x = LEFT + (row.begin[i] - this.begin) * this.scale, w = row.length[i] * this.scale;
-      c.fillStyle = colour("phase" + this.phases.colour[row.label[i]]);
+      c.fillStyle = fills[row.label[i]];
       c.fillRect(x, top, Math.max(w - (w > 3 ? 0.7 : 0), 0.5), ROW - 2);
       const left = Math.max(x, LEFT), room = Math.min(x + w, LEFT + this.width) - left - 6;
       if (w < 34 || room < 14) continue;
@@ -268,9 +255,9 @@ class Trace {
   }
 
   /** Time, power and phases at the cursor; without one, what is in view. */
-  say() {
-    const t = this.cursor, texts = [], inside = [];
-    if (t === null) { this.put(`${duration(this.end - Math.max(this.begin, 0))} from ${(Math.max(this.begin, 0) / 1e6).toFixed(6)} s on`); return; }
+  said() {
+    const t = this.cursor, begin = Math.max(this.begin, 0), texts = [], inside = [];
+    if (t === null) return `${duration(this.end - begin)} from ${(begin / 1e6).toFixed(6)} s on`;
     for (const line of this.lines.filter(l => l.shown && l.time.length)) {
       let i = countBelow(line.time, t);
       if (line.spec.block > 1) i = Math.max(i - 1, 0);
@@ -285,8 +272,6 @@ class Trace {
       const detail = this.phases.details[row.label[i]];
       inside.push(this.phases.names[row.label[i]] + (inside.length || !detail ? "" : ` (${detail})`) + ` ${duration(row.length[i])}`);
     }
-    this.put([`at ${(t / 1e6).toFixed(6)} s`, ...texts, inside.join(" › ")].filter(Boolean).join(" · "));
+    return [`at ${(t / 1e6).toFixed(6)} s`, ...texts, inside.join(" › ")].filter(Boolean).join(" · ");
   }
-
-  put(text) { if (this.out.textContent !== text) this.out.textContent = text; }
 }

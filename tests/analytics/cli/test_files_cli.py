@@ -9,7 +9,9 @@ from make_run import LineSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.runs.run import read_run
+from powerd_analytics.signals.streams import plain_j
 from powerd_analytics.table import phase_table
+from powerd_analytics.verify import verify_sums
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -91,3 +93,15 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
     said = "\n".join(describe_run(run))
     for cause in ("2 blocks were not received", "powerd was started anew", "1 blocks were not received"):
         assert cause in said
+
+
+def test_sums_that_do_not_agree_are_said(run, monkeypatch):
+    assert {f.state for f in verify_sums(run)} == {"ok"}
+
+    def without_first_rest(signal, whole, phases, rest, pieces):
+        return plain_j(signal, whole, phases, (rest[0][1:], rest[1][1:]), pieces)
+
+    monkeypatch.setattr("powerd_analytics.verify.plain_j", without_first_rest)
+    (energy, _) = verify_sums(run)
+    assert energy.state == "wrong"
+    assert "phases and rest give 2." in energy.text

@@ -1,29 +1,30 @@
 """`joules top`: figures of lines as they arrive, the run's phases, the screen, keys of a terminal and of powerds."""
 
 import fcntl
+import io
 import json
 import os
 import pty
 import re
 import select
+import shutil
 import signal
 import struct
 import subprocess
 import sys
 import termios
 import time
-from pathlib import Path
+from contextlib import closing
 
 import numpy as np
 import pytest
 import zmq
+from command import joules
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from powerd_analytics import cli
-from powerd_analytics.live.feed import LiveBoard, Watch
-from powerd_analytics.live.recording import RunPhases, powerds_here, runs_here
+from powerd_analytics.live.feed import LiveBoard, RunPhases, Watch, powerds_here, runs_here
 from powerd_analytics.live.top import Screen, document, one_line
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError
@@ -125,45 +126,53 @@ def listen(watch, done):
         watch.step(0.01)
 
 
-def test_it_listens_as_any_reader_does(daemon):
+def listening(daemon):
+    """A watch that has heard something."""
     daemon.add_block([50_000] * 10)
-    watch = Watch([daemon.url], None)
-    try:
-        listen(watch, lambda: any(line.readings for line in watch.lines()))
+    watch = Watch([daemon.url])
+    listen(watch, lambda: any(line.readings for line in watch.lines()))
+    return closing(watch)
+
+
+def printed(screen, width, height=40):
+    console = Console(width=width, height=height, file=io.StringIO())
+    console.print(screen)
+    return console.file.getvalue()
+
+
+def test_it_listens_as_any_reader_does(daemon):
+    with listening(daemon) as watch:
         for number in range(1, 4):
             daemon.add_block([50_000] * 10, daemon.now_ns() + number * 10 * PERIOD_NS)
         listen(watch, lambda: all(line.readings >= 40 for line in watch.lines()) and watch.feeds[0].clock_bound_s)
         (device,) = watch.devices()
         assert device.power_w == pytest.approx(100)
         assert device.energy_j == pytest.approx(sum(line.energy_j for line in watch.lines()))
-        found = json.loads(json.dumps(document(watch)))
-        assert found["powerds"][0]["lines"][0]["provenance"] == "simulated"
-        assert found["powerds"][0]["clock_bound_s"] < 1
+        (powerd,) = json.loads(json.dumps(document(watch)))["powerds"]
+        assert powerd["lines"][0]["provenance"] == "simulated"
+        assert powerd["clock_bound_s"] < 1
         assert re.search(r"gpu0 100\.00? W", one_line(watch))
-        assert "nothing lost" in one_line(watch)
-    finally:
-        watch.close()
 
 
-@pytest.mark.parametrize("width", [20, 40, 60, 120])
-@pytest.mark.parametrize("height", [6, 40])
-def test_it_fits_any_terminal(daemon, width, height, journal):
-    daemon.add_block([50_000] * 10)
-    watch = Watch([daemon.url], RunPhases(journal.with_name("run.h5")))
-    try:
-        listen(watch, lambda: any(line.readings for line in watch.lines()))
-        console = Console(width=width, height=height, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-        with console.capture() as capture:
-            console.print(Screen(watch, sort="watts", devices_only=False, paused=True))
-        console.file.close()
-        rows = capture.get().splitlines()
-        assert max(map(len, rows)) <= width
-        assert "gpu0" in capture.get()
-        assert (width < 50) == ("provenance" not in capture.get())
-        if height == 6:
-            assert "1 more lines" in capture.get()
-    finally:
-        watch.close()
+def test_it_fits_any_terminal(daemon, journal):
+    with listening(daemon) as watch:
+        screen = Screen(watch, RunPhases(journal.with_name("run.h5")))
+        for width, height in ((20, 6), (20, 40), (40, 40), (60, 6), (120, 40)):
+            text = printed(screen, width, height)
+            assert max(map(len, text.splitlines())) <= width
+            assert "gpu0" in text
+            assert (width < 50) == ("provenance" not in text)
+            assert (height == 6) == ("1 more lines" in text)
+
+
+def test_a_boards_words_cannot_control_the_terminal(daemon):
+    with listening(daemon) as watch:
+        t_ns = daemon.add_block([50_000] * 10).t_last_ns
+        daemon.ring.append(encode(Gap(0, EPOCH, 2, t_ns, t_ns + 1, 1, 5, "gone\x1b[2J\x07")))
+        listen(watch, lambda: watch.feeds[0].board.gaps)
+        text = printed(Screen(watch), 160)
+        assert "\\x1b[2J\\x07" in text
+        assert "\x07" not in text
 
 
 def test_the_current_phase_is_read_from_the_marks(journal):
@@ -172,29 +181,21 @@ def test_the_current_phase_is_read_from_the_marks(journal):
     watched = RunPhases(journal.with_name("run.h5"))
     writer.mark(outer)
     writer.mark(inner)
-    watched.update()
     assert [p.path for p in watched.current()] == [("training", "forward")]
     for _ in range(6):
         writer.mark(~inner)
-        watched.update()
         assert [p.path for p in watched.current()] == [("training",)]
         writer.mark(inner)
-        watched.update()
-    assert [(p.path, p.ended) for p in watched.current()] == [(("training", "forward"), 6)]
+        assert watched.current()[0].path == ("training", "forward")
     for old in sorted(journal.glob("marks-*.bin"))[:3]:
         old.unlink()  # as the recorder does
     writer.mark(~inner)
     writer.mark(~outer)
-    watched.update()
     assert [(p.path, p.ended) for p in watched.current()] == [((), 8)]
-    late = RunPhases(journal.with_name("run.h5"))
-    late.update()
-    assert late.current()[0].path == ()
+    assert RunPhases(journal.with_name("run.h5")).current()[0].path == ()
     writer.close()
-    for path in journal.iterdir():
-        path.unlink()
-    journal.rmdir()
-    watched.update()
+    shutil.rmtree(journal)
+    watched.current()
     assert watched.is_over
     with pytest.raises(RunFileError):
         RunPhases(journal.with_name("run.h5"))
@@ -207,60 +208,53 @@ def test_runs_of_this_machine_are_found(journal):
     assert all("://" in url for url in powerds_here())
 
 
-def test_nobody_there(tmp_path, capsys):
-    for arguments, said in (
-        (["top", "tcp://127.0.0.1:9", "--once"], "no powerd answers at tcp://127.0.0.1:9"),
-        (["top", "nonsense"], "no address of a powerd"),
-        (["top", "run.h5"], "run.h5 is no address of a powerd: a run is named with --run run.h5"),
-        (["top", "--run", str(tmp_path / "x.h5")], "is not being recorded here"),
-    ):
-        with pytest.raises(SystemExit) as stopped:
-            cli.main(arguments)
-        err = capsys.readouterr().err
-        assert (stopped.value.code, err.count("\n")) == (2, 1)
-        assert said in err
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [(["nonsense"], "nonsense"), (["run.h5"], "--run run.h5"), (["--run", "x.h5"], "x.h5")],
+)
+def test_nobody_there(capsys, tmp_path, monkeypatch, arguments, name):
+    monkeypatch.chdir(tmp_path)
+    code, _, err = joules(capsys, "top", *arguments)
+    assert (code, err.count("\n"), name in err) == (2, 1, True), err
 
 
 class Terminal:
     """`joules top` on a pseudo-terminal of a given size."""
 
-    def __init__(self, *arguments, columns=100, rows=30):
-        self.master, slave = pty.openpty()
-        self.size(columns, rows)
-        self.before = termios.tcgetattr(slave)
+    def __init__(self, *arguments):
+        self.master, self.slave = pty.openpty()
+        self.size(100, 30)
+        self.before = termios.tcgetattr(self.slave)
         command = [sys.executable, "-P", "-m", "powerd_analytics", "top", *arguments]
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
+            command, stdin=self.slave, stdout=self.slave, stderr=subprocess.PIPE, env={**os.environ, "TERM": "xterm"}
         )
-        self.slave = slave
-        self.seen = ""
 
     def size(self, columns, rows):
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
-    def await_text(self, pattern):
-        """Read on until what came since the last call matches."""
+    def read(self, is_enough):
         deadline, got = time.monotonic() + DEADLINE_S, ""
-        while not re.search(pattern, got):
+        while not is_enough(got):
             assert time.monotonic() < deadline, got[-2000:]
-            if select.select([self.master], [], [], 0.1)[0]:
+            if select.select([self.master], [], [], 0.05)[0]:
                 got += os.read(self.master, 65536).decode(errors="replace")
         return got
+
+    def await_text(self, pattern):
+        """Read on until what came since the last call matches."""
+        return self.read(lambda got: re.search(pattern, got))
 
     def press(self, key):
         os.write(self.master, key.encode())
 
     def end(self):
-        deadline = time.monotonic() + DEADLINE_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            if select.select([self.master], [], [], 0.05)[0]:
-                os.read(self.master, 65536)
-        self.process.kill()
+        """Exit status and error stream, once it has ended of itself."""
+        self.read(lambda got: self.process.poll() is not None)
         _, err = self.process.communicate()
-        after = termios.tcgetattr(self.slave)
+        assert termios.tcgetattr(self.slave) == self.before, "the terminal is not as it was"
         os.close(self.master)
         os.close(self.slave)
-        assert after == self.before, "the terminal is not as it was"
         return self.process.returncode, err.decode()
 
 
@@ -296,56 +290,22 @@ def test_ctrl_c_gives_the_terminal_back(daemon):
     assert "Traceback" not in err
 
 
-def test_without_a_terminal_it_prints_lines(daemon):
+def test_without_a_terminal_it_prints_an_object_a_second_until_its_reader_goes(daemon):
     daemon.add_block([50_000] * 10)
-    command = [sys.executable, "-P", "-m", "powerd_analytics", "top", daemon.url]
-    done = subprocess.run([*command, "--once", "--json"], capture_output=True, text=True, timeout=60, check=True)
-    assert json.loads(done.stdout)["powerds"][0]["board"] == "fake board"
+    command = [sys.executable, "-P", "-m", "powerd_analytics", "top", daemon.url, "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True) as process:
-        assert "gpu0" in process.stdout.readline()
-        assert "gpu0" in process.stdout.readline()
+        assert json.loads(process.stdout.readline())["powerds"][0]["board"] == "fake board"
         process.stdout.close()  # as `head` does
         assert process.wait(DEADLINE_S) == 141
 
 
-def test_a_boards_words_cannot_control_the_terminal(daemon):
-    block = daemon.add_block([50_000] * 10)
-    t_ns = block.t_last_ns
-    daemon.ring.append(encode(Gap(0, EPOCH, 1, t_ns, t_ns + 1, 1, 5, "gone\x1b[2J\x07")))
-    watch = Watch([daemon.url], None)
-    try:
-        listen(watch, lambda: any(feed.board.gaps for feed in watch.feeds))
-        console = Console(width=160, file=open(os.devnull, "w"))  # noqa: SIM115
-        with console.capture() as capture:
-            console.print(Screen(watch, sort="watts", devices_only=False, paused=False))
-        console.file.close()
-        assert "\\x1b[2J\\x07" in capture.get()
-        assert "\x07" not in capture.get()
-    finally:
-        watch.close()
-
-
-URL = "tcp://127.0.0.1:9"
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    """Keys for the board at URL, with a secret that others could read: whoever reads them says so."""
-    directory = KeyDirectory(tmp_path / "keys")
-    with directory.changing():
-        directory.write_pair("client.toml", make_pair())
-        directory.write_boards({URL.removeprefix("tcp://"): make_pair().public})
-    (tmp_path / "keys" / "client.toml").chmod(0o644)
-    return tmp_path / "keys"
-
-
-def test_the_named_directory_of_keys_is_read(
-    keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_named_directory_of_keys_is_read(tmp_path, monkeypatch, capsys):
+    """Its secret could be read by others: whoever reads it says so."""
     monkeypatch.setenv("POWERD_KEYS", str(tmp_path / "none"))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="2"):
-        cli.main(["top", URL, "--once", "--keys", str(keys)])
-    said = capsys.readouterr().err
-    assert str(keys) in said
-    assert "others could read this secret" in said
+    keys = KeyDirectory(tmp_path / "keys")
+    with keys.changing():
+        keys.write_pair("client.toml", make_pair())
+        keys.write_boards({"127.0.0.1:9": make_pair().public})
+    (tmp_path / "keys" / "client.toml").chmod(0o644)
+    code, _, err = joules(capsys, "top", "tcp://127.0.0.1:9", "--once", "--keys", tmp_path / "keys")
+    assert (code, str(tmp_path / "keys" / "client.toml") in err) == (2, True), err
