@@ -15,6 +15,7 @@ every mark. That keeps the device from running ahead of the host, so it is said.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import threading
@@ -40,7 +41,6 @@ DEVICE: Final = "device"
 """The timing of phases whose edges are events on a device's stream."""
 HOST: Final = "host"
 SYNCHRONISED: Final = "host-synchronised"
-CHOICES: Final = ("auto", "cuda", "accelerator", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +59,32 @@ class Timing:
 
 def choose_timing(device: str, synchronize: Callable[[], object] | None = None) -> Timing:
     """What ``Meter(device=..., synchronize=...)`` means here. Raises `ConfigError`."""
-    if device not in CHOICES:
+    if device not in ("auto", "cuda", "accelerator", "host"):
         raise ConfigError(f"device={device!r}: phases are timed by 'cuda', 'accelerator', 'host' or 'auto'")
     if synchronize is not None:
         return Timing(SYNCHRONISED, synchronize=synchronize)
     # A script that trains on a device has imported torch; importing it here would cost seconds and tell nothing.
     torch = sys.modules.get("torch")
-    if device == "host":
-        return Timing(HOST)
-    if device != "accelerator" and torch is not None and torch.cuda.is_available():
+    if device in ("auto", "cuda") and torch is not None and torch.cuda.is_available():
         return Timing(DEVICE, torch)
-    if device == "cuda":
-        raise ConfigError("device='cuda': torch has no GPU here, or was not imported before the Meter was made")
-    accelerator = _accelerator(torch)
-    if accelerator is not None:
-        name, wait = accelerator
-        remark = f"every mark waits for {name} to be done (synchronize), and is timed by the host"
-        remark = f"{remark}; Meter(device='host') would not wait" if device == "auto" else ""
-        return Timing(SYNCHRONISED, synchronize=wait, remark=remark)
-    if device == "accelerator":
-        raise ConfigError("device='accelerator': torch (2.6 or later) has none, or was imported after the Meter")
+    if device in ("auto", "accelerator") and (name := _accelerator(torch)):
+        remark = (
+            f"every mark waits for {name} to be done (synchronize), and is timed by the host; "
+            "Meter(device='host') would not wait"
+        )
+        return Timing(SYNCHRONISED, None, torch.accelerator.synchronize, remark if device == "auto" else "")
+    if device in ("cuda", "accelerator"):
+        raise ConfigError(f"device={device!r}: torch has no such device here, or was not imported before the Meter")
     return Timing(HOST)
 
 
-def _accelerator(torch: Any) -> tuple[str, Callable[[], object]] | None:
-    """Name of the accelerator that torch (from 2.6 on) works with, and what waits for all work queued on it."""
+def _accelerator(torch: Any) -> str:
+    """Name of the accelerator that torch (from 2.6 on) works with, empty for none."""
     try:
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return None if device is None or device.type == "cpu" else (str(device.type), torch.accelerator.synchronize)
+        return "" if device is None or device.type == "cpu" else str(device.type)
     except Exception:  # noqa: BLE001  (there is no such module, or a driver that is half there)
-        return None
+        return ""
 
 
 class Synchronized:
@@ -178,7 +174,7 @@ class DeviceTimer:
         try:
             self._mark_device(number)
         except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
-            self._fail(f"phases are timed by the host from here on: {error}")
+            self._fail("phases are timed by the host from here on", error)
 
     def _mark_device(self, number: int) -> None:
         if self._capturing():
@@ -188,9 +184,7 @@ class DeviceTimer:
         stream = self._streams.get((device, raw))
         if stream is None:
             stream = self._streams[device, raw] = self._torch.cuda.current_stream(device)
-        clock = self._clocks.get(device)
-        if clock is None:
-            clock = self._begin_clock(device)
+        clock = self._clocks.get(device) or self._begin_clock(device)
         try:
             event = clock.pool.pop()  # by any thread: asking first whether there is one would be a race
         except IndexError:
@@ -237,7 +231,7 @@ class DeviceTimer:
             try:
                 self._resolve()
             except Exception as error:  # noqa: BLE001  (as above)
-                self._fail(f"phases are timed by the host from here on: {error}")
+                self._fail("phases are timed by the host from here on", error)
                 return
 
     def _resolve(self) -> None:
@@ -264,9 +258,9 @@ class DeviceTimer:
         clock.latest, clock.latest_ns = event, clock.latest_ns + elapsed_ns
         return ClockExchange(clock.epoch, before_ns - EVENT_NS, clock.latest_ns, clock.latest_ns, after_ns + EVENT_NS)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, what: str, error: Exception) -> None:
         self._working = False
-        self.failure = self.failure or reason
+        self.failure = self.failure or f"{what}: {error}"
 
     def close(self) -> None:
         """Wait for the GPU to pass the last mark, and resolve what is left."""
@@ -280,7 +274,7 @@ class DeviceTimer:
                     event.synchronize()
                 self._resolve()
             except Exception as error:  # noqa: BLE001  (the training is over; the run file says it)
-                self._fail(f"the last phases are timed by the host: {error}")
+                self._fail("the last phases are timed by the host", error)
         self._working = False
         self._file.close()
 
@@ -323,13 +317,10 @@ class DeviceTimes:
 
     def add_clock(self, epoch: int, body: Mapping[str, Any]) -> None:
         """Raises KeyError or ValueError for what describes no clock."""
-        if int(body["clock"]) != epoch:
-            raise ValueError("its frame has another epoch")
-        process = body.get("process")
         clock = {
             "name": str(body["name"]),
             "index": int(body["index"]),
-            "process": process if isinstance(process, int) else None,
+            "process": body.get("process"),
             **{key: str(body.get(key, "")) for key in ("uuid", "pci")},
         }
         self.clocks.setdefault(epoch, clock)
@@ -347,10 +338,8 @@ class DeviceTimes:
     def map_all(self, exchanges: Mapping[int, list[ClockExchange]]) -> None:
         """Map each device's clock; one without a usable anchor stays unmapped."""
         for epoch in self.clocks:
-            try:
+            with contextlib.suppress(ClockError):
                 self.pieces[epoch] = map_clock(exchanges.get(epoch, []))
-            except ClockError:
-                continue
 
     def marks(self, process: int, records: Mapping[int, bytes], timings: Mapping[int, str]) -> Iterator[Mark]:
         """The marks of a process in order, each with its device's time where it is timed by one and that is known.
@@ -375,12 +364,9 @@ class DeviceTimes:
     def _host_ns(self, epoch: int, t_ns: int) -> tuple[int, int] | None:
         """The host's time of a device's time, and how far it may be from that: what the anchors guarantee, and the
         event's own resolution. None where the clock is not mapped."""
-        try:
-            piece = piece_at(self.pieces.get(epoch, ()), t_ns)
-        except ClockError:
-            return None
-        if piece is None:
-            return None
-        offset, low, high = piece.at(t_ns)
-        # One more nanosecond: both the event's time and the offset were rounded to whole ones.
-        return t_ns + round(offset), ceil(max(high - offset, offset - low)) + EVENT_NS + 1
+        with contextlib.suppress(ClockError):
+            if piece := piece_at(self.pieces.get(epoch, ()), t_ns):
+                offset, low, high = piece.at(t_ns)
+                # One more nanosecond: both the event's time and the offset were rounded to whole ones.
+                return t_ns + round(offset), ceil(max(high - offset, offset - low)) + EVENT_NS + 1
+        return None

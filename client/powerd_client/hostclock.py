@@ -20,11 +20,8 @@ now_ns = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW)
 FARTHEST_NS = 1 << 61
 """No clock reads that far from 0 (73 years)."""
 
-
 _TRIES = 5
-_TEXT = re.compile(r"wall clock: (\d{1,19}) ns since 1970 ± (\d{1,19}) ns")
-_MOST_NS = 1 << 62
-"""Beyond it no difference of two times fits into 64 bits."""
+_TEXT = re.compile(r"wall clock: (\d{1,19}) ns since 1970 ± (\d{1,18}) ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +37,7 @@ def take_anchor() -> WallAnchor:
     """Both clocks now: the closest of a few tries, as a process may be stopped between two readings."""
     tries = []
     for _ in range(_TRIES):
-        before = now_ns()
-        unix = time.time_ns()
-        after = now_ns()
+        before, unix, after = now_ns(), time.time_ns(), now_ns()
         tries.append(((after - before) // 2 + 1, (before + after) // 2, unix))
     half, host, unix = min(tries)
     return WallAnchor(host, unix, half)
@@ -56,9 +51,7 @@ def anchor_note(anchor: WallAnchor) -> dict[str, Any]:
 
 def read_anchor(message: Mapping[str, Any]) -> WallAnchor | None:
     """The anchor that a run's message is, None for any other."""
-    match = _TEXT.fullmatch(str(message.get("text", "")))
-    t_ns = message.get("t_ns")
-    if match is None or not isinstance(t_ns, int):
+    match, t_ns = _TEXT.fullmatch(str(message.get("text", ""))), message.get("t_ns")
+    if match is None or not isinstance(t_ns, int) or max(abs(t_ns), int(match[1])) >= 2 * FARTHEST_NS:
         return None
-    anchor = WallAnchor(t_ns, int(match[1]), int(match[2]))
-    return anchor if max(abs(t_ns), anchor.t_unix_ns, anchor.half_ns) < _MOST_NS else None
+    return WallAnchor(t_ns, int(match[1]), int(match[2]))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from powerd_client.torch_marks import TorchMarks
+from powerd_client.torch_hooks import TorchMarks
 from support.tape import TapedMeter
 
 TESTS = Path(__file__).parents[1]

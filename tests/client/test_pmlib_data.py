@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from powerd_analytics.signals.integral import counter_energy_j, energy_j
 from powerd_client import pmlib
 from powerd_client.pmlib import pm_set_lines
-from powerd_client.pmlib.data import CounterData, CounterSet, Lines
-from powerd_client.pmlib.paraver import LINE_TYPE, SET_TYPE, SUM_TYPE, UNITS, write_paraver
+from powerd_client.pmlib.data import (
+    LINE_TYPE,
+    SET_TYPE,
+    SUM_TYPE,
+    UNITS,
+    CounterData,
+    CounterSet,
+    Lines,
+    write_paraver,
+)
 from powerd_client.pmlib.readings import convert
 from powerd_core.errors import ConfigError
 from powerd_core.model import (

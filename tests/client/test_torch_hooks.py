@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from powerd_client import torch_hooks, torch_marks
+from powerd_client import torch_hooks
 from powerd_core.errors import ConfigError
 from support.tape import TapedMeter
 
@@ -23,7 +23,7 @@ def meter():
     with TapedMeter() as meter:
         yield meter
     meter.tree()
-    assert not torch_marks._meters
+    assert not torch_hooks._meters
 
 
 def network():
@@ -313,7 +313,7 @@ def test_marks_of_the_engines_own_threads_belong_to_the_thread_that_called_backw
     marks = meter._torch_marks
     layer = marks.codes("layer", {"layer": "a"})
     assert marks.begin_backward(accumulates=True)
-    monkeypatch.setattr(torch_marks, "graph_task", lambda: 7)  # as inside a backward pass on a GPU
+    monkeypatch.setattr(torch_hooks, "graph_task", lambda: 7)  # as inside a backward pass on a GPU
 
     def engine():
         marks.begin_layer(layer)
