@@ -178,9 +178,10 @@ def read_events(path: Path, *, chunk_bytes: int = 1 << 20) -> Iterator[tuple[Eve
                     at += size
     except OSError as error:
         raise RunFileError(f"cannot read {path}: {error.strerror}") from error
-    for event, _ in reader.close():
-        assert isinstance(event, Garbage)
-        yield event, at, event.count
+    for event, frame in reader.close():  # a damaged length may have held back whole frames up to here
+        size = event.count if isinstance(event, Garbage) else len(frame)
+        yield event, at, size
+        at += size
 
 
 def check_version(path: Path) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 from simulated_node import SimulatedNode
 
@@ -21,11 +19,7 @@ from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.cli.tags import flat
 from powerd_analytics.clocks import _edges, other_clocks, wall_drifts
 from powerd_analytics.records import Setting, records_of
-from powerd_analytics.runs import run as run_module
 from powerd_analytics.runs.run import (
-    CodeCounts,
-    LineReader,
-    describe_auxiliary,
     read_calibration,
     read_run,
     recalibrate,
@@ -78,33 +72,16 @@ def said(run):
     drift = wall_drifts(run)[0]
     return (
         [(seen.power_cap_w("gpu0", *s), seen.clock_hz("gpu0", *s)) for s in spans],
-        [describe_auxiliary(run, s.name) for s in LINES[1:]],
         other_clocks(run),
         (drift.readings, drift.duration_s, drift.steps_s, drift.half_s, pytest.approx(drift.drift_ppm)),
         [edges.tolist() for edges in _edges(run, "gpu0.pin", "code")],
     )
 
 
-@pytest.mark.parametrize("size", [30, 101])
-def test_pieces_say_what_the_whole_line_says(run, monkeypatch, size):
-    whole = said(run)
-    asked = []
-    readings = LineReader.readings
-
-    def watched(self, first, last, columns=None):
-        asked.append(last - first)
-        return readings(self, first, last, columns)
-
-    monkeypatch.setattr(LineReader, "readings", watched)
-    monkeypatch.setattr(run_module, "AT_A_TIME", size)
-    assert said(run) == whole
-    assert max(asked) == size
-
-
 def test_the_whole_line_says_what_its_good_readings_are(run):
     good = FLAGS == 0
     t, clock, limit, bound = (x[good] for x in (T, *(s.codes["code"] for s in LINES[1:4])))
-    caps, _, (other,), drift, (rising, falling) = said(run)
+    caps, (other,), drift, (rising, falling) = said(run)
     here = (t >= 100 * MS) & (t <= 700 * MS)
     assert caps[2] == (pytest.approx(np.median(limit[here])), pytest.approx(np.median(clock[here]) * 1e6))
     assert caps[3] == (None, None)
@@ -114,17 +91,6 @@ def test_the_whole_line_says_what_its_good_readings_are(run):
     moved = np.diff(LEVEL[good])
     assert set(rising) <= set(t[1:][moved > 0].tolist())
     assert len(rising) > 25 < len(falling)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.lists(st.integers(-5, 9), max_size=20), min_size=1, max_size=6))
-def test_counted_codes_have_the_median_of_all(lists):
-    every = [code for some in lists for code in some]
-    counts = CodeCounts(np.array(some, np.int64) for some in lists)
-    assert len(counts) == len(every)
-    if every:
-        assert counts.median() == np.median(every)
-        assert counts.largest() == max(every)
 
 
 # Lines that are neither power nor energy: shown by `joules info`, in no sum and no comparison.
