@@ -288,7 +288,8 @@ def _edges(run: Run, line: str, column: str) -> tuple[Ints, Ints]:
     t, level = read.t_ns, read.codes[column] != 0
     is_edge = level[1:] != level[:-1]
     if _COUNT in read.codes:
-        is_edge &= (np.diff(read.codes[_COUNT].astype(np.int64)) & 0xFFFF) == 1
+        counted: Ints = read.codes[_COUNT].astype(np.int64)
+        is_edge &= ((counted[1:] - counted[:-1]) & 0xFFFF) == 1
     for gap in run.gaps:
         # Behind lost edges the level may be told by a status, at a time at which nothing happened.
         if line in gap.lines:

@@ -64,7 +64,7 @@ def choose_timing(device: str, synchronize: Callable[[], object] | None = None) 
     if synchronize is not None:
         return Timing(SYNCHRONISED, synchronize=synchronize)
     # A script that trains on a device has imported torch; importing it here would cost seconds and tell nothing.
-    torch = sys.modules.get("torch")
+    torch: Any = sys.modules.get("torch")
     if device in ("auto", "cuda") and torch is not None and torch.cuda.is_available():
         return Timing(DEVICE, torch)
     if device in ("auto", "accelerator") and (name := _accelerator(torch)):

@@ -68,7 +68,7 @@ def read_everything(path):
         assert "\n" not in said
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_bytes_that_changed_anywhere_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
@@ -92,7 +92,7 @@ VALUES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_attributes_that_make_no_sense_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
@@ -131,7 +131,7 @@ INSTEAD = {
 }
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_datasets_that_make_no_sense_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
@@ -184,7 +184,7 @@ def test_what_must_not_be_in_a_run_file_is_refused_in_one_line(run, tmp_path, wh
     read_everything(run)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_journals_that_make_no_sense_do_no_harm(tmp_path, data):
     """Frames in any order, messages of any contents, and bytes changed anywhere."""

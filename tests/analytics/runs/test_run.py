@@ -66,30 +66,19 @@ def run(tmp_path_factory):
     return read_run(make_run(tmp_path_factory.mktemp("q") / "r.h5", LINES, devices={"gpu0": ["gpu0.a"]}))
 
 
-def said(run):
-    seen = Setting(run)
-    spans = [(0, 2000 * MS), (100 * MS, 101 * MS), (100 * MS, 700 * MS), (5000 * MS, 6000 * MS)]
-    drift = wall_drifts(run)[0]
-    return (
-        [(seen.power_cap_w("gpu0", *s), seen.clock_hz("gpu0", *s)) for s in spans],
-        other_clocks(run),
-        (drift.readings, drift.duration_s, drift.steps_s, drift.half_s, pytest.approx(drift.drift_ppm)),
-        [edges.tolist() for edges in _edges(run, "gpu0.pin", "code")],
-    )
-
-
 def test_the_whole_line_says_what_its_good_readings_are(run):
     good = FLAGS == 0
     t, clock, limit, bound = (x[good] for x in (T, *(s.codes["code"] for s in LINES[1:4])))
-    caps, (other,), drift, (rising, falling) = said(run)
+    seen, (other,), (drift,) = Setting(run), other_clocks(run), wall_drifts(run)
     here = (t >= 100 * MS) & (t <= 700 * MS)
-    assert caps[2] == (pytest.approx(np.median(limit[here])), pytest.approx(np.median(clock[here]) * 1e6))
-    assert caps[3] == (None, None)
+    assert seen.power_cap_w("gpu0", 100 * MS, 700 * MS) == pytest.approx(np.median(limit[here]))
+    assert seen.clock_hz("gpu0", 100 * MS, 700 * MS) == pytest.approx(np.median(clock[here]) * 1e6)
+    assert seen.power_cap_w("gpu0", 5000 * MS, 6000 * MS) is None
     assert (other.bound_median_s, other.bound_max_s) == pytest.approx((np.median(bound) * 1e-9, bound.max() * 1e-9))
-    assert drift[0] == good.sum()
-    assert drift[2] == pytest.approx((5e-3,), abs=1e-6)
-    moved = np.diff(LEVEL[good])
-    assert set(rising) <= set(t[1:][moved > 0].tolist())
+    assert drift.readings == good.sum()
+    assert drift.steps_s == pytest.approx((5e-3,), abs=1e-6)
+    rising, falling = _edges(run, "gpu0.pin", "code")
+    assert set(rising.tolist()) <= set(t[1:][np.diff(LEVEL[good]) > 0].tolist())
     assert len(rising) > 25 < len(falling)
 
 
@@ -125,20 +114,15 @@ def path(tmp_path):
     return made
 
 
-def test_they_are_known_by_their_quantity_and_compared_with_nothing(path):
+def test_auxiliary_channels_are_shown_and_compared_with_nothing(path):
     run = read_run(path)
-    assert run.line("gpu0.temperature").quantity == "temperature_c"
     assert run.compared("gpu0") == ()
     assert set(run.auxiliary("gpu0")) == {"gpu0.temperature", "gpu0.sm_clock", "gpu0.clock_events"}
-
-
-def test_info_shows_range_and_shares_without_the_bad_readings(path):
-    text = "\n".join(describe_run(read_run(path)))
+    text = "\n".join(describe_run(run))
     assert "gpu0.temperature (simulated, sim): temperature_c 41 to 50, mean of the readings 45.5" in text
     assert "10 good readings, 1 bad" in text
     assert "clock_hz 1.98e+09 to 1.98e+09" in text
     assert "clock_events_bits: gpu_idle in 54.5%, sw_power_cap in 54.5%; 11" in text
-    assert "sum of the feeds: 100 J" in text
 
 
 def test_a_device_fed_by_one_is_refused(path):
@@ -208,13 +192,7 @@ def single() -> LineSpec:
                     flags=np.zeros(1, np.uint16))  # fmt: skip
 
 
-def clipped() -> LineSpec:
-    line = spoilt()
-    line.flags = np.full(len(line.flags), int(Flag.SATURATED), np.uint16)
-    return line
-
-
-@pytest.fixture(params=[dead, spoilt, single, clipped])
+@pytest.fixture(params=[dead, spoilt, single])
 def run_path(request, tmp_path: Path) -> Path:
     phases = [PhaseSpec("forward", 100 * MS, 900 * MS, {"batch_size": 8})]
     return make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant), request.param()], phases)
@@ -277,9 +255,13 @@ def unusable(path: Path, what: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "what", ["empty", "no phases", "no readings", "one reading", "other clock", "outside", "no time"]
+    ("what", "command"),
+    [
+        *((what, "tables") for what in ("empty", "no phases", "no readings", "one reading", "other clock", "no time")),
+        ("outside", "uncertainty"),
+        ("empty", "report"),
+    ],
 )
-@pytest.mark.parametrize("command", ["tables", "uncertainty", "report"])
 def test_one_line_and_nothing_written(tmp_path, capsys, what, command):
     path = unusable(tmp_path / "run.h5", what)
     with pytest.raises(SystemExit) as stopped:
@@ -379,19 +361,15 @@ def test_a_node_is_known_by_its_serial_number(tmp_path: Path) -> None:
     node = {"board": "", "serial": "e660010203040506", "bus": 1, "address": 0x40}
     record = replace(RECORD, line="gpu0.b", **node)
     save_calibration(tmp_path / "c.toml", CalibrationFile((record,)))
-    older = replace(record, zero=replace(ZERO, mean_a=0.003))
-    save_calibration(tmp_path / "old.toml", CalibrationFile((older,)))
     live = stream_of_node(tmp_path / "c.toml").lines
-    for recorded in (stream_of_node(), stream_of_node(tmp_path / "old.toml")):
-        run = read_run(run_of(tmp_path / "run.h5", recorded))
-        again, found = recalibrate(run, tmp_path / "c.toml")
-        assert found == ("gpu0.b",)
-        assert again.lines["gpu0.a"] == run.lines["gpu0.a"]
-        b = again.lines["gpu0.b"]
-        assert b.conversion == live[1].conversion
-        assert isclose(b.accuracy.u_gain, live[1].accuracy.u_gain, rel_tol=1e-12)
-        assert isclose(b.accuracy.u_offset_w, live[1].accuracy.u_offset_w, rel_tol=1e-12)
-        assert b.accuracy.origin == live[1].accuracy.origin.replace("; gain and", "; recomputed with gain and")
+    run = read_run(run_of(tmp_path / "run.h5", stream_of_node()))
+    again, found = recalibrate(run, tmp_path / "c.toml")
+    assert found == ("gpu0.b",)
+    assert again.lines["gpu0.a"] == run.lines["gpu0.a"]
+    b = again.lines["gpu0.b"]
+    assert b.conversion == live[1].conversion
+    assert isclose(b.accuracy.u_gain, live[1].accuracy.u_gain, rel_tol=1e-12)
+    assert isclose(b.accuracy.u_offset_w, live[1].accuracy.u_offset_w, rel_tol=1e-12)
     for change in ({"serial": "e660ffffffffffff"}, {"serial": ""}, {"bus": 2}):
         save_calibration(tmp_path / "other.toml", CalibrationFile((replace(record, **change),)))
         with pytest.raises(AnalysisError):
@@ -399,35 +377,19 @@ def test_a_node_is_known_by_its_serial_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"shunt_ohm": 0.01}, "shunt_ohm"),
-        ({"chip": "INA226"}, "INA226"),
-        ({"address": 0x4F}, "no sensor of .* is calibrated there"),
-        ({"board": "another", "line": "gpu0.other"}, "no sensor of .* is calibrated there"),
-    ],
+    "change", [{"shunt_ohm": 0.01}, {"chip": "INA226"}, {"address": 0x4F}, {"board": "another", "line": "gpu0.other"}]
 )
-def test_a_record_that_does_not_fit_is_refused(
-    tmp_path: Path, file: Path, change: dict[str, object], said: str
-) -> None:
+def test_a_record_that_does_not_fit_is_refused(tmp_path: Path, file: Path, change: dict[str, object]) -> None:
     run = read_run(run_of(tmp_path / "run.h5", stream_of()))
     save_calibration(file, CalibrationFile((replace(RECORD, **change),)))
-    with pytest.raises(AnalysisError, match=said):
+    with pytest.raises(AnalysisError):
         recalibrate(run, file)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("sensor = 3", "expected a list"),
-        ("[[sensor]]\nline = 4", r"sensor\[0\]"),
-        ("[[sensor]", "no calibration file"),
-        ("[[sensors]]", "unknown key 'sensors'"),
-    ],
-)
-def test_a_bad_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize("text", ["sensor = 3", "[[sensor]]\nline = 4", "[[sensor]", "[[sensors]]"])
+def test_a_bad_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "c.toml").write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=r"c\.toml"):
         read_calibration(tmp_path / "c.toml")
 
 
