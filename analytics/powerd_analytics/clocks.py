@@ -1,10 +1,8 @@
 """How the clocks of a run went: those of its boards, and the wall clock, against the host's.
 
-`read_traces` and `clock_report` say how sure the times of a board's clock are. `compare_marker` is the wired check of a
-clock's mapping: the training raises a pin where a phase begins and lowers it where it ends, and the board, or a node
-behind it, notes the edges by its own clock. What is left between edge and mark is the error of the mapping, and the
-time from the mark to the pin's change. `wall_drifts` is on the wall clock. No energy depends on that; it dates traces
-of other tools, and a clock that was set or slewed in a run explains why theirs do not fit.
+`read_traces` and `clock_report` say how sure the times of a board's clock are; `compare_marker` checks them against a
+pin that the training moves where a phase begins and ends. No energy depends on the wall clock (`wall_drifts`,
+`WallClock`): it dates traces of other tools.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Communication of `DistributedDataParallel` as phases beside backward.
 
-A communication hook says when a bucket of gradients is ready, and its future when the bucket is reduced. The phase
-``communication`` is what lies between, waiting in the queue behind other buckets included. On a GPU the future's
-callback runs on a stream that has waited for the reduction, so that its device time is right too. As buckets overlap
-backward and each other, each has a track (a thread number) of its own, and the attribute ``overlaps`` makes them a
-group of their own, outside the sums of other phases.
+The phase ``communication`` lasts from a communication hook, called when a bucket of gradients is ready, to its future's
+callback, which on a GPU runs on a stream that has waited for the reduction. As buckets overlap backward and each other,
+each has a track (a thread number) of its own, and the attribute ``overlaps`` keeps them out of other phases' sums.
 """
 
 from __future__ import annotations

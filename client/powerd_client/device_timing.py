@@ -1,16 +1,12 @@
 """How phases are timed: by the host's clock, by the host's clock after waiting for the device, or by events on a GPU.
 
-CUDA (and ROCm, which is `torch.cuda` too) has events. A kernel launch returns long before the kernel runs, so the
-host's time at a mark says when work was queued. `DeviceTimer` therefore records an event on the current stream beside
-every host mark, without waiting. A thread resolves events once the GPU has passed them, and writes (number of the mark,
-device time) as frames into a file that the recorder copies into its journal. The device's clock is one more clock: an
-*anchor* is an event on an idle stream with the host's time before and after it, which is a clock exchange, and
-`powerd_core.clock` maps the one clock to the other with a guaranteed bound. When a run ends, `DeviceTimes` puts that
-together. `elapsed_time` gives milliseconds in float32, so times are chained from anchor to anchor, where its rounding
-stays below 0.01 us.
-
-Of other accelerators (MPS, XPU, NPU, …) only their `synchronize` is relied on: work that is queued is waited for before
-every mark. That keeps the device from running ahead of the host, so it is said.
+CUDA (and ROCm, which is `torch.cuda` too) has events. `DeviceTimer` records one on the current stream beside every host
+mark, without waiting. A thread resolves events once the GPU has passed them, and writes (number of the mark, device
+time) as frames into a file that the recorder copies into its journal. The device's clock is one more clock: an *anchor*
+is an event on an idle stream with the host's time before and after it, which is a clock exchange. When a run ends,
+`DeviceTimes` maps the one clock to the other with a guaranteed bound. `elapsed_time` gives milliseconds in float32, so
+times are chained from anchor to anchor, where its rounding stays below 0.01 us. Of other accelerators only their
+`synchronize` is relied on, before every mark.
 """
 
 from __future__ import annotations
@@ -210,10 +206,7 @@ class DeviceTimer:
         return clock
 
     def _anchor(self, clock: _Clock, wait_ns: int = ANCHOR_WAIT_NS) -> None:
-        """About 10 us: the stream is idle, so nothing that trains is waited for.
-
-        Taken by the thread that marks. In a thread of its own, the wait for the interpreter's lock would be in it.
-        """
+        """About 10 us: the stream is idle. In a thread of its own, it would wait for the interpreter's lock."""
         event = self._event(enable_timing=True)
         before = now_ns()
         self._record(event, clock.stream)
@@ -235,8 +228,7 @@ class DeviceTimer:
                 return
 
     def _resolve(self) -> None:
-        """Write down the device times of all events that the GPU has passed. By one thread at a time: the harvesting
-        one, and at the end, when that is over, the one that closes."""
+        """Write down the device times of all events that the GPU has passed. By one thread at a time."""
         for clock in list(self._clocks.values()):
             while clock.taken:
                 self._file.write(self._resolve_anchor(clock, *clock.taken.popleft()))

@@ -1,8 +1,7 @@
 """The host's clock: the same one for marks and for clock exchanges, or their difference would be nobody's.
 
-Traces of other tools are dated by the wall clock. An anchor between the two is a note in the journal, so that it comes
-into the run file's messages as it is: ``t_ns`` on the host's clock, and in the text the Unix time at that moment.
-Nothing of a run is computed from it.
+Traces of other tools are dated by the wall clock. An anchor between the two is a note in the journal and a message of
+the run file: ``t_ns`` on the host's clock, and in the text the Unix time at that moment.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ class TorchMarks:
         self.mark(codes.begin)
 
     def begin_backward(self, *, accumulates: bool) -> bool:
-        """Begin ``backward``, or ``gradient`` for one whose results are handed out instead of accumulated. False inside
-        another: a checkpoint's own backward is a part of it, not a second one."""
+        """Begin ``backward``, or ``gradient`` for one whose results are handed out. False inside another: a
+        checkpoint's own backward is a part of it."""
         thread = get_ident()
         if not self.watches or thread in self._passes or graph_task() != -1:
             return False
@@ -174,11 +174,8 @@ _meters: list[TorchMarks] = []
 
 
 class UpdateMarks:
-    """Marks the steps of one optimizer by its step hooks and, under a `GradScaler`, around the scaler's calls.
-
-    One update is open at a time in a thread: of two optimizers that are unscaled first and stepped later, the first
-    one's update is in two pieces.
-    """
+    """Marks the steps of one optimizer by its step hooks and, under a `GradScaler`, around the scaler's calls. One
+    update is open at a time in a thread."""
 
     def __init__(self, marks: TorchMarks, codes: PhaseCodes, optimizer: Any) -> None:
         """Hooks the optimizer, instead of what marked its steps for the same meter before."""
@@ -200,7 +197,6 @@ class UpdateMarks:
         )
 
     def close(self) -> None:
-        """Take the hooks away. Again does nothing."""
         for hook in self._hooks:
             hook.remove()
 
@@ -376,8 +372,8 @@ def _marked_scaler(original: _Function, end: Callable[[UpdateMarks], None]) -> _
 
 
 class Hook:
-    """A callable that is copied and pickled as one that does nothing: a copy of its module is not watched, and a saved
-    model is loaded without powerd. What it fails at is told, not raised."""
+    """A callable that is copied and pickled as one that does nothing: copies are not watched, and a saved model is
+    loaded without powerd. What it fails at is told, not raised."""
 
     __slots__ = ("_call", "_marks")
 
@@ -465,13 +461,8 @@ def _has_failed(output: object) -> bool:
 
 
 class Layer:
-    """One module without modules inside, marked as ``layer`` in the pass around it.
-
-    Its backward begins when its output's gradient is complete and the engine reaches the node that made the output. It
-    ends where the next layer's begins (or the whole pass ends). What lies between layers (a sum of two branches, a
-    gradient being added to its parameter, DDP's reduction) counts for the layer that backward came to before it, and
-    the layers fill the pass but for its beginning (the loss).
-    """
+    """One module without modules inside, marked as ``layer`` in the pass around it. Its backward begins when the engine
+    reaches the node that made its output, and ends where the next layer's begins (or the whole pass ends)."""
 
     def __init__(self, marks: TorchMarks, codes: PhaseCodes) -> None:
         self._marks = marks
@@ -581,10 +572,8 @@ def watch(
     communication: bool = True,
     passes: bool = True,
 ) -> Watch:
-    """See `Meter.watch`. Without ``passes`` the caller marks forward and evaluation itself.
-
-    Without ``marks`` nothing is recorded: the training runs as if it were not watched.
-    """
+    """See `Meter.watch`. Without ``passes`` the caller marks forward and evaluation itself; without ``marks`` nothing
+    is recorded."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"watch() wants a torch.nn.Module first, not {type(model).__name__}")
     unwrapped = [_unwrapped(optimizer) for optimizer in optimizers]

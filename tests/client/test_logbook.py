@@ -7,7 +7,6 @@ import errno
 import os
 import subprocess
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -65,16 +64,18 @@ def test_what_waited_is_written_when_there_is_room_again(small_disk, monkeypatch
     book.add(block(0))
     book.flush()
     filler = fill(small_disk)
+    monkeypatch.setattr(logbook, "MAX_BYTES", 1000)
     for number in range(1, 50):
         book.add(block(number))
     book.flush()
     assert book.failure.errno == errno.ENOSPC
+    assert book.is_full
     filler.unlink()
     book.flush()
     assert book.failure is not None  # the disk is tried once a second
     monkeypatch.setattr(logbook, "_RETRY_NS", 0)
     book.flush()
-    assert book.failure is None
+    assert (book.failure, book.is_full) == (None, False)
     assert [e.sequence for e in events_in(small_disk) if isinstance(e, Block)] == list(range(50))
     book.close()
 
@@ -140,17 +141,6 @@ def test_half_a_write_is_taken_back_even_when_that_fails_at_first(tmp_path, monk
     book.flush()
     assert [e.sequence for e in events_in(tmp_path) if isinstance(e, Block)] == [0, 1]
     assert not [e for e in events_in(tmp_path) if isinstance(e, Garbage)]
-    book.close()
-
-
-def test_memory_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(logbook, "MAX_BYTES", 1000)
-    book = Logbook(tmp_path)
-    assert not book.is_full
-    book.add(block(0))
-    assert book.is_full
-    book.flush()
-    assert not book.is_full
     book.close()
 
 
@@ -261,16 +251,3 @@ def test_marks_survive_any_number_of_recorders(tmp_path_factory, total, reads, d
     kinds = [entry["name"] for entry in journal if isinstance(entry, dict) and "kind" in entry]
     assert kinds == [f"kind {i}" for i in range(min(total, 5))]
     writer.close()
-
-
-def test_anchors_of_the_wall_clock_are_dense_at_first(tmp_path, monkeypatch):
-    book = Logbook(tmp_path)
-    moment, dated = [0], []
-    monkeypatch.setattr(logbook, "now_ns", lambda: moment[0])
-    monkeypatch.setattr(book, "add", lambda event: dated.append(moment[0]))
-    for tenth in range(1200):
-        moment[0] = tenth * SECOND_NS // 10
-        book.tail_marks()
-    book.close()
-    assert dated[:60] == [i * SECOND_NS for i in range(60)]
-    assert {b - a for a, b in pairwise(dated[60:])} == {10 * SECOND_NS}

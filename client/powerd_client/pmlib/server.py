@@ -124,11 +124,7 @@ class Server:
             return self._reader
 
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """What can be measured.
-
-        A line that measures a device by other means than the lines whose sum is the device's power is never added to
-        them: it stands behind the devices, as one of its own under its own name.
-        """
+        """What can be measured. A line that measures a device by other means is one of its own, behind the others."""
         devices: dict[str, DeviceInfo] = {}
         for description in self._started().descriptions:
             for device in devices_of(description):
@@ -184,8 +180,7 @@ class Server:
         return self._writer
 
     def _read(self, lines: Sequence[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, LineReadings]]:
-        """Readings of lines by name, from just before to just after each stretch of time, when all of these lines have
-        been read after the last of them, or will not be."""
+        """Readings of lines around each stretch of time, once all have been read after the last, or will not be."""
         with self._lock:
             reader = self._started()
             streams = [stream for description in reader.descriptions for stream in description.streams]
@@ -257,12 +252,8 @@ def _free_name(path: Path) -> Path:
 
 
 class Counter:
-    """Measures some lines of a device between start and stop, as often as it is continued. Made by `Server.counter`.
-    With ``with``, it is started and stopped.
-
-    In the run file every set is a phase with the counter's name. To start and to stop a counter costs a mark in
-    mapped memory; nothing else happens in this process until `get_data`.
-    """
+    """Measures some lines of a device between start and stop (or in a ``with``), as often as it is continued. Made by
+    `Server.counter`. In the run file every set is a phase with the counter's name."""
 
     def __init__(
         self,
@@ -294,8 +285,7 @@ class Counter:
         writer.kind(name, {}, "host")  # written down now, so that the first start costs no more than the others
 
     def start(self) -> None:
-        """Forget all sets and begin the first one. Raises `ConfigError` while a set goes on, and after the server was
-        closed."""
+        """Forget all sets, begin the first one. Raises `ConfigError` while a set goes on, and after `Server.close`."""
         self._begin(forget=True)
 
     def resume(self) -> None:
@@ -393,8 +383,7 @@ class Counter:
 
 
 def _wait_for_gpu() -> str:
-    """Where this process uses CUDA through torch, wait until the current device has done what it was given: else a
-    counter would be stopped while the work that it is to measure still runs. Returns the timing of the next mark."""
+    """Wait for the current device, where this process uses CUDA through torch. Returns the timing of the next mark."""
     torch = sys.modules.get("torch")
     with contextlib.suppress(Exception):  # the script's next call will raise it too
         if torch is not None and torch.cuda.is_initialized():
