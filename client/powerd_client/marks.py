@@ -83,6 +83,7 @@ class MarkWriter:
         self.told = False
         """Whether the user has been told of the failure."""
         self.dropped = 0
+        self._is_closed = self._was_late = False
         self._pid, self._is_rank = os.getpid(), "rank" in about
         self._records = segment_records
         self._base = directory / f"marks-{self.token:016x}"
@@ -162,6 +163,10 @@ class MarkWriter:
         segment = self._segment
         if segment is None:
             self.dropped += 1
+            if self._is_closed and code >= 0 and not self._was_late:
+                # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
+                self._was_late = True
+                tell("a phase was begun after the Meter was closed: such phases are in no run")
             return -1
         index = segment.take()
         if index < self._records:
@@ -198,6 +203,7 @@ class MarkWriter:
     def close(self) -> None:
         """No more marks. The files stay for the recorder; those of a rank say that nothing is cut off."""
         self._segment = None
+        self._is_closed = True
         with contextlib.suppress(OSError):
             if self._is_rank and os.getpid() == self._pid:
                 self._describe({"closed": now_ns()})
