@@ -21,15 +21,13 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from common import HERE, machine, median_interval
-from numpy.typing import NDArray
 from torch import nn
 
 from powerd_analytics import read_run
@@ -37,6 +35,11 @@ from powerd_analytics.energy.devices import PhaseColumns, interval_energies, loa
 from powerd_analytics.energy.rest import rest_energy_j
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
+
+try:
+    from zeus.monitor import ZeusMonitor
+except ImportError:
+    ZeusMonitor = None
 
 sys.path.insert(0, str(HERE.parent / "examples"))
 from models import MODELS, synthetic_batch
@@ -52,11 +55,6 @@ ALONE_TURNS = 5
 Step = Callable[[], None]
 
 
-def _of(columns: PhaseColumns, which: NDArray[np.bool_]) -> PhaseColumns:
-    """The columns of some of the phases."""
-    return PhaseColumns(**{name: getattr(columns, name)[which] for name in PhaseColumns.__dataclass_fields__})
-
-
 def say(text: str) -> None:
     print(text, flush=True)
 
@@ -65,10 +63,9 @@ def say(text: str) -> None:
 
 
 class EnergyCounter:
-    """The driver's counter of a GPU's joules."""
+    """The driver's counter of the joules of the GPU with this UUID (``GPU-…`` or without that)."""
 
     def __init__(self, uuid: str) -> None:
-        """Of the GPU with this UUID (``GPU-…`` or without that). Raises what pynvml raises."""
         import pynvml
 
         pynvml.nvmlInit()
@@ -93,36 +90,21 @@ class EnergyCounter:
             last_mj, before = counted_mj, after
 
 
-@dataclass(slots=True)
 class ZeusWindows:
     """Windows of a `ZeusMonitor`, their seconds and joules by name, and what the counter said of the same rounds."""
 
-    monitor: Any
-    seconds: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    joules: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    counter_j: float = 0.0
-    is_counting: bool = False
-
-    @classmethod
-    def of_gpu(cls, index: int) -> ZeusWindows:
-        """Raises ImportError without Zeus, and whatever Zeus raises."""
-        from zeus.monitor import ZeusMonitor
-
-        # Said once a window of 0 J; they are counted here.
-        warnings.filterwarnings("ignore", message="The energy consumption of one or more GPUs was measured as zero")
-        return cls(ZeusMonitor(gpu_indices=[index], cpu_indices=[]))
-
-    def begin(self, name: str) -> None:
-        self.monitor.begin_window(name)
+    def __init__(self, monitor: Any) -> None:
+        self.monitor = monitor
+        self.seconds: dict[str, list[float]] = defaultdict(list)
+        self.joules: dict[str, list[float]] = defaultdict(list)
+        self.counter_j = 0.0
+        self.is_counting = False
 
     def end(self, name: str) -> None:
         measurement = self.monitor.end_window(name)
         if self.is_counting:
             self.seconds[name].append(measurement.time)
             self.joules[name].append(float(sum(measurement.gpu_energy.values())))
-
-    def cleared(self) -> ZeusWindows:
-        return ZeusWindows(self.monitor)
 
     @property
     def share(self) -> float:
@@ -133,23 +115,14 @@ class ZeusWindows:
 # --- One training that is timed in several ways
 
 
-@dataclass(slots=True)
 class Training:
     """A model with its optimizer and one batch on ``device``."""
 
-    name: str
-    batch: int
-    device: torch.device
-    model: nn.Module = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
-    images: torch.Tensor = field(init=False)
-    labels: torch.Tensor = field(init=False)
-    loss_of: nn.Module = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.model = MODELS[self.name][0]().to(self.device)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
-        self.images, self.labels = synthetic_batch(self.name, self.batch, self.device)
+    def __init__(self, name: str, batch: int, device: torch.device) -> None:
+        self.name, self.batch, self.device = name, batch, device
+        self.model: nn.Module = MODELS[name][0]().to(device)
+        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+        self.images, self.labels = synthetic_batch(name, batch, device)
         self.loss_of = nn.CrossEntropyLoss()
 
     def wait(self) -> None:
@@ -159,8 +132,10 @@ class Training:
 
     def plain(self) -> None:
         """One iteration with nothing in it."""
-        loss = self.loss_of(self.model(self.images), self.labels)
-        loss.backward()
+        self.loss_of(self.model(self.images), self.labels).backward()
+        self.update()
+
+    def update(self) -> None:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
@@ -176,14 +151,13 @@ class Training:
                 with backward:
                     loss.backward()
                 with update:
-                    self.optimizer.step()
-                    self.optimizer.zero_grad(set_to_none=True)
+                    self.update()
 
         return step
 
     def windowed(self, zeus: ZeusWindows) -> Step:
         """One iteration with Zeus's windows around the same three phases, as its documentation shows them."""
-        begin, end = zeus.begin, zeus.end
+        begin, end = zeus.monitor.begin_window, zeus.end
 
         def step() -> None:
             begin("forward")
@@ -193,8 +167,7 @@ class Training:
             loss.backward()
             end("backward")
             begin("update")
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+            self.update()
             end("update")
 
         return step
@@ -234,17 +207,14 @@ def marked(meter: Meter, training: Training, mode: str) -> Iterator[Step]:
         training.wait()
 
 
-@dataclass(slots=True)
 class Rounds:
     """Rounds of one training in turn."""
 
-    training: Training
-    counter: EnergyCounter
-    zeus: ZeusWindows | None
-    milliseconds: float
-    ms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """A step's, of each mode, turn by turn."""
-    count: dict[str, int] = field(default_factory=dict)
+    def __init__(self, training: Training, counter: EnergyCounter, zeus: ZeusWindows | None, ms: float) -> None:
+        self.training, self.counter, self.zeus, self.milliseconds = training, counter, zeus, ms
+        self.ms: dict[str, list[float]] = defaultdict(list)
+        """A step's, of each mode, turn by turn."""
+        self.count: dict[str, int] = {}
 
     def run(self, meter: Meter | None, modes: list[str], turns: int) -> None:
         plain, order = self.training.count_for(self.training.plain, self.milliseconds), random.Random(5)
@@ -268,11 +238,7 @@ class Rounds:
             self.zeus.is_counting = False
             self.zeus.counter_j += (self.counter.read_mj() - before_mj) / 1e3
             return ms
-        if mode == "plain":
-            training.steps(training.plain, UNTIMED)
-            return training.ms_per_step(training.plain, count)
-        assert meter is not None
-        with marked(meter, training, mode) as step:
+        with nullcontext(training.plain) if mode == "plain" or meter is None else marked(meter, training, mode) as step:
             training.steps(step, UNTIMED)
             return training.ms_per_step(step, count)
 
@@ -297,7 +263,7 @@ def case(name: str, batch: int, counter: EnergyCounter, zeus: ZeusWindows | None
     training = Training(name, batch, torch.device("cuda"))
     training.warm_up(args.warm_up)
     rounds = Rounds(training, counter, zeus, args.milliseconds)
-    alone = Rounds(training, counter, zeus.cleared() if zeus else None, args.milliseconds)
+    alone = Rounds(training, counter, ZeusWindows(zeus.monitor) if zeus else None, args.milliseconds)
     modes = [mode for mode in ("plain", *MODES) if mode != "zeus" or zeus]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "run.h5"
@@ -364,7 +330,8 @@ def show_run(path: Path, first: tuple[int, int], last: tuple[int, int]) -> int:
     counted_j = (last[1] - first[1]) / 1e3
     if chosen.any():
         phases_j = float(columns.energy_j[chosen].sum())
-        rest_j = rest_energy_j(part, (begin, end), (p.begin_ns[chosen], p.end_ns[chosen]), _of(columns, chosen))
+        of_chosen = PhaseColumns(**{n: getattr(columns, n)[chosen] for n in PhaseColumns.__dataclass_fields__})
+        rest_j = rest_energy_j(part, (begin, end), (p.begin_ns[chosen], p.end_ns[chosen]), of_chosen)
         say(
             f"    powerd: {int(chosen.sum())} iterations {phases_j:.1f} J + rest {rest_j:.1f} J = "
             f"{(phases_j + rest_j) / counted_j:.4f} of the counter's {counted_j:.1f} J in "
@@ -393,14 +360,16 @@ def main() -> int:
         say("device-timed phases: no CUDA here, nothing was measured")
         return 0
     say(f"phases against the plain loop: one {torch.cuda.get_device_name()} ({machine()}, PyTorch {torch.__version__})")
+    if ZeusMonitor is None:
+        say("  no Zeus here (pip install zeus)")
+    # Said once a window of 0 J; they are counted here.
+    warnings.filterwarnings("ignore", message="The energy consumption of one or more GPUs was measured as zero")
     counter, missed = EnergyCounter(str(torch.cuda.get_device_properties(0).uuid)), []
     for name in args.models:
         for batch in args.batch:
-            try:
-                zeus = ZeusWindows.of_gpu(torch.cuda.current_device())
-            except ImportError as error:
-                zeus = None
-                say(f"  no Zeus: {error}")
+            zeus = (
+                None if ZeusMonitor is None else ZeusWindows(ZeusMonitor([torch.cuda.current_device()], cpu_indices=[]))
+            )
             if not case(name, batch, counter, zeus, args):
                 missed.append(f"{name} {batch}")
     say(f"  target: all phases at most {TARGET:g} % slower: {'MISSED: ' + '; '.join(missed) if missed else 'met'}")

@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+import timeit
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -30,11 +30,6 @@ from models import resnet50
 TARGET = 0.01
 
 
-def anonymous_kib() -> int:
-    """Memory of this process that no file stands behind."""
-    return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
-
-
 class Trainer:
     """Trains a model on random numbers."""
 
@@ -47,7 +42,7 @@ class Trainer:
         self.optimizer.step()
         self.optimizer.zero_grad()
 
-    def watched_and_plain(self, meter: Meter, *, layers: bool, rounds: int, steps: int) -> list[tuple[float, float]]:
+    def pairs(self, meter: Meter, *, layers: bool, rounds: int, steps: int) -> list[tuple[float, float]]:
         """CPU seconds a step with hooks and without them, for neighbouring rounds."""
         pairs = []
         for number in range(rounds):
@@ -56,58 +51,43 @@ class Trainer:
             for watched in (number % 2 == 0, number % 2 == 1):
                 with meter.watch(self.model, self.optimizer, layers=layers) if watched else nullcontext():
                     self.step()
-                    begin = time.thread_time()
-                    for _ in range(steps):
-                        self.step()
-                    seconds[watched] = (time.thread_time() - begin) / steps
+                    seconds[watched] = timeit.timeit(self.step, timer=time.thread_time, number=steps) / steps
             pairs.append((seconds[True], seconds[False]))
         progress("")
         return pairs
 
 
-def ns_a_call(call: Callable[[], object], rounds: int = 50, calls: int = 2000) -> float:
+def ns_a_call(statement: str, **names: object) -> float:
     """Nanoseconds of CPU time."""
-    means = []
-    for _ in range(rounds):
-        begin = time.thread_time_ns()
-        for _ in range(calls):
-            call()
-        means.append((time.thread_time_ns() - begin) / calls)
-    return statistics.median(means)
+    times = timeit.repeat(statement, timer=time.thread_time, repeat=50, number=2000, globals=names)
+    return statistics.median(times) / 2000 * 1e9
 
 
 def show_marks(meter: Meter) -> None:
     """A mark, and a watched module's call, without anything else."""
-    mark, code = meter._mark, meter.phase("nothing")._begin
-
-    def pair() -> None:
-        mark(code)
-        mark(~code)
-
-    def nothing() -> None:
-        pass
-
+    pair = ns_a_call("mark(code); mark(~code)", mark=meter._mark, code=meter.phase("nothing")._begin)
+    print(f"  one mark                                   {pair / 2:8.0f} ns")
     module, x = nn.Identity(), torch.zeros(1)
-    print(f"  one mark                                   {(ns_a_call(pair) - ns_a_call(nothing)) / 2:8.0f} ns")
-    plain = ns_a_call(lambda: module(x))
+    plain = ns_a_call("module(x)", module=module, x=x)
     with meter.watch(module):
-        watched = ns_a_call(lambda: module(x))
+        watched = ns_a_call("module(x)", module=module, x=x)
     print(f"  forward of a module, two hooks, two marks  {watched - plain:8.0f} ns")
 
 
 def show_growth(meter: Meter, iterations: int) -> None:
     """Memory of a training of very many very small iterations, with every phase and layer marked."""
+
+    def anonymous_kib() -> int:
+        return int(Path("/proc/self/status").read_text().split("RssAnon:")[1].split()[0])
+
     tiny = Trainer(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)), 2, 4)
     with meter.watch(tiny.model, tiny.optimizer, layers=True):
         for _ in range(2000):
             tiny.step()
         before, begin = anonymous_kib(), time.perf_counter()
-        for number in meter.iterations(range(iterations)):
+        for _ in meter.iterations(range(iterations)):
             tiny.step()
-            if number % 10_000 == 0:
-                progress(f"iteration {number} of {iterations}")
         grown, spent = anonymous_kib() - before, time.perf_counter() - begin
-    progress("")
     print(
         f"  {iterations} tiny iterations, 22 marks each: memory {grown:+d} KiB from the 2000th on, "
         f"{spent / iterations * 1e6:.0f} us an iteration"
@@ -118,28 +98,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="pairs of rounds for each ratio")
     parser.add_argument("--iterations", type=int, default=100_000, help="of the training that must not grow")
-    parser.add_argument("--batch", type=int, default=2, help="images in ResNet-50's batch")
-    parser.add_argument("--size", type=int, default=64, help="their height and width")
     args = parser.parse_args()
     torch.set_num_threads(1)  # a second thread waits for whatever else runs here
     with tempfile.TemporaryDirectory() as directory, Meter(out=Path(directory) / "run.h5") as meter:
         print(f"What watch() costs ({machine()}, PyTorch {torch.__version__}, one thread)")
         show_marks(meter)
-        whole = Trainer(resnet50(), args.batch, 3, args.size, args.size)
+        whole = Trainer(resnet50(), 2, 3, 64, 64)
         count = sum(next(m.children(), None) is None for m in whole.model.modules())
         shares = {}
         for layers in (False, True):
-            pairs = whole.watched_and_plain(meter, layers=layers, rounds=args.rounds, steps=3)
+            pairs = whole.pairs(meter, layers=layers, rounds=args.rounds, steps=3)
             shares[layers], low, high = median_interval([watched / plain - 1 for watched, plain in pairs])
             text = f"ResNet-50, {count} layers marked" if layers else "ResNet-50, phases marked"
-            print(
-                f"  {text:42} {shares[layers]:+8.2%}  ({low:+.2%} .. {high:+.2%}) of an iteration "
-                f"of {args.batch} x 3 x {args.size} x {args.size}"
-            )
+            print(f"  {text:42} {shares[layers]:+8.2%}  ({low:+.2%} .. {high:+.2%}) of an iteration of 2 x 3 x 64 x 64")
         # The same hooks where there is next to nothing else to do: what they cost, without the noise of the work.
         tiny = Trainer(nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]), 2, 4)
         for layers in (False, True):
-            pairs = tiny.watched_and_plain(meter, layers=layers, rounds=2 * args.rounds, steps=20)
+            pairs = tiny.pairs(meter, layers=layers, rounds=2 * args.rounds, steps=20)
             middle, low, high = median_interval([1e6 * (watched - plain) for watched, plain in pairs])
             marks = 6 + 4 * count * layers
             print(

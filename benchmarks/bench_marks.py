@@ -8,10 +8,10 @@ from __future__ import annotations
 import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+import timeit
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter_ns
 
 import torch
 from common import machine
@@ -20,76 +20,37 @@ from powerd_client import Meter
 
 PAIRS, ROUNDS = 1000, 300
 TARGET_NS = 2000
+CALLS = {
+    "empty loop": "pass",
+    "with forward:  (kept phase object)": "with forward: pass",
+    'with meter.phase("forward"):': 'with meter.phase("forward"): pass',
+    'meter.begin("forward"); meter.end("forward")': 'meter.begin("forward"); meter.end("forward")',
+    "@contextmanager with perf_counter_ns into a list": 'with timed(store, "forward"): pass',
+    "torch.profiler.record_function, profiler off": 'with torch.profiler.record_function("forward"): pass',
+}
 
 
 @contextmanager
-def _timer(store: list[tuple[str, int, int]], name: str):
-    begin = time.perf_counter_ns()
+def timed(store: list[tuple[str, int, int]], name: str):
+    begin = perf_counter_ns()
     yield
-    store.append((name, begin, time.perf_counter_ns()))
-
-
-def ns_per_call(call: Callable[[int], None]) -> list[float]:
-    """Nanoseconds of one pair, as the mean over `PAIRS` of them, `ROUNDS` times."""
-    means = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter_ns()
-        call(PAIRS)
-        means.append((time.perf_counter_ns() - begin) / PAIRS)
-    return means
+    store.append((name, begin, perf_counter_ns()))
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as directory, Meter(out=Path(directory) / "run.h5") as meter:
-        forward = meter.phase("forward")
-        store: list[tuple[str, int, int]] = []
-
-        def loop_only(n: int) -> None:
-            for _ in range(n):
-                pass
-
-        def reused(n: int) -> None:
-            for _ in range(n):
-                with forward:
-                    pass
-
-        def by_name(n: int) -> None:
-            for _ in range(n):
-                with meter.phase("forward"):
-                    pass
-
-        def begin_end(n: int) -> None:
-            for _ in range(n):
-                meter.begin("forward")
-                meter.end("forward")
-
-        def contextmanager_list(n: int) -> None:
-            store.clear()
-            for _ in range(n):
-                with _timer(store, "forward"):
-                    pass
-
-        def record_function(n: int) -> None:
-            for _ in range(n):
-                with torch.profiler.record_function("forward"):
-                    pass
-
-        calls = {
-            "empty loop": loop_only,
-            "with forward:  (kept phase object)": reused,
-            'with meter.phase("forward"):': by_name,
-            'meter.begin("forward"); meter.end("forward")': begin_end,
-            "@contextmanager with perf_counter_ns into a list": contextmanager_list,
-            "torch.profiler.record_function, profiler off": record_function,
+        names = {"meter": meter, "forward": meter.phase("forward"), "timed": timed, "store": [], "torch": torch}
+        # Nanoseconds of one pair, as the mean over PAIRS of them, ROUNDS times.
+        results = {
+            name: [1e9 * s / PAIRS for s in timeit.repeat(call, repeat=ROUNDS, number=PAIRS, globals=names)]
+            for name, call in CALLS.items()
         }
         print(f"A pair of marks, {ROUNDS} rounds of {PAIRS} ({machine()})")
-        results = {name: ns_per_call(call) for name, call in calls.items()}
         empty = statistics.median(results["empty loop"])
         ours = statistics.median(results['with meter.phase("forward"):']) - empty
         for name, means in results.items():
-            cut = statistics.quantiles(means, n=100)
-            middle = statistics.median(means) - empty
-            print(f"  {name:50} median {middle:7.0f} ns   p99 {cut[98] - empty:7.0f} ns   {middle / ours:6.2f} x")
+            middle, p99 = statistics.median(means) - empty, statistics.quantiles(means, n=100)[98] - empty
+            print(f"  {name:50} median {middle:7.0f} ns   p99 {p99:7.0f} ns   {middle / ours:6.2f} x")
         print(f"  target: {ours:.0f} of {TARGET_NS} ns: {'met' if ours <= TARGET_NS else 'MISSED'}")
         return 0 if ours <= TARGET_NS else 1
 

@@ -1,15 +1,13 @@
 """How the clocks of a run went: those of its boards, and the wall clock, against the host's.
 
-`read_traces` and `clock_report` say how sure the times of a board's clock are. `compare_marker` is the wired check of a
-clock's mapping: the training raises a pin where a phase begins and lowers it where it ends, and the board, or a node
-behind it, notes the edges by its own clock. What is left between edge and mark is the error of the mapping, and the
-time from the mark to the pin's change. `wall_drifts` is on the wall clock. No energy depends on that; it dates traces
-of other tools, and a clock that was set or slewed in a run explains why theirs do not fit.
+`read_traces` and `clock_report` say how sure the times of a board's clock are; `compare_marker` checks them against a
+pin that the training moves where a phase begins and ends. No energy depends on the wall clock (`wall_drifts`,
+`WallClock`): it dates traces of other tools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,11 +16,11 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.run import CodeCounts, Run, good_pieces, pick
+from powerd_analytics.runs.run import Run, pick
 from powerd_analytics.text import seconds
 from powerd_client.hostclock import WallAnchor, read_anchor
-from powerd_client.runfile import open_run
-from powerd_core.errors import AnalysisError, RunFileError
+from powerd_client.runfile import open_run, reading
+from powerd_core.errors import AnalysisError
 from powerd_core.model import QuantityConversion
 
 Ints = NDArray[np.int64]
@@ -32,12 +30,9 @@ REACH_NS = 100_000_000
 """An edge farther from every mark than this belongs to none."""
 _COUNT = "edge"
 """The column in which a source counts edges, where it does."""
-HOST = "host"
 SLEW = 500e-6
 """The fastest that the wall clock is taken to turn against the raw one: the limit of the kernel's own discipline
 (adjtimex(2)). Daemons that slew faster for a moment show as two anchors farther apart than this allows."""
-OFFSETS = "clock_offset_s"
-"""The quantity of lines that hold the wall clock less the board's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +57,8 @@ class ClockTrace:
 
     def pieces(self) -> Iterator[slice]:
         """The stretches between steps of a clock."""
-        edges = [0, *(np.flatnonzero(np.diff(self.piece)) + 1).tolist(), len(self.piece)]
-        for begin, end in pairwise(edges):
-            if end > begin:
-                yield slice(begin, end)
+        for begin, end in pairwise([0, *(np.flatnonzero(np.diff(self.piece)) + 1).tolist(), len(self.piece)]):
+            yield slice(begin, end)
 
     def trend_ns(self) -> Floats:
         """The straight line through the ends of each piece."""
@@ -121,73 +114,61 @@ class OtherClock:
 
 def read_traces(run: Run) -> tuple[ClockTrace, ...]:
     """All clocks of a run with an exchange. Raises `RunFileError`."""
-    with open_run(run.path) as file:
-        try:
-            traces = [_trace(name, group) for name, group in file["clocks"].items()]
-        except (KeyError, ValueError, TypeError, OSError) as error:
-            raise RunFileError(f"{run.path} is damaged or incomplete: {error}") from error
+    with open_run(run.path) as file, reading(run.path):
+        traces = [_trace(name, group) for name, group in file["clocks"].items()]
     return tuple(sorted((t for t in traces if len(t.t_board_ns)), key=lambda t: (t.board, t.t_host_ns[0])))
 
 
 def _trace(name: str, group: h5py.Group) -> ClockTrace:
-    exchanges = group["exchanges"][:].reshape(-1, 4)
-    mapping, t_board = group["map"][:].reshape(-1, 3), group["map_t_board_ns"][:]
-    t1, t2, t3, t4 = exchanges.T
+    t1, t2, t3, t4 = group["exchanges"][:].reshape(-1, 4).T
+    (offset, low, high), t_board = group["map"][:].reshape(-1, 3).T, group["map_t_board_ns"][:]
     return ClockTrace(
-        name,
-        str(group.attrs.get("board", "")),
-        str(group.attrs.get("epoch", "")),
-        float(group.attrs.get("drift_ppm", 100.0)),
-        t_board,
-        t_board + mapping[:, 0],
-        mapping[:, 0],
-        np.maximum(mapping[:, 2] - mapping[:, 0], mapping[:, 0] - mapping[:, 1]),
-        group["map_piece"][:].astype(np.int64),
-        (t4 - t1) - (t3 - t2),
-        (t1 + t4) // 2,
-        int((~np.isin((t2 + t3) // 2, t_board)).sum()),
+        name=name,
+        board=str(group.attrs.get("board", "")),
+        epoch=str(group.attrs.get("epoch", "")),
+        drift_ppm=float(group.attrs.get("drift_ppm", 100.0)),
+        t_board_ns=t_board,
+        t_host_ns=t_board + offset,
+        offset_ns=offset,
+        half_ns=np.maximum(high - offset, offset - low),
+        piece=group["map_piece"][:].astype(np.int64),
+        delay_ns=(t4 - t1) - (t3 - t2),
+        delay_t_host_ns=(t1 + t4) // 2,
+        not_used=int((~np.isin((t2 + t3) // 2, t_board)).sum()),
     )
 
 
 def clock_report(trace: ClockTrace) -> ClockReport:
     """The figures of one clock."""
-    parts = list(trace.pieces())
-    t, o = trace.t_board_ns, trace.offset_ns
-    lengths = [float(t[p][-1] - t[p][0]) for p in parts]
-    growth = sum(float(o[p][-1] - o[p][0]) for p in parts)
-    steps = tuple(
-        ClockStep(
-            int(trace.t_host_ns[a.stop - 1]), int(trace.t_host_ns[b.start]), float(o[b.start] - o[a.stop - 1]) * 1e-9
-        )
-        for a, b in pairwise(parts)
-    )
-    delays = trace.delay_ns * 1e-9
+    parts, host = list(trace.pieces()), trace.t_host_ns
+    t, o, delays = trace.t_board_ns, trace.offset_ns * 1e-9, trace.delay_ns * 1e-9
+    length_s = sum(float(t[p][-1] - t[p][0]) for p in parts) * 1e-9
+    growth_s = sum(float(o[p][-1] - o[p][0]) for p in parts)
+    ends = [(a.stop - 1, b.start) for a, b in pairwise(parts)]
     return ClockReport(
-        trace.name,
-        trace.board,
-        trace.epoch,
-        len(delays),
-        trace.not_used,
-        float(trace.t_host_ns.max() - trace.t_host_ns.min()) * 1e-9,
-        float(o[0]) * 1e-9,
-        float(o[-1]) * 1e-9,
-        growth / sum(lengths) * 1e6 if sum(lengths) else None,
-        float(delays.min()),
-        float(np.median(delays)),
-        float(np.quantile(delays, 0.99)),
-        float(np.median(trace.half_ns)) * 1e-9,
-        max(_widest_ns(trace, p) for p in parts) * 1e-9,
-        steps,
+        clock=trace.name,
+        board=trace.board,
+        epoch=trace.epoch,
+        exchanges=len(delays),
+        not_used=trace.not_used,
+        duration_s=float(host.max() - host.min()) * 1e-9,
+        offset_begin_s=float(o[0]),
+        offset_end_s=float(o[-1]),
+        skew_ppm=growth_s / length_s * 1e6 if length_s else None,
+        delay_min_s=float(delays.min()),
+        delay_median_s=float(np.median(delays)),
+        delay_p99_s=float(np.quantile(delays, 0.99)),
+        bound_median_s=float(np.median(trace.half_ns)) * 1e-9,
+        bound_max_s=max(_widest_ns(trace, p) for p in parts) * 1e-9,
+        steps=tuple(ClockStep(int(host[i]), int(host[j]), float(o[j] - o[i])) for i, j in ends),
     )
 
 
 def _widest_ns(trace: ClockTrace, part: slice) -> float:
     """The greatest bound between two exchanges included: it is widest about half-way."""
     half, gaps = trace.half_ns[part], np.diff(trace.t_board_ns[part])
-    if not len(gaps):
-        return float(half[0])
     between = (half[:-1] + half[1:]) / 2 + gaps * trace.drift_ppm * 1e-6 / 2
-    return float(max(half.max(), between.max()))
+    return float(max(half.max(), between.max(initial=0.0)))
 
 
 def other_clocks(run: Run) -> tuple[OtherClock, ...]:
@@ -196,9 +177,9 @@ def other_clocks(run: Run) -> tuple[OtherClock, ...]:
     for line in run.lines.values():
         c = line.conversion
         if isinstance(c, QuantityConversion) and c.quantity == "clock_bound_s":
-            counts = CodeCounts(piece.codes[c.column] for piece in good_pieces(run, line.name, c.column))
-            if len(counts):
-                median, largest = counts.median() * c.per_code, counts.largest() * c.per_code
+            bounds_s = run.good_readings(line.name, c.column).codes[c.column] * c.per_code
+            if len(bounds_s):
+                median, largest = float(np.median(bounds_s)), float(bounds_s.max())
                 clocks[line.name] = OtherClock(line.name, line.description, median, largest)
         elif "clock_half_ns" in line.detail and (limit_ns := line.detail.get("clock_limit_ns")):
             name = f"{line.source} at {line.detail.get('port', '?')}"
@@ -220,11 +201,8 @@ def describe_clocks(run: Run, reports: Sequence[ClockReport], others: Sequence[O
         yield "  delay: {} least, {} median, {} p99".format(*map(seconds, delays))
         yield f"  guaranteed bound: ± {seconds(r.bound_median_s)} median, ± {seconds(r.bound_max_s)} largest"
         for step in r.steps:
-            at = (step.begin_ns - run.begin_ns) * 1e-9
-            yield (
-                f"  step of {step.by_s:+.6f} s, {at:.3f} s into the run; nothing is mapped in the "
-                f"{seconds((step.end_ns - step.begin_ns) * 1e-9)} around it"
-            )
+            at, around = (step.begin_ns - run.begin_ns) * 1e-9, seconds((step.end_ns - step.begin_ns) * 1e-9)
+            yield f"  step of {step.by_s:+.6f} s, {at:.3f} s into the run; nothing is mapped in the {around} around it"
     if not reports:
         yield "no board's clock was ever compared with the host's"
     for other in others:
@@ -235,6 +213,9 @@ def describe_clocks(run: Run, reports: Sequence[ClockReport], others: Sequence[O
 def clocks_document(reports: Sequence[ClockReport], others: Sequence[OtherClock]) -> dict[str, Any]:
     """The same for programs: SI units, ready for JSON."""
     return {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
+
+
+# ---- the wired check ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,16 +241,15 @@ class MarkerReport:
 
 def compare_marker(run: Run, line: str, phase: str) -> MarkerReport:
     """Pair the edges of a marker line with a phase's begins (rising) and ends (falling). Raises `AnalysisError`."""
-    marker = run.line(line)
+    marker, p = run.line(line), run.phases
     c = marker.conversion
     if not isinstance(c, QuantityConversion) or not c.quantity.endswith("_bits"):
         raise AnalysisError(f"line {marker.name!r} is {marker.quantity}: a marker is a line of bits, such as a node's")
-    p = run.phases
     name = pick(phase, dict.fromkeys(k.name for k in p.classes), "phase")
     of_name = np.isin(p.label, [i for i, k in enumerate(p.classes) if k.name == name])
     rising, falling = _edges(run, marker.name, c.column)
-    pairs = [_pair(rising, p.begin_ns[of_name]), _pair(falling, np.sort(p.end_ns[of_name & ~p.cut]))]
-    edge, mark = (np.concatenate(series) for series in zip(*pairs, strict=True))
+    begins, ends = p.begin_ns[of_name], np.sort(p.end_ns[of_name & ~p.cut])
+    edge, mark = np.concatenate([_pair(rising, begins), _pair(falling, ends)], axis=1)
     if not len(edge):
         raise AnalysisError(
             f"no edge of {marker.name!r} is within {seconds(REACH_NS * 1e-9)} of a begin or end of {name!r}: "
@@ -280,21 +260,20 @@ def compare_marker(run: Run, line: str, phase: str) -> MarkerReport:
     bound = run.clocks[marker.clock].bound_ns(edge) + marker.accuracy.centre_ns
     apart = (edge - mark).astype(np.float64)
     return MarkerReport(
-        marker.name,
-        name,
-        int(of_name.sum() + (of_name & ~p.cut).sum()),
-        len(rising) + len(falling),
-        len(edge),
-        float(np.median(apart)) * 1e-9,
-        float(np.quantile(np.abs(apart), 0.99)) * 1e-9,
-        float(np.median(bound)) * 1e-9,
-        int((np.abs(apart) > bound).sum()),
+        line=marker.name,
+        phase=name,
+        marks=len(begins) + len(ends),
+        edges=len(rising) + len(falling),
+        pairs=len(edge),
+        median_s=float(np.median(apart)) * 1e-9,
+        p99_s=float(np.quantile(np.abs(apart), 0.99)) * 1e-9,
+        bound_median_s=float(np.median(bound)) * 1e-9,
+        outside=int((np.abs(apart) > bound).sum()),
     )
 
 
-def describe_marker(report: MarkerReport) -> Iterator[str]:
+def describe_marker(r: MarkerReport) -> Iterator[str]:
     """Lines of text for people."""
-    r = report
     yield f"marker {r.line} against the marks of {r.phase}: {r.pairs} pairs of {r.edges} edges and {r.marks} marks"
     yield f"  edge less mark: {'-' if r.median_s < 0 else ''}{seconds(abs(r.median_s))} median, {seconds(r.p99_s)} p99"
     held = "held by all" if r.holds else f"NOT held by {r.outside} of {r.pairs}"
@@ -303,33 +282,26 @@ def describe_marker(report: MarkerReport) -> Iterator[str]:
 
 def _edges(run: Run, line: str, column: str) -> tuple[Ints, Ints]:
     """Host times of rising and falling edges. A reading that only repeats the level is none."""
-    t, level, counted = np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64)
-    rising, falling = [t], [t]
-    for piece in good_pieces(run, line, column, _COUNT):
-        # An edge is told by the reading before it, which may be the last of another piece.
-        t = np.concatenate([t[-1:], piece.t_ns])
-        level = np.concatenate([level[-1:], piece.codes[column] != 0])
-        is_edge = level[1:] != level[:-1]
-        if _COUNT in piece.codes:
-            counted = np.concatenate([counted[-1:], piece.codes[_COUNT].astype(np.int64)])
-            is_edge &= ((counted[1:] - counted[:-1]) & 0xFFFF) == 1
-        for gap in run.gaps:
-            # Behind lost edges the level may be told by a status, at a time at which nothing happened.
-            if line in gap.lines:
-                is_edge &= ~((t[1:] >= gap.begin_ns) & (t[:-1] <= gap.end_ns))
-        rising.append(t[1:][is_edge & level[1:]])
-        falling.append(t[1:][is_edge & ~level[1:]])
-    return np.concatenate(rising), np.concatenate(falling)
+    read = run.good_readings(line, column)
+    t, level = read.t_ns, read.codes[column] != 0
+    is_edge = level[1:] != level[:-1]
+    if _COUNT in read.codes:
+        counted: Ints = read.codes[_COUNT].astype(np.int64)
+        is_edge &= ((counted[1:] - counted[:-1]) & 0xFFFF) == 1
+    for gap in run.gaps:
+        # Behind lost edges the level may be told by a status, at a time at which nothing happened.
+        if line in gap.lines:
+            is_edge &= ~((t[1:] >= gap.begin_ns) & (t[:-1] <= gap.end_ns))
+    return t[1:][is_edge & level[1:]], t[1:][is_edge & ~level[1:]]
 
 
-def _pair(edges: Ints, marks: Ints) -> tuple[Ints, Ints]:
-    """Edges and marks that are each other's nearest, and not too far."""
+def _pair(edges: Ints, marks: Ints) -> Ints:
+    """Edges and marks [2, n] that are each other's nearest, and not too far."""
     if not len(edges) or not len(marks):
-        return edges[:0], marks[:0]
+        return np.zeros((2, 0), np.int64)
     mark_of, edge_of = _nearest(marks, edges), _nearest(edges, marks)
-    own = np.arange(len(edges))
-    good = (edge_of[mark_of] == own) & (np.abs(edges - marks[mark_of]) <= REACH_NS)
-    return edges[good], marks[mark_of[good]]
+    good = (edge_of[mark_of] == np.arange(len(edges))) & (np.abs(edges - marks[mark_of]) <= REACH_NS)
+    return np.stack([edges[good], marks[mark_of[good]]])
 
 
 def _nearest(among: Ints, to: Ints) -> Ints:
@@ -339,9 +311,12 @@ def _nearest(among: Ints, to: Ints) -> Ints:
     return np.where(np.abs(among[after] - to) < np.abs(among[before] - to), after, before)
 
 
+# ---- the wall clock of a run -------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class WallDrift:
-    """Growth of wall clock less ``against`` (`HOST`, or a board and its line) from the first reading to the last."""
+    """Growth of wall clock less ``against`` (``host``, or a board and its line) from the first reading to the last."""
 
     against: str
     readings: int
@@ -358,82 +333,52 @@ class WallDrift:
 
 def wall_drifts(run: Run) -> tuple[WallDrift, ...]:
     """Against the host's clock by the run's anchors, then against each board's by its first line of offsets."""
-    drifts = []
+    drifts: dict[str | None, WallDrift] = {}
     if (wall := wall_clock(run)) is not None:
-        half = float(wall.half_ns.max())
-        drifts.append(_drift(HOST, [(wall.t_host_ns, wall.offset_ns)], half))
-    boards: set[str] = set()
+        drifts[None] = _drift("host", wall.t_host_ns, wall.offset_ns, float(wall.half_ns.max()))
     for line in run.lines.values():
         c = line.conversion
-        if not (isinstance(c, QuantityConversion) and c.quantity == OFFSETS) or line.board in boards:
-            continue
-        drift = _drift(f"{line.board}, {line.name}", _offsets(run, line.name, c), None)
-        if drift is not None:
-            boards.add(line.board)
-            drifts.append(drift)
-    return tuple(d for d in drifts if d is not None)
+        if isinstance(c, QuantityConversion) and c.quantity == "clock_offset_s" and line.board not in drifts:
+            read = run.good_readings(line.name, c.column)
+            codes = read.codes[c.column].astype(np.int64)
+            if len(codes):
+                # Since the first one: a float of nanoseconds since 1970 would lose hundreds of them.
+                offset_ns = np.rint((codes - codes[0]).astype(np.float64) * (c.per_code * 1e9)).astype(np.int64)
+                drifts[line.board] = _drift(f"{line.board}, {line.name}", read.t_ns, offset_ns, None)
+    return tuple(drifts.values())
 
 
-def _offsets(run: Run, name: str, c: QuantityConversion) -> Iterator[tuple[Ints, Ints]]:
-    """Times and offsets, these since the first one: a float of nanoseconds since 1970 would lose hundreds of them."""
-    first: int | None = None
-    for piece in good_pieces(run, name, c.column):
-        codes = piece.codes[c.column].astype(np.int64)
-        if len(codes):
-            first = int(codes[0]) if first is None else first
-            yield piece.t_ns, np.rint((codes - first).astype(np.float64) * (c.per_code * 1e9)).astype(np.int64)
-
-
-def _drift(against: str, pieces: Iterable[tuple[Ints, Ints]], half_ns: float | None) -> WallDrift | None:
-    """From times and offsets in pieces that are not empty; None without any."""
-    count, begin_ns, drift_ns, slewed_ns = 0, 0, 0.0, 0.0
-    steps: list[float] = []
-    t_ns, offset_ns = np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for t_new, offset_new in pieces:
-        begin_ns = begin_ns if count else int(t_new[0])
-        count += len(t_new)
-        t_ns, offset_ns = np.concatenate([t_ns[-1:], t_new]), np.concatenate([offset_ns[-1:], offset_new])
-        apart, moved = np.diff(t_ns).astype(np.float64), np.diff(offset_ns)
-        is_step = np.abs(moved) > SLEW * np.abs(apart) + 2 * (half_ns or 0.0)
-        drift_ns += float(moved[~is_step].sum())
-        slewed_ns += float(apart[~is_step].sum())
-        steps += (moved[is_step] * 1e-9).tolist()
-    if not count:
-        return None
+def _drift(against: str, t_ns: Ints, offset_ns: Ints, half_ns: float | None) -> WallDrift:
+    """From times and offsets [n], at least one."""
+    apart, moved = np.diff(t_ns).astype(np.float64), np.diff(offset_ns)
+    is_step = np.abs(moved) > SLEW * np.abs(apart) + 2 * (half_ns or 0.0)
+    drift_ns, slewed_ns = float(moved[~is_step].sum()), float(apart[~is_step].sum())
     return WallDrift(
-        against,
-        count,
-        float(t_ns[-1] - begin_ns) * 1e-9,
-        drift_ns * 1e-9,
-        drift_ns / slewed_ns * 1e6 if slewed_ns > 0 else None,
-        None if half_ns is None else half_ns * 1e-9,
-        tuple(steps),
+        against=against,
+        readings=len(t_ns),
+        duration_s=float(t_ns[-1] - t_ns[0]) * 1e-9,
+        drift_s=drift_ns * 1e-9,
+        drift_ppm=drift_ns / slewed_ns * 1e6 if slewed_ns > 0 else None,
+        half_s=None if half_ns is None else half_ns * 1e-9,
+        steps_s=tuple((moved[is_step] * 1e-9).tolist()),
     )
 
 
 def describe_wall(drifts: Sequence[WallDrift]) -> Iterator[str]:
     """One line of text for people."""
-    if not drifts:
-        yield "wall clock: the run holds no readings of it"
-        return
-    yield "wall clock: " + "; ".join(map(_drift_text, drifts))
+    yield "wall clock: " + ("; ".join(map(_drift_text, drifts)) or "the run holds no readings of it")
 
 
 def _drift_text(d: WallDrift) -> str:
-    whose = "the host's clock" if d.against == HOST else f"the clock of {d.against}"
+    whose = "the host's clock" if d.against == "host" else f"the clock of {d.against}"
     if d.drift_ppm is None and not d.steps_s:
         return f"one reading, nothing is known of its drift against {whose}"
-    sign = "-" if d.drift_s < 0 else "+"
-    drifted = f"drifted {sign}{seconds(abs(d.drift_s))} in {seconds(d.duration_s)} against {whose}"
-    about = [] if d.drift_ppm is None else [f"{d.drift_ppm:+.3f} ppm"]
-    about.append(f"{d.readings} readings" + (f" of ± {seconds(d.half_s)} at most" if d.half_s is not None else ""))
-    by = ", ".join(f"{s:+.6f} s" for s in d.steps_s[:3]) + (", …" if len(d.steps_s) > 3 else "")
-    times = f" {len(d.steps_s)} times," if len(d.steps_s) > 1 else ""
-    was_set = f"; it was set{times} by {by}" if d.steps_s else ""
-    return f"{drifted} ({', '.join(about)}){was_set}"
-
-
-# ---- the wall clock of a run -------------------------------------------------------------------------------------
+    drifted = f"drifted {'-' if d.drift_s < 0 else '+'}{seconds(abs(d.drift_s))} in {seconds(d.duration_s)}"
+    ppm = "" if d.drift_ppm is None else f"{d.drift_ppm:+.3f} ppm, "
+    half = "" if d.half_s is None else f" of ± {seconds(d.half_s)} at most"
+    was_set = f"; it was set by {', '.join(f'{s:+.6f} s' for s in d.steps_s[:3])}" if d.steps_s else ""
+    more = f" and {len(d.steps_s) - 3} times more" if len(d.steps_s) > 3 else ""
+    return f"{drifted} against {whose} ({ppm}{d.readings} readings{half}){was_set}{more}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -447,10 +392,8 @@ class WallClock:
     @classmethod
     def of(cls, anchors: Sequence[WallAnchor]) -> WallClock:
         """From anchors in any order; at least one."""
-        ordered = sorted(anchors, key=lambda a: a.t_host_ns)
-        host = np.array([a.t_host_ns for a in ordered], np.int64)
-        unix = np.array([a.t_unix_ns for a in ordered], np.int64)
-        return cls(host, unix - host, np.array([a.half_ns for a in ordered], np.int64))
+        ordered = sorted((a.t_host_ns, a.t_unix_ns - a.t_host_ns, a.half_ns) for a in anchors)
+        return cls(*np.array(ordered, np.int64).T)
 
     def unix_ns(self, t_host_ns: Ints) -> Ints:
         """Unix time of moments on the host's clock: straight lines between anchors, level beyond them."""
@@ -472,18 +415,14 @@ class WallClock:
         Between anchors ``d`` apart that differ by ``x`` the clock can have left the line by at most
         (SLEW d)² - x² over 2 SLEW d, less than SLEW d / 2.
         """
-        t, inside = self.t_host_ns, []
-        if begin_ns < t[0]:
-            inside.append(SLEW * float(t[0] - begin_ns))
-        if end_ns > t[-1]:
-            inside.append(SLEW * float(end_ns - t[-1]))
+        t = self.t_host_ns
         near = np.flatnonzero((t[1:] >= begin_ns) & (t[:-1] <= end_ns))
-        if len(near):
-            reach = SLEW * np.diff(t)[near].astype(np.float64)
-            jump = np.abs(np.diff(self.offset_ns)[near]).astype(np.float64)
-            free = np.maximum(reach**2 - jump**2, 0) / (2 * np.maximum(reach, 1e-9))
-            inside += np.where(jump > reach, jump, free).tolist()
-        return max(inside, default=0.0) + float(self.half_ns.max())
+        reach = SLEW * np.diff(t)[near].astype(np.float64)
+        jump = np.abs(np.diff(self.offset_ns)[near]).astype(np.float64)
+        free = np.maximum(reach**2 - jump**2, 0) / (2 * np.maximum(reach, 1e-9))
+        between = float(np.where(jump > reach, jump, free).max(initial=0.0))
+        beyond = SLEW * float(max(t[0] - begin_ns, end_ns - t[-1], 0))
+        return max(between, beyond) + float(self.half_ns.max())
 
     def seen_ns(self) -> float:
         """The farthest that an anchor lies from the line between its neighbours: what usually happens between two."""
@@ -504,8 +443,5 @@ def needed_wall_clock(run: Run) -> WallClock:
     """The same. Raises `AnalysisError` without anchors."""
     wall = wall_clock(run)
     if wall is None:
-        raise AnalysisError(
-            f"{run.path} holds no anchors of the wall clock, by which a profile is dated: "
-            "it was recorded by an older powerd; record it again, or leave --profile out"
-        )
+        raise AnalysisError(f"{run.path} holds no anchors of the wall clock, by which a profile is dated")
     return wall

@@ -30,11 +30,9 @@ from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, kept
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
-    CodeCounts,
     Progress,
     Run,
     RunLine,
-    good_pieces,
     no_progress,
     pick,
     read_run,
@@ -474,11 +472,9 @@ class Setting:
     def _median(self, line: RunLine, begin_ns: int, end_ns: int) -> float | None:
         c, key = line.conversion, (line.name, begin_ns, end_ns)
         if isinstance(c, QuantityConversion) and key not in self._medians:
-            counts = CodeCounts()
-            for piece in good_pieces(self._run, line.name, c.column):
-                inside = (piece.t_ns >= begin_ns) & (piece.t_ns <= end_ns)
-                counts.add(piece.codes[c.column][inside])
-            self._medians[key] = counts.median() * c.per_code if len(counts) else None
+            read = self._run.good_readings(line.name, c.column)
+            codes = read.codes[c.column][(read.t_ns >= begin_ns) & (read.t_ns <= end_ns)]
+            self._medians[key] = float(np.median(codes)) * c.per_code if len(codes) else None
         return self._medians.get(key)
 
 

@@ -1,10 +1,8 @@
 """Communication of `DistributedDataParallel` as phases beside backward.
 
-A communication hook says when a bucket of gradients is ready, and its future when the bucket is reduced. The phase
-``communication`` is what lies between, waiting in the queue behind other buckets included. On a GPU the future's
-callback runs on a stream that has waited for the reduction, so that its device time is right too. As buckets overlap
-backward and each other, each has a track (a thread number) of its own, and the attribute ``overlaps`` makes them a
-group of their own, outside the sums of other phases.
+The phase ``communication`` lasts from a communication hook, called when a bucket of gradients is ready, to its future's
+callback, which on a GPU runs on a stream that has waited for the reduction. As buckets overlap backward and each other,
+each has a track (a thread number) of its own, and the attribute ``overlaps`` keeps them out of other phases' sums.
 """
 
 from __future__ import annotations
@@ -13,14 +11,16 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from powerd_client.phase import Attribute
-from powerd_client.torch_marks import PhaseCodes, TorchMarks
+
+if TYPE_CHECKING:
+    from powerd_client.torch_hooks import PhaseCodes, TorchMarks, Watch
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -29,18 +29,15 @@ GPU_PASSES = 32
 kernels of an iteration take longer: marked each time, ResNet-34 was 8.7 % slower on two H200 (docs/training.md).
 """
 
-_registered: weakref.WeakKeyDictionary[DistributedDataParallel, Communication] = weakref.WeakKeyDictionary()
-
 
 class Communication:
     """The communication hook of one DDP model. DDP takes one for good, so it stays when nothing is marked any more."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        self.marks: TorchMarks | None = None
-        self._codes = PhaseCodes(0, 0, 0)
+        self._marks: TorchMarks | None = None
+        self._codes: PhaseCodes | None = None
         self._tracks: dict[int, int] = {}
         self._passes = 0
-        self._is_marked = True
         group = model.process_group
         size = group.size()
 
@@ -54,63 +51,59 @@ class Communication:
         self.inner: tuple[_Hook, Any] = (average, None)
         """What reduces: DDP's own arithmetic, or the user's hook, and that one's state."""
 
-    def mark_for(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> list[Callable[[], None]]:
-        """Mark here from now on; returns what ends that."""
+    def mark_for(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
+        """Mark here from now on."""
         self._tracks = {}
         self._codes = marks.codes("communication", {**attributes, "overlaps": True})
-        self.marks = marks
+        self._marks = marks
 
-        def end() -> None:
-            if self.marks is marks:
-                self.marks = None
-
-        return [end]
+    def stop(self, marks: TorchMarks) -> None:
+        """Mark no longer, unless it is for somebody else by now."""
+        if self._marks is marks:
+            self._marks = None
 
     def reduce(self, bucket: Any) -> Any:
         """The hook itself."""
         hook, state = self.inner
-        marks, codes = self.marks, self._codes
-        index = bucket.index()
+        marks, codes, index = self._marks, self._codes, bucket.index()
         if index == 0:  # the first of a pass: DDP reduces buckets in their order
             self._passes += 1
-            # The second pass is the first whose buckets are cut as all later ones.
-            self._is_marked = not bucket.buffer().is_cuda or self._passes % GPU_PASSES == 2
-        if marks is None or not self._is_marked:
+        # The second pass is the first whose buckets are cut as all later ones.
+        is_marked = not bucket.buffer().is_cuda or self._passes % GPU_PASSES == 2
+        if marks is None or codes is None or not is_marked:
             # The future must hold a Python object; it does where a callback in Python made it.
-            return hook(state, bucket).then(_Done(None, codes, 0))
-        track = self._tracks.get(index)
-        if track is None:
-            track = self._tracks[index] = marks.track()
-        marks.mark(codes.begin, track)
-        return hook(state, bucket).then(_Done(marks, codes, track))
+            return hook(state, bucket).then(_Done(None, 0, 0, 0))
+        if index not in self._tracks:
+            self._tracks[index] = marks.track()
+        marks.mark(codes.begin, self._tracks[index])
+        return hook(state, bucket).then(_Done(marks.mark, codes.end, codes.cut, self._tracks[index]))
 
 
 class _Done:
     """What a reduction's future calls: marks its end, and hands on its tensor."""
 
-    __slots__ = ("__weakref__", "_codes", "_marks", "_track")
+    __slots__ = ("__weakref__", "_cut", "_end", "_mark", "_track")
 
-    def __init__(self, marks: TorchMarks | None, codes: PhaseCodes, track: int) -> None:
-        self._marks, self._codes, self._track = marks, codes, track
+    def __init__(self, mark: Callable[..., None] | None, end: int, cut: int, track: int) -> None:
+        self._mark, self._end, self._cut, self._track = mark, end, cut, track
         _waiting.add(self)
 
     def __call__(self, future: Any) -> Any:
+        code = self._cut
         try:
             value = future.value()
-        except BaseException:
-            self._mark(self._codes.cut)
-            raise
-        self._mark(self._codes.end)
+            code = self._end
+        finally:
+            if self._mark is not None:
+                self._mark(code, self._track)
         return value[0] if isinstance(value, list) else value
 
-    def _mark(self, code: int) -> None:
-        if self._marks is not None:
-            self._marks.mark(code, self._track)
 
-
+_registered: weakref.WeakKeyDictionary[DistributedDataParallel, Communication] = weakref.WeakKeyDictionary()
 _waiting: weakref.WeakSet[_Done] = weakref.WeakSet()
 
 
+@atexit.register
 def _wait_for_callbacks() -> None:
     """A backend's thread that drops its callback only when the interpreter ends would end the process with an abort."""
     deadline = time.monotonic() + 1.0
@@ -118,24 +111,23 @@ def _wait_for_callbacks() -> None:
         time.sleep(0.001)
 
 
-atexit.register(_wait_for_callbacks)
-
-
-def mark_communication(
-    marks: TorchMarks, model: Module, attributes: Mapping[str, Attribute]
-) -> list[Callable[[], None]]:
-    """Mark the reductions of a DDP model; returns what ends that. Where it is not possible, a message says so."""
+def mark_communication(watch: Watch, marks: TorchMarks, model: Module, attributes: Mapping[str, Attribute]) -> None:
+    """Mark the reductions of a DDP model until the watch ends. Where it is not possible, a message says so."""
     if not isinstance(model, DistributedDataParallel):
-        return []
-    communication = _registered.get(model)
+        return
+    communication = _registered.get(model) or _register(marks, model)
     if communication is not None:
-        return communication.mark_for(marks, attributes)
+        communication.mark_for(marks, attributes)
+        watch.on_remove(lambda: communication.stop(marks))
+
+
+def _register(marks: TorchMarks, model: DistributedDataParallel) -> Communication | None:
     if model._comm_hooks:
         marks.note(
             "communication is not marked: a hook for it was registered before watch() (watch first), or by DDP itself "
             "for mixed_precision"
         )
-        return []
+        return None
     communication = Communication(model)
 
     # DDP compares annotations with types, and strings are none.
@@ -146,19 +138,18 @@ def mark_communication(
         model.register_comm_hook(communication, powerd_marked)
     except Exception as error:  # noqa: BLE001  (the training goes on with DDP's own reduction)
         marks.note(f"DDP takes no communication hook ({error}): communication is not marked")
-        return []
+        return None
     _registered[model] = communication
     if any(p.is_cuda for p in model.parameters()):
         text = f"communication is marked in one backward pass of {GPU_PASSES}: marking each would slow the GPU"
         marks.note(text, "info")
 
     def register_comm_hook(state: object, hook: _Hook) -> None:
-        owner = weak()
-        if owner is not None:
+        if (owner := weak()) is not None:
             owner._check_comm_hook(hook)  # type: ignore[no-untyped-call]
             communication.inner = hook, state
 
     # DDP refuses a second hook: the user's own comes to lie inside ours.
     weak = weakref.ref(model)
     model.__dict__["register_comm_hook"] = register_comm_hook
-    return communication.mark_for(marks, attributes)
+    return communication

@@ -1,20 +1,17 @@
 """How phases are timed: by the host's clock, by the host's clock after waiting for the device, or by events on a GPU.
 
-CUDA (and ROCm, which is `torch.cuda` too) has events. A kernel launch returns long before the kernel runs, so the
-host's time at a mark says when work was queued. `DeviceTimer` therefore records an event on the current stream beside
-every host mark, without waiting. A thread resolves events once the GPU has passed them, and writes (number of the mark,
-device time) as frames into a file that the recorder copies into its journal. The device's clock is one more clock: an
-*anchor* is an event on an idle stream with the host's time before and after it, which is a clock exchange, and
-`powerd_core.clock` maps the one clock to the other with a guaranteed bound. When a run ends, `DeviceTimes` puts that
-together. `elapsed_time` gives milliseconds in float32, so times are chained from anchor to anchor, where its rounding
-stays below 0.01 us.
-
-Of other accelerators (MPS, XPU, NPU, …) only their `synchronize` is relied on: work that is queued is waited for before
-every mark. That keeps the device from running ahead of the host, so it is said.
+CUDA (and ROCm, which is `torch.cuda` too) has events. `DeviceTimer` records one on the current stream beside every host
+mark, without waiting. A thread resolves events once the GPU has passed them, and writes (number of the mark, device
+time) as frames into a file that the recorder copies into its journal. The device's clock is one more clock: an *anchor*
+is an event on an idle stream with the host's time before and after it, which is a clock exchange. When a run ends,
+`DeviceTimes` maps the one clock to the other with a guaranteed bound. `elapsed_time` gives milliseconds in float32, so
+times are chained from anchor to anchor, where its rounding stays below 0.01 us. Of other accelerators only their
+`synchronize` is relied on, before every mark.
 """
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import sys
 import threading
@@ -40,7 +37,6 @@ DEVICE: Final = "device"
 """The timing of phases whose edges are events on a device's stream."""
 HOST: Final = "host"
 SYNCHRONISED: Final = "host-synchronised"
-CHOICES: Final = ("auto", "cuda", "accelerator", "host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,36 +55,32 @@ class Timing:
 
 def choose_timing(device: str, synchronize: Callable[[], object] | None = None) -> Timing:
     """What ``Meter(device=..., synchronize=...)`` means here. Raises `ConfigError`."""
-    if device not in CHOICES:
+    if device not in ("auto", "cuda", "accelerator", "host"):
         raise ConfigError(f"device={device!r}: phases are timed by 'cuda', 'accelerator', 'host' or 'auto'")
     if synchronize is not None:
         return Timing(SYNCHRONISED, synchronize=synchronize)
     # A script that trains on a device has imported torch; importing it here would cost seconds and tell nothing.
-    torch = sys.modules.get("torch")
-    if device == "host":
-        return Timing(HOST)
-    if device != "accelerator" and torch is not None and torch.cuda.is_available():
+    torch: Any = sys.modules.get("torch")
+    if device in ("auto", "cuda") and torch is not None and torch.cuda.is_available():
         return Timing(DEVICE, torch)
-    if device == "cuda":
-        raise ConfigError("device='cuda': torch has no GPU here, or was not imported before the Meter was made")
-    accelerator = _accelerator(torch)
-    if accelerator is not None:
-        name, wait = accelerator
-        remark = f"every mark waits for {name} to be done (synchronize), and is timed by the host"
-        remark = f"{remark}; Meter(device='host') would not wait" if device == "auto" else ""
-        return Timing(SYNCHRONISED, synchronize=wait, remark=remark)
-    if device == "accelerator":
-        raise ConfigError("device='accelerator': torch (2.6 or later) has none, or was imported after the Meter")
+    if device in ("auto", "accelerator") and (name := _accelerator(torch)):
+        remark = (
+            f"every mark waits for {name} to be done (synchronize), and is timed by the host; "
+            "Meter(device='host') would not wait"
+        )
+        return Timing(SYNCHRONISED, None, torch.accelerator.synchronize, remark if device == "auto" else "")
+    if device in ("cuda", "accelerator"):
+        raise ConfigError(f"device={device!r}: torch has no such device here, or was not imported before the Meter")
     return Timing(HOST)
 
 
-def _accelerator(torch: Any) -> tuple[str, Callable[[], object]] | None:
-    """Name of the accelerator that torch (from 2.6 on) works with, and what waits for all work queued on it."""
+def _accelerator(torch: Any) -> str:
+    """Name of the accelerator that torch (from 2.6 on) works with, empty for none."""
     try:
         device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-        return None if device is None or device.type == "cpu" else (str(device.type), torch.accelerator.synchronize)
+        return "" if device is None or device.type == "cpu" else str(device.type)
     except Exception:  # noqa: BLE001  (there is no such module, or a driver that is half there)
-        return None
+        return ""
 
 
 class Synchronized:
@@ -178,7 +170,7 @@ class DeviceTimer:
         try:
             self._mark_device(number)
         except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
-            self._fail(f"phases are timed by the host from here on: {error}")
+            self._fail("phases are timed by the host from here on", error)
 
     def _mark_device(self, number: int) -> None:
         if self._capturing():
@@ -188,9 +180,7 @@ class DeviceTimer:
         stream = self._streams.get((device, raw))
         if stream is None:
             stream = self._streams[device, raw] = self._torch.cuda.current_stream(device)
-        clock = self._clocks.get(device)
-        if clock is None:
-            clock = self._begin_clock(device)
+        clock = self._clocks.get(device) or self._begin_clock(device)
         try:
             event = clock.pool.pop()  # by any thread: asking first whether there is one would be a race
         except IndexError:
@@ -216,10 +206,7 @@ class DeviceTimer:
         return clock
 
     def _anchor(self, clock: _Clock, wait_ns: int = ANCHOR_WAIT_NS) -> None:
-        """About 10 us: the stream is idle, so nothing that trains is waited for.
-
-        Taken by the thread that marks. In a thread of its own, the wait for the interpreter's lock would be in it.
-        """
+        """About 10 us: the stream is idle. In a thread of its own, it would wait for the interpreter's lock."""
         event = self._event(enable_timing=True)
         before = now_ns()
         self._record(event, clock.stream)
@@ -237,12 +224,11 @@ class DeviceTimer:
             try:
                 self._resolve()
             except Exception as error:  # noqa: BLE001  (as above)
-                self._fail(f"phases are timed by the host from here on: {error}")
+                self._fail("phases are timed by the host from here on", error)
                 return
 
     def _resolve(self) -> None:
-        """Write down the device times of all events that the GPU has passed. By one thread at a time: the harvesting
-        one, and at the end, when that is over, the one that closes."""
+        """Write down the device times of all events that the GPU has passed. By one thread at a time."""
         for clock in list(self._clocks.values()):
             while clock.taken:
                 self._file.write(self._resolve_anchor(clock, *clock.taken.popleft()))
@@ -264,9 +250,9 @@ class DeviceTimer:
         clock.latest, clock.latest_ns = event, clock.latest_ns + elapsed_ns
         return ClockExchange(clock.epoch, before_ns - EVENT_NS, clock.latest_ns, clock.latest_ns, after_ns + EVENT_NS)
 
-    def _fail(self, reason: str) -> None:
+    def _fail(self, what: str, error: Exception) -> None:
         self._working = False
-        self.failure = self.failure or reason
+        self.failure = self.failure or f"{what}: {error}"
 
     def close(self) -> None:
         """Wait for the GPU to pass the last mark, and resolve what is left."""
@@ -280,7 +266,7 @@ class DeviceTimer:
                     event.synchronize()
                 self._resolve()
             except Exception as error:  # noqa: BLE001  (the training is over; the run file says it)
-                self._fail(f"the last phases are timed by the host: {error}")
+                self._fail("the last phases are timed by the host", error)
         self._working = False
         self._file.close()
 
@@ -323,13 +309,10 @@ class DeviceTimes:
 
     def add_clock(self, epoch: int, body: Mapping[str, Any]) -> None:
         """Raises KeyError or ValueError for what describes no clock."""
-        if int(body["clock"]) != epoch:
-            raise ValueError("its frame has another epoch")
-        process = body.get("process")
         clock = {
             "name": str(body["name"]),
             "index": int(body["index"]),
-            "process": process if isinstance(process, int) else None,
+            "process": body.get("process"),
             **{key: str(body.get(key, "")) for key in ("uuid", "pci")},
         }
         self.clocks.setdefault(epoch, clock)
@@ -347,10 +330,8 @@ class DeviceTimes:
     def map_all(self, exchanges: Mapping[int, list[ClockExchange]]) -> None:
         """Map each device's clock; one without a usable anchor stays unmapped."""
         for epoch in self.clocks:
-            try:
+            with contextlib.suppress(ClockError):
                 self.pieces[epoch] = map_clock(exchanges.get(epoch, []))
-            except ClockError:
-                continue
 
     def marks(self, process: int, records: Mapping[int, bytes], timings: Mapping[int, str]) -> Iterator[Mark]:
         """The marks of a process in order, each with its device's time where it is timed by one and that is known.
@@ -375,12 +356,9 @@ class DeviceTimes:
     def _host_ns(self, epoch: int, t_ns: int) -> tuple[int, int] | None:
         """The host's time of a device's time, and how far it may be from that: what the anchors guarantee, and the
         event's own resolution. None where the clock is not mapped."""
-        try:
-            piece = piece_at(self.pieces.get(epoch, ()), t_ns)
-        except ClockError:
-            return None
-        if piece is None:
-            return None
-        offset, low, high = piece.at(t_ns)
-        # One more nanosecond: both the event's time and the offset were rounded to whole ones.
-        return t_ns + round(offset), ceil(max(high - offset, offset - low)) + EVENT_NS + 1
+        with contextlib.suppress(ClockError):
+            if piece := piece_at(self.pieces.get(epoch, ()), t_ns):
+                offset, low, high = piece.at(t_ns)
+                # One more nanosecond: both the event's time and the offset were rounded to whole ones.
+                return t_ns + round(offset), ceil(max(high - offset, offset - low)) + EVENT_NS + 1
+        return None

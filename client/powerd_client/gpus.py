@@ -40,7 +40,7 @@ def visible_gpu(entry: str, gpus: Sequence[Mapping[str, str]], order: str = "") 
     of different models by their speed.
     """
     entry = entry.strip().lower()
-    if entry.isascii() and entry.isdigit():
+    if entry.isdecimal():
         is_by_speed = order != "PCI_BUS_ID" and len({gpu["name"] for gpu in gpus}) > 1
         return None if is_by_speed or int(entry) >= len(gpus) else gpus[int(entry)]
     named = [gpu for gpu in gpus if len(entry) > len("gpu-") and gpu["uuid"].lower().startswith(entry)]
@@ -51,14 +51,17 @@ def list_gpus() -> list[dict[str, str]]:
     """``name``, ``uuid`` and ``pci`` of this machine's GPUs by PCI address. Raises what pynvml raises."""
     import pynvml
 
+    def text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value)
+
     pynvml.nvmlInit()
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
         return [
             {
-                "name": _text(pynvml.nvmlDeviceGetName(handle)),
-                "uuid": _text(pynvml.nvmlDeviceGetUUID(handle)),
-                "pci": _text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+                "name": text(pynvml.nvmlDeviceGetName(handle)),
+                "uuid": text(pynvml.nvmlDeviceGetUUID(handle)),
+                "pci": text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
             }
             for handle in handles
         ]
@@ -66,11 +69,7 @@ def list_gpus() -> list[dict[str, str]]:
         pynvml.nvmlShutdown()
 
 
-def _text(value: Any) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _document(index: int, uuid: str, pci: str) -> dict[str, object]:
+def _document(index: object, uuid: str, pci: str) -> dict[str, object]:
     key = uuid_key(uuid)
     return {"index": index, "uuid": f"GPU-{key}" if key and not key.startswith("mig-") else key, "pci": pci_key(pci)}
 
@@ -79,18 +78,16 @@ def each_once(devices: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
     """Devices as a process named them again and again: each once, with all that was said of it."""
     known: dict[object, dict[str, object]] = {}
     for device in devices:
-        uuid, pci = str(device.get("uuid") or ""), str(device.get("pci") or "")
-        document = _document(0, uuid, pci) | {"index": device.get("index")}
-        if document["uuid"] or document["pci"]:
-            first = known.setdefault(document["uuid"] or document["pci"], document)
+        document = _document(device.get("index"), str(device.get("uuid") or ""), str(device.get("pci") or ""))
+        if key := document["uuid"] or document["pci"]:
+            first = known.setdefault(key, document)
             first["pci"] = first["pci"] or document["pci"]
     return list(known.values())
 
 
 def pci_of(properties: Any) -> str:
     """The PCI address in what PyTorch says of a device, empty where it says none."""
-    numbers = [getattr(properties, f"pci_{part}_id", None) for part in ("domain", "bus", "device")]
-    if not all(isinstance(number, int) for number in numbers):
+    try:
+        return pci_key(f"{properties.pci_domain_id:x}:{properties.pci_bus_id:x}:{properties.pci_device_id:x}.0")
+    except (AttributeError, ValueError, TypeError):
         return ""
-    domain, bus, device = numbers
-    return pci_key(f"{domain:x}:{bus:x}:{device:x}.0")

@@ -1,8 +1,7 @@
 """The host's clock: the same one for marks and for clock exchanges, or their difference would be nobody's.
 
-Traces of other tools are dated by the wall clock. An anchor between the two is a note in the journal, so that it comes
-into the run file's messages as it is: ``t_ns`` on the host's clock, and in the text the Unix time at that moment.
-Nothing of a run is computed from it.
+Traces of other tools are dated by the wall clock. An anchor between the two is a note in the journal and a message of
+the run file: ``t_ns`` on the host's clock, and in the text the Unix time at that moment.
 """
 
 from __future__ import annotations
@@ -20,11 +19,8 @@ now_ns = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW)
 FARTHEST_NS = 1 << 61
 """No clock reads that far from 0 (73 years)."""
 
-
 _TRIES = 5
-_TEXT = re.compile(r"wall clock: (\d{1,19}) ns since 1970 ± (\d{1,19}) ns")
-_MOST_NS = 1 << 62
-"""Beyond it no difference of two times fits into 64 bits."""
+_TEXT = re.compile(r"wall clock: (\d{1,19}) ns since 1970 ± (\d{1,18}) ns")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +36,7 @@ def take_anchor() -> WallAnchor:
     """Both clocks now: the closest of a few tries, as a process may be stopped between two readings."""
     tries = []
     for _ in range(_TRIES):
-        before = now_ns()
-        unix = time.time_ns()
-        after = now_ns()
+        before, unix, after = now_ns(), time.time_ns(), now_ns()
         tries.append(((after - before) // 2 + 1, (before + after) // 2, unix))
     half, host, unix = min(tries)
     return WallAnchor(host, unix, half)
@@ -56,9 +50,7 @@ def anchor_note(anchor: WallAnchor) -> dict[str, Any]:
 
 def read_anchor(message: Mapping[str, Any]) -> WallAnchor | None:
     """The anchor that a run's message is, None for any other."""
-    match = _TEXT.fullmatch(str(message.get("text", "")))
-    t_ns = message.get("t_ns")
-    if match is None or not isinstance(t_ns, int):
+    match, t_ns = _TEXT.fullmatch(str(message.get("text", ""))), message.get("t_ns")
+    if match is None or not isinstance(t_ns, int) or max(abs(t_ns), int(match[1])) >= 2 * FARTHEST_NS:
         return None
-    anchor = WallAnchor(t_ns, int(match[1]), int(match[2]))
-    return anchor if max(abs(t_ns), anchor.t_unix_ns, anchor.half_ns) < _MOST_NS else None
+    return WallAnchor(t_ns, int(match[1]), int(match[2]))

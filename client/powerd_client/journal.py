@@ -259,8 +259,8 @@ class MarkTail:
                 if end:
                     pieces.append(Marks(int(token, 16), base + at, data[: end * size]))
                     at += end
-                elif final:
-                    at += 1
+                elif final:  # most of the last segment was never written: all of it in one step
+                    at += max(1, (len(data) - len(data.lstrip(b"\0"))) // size)
                 if end < len(data) // size and not final:
                     break
         self._done[path] = at

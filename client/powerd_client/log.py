@@ -17,34 +17,25 @@ from powerd_core.text import printable
 class _ErrorStream(logging.Handler):
     """``powerd: TEXT`` on whatever ``sys.stderr`` is at that moment."""
 
-    is_written = False
-    """Whether the last line was."""
-
     def emit(self, record: logging.LogRecord) -> None:
-        self.is_written = False
         with contextlib.suppress(Exception):  # as said above
             sys.stderr.write(f"powerd: {printable(self.format(record))}\n")
             sys.stderr.flush()
-            self.is_written = True
 
 
 log = logging.getLogger("powerd")
-_handler = _ErrorStream()
-log.addHandler(_handler)
+log.addHandler(_ErrorStream())
 log.propagate = False
 
 
-def tell(text: str) -> bool:
-    """One warning. Whether it was written, as far as the default handler knows."""
-    _handler.is_written = False
+def tell(text: str) -> None:
+    """One warning."""
     log.warning("%s", text)
-    return _handler.is_written
 
 
 def last_line(path: Path) -> str:
     """What a process that ended said last in its log."""
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1] if lines else "it said nothing"
+    with contextlib.suppress(OSError):
+        if lines := path.read_text(errors="replace").strip().splitlines():
+            return lines[-1]
+    return "it said nothing"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,16 +40,6 @@ _MAX_NOTED = 1000
 
 
 @dataclass(slots=True)
-class _Address:
-    """What the epoch messages say of one address."""
-
-    epochs: list[int] = field(default_factory=list)
-    """In the order in which they were first seen."""
-    live: int | None = None
-    settled: set[int] = field(default_factory=set)
-
-
-@dataclass(slots=True)
 class Past:
     """The contents of a journal, as far as a recorder must know them."""
 
@@ -61,70 +52,58 @@ class Past:
     _places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """By epoch and stream: the next number, and the board time of the last reading."""
     _descriptions: dict[int, Description] = field(default_factory=dict)
-    _addresses: dict[str, _Address] = field(default_factory=dict)
+    _states: dict[str, dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
+    """By address: what was last said of each epoch there, in the order in which they were first seen."""
+    _live: dict[str, int] = field(default_factory=dict)
 
     def memory(self, url: str) -> LinkMemory | None:
         """What a link to ``url`` goes on from; None when it had not been described."""
-        address = self._addresses.get(url)
-        if address is None or address.live not in self._descriptions:
+        live, epochs = self._live.get(url), self._states.get(url, {})
+        if live is None or live not in self._descriptions:
             return None
+        described = [epoch for epoch in epochs if epoch in self._descriptions]
+        receivers = {epoch: self._receivers(epoch, described[:i]) for i, epoch in enumerate(described)}
         earlier = {
-            epoch: PastEpoch(self._descriptions[epoch], self._states(epoch, address))
-            for epoch in address.epochs
-            if epoch != address.live and epoch not in address.settled and epoch in self._descriptions
+            epoch: PastEpoch(self._descriptions[epoch], receivers[epoch])
+            for epoch in described
+            if epoch != live and epochs[epoch] != "settled"
         }
-        live = self._descriptions[address.live]
-        return LinkMemory(live, self._states(address.live, address), earlier, set(address.epochs))
+        return LinkMemory(self._descriptions[live], receivers[live], earlier, set(epochs))
 
-    def _states(self, epoch: int, address: _Address) -> dict[int, StreamReceiver]:
+    def _receivers(self, epoch: int, before: list[int]) -> dict[int, StreamReceiver]:
+        """As the link began them: a board's second life is read from its oldest reading on."""
         description = self._descriptions[epoch]
-        before = address.epochs[: address.epochs.index(epoch)]
-        boards = {self._descriptions[e].board for e in before if e in self._descriptions}
-        # As the link began them: a board's second life is read from its oldest reading on.
-        first = 0 if description.board in boards else CURRENT
-        states = {}
+        first = 0 if description.board in {self._descriptions[e].board for e in before} else CURRENT
+        receivers = {}
         for stream in description.streams:
             number, t_last_ns = self._places.get((epoch, stream.number), (first, 0))
-            states[stream.number] = StreamReceiver(stream, epoch, number, t_last_board_ns=t_last_ns)
-        return states
+            receivers[stream.number] = StreamReceiver(stream, epoch, number, t_last_board_ns=t_last_ns)
+        return receivers
 
     def take(self, event: Event) -> None:
         """The next event of the journal."""
+        body: Mapping[str, Any] = event.body if isinstance(event, Message) else {}
         match event:
-            case Block():
-                self._reach(event, event.sequence + 1)
-            case Gap():
-                self._reach(event, event.sequence + event.span)
-            case Message():
-                self._take_message(event.subject, event.body, event.epoch)
-
-    def _reach(self, event: Block | Gap, following: int) -> None:
-        key = event.epoch, event.stream
-        if following > self._places.get(key, (0, 0))[0]:
-            self._places[key] = following, event.t_last_ns
-
-    def _take_message(self, subject: str, body: Mapping[str, Any], epoch: int) -> None:
-        match subject:
-            case "run":
+            case Block() | Gap():
+                key = event.epoch, event.stream
+                following = event.sequence + (event.span if isinstance(event, Gap) else 1)
+                if following > self._places.get(key, (0, 0))[0]:
+                    self._places[key] = following, event.t_last_ns
+            case Message("run"):
                 self.has_run = True
-            case "start":
+            case Message("start"):
                 self.has_start = True
-            case "stop":
+            case Message("stop"):
                 self.has_stop = True
-            case "note":
+            case Message("note"):
                 self.notes.add(str(body.get("text")))
-            case "description":
+            case Message("description"):
                 with contextlib.suppress(WireError):  # a damaged one is asked for again
-                    self._descriptions[epoch] = read_description(body)
-            case "epoch":
-                address = self._addresses.setdefault(str(body["url"]), _Address())
-                if epoch not in address.epochs:
-                    address.epochs.append(epoch)
+                    self._descriptions[event.epoch] = read_description(body)
+            case Message("epoch"):
+                self._states[str(body["url"])][event.epoch] = body["state"]
                 if body["state"] == "live":
-                    address.live = epoch
-                    address.settled.discard(epoch)
-                elif body["state"] == "settled":
-                    address.settled.add(epoch)
+                    self._live[str(body["url"])] = event.epoch
 
 
 def read_past(journal: Path) -> Past:
@@ -156,8 +135,12 @@ class Logbook:
         self._is_torn = past is not None
         self._frames: list[bytes] = []
         self._bytes = self._failed_ns = 0
-        with contextlib.suppress(OSError):
-            _reserve(journal / "reserve")
+        self._reserve = journal / "reserve"
+        try:
+            with self._reserve.open("wb") as file:
+                os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        except OSError:
+            self._reserve.unlink(missing_ok=True)
         self._marks = MarkTail(journal, consume=True)
         self._noted = set(past.notes) if past else set()
         self._tail_ns = self._anchors = self._anchor_ns = 0
@@ -179,11 +162,11 @@ class Logbook:
 
     def note_once(self, text: str) -> bool:
         """Whether it was news, to the worker before this one too."""
-        is_new = text not in self._noted and len(self._noted) < _MAX_NOTED
-        if is_new:
-            self._noted.add(text)
-            self.note(text)
-        return is_new
+        if text in self._noted or len(self._noted) >= _MAX_NOTED:
+            return False
+        self._noted.add(text)
+        self.note(text)
+        return True
 
     def warn(self, text: str) -> None:
         """As `note_once`, for what the user should know now."""
@@ -274,18 +257,14 @@ class Logbook:
         rest: list[bytes] = []
         exchanges: list[bytes] = []
         for frame in self._frames:
-            match event := decode(frame):
-                case Block() | Gap():
-                    key = event.epoch, event.stream
-                    gaps[key] = _joined(gaps.get(key), event, cause)
-                case ClockExchange():
-                    exchanges.append(frame)
-                case Marks():
-                    pass
-                case _:
-                    rest.append(frame)
+            event = decode(frame)
+            if isinstance(event, Block | Gap):
+                key = event.epoch, event.stream
+                gaps[key] = _joined(gaps.get(key), event, cause)
+            elif not isinstance(event, Marks):
+                (exchanges if isinstance(event, ClockExchange) else rest).append(frame)
         every = 1 + 2 * sum(map(len, exchanges)) // RESERVE_BYTES
-        (self._journal / "reserve").unlink(missing_ok=True)
+        self._reserve.unlink(missing_ok=True)
         self._write([*rest, *exchanges[::every], *(encode(gap) for gap in gaps.values())])
         return sum(max(gap.lost, 0) for gap in gaps.values())
 
@@ -302,14 +281,3 @@ def _joined(gap: Gap | None, event: Block | Gap, cause: str) -> Gap:
     lost = -1 if -1 in {gap.lost, lost} else gap.lost + lost
     span = min(gap.span + span, _MAX_SPAN)
     return Gap(gap.stream, gap.epoch, gap.sequence, UNKNOWN_TIME_NS, event.t_last_ns, span, lost, cause)
-
-
-def _reserve(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
-    try:
-        os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)

@@ -31,11 +31,13 @@ from itertools import count
 from pathlib import Path
 from threading import get_ident
 from types import MappingProxyType
-from typing import Final
 
 from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
 from powerd_core.marks import RECORD, SEGMENT_RECORDS
+
+_SIZE = RECORD.size
+_pack_into = RECORD.pack_into
 
 
 class Segment:
@@ -49,10 +51,8 @@ class Segment:
         descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Blocks are reserved now: a full disk is an error here, not a SIGBUS in the middle of a training step.
-            os.posix_fallocate(descriptor, 0, records * RECORD.size)
-            self.memory = mmap.mmap(
-                descriptor, records * RECORD.size, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
-            )
+            os.posix_fallocate(descriptor, 0, records * _SIZE)
+            self.memory = mmap.mmap(descriptor, records * _SIZE, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
             partial.rename(path)
         except OSError:
             partial.unlink(missing_ok=True)
@@ -60,10 +60,6 @@ class Segment:
         finally:
             os.close(descriptor)
         self.take: Callable[[], int] = count().__next__
-
-
-_SIZE: Final = RECORD.size
-_pack_into = RECORD.pack_into
 
 
 class MarkWriter:
@@ -83,12 +79,12 @@ class MarkWriter:
     ) -> None:
         """``about`` is what else the run should say of this process, such as its rank. Raises `OSError`."""
         self.token = secrets.randbits(63)
-        self._pid, self._is_rank = os.getpid(), "rank" in about
         self.failure: str | None = None
         self.told = False
         """Whether the user has been told of the failure."""
-        self._is_closed = self._was_late = False
         self.dropped = 0
+        self._is_closed = self._was_late = False
+        self._pid, self._is_rank = os.getpid(), "rank" in about
         self._records = segment_records
         self._base = directory / f"marks-{self.token:016x}"
         self._lock = threading.RLock()
@@ -110,6 +106,12 @@ class MarkWriter:
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    def _remark(self, document: Mapping[str, object]) -> None:
+        """Describe what no mark needs, unless this is closed, or the copy of a forked child."""
+        if self._segment is not None:
+            with contextlib.suppress(OSError):
+                self._describe(document)
+
     @property
     def is_open(self) -> bool:
         """Whether marks are written at all: not after `close` or a failure, and not in a forked child."""
@@ -121,9 +123,8 @@ class MarkWriter:
         A name or attribute that is nothing JSON knows becomes text, a number of numpy or torch a plain one.
         """
         name, plain = str(name), {key: _plain(value) for key, value in attributes.items()}
-        return self._numbered(
-            (name, json.dumps([plain, timing], sort_keys=True)), {"name": name, "attributes": plain, "timing": timing}
-        )
+        key = name, json.dumps([plain, timing], sort_keys=True)
+        return self._numbered(key, {"name": name, "attributes": plain, "timing": timing})
 
     def cut(self, kind: int) -> int:
         """The code that ends the innermost open phase of a kind as one that was cut off, and does nothing where none is
@@ -144,16 +145,11 @@ class MarkWriter:
 
     def note(self, text: str, level: str = "warning") -> None:
         """Put a message into the run. It needs no recorder that hears it now."""
-        if self._segment is None:
-            return  # closed, or the copy of a forked child
-        with contextlib.suppress(OSError):
-            self._describe({"note": text, "level": level, "t_ns": now_ns()})
+        self._remark({"note": text, "level": level, "t_ns": now_ns()})
 
     def identify(self, devices: Sequence[Mapping[str, object]]) -> None:
         """Say on which devices this process works."""
-        if self._segment is not None:
-            with contextlib.suppress(OSError):
-                self._describe({"devices": list(devices)})
+        self._remark({"devices": list(devices)})
 
     def mark(self, code: int, thread: int | None = None) -> None:
         """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it.
@@ -166,40 +162,38 @@ class MarkWriter:
         """As `mark`, with a time that was read before. Returns the mark's number in this process, -1 when dropped."""
         segment = self._segment
         if segment is None:
-            self._drop(code)
+            self.dropped += 1
+            if self._is_closed and code >= 0 and not self._was_late:
+                # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
+                self._was_late = True
+                tell("a phase was begun after the Meter was closed: such phases are in no run")
             return -1
         index = segment.take()
         if index < self._records:
             thread = get_ident() if thread is None else thread
             _pack_into(segment.memory, index * _SIZE, code, thread & 0xFFFFFFFF, t_host_ns)
             return segment.first + index
-        return self._roll(segment, code, t_host_ns, thread)
-
-    def _roll(self, full: Segment, code: int, t_host_ns: int, thread: int | None) -> int:
-        with self._lock:
-            if self._segment is full:
-                number = self._number = self._number + 1
-                try:
-                    following = Segment(self._path(number), self._records, number * self._records)
-                except OSError as error:
-                    self._fail(error)
-                else:
-                    if self._segment is full:  # else a signal's handler was faster: ours stays empty
-                        self._segment = following
+        self._roll(segment)
         return self.mark_at(code, t_host_ns, thread)
 
-    def _drop(self, code: int) -> None:
-        self.dropped += 1
-        if self._is_closed and code >= 0 and not self._was_late:
-            # The run file is written: it cannot say this. The end of a phase that was open at close() is no news.
-            self._was_late = True
-            tell("a phase was begun after the Meter was closed: such phases are in no run")
+    def _roll(self, full: Segment) -> None:
+        with self._lock:
+            if self._segment is not full:
+                return
+            number = self._number = self._number + 1
+            try:
+                following = Segment(self._path(number), self._records, number * self._records)
+            except OSError as error:
+                self._fail(error)
+            else:
+                if self._segment is full:  # else a signal's handler was faster: ours stays empty
+                    self._segment = following
 
     def _fail(self, error: OSError) -> None:
         self._segment = None
         if self.failure is None:
-            self.failure = f"phases could not be written any more: {error.strerror}"
-            self.told = tell(f"{self.failure}; the training goes on, its readings too")
+            self.failure, self.told = f"phases could not be written any more: {error.strerror}", True
+            tell(f"{self.failure}; the training goes on, its readings too")
 
     def disable(self, reason: str) -> None:
         """Drop all marks from now on."""

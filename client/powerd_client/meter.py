@@ -28,8 +28,7 @@ from powerd_core.errors import ConfigError, PowerdError, RunFileError
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from powerd_client.torch_hooks import Watch
-    from powerd_client.torch_marks import TorchMarks
+    from powerd_client.torch_hooks import TorchMarks, Watch
 
 T = TypeVar("T")
 
@@ -68,20 +67,19 @@ class Meter:
         keys: str | os.PathLike[str] | None = None,
     ) -> None:
         self.out = Path(out)
+        self._pid = os.getpid()
         self._writer: MarkWriter | None = None
         self._recording: Recording | None = None
         self._rendezvous: Rendezvous | None = None
-        self._phases: dict[object, Phase] = {}
+        self._timer: DeviceTimer | None = None
         self._timing = choose_timing(device, synchronize)
         self._timing_name = self._timing.name
-        self._timer: DeviceTimer | None = None
-        self._pid = os.getpid()
-        self._mark: Callable[..., None] = _ignore
+        self._mark: Callable[..., None] = lambda code, thread=None: None
+        self._phases: dict[object, Phase] = {}
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
-        urls = [url] if isinstance(url, str) else list(url or ())
         try:
-            self._open(urls, overwrite, keys)
+            self._open([url] if isinstance(url, str) else list(url or ()), overwrite, keys)
         except PowerdError as error:
             if required or isinstance(error, ConfigError | RunFileError):
                 raise
@@ -94,12 +92,10 @@ class Meter:
         )
         try:
             writer = MarkWriter(part.journal, about=part.about)
-            self._mark, self._timer, self._timing_name = begin_timing(
-                self._timing, writer, part.journal, tells=part.speaks
-            )
         except OSError as error:
             part.abandon()
             raise RunFileError(f"marks cannot be written under {part.journal}: {error.strerror}") from error
+        self._mark, self._timer, self._timing_name = begin_timing(self._timing, writer, part.journal, tells=part.speaks)
         self._writer, self.out, self._recording, self._rendezvous = writer, part.out, part.recording, part.rendezvous
         if part.recording is not None and part.rendezvous is None:
             _recording.add(self)
@@ -121,9 +117,11 @@ class Meter:
         key = (name, repr(attributes)) if attributes else name
         phase = self._phases.get(key)
         if phase is None:
-            if self._writer is not None and not self._devices:
-                self._identify(self._writer)
-            kind = self._writer.kind(name, attributes, self._timing_name) if self._writer is not None else 0
+            kind = 0
+            if self._writer is not None:
+                if not self._devices:
+                    self._identify(self._writer)
+                kind = self._writer.kind(name, attributes, self._timing_name)
             phase = self._phases[key] = Phase(self._mark, kind)
         return phase
 
@@ -179,7 +177,7 @@ class Meter:
     def _marks_of_torch(self) -> TorchMarks | None:
         """Where PyTorch's hooks mark, None where nothing is recorded."""
         if self._torch_marks is None and self._writer is not None:
-            from powerd_client.torch_marks import TorchMarks
+            from powerd_client.torch_hooks import TorchMarks
 
             self._torch_marks = TorchMarks(self._mark, self.phase, self._writer)
         return self._torch_marks
@@ -198,11 +196,8 @@ class Meter:
             self._mark(self._writer.cut(phase._begin))
 
     def baseline(self, seconds: float = 5.0) -> None:
-        """Wait that long while nothing runs, in a phase called ``baseline``: before the training and after it.
-
-        Tables can then show the energy above idle (`joules tables --above-idle`). Raises `ConfigError` for what is
-        no length.
-        """
+        """Wait that long while nothing runs, in a phase called ``baseline``: before the training and after it, for
+        the energy above idle (`joules tables --above-idle`). Raises `ConfigError` for what is no length."""
         check_seconds(seconds)
         with self.phase(BASELINE):
             time.sleep(seconds)
@@ -230,7 +225,7 @@ class Meter:
             stop_ns = now_ns()
             writer.close()
             if recording is not None:
-                failure = f"{writer.failure} ({writer.dropped} marks)" if writer.dropped else writer.failure
+                failure = writer.failure and f"{writer.failure} ({writer.dropped} marks)"
                 recording.finish(stop_ns, failure, told=writer.told)
             elif writer.failure and not writer.told:
                 tell(writer.failure)
@@ -244,7 +239,3 @@ class Meter:
 
 _recording: weakref.WeakSet[Meter] = weakref.WeakSet()
 """Those that record by themselves, and are not closed."""
-
-
-def _ignore(code: int, thread: int | None = None) -> None:
-    pass

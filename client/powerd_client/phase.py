@@ -48,10 +48,7 @@ class Phase:
         """Raises `ConfigError` for a coroutine function or generator: its call returns before it has run."""
         returns_early = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
         if any(is_kind(function) for is_kind in returns_early):
-            raise ConfigError(
-                f"{function.__qualname__} is a generator or a coroutine function: a phase around its call would end "
-                "before it has run; use `with` inside it, around what neither awaits nor yields"
-            )
+            raise ConfigError(f"{function.__qualname__} is a generator or a coroutine function: use `with` inside it")
 
         @functools.wraps(function)
         def marked(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,47 +1,384 @@
 """`Meter.watch`: forward, backward, update, layers and communication, marked by PyTorch's own hooks.
 
-The outermost module's hooks mark its forward passes, each layer's hooks its forward and its backward. Where a backward
-pass begins and ends, what a `GradScaler` does, and what a checkpoint computes again, is marked by `torch_marks`.
+The outermost module's hooks mark its forward passes, each layer's hooks its forward and its backward, an optimizer's
+its steps. What has no hook is replaced when the first meter watches, for good; where no meter watches, it only passes
+calls on. `torch.autograd.backward` is what `Tensor.backward`, DDP, Lightning and Trainer come to. `GradScaler.step`
+calls an optimizer only when the gradients are finite, so the optimizer's hooks cannot tell a step that was skipped. A
+checkpoint calls the function that it recomputes from a place that no module's hook sees.
 
-A hook object stays out of copies and pickles of its module: a copy (as for an average of weights) is not watched, and a
-saved model does not need powerd to be loaded.
+Phases nest within a thread. PyTorch's engine runs the hooks of a backward pass on threads of its own where there is a
+GPU, so a mark made there is written for the thread that called ``backward``, and lies inside its phase.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from threading import get_ident
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import _C, Tensor, nn
 from torch.compiler import is_compiling
 from torch.distributed import is_available as has_distributed
+from torch.utils import checkpoint
 
-from powerd_client.phase import Attribute
-from powerd_client.torch_marks import (
-    PhaseCodes,
-    TorchMarks,
-    UpdateMarks,
-    calls_of,
-    graph_task,
-)
+from powerd_client.marks import MarkWriter
+from powerd_client.phase import Attribute, Phase
 from powerd_core.errors import ConfigError
 
+_Function = Callable[..., Any]
 _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
+
+graph_task: Callable[[], int] = _C._current_graph_task_id
+"""The backward pass that the engine runs on this thread at the moment, -1 for none."""
+
+
+class PhaseCodes(NamedTuple):
+    """The codes of a phase kind's marks: its begin, its end, and the end of one that an error ended."""
+
+    begin: int
+    end: int
+    cut: int
+
+
+@dataclass(slots=True)
+class _Pass:
+    """A backward pass that runs, and what is open in it. Watches come and go, and what ends is what began."""
+
+    codes: PhaseCodes
+    layer: PhaseCodes | None = None
+    recompute: PhaseCodes | None = None
+
+
+class TorchMarks:
+    """The marks of all watches of one meter, and what is open in them. Its methods never raise."""
+
+    def __init__(self, mark: Callable[..., None], phase: Callable[..., Phase], writer: MarkWriter) -> None:
+        self.mark = mark
+        self._phase = phase
+        self._writer = writer
+        self._noted: set[str] = set()
+        self._tracks = -1
+        self._passes: dict[int, _Pass] = {}
+        """By the thread that called it."""
+        self.watches: dict[Watch, dict[str, Attribute]] = {}
+        """The watches that go on, with their attributes."""
+        self.updating: dict[int, UpdateMarks] = {}
+        """The optimizer whose ``update`` is open, by thread."""
+        _meters.append(self)
+        _patch_torch()
+
+    def close(self) -> None:
+        """End all watches."""
+        for watch in list(self.watches):
+            watch.remove()
+        _meters.remove(self)
+
+    def codes(self, name: str, attributes: Mapping[str, Attribute]) -> PhaseCodes:
+        """The codes of a phase kind, the same for the same name and attributes."""
+        begin = self._phase(name, **attributes)._begin
+        return PhaseCodes(begin, ~begin, self._writer.cut(begin))
+
+    def _backward_codes(self, name: str) -> PhaseCodes:
+        """Which model a backward pass belongs to, no hook says: it has the attributes that all watches have, if they
+        have the same ones, and none if they differ."""
+        first, *others = list(self.watches.values()) or [{}]
+        return self.codes(name, first if all(other == first for other in others) else {})
+
+    def note(self, text: str, level: str = "warning") -> None:
+        """Put a message into the run, once."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self._writer.note(text, level)
+
+    def track(self) -> int:
+        """A thread number that no thread has: these are addresses, and even."""
+        self._tracks += 2
+        return self._tracks
+
+    def caller(self) -> int:
+        """The thread to whose phases a mark made here and now belongs: this one, or in a backward pass that the engine
+        runs on a thread of its own the one that called it."""
+        thread = get_ident()
+        if thread in self._passes or graph_task() == -1:
+            return thread
+        return next(reversed(self._passes), thread)
+
+    def begin(self, codes: PhaseCodes) -> None:
+        """Begin a pass: an update that is still open was left by an exception."""
+        if self.updating and (abandoned := self.updating.get(get_ident())) is not None:
+            abandoned.cut()
+        self.mark(codes.begin)
+
+    def begin_backward(self, *, accumulates: bool) -> bool:
+        """Begin ``backward``, or ``gradient`` for one whose results are handed out. False inside another: a
+        checkpoint's own backward is a part of it."""
+        thread = get_ident()
+        if not self.watches or thread in self._passes or graph_task() != -1:
+            return False
+        codes = self._backward_codes("backward" if accumulates else "gradient")
+        self._passes[thread] = _Pass(codes)
+        self.begin(codes)
+        return True
+
+    def end_backward(self, *, failed: bool) -> None:
+        """End what `begin_backward` began, and the layer that is open in it."""
+        ended = self._passes.pop(get_ident())
+        for codes in (ended.layer, ended.codes):
+            if codes is not None:
+                self.mark(codes.cut if failed else codes.end)
+
+    def begin_recompute(self) -> bool:
+        """Begin ``recompute`` if a forward pass here is one that a checkpoint does over in backward."""
+        caller = self.caller()
+        running = self._passes.get(caller)
+        if running is None or running.recompute is not None:
+            return False
+        running.recompute = self._backward_codes("recompute")
+        if running.layer is not None:
+            self.mark(running.layer.end, caller)
+        self.mark(running.recompute.begin, caller)
+        return True
+
+    def end_recompute(self) -> None:
+        """End it, and go on with the layer whose backward asked for it."""
+        caller = self.caller()
+        running = self._passes.get(caller)
+        if running is not None and running.recompute is not None:
+            self.mark(running.recompute.end, caller)
+            running.recompute = None
+            if running.layer is not None:
+                self.mark(running.layer.begin, caller)
+
+    def begin_layer(self, codes: PhaseCodes) -> None:
+        """The gradient has reached a layer: the one before it is done."""
+        caller = self.caller()
+        running = self._passes.get(caller)
+        if running is not None:  # else it came by another way, as from C++
+            if running.layer is not None:
+                self.mark(running.layer.end, caller)
+            running.layer = codes
+            self.mark(codes.begin, caller)
+
+
+_meters: list[TorchMarks] = []
+"""Of the meters that are open. Other threads may append and remove: what goes through it takes a copy."""
+
+
+# ---- the steps of an optimizer -----------------------------------------------------------------------------------
+
+
+class UpdateMarks:
+    """Marks the steps of one optimizer by its step hooks and, under a `GradScaler`, around the scaler's calls. One
+    update is open at a time in a thread."""
+
+    def __init__(self, marks: TorchMarks, codes: PhaseCodes, optimizer: Any) -> None:
+        """Hooks the optimizer, instead of what marked its steps for the same meter before."""
+        self.marks = marks
+        self._codes = codes
+        self._name = type(optimizer).__name__
+        self._is_held = False
+        """Whether the update goes on until a scaler's step returns."""
+        self._has_stepped = False
+        """Whether the scaler has called the optimizer since."""
+        self._depth = 0
+        """Step hooks that this is in: a subclass whose step calls its parent's has them called twice."""
+        for earlier in _updates_of(optimizer):
+            if earlier.marks is marks:
+                earlier.close()
+        self._hooks = (
+            optimizer.register_step_pre_hook(self.before_step),
+            optimizer.register_step_post_hook(self.after_step),
+        )
+
+    def close(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def before_step(
+        self, optimizer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """The optimizer's step pre-hook. With a closure, the update begins when the closure returns: the forward and
+        backward in it are phases of their own."""
+        if is_compiling():
+            return None
+        if self._depth and _calls_of(optimizer, "wrapper") > 1:
+            self._depth += 1
+            return None
+        if not self._is_held:
+            self.cut()
+        self._depth = 1
+        if self._is_held:
+            return None
+        if callable(kwargs.get("closure")):
+            return args, {**kwargs, "closure": self._around(kwargs["closure"])}
+        if len(args) > 1 and callable(args[1]):
+            return (args[0], self._around(args[1]), *args[2:]), kwargs
+        self._begin()
+        return None
+
+    def after_step(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        """The optimizer's step post-hook."""
+        if is_compiling():
+            return
+        self._has_stepped = True
+        self._depth -= 1
+        if self._depth <= 0 and not self._is_held:
+            self._end()
+
+    def _around(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def marked() -> Any:
+            self._end()
+            result = closure()
+            self._begin()
+            return result
+
+        return marked
+
+    def _begin(self) -> None:
+        other = self.marks.updating.get(get_ident())
+        if other is not None and other is not self:
+            other._end()
+        self.marks.updating[get_ident()] = self
+        self.marks.mark(self._codes.begin)
+
+    def _end(self, code: int | None = None) -> bool:
+        """End this update, if it is open in this thread. Whether it was."""
+        self._is_held = False
+        if self.marks.updating.get(get_ident()) is not self:
+            return False
+        del self.marks.updating[get_ident()]
+        self.marks.mark(self._codes.end if code is None else code)
+        return True
+
+    def cut(self) -> None:
+        """Cut an update that something else ended: an exception, or a step that never came after `unscale_`."""
+        self._depth = 0
+        if self._end(self._codes.cut):
+            self.marks.note(
+                f"an update of {self._name} did not come to its end (an exception, or unscale_ without step): it is cut"
+            )
+
+    def hold(self) -> None:
+        """``scaler.unscale_(optimizer)`` or ``scaler.step(optimizer)`` begins: the update is open from the first of
+        them to the end of the scaler's step."""
+        if not (self._is_held and self.marks.updating.get(get_ident()) is self):
+            self._begin()
+            self._is_held, self._has_stepped = True, False
+
+    def end_scaled_step(self) -> None:
+        """``scaler.step`` has returned."""
+        self._end()
+        if not self._has_stepped:
+            self.marks.note(
+                f"GradScaler skipped a step of {self._name} (gradients not finite): its update is only the check"
+            )
+
+
+def _updates_of(optimizer: Any) -> list[UpdateMarks]:
+    """What marks an optimizer's steps: one for each meter that watches it."""
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", {}).values()
+    return [owner for hook in hooks if isinstance(owner := getattr(hook, "__self__", None), UpdateMarks)]
+
+
+def _calls_of(owner: object, name: str) -> int:
+    """How many calls of functions of this name, with ``owner`` as ``self``, this runs inside. For rare cases only."""
+    frame, calls = sys._getframe(1), 0
+    while frame is not None:
+        calls += frame.f_code.co_name == name and frame.f_locals.get("self") is owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return calls
+
+
+# ---- what has no hook --------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _patch_torch() -> None:
+    torch.autograd.backward = _marked_pass(torch.autograd.backward, accumulates=True)
+    torch.autograd.grad = _marked_pass(torch.autograd.grad, accumulates=False)
+    scaler: Any = torch.amp.GradScaler
+    scaler.step = _marked_scaler(scaler.step, UpdateMarks.end_scaled_step)
+    scaler.unscale_ = _marked_scaler(scaler.unscale_, lambda updates: None)
+    saved: Any = checkpoint
+    saved._checkpoint_without_reentrant_generator = _recomputing(saved._checkpoint_without_reentrant_generator)
+    saved.CheckpointFunction.apply = staticmethod(_recomputing(saved.CheckpointFunction.apply))
+
+
+def _marked_pass(original: _Function, *, accumulates: bool) -> _Function:
+    @functools.wraps(original)
+    def marked(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            return original(*args, **kwargs)
+        begun = [marks for marks in list(_meters) if marks.begin_backward(accumulates=accumulates)]
+        failed = True
+        try:
+            result = original(*args, **kwargs)
+            failed = False
+        finally:
+            for marks in begun:
+                marks.end_backward(failed=failed)
+        return result
+
+    return marked
+
+
+def _recomputing(original: _Function) -> _Function:
+    """``original`` takes the function that it will call again in backward as its first argument."""
+
+    @functools.wraps(original)
+    def marked(function: _Function, *args: Any, **kwargs: Any) -> Any:
+        @functools.wraps(function, updated=())
+        def recomputed(*inner: Any, **named: Any) -> Any:
+            begun = [] if is_compiling() else [marks for marks in list(_meters) if marks.begin_recompute()]
+            try:
+                return function(*inner, **named)
+            finally:
+                for marks in begun:
+                    marks.end_recompute()
+
+        return original(recomputed, *args, **kwargs)
+
+    return marked
+
+
+def _marked_scaler(original: _Function, end: Callable[[UpdateMarks], None]) -> _Function:
+    """A method of `GradScaler` that is called with an optimizer, as a part of its update."""
+
+    @functools.wraps(original)
+    def marked(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        scaled = _updates_of(optimizer) if not is_compiling() and scaler.is_enabled() else []
+        for updates in scaled:
+            updates.hold()
+        try:
+            result = original(scaler, optimizer, *args, **kwargs)
+        except BaseException:
+            for updates in scaled:
+                updates.cut()
+            raise
+        for updates in scaled:
+            end(updates)
+        return result
+
+    return marked
+
+
+# ---- modules -----------------------------------------------------------------------------------------------------
 
 
 class Hook:
-    """A callable that is copied and pickled as one that does nothing. What it fails at is told, not raised."""
+    """A callable that is copied and pickled as one that does nothing: copies are not watched, and a saved model is
+    loaded without powerd. What it fails at is told, not raised."""
 
     __slots__ = ("_call", "_marks")
 
     def __init__(self, call: Callable[..., Any], marks: TorchMarks) -> None:
-        self._call = call
-        self._marks = marks
+        self._call, self._marks = call, marks
 
     def __call__(self, *args: Any) -> None:
         # Traced by torch.compile, this is a constant: no graph break, no guard, no mark.
@@ -56,20 +393,6 @@ class Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def _hook_around(
-    module: nn.Module, marks: TorchMarks, enter: Callable[..., Any], leave: Callable[..., Any]
-) -> list[Callable[[], None]]:
-    """Call ``enter(module, args)`` before everything else that hooks the module, and ``leave(module, args, output)``
-    also when it raises. Returns what undoes it."""
-    if isinstance(module, torch.jit.ScriptModule):
-        marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
-        return []
-    return [
-        module.register_forward_pre_hook(Hook(enter, marks), prepend=True).remove,
-        module.register_forward_hook(Hook(leave, marks), always_call=True).remove,
-    ]
-
-
 class ForwardPasses:
     """The forward passes of one model: ``forward`` in training, ``evaluation`` without gradients or in eval mode."""
 
@@ -80,53 +403,40 @@ class ForwardPasses:
         self._open: dict[int, list[PhaseCodes | bool]] = {}
         """By thread: what each call of the module that has not returned has begun; True for a recomputation."""
 
-    def enter(self, module: nn.Module) -> None:
+    def enter(self, module: nn.Module, _args: object = None) -> None:
         """The module is called."""
         stack = self._open.setdefault(get_ident(), [])
-        if stack and calls_of(module, "_call_impl") > 1:
+        if stack and _calls_of(module, "_call_impl") > 1:
             stack.append(False)
             return
         while stack:  # an interrupt left it: only exceptions that are an Exception reach a hook
-            self._close(stack, failed=True)
+            self.leave(failed=True)
         if graph_task() != -1:
             stack.append(self._marks.begin_recompute())
             return
-        is_training = module.training and torch.is_grad_enabled()
-        codes = self._forward if is_training else self._evaluation
+        codes = self._forward if module.training and torch.is_grad_enabled() else self._evaluation
         self._marks.begin(codes)
         stack.append(codes)
 
     def leave(self, *, failed: bool) -> None:
         """The module has returned or raised."""
         stack = self._open.get(get_ident())
-        if stack:
-            self._close(stack, failed=failed)
-
-    def _close(self, stack: list[PhaseCodes | bool], *, failed: bool) -> None:
-        begun = stack.pop()
+        begun = stack.pop() if stack else False
         if isinstance(begun, PhaseCodes):
             self._marks.mark(begun.cut if failed else begun.end)
         elif begun:
             self._marks.end_recompute()
 
-    def hook(self, model: nn.Module) -> list[Callable[[], None]]:
-        """Hook the model; returns what undoes it."""
-        if model._compiled_call_impl is not None:
-            return self._hook_compiled(model)
-        return _hook_around(
-            model,
-            self._marks,
-            lambda module, _args: self.enter(module),
-            lambda _module, _args, output: self.leave(failed=_has_failed(output)),
-        )
-
-    def _hook_compiled(self, model: nn.Module) -> list[Callable[[], None]]:
-        """A model compiled in place runs its hooks inside the compiled code; its call is what lies outside."""
-        compiled: Callable[..., Any] = model._compiled_call_impl  # type: ignore[assignment]
+    def hook(self, watch: Watch, model: nn.Module) -> None:
+        """Hook the model. One compiled in place runs its hooks inside the compiled code; its call is what lies
+        outside."""
+        compiled: Any = model._compiled_call_impl
+        if compiled is None:
+            watch.hook(model, self.enter, lambda _module, _args, output: self.leave(failed=_has_failed(output)))
+            return
 
         def marked(*args: Any, **kwargs: Any) -> Any:
-            owner = weak()
-            if owner is not None:
+            if (owner := weak()) is not None:
                 self.enter(owner)
             failed = True
             try:
@@ -137,13 +447,12 @@ class ForwardPasses:
             return result
 
         def undo() -> None:
-            owner = weak()
-            if owner is not None and owner._compiled_call_impl is marked:
+            if (owner := weak()) is not None and owner._compiled_call_impl is marked:
                 owner._compiled_call_impl = compiled
 
         weak = weakref.ref(model)
         model._compiled_call_impl = marked
-        return [undo]
+        watch.on_remove(undo)
 
 
 def _has_failed(output: object) -> bool:
@@ -152,13 +461,8 @@ def _has_failed(output: object) -> bool:
 
 
 class Layer:
-    """One module without modules inside, marked as ``layer`` in the pass around it.
-
-    Its backward begins when its output's gradient is complete and the engine reaches the node that made the output. It
-    ends where the next layer's begins (or the whole pass ends). What lies between layers (a sum of two branches, a
-    gradient being added to its parameter, DDP's reduction) counts for the layer that backward came to before it, and
-    the layers fill the pass but for its beginning (the loss).
-    """
+    """One module without modules inside, marked as ``layer`` in the pass around it. Its backward begins when the engine
+    reaches the node that made its output, and ends where the next layer's begins (or the whole pass ends)."""
 
     def __init__(self, marks: TorchMarks, codes: PhaseCodes) -> None:
         self._marks = marks
@@ -186,52 +490,65 @@ def _node_of(output: Any) -> Any:
     """The autograd node that made the first tensor with a gradient in a module's output, None for none."""
     if isinstance(output, Tensor):
         return output.grad_fn
-    if isinstance(output, Mapping):
-        output = output.values()
-    elif not isinstance(output, tuple | list):
-        return None
-    return next((node for item in output if (node := _node_of(item)) is not None), None)
+    items = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    return next((node for item in items if (node := _node_of(item)) is not None), None)
 
 
-def _name_of_layer(path: str) -> str:
-    """A module's name in the model that the user wrote. DDP's ``module`` is only in front."""
-    parts = [part for part in path.split(".") if part not in _WRAPPERS]
-    return ".".join(parts[1:] if parts[:1] == ["module"] else parts)
+def _hook_layers(watch: Watch, marks: TorchMarks, model: nn.Module, attributes: Mapping[str, Attribute]) -> None:
+    """Hook every module without modules inside. A shared one has the first of its names, each without the wrappers
+    around it; DDP's ``module`` is only in front."""
+    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None or isinstance(model, nn.DataParallel):
+        # They are fused, with hooks compiled into them; or their replicas run at the same time.
+        marks.note("layers of a compiled model are not marked, nor those under nn.DataParallel")
+        return
+    for path, module in model.named_modules():
+        if next(module.children(), None) is None:
+            parts = [part for part in path.split(".") if part not in _WRAPPERS]
+            name = ".".join(parts[1:] if parts[0] == "module" else parts) or type(module).__name__
+            layer = Layer(marks, marks.codes("layer", {**attributes, "layer": name}))
+            watch.hook(module, layer.enter, layer.leave)
+
+
+# ---- the watch ---------------------------------------------------------------------------------------------------
 
 
 class Watch:
     """What `Meter.watch` returns. The watch goes on when this is dropped; it ends with `remove`, at the end of a
     ``with``, when the meter is closed, and when the model is garbage-collected."""
 
-    def __init__(self, loader: Iterable[Any] | None = None) -> None:
+    def __init__(self, marks: TorchMarks | None, model: nn.Module, loader: Iterable[Any] | None) -> None:
         self.loader = loader
         """The loader that was given, with its waits marked as ``data``."""
         self._undo: list[Callable[[], object]] = []
-        self._model: Callable[[], nn.Module | None] = lambda: None
-
-    def on_remove(self, *undo: Callable[[], object]) -> None:
-        """What `remove` shall do, in the reverse order."""
-        self._undo += undo
-
-    def end_with(self, model: nn.Module, marks: TorchMarks) -> None:
-        """End when the model is collected. The watch itself does not keep it alive."""
+        self._marks = marks
         name = type(model).__name__
 
         def collected(_: object) -> None:
-            if self._undo:
+            if self._undo and marks is not None:
                 marks.note(f"the watched {name} was garbage-collected: its phases end there", "info")
                 self.remove()
 
-        self._model = weakref.ref(model, collected)
+        self.model = weakref.ref(model, collected)
+        """The watch does not keep it alive."""
+
+    def on_remove(self, undo: Callable[[], object]) -> None:
+        """What `remove` shall do, in the reverse order."""
+        self._undo.append(undo)
+
+    def hook(self, module: nn.Module, enter: Callable[..., Any], leave: Callable[..., Any]) -> None:
+        """Call ``enter(module, args)`` before everything else that hooks the module, and ``leave(module, args,
+        output)`` also when it raises."""
+        assert self._marks is not None
+        if isinstance(module, torch.jit.ScriptModule):
+            self._marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
+            return
+        self.on_remove(module.register_forward_pre_hook(Hook(enter, self._marks), prepend=True).remove)
+        self.on_remove(module.register_forward_hook(Hook(leave, self._marks), always_call=True).remove)
 
     @property
     def is_active(self) -> bool:
         """Whether it still marks."""
         return bool(self._undo)
-
-    def watches(self, model: nn.Module) -> bool:
-        """Whether it marks this model."""
-        return self.is_active and self._model() is model
 
     def remove(self) -> None:
         """Take all hooks away; again does nothing. A phase that is open is ended by what runs, or cut."""
@@ -255,32 +572,29 @@ def watch(
     communication: bool = True,
     passes: bool = True,
 ) -> Watch:
-    """See `Meter.watch`. Without ``passes`` the caller marks forward and evaluation itself.
-
-    Without ``marks`` nothing is recorded: the training runs as if it were not watched.
-    """
+    """See `Meter.watch`. Without ``passes`` the caller marks forward and evaluation itself; without ``marks`` nothing
+    is recorded."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"watch() wants a torch.nn.Module first, not {type(model).__name__}")
     unwrapped = [_unwrapped(optimizer) for optimizer in optimizers]
-    watch = Watch(loader)
+    watch = Watch(marks, model, loader)
     if marks is None:
         return watch
-    for earlier in [w for w in list(marks.watches) if w.watches(model)]:
+    for earlier in [w for w in list(marks.watches) if w.model() is model]:
         earlier.remove()
     marks.watches[watch] = dict(attributes)
     watch.on_remove(lambda: marks.watches.pop(watch, None))
     if layers:  # first, so that the hooks of the model itself lie around those of a model that is one layer
-        watch.on_remove(*_hook_layers(marks, model, attributes))
+        _hook_layers(watch, marks, model, attributes)
     if passes:
-        watch.on_remove(*ForwardPasses(marks, attributes).hook(model))
+        ForwardPasses(marks, attributes).hook(watch, model)
     if communication and has_distributed():
         from powerd_client.ddp import mark_communication
 
-        watch.on_remove(*mark_communication(marks, getattr(model, "_orig_mod", model), attributes))
+        mark_communication(watch, marks, getattr(model, "_orig_mod", model), attributes)
     for number, optimizer in enumerate(unwrapped):
         own = {**attributes, "optimizer": number} if len(unwrapped) > 1 else attributes
         watch.on_remove(UpdateMarks(marks, marks.codes("update", own), optimizer).close)
-    watch.end_with(model, marks)
     return watch
 
 
@@ -291,18 +605,3 @@ def _unwrapped(optimizer: Any) -> Any:
             raise ConfigError(f"watch() wants torch.optim optimizers after the model, not {type(optimizer).__name__}")
         optimizer = optimizer.optimizer
     return optimizer
-
-
-def _hook_layers(marks: TorchMarks, model: nn.Module, attributes: Mapping[str, Attribute]) -> list[Callable[[], None]]:
-    """Hook every module without modules inside; returns what undoes it. A shared one has the first of its names."""
-    if hasattr(model, "_orig_mod") or model._compiled_call_impl is not None or isinstance(model, nn.DataParallel):
-        # They are fused, with hooks compiled into them; or their replicas run at the same time.
-        marks.note("layers of a compiled model are not marked, nor those under nn.DataParallel")
-        return []
-    undo: list[Callable[[], None]] = []
-    for path, module in model.named_modules():
-        if next(module.children(), None) is None:
-            name = _name_of_layer(path) or type(module).__name__
-            layer = Layer(marks, marks.codes("layer", {**attributes, "layer": name}))
-            undo += _hook_around(module, marks, layer.enter, layer.leave)
-    return undo

@@ -25,7 +25,7 @@ def loader(items=4):
     return DataLoader(TensorDataset(torch.randn(2 * items, 3), torch.randn(2 * items, 2)), batch_size=2)
 
 
-def lightning_module(pl, manual=False, error=None):
+def lightning_module(pl, manual=False):
     class Module(pl.LightningModule):
         def __init__(self):
             super().__init__()
@@ -33,8 +33,6 @@ def lightning_module(pl, manual=False, error=None):
             self.automatic_optimization = not manual
 
         def training_step(self, batch, index):
-            if error and index == 1:
-                raise error
             loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
             if manual:
                 self.manual_backward(loss)
@@ -85,12 +83,6 @@ def test_lightning_under_manual_optimization(pl, meter, tmp_path):
     assert without_data(meter) == " ".join(["iteration[backward update]"] * 4)
 
 
-def test_lightning_after_an_exception(pl, meter, tmp_path):
-    with pytest.raises(ValueError, match="broken"):
-        fit(pl, tmp_path, meter, lightning_module(pl, error=ValueError("broken")), limit_val_batches=0)
-    assert without_data(meter) == "forward backward update forward!"
-
-
 class Regression(nn.Module):
     """A model in the form that a Trainer calls."""
 
@@ -103,7 +95,7 @@ class Regression(nn.Module):
         return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
 
 
-def run_trainer(tmp_path, meter, **options):
+def test_transformers(meter, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transformers = pytest.importorskip("transformers")
@@ -112,7 +104,8 @@ def run_trainer(tmp_path, meter, **options):
         data = [{"x": torch.randn(3), "labels": torch.randn(2)} for _ in range(8)]
         arguments = transformers.TrainingArguments(
             output_dir=str(tmp_path), per_device_train_batch_size=2, num_train_epochs=1, report_to=[], use_cpu=True,
-            save_strategy="no", logging_strategy="no", disable_tqdm=True, **options,
+            save_strategy="no", logging_strategy="no", disable_tqdm=True, gradient_accumulation_steps=2,
+            eval_strategy="epoch",
         )  # fmt: skip
         trainer = transformers.Trainer(
             model=Regression(),
@@ -122,18 +115,9 @@ def run_trainer(tmp_path, meter, **options):
             callbacks=[PowerdCallback(meter)],
         )
         trainer.train()
-
-
-def test_transformers(meter, tmp_path):
-    run_trainer(tmp_path, meter)
-    assert meter.tree() == " ".join(["data iteration[forward backward update]"] * 4)
-    assert meter.tape.notes == []
-
-
-def test_transformers_with_accumulation_and_evaluation(meter, tmp_path):
-    run_trainer(tmp_path, meter, gradient_accumulation_steps=2, eval_strategy="epoch")
     step = "data data iteration[forward backward forward backward update]"
     assert meter.tree() == f"{step} {step} evaluation"
+    assert meter.tape.notes == []
 
 
 X = torch.randn(4, 3)

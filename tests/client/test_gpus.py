@@ -16,16 +16,7 @@ GPUS = [{"uuid": f"GPU-{u}", "pci": f"0000:{i + 1:02x}:00.0", "name": "H200"} fo
 
 
 @pytest.mark.parametrize(
-    ("entry", "index"),
-    [
-        ("2", 2),
-        (" 1 ", 1),
-        ("-1", None),
-        ("9", None),
-        ("", None),
-        ("GPU-bbbb", 1),
-        ("GPU-", None),
-    ],
+    ("entry", "index"), [("2", 2), (" 1 ", 1), ("-1", None), ("9", None), ("", None), ("GPU-bbbb", 1), ("GPU-", None)]
 )
 def test_an_entry_is_read_as_cuda_reads_it(entry, index):
     assert visible_gpu(entry, GPUS) == (None if index is None else GPUS[index])

@@ -6,9 +6,7 @@ import contextlib
 import errno
 import os
 import subprocess
-import time
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -61,21 +59,23 @@ def events_in(directory):
     return [event for event, _, _ in read_events(directory / "journal.bin")]
 
 
-def test_what_waited_is_written_when_there_is_room_again(small_disk):
+def test_what_waited_is_written_when_there_is_room_again(small_disk, monkeypatch):
     book = Logbook(small_disk)
     book.add(block(0))
     book.flush()
     filler = fill(small_disk)
+    monkeypatch.setattr(logbook, "MAX_BYTES", 1000)
     for number in range(1, 50):
         book.add(block(number))
     book.flush()
     assert book.failure.errno == errno.ENOSPC
+    assert book.is_full
     filler.unlink()
     book.flush()
     assert book.failure is not None  # the disk is tried once a second
-    time.sleep(1)
+    monkeypatch.setattr(logbook, "_RETRY_NS", 0)
     book.flush()
-    assert book.failure is None
+    assert (book.failure, book.is_full) == (None, False)
     assert [e.sequence for e in events_in(small_disk) if isinstance(e, Block)] == list(range(50))
     book.close()
 
@@ -103,13 +103,13 @@ def test_at_the_end_gaps_take_the_place_of_what_does_not_fit(small_disk):
     book.close()
 
 
+def refuse(*_):
+    raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+
 def test_a_disk_that_takes_not_even_the_gaps(tmp_path, monkeypatch):
     book = Logbook(tmp_path)
     book.add(block(0))
-
-    def refuse(*_):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
     monkeypatch.setattr(os, "write", refuse)
     book.flush()
     assert book.failure.errno == errno.EROFS
@@ -132,9 +132,6 @@ def test_half_a_write_is_taken_back_even_when_that_fails_at_first(tmp_path, monk
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return write(descriptor, data[: len(data) // 2])
 
-    def refuse(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     monkeypatch.setattr(os, "write", write_half)
     monkeypatch.setattr(os, "ftruncate", refuse)
     monkeypatch.setattr(logbook, "_RETRY_NS", 0)
@@ -144,17 +141,6 @@ def test_half_a_write_is_taken_back_even_when_that_fails_at_first(tmp_path, monk
     book.flush()
     assert [e.sequence for e in events_in(tmp_path) if isinstance(e, Block)] == [0, 1]
     assert not [e for e in events_in(tmp_path) if isinstance(e, Garbage)]
-    book.close()
-
-
-def test_memory_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(logbook, "MAX_BYTES", 1000)
-    book = Logbook(tmp_path)
-    assert not book.is_full
-    book.add(block(0))
-    assert book.is_full
-    book.flush()
-    assert not book.is_full
     book.close()
 
 
@@ -232,13 +218,6 @@ def test_a_life_of_which_nothing_came_is_begun_as_the_link_would(tmp_path, board
     assert read_past(tmp_path).memory(URL).streams[0].next == first
 
 
-def test_messages_of_a_run(tmp_path):
-    bodies = {"run": {}, "start": {"t_start_ns": 1}, "note": {"t_ns": 1, "text": "hot"}, "stop": {"t_stop_ns": 2}}
-    write(tmp_path, [wire.encode(wire.Message(subject, body)) for subject, body in bodies.items()])
-    past = read_past(tmp_path)
-    assert (past.has_run, past.has_start, past.has_stop, past.notes) == (True, True, True, {"hot"})
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     total=st.integers(0, 60),
@@ -266,16 +245,3 @@ def test_marks_survive_any_number_of_recorders(tmp_path_factory, total, reads, d
     kinds = {entry["name"] for entry in journal if isinstance(entry, dict) and "kind" in entry}
     assert kinds == {f"kind {i}" for i in range(min(total, 5))}
     writer.close()
-
-
-def test_anchors_of_the_wall_clock_are_dense_at_first(tmp_path, monkeypatch):
-    book = Logbook(tmp_path)
-    moment, dated = [0], []
-    monkeypatch.setattr(logbook, "now_ns", lambda: moment[0])
-    monkeypatch.setattr(book, "add", lambda event: dated.append(moment[0]))
-    for tenth in range(1200):
-        moment[0] = tenth * SECOND_NS // 10
-        book.tail_marks()
-    book.close()
-    assert dated[:60] == [i * SECOND_NS for i in range(60)]
-    assert {b - a for a, b in pairwise(dated[60:])} == {10 * SECOND_NS}

@@ -10,6 +10,12 @@ from powerd_core.errors import ConfigError
 from support.tape import TapedMeter
 
 
+@pytest.fixture
+def meter():
+    with TapedMeter() as meter:
+        yield meter
+
+
 def batches():
     yield 1
 
@@ -23,65 +29,56 @@ async def stream():
 
 
 @pytest.mark.parametrize("function", [batches, step, stream])
-def test_what_runs_after_its_call_has_returned_is_refused(function):
-    with TapedMeter() as meter, pytest.raises(ConfigError):
+def test_what_runs_after_its_call_has_returned_is_refused(meter, function):
+    with pytest.raises(ConfigError):
         meter.phase("x")(function)
 
 
-def test_a_function_keeps_its_arguments_result_and_exceptions():
-    with TapedMeter() as meter:
-        half = meter.phase("half")(lambda x, *, by=2: x / by)
-        assert half(3, by=6) == 0.5
-        with pytest.raises(ZeroDivisionError):
-            half(1, by=0)
-        assert meter.tree() == "half half"
+def test_a_function_keeps_its_arguments_result_and_exceptions(meter):
+    half = meter.phase("half")(lambda x, *, by=2: x / by)
+    assert half(3, by=6) == 0.5
+    with pytest.raises(ZeroDivisionError):
+        half(1, by=0)
+    assert meter.tree() == "half half"
 
 
-@pytest.fixture
-def meter():
-    with TapedMeter() as meter:
-        yield meter
+class Sized:
+    """A loader that says how long it is."""
+
+    def __init__(self, says, items):
+        self.says, self.items = says, items
+
+    def __len__(self):
+        return self.says
+
+    def __iter__(self):
+        return iter(self.items)
 
 
-def test_each_wait_is_a_phase_the_first_one_included(meter):
-    assert list(meter.data([1, 2, 3])) == [1, 2, 3]
-    assert meter.tree() == "data data data"
+@pytest.mark.parametrize(
+    ("loader", "tree"),
+    [
+        ([1, 2], "data data"),
+        (iter([1, 2]), "data data data!"),  # an end that could not be known
+        (Sized(1, [1, 2]), "data"),
+        (Sized(2, [1]), "data data!"),
+        (Sized(0, []), ""),
+    ],
+)
+def test_each_wait_is_a_phase(meter, loader, tree):
+    items = getattr(loader, "items", [1, 2])
+    assert list(meter.data(loader)) == items
+    assert meter.tree() == tree
 
 
-def test_every_epoch_begins_anew(meter):
-    loader = meter.data(DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2))
+def test_every_epoch_begins_anew_and_the_loader_is_otherwise_itself(meter):
+    loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
+    wrapped = meter.data(loader)
     for _ in range(2):
-        for _ in loader:
+        for _ in wrapped:
             with meter.phase("work"):
                 pass
     assert meter.tree() == " ".join(["data work"] * 6)
-
-
-def test_an_end_that_could_not_be_known_is_cut(meter):
-    assert list(meter.data(iter([1, 2]))) == [1, 2]
-    assert meter.tree() == "data data data!"
-
-
-def test_a_loader_longer_or_shorter_than_it_says(meter):
-    class Liar:
-        def __init__(self, says, items):
-            self.says, self.items = says, items
-
-        def __len__(self):
-            return self.says
-
-        def __iter__(self):
-            return iter(self.items)
-
-    assert list(meter.data(Liar(1, [1, 2]))) == [1, 2]
-    assert list(meter.data(Liar(2, [1]))) == [1]
-    assert list(meter.data(Liar(0, []))) == []
-    assert meter.tree() == "data data data!"
-
-
-def test_the_loader_is_otherwise_itself(meter):
-    loader = DataLoader(TensorDataset(torch.arange(6.0)), batch_size=2)
-    wrapped = meter.data(loader)
     assert len(wrapped) == 3
     assert wrapped.dataset is loader.dataset
     assert copy.copy(wrapped).batch_size == 2
@@ -97,14 +94,13 @@ def test_the_plain_loop(meter):
 
 
 def test_leaving_the_plain_loop_ends_its_iteration(meter):
-    for batch in meter.iterations([1, 2, 3]):
-        if batch == 2:
-            break
-
     def fail():
         for batch in meter.iterations([1, 2, 3]):
             raise ValueError(batch)
 
+    for batch in meter.iterations([1, 2, 3]):
+        if batch == 2:
+            break
     with pytest.raises(ValueError, match="1"):
         fail()
     assert meter.tree() == "iteration[data] iteration[data] iteration[data]"

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 from powerd_analytics.signals.integral import counter_energy_j, energy_j
 from powerd_client import pmlib
 from powerd_client.pmlib import pm_set_lines
-from powerd_client.pmlib.data import CounterData, CounterSet, Lines
-from powerd_client.pmlib.paraver import LINE_TYPE, SET_TYPE, SUM_TYPE, UNITS, write_paraver
+from powerd_client.pmlib.data import (
+    LINE_TYPE,
+    SET_TYPE,
+    SUM_TYPE,
+    UNITS,
+    CounterData,
+    CounterSet,
+    Lines,
+    write_paraver,
+)
 from powerd_client.pmlib.readings import convert
 from powerd_core.errors import ConfigError
 from powerd_core.model import (
@@ -197,16 +205,6 @@ def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     )
     assert float(found[len(first)]["Time"]) == pytest.approx(0.0395)
     assert float(found[-1]["Sum"]) == pytest.approx(1.6 + 2.0)
-
-
-def test_rows_of_an_aggregate_one_set_and_a_frequency():
-    t = np.arange(0, 101) * MS
-    lines = {0: power(t, [1000] * 101), 1: power(t, [500] * 101)}
-    sets = CounterSet(0, 10 * MS, 20 * MS, lines), CounterSet(1, 30 * MS, 60 * MS, lines)
-    counted = data_of(*sets, is_aggregate=True, frequency=100.0)
-    head, *rows = counted.rows(Lines([1]), 1, "\t")
-    assert head == "Set_id\tTime\tValue_aggregate"
-    assert [row.split("\t") for row in rows] == [["1", f"{s:.9f}", "1.500000"] for s in (0.02, 0.03, 0.04, 0.05)]
 
 
 def test_a_power_that_nobody_knows_is_an_empty_cell(tmp_path):

@@ -63,7 +63,7 @@ def test_any_pieces_give_the_same_readings(tmp_path_factory, cuts):
             file.write(data[low:high])
         reader = reader or JournalReader(path)
         reader.update()
-    found = reader.readings(NAMES, 0, 100 * S)
+    found = reader.readings(NAMES, [(0, 100 * S)])[0]
     for j, name in enumerate(NAMES):
         t = S + AHEAD_NS + PERIOD_NS * np.arange(200) + 10_000 * j
         assert np.abs(found[name].t_ns - t).max() < 100
@@ -73,11 +73,11 @@ def test_any_pieces_give_the_same_readings(tmp_path_factory, cuts):
 def test_a_stretch_has_a_block_on_either_side(tmp_path):
     reader = reader_of(tmp_path, events())
     begin = S + AHEAD_NS + 85 * PERIOD_NS
-    t = reader.readings(NAMES, begin, begin + 10 * PERIOD_NS)[NAMES[0]].t_ns
+    t = reader.readings(NAMES, [(begin, begin + 10 * PERIOD_NS)])[0][NAMES[0]].t_ns
     assert (round((t[0] - AHEAD_NS - S) / PERIOD_NS), len(t)) == (60, 60)
     # Between two blocks there is none, but those on either side say what the power was.
     begin = S + AHEAD_NS + 79 * PERIOD_NS + 200_000
-    assert len(reader.readings(NAMES, begin, begin + 100_000)[NAMES[0]].t_ns) == 40
+    assert len(reader.readings(NAMES, [(begin, begin + 100_000)])[0][NAMES[0]].t_ns) == 40
 
 
 def test_how_far_readings_reach(tmp_path):
@@ -88,28 +88,11 @@ def test_how_far_readings_reach(tmp_path):
     assert not reader_of(tmp_path, [described(), block(0, S)]).reaches(NAMES, 0)
 
 
-@pytest.mark.parametrize("is_noticed", [True, False])
-def test_an_append_that_was_taken_back(tmp_path, is_noticed):
-    parts = events()
-    path = tmp_path / "journal.bin"
-    whole, rest = frames(parts[:8]), frames(parts[8:])
-    path.write_bytes(whole + rest[:100])
-    reader = JournalReader(tmp_path)
-    reader.update()
-    path.write_bytes(whole)  # as after a full disk
-    if is_noticed:
-        reader.update()
-    # Another frame comes first when there is room again.
-    path.write_bytes(whole + frames([exchange(S + 5)]) + rest)
-    reader.update()
-    assert len(reader.readings(NAMES, 0, 100 * S)[NAMES[0]].t_ns) == 200
-
-
 def test_a_powerd_that_was_started_anew(tmp_path):
     ahead = AHEAD_NS + 2 * S
     anew = [described(6), exchange(100, 6, ahead), block(0, 1000, 6, 3000), exchange(40 * PERIOD_NS, 6, ahead)]
     of_nobody = block(0, 50 * S, epoch=99)  # a life that was never described
-    found = reader_of(tmp_path, [*events(), *anew, of_nobody]).readings(NAMES, 0, 100 * S)[NAMES[0]]
+    found = reader_of(tmp_path, [*events(), *anew, of_nobody]).readings(NAMES, [(0, 100 * S)])[0][NAMES[0]]
     assert found.watts_at(found.t_ns) == pytest.approx([2.0] * 200 + [3.0] * 20)
     between_ns = 1000 + ahead - (S + AHEAD_NS + 199 * PERIOD_NS)
     missing_s = found.missing_s(int(found.t_ns[0]), int(found.t_ns[-1]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import h5py
@@ -79,10 +80,7 @@ class Phases:
         """[m] which phases are of these classes."""
         wanted = np.zeros(len(self.classes), bool)
         wanted[list(labels)] = True
-        of_classes = np.empty(len(self), bool)
-        for some in pieces(len(self)):
-            of_classes[some] = wanted[self.label[some]]
-        return of_classes
+        return wanted[self.label]
 
 
 def pieces(count: int, at_a_time: int | None = None) -> Iterator[slice]:
@@ -100,11 +98,10 @@ def as_range(which: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:
 
 def kept(phases: Phases, which: NDArray[np.bool_]) -> Phases:
     """The phases ``which`` [m] alone; one whose parent is not among them is outermost."""
-    place = np.cumsum(which, dtype=np.int32) - np.int32(1)
+    place = np.append(np.cumsum(which, dtype=np.int32) - np.int32(1), np.int32(-1))
+    place[:-1][~which] = -1
     columns = {name: getattr(phases, name)[which] for name in Phases.__dataclass_fields__ if name != "classes"}
-    parent = columns["parent"]
-    inside = (parent >= 0) & which[parent]
-    return Phases(**columns | {"parent": np.where(inside, place[parent], np.int32(-1))}, classes=phases.classes)
+    return Phases(**columns | {"parent": place[columns["parent"]]}, classes=phases.classes)
 
 
 def read_phases(group: h5py.Group) -> Phases:
@@ -140,22 +137,19 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
     classes: list[PhaseClass] = []
     index: dict[tuple[tuple[str, ...], tuple[tuple[str, str], ...], str], int] = {}
 
-    def rows_of(level: int, some: slice) -> NDArray[np.intp]:
+    def keys_of(level: int, some: slice) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Phases of a level, and the class around each (-1 for none) and its kind as one number, in their order."""
         above = parent[some]
         is_of = above < 0 if level == 0 else (above >= 0) & (depth[above] == level - 1)
-        return np.flatnonzero(is_of) + int(some.start)
+        rows = np.flatnonzero(is_of) + int(some.start)
+        around = np.where(parent[rows] < 0, -1, label[parent[rows]]).astype(np.int64)
+        return rows, (around + 1) * len(kinds) + kind[rows]
 
-    def keys_of(rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Class around a phase (-1 for none) and its kind as one number, in the order of both."""
-        above = np.where(parent[rows] < 0, -1, label[parent[rows]]).astype(np.int64)
-        return (above + 1) * len(kinds) + kind[rows]
-
-    level = 0
-    while True:
-        each = [np.unique(keys_of(rows_of(level, some))) for some in pieces(len(kind))]
+    for level in count():
+        each = [np.unique(keys_of(level, some)[1]) for some in pieces(len(kind))]
         keys = np.unique(np.concatenate([np.zeros(0, np.int64), *each]))
         if not len(keys):
-            return depth, label, tuple(classes)
+            break
         numbers = []
         for key in keys.tolist():
             outer, k = key // len(kinds) - 1, key % len(kinds)
@@ -172,10 +166,10 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
                 classes[index[same]] = _with_operations(classes[index[same]], this)
             numbers.append(index[same])
         for some in pieces(len(kind)):
-            rows = rows_of(level, some)
-            label[rows] = np.array(numbers, np.int32)[np.searchsorted(keys, keys_of(rows))]
+            rows, own = keys_of(level, some)
+            label[rows] = np.array(numbers, np.int32)[np.searchsorted(keys, own)]
             depth[rows] = level
-        level += 1
+    return depth, label, tuple(classes)
 
 
 def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:

@@ -8,7 +8,7 @@ nobody takes so belongs to all ranks. A device of n ranks is divided among them 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -30,6 +30,11 @@ class Identity:
 
     uuids: frozenset[str] = frozenset()
     pcis: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, uuids: Iterable[Any], pcis: Iterable[Any]) -> Identity:
+        """Of addresses as somebody wrote them; what is none is left out."""
+        return cls(frozenset(filter(None, map(uuid_key, uuids))), frozenset(filter(None, map(pci_key, pcis))))
 
     def __bool__(self) -> bool:
         return bool(self.uuids or self.pcis)
@@ -83,10 +88,7 @@ class Ranks:
         process = run.phases.process
         if np.all(self.of_process == self.of_process[:1]):
             return np.broadcast_to(self.of_process[:1], process.shape)  # of many phases there is not one more column
-        tracks = np.empty(len(process), np.int32)
-        for some in pieces(len(process)):
-            tracks[some] = self.of_process[process[some]]
-        return tracks
+        return self.of_process[process]
 
 
 def present_in(tracks: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -100,44 +102,35 @@ def ranks_of(run: Run) -> Ranks:
     of_process = np.full(count, NOBODY, np.int32)
     by_rank: dict[int, list[Mapping[str, Any]]] = {}
     for i, process in enumerate(run.processes):
-        rank = _number(process.get("rank"))
-        if rank is not None:
+        for rank in _numbers([process], "rank"):
             of_process[i] = rank
             by_rank.setdefault(rank, []).append(process)
     ranks = [_rank(number, by_rank[number]) for number in sorted(by_rank)]
-    sizes = [n for process in run.processes if (n := _number(process.get("world_size"))) is not None]
-    return Ranks(tuple(_with_devices(run, ranks)), of_process, max([1, *sizes]))
+    return Ranks(tuple(_with_devices(run, ranks)), of_process, max([1, *_numbers(run.processes, "world_size")]))
 
 
-def _number(value: object) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < 1 << 31 else None
+def _numbers(processes: Iterable[Mapping[str, Any]], key: str) -> list[int]:
+    values = [process.get(key) for process in processes]
+    return [value for value in values if isinstance(value, int) and 0 <= value < 1 << 31]
 
 
 def _rank(number: int, processes: list[Mapping[str, Any]]) -> RunRank:
-    gpus: dict[Identity, None] = {}
-    for process in processes:
-        devices = process.get("devices")
-        for device in devices if isinstance(devices, list) else ():
-            if isinstance(device, dict) and (gpu := _identity([device.get("uuid")], [device.get("pci")])):
-                gpus[gpu] = None
-    locals_ = [n for p in processes if (n := _number(p.get("local_rank"))) is not None]
-    pids = tuple(n for p in processes if (n := _number(p.get("pid"))) is not None)
-    return RunRank(number, locals_[0] if locals_ else None, pids, tuple(gpus))
-
-
-def _identity(uuids: list[Any], pcis: list[Any]) -> Identity:
-    return Identity(frozenset(filter(None, map(uuid_key, uuids))), frozenset(filter(None, map(pci_key, pcis))))
+    lists = [devices for p in processes if isinstance(devices := p.get("devices"), list)]
+    devices = [device for several in lists for device in several if isinstance(device, dict)]
+    gpus = dict.fromkeys(Identity.of([device.get("uuid")], [device.get("pci")]) for device in devices)
+    local = next(iter(_numbers(processes, "local_rank")), None)
+    return RunRank(number, local, tuple(_numbers(processes, "pid")), tuple(filter(None, gpus)))
 
 
 def device_identity(run: Run, device: str) -> Identity:
     """Which GPU a device is, as the configuration says, else as the sources of its lines do; several GPUs where lines
     of several feed it."""
     configured = run.device(device)
-    identity = _identity([configured.uuid], [configured.pci])
     feeds = [run.lines[name] for name in configured.feeds]
+    identity = Identity.of([configured.uuid], [configured.pci])
     for lines in (feeds, [line for line in run.lines.values() if line.device == configured.name]):
-        uuids, pcis = ([line.detail.get(key) for line in lines] for key in ("uuid", "pci_bus_id"))
-        identity = identity or _identity(uuids, pcis)
+        details = [line.detail for line in lines]
+        identity = identity or Identity.of((d.get("uuid") for d in details), (d.get("pci_bus_id") for d in details))
     return identity
 
 
@@ -149,7 +142,7 @@ def _with_devices(run: Run, ranks: list[RunRank]) -> list[RunRank]:
     taken = [own or (nameless if rank.gpus else set(known) - claimed) for rank, own in zip(ranks, mapped, strict=True)]
     common = nameless.difference(*taken)
     return [
-        replace(rank, devices=tuple(name for name in known if name in own or name in common))
+        replace(rank, devices=tuple(name for name in known if name in own | common))
         for rank, own in zip(ranks, taken, strict=True)
     ]
 
@@ -178,16 +171,13 @@ def describe_ranks(run: Run) -> list[str]:
         return []
     lines = []
     for rank in ranks.ranks:
+        on = ", ".join(" at ".join([*(f"GPU-{u}" for u in g.uuids), *g.pcis]) for g in rank.gpus)
+        shared = {device: len(ranks.users(device)) for device in rank.devices}
+        shares = ", ".join(device if n == 1 else f"1/{n} of {device}" for device, n in shared.items()) or "no device"
         pids = ", ".join(map(str, rank.pids))
-        gpus = ", ".join(" at ".join(filter(None, [*(f"GPU-{u}" for u in g.uuids), *g.pcis])) for g in rank.gpus)
-        shares = []
-        for device in rank.devices:
-            n = len(ranks.users(device))
-            shares.append(device if n == 1 else f"1/{n} of {device}")
-        lines.append(
-            f"rank {rank.rank} (process {pids}){f' on {gpus}' if gpus else ''}: {', '.join(shares) or 'no device'}"
-        )
-    unused = [name for name in run.devices if not ranks.users(name)]
+        lines.append(f"rank {rank.rank} (process {pids}){f' on {on}' if on else ''}: {shares}")
     if missing := missing_ranks([r.rank for r in ranks.ranks], ranks.world_size):
         lines.append(f"not in this run: {missing}")
-    return [*lines, *([f"used by no rank: {', '.join(unused)}"] if unused else [])]
+    if unused := [name for name in run.devices if not ranks.users(name)]:
+        lines.append(f"used by no rank: {', '.join(unused)}")
+    return lines

@@ -13,8 +13,7 @@ except ImportError:
 
 from powerd_client.meter import Meter
 from powerd_client.phase import Attribute
-from powerd_client.torch_hooks import Watch, watch
-from powerd_client.torch_marks import PhaseCodes, TorchMarks
+from powerd_client.torch_hooks import PhaseCodes, TorchMarks, Watch, watch
 
 _FETCH = ".train_dataloader_next"
 """How Lightning names, to its profilers, the wait for the next batch."""
@@ -35,22 +34,18 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
         self, meter: Meter, *, layers: bool = False, communication: bool = True, **attributes: Attribute
     ) -> None:
         self._meter = meter
-        self._layers = layers
-        self._communication = communication
-        self._attributes = attributes
-        self._watch: Watch | None = None
         self._marks: TorchMarks | None = None
+        self._options: dict[str, Any] = {"layers": layers, "communication": communication, "attributes": attributes}
+        self._watch: Watch | None = None
         self._open: PhaseCodes | None = None
         self._restore: Callable[[], None] = lambda: None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Lightning's hook. Its own profiler hears of every wait for data; so do we."""
         self._marks = self._meter._marks_of_torch()
-        if self._marks is not None and stage == "fit":
-            self._listen(trainer.profiler)
-
-    def _listen(self, profiler: Any) -> None:
-        data = self._meter.phase("data", **self._attributes)
+        if self._marks is None or stage != "fit":
+            return
+        profiler, data = trainer.profiler, self._meter.phase("data", **self._options["attributes"])
         start, stop = profiler.start, profiler.stop
 
         def started(action_name: str) -> None:
@@ -66,12 +61,10 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
                 else:
                     data.__exit__()
 
-        profiler.start, profiler.stop = started, stopped
-
         def restore() -> None:
             profiler.start, profiler.stop = start, stop
 
-        self._restore = restore
+        profiler.start, profiler.stop, self._restore = started, stopped, restore
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         self.on_train_end()
@@ -79,15 +72,7 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Lightning's hook: optimizers and the model's wrapper are there now."""
-        self._watch = watch(
-            self._meter._marks_of_torch(),
-            trainer.strategy.model,
-            *trainer.optimizers,
-            layers=self._layers,
-            communication=self._communication,
-            attributes=self._attributes,
-            passes=False,
-        )
+        self._watch = watch(self._marks, trainer.strategy.model, *trainer.optimizers, passes=False, **self._options)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Lightning's hook: what is open is cut."""
@@ -97,12 +82,11 @@ class PowerdCallback(pl.Callback):  # type: ignore[misc]
     def on_train_end(self, *_: Any) -> None:
         if self._watch is not None:
             self._watch.remove()
-            self._watch = None
 
     def _begin(self, name: str) -> None:
         if self._marks is not None:
             self._close()
-            self._open = self._marks.codes(name, self._attributes)
+            self._open = self._marks.codes(name, self._options["attributes"])
             self._marks.begin(self._open)
 
     def _close(self, *, failed: bool = False) -> None:

@@ -32,9 +32,10 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.on_train_end()
+        marks = self._meter._marks_of_torch()
         optimizers = [kwargs["optimizer"]] if kwargs.get("optimizer") is not None else []
         self._watch = watch(
-            self._meter._marks_of_torch(),
+            marks,
             kwargs["model"],
             *optimizers,
             layers=self._layers,
@@ -42,30 +43,22 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
             attributes=self._attributes,
         )
         loader = kwargs.get("train_dataloader")
-        if loader is not None:
-            self._mark_waits(loader)
-
-    def _mark_waits(self, loader: Any) -> None:
-        """Let this loader's own iterator be waited for in ``data``.
-
-        A Trainer keeps its loader to itself, and ``iter`` looks at the type: the loader becomes one of a subclass.
-        """
-        kind, meter, attributes = type(loader), self._meter, self._attributes
-        active, marks = self._watch, meter._marks_of_torch()
-        if active is None or marks is None:
+        if loader is None or marks is None:
             return
+        # A Trainer keeps its loader to itself, and ``iter`` looks at the type: the loader becomes one of a subclass.
+        # Accelerate's loaders say that they are of another class than they are: theirs is a property.
+        kind, meter, attributes = type(loader), self._meter, self._attributes
+        become = object.__dict__["__class__"].__set__
 
         def marked(self: Any) -> Iterator[Any]:
             return iter(meter.data(_Inner(self, kind), **attributes))
 
-        # Accelerate's loaders say that they are of another class than they are: theirs is a property.
-        become = object.__dict__["__class__"].__set__
         try:
             become(loader, type(kind.__name__, (kind,), {"__iter__": marked, "__module__": kind.__module__}))
         except TypeError as error:
             marks.note(f"waits for data are not marked: {error}")
-            return
-        active.on_remove(lambda: become(loader, kind))
+        else:
+            self._watch.on_remove(lambda: become(loader, kind))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Trainer's event: the first of the accumulated steps."""
@@ -83,7 +76,6 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         self.on_step_end()
         if self._watch is not None:
             self._watch.remove()
-            self._watch = None
 
 
 class _Inner:

@@ -1,11 +1,13 @@
-"""pmlib's sets of line numbers (``line_t``), its devices, and what a counter has measured, also as rows of text."""
+"""pmlib's sets of line numbers (``line_t``), its devices, and what a counter has measured: joules, rows, a trace."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
+from math import isnan
 from pathlib import Path
 
 import numpy as np
@@ -34,10 +36,10 @@ class Lines(set[int]):
         numbers: list[int] = []
         for part in text.split(","):
             match = _PART.fullmatch(part)
-            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-            if last < first:
+            last = int(match[2] or match[1]) if match else -1
+            if match is None or last < int(match[1]):
                 raise ConfigError(f"lines {text!r}: {part.strip()!r} is no line and no range: write them as '1-4,6'")
-            numbers += range(first, last + 1)
+            numbers += range(int(match[1]), last + 1)
         return cls(numbers)
 
     @classmethod
@@ -158,15 +160,105 @@ class CounterData:
         for part in self.chosen(set_number):
             moments = part.moments(chosen, self.frequency)
             watts = np.array([part.readings[i].watts_at(moments) for i in chosen])
-            shown = [watts.sum(axis=0)] if self.is_aggregate else [*watts, watts.sum(axis=0)]
-            for k, t_ns in enumerate(moments):
-                cells = ["" if np.isnan(w[k]) else f"{w[k]:.6f}" for w in shown]
+            shown = np.vstack([watts, watts.sum(axis=0)])[-len(columns) :]
+            for t_ns, row in zip(moments.tolist(), shown.T.tolist(), strict=True):
+                cells = ["" if isnan(w) else f"{w:.6f}" for w in row]
                 yield separator.join([str(part.number), f"{(t_ns - self.begin_ns) * 1e-9:.9f}", *cells])
 
     def write_text(self, path: Path, lines: Lines | None, set_number: int, separator: str) -> None:
         """The rows into a file. Raises `ConfigError` when it cannot be written."""
-        text = "\n".join(self.rows(lines, set_number, separator)) + "\n"
-        try:
-            path.write_text(text)
-        except OSError as error:
-            raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        _write(path, "\n".join(self.rows(lines, set_number, separator)) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+# ---- Paraver -----------------------------------------------------------------------------------------------------
+
+UNITS = {"ns": (1, "NANOSEC"), "us": (1_000, "MICROSEC"), "ms": (1_000_000, "MILLISEC")}
+"""Nanoseconds of each unit of time, and its name in a ``.pcf`` file."""
+SET_TYPE = 500_000_008
+SUM_TYPE = 500_000_009
+LINE_TYPE = 500_000_010
+"""Type of line 0; the other lines follow. These are pmlib's own numbers, but for the set's."""
+
+_LABELS = """\
+DEFAULT_OPTIONS
+
+LEVEL               THREAD
+UNITS               {unit}
+
+STATES
+0    not measured
+1    measured
+
+EVENT_TYPE
+{events}
+
+EVENT_TYPE
+0    {set_type}    set of the counter
+VALUES
+0    none
+{sets}
+"""
+
+
+def write_paraver(path: Path, data: CounterData, lines: Lines | None, set_number: int, unit: str = "ns") -> None:
+    """Write a trace for Paraver, ``NAME.prv``, with labels, ``NAME.pcf`` and ``NAME.row``. Times count from the
+    beginning of the counter's first set.
+
+    Paraver holds a value from its event to the next one of the same type, and knows integers only. So each event has
+    the *mean* power in milliwatts up to the next event, from the exact integral: values times durations add up to the
+    energy, but for the rounding to milliwatts. Raises `ConfigError` for an unknown unit, a name that does not end in
+    ``.prv``, and files that cannot be written.
+    """
+    if unit not in UNITS:
+        raise ConfigError(f"unit {unit!r}: Paraver knows {', '.join(UNITS)}")
+    if path.suffix != ".prv":
+        raise ConfigError(f"{path}: the name of a Paraver trace ends in .prv")
+    chosen, sets = data.lines(lines), data.chosen(set_number)
+    step_ns, unit_name = UNITS[unit]
+    names = {SUM_TYPE: f"{data.device}: sum of lines {Lines(data.names)}"}
+    names |= {} if data.is_aggregate else {LINE_TYPE + i: data.names[i] for i in chosen}
+    records: list[str] = []
+    end = 0
+    for part in sets:
+        moments, t = _trace_times(part.moments(chosen, data.frequency), data.begin_ns, step_ns, end)
+        joules = np.array([part.readings[i].joules(moments[:-1], moments[1:]) for i in chosen])
+        # By the times that are printed: so the rounding of times costs no energy.
+        milliwatts = joules / (np.diff(t) * (step_ns * 1e-9)) * 1e3
+        shown = np.vstack([milliwatts.sum(axis=0), milliwatts])[: len(names)]
+        end = int(t[-1])
+        records.append(f"1:1:1:1:1:{t[0]}:{end}:1\n")
+        for k, time in enumerate(t[:-1]):
+            first = f"{SET_TYPE}:{part.number + 1}:" if k == 0 else ""
+            values = ":".join(f"{kind}:{round(column[k])}" for kind, column in zip(names, shown, strict=True))
+            records.append(f"2:1:1:1:1:{time}:{first}{values}\n")
+        records.append(f"2:1:1:1:1:{end}:{':'.join(f'{kind}:0' for kind in (SET_TYPE, *names))}\n")
+    events = "\n".join(f"0    {kind}    {name}, power (mW)" for kind, name in names.items())
+    numbers = "\n".join(f"{part.number + 1}    set {part.number}" for part in sets)
+    labels = _LABELS.format(unit=unit_name, events=events, set_type=SET_TYPE, sets=numbers)
+    levels = "\n\n".join(f"LEVEL {level} SIZE 1\n{data.device}" for level in ("CPU", "NODE", "THREAD"))
+    # One node with one CPU; one application with one task of one thread on that node.
+    head = f"#Paraver ({datetime.now():%d/%m/%Y at %H:%M}):{end}_{unit}:1(1):1:1(1:1)\n"
+    _write(path, head + "".join(records))
+    _write(path.with_suffix(".pcf"), labels)
+    _write(path.with_suffix(".row"), f"{levels}\n")
+
+
+def _trace_times(moments: Times, origin_ns: int, step_ns: int, after: int) -> tuple[Times, Times]:
+    """Moments of a set, and the same in units of the trace, not before ``after``.
+
+    Moments that a coarse unit cannot tell apart become one, but the set's ends stay apart.
+    """
+    t = (moments - origin_ns + step_ns // 2) // step_ns
+    t += max(0, after - int(t[0]))
+    is_last_of_equals = np.append(np.diff(t) > 0, True)
+    inside = is_last_of_equals & (t > t[0]) & (t < t[-1])
+    kept = np.concatenate([[0], np.flatnonzero(inside), [len(t) - 1]])
+    t[-1] = max(t[-1], t[0] + 1)
+    return moments[kept], t[kept]

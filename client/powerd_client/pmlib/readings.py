@@ -1,7 +1,4 @@
-"""Readings out of the journal of a run that goes on, as watts at moments and joules between them.
-
-A file is read when somebody asks; nothing is received here.
-"""
+"""Readings out of the journal of a run that goes on, as watts at moments and joules between them."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from powerd_client.clock_map import have_host_time, to_host_ns
 from powerd_core.clock import ClockPiece, map_clock
-from powerd_core.errors import ClockError, ConfigError, RunFileError, WireError
+from powerd_core.errors import ClockError, RunFileError, WireError
 from powerd_core.model import (
     BAD,
     Block,
@@ -26,7 +23,6 @@ from powerd_core.model import (
     Flag,
     Gap,
     Line,
-    ScaledConversion,
     ShuntConversion,
     Stream,
     columns,
@@ -82,10 +78,9 @@ class LineReadings:
     def missing_s(self, begin_ns: int, end_ns: int) -> float:
         """Seconds between two moments for which there are no readings."""
         low, high = np.clip([begin_ns, end_ns], self.t_ns[0], self.t_ns[-1])
-        outside = (end_ns - begin_ns) - (high - low)
         overlap = np.minimum(self.t_ns[1:], high) - np.maximum(self.t_ns[:-1], low)
         inside = np.clip(overlap, 0, None) / np.diff(self.t_ns) * self.lost_ns
-        return float(outside + inside.sum()) * 1e-9
+        return float((end_ns - begin_ns) - (high - low) + inside.sum()) * 1e-9
 
     def _interval(self, t_ns: ArrayLike) -> tuple[Times, NDArray[np.intp], Values]:
         """Moments, moved to the readings where they lie outside, the reading before each, and how far it lies from that
@@ -98,61 +93,46 @@ class LineReadings:
 def convert(line: Line, period_ns: int, t_ns: Times, flags: NDArray[np.uint16], codes: Columns) -> LineReadings:
     """Readings from raw codes [n] by the line's conversion; flags decide what is a value."""
     good = (flags & np.uint16(int(BAD))) == 0
-    if len(t_ns) > 1:
-        # After a clock step the mapping may fold back: time goes on where it passes what was there.
-        latest = np.maximum.accumulate(np.where(good, t_ns, np.iinfo(np.int64).min))
-        good[1:] &= t_ns[1:] > latest[:-1]
-    t = t_ns[good]
-    flagged = np.diff(np.flatnonzero(good)) > 1
+    # After a clock step the mapping may fold back: time goes on where it passes what was there.
+    latest = np.maximum.accumulate(np.where(good, t_ns, np.iinfo(np.int64).min))
+    good[1:] &= t_ns[1:] > latest[:-1]
+    t, has_bad = t_ns[good], np.diff(np.flatnonzero(good)) > 1
+    is_reset = np.zeros(len(has_bad), bool)
+    c, update_ns = line.conversion, line.accuracy.update_ns
+    if isinstance(c, CounterConversion):
+        unsigned = codes[c.column][good].astype(np.int64).view(np.uint64)
+        # Unsigned differences wrap by themselves at 64 bits; narrower counters wrap earlier.
+        steps = (unsigned[1:] - unsigned[:-1]) & np.uint64((1 << c.bits) - 1)
+        # A counter of 64 bits never wraps: one that falls was set back, and what it counted then is unknown.
+        is_reset = steps >> np.uint64(63) != 0
+        counts = _cumulated(np.where(is_reset, 0, steps).astype(np.float64), len(t))
+        if update_ns > 1.2 * (spacing_ns := _spacing_ns(t, period_ns)) and len(t) > 2:
+            # Read more often than it moves: only where it moved is its value that of the moment.
+            keep = np.concatenate([[True], (np.diff(counts) > 0) | is_reset])
+            keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > update_ns + spacing_ns
+            keep[-1] = True
+            kept = np.flatnonzero(keep)
+            is_reset, has_bad = (np.logical_or.reduceat(mask, kept[:-1]) for mask in (is_reset, has_bad))
+            t, counts = t[keep], counts[keep]
+        energy_j: Values = counts * c.j_per_code + c.background_w * ((t - t[:1]) * 1e-9)
+        begin_w = end_w = np.diff(energy_j) / (np.diff(t) * 1e-9)
+    else:
+        watts = _power_w(line, {name: column[good] for name, column in codes.items()})
+        begin_w, end_w = watts[:-1], watts[1:]
+        energy_j = _cumulated(np.diff(t) * 0.5e-9 * (begin_w + end_w), len(t))
+    dt, usual_ns = np.diff(t).astype(np.float64), max(_spacing_ns(t, period_ns), float(update_ns))
+    lost_ns = np.where(dt > np.where(has_bad, _FLAGGED, _LATE) * usual_ns, dt - usual_ns, 0.0)
     clipped = t_ns[(flags & np.uint16(int(Flag.SATURATED))) != 0]
-    if isinstance(line.conversion, CounterConversion):
-        return _convert_counter(
-            line, line.conversion, period_ns, t, codes[line.conversion.column][good], flagged, clipped
-        )
-    watts = _power_w(line, {name: column[good] for name, column in codes.items()})
-    energy_j = _cumulated(np.diff(t) * 0.5e-9 * (watts[1:] + watts[:-1]), len(t))
-    return LineReadings(t, energy_j, watts[:-1], watts[1:], _lost_ns(line, period_ns, t, flagged), clipped)
+    return LineReadings(t, energy_j, begin_w, end_w, np.where(is_reset, dt, lost_ns), clipped)
 
 
 def _power_w(line: Line, codes: Columns) -> Values:
-    match line.conversion:
-        case ShuntConversion() as c:
-            bus_v = (codes[c.bus].astype(np.int64) >> c.bus_shift) * c.bus_lsb_v
-            current_a = (codes[c.shunt] * (c.shunt_lsb_v / c.shunt_ohm) + c.offset_a) * c.gain
-            return np.asarray(bus_v * current_a, np.float64)
-        case ScaledConversion() as c:
-            return np.asarray(codes[c.column] * c.w_per_code, np.float64)
-    raise ConfigError(f"line {line.name!r} measures no power")
-
-
-def _convert_counter(
-    line: Line,
-    conversion: CounterConversion,
-    period_ns: int,
-    t: Times,
-    codes: NDArray[np.integer],
-    flagged: NDArray[np.bool_],
-    clipped: Times,
-) -> LineReadings:
-    unsigned = codes.astype(np.int64).view(np.uint64)
-    # Unsigned differences wrap by themselves at 64 bits; narrower counters wrap earlier.
-    steps = (unsigned[1:] - unsigned[:-1]) & np.uint64((1 << conversion.bits) - 1)
-    # A counter of 64 bits never wraps in practice: one that falls was set back, and what it counted then is unknown.
-    reset = steps >> np.uint64(63) != 0
-    counts = _cumulated(np.where(reset, 0, steps).astype(np.float64), len(t))
-    spacing_ns = _spacing_ns(t, period_ns)
-    if line.accuracy.update_ns > 1.2 * spacing_ns and len(t) > 2:
-        # Read more often than it moves: only where it moved is its value that of the moment.
-        keep = np.concatenate([[True], (np.diff(counts) > 0) | reset])
-        keep |= t - np.maximum.accumulate(np.where(keep, t, t[0])) > line.accuracy.update_ns + spacing_ns
-        keep[-1] = True
-        kept = np.flatnonzero(keep)
-        reset, flagged = (np.logical_or.reduceat(mask, kept[:-1]) for mask in (reset, flagged))
-        t, counts = t[keep], counts[keep]
-    energy_j: Values = counts * conversion.j_per_code + conversion.background_w * ((t - t[:1]) * 1e-9)
-    mean_w = np.diff(energy_j) / (np.diff(t) * 1e-9)
-    lost_ns = np.where(reset, np.diff(t).astype(np.float64), _lost_ns(line, period_ns, t, flagged))
-    return LineReadings(t, energy_j, mean_w, mean_w, lost_ns, clipped)
+    c: Any = line.conversion
+    if not isinstance(c, ShuntConversion):
+        return np.asarray(codes[c.column] * c.w_per_code, np.float64)
+    bus_v = (codes[c.bus].astype(np.int64) >> c.bus_shift) * c.bus_lsb_v
+    current_a = (codes[c.shunt] * (c.shunt_lsb_v / c.shunt_ohm) + c.offset_a) * c.gain
+    return np.asarray(bus_v * current_a, np.float64)
 
 
 def _cumulated(steps: Values, n: int) -> Values:
@@ -162,13 +142,6 @@ def _cumulated(steps: Values, n: int) -> Values:
 
 def _spacing_ns(t: Times, period_ns: int) -> float:
     return float(np.median(np.diff(t))) if len(t) > 2 else float(max(period_ns, 1))
-
-
-def _lost_ns(line: Line, period_ns: int, t: Times, flagged: NDArray[np.bool_]) -> Values:
-    """How much of each interval between good readings has lost its readings; ``flagged``: a bad one lies in it."""
-    spacing_ns = max(_spacing_ns(t, period_ns), float(line.accuracy.update_ns))
-    dt = np.diff(t).astype(np.float64)
-    return np.where(dt > np.where(flagged, _FLAGGED, _LATE) * spacing_ns, dt - spacing_ns, 0.0)
 
 
 @dataclass(slots=True)
@@ -181,20 +154,6 @@ class _Epoch:
     """By stream and sequence number of a block: offset and bytes in the journal, first and last board time."""
     newest_ns: dict[int, int] = field(default_factory=dict)
     """By stream: board time up to which readings, or the knowledge that they are lost, have arrived."""
-    mapping: tuple[int, tuple[ClockPiece, ...]] = (0, ())
-    """From how many exchanges the clock's mapping was made, and the mapping."""
-
-    def to_host(self, t_board_ns: Times) -> tuple[Times, NDArray[np.bool_]]:
-        """Board times on the host's clock by the exchanges so far, and whether the mapping says anything of them (not
-        around a step)."""
-        if self.mapping[0] != len(self.exchanges):
-            self.mapping = len(self.exchanges), ()
-            with contextlib.suppress(ClockError):
-                self.mapping = len(self.exchanges), map_clock(self.exchanges)
-        pieces = self.mapping[1]
-        if not pieces:
-            return t_board_ns, np.zeros(len(t_board_ns), bool)
-        return to_host_ns(t_board_ns, pieces), have_host_time(t_board_ns, pieces)
 
 
 class JournalReader:
@@ -203,9 +162,6 @@ class JournalReader:
     def __init__(self, journal: Path) -> None:
         self.journal = journal
         self._path = journal / "journal.bin"
-        self._begin()
-
-    def _begin(self) -> None:
         self._frames = FrameReader()
         self._bytes_read = self._offset = 0
         self._epochs: dict[int, _Epoch] = {}
@@ -218,31 +174,19 @@ class JournalReader:
     def update(self) -> None:
         """Take in what has been appended. Raises `RunFileError` when the journal cannot be read."""
         try:
-            if self._path.stat().st_size < self._bytes_read or self._read_on():
-                # An append that failed half-way was taken back and made again: what was read of it was no frame.
-                self._begin()
-                self._read_on()
+            with self._path.open("rb") as file:
+                file.seek(self._bytes_read)
+                while data := file.read(_CHUNK_BYTES):
+                    self._bytes_read += len(data)
+                    for event, frame in self._frames.feed(data):
+                        size = event.count if isinstance(event, Garbage) else len(frame)
+                        self._take(event, size)
+                        self._offset += size
         except OSError as error:
             raise RunFileError(f"cannot read {self._path}: {error.strerror}") from error
 
-    def _read_on(self) -> bool:
-        """Whether there was anything in it that is no frame."""
-        is_damaged = False
-        with self._path.open("rb") as file:
-            file.seek(self._bytes_read)
-            while data := file.read(_CHUNK_BYTES):
-                self._bytes_read += len(data)
-                for event, frame in self._frames.feed(data):
-                    if isinstance(event, Garbage):
-                        is_damaged = True
-                        self._offset += event.count
-                    else:
-                        self._take(event, len(frame))
-                        self._offset += len(frame)
-        return is_damaged
-
     def _take(self, event: object, size: int) -> None:
-        """An event in a frame of so many bytes at the offset that has been reached."""
+        """An event of so many bytes at the offset that has been reached."""
         if isinstance(event, Message) and event.subject == "description":
             with contextlib.suppress(WireError):  # the run file will tell
                 description = read_description(event.body)
@@ -258,42 +202,51 @@ class JournalReader:
             epoch.newest_ns[event.stream] = max(newest_ns, event.t_last_ns)
 
     def reaches(self, lines: Collection[str], t_host_ns: int) -> bool:
-        """Whether every one of the lines has been read after that moment.
+        """Whether every one of the lines has been read after that moment, by the quickest of the latest exchanges.
 
         A scan takes up to a period, so that its last reading alone does not say so of all its lines.
         """
-        reached = set()
+        reached: set[str] = set()
         for epoch in self._epochs.values():
+            if not epoch.exchanges:
+                continue
+            e = min(epoch.exchanges[-10:], key=lambda exchange: exchange.delay_ns)
+            ahead_ns = (e.t1_host_ns + e.t4_host_ns - e.t2_board_ns - e.t3_board_ns) // 2
             for stream in epoch.description.streams:
-                if stream.number in epoch.newest_ns:
-                    t_ns, is_known = epoch.to_host(np.array([epoch.newest_ns[stream.number]], np.int64))
-                    if is_known[0] and t_ns[0] >= t_host_ns + stream.period_ns:
-                        reached |= {line.name for line in stream.lines}
+                newest_ns = epoch.newest_ns.get(stream.number)
+                if newest_ns is not None and newest_ns + ahead_ns >= t_host_ns + stream.period_ns:
+                    reached |= {line.name for line in stream.lines}
         return reached >= set(lines)
 
-    def readings(self, names: Collection[str], begin_ns: int, end_ns: int) -> dict[str, LineReadings]:
-        """The good readings of lines between two host times, and the nearest block on either side of them."""
-        parts: dict[str, list[Columns]] = {name: [] for name in names}
+    def readings(self, names: Collection[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, LineReadings]]:
+        """For each pair of host times the good readings of lines between them, and the nearest block on either side."""
         lines: dict[str, tuple[Line, int]] = {}
+        parts: list[dict[str, list[Columns]]] = [{name: [] for name in names} for _ in sets]
         for epoch in self._epochs.values():
+            pieces: tuple[ClockPiece, ...] = ()
+            with contextlib.suppress(ClockError):
+                pieces = map_clock(epoch.exchanges)
             for stream in epoch.description.streams:
-                wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in parts}
+                wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in names}
                 lines |= {name: (stream.lines[i], stream.period_ns) for i, name in wanted.items()}
-                scans = self._scans(epoch, stream, begin_ns, end_ns) if wanted else {}
-                for i, name in wanted.items() if scans else ():
-                    t_ns, is_known = epoch.to_host(scans["t_ns"] + scans["dt_ns"][:, i])
-                    codes = {c: a[is_known, i] for c, a in scans.items() if c not in ("t_ns", "dt_ns")}
-                    parts[name].append({"t_ns": t_ns[is_known], **codes})
-        return {name: _joined(*lines[name], parts[name]) for name in names}
+                if not (wanted and pieces and epoch.blocks.get(stream.number)):
+                    continue
+                for edges, part in zip(sets, parts, strict=True):
+                    scans = self._scans(epoch, pieces, stream, edges)
+                    for i, name in wanted.items():
+                        t_board = scans["t_ns"] + scans["dt_ns"][:, i]
+                        known = have_host_time(t_board, pieces)  # not around a step
+                        codes = {c: a[known, i] for c, a in scans.items() if c not in ("t_ns", "dt_ns")}
+                        part[name].append({"t_ns": to_host_ns(t_board, pieces)[known], **codes})
+        return [{name: _joined(*lines[name], part[name]) for name in names} for part in parts]
 
-    def _scans(self, epoch: _Epoch, stream: Stream, begin_ns: int, end_ns: int) -> Columns:
-        """The arrays of a stream's blocks, times [n] and the others [n, lines]; empty where there is no block."""
-        places = [place for _, place in sorted(epoch.blocks.get(stream.number, {}).items())]
-        if not places:
-            return {}
-        edges = np.array([place[2:] for place in places], np.int64)
-        first, last = (epoch.to_host(edges[:, side])[0] for side in (0, 1))
-        low, high = int(np.sum(last < begin_ns)), int(np.sum(first <= end_ns))
+    def _scans(
+        self, epoch: _Epoch, pieces: tuple[ClockPiece, ...], stream: Stream, edges: tuple[int, int]
+    ) -> dict[str, NDArray[Any]]:
+        """The arrays of a stream's blocks, times [n] and the others [n, lines]."""
+        places = [place for _, place in sorted(epoch.blocks[stream.number].items())]
+        first, last = (to_host_ns(np.array([p[side] for p in places], np.int64), pieces) for side in (2, 3))
+        low, high = int(np.sum(last < edges[0])), int(np.sum(first <= edges[1]))
         types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
         types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
         arrays: dict[str, list[NDArray[Any]]] = {name: [] for name in types}
@@ -305,12 +258,13 @@ class JournalReader:
                 for name, view in columns(block, stream).items():
                     values = np.frombuffer(view, types[name])
                     arrays[name].append(values if name == "t_ns" else values.reshape(block.count, -1))
-        return {name: np.concatenate(pieces) for name, pieces in arrays.items()}
+        return {name: np.concatenate(blocks) for name, blocks in arrays.items()}
 
 
 def _joined(line: Line, period_ns: int, parts: Sequence[Columns]) -> LineReadings:
     """Readings of one line out of those of several powerds, or of several lives of one."""
-    named = [getattr(line.conversion, name) for name in ("column", "shunt", "bus") if hasattr(line.conversion, name)]
+    c: Any = line.conversion
+    named = (c.shunt, c.bus) if isinstance(c, ShuntConversion) else (c.column,)
     none = np.zeros(0, np.int64)
     t_ns, flags, *codes = (
         np.concatenate([part[name] for part in parts]) if parts else none for name in ("t_ns", "flags", *named)

@@ -1,4 +1,4 @@
-"""The powerd that a script measures with: its devices, and counters on them.
+"""The powerd that a script measures with: its devices, counters on them, and pmlib's calls by their own names.
 
 All counters of a server share one recording. A recorder process beside the script receives the readings. Here, only
 marks are written while a counter runs, and the recorder's journal is read when a stopped counter is asked for its data.
@@ -22,13 +22,45 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import is_locked, joined_journal, journal_path, run_of
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
-from powerd_client.pmlib.data import ALL_SETS, MAX_LINES, CounterData, CounterSet, DeviceInfo, Lines
+from powerd_client.pmlib.data import ALL_SETS, MAX_LINES, CounterData, CounterSet, DeviceInfo, Lines, write_paraver
 from powerd_client.pmlib.readings import JournalReader, LineReadings
 from powerd_client.recording import Recording
 from powerd_core.errors import ConfigError, PeerError, RunFileError
 from powerd_core.model import Description, QuantityConversion
 
-_SEGMENT_RECORDS = 4096
+__all__ = [
+    "LINE_CLR",
+    "LINE_CLR_ALL",
+    "LINE_ISSET",
+    "LINE_SET",
+    "LINE_SET_ALL",
+    "Counter",
+    "CounterData",
+    "CounterSet",
+    "DeviceInfo",
+    "Lines",
+    "Server",
+    "pm_calculate_energy",
+    "pm_close_server",
+    "pm_continue_counter",
+    "pm_create_counter",
+    "pm_finalize_counter",
+    "pm_get_counter_data",
+    "pm_get_counter_num_sets",
+    "pm_get_device_info",
+    "pm_get_devices",
+    "pm_print_data_csv",
+    "pm_print_data_paraver",
+    "pm_print_data_stdout",
+    "pm_print_data_text",
+    "pm_set_lines",
+    "pm_set_server",
+    "pm_start_counter",
+    "pm_stop_counter",
+]
+
+PathLike = str | os.PathLike[str]
+
 _POLL_S = 0.005
 _PATIENCE_S = 3.0
 _WORTH_SAYING = 1e-3
@@ -50,7 +82,7 @@ class Server:
     def __init__(
         self,
         url: str | None = None,
-        out: str | os.PathLike[str] | None = None,
+        out: PathLike | None = None,
         *,
         overwrite: bool = False,
         source: Mapping[str, object] | None = None,
@@ -65,15 +97,15 @@ class Server:
         """What this process began; None where it has joined."""
         self._reader: JournalReader | None = None
         """Of the recording's journal, from the moment on at which the recording is needed."""
-        self._writers: list[MarkWriter] = []
-        self._free_writers: list[MarkWriter] = []
+        self._writer: MarkWriter | None = None
         self._counters = 0
         self._is_closed = False
 
     def _started(self) -> JournalReader:
         """The journal of the recording, which begins when it is first needed. Raises `ConfigError` after `close`."""
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                raise ConfigError(f"this server is closed: its run is in {self.out}")
             if self._reader is None:
                 journal = joined_journal()
                 if journal is None:
@@ -91,16 +123,8 @@ class Server:
                 self._reader.update()
             return self._reader
 
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise ConfigError(f"this server is closed: its run is in {self.out}")
-
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """What can be measured.
-
-        A line that measures a device by other means than the lines whose sum is the device's power is never added to
-        them: it stands behind the devices, as one of its own under its own name.
-        """
+        """What can be measured. A line that measures a device by other means is one of its own, behind the others."""
         devices: dict[str, DeviceInfo] = {}
         for description in self._started().descriptions:
             for device in devices_of(description):
@@ -123,7 +147,8 @@ class Server:
         frequency: float = 0.0,
         name: str | None = None,
     ) -> Counter:
-        """A counter on some of a device's lines (None: all); ``name`` is its phase's name in the run.
+        """A counter on some of a device's lines (None: all), of their sum or (``aggregate=False``) of each line;
+        ``name`` is its phase's name in the run.
 
         ``frequency`` thins what is printed, never what is measured; 0 prints all. Raises `ConfigError` for a device,
         lines or a frequency that there are not.
@@ -141,25 +166,21 @@ class Server:
             )
         with self._lock:
             self._counters += 1
-            name = name or f"counter {self._counters}"
-        return Counter(self, name, device, {i: info.lines[i].name for i in numbers}, bool(aggregate), frequency)
+            number, writer = self._counters, self._marks()
+        names = {i: info.lines[i].name for i in numbers}
+        return Counter(self, writer, number, name or f"counter {number}", device, names, bool(aggregate), frequency)
 
-    def _take_writer(self) -> MarkWriter:
-        """A mark stream for one counter: counters overlap, and phases of one stream would have to nest."""
-        with self._lock:
+    def _marks(self) -> MarkWriter:
+        if self._writer is None:
             journal = self._started().journal
-            if self._free_writers:
-                return self._free_writers.pop()
             try:
-                writer = MarkWriter(journal, segment_records=_SEGMENT_RECORDS)
+                self._writer = MarkWriter(journal)
             except OSError as error:
                 raise RunFileError(f"marks cannot be written under {journal}: {error.strerror}") from error
-            self._writers.append(writer)
-            return writer
+        return self._writer
 
     def _read(self, lines: Sequence[str], sets: Sequence[tuple[int, int]]) -> list[dict[str, LineReadings]]:
-        """Readings of lines by name, from just before to just after each stretch of time, when all of these lines have
-        been read after the last of them, or will not be."""
+        """Readings of lines around each stretch of time, once all have been read after the last, or will not be."""
         with self._lock:
             reader = self._started()
             streams = [stream for description in reader.descriptions for stream in description.streams]
@@ -171,7 +192,7 @@ class Server:
                 # Asked before reading: what a recorder wrote before it ended is then still read.
                 is_recorded = is_locked(reader.journal)
                 reader.update()
-            return [reader.readings(lines, *edges) for edges in sets]
+            return reader.readings(lines, sets)
 
     def close(self) -> None:
         """End the recording and wait until the run file is complete. Data that counters have read stay.
@@ -185,17 +206,15 @@ class Server:
             if self._is_closed:
                 return
             self._is_closed = True
-            stop_ns = now_ns()
-            for writer in self._writers:
+            stop_ns, writer = now_ns(), self._writer
+            if writer is not None:
                 writer.close()
-            failure, told = next(((w.failure, w.told) for w in self._writers if w.failure), (None, False))
-            if self._recording is None:
-                if failure and not told:
-                    tell(failure)
-            elif self._counters:
-                self._recording.finish(stop_ns, failure, told=told)
-            else:
+            if self._recording is not None and writer is not None:
+                self._recording.finish(stop_ns, writer.failure, told=writer.told)
+            elif self._recording is not None:
                 self._recording.abandon()
+            elif writer is not None and writer.failure and not writer.told:
+                tell(writer.failure)
 
     def __enter__(self) -> Server:
         return self
@@ -233,15 +252,19 @@ def _free_name(path: Path) -> Path:
 
 
 class Counter:
-    """Measures some lines of a device between start and stop, as often as it is continued. Made by `Server.counter`.
-    With ``with``, it is started and stopped.
-
-    In the run file every set is a phase with the counter's name. To start and to stop a counter costs a mark in
-    mapped memory; nothing else happens in this process until `get_data`.
-    """
+    """Measures some lines of a device between start and stop (or in a ``with``), as often as it is continued. Made by
+    `Server.counter`. In the run file every set is a phase with the counter's name."""
 
     def __init__(
-        self, server: Server, name: str, device: str, lines: Mapping[int, str], is_aggregate: bool, frequency: float
+        self,
+        server: Server,
+        writer: MarkWriter,
+        number: int,
+        name: str,
+        device: str,
+        lines: Mapping[int, str],
+        is_aggregate: bool,
+        frequency: float,
     ) -> None:
         self.name = name
         self.device = device
@@ -250,19 +273,19 @@ class Counter:
         self.is_aggregate = is_aggregate
         self.frequency = frequency
         self._server = server
-        self._writer: MarkWriter | None = server._take_writer()
+        self._writer: MarkWriter | None = writer
+        """None once it is finalised."""
+        self._track = 2 * number - 1
+        """Counters overlap, and phases of one thread would have to nest. No thread has an odd number."""
         self._begun: tuple[int, int] | None = None
         """Kind and time of the set that goes on."""
         self._ended: list[tuple[int, int]] = []
         """Begin and end of the others."""
-        self._sets: list[CounterSet] = []
-        """Those of them that have been read."""
         self._data: CounterData | None = None
-        self._writer.kind(name, {}, "host")  # written down now, so that the first start costs no more than the others
+        writer.kind(name, {}, "host")  # written down now, so that the first start costs no more than the others
 
     def start(self) -> None:
-        """Forget all sets and begin the first one. Raises `ConfigError` while a set goes on, and after the server was
-        closed."""
+        """Forget all sets, begin the first one. Raises `ConfigError` while a set goes on, and after `Server.close`."""
         self._begin(forget=True)
 
     def resume(self) -> None:
@@ -271,14 +294,14 @@ class Counter:
 
     def _begin(self, *, forget: bool) -> None:
         writer = self._usable()
-        self._server._check_open()
+        self._server._started()
         if self._begun is not None:
             raise ConfigError(f"{self.name!r} runs already: stop it before a further set begins")
         if forget:
-            self._ended, self._sets, self._data = [], [], None
+            self._ended, self._data = [], None
         kind = writer.kind(self.name, {}, _wait_for_gpu())
         t_ns = now_ns()
-        writer.mark_at(kind, t_ns)
+        writer.mark_at(kind, t_ns, self._track)
         self._begun = kind, t_ns
 
     def stop(self) -> None:
@@ -289,7 +312,7 @@ class Counter:
         kind, begin_ns = self._begun
         _wait_for_gpu()
         t_ns = now_ns()
-        writer.mark_at(~kind, t_ns)
+        writer.mark_at(~kind, t_ns, self._track)
         self._begun = None
         self._ended.append((begin_ns, t_ns))
 
@@ -312,18 +335,15 @@ class Counter:
         self._usable()
         if self._begun is not None or not self._ended:
             raise ConfigError(f"{self.name!r} is {'running' if self._begun else 'not started'}: stop it, then read it")
-        unread = self._ended[len(self._sets) :]
-        if unread:
-            for readings in self._server._read(tuple(self.lines.values()), unread):
-                self._sets.append(self._checked(len(self._sets), readings))
-        self._data = CounterData(self.device, self.lines, self.is_aggregate, self.frequency, tuple(self._sets))
+        readings = self._server._read(tuple(self.lines.values()), self._ended)
+        sets = tuple(self._checked(number, of_set) for number, of_set in enumerate(readings))
+        self._data = CounterData(self.device, self.lines, self.is_aggregate, self.frequency, sets)
         return self._data
 
     def _checked(self, number: int, readings: Mapping[str, LineReadings]) -> CounterSet:
         begin_ns, end_ns = self._ended[number]
-        duration_s = (end_ns - begin_ns) * 1e-9
         part = CounterSet(number, begin_ns, end_ns, {i: readings[name] for i, name in self.lines.items()})
-        where = f"set {number} of {self.name!r}"
+        where, duration_s = f"set {number} of {self.name!r}", (end_ns - begin_ns) * 1e-9
         for name, r in readings.items():
             if len(r.t_ns) < 2 or r.t_ns[-1] <= begin_ns or r.t_ns[0] >= end_ns:
                 raise PeerError(f"{where} has no reading of line {name!r}: does its powerd still run?")
@@ -348,14 +368,11 @@ class Counter:
         return self.data.energy_j(lines, set_number)
 
     def finalize(self) -> None:
-        """Let go of it, and of its data. A set that goes on ends here. Raises `ConfigError` the second time."""
-        writer = self._usable()
+        """Let go of its data. A set that goes on ends here. Raises `ConfigError` the second time."""
+        self._usable()
         if self._begun is not None:
             self.stop()
-        self._writer, self._data = None, None
-        self._ended, self._sets = [], []
-        with self._server._lock:
-            self._server._free_writers.append(writer)
+        self._writer, self._data, self._ended = None, None, []
 
     def __enter__(self) -> Counter:
         self.start()
@@ -366,8 +383,7 @@ class Counter:
 
 
 def _wait_for_gpu() -> str:
-    """Where this process uses CUDA through torch, wait until the current device has done what it was given: else a
-    counter would be stopped while the work that it is to measure still runs. Returns the timing of the next mark."""
+    """Wait for the current device, where this process uses CUDA through torch. Returns the timing of the next mark."""
     torch = sys.modules.get("torch")
     with contextlib.suppress(Exception):  # the script's next call will raise it too
         if torch is not None and torch.cuda.is_initialized():
@@ -378,3 +394,97 @@ def _wait_for_gpu() -> str:
 
 def _warn(text: str) -> None:
     warnings.warn(f"powerd: {text}", stacklevel=5)
+
+
+# ---- pmlib's names: what C gives back through pointers is returned; errors are raised ------------------------------
+
+
+def pm_set_server(
+    ip: str | None = None,
+    port: int = 7360,
+    *,
+    out: PathLike | None = None,
+    overwrite: bool = False,
+    source: Mapping[str, object] | None = None,
+) -> Server:
+    """The powerd at ``ip`` (a host's name or address, or a whole address such as ``ipc:///run/powerd/powerd.sock``).
+
+    Nobody is asked yet. For None and for the other arguments see `Server`.
+    """
+    if ip and "://" not in ip:
+        ip = f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
+    return Server(ip, out, overwrite=overwrite, source=source)
+
+
+pm_close_server = Server.close
+"""Complete the run file now (pmlib has no such call: without it, the end of the script does it)."""
+pm_get_device_info = Server.device
+"""Name, highest frequency and lines of a device."""
+pm_set_lines = Lines.parse
+LINE_CLR_ALL = Lines.clear
+pm_start_counter = Counter.start
+pm_continue_counter = Counter.resume
+pm_stop_counter = Counter.stop
+pm_get_counter_data = Counter.get_data
+pm_finalize_counter = Counter.finalize
+
+
+def pm_get_devices(server: Server) -> list[str]:
+    """The names of the devices."""
+    return [device.name for device in server.devices()]
+
+
+def LINE_SET(i: int, lines: Lines) -> None:
+    lines.add(i)
+
+
+def LINE_CLR(i: int, lines: Lines) -> None:
+    lines.discard(i)
+
+
+def LINE_ISSET(i: int, lines: Lines) -> bool:
+    return i in lines
+
+
+def LINE_SET_ALL(lines: Lines) -> None:
+    lines |= Lines.all()
+
+
+def pm_create_counter(
+    device: str, lines: Lines, aggregate: int, frequency: float, server: Server, *, name: str | None = None
+) -> Counter:
+    """A counter: with ``aggregate`` of the lines' sum, without it of each line. See `Server.counter`."""
+    return server.counter(device, lines, aggregate=bool(aggregate), frequency=frequency, name=name)
+
+
+def pm_get_counter_num_sets(counter: Counter) -> int:
+    """How many sets the counter has."""
+    return counter.num_sets
+
+
+def pm_calculate_energy(counter: Counter, lines: Lines | None = None, set: int = ALL_SETS) -> float:
+    """Joules of some lines in one set, or in all sets together for -1, of the data that were fetched."""
+    return counter.energy_j(lines, set)
+
+
+def pm_print_data_stdout(counter: Counter, lines: Lines | None = None, set: int = ALL_SETS) -> None:
+    """The data as rows, separated by tabs."""
+    for row in counter.data.rows(lines, set, "\t"):
+        print(row)
+
+
+def pm_print_data_text(file_name: PathLike, counter: Counter, lines: Lines | None = None, set: int = ALL_SETS) -> None:
+    """The same into a file."""
+    counter.data.write_text(Path(file_name), lines, set, "\t")
+
+
+def pm_print_data_csv(file_name: PathLike, counter: Counter, lines: Lines | None = None, set: int = ALL_SETS) -> None:
+    """The same, separated by semicolons: ``Set_id;Time;Line N;...;Sum``."""
+    counter.data.write_text(Path(file_name), lines, set, ";")
+
+
+def pm_print_data_paraver(
+    file_name: PathLike, counter: Counter, lines: Lines | None = None, set: int = ALL_SETS, unit: str = "ns"
+) -> None:
+    """A trace for Paraver; see `powerd_client.pmlib.data.write_paraver`."""
+    write_paraver(Path(file_name), counter.data, lines, set, unit)

@@ -68,7 +68,7 @@ def read_everything(path):
         assert "\n" not in said
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_bytes_that_changed_anywhere_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
@@ -90,22 +90,6 @@ VALUES = st.sampled_from(
         '{"kind": "counter", "column": "power_mw", "j_per_code": 1, "bits": -5}',
     ]
 )  # fmt: skip
-
-
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.data())
-def test_attributes_that_make_no_sense_do_no_harm(tmp_path, good, data):
-    run = tmp_path / f"{next(NAMES)}.h5"
-    run.write_bytes(good[0])
-    at = data.draw(st.lists(st.integers(0, len(good[2]) - 1), min_size=1, max_size=3))
-    places = sorted({good[2][i] for i in at})
-    values = [data.draw(st.none() | VALUES) for _ in places]
-    with h5py.File(run, "r+") as file:
-        for (name, key), value in zip(places, values, strict=True):
-            del file[name].attrs[key]
-            if value is not None:
-                file[name].attrs[key] = value
-    read_everything(run)
 
 
 def extreme(old):
@@ -131,28 +115,22 @@ INSTEAD = {
 }
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_datasets_that_make_no_sense_do_no_harm(tmp_path, good, data):
+def test_attributes_and_datasets_that_make_no_sense_do_no_harm(tmp_path, good, data):
     run = tmp_path / f"{next(NAMES)}.h5"
     run.write_bytes(good[0])
     with h5py.File(run, "r+") as file:
-        name = data.draw(st.sampled_from(good[1]))
-        old = file[name][:] if isinstance(file[name], h5py.Dataset) else np.zeros(3, int)
-        del file[name]
-        parent = file[name].parent if name in file else file[name.rpartition("/")[0] or "/"]
-        INSTEAD[data.draw(st.sampled_from(sorted(INSTEAD)))](parent, name.rpartition("/")[2], old)
+        if data.draw(st.booleans()):
+            name, key = data.draw(st.sampled_from(good[2]))
+            file[name].attrs[key] = data.draw(VALUES)
+        else:
+            name = data.draw(st.sampled_from(good[1]))
+            old = file[name][:] if isinstance(file[name], h5py.Dataset) else np.zeros(3, int)
+            parent, _, child = name.rpartition("/")
+            del file[name]
+            INSTEAD[data.draw(st.sampled_from(sorted(INSTEAD)))](file[parent or "/"], child, old)
     read_everything(run)
-
-
-@pytest.mark.parametrize("name", ["complete", "rebuilt", "t_start_ns"])
-@pytest.mark.parametrize("value", [[1, 2, 3], np.zeros((2, 2)), "x", h5py.Empty("f")])
-def test_a_flag_or_time_of_the_run_that_is_no_single_number_is_refused(run, name, value):
-    with h5py.File(run, "r+") as file:
-        del file.attrs[name]
-        file.attrs[name] = value
-    with pytest.raises(RunFileError):
-        read_run(run)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +162,7 @@ def test_what_must_not_be_in_a_run_file_is_refused_in_one_line(run, tmp_path, wh
     read_everything(run)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_journals_that_make_no_sense_do_no_harm(tmp_path, data):
     """Frames in any order, messages of any contents, and bytes changed anywhere."""

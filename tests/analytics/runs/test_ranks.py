@@ -71,44 +71,36 @@ GPUS = [gpu_line(0), gpu_line(1)]
 WALL = LineSpec("wall", TRAINED.power(5), "node", "measured")
 
 
+ODD = gpu(1) | {"pci": gpu(0)["pci"]}
+RAILS = LineSpec("rails.12v", TRAINED.power(), "rails")
+CARDS = [LineSpec("card.12v", TRAINED.power(), "card"), LineSpec("other.12v", TRAINED.power(), "other")]
+FEEDS = [LineSpec(f"gpu{i}.12v", TRAINED.power(), f"gpu{i}") for i in (0, 1)]
+BY_PLACE = {"card": {"uuid": U[1].upper()}, "other": {"pci": "00:00.0"}}
+BY_RAILS = {"gpu0": ["gpu0.12v"], "gpu1": ["gpu1.12v"]}
+EVERY = {"gpu0", "gpu1", "node"}
+
+
 class TestMapping:
-    def test_by_uuid(self, tmp_path):
-        run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(1, pci=False)), rank(1, 2, gpu(0, pci=False))])
-        assert devices(run) == {0: {"gpu1"}, 1: {"gpu0"}}
-
-    def test_the_uuid_counts_before_the_address(self, tmp_path):
-        odd = gpu(1) | {"pci": gpu(0)["pci"]}
-        assert devices(run_of(tmp_path, GPUS, [rank(0, 2, odd), rank(1, 2, gpu(0))])) == {0: {"gpu1"}, 1: {"gpu0"}}
-
-    def test_rails_that_the_configuration_names(self, tmp_path):
-        rails = [LineSpec("card.12v", TRAINED.power(), "card"), LineSpec("other.12v", TRAINED.power(), "other")]
-        run = run_of(
-            tmp_path, rails, [rank(0, 2, gpu(0)), rank(1, 2, gpu(1))],
-            attributes={"card": {"uuid": U[1].upper()}, "other": {"pci": "00:00.0"}},
-        )  # fmt: skip
-        assert devices(run) == {0: {"other"}, 1: {"card"}}
-        assert device_identity(run, "card").uuids == {U[1]}
-
-    def test_rails_beside_the_driver_are_the_gpu_that_the_driver_names(self, tmp_path):
-        lines = [LineSpec(f"gpu{i}.12v", TRAINED.power(), f"gpu{i}") for i in (0, 1)]
-        run = run_of(
-            tmp_path, [*lines, *GPUS], [rank(0, 2, gpu(1)), rank(1, 2, gpu(0))],
-            devices={"gpu0": ["gpu0.12v"], "gpu1": ["gpu1.12v"]},
-        )  # fmt: skip
-        assert devices(run) == {0: {"gpu1"}, 1: {"gpu0"}}
-
-    def test_a_training_on_the_cpu_takes_from_everything(self, tmp_path):
-        run = run_of(tmp_path, [*GPUS, WALL], [rank(0, 2), rank(1, 2)])
-        assert devices(run) == {0: {"gpu0", "gpu1", "node"}, 1: {"gpu0", "gpu1", "node"}}
-
-    def test_a_rank_that_names_no_gpu_takes_from_those_that_nobody_has(self, tmp_path):
-        run = run_of(tmp_path, [*GPUS, WALL], [rank(0, 2, gpu(0)), rank(1, 2)])
-        assert devices(run) == {0: {"gpu0"}, 1: {"gpu1", "node"}}
-
-    def test_a_gpu_that_no_device_is_may_be_one_that_nobody_names(self, tmp_path):
-        rails = LineSpec("rails.12v", TRAINED.power(), "rails")
-        run = run_of(tmp_path, [*GPUS, rails], [rank(0, 2, gpu(0)), rank(1, 2, gpu(2))])
-        assert devices(run) == {0: {"gpu0"}, 1: {"rails"}}
+    @pytest.mark.parametrize(
+        ("lines", "first", "second", "more", "found"),
+        [
+            (GPUS, [gpu(1, pci=False)], [gpu(0, pci=False)], {}, ({"gpu1"}, {"gpu0"})),
+            (GPUS, [ODD], [gpu(0)], {}, ({"gpu1"}, {"gpu0"})),  # the UUID counts before the address
+            (CARDS, [gpu(0)], [gpu(1)], {"attributes": BY_PLACE}, ({"other"}, {"card"})),
+            # Rails beside the driver are the GPU that the driver names.
+            ([*FEEDS, *GPUS], [gpu(1)], [gpu(0)], {"devices": BY_RAILS}, ({"gpu1"}, {"gpu0"})),
+            ([*GPUS, WALL], [], [], {}, (EVERY, EVERY)),  # a training on the processor
+            # A rank that names no GPU takes from those that nobody has.
+            ([*GPUS, WALL], [gpu(0)], [], {}, ({"gpu0"}, {"gpu1", "node"})),
+            # A GPU that no device is may be one that nobody names.
+            ([*GPUS, RAILS], [gpu(0)], [gpu(2)], {}, ({"gpu0"}, {"rails"})),
+        ],
+    )
+    def test_who_takes_from_what(self, tmp_path, lines, first, second, more, found):
+        run = run_of(tmp_path, lines, [rank(0, 2, *first), rank(1, 2, *second)], **more)
+        assert devices(run) == dict(enumerate(found))
+        if "attributes" in more:
+            assert device_identity(run, "card").uuids == {U[1]}
 
     def test_a_wall_meter_belongs_to_all_and_an_idle_gpu_to_nobody(self, tmp_path):
         run = run_of(tmp_path, [*GPUS, gpu_line(2), WALL], [rank(0, 2, gpu(0)), rank(1, 2, gpu(1))])
