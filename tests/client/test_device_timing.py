@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from powerd_client.hdf5 import BOUND_COLUMNS, DIGEST, seal
 
 from powerd_analytics.runs.phases import read_phases
 from powerd_client import Meter, open_run
@@ -20,6 +19,7 @@ from powerd_client.device_timing import EVENT_NS, DeviceTimer, DeviceTimes, Sync
 from powerd_client.journal import FrameFile
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import PhaseSpans, pair_marks
+from powerd_client.runfile import BOUND_COLUMNS, DIGEST, seal
 from powerd_client.verify import verify_file
 from powerd_core.clock import map_clock
 from powerd_core.errors import ConfigError
@@ -196,7 +196,7 @@ def test_an_edge_that_is_moved_forward_keeps_its_truth_within_the_bound():
     phases = PhaseSpans()
     begins = [Mark(0, True, 1, 1000, 20), Mark(1, True, 1, 400, 30)]
     marks = [*begins, Mark(1, False, 1, 1100, 10), Mark(0, False, 1, 900, 5)]
-    pair_marks(phases, marks, process=0, kinds={0: 0, 1: 1}, names={0: "a", 1: "b"})
+    pair_marks(phases, marks, process=0, kinds={0: 0, 1: 1}, names={0: "a", 1: "b"}, cuts={})
     assert phases.begin_ns == [1000, 1000]
     assert phases.begin_bound_ns == [20, 630]
     assert phases.end_ns == [1100, 1100]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -178,10 +179,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_killed_powerd_leaves_no_sampler_and_the_next_one_starts(file: Path, tmp_path: Path) -> None:
+def test_killed_powerd_leaves_no_sampler_and_the_next_one_starts(file: Path) -> None:
     url = f"ipc://{file.parent}/s"
-    scratch = tmp_path / "t"
-    scratch.mkdir()
+    # The socket's name must be short: powerd leaves a directory with a long name for /tmp.
+    scratch = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(scratch))
         with command("run", "--config", file) as process:
@@ -195,6 +196,7 @@ def test_killed_powerd_leaves_no_sampler_and_the_next_one_starts(file: Path, tmp
         time.sleep(0.01)
     assert not is_running(pid)
     assert list(scratch.iterdir()) == [], "the sampler has swept up"
+    scratch.rmdir()
     assert (file.parent / "s").is_socket(), "a stale socket"
     with command("run", "--config", file) as process:
         until_it_listens(process)

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
 
 from powerd_analytics.cli.shared import HelpConsole, put_out
 from powerd_core.errors import PowerdError
@@ -65,6 +65,8 @@ def main(arguments: list[str] | None = None) -> None:
         )
         if sys.stdout is not None:  # nobody has closed it
             sys.stdout.flush()
+    except UnusedCliTokensError as error:
+        _fail(f"too many arguments: {' '.join(error.unused_tokens or ())}")
     except (CycloptsError, PowerdError) as error:
         _fail(str(error))
     except KeyboardInterrupt:
