@@ -230,14 +230,14 @@ def record(folder: Path, name: str, batch: int, layers: bool, iterations: int) -
                 pings += [ping() for _ in range(PINGS)]
             last = len(log.code)
         profiler.export_chrome_trace(str(folder / "trace.json"))
-        kinds = {phase._begin: _kind(key) for key, phase in meter._kinds.items()}
+        kinds = {phase._begin: _kind(key) for key, phase in meter._phases.items()}
         time.sleep(1.1)  # an anchor of the wall clock behind the profile
     run, trace = read_run(folder / "run.h5"), read_trace(folder / "trace.json")
     return Recording(run, trace, np.array(log.code), np.array(log.before_ns), first, last, pings, kinds)
 
 
 def _kind(key: Any) -> tuple[str, dict[str, Any]]:
-    """Name and attributes of a key of `Meter`'s kinds."""
+    """Name and attributes of a key of `Meter`'s phases."""
     # Behind the attributes stand their types.
     return (key, {}) if isinstance(key, str) else (key[0], dict(item for item in key[1:] if isinstance(item, tuple)))
 

@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 
 from fuzzing.picker import Picker
@@ -80,12 +81,14 @@ class RawPeer:
             self.connection.sendall(data)
 
 
-def harass(port: int, picker: Picker) -> socket.socket | None:
+def harass(port: int, picker: Picker, tally: Counter[str]) -> socket.socket | None:
     """One hostile connection; what is returned is still open, and silent."""
     try:
         peer = RawPeer(port)
     except ConnectionRefusedError:  # what others have flooded it with is being worked off
+        tally["refused"] += 1
         return None
+    tally["connections"] += 1
     opening = picker.below(8)
     if opening == 0:
         peer.say(picker.take(picker.below(80)))
@@ -94,7 +97,9 @@ def harass(port: int, picker: Picker) -> socket.socket | None:
     else:
         peer.greet(picker.one_of((ready(), ready(), ready(), ready(b"PULL"), command(b"ERROR", b"\0"), b"")))
         for _ in range(1 + picker.below(3)):
-            peer.say(_flood(picker))
+            frames, flood = _flood(picker)
+            tally["frames"] += frames
+            peer.say(flood)
     how = picker.below(8)
     if how == 0:
         return peer.connection
@@ -106,26 +111,31 @@ def harass(port: int, picker: Picker) -> socket.socket | None:
         peer.connection.close()
     else:
         reset(peer.connection)
+        tally["resets"] += 1
     return None
 
 
-def _flood(picker: Picker) -> bytes:
-    """Up to some hundred kilobytes: whole messages, parts without end, heartbeats among them, or what is no frame."""
+def _flood(picker: Picker) -> tuple[int, bytes]:
+    """Up to some ten kilobytes, and how many frames they are: whole messages, parts without end, heartbeats among
+    them, or what is no frame."""
     count = 1 + picker.below(20_000) if picker.rarely() else 1 + picker.below(3000)
     how = picker.below(8)
     if how == 0:
-        return frame(b"", MORE) * count
+        return count, frame(b"", MORE) * count
     if how == 1:
-        return frame(picker.take(1 + picker.below(20)), picker.below(256)) * min(count, 2000)
+        count = min(count, 2000)
+        return count, frame(picker.take(1 + picker.below(20)), picker.below(256)) * count
     if how == 2:
-        return bytes((LONG,)) + picker.unsigned(64).to_bytes(8, "big") + bytes(min(count, 4096))
+        return 1, bytes((LONG,)) + picker.unsigned(64).to_bytes(8, "big") + bytes(min(count, 4096))
     if how == 3:
-        return ping(picker.below(4)) * min(count, 2000)
+        count = min(count, 2000)
+        return count, ping(picker.below(4)) * count
     if how == 4:
-        return frame(b"") * count
+        return count, frame(b"") * count
     # Heartbeats behind a full queue are what ZeroMQ reads only when the server has caught up: perhaps after a reset.
     every = 1 + picker.below(3000)
-    return (frame(b"") * every + ping()) * (1 + count // every)
+    times = 1 + count // every
+    return (every + 1) * times, (frame(b"") * every + ping()) * times
 
 
 class Resetter:

@@ -14,14 +14,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
+import tomllib
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import zmq
 
-from fuzzing.hostile_peers import PATIENCE_S, harass
+from fuzzing.hostile_peers import PATIENCE_S, Resetter, harass
 from fuzzing.picker import Picker
 from powerd_core import Block, Want, decode, encode
 
@@ -70,8 +71,8 @@ class Powerd:
 
 
 @contextmanager
-def dealer(port: int, keys: tuple[str, str, str] | None = None) -> Iterator[zmq.Socket[bytes]]:
-    """A client's socket; ``keys`` are its own public and secret one and the server's."""
+def dealer(port: int, keys: Keys | None = None) -> Iterator[zmq.Socket[bytes]]:
+    """A client's socket."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as client:
         client.linger = 0
         client.sndhwm = 0
@@ -84,7 +85,7 @@ def dealer(port: int, keys: tuple[str, str, str] | None = None) -> Iterator[zmq.
 class Reader:
     """Asks for all readings and insists on every number."""
 
-    def __init__(self, port: int, keys: tuple[str, str, str] | None = None) -> None:
+    def __init__(self, port: int, keys: Keys | None = None) -> None:
         self._resources = ExitStack()
         self._socket = self._resources.enter_context(dealer(port, keys))
         self.next = 0
@@ -110,22 +111,56 @@ class Reader:
         self._resources.close()
 
 
-class Siege:
-    """One powerd, one reader, and the silent peers that are still connected."""
+Keys = tuple[str, str, str]
+"""A client's own public and secret key, and the server's."""
 
-    def __init__(self) -> None:
-        self.powerd = Powerd()
-        self.reader = Reader(self.powerd.data)
+
+def make_keys(directory: Path) -> Keys:
+    """Keys for a powerd in ``directory``, which may also read from itself."""
+    command = [sys.executable, "-P", "-m", "powerd_daemon", "keys", "server", "--address", "board:1"]
+    subprocess.run([*command, "--keys", str(directory)], check=True, stdout=subprocess.DEVNULL)
+    pair = tomllib.loads((directory / "server.toml").read_text())
+    return pair["public"], pair["secret"], pair["public"]
+
+
+class Siege:
+    """One powerd, one reader, and the silent peers that are still connected; with or without keys."""
+
+    def __init__(self, keys_in: Path | None = None) -> None:
+        self.keys = None if keys_in is None else make_keys(keys_in)
+        self.tally: Counter[str] = Counter()
+        self.powerd = Powerd(*(() if keys_in is None else ("--keys", str(keys_in))))
+        self.reader = Reader(self.powerd.data, self.keys)
         self.silent: deque[socket.socket] = deque()
+        self.proxy = Resetter(self.powerd.control, handshake_bytes=400, burst_bytes=150_000)
 
     def harass(self, data: bytes) -> None:
+        """A few strangers."""
         picker = Picker(data)
         for _ in range(1 + picker.below(3)):
             port = picker.one_of((self.powerd.control, self.powerd.data))
-            if (silent := harass(port, picker)) is not None:
+            if (silent := harass(port, picker, self.tally)) is not None:
                 self.silent.append(silent)
             if len(self.silent) > OPEN_PEERS:
                 self.silent.popleft().close()
+        self.look()
+
+    def flood_by_a_client(self, messages: int = 10_000) -> None:
+        """Somebody with keys who may read: heartbeats among empty messages, and a reset behind them."""
+        before, end = self.proxy.resets, time.monotonic() + 0.5
+        with dealer(self.proxy.port, self.keys) as client:
+            client.heartbeat_ivl = 1
+            for _ in range(messages):
+                client.send(b"")
+            while self.proxy.resets == before and time.monotonic() < end:
+                time.sleep(0.002)
+        self.tally["connections"] += 1
+        self.tally["frames"] += messages
+        self.tally["resets"] += self.proxy.resets - before
+        self.look()
+
+    def look(self) -> None:
+        """It lives, and the reader gets what comes next."""
         assert self.powerd.is_alive(), self.powerd.log.read_text()[-2000:]
         self.reader.read()
 
@@ -133,6 +168,7 @@ class Siege:
         while self.silent:
             self.silent.pop().close()
         self.reader.close()
+        self.proxy.close()
         self.powerd.close()
 
 

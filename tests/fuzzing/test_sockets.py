@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
-import tomllib
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from fuzzing.hostile_peers import RawPeer, Resetter, frame, ping, ready, reset
-from fuzzing.target_sockets import Powerd, Reader, Siege, dealer
+from fuzzing.hostile_peers import RawPeer, frame, ping, ready, reset
+from fuzzing.target_sockets import Powerd, Reader, Siege
 
 FLOODS = {
     "empty messages": (10, frame(b"") * 20_000),
@@ -45,33 +42,10 @@ def test_a_siege_of_hostile_peers_costs_nobody_a_reading() -> None:
 
 
 def test_who_may_read_cannot_abort_powerd_either(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    made = subprocess.run(
-        [sys.executable, "-P", "-m", "powerd_daemon", "keys", "server", "--address", "board:1", "--keys", str(keys)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    pair = tomllib.loads((keys / "server.toml").read_text())
-    own = (pair["public"], pair["secret"], pair["public"])
-    with (
-        closing(Powerd("--keys", str(keys))) as powerd,
-        closing(Resetter(powerd.control, handshake_bytes=400, burst_bytes=150_000)) as proxy,
-        closing(Reader(powerd.data, own)) as reader,
-    ):
+    with closing(Siege(tmp_path / "keys")) as siege:
         for _ in range(100):
-            before, end = proxy.resets, time.monotonic() + 0.5
-            with dealer(proxy.port, own) as flooder:
-                flooder.heartbeat_ivl = 1
-                for _ in range(10_000):
-                    flooder.send(b"")
-                while proxy.resets == before and time.monotonic() < end:
-                    assert powerd.is_alive(), powerd.log.read_text()[-2000:]
-                    time.sleep(0.002)
-            reader.read()
-        assert proxy.resets >= 20
-        assert powerd.is_alive(), powerd.log.read_text()[-2000:]
+            siege.flood_by_a_client()
+        assert siege.tally["resets"] >= 20
 
 
 def test_a_flood_of_short_connections_costs_little_memory_and_none_for_good() -> None:
