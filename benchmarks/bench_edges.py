@@ -12,6 +12,7 @@ Needs CUDA. Target: every edge within powerd's stated bound and the tie's. Exit 
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import sys
 import tempfile
@@ -238,8 +239,7 @@ def record(folder: Path, name: str, batch: int, layers: bool, iterations: int) -
 
 def _kind(key: Any) -> tuple[str, dict[str, Any]]:
     """Name and attributes of a key of `Meter`'s phases."""
-    # Behind the attributes stand their types.
-    return (key, {}) if isinstance(key, str) else (key[0], dict(item for item in key[1:] if isinstance(item, tuple)))
+    return (key, {}) if isinstance(key, str) else (key[0], ast.literal_eval(key[1]))
 
 
 def edges_of(r: Recording) -> Ints:
