@@ -1,4 +1,7 @@
-"""`joules tables`, `compare`, `uncertainty`, `index` and `query`: what was recorded, as tables."""
+"""`joules tables`, `compare`, `uncertainty`, `index` and `query`: what was recorded, as tables.
+
+Their columns, with units, stand in `powerd_analytics.table` (one run) and `powerd_analytics.records` (several).
+"""
 
 from __future__ import annotations
 

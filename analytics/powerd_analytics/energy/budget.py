@@ -1,7 +1,8 @@
 """The parts of an energy's uncertainty by name: what shape each has, and what shares it.
 
 Standard uncertainties in joules, for phases [m]. A part that all phases of a kind share does not shrink when they are
-averaged; one that lines share adds up over them one to one, the others in quadrature.
+averaged; one that lines share adds up over them one to one, the others in quadrature. What a line's stated accuracy is
+made of, a shunt's tolerance for one, its source decides (`powerd_daemon.sources.ina.sensor.accuracy`).
 """
 
 from __future__ import annotations
