@@ -62,13 +62,21 @@ PROCESSES: dict[str, Callable[[Stage], list[int]]] = {
     "trainer": lambda stage: _pid(stage.trainer),
     "powerd": lambda stage: _pid(stage.powerd),
     "node": lambda stage: _pid(stage.node),
+    "sampler": lambda stage: stage.samplers(),
 }
-for _victim, _pids in PROCESSES.items():
+for _victim in ("recorder", "trainer", "powerd", "node"):
+    _pids = PROCESSES[_victim]
     ACTS[_victim, "stop"] = lambda stage, pids=_pids: stopped(lambda: pids(stage))  # type: ignore[misc]
     ACTS[_victim, "slow"] = lambda stage, pids=_pids: throttled(lambda: pids(stage))  # type: ignore[misc]
 # Its buffer or ring overflows while nobody takes anything out of it.
 ACTS["powerd", "full"] = ACTS["recorder", "stop"]
 ACTS["node", "full"] = lambda stage: stopped(stage.samplers)
+
+
+@contextlib.contextmanager
+def neutered(_stage: Stage) -> Iterator[None]:
+    """The act that does nothing, in whose place no other may pass for one."""
+    yield
 
 
 @contextlib.contextmanager
