@@ -3,8 +3,8 @@
 The two sides share no number. What was measured is told by the source's own ledger, a file of which daemon, recorder
 and run know nothing, and what was due beside that by the clock. What the run has is told by the codes of its readings,
 in which `numbered_source` and `numbered_node` put the number of the scan; what it declares, by the times of its gaps,
-and by their numbers, which are checked against these. Where sensors cannot count (the simulated bus), the nominal
-period tells how many scans a hole is wide.
+and by their numbers, which are checked against these. Where sensors cannot count (the simulated bus), the bus counts
+the words that its chips gave out, and the nominal period tells how many scans a hole is wide.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from powerd_client import open_run
 from powerd_core.model import BAD
+from powerd_daemon.sources.sim.source import FIRST_ADDRESS
+from powerd_daemon.sources.sim.waveforms import SHARES
 
 Array = NDArray[Any]
 
@@ -76,7 +78,7 @@ class Scans:
     slept: Array | None = None
     """Those that it slept through."""
     ledger: Array | None = None
-    """Where numbers have no moments of their own: the time and the number of each scan that the source counted out."""
+    """Where numbers have no moments of their own: the time of each scan that the source counted out, and its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,8 @@ def _streams(file: h5py.File, ledger: Path | None, problems: list[str]) -> Itera
             by_source.setdefault(group.attrs["source"], []).append(name)
     for source, names in by_source.items():
         if source == "sim":
-            yield from (_by_line(name, file["lines"][name], problems) for name in names)
+            words = None if ledger is None else _rows(ledger, "sim", 2)
+            yield from (_by_line(name, file["lines"][name], words, problems) for name in names)
             continue
         first = names[0].partition("@")[0]
         parts = [file["lines"][n] for n in names if n.partition("@")[0] == first]
@@ -177,13 +180,19 @@ def _rows(ledger: Path, source: str, columns: int) -> Array:
     return np.concatenate([np.zeros(0, np.int64), *files]).reshape(-1, columns)
 
 
-def _by_line(name: str, group: h5py.Group, problems: list[str]) -> Scans:
-    """A line of the simulated bus, where each fails on its own. Its load is constant: good codes all say the same."""
+def _by_line(name: str, group: h5py.Group, words: Array | None, problems: list[str]) -> Scans:
+    """A line of the simulated bus, where each fails on its own. Its load is constant: good codes all say the same.
+
+    ``words`` are the time of each word that a chip gave out, and the chip's address.
+    """
     good = (group["flags"][:] & int(BAD)) == 0
     codes = group["shunt"][:][good].astype(np.int64)
     if len(codes) and np.abs(codes - np.median(codes)).max() > CODE_NOISE:
         problems.append(f"{name}: a reading that is not flagged is wrong by {np.abs(codes - np.median(codes)).max()}")
-    return Scans(name, int(group.attrs["period_ns"]), group["t_ns"][:], good, None, is_grid=False)
+    given = None
+    if words is not None:
+        given = words[words[:, 1] == FIRST_ADDRESS + list(SHARES).index(name.partition("@")[0].rpartition(".")[2])]
+    return Scans(name, int(group.attrs["period_ns"]), group["t_ns"][:], good, None, is_grid=False, ledger=given)
 
 
 def _node_numbers(lines: h5py.Group, names: list[str]) -> Array:
@@ -287,13 +296,14 @@ def _count_holes(scans: Scans, gaps: list[FileGap], account: Account) -> None:
         # Nobody counts: a reading that is flagged is lost and says so, holes are those between any readings.
         lost_s = len(flagged) * period / 1e9
         account.due += len(flagged)
-        account.sent += len(t) + len(flagged)
         account.lost += len(flagged)
         account.declared += len(flagged)
-    else:
-        assert scans.ledger is not None
+    if scans.ledger is not None:
         read_ns = scans.ledger[:, 0]
-        account.sent += scans.lines * int(np.sum((read_ns >= account.t_start_ns) & (read_ns <= account.t_stop_ns)))
+        counted = int(np.sum((read_ns >= account.t_start_ns - period) & (read_ns <= account.t_stop_ns + period)))
+        account.sent += scans.lines * counted
+        if len(t) > counted:
+            account.problems.append(f"{scans.name}: {len(t)} readings are there, of which its source gave {counted}")
     edge = round(EDGE_SHARE * period)
     wrong = []
     for begin, end, lost in _holes(scans, account, scans.t_ns[inside] if scans.number is None else t, entry):

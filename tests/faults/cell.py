@@ -31,6 +31,8 @@ class Outcome:
     fault_s: float = 0.0
     t_fault_ns: int = 0
     """When the fault began, on the host's clock."""
+    evidence: float = 0.0
+    """What the fault's witness counted, see `faults.witness`."""
     steps: int = 0
     longest_step_s: float = 0.0
     clients_missing: int = 0
@@ -94,6 +96,7 @@ def _play(stage: Stage, outcome: Outcome, scale: Scale, act: Act) -> None:
     if stage.disk.exists():
         stage.disk.unlink()
     found.look()
+    outcome.evidence = found.amount
     outcome.problems += found.problems(length_s)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +18,10 @@ from powerd_daemon.sources.sim.bus import SimBus
 from powerd_daemon.sources.sim.chip import SimChip
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
+SHUNT = 1
+"""The register of the shunt voltage. A read without a register goes where the pointer was left, which is there."""
+ROW = struct.Struct("<qq")
+"""Of the ledger: the moment, and the chip's address."""
 HOLD_NS = 40_000_000
 """For so long after its last word a fault goes on by itself."""
 
@@ -29,17 +35,24 @@ class ForeignChip(SimChip):
 
 
 class CountedBus:
-    """A register bus on which each transfer that failed is written down."""
+    """A register bus on which each transfer that failed is written down; and each shunt word that was read, in a ledger
+    under ``$FAULTS_LEDGER``."""
 
     def __init__(self, bus: RegisterBus) -> None:
         self._bus = bus
+        self._ledger = Path(os.environ["FAULTS_LEDGER"], f"sim-{os.getpid()}").open("ab", buffering=0)  # noqa: SIM115
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         read = self._bus.prepare(reads)
+        shunts = [r.address for r in reads if r.register in (None, SHUNT)]
 
         def call() -> bytes:
             with failures_written_down():
-                return bytes(read())
+                words = bytes(read())
+            if shunts:
+                t_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+                self._ledger.write(b"".join(ROW.pack(t_ns, address) for address in shunts))
+            return words
 
         return call
 
