@@ -51,10 +51,8 @@ class Report:
             f"{held} as they should be"
         )
         yield f"  training    {sum(o.steps for o in outcomes)} steps made; the longest took {self._longest_s():.2f} s"
-        yield (
-            f"  evidence    of {sum(o.evidence > 0 for o in outcomes)} faults, counted apart from what made them: by proxy, "
-            "disk, bus, parent or kernel"
-        )
+        seen = sum(o.evidence > 0 for o in outcomes)
+        yield f"  evidence    of {seen} faults, counted by the proxy, the disk, the bus, a parent or the kernel"
         yield f"  others      {sum(o.clients_frames for o in outcomes)} blocks received by further clients"
         yield ""
         yield "  faults survived (of those made)"

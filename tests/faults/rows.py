@@ -171,7 +171,7 @@ CELLS = (
         Bound(1.0, 1.0),
         says="no longer in powerd's ring",
         is_silent_at_end=True,
-        stage={"ring_share": 0.4},
+        stage={"ring_share": 0.2},
         quick=("middle",),
     ),
     Cell(

@@ -15,6 +15,7 @@ from faults.acts import ACTS, neutered
 from faults.cell import BRIEF_S, evidence, run_cell
 from faults.rows import CELLS, KINDS, MOMENTS, VICTIMS, cells, to_markdown
 from faults.stage import QUICK, Stage, hold, staged
+from faults.witness import WITNESSES
 
 LANES = 3
 """Cells at once: most of what they do is wait."""
@@ -96,6 +97,10 @@ def test_what_makes_no_sense_says_why_and_the_rest_can_be_made():
         assert cell.made
         assert cell.makes_sense == ((cell.victim, cell.kind) in ACTS), cell.name
         assert set(cell.quick) <= set(MOMENTS)
+
+
+def test_each_act_has_its_witness():
+    assert set(WITNESSES) == set(ACTS)
 
 
 def test_each_victim_and_each_kind_is_in_make_test():
