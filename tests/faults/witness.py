@@ -44,20 +44,24 @@ class Standing:
     """The seconds for which the kernel said at two successive looks that a process is stopped."""
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self._pids, self.seconds = list(pids), 0.0
-        self._done = threading.Event()
+        self._pids, self._seconds = list(pids), 0.0
+        self._stood_s: float | None = None
+        """When they were last seen to stand, None where they ran at the last look."""
+        self._lock, self._done = threading.Lock(), threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        stood_s: float | None = None
         while not self._done.wait(LOOK_S):
-            now_s = time.monotonic()
-            if not self._pids or not all(map(is_stopped, self._pids)):
-                stood_s = None
-                continue
-            self.seconds += 0.0 if stood_s is None else now_s - stood_s
-            stood_s = now_s
+            self.seconds()
+
+    def seconds(self) -> float:
+        with self._lock:
+            now_s, before_s = time.monotonic(), self._stood_s
+            self._stood_s = now_s if self._pids and all(map(is_stopped, self._pids)) else None
+            if self._stood_s is not None and before_s is not None:
+                self._seconds += now_s - before_s
+            return self._seconds
 
     def close(self) -> None:
         self._done.set()
@@ -83,7 +87,7 @@ class Evidence:
 
     def _count(self) -> float:
         if self._standing is not None:
-            return self._standing.seconds
+            return self._standing.seconds()
         assert self._witness.count is not None
         return self._witness.count(self._stage)
 
