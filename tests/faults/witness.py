@@ -184,7 +184,7 @@ WITNESSES: dict[tuple[str, str], Witness] = {
     ("powerd", "kill"): Witness("powerds that died of SIGKILL", _ended_by("powerd", -signal.SIGKILL)),
     ("powerd", "restart"): Witness("powerds that ended in order", _ended_by("powerd", 0)),
     ("powerd", "garbage"): Witness("messages that powerd could not read", _garbage_of_powerd),
-    ("powerd", "full"): _stands("recorder", 0, 0.5),
+    ("powerd", "full"): Witness("connections that were reset", _of_proxy("reset")),
     ("powerd with a spool", "kill"): Witness("powerds that died of SIGKILL", _ended_by("powerd", -signal.SIGKILL)),
     ("powerd's spool", "full"): _REFUSED,
     ("node", "kill"): Witness("nodes that died of SIGKILL", _ended_by("node", -signal.SIGKILL)),
