@@ -51,6 +51,8 @@ class Report:
             f"{held} as they should be"
         )
         yield f"  training    {sum(o.steps for o in outcomes)} steps made; the longest took {self._longest_s():.2f} s"
+        seen = sum(o.evidence > 0 for o in outcomes)
+        yield f"  evidence    of {seen} faults, counted by the proxy, the disk, the bus, a parent or the kernel"
         yield f"  others      {sum(o.clients_frames for o in outcomes)} blocks received by further clients"
         yield ""
         yield "  faults survived (of those made)"
@@ -60,14 +62,15 @@ class Report:
         for victim, kind in sorted({(o.cell.victim, o.cell.kind) for o in outcomes if not o.cell.fits}):
             yield f"    {victim + ': ' + kind:40}{self._score(victim, kind)}"
         yield ""
-        sent, received, lost, declared = (
-            sum(getattr(o.account, name) for o in outcomes) for name in ("sent", "received", "lost", "declared")
+        due, sent, received, lost, declared = (
+            sum(getattr(o.account, name) for o in outcomes) for name in ("due", "sent", "received", "lost", "declared")
         )
-        yield f"  readings sent          {sent}"
-        yield f"  readings received      {received}"
+        yield f"  readings due           {due} by the clock and the period"
+        yield f"  readings counted out   {sent} by ledgers that the sources write and nobody else knows of"
+        yield f"  readings received      {received} by the codes that the run files hold, which number their scans"
         yield f"  blocks replayed        {sum(o.account.replayed for o in outcomes)}"
-        yield f"  readings lost          {lost}"
-        yield f"  readings declared lost {declared}"
+        yield f"  readings lost          {lost} that were due and are in no file"
+        yield f"  readings declared lost {declared} by the times of gaps and by flags"
         for outcome in outcomes:
             for problem in outcome.problems:
                 yield f"  {outcome.name}: {problem}"
@@ -117,7 +120,7 @@ def _work(dealt: Iterator[tuple[Cell, str]], lock: threading.Lock, ended: thread
         a = outcome.account
         mark = "" if not outcome.problems else f"  FAILED: {outcome.problems[0][:200]}"
         elapsed_s = time.monotonic() - report.began_s
-        row = f"{outcome.name:40} sent {a.sent:7} lost {a.lost:6} declared {a.declared:6}{mark}"
+        row = f"{outcome.name:40} counted out {a.sent:7} lost {a.lost:6} declared {a.declared:6}{mark}"
         print(f"{elapsed_s:6.0f} s  {row}", file=sys.stderr, flush=True)
 
 

@@ -1,15 +1,17 @@
 """The account of a run: what its source measured, what the run file holds, and what the file says is missing.
 
-Truth comes of the readings themselves. Those of `numbered_source` carry the number of their scan, which belongs to a
-moment of the clock; those of `numbered_node` carry that of the node's deadline. Where sensors cannot count (the
-simulated bus), the nominal period tells how many scans a hole is wide.
+The two sides share no number. What was measured is told by the source's own ledger, a file of which daemon, recorder
+and run know nothing, and what was due beside that by the clock. What the run has is told by the codes of its readings,
+in which `numbered_source` and `numbered_node` put the number of the scan; what it declares, by the times of its gaps,
+and by their numbers, which are checked against these. Where sensors cannot count (the simulated bus), the bus counts
+the words that its chips gave out, and the nominal period tells how many scans a hole is wide.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from numpy.typing import NDArray
 
 from powerd_client import open_run
 from powerd_core.model import BAD
+from powerd_daemon.sources.sim.source import FIRST_ADDRESS
+from powerd_daemon.sources.sim.waveforms import SHARES
 
 Array = NDArray[Any]
 
@@ -33,12 +37,17 @@ MOST_TOLD = 3
 class Account:
     """Readings of all lines that were numbered or could be, one for each line and scan."""
 
+    due: int = 0
+    """By the clock: also those that nobody measured."""
     sent: int = 0
+    """What the sources counted out, by their own ledgers where they keep one."""
     received: int = 0
     replayed: int = 0
     lost: int = 0
     declared: int = 0
     lost_s: float = 0.0
+    slept_s: float = 0.0
+    """Of that, time that a source by its own account slept through: the machine was too busy to run it."""
     bytes: int = 0
     t_start_ns: int = 0
     t_stop_ns: int = 0
@@ -64,6 +73,12 @@ class Scans:
     """Whether number n belongs to the moment n * period."""
     lines: int = 1
     """How many lines are read in each scan."""
+    counted: Array | None = None
+    """The numbers that the source counted out; None stands for all."""
+    slept: Array | None = None
+    """Those that it slept through."""
+    ledger: Array | None = None
+    """Where numbers have no moments of their own: the time of each scan that the source counted out, and its number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +91,9 @@ class FileGap:
     lines: tuple[str, ...]
 
 
-def take_account(run: Path) -> Account:
-    """Read a run file and compare it with the truth."""
+def take_account(run: Path, ledger: Path | None = None) -> Account:
+    """Read a run file and compare it with what its sources wrote into the directory ``ledger``. Without one, a numbered
+    source is taken to have counted out whatever was due."""
     account = Account()
     with open_run(run) as file:
         account.t_start_ns, account.t_stop_ns = int(file.attrs["t_start_ns"]), int(file.attrs["t_stop_ns"])
@@ -88,7 +104,7 @@ def take_account(run: Path) -> Account:
         messages = [json.loads(m) for m in file["messages"].asstr()] if "messages" in file else []
         account.said = [m["text"] for m in messages] + [str(c) for c in file["gaps/cause"].asstr()]
         account.steps = _steps(file)
-        for scans in _streams(file, account.problems):
+        for scans in _streams(file, ledger, account.problems):
             _count(scans, [g for g in gaps if scans.name in g.lines], account)
         _check_clock(file, account.problems)
     return account
@@ -110,7 +126,7 @@ def _steps(file: h5py.File) -> int:
     return int(np.sum((names == "step") & (file["phases/cut"][:] == 0)))
 
 
-def _streams(file: h5py.File, problems: list[str]) -> Iterator[Scans]:
+def _streams(file: h5py.File, ledger: Path | None, problems: list[str]) -> Iterator[Scans]:
     """Each source's stream once, from its first line; other lines of it must tell the same."""
     by_source: dict[str, list[str]] = {}
     for name, group in file["lines"].items():
@@ -119,7 +135,8 @@ def _streams(file: h5py.File, problems: list[str]) -> Iterator[Scans]:
             by_source.setdefault(group.attrs["source"], []).append(name)
     for source, names in by_source.items():
         if source == "sim":
-            yield from (_by_line(name, file["lines"][name], problems) for name in names)
+            words = None if ledger is None else _rows(ledger, "sim", 2)
+            yield from (_by_line(name, file["lines"][name], words, problems) for name in names)
             continue
         first = names[0].partition("@")[0]
         parts = [file["lines"][n] for n in names if n.partition("@")[0] == first]
@@ -137,16 +154,45 @@ def _streams(file: h5py.File, problems: list[str]) -> Iterator[Scans]:
                 whole = np.concatenate([file["lines"][n]["number"][:] for n in names if n.partition("@")[0] == name])
                 if not np.array_equal(np.sort(whole), np.sort(number)):
                     problems.append(f"{name} and {first} of one stream hold different readings")
-        yield Scans(first, int(parts[0].attrs["period_ns"]), t[order], good, number, is_grid, lines)
+        scans = Scans(first, int(parts[0].attrs["period_ns"]), t[order], good, number, is_grid, lines)
+        if ledger is None:
+            yield scans
+        elif is_grid:
+            rows = _rows(ledger, "numbered", 3)
+            read, slept = (
+                np.unique(
+                    np.concatenate([np.arange(0), *(np.arange(a, b + 1) for a, b, _ in rows[rows[:, 2] == is_read])])
+                )
+                for is_read in (1, 0)
+            )
+            yield replace(scans, counted=read, slept=slept)
+        else:
+            rows = _rows(ledger, "node", 2)
+            yield replace(scans, ledger=rows[np.argsort(rows[:, 0], kind="stable")])
 
 
-def _by_line(name: str, group: h5py.Group, problems: list[str]) -> Scans:
-    """A line of the simulated bus, where each fails on its own. Its load is constant: good codes all say the same."""
+def _rows(ledger: Path, source: str, columns: int) -> Array:
+    """The rows of all processes of a source, but for a last one that was not finished."""
+    files = [
+        np.frombuffer(path.read_bytes()[: path.stat().st_size // 8 // columns * 8 * columns], "<i8")
+        for path in sorted(ledger.glob(f"{source}-*"))
+    ]
+    return np.concatenate([np.zeros(0, np.int64), *files]).reshape(-1, columns)
+
+
+def _by_line(name: str, group: h5py.Group, words: Array | None, problems: list[str]) -> Scans:
+    """A line of the simulated bus, where each fails on its own. Its load is constant: good codes all say the same.
+
+    ``words`` are the time of each word that a chip gave out, and the chip's address.
+    """
     good = (group["flags"][:] & int(BAD)) == 0
     codes = group["shunt"][:][good].astype(np.int64)
     if len(codes) and np.abs(codes - np.median(codes)).max() > CODE_NOISE:
         problems.append(f"{name}: a reading that is not flagged is wrong by {np.abs(codes - np.median(codes)).max()}")
-    return Scans(name, int(group.attrs["period_ns"]), group["t_ns"][:], good, None, is_grid=False)
+    given = None
+    if words is not None:
+        given = words[words[:, 1] == FIRST_ADDRESS + list(SHARES).index(name.partition("@")[0].rpartition(".")[2])]
+    return Scans(name, int(group.attrs["period_ns"]), group["t_ns"][:], good, None, is_grid=False, ledger=given)
 
 
 def _node_numbers(lines: h5py.Group, names: list[str]) -> Array:
@@ -156,31 +202,112 @@ def _node_numbers(lines: h5py.Group, names: list[str]) -> Array:
 
 def _count(scans: Scans, gaps: list[FileGap], account: Account) -> None:
     """Add one stream (or one line of the simulated bus) to the account."""
-    period, good = scans.period_ns, scans.is_good
     if np.any(np.diff(scans.t_ns) <= 0):
         account.problems.append(f"{scans.name}: times do not increase: a reading is there twice")
-    # Where the number tells the true time, that decides which readings are the run's; host times are estimates.
-    true_ns = scans.t_ns if scans.number is None or not scans.is_grid else scans.number * period
-    inside = (true_ns >= account.t_start_ns) & (true_ns <= account.t_stop_ns)
+    if scans.is_grid:
+        _count_grid(scans, gaps, account)
+    else:
+        _count_holes(scans, gaps, account)
+
+
+def _count_grid(scans: Scans, gaps: list[FileGap], account: Account) -> None:
+    """Scans whose numbers belong to moments. What was due and counted out is known without the file; what it holds is
+    told by the codes of its readings, what it declares by the times of its gaps."""
+    assert scans.number is not None
+    period, start, stop = scans.period_ns, account.t_start_ns, account.t_stop_ns
+    due = np.arange(-(-start // period), stop // period + 1)
+    counted = due if scans.counted is None else np.intersect1d(due, scans.counted)
+    number, t = scans.number[scans.is_good], scans.t_ns[scans.is_good]
+    inside = (number >= due[0]) & (number <= due[-1]) if len(due) else np.zeros(len(number), bool)
+    number, t = number[inside], t[inside]
+    held = np.unique(number)
+    if len(held) < len(number):
+        account.problems.append(f"{scans.name}: {len(number) - len(held)} readings are there twice")
+    if strange := len(np.setdiff1d(held, counted)):
+        account.problems.append(f"{scans.name}: {strange} readings are there that their source never counted out")
+    if len(t) and (error_ns := np.abs(t - number * period).max()) > EDGE_SHARE * period:
+        account.problems.append(f"{scans.name}: a reading is {error_ns / 1000:.0f} us from its true time")
+    lost, declared = np.setdiff1d(due, held), _declared_numbers(scans, gaps, set(held.tolist()), account)
+    account.due += scans.lines * len(due)
+    account.sent += scans.lines * len(counted)
+    account.received += scans.lines * len(held)
+    account.lost += scans.lines * len(lost)
+    account.declared += scans.lines * len(declared)
+    account.lost_s = max(account.lost_s, len(lost) * period / 1e9)
+    slept = lost[:0] if scans.slept is None else np.intersect1d(lost, scans.slept)
+    account.slept_s = max(account.slept_s, len(slept) * period / 1e9)
+    silent = np.setdiff1d(lost, declared)
+    for run in np.split(silent, np.flatnonzero(np.diff(silent) > 1) + 1)[:MOST_TOLD]:
+        if len(run):
+            account.problems.append(
+                f"{scans.name}: {len(run)} scans are missing {(run[0] * period - start) / 1e9:.3f} s ... "
+                f"{(run[-1] * period - start) / 1e9:.3f} s after the start, and the file does not say so"
+            )
+    if claimed := len(np.intersect1d(declared, held)):
+        account.problems.append(f"{scans.name}: gaps claim {claimed} scans that are there")
+
+
+def _declared_numbers(scans: Scans, gaps: list[FileGap], held: set[int], account: Account) -> Array:
+    """The scans within the run whose moments gaps cover. Where gaps tell a number too, it must be that of the moments.
+
+    A moment at which two gaps meet, or a gap and the run's edge, is declared too, unless its reading is there.
+    """
+    period, start, stop = scans.period_ns, account.t_start_ns, account.t_stop_ns
+    edge = round(EDGE_SHARE * period)
+    stretches: list[list[FileGap]] = []
+    reached = start
+    for gap in sorted(gaps, key=lambda g: g.begin_ns):
+        is_edge = abs(gap.begin_ns - reached) <= 2 * edge and round(gap.begin_ns / period) in held
+        if stretches and gap.begin_ns - edge <= reached and not is_edge:
+            stretches[-1].append(gap)
+        else:
+            stretches.append([gap])
+        reached = max(reached, gap.end_ns)
+    numbers = [np.arange(0)]
+    for stretch in stretches:
+        begin, end = stretch[0].begin_ns, max(g.end_ns for g in stretch)
+        is_whole = begin > start + edge and end < stop - edge
+        first, last = (begin + edge) // period + 1, -(-(end - edge) // period) - 1
+        if begin <= start + edge:
+            first = -(-start // period)
+            first += first in held and first * period <= begin + edge
+        if end >= stop - edge:
+            last = stop // period
+            last -= last in held and last * period >= end - edge
+        numbers.append(np.arange(first, last + 1))
+        told = sum(g.lost for g in stretch)
+        if is_whole and all(g.lost >= 0 for g in stretch) and told != len(numbers[-1]):
+            account.problems.append(f"{scans.name}: a gap tells of {told} scans where {len(numbers[-1])} were due")
+    return np.unique(np.concatenate(numbers)).astype(np.int64)
+
+
+def _count_holes(scans: Scans, gaps: list[FileGap], account: Account) -> None:
+    """Scans that come when they come: what is missing lies between two that are there."""
+    period, good = scans.period_ns, scans.is_good
+    inside = (scans.t_ns >= account.t_start_ns) & (scans.t_ns <= account.t_stop_ns)
     t, flagged = scans.t_ns[good & inside], scans.t_ns[~good & inside]
-    number = None if scans.number is None else scans.number[good & inside]
+    entry = None
+    if scans.number is not None:
+        entry = _entries(scans, account)[good & inside]
     account.received += scans.lines * len(t)
-    account.sent += scans.lines * len(t)
+    account.due += scans.lines * len(t)
     lost_s = 0.0
     if scans.number is None:
         # Nobody counts: a reading that is flagged is lost and says so, holes are those between any readings.
         lost_s = len(flagged) * period / 1e9
-        account.sent += len(flagged)
+        account.due += len(flagged)
         account.lost += len(flagged)
         account.declared += len(flagged)
-    elif scans.is_grid and len(t):
-        error_ns = np.abs(t - number * period)
-        if error_ns.max() > EDGE_SHARE * period:
-            account.problems.append(f"{scans.name}: a reading is {error_ns.max() / 1000:.0f} us from its true time")
+    if scans.ledger is not None:
+        read_ns = scans.ledger[:, 0]
+        counted = int(np.sum((read_ns >= account.t_start_ns - period) & (read_ns <= account.t_stop_ns + period)))
+        account.sent += scans.lines * counted
+        if len(t) > counted:
+            account.problems.append(f"{scans.name}: {len(t)} readings are there, of which its source gave {counted}")
     edge = round(EDGE_SHARE * period)
     wrong = []
-    for begin, end, lost in _holes(scans, account, scans.t_ns[inside] if scans.number is None else t, number):
-        account.sent += scans.lines * lost
+    for begin, end, lost in _holes(scans, account, scans.t_ns[inside] if scans.number is None else t, entry):
+        account.due += scans.lines * lost
         account.lost += scans.lines * lost
         lost_s += (end - begin) / 1e9
         whole = begin > account.t_start_ns + period and end < account.t_stop_ns - period
@@ -201,26 +328,52 @@ def _count(scans: Scans, gaps: list[FileGap], account: Account) -> None:
             account.problems.append(f"{scans.name}: a gap claims {claimed} scans that are there")
 
 
-def _holes(scans: Scans, account: Account, t: Array, number: Array | None) -> Iterator[tuple[int, int, int]]:
-    """(time of the reading before, of the one after, scans between them that should be there)."""
+def _entries(scans: Scans, account: Account) -> Array:
+    """For each reading its entry in the ledger: the one with its number that is nearest in time, -1 for none."""
+    assert scans.ledger is not None
+    assert scans.number is not None
+    by_number: dict[int, list[int]] = {}
+    for entry, number in enumerate(scans.ledger[:, 1].tolist()):
+        by_number.setdefault(number, []).append(entry)
+    read_ns = scans.ledger[:, 0].tolist()
+    found = np.full(len(scans.number), -1)
+    for k, (number, t_ns, is_good) in enumerate(
+        zip(scans.number.tolist(), scans.t_ns.tolist(), scans.is_good.tolist(), strict=True)
+    ):
+        if is_good and number in by_number:
+            found[k] = min(by_number[number], key=lambda entry: abs(read_ns[entry] - t_ns))
+    good = found[scans.is_good]
+    if strange := int(np.sum(good < 0)):
+        account.problems.append(f"{scans.name}: {strange} readings are there that their source never counted out")
+    if np.any(np.diff(good[good >= 0]) <= 0):
+        account.problems.append(f"{scans.name}: readings are not in the order in which their source counted them out")
+    return found
+
+
+def _holes(scans: Scans, account: Account, t: Array, entry: Array | None) -> Iterator[tuple[int, int, int]]:
+    """(time of the reading before, of the one after, scans between them that should be there).
+
+    Between two entries of the ledger their distance in it counts, and what its numbers and times skip.
+    """
     period = scans.period_ns
     start, stop = account.t_start_ns, account.t_stop_ns
-    if scans.is_grid:
-        first, last = -(-start // period), stop // period
-        n = np.concatenate([[first - 1], number if number is not None else [], [last + 1]]).astype(np.int64)
-        times = n * period
-        missing = np.diff(n) - 1
-    else:
-        times = np.concatenate([[start], t, [stop]])
-        # A scan that is late by less than a period is not lost; the first and last are anywhere in their period.
-        missing = np.maximum(np.diff(times) // period - 1, 0)
-        missing[0], missing[-1] = max(missing[0] - 1, 0), max(missing[-1] - 1, 0)
-        if number is not None:
-            steps = np.diff(number)
-            known = (steps > 0) & (steps < 1 << 20)
-            missing[1:-1][known] = steps[known] - 1
+    times = np.concatenate([[start], t, [stop]])
+    # A scan that is late by less than a period is not lost; the first and last are anywhere in their period.
+    missing = np.maximum(np.diff(times) // period - 1, 0)
+    missing[0], missing[-1] = max(missing[0] - 1, 0), max(missing[-1] - 1, 0)
+    if entry is not None and len(entry):
+        assert scans.ledger is not None
+        missing[1:-1] = np.diff(_due(scans.ledger, period)[entry]) - 1
     for k in np.flatnonzero(missing > 0):
         yield int(max(times[k], start)), int(min(times[k + 1], stop)), int(missing[k])
+
+
+def _due(ledger: Array, period_ns: int) -> Array:
+    """How many scans were due up to each entry: one for each, those slept through by their numbers, and while nobody
+    counted (a number is lower than the one before) those of the nominal period."""
+    steps = np.diff(ledger[:, 1])
+    by_time = np.maximum(np.diff(ledger[:, 0]) // period_ns, 1)
+    return np.concatenate([[0], np.cumsum(np.where(steps > 0, steps, by_time))])
 
 
 def _declared(

@@ -62,13 +62,20 @@ PROCESSES: dict[str, Callable[[Stage], list[int]]] = {
     "trainer": lambda stage: _pid(stage.trainer),
     "powerd": lambda stage: _pid(stage.powerd),
     "node": lambda stage: _pid(stage.node),
+    "sampler": lambda stage: stage.samplers(),
 }
-for _victim, _pids in PROCESSES.items():
+for _victim in ("recorder", "trainer", "powerd", "node"):
+    _pids = PROCESSES[_victim]
     ACTS[_victim, "stop"] = lambda stage, pids=_pids: stopped(lambda: pids(stage))  # type: ignore[misc]
     ACTS[_victim, "slow"] = lambda stage, pids=_pids: throttled(lambda: pids(stage))  # type: ignore[misc]
-# Its buffer or ring overflows while nobody takes anything out of it.
-ACTS["powerd", "full"] = ACTS["recorder", "stop"]
+# Its buffer overflows while nobody takes anything out of it.
 ACTS["node", "full"] = lambda stage: stopped(stage.samplers)
+
+
+@contextlib.contextmanager
+def neutered(_stage: Stage) -> Iterator[None]:
+    """The act that does nothing, in whose place no other may pass for one."""
+    yield
 
 
 @contextlib.contextmanager
@@ -298,6 +305,8 @@ def _bus(kind: str, word: str) -> None:
 
 _network("kill", "cut")
 _network("five-minute cut", "cut")
+# Its ring overflows. What a recorder that is merely stopped was sent waits for it in the kernel, perhaps all of it.
+ACTS["powerd", "full"] = ACTS["network", "kill"]
 _network("stop", "stall")
 _network("restart", "reset")
 _network("slow", "slow 0.2 200000")

@@ -8,9 +8,10 @@ import traceback
 from dataclasses import dataclass, field, replace
 
 from faults.account import Account, take_account
-from faults.acts import ACTS
+from faults.acts import ACTS, PROCESSES, Act
 from faults.rows import Cell
 from faults.stage import FULL, QUICK, Scale, Stage, hold, staged
+from faults.witness import WITNESSES, Evidence
 from powerd_client.hostclock import now_ns
 
 BRIEF_S = 0.3
@@ -30,6 +31,8 @@ class Outcome:
     fault_s: float = 0.0
     t_fault_ns: int = 0
     """When the fault began, on the host's clock."""
+    evidence: float = 0.0
+    """What the fault's witness counted, see `faults.witness`."""
     steps: int = 0
     longest_step_s: float = 0.0
     clients_missing: int = 0
@@ -41,15 +44,18 @@ class Outcome:
         return f"{self.cell.name}-{self.moment}"
 
 
-def run_cell(cell: Cell, moment: str, scale: Scale = QUICK) -> Outcome:
-    """Record a training, strike, and look at what is there. Never raises for what the run did wrong."""
+def run_cell(cell: Cell, moment: str, scale: Scale = QUICK, act: Act | None = None) -> Outcome:
+    """Record a training, strike, and look at what is there. Never raises for what the run did wrong.
+
+    ``act`` takes the place of the cell's own.
+    """
     if cell.full_length_s and scale.length_s == FULL.length_s:
         scale = replace(scale, length_s=cell.full_length_s)
     outcome = Outcome(cell, moment)
     stage = Stage(scale, **dict(cell.stage))  # type: ignore[arg-type]
     try:
         with staged(stage):
-            _play(stage, outcome, scale)
+            _play(stage, outcome, scale, act or ACTS[cell.victim, cell.kind])
             _look(stage, outcome)
     except Exception as error:
         # One cell that breaks must not end a suite of hours.
@@ -58,28 +64,40 @@ def run_cell(cell: Cell, moment: str, scale: Scale = QUICK) -> Outcome:
     return outcome
 
 
-def _play(stage: Stage, outcome: Outcome, scale: Scale) -> None:
+def evidence(cell: Cell, stage: Stage) -> Evidence:
+    """The witness of a cell's fault on a stage that is open and has a training."""
+    stands = WITNESSES[cell.victim, cell.kind].stands
+    return Evidence(cell, stage, PROCESSES[stands] if stands else None)
+
+
+def _play(stage: Stage, outcome: Outcome, scale: Scale, act: Act) -> None:
     cell, moment = outcome.cell, outcome.moment
     trainer = stage.train()
     if moment != "start":
         stage.await_steps(scale.before_steps)
     began, outcome.t_fault_ns = time.monotonic(), now_ns()
-    with ACTS[cell.victim, cell.kind](stage):
+    length_s = BRIEF_S if cell.is_brief else scale.length_s
+    with evidence(cell, stage) as found, act(stage):
+        found.look()
         if moment == "end" and stage.trainer is not None:
             stage.trainer.tell("finish")
-        hold(BRIEF_S if cell.is_brief else scale.length_s)
+        hold(length_s)
+        found.look()
     outcome.fault_s = time.monotonic() - began
     is_struck = cell.victim == "trainer" and cell.kind in STRUCK_TRAINER
     if moment != "end" and not is_struck:
         stage.await_flow()
         stage.await_steps(scale.after_steps)
-    status = stage.finish_training() if not is_struck else trainer.ended()
+    status = stage.finish_training() if trainer.is_alive else trainer.ended()
     if is_struck:
         stage.await_file()
     elif status:
         outcome.problems.append(f"the training ended with status {status}: {trainer.said[-500:]}")
     if stage.disk.exists():
         stage.disk.unlink()
+    found.look()
+    outcome.evidence = found.amount
+    outcome.problems += found.problems(length_s)
 
 
 def _look(stage: Stage, outcome: Outcome) -> None:
@@ -88,9 +106,10 @@ def _look(stage: Stage, outcome: Outcome) -> None:
         made = stage.joules("recover", stage.out)
         if made.returncode:
             problems.append(f"joules recover: {made.stderr.strip()}")
-    account = outcome.account = take_account(stage.out)
+    account = outcome.account = take_account(stage.out, stage.ledger)
     problems += account.problems
-    bound_s = _bound_s(outcome)
+    # Where powerd is not what is struck, a source that sleeps is the fault of a busy machine.
+    bound_s = _bound_s(outcome) + (0.0 if cell.victim.startswith("powerd") else account.slept_s)
     if account.lost_s > bound_s:
         problems.append(f"{account.lost_s:.2f} s are lost, at most {bound_s:.2f} s may be")
     if account.lost != account.declared:

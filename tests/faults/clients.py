@@ -11,6 +11,7 @@ import select
 import sys
 
 import zmq
+from numbered_source import SLEPT
 
 from powerd_core.model import Block, Gap
 from powerd_core.serde import read_description
@@ -82,7 +83,8 @@ class Client:
             self.missing += max(0, event.sequence - following)
         span = event.span if isinstance(event, Gap) else 1
         self._next[event.stream] = event.sequence + span
-        if isinstance(event, Gap):
+        # What the source itself slept through was never there to be received.
+        if isinstance(event, Gap) and event.cause != SLEPT:
             self.missing += span
             self.causes.append(event.cause)
 

@@ -10,6 +10,7 @@ standard input, one a line:
     slow DELAY_S RATE   each piece goes out DELAY_S later, RATE bytes a second on each connection
     spoil SHARE TO      a share of the pieces is damaged on their way TO the ``client``, the ``board`` or ``both``
     garbage             every client is sent bytes that nobody asked for
+    count               say as JSON what was done so far to connections and pieces
 
 Everything random comes of one seed.
 """
@@ -18,10 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import socket
 import struct
 import sys
+from collections import Counter
 from dataclasses import dataclass, field
 
 PIECE = 8192
@@ -38,16 +41,19 @@ class Way:
     rate: float = 0.0
     spoiled: float = 0.0
     toward: str = "both"
+    is_due: bool = False
+    """Whether the next piece is spoiled, whatever the share: a fault that is asked for happens."""
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     random: random.Random = field(default_factory=lambda: random.Random(1))
 
     def become(self, command: list[str]) -> None:
         """Take over what a command says about pieces that come from now on."""
         self.delay_s = self.rate = self.spoiled = 0.0
+        self.is_due = False
         if command[0] == "slow":
             self.delay_s, self.rate = float(command[1]), float(command[2])
         if command[0] == "spoil":
-            self.spoiled, self.toward = float(command[1]), command[2]
+            self.spoiled, self.toward, self.is_due = float(command[1]), command[2], True
         if command[0] == "stall":
             self.is_open.clear()
         else:
@@ -57,8 +63,9 @@ class Way:
         """A piece as it arrives: now and then with a flipped bit, a missing end or something in between."""
         if self.toward not in (toward, "both"):
             return data
-        if self.random.random() >= self.spoiled:
+        if self.random.random() >= self.spoiled and not self.is_due:
             return data
+        self.is_due = False
         at = self.random.randrange(len(data))
         match self.random.randrange(3):
             case 0:
@@ -74,6 +81,8 @@ class Proxy:
     def __init__(self, listen: str, target: str, ports: list[int]) -> None:
         self._listen, self._target, self._ports = listen, target, ports
         self.way = Way()
+        self.counts = Counter({"reset": 0, "held": 0, "late": 0, "choked": 0, "spoiled": 0})
+        """Connections that were reset; pieces that were held, delayed, made to wait for bandwidth, or spoiled."""
         self._servers: list[asyncio.Server] = []
         self._pairs: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,6 +98,9 @@ class Proxy:
             self._servers.append(await asyncio.start_server(serve, self._listen, port, limit=PIECE))
 
     async def obey(self, command: list[str]) -> None:
+        if command[0] == "count":
+            print(json.dumps({"counts": self.counts}), flush=True)
+            return
         self.way.become(command)
         match command[0]:
             case "cut":
@@ -105,6 +117,7 @@ class Proxy:
             await self.open()
 
     def _reset(self) -> None:
+        self.counts["reset"] += len(self._pairs)
         for pair in self._pairs:
             for writer in pair:
                 # With no time to linger, closing sends a reset: the other side learns it at once.
@@ -137,10 +150,15 @@ class Proxy:
         sender = asyncio.create_task(self._send(queue, writer))
         try:
             while data := await reader.read(PIECE):
+                self.counts["held"] += not self.way.is_open.is_set()
                 await self.way.is_open.wait()
                 due = asyncio.get_running_loop().time() + self.way.delay_s
-                await queue.put((due, self.way.damaged(data, toward)))
+                damaged = self.way.damaged(data, toward)
+                self.counts["spoiled"] += damaged != data
+                self.counts["late"] += self.way.delay_s > 0
+                await queue.put((due, damaged))
                 if self.way.rate:
+                    self.counts["choked"] += 1
                     await asyncio.sleep(len(data) / self.way.rate)
         finally:
             sender.cancel()

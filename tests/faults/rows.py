@@ -167,11 +167,12 @@ CELLS = (
     Cell(
         "powerd",
         "full",
-        "its ring holds less than the time for which the recorder is stopped",
+        "its ring holds less than the time for which the recorder is cut off",
         Bound(1.0, 1.0),
-        says="no longer in powerd's ring",
+        loses_at_end=_CUT_OFF,
+        says="no longer in powerd's ring|powerd sent nothing more",
         is_silent_at_end=True,
-        stage={"ring_share": 0.4},
+        stage={**_NETWORK, "ring_share": 0.2},
         quick=("middle",),
     ),
     Cell(

@@ -117,6 +117,11 @@ class Stage:
         self.place.mkdir()
         self.out = self.place / "run.h5"
         self.disk = self.directory / "disk-word"
+        self.seen = self.directory / "seen"
+        """What disk, bus and parents of processes write down of what happened: a word and an amount a line."""
+        self.ledger = self.directory / "counted"
+        """Where sources write down which scans they counted out: a file for each of their processes."""
+        self.ledger.mkdir()
         self.script = self.directory / "bus-word"
         self.node_link = self.directory / "ttyACM0"
         self.is_mounted = small_disk and _mount(self.place)
@@ -127,6 +132,7 @@ class Stage:
         self.url = f"tcp://{PROXY_HOST}:{port}" if network else self.board_url
         self._network = network
         self._sources = sources(source, scale, self.node_link, node_rate_hz, self.script)
+        self.children: list[Child] = []
         self.powerds: list[Child] = []
         self.node: Child | None = None
         self.proxy: Child | None = None
@@ -142,9 +148,12 @@ class Stage:
             "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
             MARK: self.token,
             "FAULTS_DISK": str(self.disk),
+            "FAULTS_SEEN": str(self.seen),
+            "FAULTS_LEDGER": str(self.ledger),
             "OMP_NUM_THREADS": "1",
         }
-        return Child(name, command, env, self.directory / f"{name}.log")
+        self.children.append(Child(name, command, env, self.directory / f"{name}.log"))
+        return self.children[-1]
 
     def open(self) -> None:
         """Start everything but the training."""
@@ -213,6 +222,23 @@ class Stage:
         done = self.proxy.lines.count("done")
         self.proxy.tell(command)
         wait_for("the proxy obeys", lambda: self.proxy and self.proxy.lines.count("done") > done)
+
+    def network_counts(self) -> dict[str, int]:
+        """What the proxy did so far to what went through it, see `proxy.Proxy.counts`."""
+        assert self.proxy is not None
+        self.network("count")
+        return dict(self.proxy.told("counts")[-1]["counts"])
+
+    def answered_stats(self) -> dict[str, Any]:
+        """`stats`, as soon as powerd answers."""
+        found: list[dict[str, Any]] = []
+
+        def answers() -> bool:
+            found.extend(filter(None, [self.stats()]))
+            return bool(found)
+
+        wait_for("powerd answers", answers)
+        return found[0]
 
     def stats(self) -> dict[str, Any] | None:
         """What powerd says about itself, None when it does not answer soon."""

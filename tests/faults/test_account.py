@@ -1,5 +1,6 @@
 """The account finds what a run file does not say: otherwise the matrix would prove nothing."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -102,3 +103,34 @@ def test_where_nobody_counts_a_flag_declares_and_a_hole_needs_a_gap():
     assert account.lost == 4
     assert account.declared == 1
     assert account.problems
+
+
+def test_a_reading_that_its_source_never_counted_out_is_found():
+    scans = replace(made(range(FIRST, FIRST + BEHIND)), counted=np.arange(FIRST + 1, FIRST + BEHIND))
+    account = Account(t_start_ns=FIRST * PERIOD, t_stop_ns=(FIRST + BEHIND - 1) * PERIOD)
+    _count(scans, [], account)
+    assert (account.due, account.sent, account.received) == (BEHIND, BEHIND - 1, BEHIND)
+    assert any("never counted out" in problem for problem in account.problems)
+
+
+def node(kept, counted, gaps):
+    """The account of a node's scans 0 ... 39, of which it counted out ``counted`` and the file holds ``kept``."""
+    ledger = np.array([(FIRST * PERIOD + n * PERIOD, n) for n in counted], np.int64)
+    number = np.array(kept, np.int64)
+    t_ns = FIRST * PERIOD + number * PERIOD + 1000
+    scans = Scans("l", PERIOD, t_ns, np.ones(len(t_ns), bool), number, is_grid=False, ledger=ledger)
+    account = Account(t_start_ns=FIRST * PERIOD - 7, t_stop_ns=(FIRST + BEHIND) * PERIOD)
+    _count(scans, gaps, account)
+    return account
+
+
+def test_a_nodes_readings_are_held_against_its_own_ledger():
+    everything = list(range(BEHIND))
+    without = [n for n in everything if not 10 <= n < 13]
+    hole = [gap(FIRST + 9, FIRST + 13, 3)]
+    assert node(everything, everything, []).problems == []
+    assert node(without, everything, hole).problems == []  # lost on the way
+    assert node(without, without, hole).problems == []  # slept through
+    assert node(without, everything, []).problems
+    assert node(without, everything, [gap(FIRST + 9, FIRST + 13, 2)]).problems
+    assert any("never counted out" in problem for problem in node(everything, without, []).problems)
