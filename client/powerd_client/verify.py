@@ -133,7 +133,7 @@ def _metadata(file: h5py.File) -> Check:
 
 
 def _gaps(file: h5py.File) -> Check:
-    """Gaps are in order, each of lines that exist and with its cause."""
+    """Gaps are in order, each of lines that exist and with its cause; a run that lasted has lines."""
     group = file["gaps"]
     begin, end, lost = (group[name][:].astype(np.int64) for name in ("begin_ns", "end_ns", "lost"))
     strange = [any(name not in file["lines"] for name in read_json(text)) for text in read_texts(group["lines"])]
@@ -144,6 +144,8 @@ def _gaps(file: h5py.File) -> Check:
         (np.array(strange, bool), "is of a line that is not in the file"),
     ):
         yield from _rows("gap", bad, why)
+    if file.attrs["t_stop_ns"] > file.attrs["t_start_ns"] and not file["lines"]:
+        yield "the run lasted, and there is no line in it: what its journal held of readings is not here"
     known = int(lost[lost > 0].sum())
     return f"{len(begin)} gaps, {known} scans lost, and {int(np.count_nonzero(lost < 0))} times nobody knows how many"
 

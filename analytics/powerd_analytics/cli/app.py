@@ -55,6 +55,7 @@ for command in (
     tables.compare,
     runs.verify,
     runs.recover,
+    runs.tidy,
     published.totals,
     models.operations,
     models.layers,
