@@ -281,6 +281,9 @@ def keep_journal(
     progress: Progress = lambda share: None,
 ) -> list[str]:
     """Pack a journal directory where all of it is in the run file, which stands. What is not is returned, in words."""
+    if not journals.has_begun(journal):  # packed by a process that was killed then
+        journals.remove(journal)
+        return []
     missing = left_out(contents or read_contents(journal), out)
     if not missing:
         # Without room for it the directory stays, and nothing is lost.

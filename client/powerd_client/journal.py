@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import filecmp
 import gzip
 import json
 import os
@@ -51,7 +52,7 @@ _MOST_BYTES = 64 << 20
 _OWN_NAME = re.compile(r"(marks|frames)-([0-9a-f]{16})(?:-([0-9]{6,12})\.bin|\.names)")
 _MEMBER_BEGIN = b"\x1f\x8b\x08"
 _MEMBER_DAMAGE = bytes(64)
-"""Stands for a damaged member of a packed journal. It is no frame, and so whoever reads frames says that it is there."""
+"""Stands for a damaged member of a packed journal. It is no frame: whoever reads frames says that it is there."""
 _MOST_DAMAGED = 1000
 
 
@@ -283,11 +284,21 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
         if overwrite:
             partial.replace(packed_path(run))
         else:
-            os.link(partial, packed_path(run))
+            _link(partial, packed_path(run))
         sync_directory(run.parent)
     finally:
         partial.unlink(missing_ok=True)
+    source.unlink()  # without it a directory that was not deleted to its end is nothing
     remove(journal)
+
+
+def _link(partial: Path, packed: Path) -> None:
+    """Give a packed journal its name, unless that of another run has it."""
+    try:
+        os.link(partial, packed)
+    except FileExistsError:
+        if not filecmp.cmp(partial, packed, shallow=False):
+            raise
 
 
 def unpack(packed: Path, directory: Path) -> None:

@@ -30,8 +30,8 @@ MAX_BYTES = 64 << 20
 RESERVE_BYTES = 256 << 10
 """Disk space that is kept for the last words: gaps, notes, the end of the run."""
 _RETRY_NS = 1_000_000_000
-_SYNC_NS = 900_000_000
-"""With the tenth of a second after which marks are copied, a power cut takes what is younger than a second."""
+_SYNC_NS = 800_000_000
+"""With the tenth of a second after which marks are copied, a power cut takes nothing that is older than a second."""
 _REPEATED = {"run", "start", "description", "device-clock"}
 """Messages without which the readings, or their times, would be nobody's. A reader takes the first of each."""
 _REPEAT_FIRST_BYTES, _REPEAT_BYTES = 64 << 10, 4 << 20

@@ -1,4 +1,4 @@
-"""`joules record`, `info`, `clock`, `top`, `verify`, `recover`, `tidy` and `tag`: one run, recorded, looked at, kept."""
+"""`joules record`, `info`, `clock`, `top`, `verify`, `recover`, `tidy`, `tag`: one run, recorded, looked at, kept."""
 
 from __future__ import annotations
 
