@@ -111,7 +111,7 @@ def test_a_journal_cut_off_anywhere_opens_with_everything_before_the_cut(tmp_pat
     kept = int(np.searchsorted(sizes, cut, side="right"))
     blocks = sum(1 for i in range(3, kept) if (i - 3) % 2 == 0)
     exchanges = sum(1 for i in range(3, kept) if (i - 3) % 2 == 1)
-    with open_run(out) as file:
+    with open_incomplete(out, "1 of 1 blocks") if blocks and not exchanges else open_run(out) as file:
         found = len(file["lines/gpu0.rail_0/t_ns"]) if "gpu0.rail_0" in file["lines"] else 0
         assert found == (5 * blocks if exchanges else 0)
 
