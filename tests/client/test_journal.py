@@ -60,7 +60,7 @@ class TestKeeping:
         with pytest.raises(RunFileError, match="30 of 30 blocks of stream 0 in epoch 0000000000000005 are left out"):
             open_run(out)
         assert (directory / "journal.bin").read_bytes() == before
-        assert "there is no line in it" in wrong(out)["gaps"]
+        assert "there is no line in it" in wrong(out)["times"]
         assert needed_for(directory) != []
 
     @pytest.mark.parametrize("damage", ["unnamed marks", "stray file", "link", "exchanges"])
