@@ -32,7 +32,7 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterator
-from itertools import zip_longest
+from itertools import count, zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
@@ -258,9 +258,8 @@ def read_leftovers(journal: Path) -> tuple[list[Event | Garbage], list[str]]:
 def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = lambda share: None) -> None:
     """Make the packed journal of a directory, and delete the directory when that is on the disk.
 
-    The caller owns the lock, and knows that everything can be read. Each megabyte is a gzip member of its own, so that
-    damage costs no more, and is the end of no larger a piece in memory. Raises `OSError`, with the directory as it was,
-    also where another packed journal is in the way that is not to be replaced.
+    The caller owns the lock, and knows that everything can be read. Each megabyte is a gzip member of its own: damage
+    costs no more, and no larger piece is in memory. Raises `OSError`, with the directory as it was.
     """
     run, source = run_of(journal), journal / "journal.bin"
     partial = run.with_name(f"{run.name}.{os.getpid()}.partial")
@@ -281,10 +280,9 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
             file.write(gzip.compress(waiting, 1, mtime=0))
             file.flush()
             os.fsync(file.fileno())
-        if overwrite:
-            partial.replace(packed_path(run))
-        else:
-            _link(partial, packed_path(run))
+        if not overwrite:
+            _move_aside(packed_path(run), partial)
+        partial.replace(packed_path(run))
         sync_directory(run.parent)
     finally:
         partial.unlink(missing_ok=True)
@@ -292,13 +290,19 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
     remove(journal)
 
 
-def _link(partial: Path, packed: Path) -> None:
-    """Give a packed journal its name, unless that of another run has it."""
-    try:
-        os.link(partial, packed)
-    except FileExistsError:
-        if not filecmp.cmp(partial, packed, shallow=False):
-            raise
+def _move_aside(packed: Path, following: Path) -> None:
+    """A packed journal whose run file was deleted may be all there is of that run: it gets another name."""
+    run = run_of(packed)
+    if packed.exists() and filecmp.cmp(packed, following, shallow=False):
+        return  # it is of this run, and its maker was killed before the directory was deleted
+    for number in count(1):
+        try:
+            os.link(packed, packed_path(run.with_name(f"{run.stem}-{number}{run.suffix}")))
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            pass
+        return
 
 
 def unpack(packed: Path, directory: Path) -> None:

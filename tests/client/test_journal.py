@@ -120,19 +120,20 @@ class TestKeeping:
         packed_path(out).write_bytes(gzip.compress(data))
         assert recover(out).readings == 2400
 
-    def test_a_packed_journal_of_another_run_is_not_replaced(self, out):
-        packed_path(out).write_bytes(b"precious")
-        directory = make_journal(out, whole())
-        assert build_run(directory, out) == []
-        assert packed_path(out).read_bytes() == b"precious"
-        assert needed_for(directory) == []
+    def test_a_packed_journal_whose_run_file_was_deleted_moves_aside(self, out):
+        for number in range(3):
+            packed_path(out).write_bytes(b"precious %d" % number)
+            make_run_file(out).unlink()
+            assert packed_path(out.with_name(f"run-{number + 1}.h5")).read_bytes() == b"precious %d" % number
+        assert build_run(make_journal(out, whole()), out, overwrite=True) == []
+        assert len(list(out.parent.glob("*.gz"))) == 4
 
     def test_a_worker_that_was_killed_while_it_packed_is_followed_by_one_that_ends_it(self, out, monkeypatch):
         directory = make_journal(out, whole())
         with monkeypatch.context() as killed:
             killed.setattr(journals, "remove", lambda _: None)
             build_run(directory, out)
-        assert directory.is_dir()
+        assert list(directory.glob("marks-*"))
         assert keep_journal(directory, out) == []
         assert sorted(p.name for p in out.parent.iterdir()) == ["run.h5", "run.h5.journal.gz"]
 
