@@ -153,4 +153,4 @@ def test_a_meter_and_the_command_measure_baselines(tmp_path):
     assert any("wall clock" in m["text"] for m in run.messages)
     done = subprocess.run([*joules, "--baseline", "0", "--", "true"], cwd=tmp_path, capture_output=True, check=False)
     assert (done.returncode, done.stderr.count(b"\n")) == (2, 1)
-    assert list(tmp_path.iterdir()) == [tmp_path / "r.h5"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["r.h5", "r.h5.journal.gz"]
