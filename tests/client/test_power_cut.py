@@ -52,9 +52,10 @@ class Disk:
 
     root: Path
     now_ns: int = 0
-    cuts: list[tuple[int, Tree]] = field(default_factory=list)
-    """Time and what is left, each once."""
-    _known: set[tuple[object, ...]] = field(default_factory=set)
+    deleted: list[bool] = field(default_factory=list)
+    """Of each segment of marks: whether all of the journal was synced then."""
+    cuts: dict[tuple[tuple[str, bytes | None], ...], int] = field(default_factory=dict)
+    """What is left, and the last moment at which a cut leaves that."""
     _ids: dict[int, int] = field(default_factory=dict)
     _next: "itertools.count[int]" = field(default_factory=itertools.count)
     _synced: dict[int, bytes] = field(default_factory=dict)
@@ -68,6 +69,9 @@ class Disk:
         def call(*args, **options):
             self.cut()
             if name == "unlink":
+                if str(args[0]).startswith(f"{self.root}/run.h5.journal/marks-"):
+                    journal = self.root / "run.h5.journal" / "journal.bin"
+                    self.deleted.append(self._synced[self._id(journal.stat())] == journal.read_bytes())
                 status = os.stat(args[0], dir_fd=options.get("dir_fd"), follow_symlinks=False)
                 if status.st_nlink == 1:
                     self._ids.pop(status.st_ino, None)  # another file may get its number
@@ -104,9 +108,7 @@ class Disk:
         self._walk_synced(self._id(self.root.stat()), "", synced)
         for tree in (everything, names, synced):
             left = {path: data for path, data in sorted(tree.items()) if not path.endswith(".partial")}
-            if (key := tuple(left.items())) not in self._known:
-                self._known.add(key)
-                self.cuts.append((self.now_ns, left))
+            self.cuts[tuple(left.items())] = self.now_ns
 
     def _walk_synced(self, folder, prefix, tree):
         for name, (number, is_folder) in self._entries.get(folder, {}).items():
@@ -136,7 +138,7 @@ def record(disk, out, monkeypatch):
     disk.now_ns = small_run.OFFSET_NS
     directory = journals.prepare(out)
     lock = journals.lock(directory)
-    book, writer = Logbook(directory), MarkWriter(directory, segment_records=8)
+    book, writer = Logbook(directory), MarkWriter(directory, segment_records=32)
     kind = writer.kind("forward", {}, "host")
     for frame in (*small_run.head(), small_run.description()):
         book.add(wire.decode(frame), frame)
@@ -171,9 +173,10 @@ def test_every_cut_leaves_a_run_that_misses_at_most_its_last_second(tmp_path, mo
         disk.watch(watched)
         record(disk, root / "run.h5", watched)
     assert len(disk.cuts) > STEPS
+    assert disk.deleted[:1] == [True]
     least = fewest = 0
-    for number, (t_ns, tree) in enumerate(disk.cuts):
-        make(tree, tmp_path / str(number))
+    for number, (left, t_ns) in enumerate(disk.cuts.items()):
+        make(dict(left), tmp_path / str(number))
         run = tmp_path / str(number) / "run.h5"
         elapsed_ns = t_ns - small_run.OFFSET_NS
         due = max(elapsed_ns - SECOND_NS, 0) // STEP_NS
