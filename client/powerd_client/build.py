@@ -8,6 +8,7 @@ is missing of the readings is counted in `powerd_client.losses`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +33,10 @@ from powerd_client.runfile import (
     Progress,
     clean,
     make_dataset,
+    open_run,
     own_name,
+    read_objects,
+    reading,
     seal,
     whole_file,
     write_documents,
@@ -50,6 +54,7 @@ Int64 = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 
 _BATCH_BYTES = 8 << 20
+_CODES = np.dtype([("code", "<i4"), ("thread", "<u4"), ("t_ns", "<i8")])
 _LOST_RUN = {"run_id": "unknown", "created_utc": "", "powerd_version": "", "command": [], "environment": {}}
 """What a run is called whose journal lost its beginning."""
 
@@ -77,17 +82,24 @@ class Contents:
     size: int = 0
     damaged: int = 0
     """Bytes of the journal, and how many of them could not be read."""
+    unusable: list[str] = field(default_factory=list)
+    """What of the journal is in no run file, but for readings and marks that nothing describes (`left_out`)."""
 
     def note(self, level: str, text: str, t_ns: int = 0) -> None:
         """Add a message to the run; those without a time come first."""
         self.messages.append({"t_ns": t_ns, "level": level, "text": text})
+
+    def refuse(self, text: str) -> None:
+        """Something of the journal cannot be used."""
+        self.note("error", text)
+        self.unusable.append(text)
 
     def take(self, event: Event | Garbage, at: int = 0, size: int = 0) -> None:
         """The next event; ``at`` and ``size`` are the place of its frame in the journal."""
         match event:
             case Block() | Gap() | ClockExchange() if not _is_in_time(event):
                 self.damaged += size
-                self.note("error", f"a frame at {at} in the journal has times that cannot be")
+                self.refuse(f"a frame at {at} in the journal has times that cannot be")
             case Block() | Gap():
                 frames = self.streams.setdefault((event.epoch, event.stream), StreamFrames())
                 frames.add(event, at, size)
@@ -102,13 +114,12 @@ class Contents:
                 self.devices.add_edges(event)
             case Garbage():
                 self.damaged += event.count
-                text = f"{event.count} bytes of the journal at {at} could not be read ({event.reason})"
-                self.note("info" if event.reason == "cut off" else "error", text)
+                self.refuse(f"{event.count} bytes of the journal at {at} could not be read ({event.reason})")
             case Message():
                 try:
                     self._take_message(event.subject, event.epoch, dict(event.body))
                 except (KeyError, TypeError, ValueError, OverflowError) as error:
-                    self.note("error", f"a {event.subject!r} message in the journal makes no sense: {error}")
+                    self.refuse(f"a {event.subject!r} message in the journal makes no sense: {error}")
 
     def _take_message(self, subject: str, epoch: int, body: dict[str, Any]) -> None:
         match subject:
@@ -137,21 +148,29 @@ class Contents:
 
 
 def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
-    """What a journal directory holds, marks that the recorder had not copied included.
+    """What a journal directory holds, marks that the recorder had not copied included; or a packed journal.
 
     Without ``needs_run`` a journal that does not say which run it is is read too, with a message. Raises
     `RunFileError`.
     """
     contents = Contents()
-    file = journal / "journal.bin"
-    if not journals.has_begun(journal):
+    is_packed = not journal.is_dir()
+    file = journal if is_packed else journal / "journal.bin"
+    if not is_packed and not journals.has_begun(journal):
         raise RunFileError(
             f"{journal} holds nothing of a run: no recording, or one that ended before it began and can be deleted"
         )
+    tail: tuple[Garbage, int] | None = None
     for event, at, size in journals.read_events(file):
-        contents.take(event, at, size)
-        contents.size = at + size
-    _take_marks(contents, journal)
+        if tail is not None:
+            contents.take(*tail)
+        contents.size, tail = at + size, (event, at) if isinstance(event, Garbage) else None
+        if tail is None:
+            contents.take(event, at, size)
+    if tail is not None:
+        _take_tail(contents, *tail, is_packed=is_packed)
+    if not is_packed:
+        _take_leftovers(contents, journal)
     if not contents.run:
         if needs_run:
             raise RunFileError(
@@ -163,17 +182,23 @@ def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
     return contents
 
 
-def _take_marks(contents: Contents, journal: Path) -> None:
-    try:
-        tail = journals.MarkTail(journal, consume=False)
-        (names, marks), frames = tail.read(final=True), tail.read_frames()
-    except OSError as error:
-        raise RunFileError(f"cannot read the marks in {journal}: {error.strerror}") from error
-    except (TypeError, ValueError) as error:
-        contents.note("error", f"the files of marks beside the journal cannot be used: {error}")
+def _take_tail(contents: Contents, garbage: Garbage, at: int, *, is_packed: bool) -> None:
+    """The end of a journal that is no frame. A recorder that was killed leaves half of one, which nobody misses."""
+    if garbage.reason != "cut off" or is_packed:
+        contents.take(garbage, at)
         return
-    for event in (*(Message("phase-names", document) for document in names), *marks, *(event for event, _ in frames)):
-        contents.take(event)
+    contents.damaged += garbage.count
+    contents.note("info", f"{garbage.count} bytes of the journal at {at} could not be read ({garbage.reason})")
+
+
+def _take_leftovers(contents: Contents, journal: Path) -> None:
+    events, problems = journals.read_leftovers(journal)
+    for event in events:
+        # A piece of frames whose writer was killed ends with half of one.
+        if not isinstance(event, Garbage) or event.reason != "cut off":
+            contents.take(event)
+    for text in problems:
+        contents.refuse(text)
 
 
 def _is_in_time(event: Block | Gap | ClockExchange) -> bool:
@@ -234,18 +259,84 @@ def _kind_key(document: dict[str, Any]) -> str:
     return json.dumps([document["name"], document["attributes"], document["timing"]], sort_keys=True)
 
 
-def build_run(journal: Path, out: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
-    """Turn a journal directory into the run file ``out`` and remove it.
+def build_run(
+    journal: Path, out: Path, *, overwrite: bool = False, progress: Progress = lambda share: None
+) -> list[str]:
+    """Turn a journal directory into the run file ``out``, and pack the journal when all of it is in there.
 
-    The caller owns the journal's lock. Raises `RunFileError` (disk full, file in the way, damaged journal) with the
-    journal left as it was.
+    What is not is returned, in words; then the directory stays. The caller owns the journal's lock. Raises
+    `RunFileError` (disk full, file in the way, damaged journal) with the journal left as it was.
     """
-    write_file(out, read_contents(journal), journal, overwrite=overwrite, progress=progress)
-    journals.remove(journal)
+    contents = read_contents(journal)
+    write_file(out, contents, journal, overwrite=overwrite, progress=progress)
+    return keep_journal(journal, out, contents=contents, overwrite=overwrite, progress=progress)
 
 
-def write_file(out: Path, contents: Contents, journal: Path, *, overwrite: bool, progress: Progress) -> None:
-    """Write everything that a journal holds into ``out``, whole or not at all. Raises `RunFileError`."""
+def keep_journal(
+    journal: Path,
+    out: Path,
+    *,
+    contents: Contents | None = None,
+    overwrite: bool = False,
+    progress: Progress = lambda share: None,
+) -> list[str]:
+    """Pack a journal directory where all of it is in the run file, which stands. What is not is returned, in words."""
+    if not journals.has_begun(journal):  # packed by a process that was killed then
+        journals.remove(journal)
+        return []
+    missing = left_out(contents or read_contents(journal), out)
+    if not missing:
+        # Without room for it the directory stays, and nothing is lost.
+        with contextlib.suppress(OSError):
+            journals.pack(journal, overwrite=overwrite, progress=progress)
+    return missing
+
+
+def left_out(contents: Contents, run: Path) -> list[str]:
+    """What of a journal's contents is not in a run file, in words; nothing where all of it is. Raises `RunFileError`.
+
+    The journal's frames are counted against what the file itself holds.
+    """
+    with open_run(run) as file, reading(run):
+        run_id, held = str(file.attrs.get("run_id")), _held(file)
+    if run_id != clean(str(contents.run["run_id"])):
+        return [f"the journal is of another run than {run}"]
+    missing = list(contents.unusable)
+    for (epoch, number), frames in contents.streams.items():
+        blocks = len(frames.blocks) + len(frames.unfit)
+        if lost := blocks - held.get((f"{epoch:016x}", number), 0):
+            missing.append(f"{lost} of {blocks} blocks of stream {number} in epoch {epoch:016x} are left out")
+    for token, pieces in contents.marks.items():
+        names = contents.names.get(token, ProcessNames())
+        codes = np.frombuffer(b"".join(pieces.values()), _CODES)["code"]
+        kinds = np.where(codes < 0, ~codes, codes)
+        known = np.array([*names.kinds, *names.cuts], np.int64)
+        if count := int(np.count_nonzero(~np.isin(kinds, known))):
+            missing.append(f"{count} marks of process {token:016x} are left out: the names of their phases are lost")
+    for edges in contents.devices.edges.values():
+        clocks = {epoch for epoch, _ in edges.values()}
+        missing += [
+            f"times by the device clock {epoch:016x} are left out" for epoch in clocks - {*contents.devices.clocks}
+        ]
+    return missing
+
+
+def _held(file: h5py.File) -> dict[tuple[str, int], int]:
+    """How many blocks of each stream have their readings in a run file, by epoch (as text) and stream number."""
+    held: dict[tuple[str, int], int] = {}
+    for part in read_objects(file["parts"]) if "parts" in file else ():
+        key = str(part["clock"])[-16:], int(part["number"])
+        held[key] = held.get(key, 0) + (int(part["blocks"]) if part["in_file"] else 0)
+    return held
+
+
+def write_file(
+    out: Path, contents: Contents, journal: Path, *, overwrite: bool, progress: Progress, kept: Path | None = None
+) -> None:
+    """Write everything that a journal holds into ``out``, whole or not at all. Raises `RunFileError`.
+
+    ``kept`` is what the journal was unpacked from.
+    """
     try:
         with whole_file(out, overwrite=overwrite) as (file, raw):
             for share in _write_run(file, contents, journal / "journal.bin"):
@@ -255,7 +346,9 @@ def write_file(out: Path, contents: Contents, journal: Path, *, overwrite: bool,
         raise
     except (OSError, RuntimeError, WireError, ValueError, TypeError, OverflowError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise RunFileError(f"{out} could not be written ({reason}): nothing is lost, it is all in {journal}") from error
+        raise RunFileError(
+            f"{out} could not be written ({reason}): nothing is lost, it is all in {kept or journal}"
+        ) from error
 
 
 def _write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Iterator[float]:

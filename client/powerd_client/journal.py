@@ -11,6 +11,9 @@
         frames-<token>-N.bin wire frames of its device clocks; piece N is complete when N + 1 exists
         *.log                what the recorder and a local powerd said
 
+When the run file stands and holds all of it, the journal is packed: RUN.h5.journal.gz has the same frames in one file
+(`pack`), and stays until the user deletes it with `joules tidy`.
+
 Whoever holds the lock owns the directory. The kernel drops it when a process dies, however it dies. What is written
 into one of these files survives its process; a frame or record that was cut off by a kill is found when it is read.
 """
@@ -18,18 +21,25 @@ into one of these files survives its process; a frame or record that was cut off
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import filecmp
+import gzip
 import json
 import os
+import re
 import shutil
-from collections.abc import Iterator
-from itertools import zip_longest
+import stat
+import zlib
+from collections.abc import Callable, Iterator
+from itertools import count, zip_longest
 from pathlib import Path
+from typing import BinaryIO
 
-from powerd_core.errors import RunFileError
+from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import RECORD, Marks, written
 from powerd_core.serde import check_json
-from powerd_core.wire import Event, FrameReader, Garbage, encode
+from powerd_core.wire import Event, FrameReader, Garbage, Message, encode
 
 RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
@@ -37,6 +47,13 @@ KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""
 _PIECE_BYTES = 1 << 20
 _TAIL_RECORDS = 4096
+_MOST_BYTES = 64 << 20
+"""No training writes a larger file of marks, names or frames."""
+_OWN_NAME = re.compile(r"(marks|frames)-([0-9a-f]{16})(?:-([0-9]{6,12})\.bin|\.names)")
+_MEMBER_BEGIN = b"\x1f\x8b\x08"
+_MEMBER_DAMAGE = bytes(64)
+"""Stands for a damaged member of a packed journal. It is no frame: whoever reads frames says that it is there."""
+_MOST_DAMAGED = 1000
 
 
 def check_replaceable(path: Path) -> None:
@@ -50,9 +67,14 @@ def journal_path(run: Path) -> Path:
     return run.with_name(f"{run.name}.journal")
 
 
+def packed_path(run: Path) -> Path:
+    """The packed journal that belongs to a run file."""
+    return run.with_name(f"{run.name}.journal.gz")
+
+
 def run_of(journal: Path) -> Path:
-    """The run file that a journal directory belongs to."""
-    return journal.with_name(journal.name.removesuffix(".journal"))
+    """The run file that a journal directory, or a packed journal, belongs to."""
+    return journal.with_name(journal.name.removesuffix(".gz").removesuffix(".journal"))
 
 
 def joined_journal() -> Path | None:
@@ -154,7 +176,7 @@ def lock(journal: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
 
 
 def read_events(path: Path) -> Iterator[tuple[Event | Garbage, int, int]]:
-    """Yield each event of a journal file with the offset and the length of its frame.
+    """Yield each event of a journal file, packed or not, with the offset and the length of its (unpacked) frame.
 
     `Garbage` marks damaged stretches; a tail that is not a whole frame ends the file silently when it is what a killed
     recorder leaves. Raises `RunFileError` for a file that cannot be read.
@@ -169,12 +191,133 @@ def read_events(path: Path) -> Iterator[tuple[Event | Garbage, int, int]]:
 def _frames(path: Path) -> Iterator[tuple[Event | Garbage, bytes]]:
     reader = FrameReader()
     try:
-        with path.open("rb") as file:
-            while data := file.read(1 << 20):
-                yield from reader.feed(data)
+        for data in _contents(path):
+            yield from reader.feed(data)
     except OSError as error:
-        raise RunFileError(f"cannot read {path}: {error.strerror}") from error
+        raise RunFileError(f"cannot read {path}: {error.strerror or error}") from error
     yield from reader.close()  # also the frames that a damaged length before them had swallowed
+
+
+def _contents(path: Path) -> Iterator[bytes]:
+    """What is in a journal file, a piece at a time, unpacked where it is packed."""
+    with open_regular(path) as file:
+        if path.suffix == ".gz":
+            yield from _unpacked(file)
+            return
+        while data := file.read(_PIECE_BYTES):
+            yield data
+
+
+def _unpacked(file: BinaryIO) -> Iterator[bytes]:
+    """The contents of all members; behind damage it goes on with the next member."""
+    data, damaged = file.read(_PIECE_BYTES), 0
+    while data:
+        member = zlib.decompressobj(wbits=31)
+        with contextlib.suppress(zlib.error):
+            while data and not member.eof:
+                yield member.decompress(data, _PIECE_BYTES)
+                data = member.unused_data or member.unconsumed_tail or file.read(_PIECE_BYTES)
+        if not member.eof:
+            yield _MEMBER_DAMAGE
+            damaged += 1
+            if damaged > _MOST_DAMAGED:
+                raise OSError(errno.EIO, "it is damaged in too many places") from None
+            at = data.find(_MEMBER_BEGIN, 1)
+            while at < 0 and (more := file.read(_PIECE_BYTES)):
+                data = data[-2:] + more
+                at = data.find(_MEMBER_BEGIN)
+            data = data[at:] if at >= 0 else b""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file to read. Raises `OSError` also for what is none: a device has no end, and a pipe lets us wait."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
+def sync_directory(path: Path) -> None:
+    """Come back when the names in a directory survive a power cut. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def read_leftovers(journal: Path) -> tuple[list[Event | Garbage], list[str]]:
+    """What the training wrote and no recorder has deleted since, and what of it cannot be used, in words."""
+    tail = MarkTail(journal, consume=False)
+    (names, marks), frames = tail.read(final=True), tail.read_frames(final=True)
+    events = [*(Message("phase-names", document) for document in names), *marks, *(event for event, _ in frames)]
+    return events, list(tail.problems.values())
+
+
+def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = lambda share: None) -> None:
+    """Make the packed journal of a directory, and delete the directory when that is on the disk.
+
+    The caller owns the lock, and knows that everything can be read. Each megabyte is a gzip member of its own: damage
+    costs no more, and no larger piece is in memory. Raises `OSError`, with the directory as it was.
+    """
+    run, source = run_of(journal), journal / "journal.bin"
+    partial = run.with_name(f"{run.name}.{os.getpid()}.partial")
+    size = source.stat().st_size
+    done, waiting = 0, bytearray()
+    try:
+        with partial.open("wb") as file:
+            try:
+                for frame in _all_frames(journal):
+                    waiting += frame
+                    while len(waiting) >= _PIECE_BYTES:
+                        file.write(gzip.compress(waiting[:_PIECE_BYTES], 1, mtime=0))
+                        del waiting[:_PIECE_BYTES]
+                        done += _PIECE_BYTES
+                        progress(min(done / size, 1.0))
+            except (RunFileError, WireError) as error:
+                raise OSError(errno.EIO, str(error)) from error
+            file.write(gzip.compress(waiting, 1, mtime=0))
+            file.flush()
+            os.fsync(file.fileno())
+        if not overwrite:
+            _move_aside(packed_path(run), partial)
+        partial.replace(packed_path(run))
+        sync_directory(run.parent)
+    finally:
+        partial.unlink(missing_ok=True)
+    source.unlink()  # without it a directory that was not deleted to its end is nothing
+    remove(journal)
+
+
+def _move_aside(packed: Path, following: Path) -> None:
+    """A packed journal whose run file was deleted may be all there is of that run: it gets another name."""
+    run = run_of(packed)
+    if packed.exists() and filecmp.cmp(packed, following, shallow=False):
+        return  # it is of this run, and its maker was killed before the directory was deleted
+    for number in count(1):
+        try:
+            os.link(packed, packed_path(run.with_name(f"{run.stem}-{number}{run.suffix}")))
+        except FileExistsError:
+            continue
+        except FileNotFoundError:
+            pass
+        return
+
+
+def unpack(packed: Path, directory: Path) -> None:
+    """Make a journal directory of a packed journal. Raises `OSError`."""
+    with (directory / "journal.bin").open("xb") as file:
+        for data in _contents(packed):
+            file.write(data)
+
+
+def _all_frames(journal: Path) -> Iterator[bytes]:
+    for _, frame in _frames(journal / "journal.bin"):
+        yield frame
+    for event in read_leftovers(journal)[0]:
+        if not isinstance(event, Garbage):
+            yield encode(event)
 
 
 class FrameFile:
@@ -225,6 +368,13 @@ class MarkTail:
         self._done: dict[Path, int] = {}
         self._readers: dict[Path, FrameReader] = {}
         self._spent: list[Path] = []
+        self.problems: dict[Path, str] = {}
+        """Files that cannot be used, and why. They cost nothing else."""
+
+    @property
+    def has_spent(self) -> bool:
+        """Whether the next call deletes a file."""
+        return bool(self._spent)
 
     def read(self, *, final: bool = False) -> tuple[list[dict[str, object]], list[Marks]]:
         """New descriptions of processes and kinds (each with its ``process``), and new marks, in the order in which
@@ -239,37 +389,61 @@ class MarkTail:
         names: list[dict[str, object]] = []
         marks: list[Marks] = []
         # Marks first: a kind is always described before a mark uses it.
-        for path in sorted(self._journal.glob("marks-*.bin")):
-            marks += self._read_segment(path, final)
-        for path in sorted(self._journal.glob("marks-*.names")):
-            names += self._read_names(path)
+        for path, token, number in self._own("marks-*.bin"):
+            with self._noting(path):
+                marks += self._read_segment(path, token, number, final)
+        for path, token, _ in self._own("marks-*.names"):
+            with self._noting(path):
+                names += self._read_names(path, token)
         return names, marks
 
-    def _read_segment(self, path: Path, final: bool) -> list[Marks]:
-        _, token, number = path.stem.split("-")
+    def _own(self, pattern: str) -> list[tuple[Path, int, int]]:
+        """The files that a training wrote, each with its process and number."""
+        every = []
+        for path in sorted(self._journal.glob(pattern)):
+            if match := _OWN_NAME.fullmatch(path.name):
+                every.append((path, int(match[2], 16), int(match[3] or 0)))
+            else:
+                self.problems[path] = f"{path.name} beside the journal cannot be used: no training calls its files so"
+        return every
+
+    @contextlib.contextmanager
+    def _noting(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            pass  # another one who read it has deleted it
+        except OSError as error:
+            self.problems[path] = f"{path.name} beside the journal cannot be read: {error.strerror or error}"
+
+    def _read_segment(self, path: Path, token: int, number: int, final: bool) -> list[Marks]:
         size, pieces = RECORD.size, list[Marks]()
-        with path.open("rb") as file:
+        with _open_small(path) as file:
             records = os.fstat(file.fileno()).st_size // size
-            base = int(number) * records
+            base = number * records
             at = self._done.get(path, 0)
-            while at < records:
+            is_held_back = False
+            while at < records and not is_held_back:
                 file.seek(at * size)
                 data = file.read(_TAIL_RECORDS * size)
-                end = written(data)
-                if end:
-                    pieces.append(Marks(int(token, 16), base + at, data[: end * size]))
-                    at += end
-                elif final:  # most of the last segment was never written: all of it in one step
-                    at += max(1, (len(data) - len(data.lstrip(b"\0"))) // size)
-                if end < len(data) // size and not final:
-                    break
+                begin, count = 0, len(data) // size
+                while begin < count:
+                    end = written(data, begin)
+                    if end > begin:
+                        pieces.append(Marks(token, base + at + begin, data[begin * size : end * size]))
+                    elif final:
+                        end += 1
+                    begin = end
+                    if end < count and not final:
+                        is_held_back = True
+                        break
+                at += begin
         self._done[path] = at
         if self._consume and at == records:
             self._spent.append(path)
         return pieces
 
-    def _read_names(self, path: Path) -> list[dict[str, object]]:
-        process = int(path.stem.split("-")[1], 16)
+    def _read_names(self, path: Path, process: int) -> list[dict[str, object]]:
         data = self._new_bytes(path)
         whole = data[: data.rfind(b"\n") + 1]
         self._done[path] -= len(data) - len(whole)
@@ -285,21 +459,35 @@ class MarkTail:
                 documents.append({**document, "process": process})
         return documents
 
-    def read_frames(self) -> list[tuple[Event | Garbage, bytes]]:
-        """New frames, each with its bytes (none for garbage)."""
+    def read_frames(self, *, final: bool = False) -> list[tuple[Event | Garbage, bytes]]:
+        """New frames, each with its bytes (none for garbage). ``final``: nothing comes behind them."""
         frames: list[tuple[Event | Garbage, bytes]] = []
-        paths = sorted(self._journal.glob("frames-*.bin"))
+        paths = [path for path, _, _ in self._own("frames-*.bin")]
         for path, following in zip_longest(paths, paths[1:]):
-            data = self._new_bytes(path)
-            frames += self._readers.setdefault(path, FrameReader()).feed(data)
-            is_complete = following is not None and following.name.rpartition("-")[0] == path.name.rpartition("-")[0]
-            if self._consume and is_complete:
-                self._spent.append(path)
+            with self._noting(path):
+                data = self._new_bytes(path)
+                reader = self._readers.setdefault(path, FrameReader())
+                frames += reader.feed(data)
+                if final:
+                    frames += reader.close()
+                is_complete = (
+                    following is not None and following.name.rpartition("-")[0] == path.name.rpartition("-")[0]
+                )
+                if self._consume and is_complete:
+                    self._spent.append(path)
         return frames
 
     def _new_bytes(self, path: Path) -> bytes:
-        with path.open("rb") as file:
+        with _open_small(path) as file:
             file.seek(self._done.get(path, 0))
             data = file.read()
         self._done[path] = self._done.get(path, 0) + len(data)
         return data
+
+
+def _open_small(path: Path) -> BinaryIO:
+    file = open_regular(path)
+    if os.fstat(file.fileno()).st_size > _MOST_BYTES:
+        file.close()
+        raise OSError(errno.EFBIG, "it is larger than what a training writes", str(path))
+    return file

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.hostclock import anchor_note, now_ns, take_anchor
-from powerd_client.journal import MarkTail, read_events, run_of
+from powerd_client.journal import MarkTail, read_events, run_of, sync_directory
 from powerd_client.link import LinkMemory
 from powerd_client.recorder import MAX_TEXT, log
 from powerd_core.errors import RunFileError, WireError
@@ -30,6 +31,12 @@ MAX_BYTES = 64 << 20
 RESERVE_BYTES = 256 << 10
 """Disk space that is kept for the last words: gaps, notes, the end of the run."""
 _RETRY_NS = 1_000_000_000
+_SYNC_NS = 800_000_000
+"""With the tenth of a second after which marks are copied, a power cut takes nothing that is older than a second."""
+_REPEATED = {"run", "start", "description", "device-clock"}
+"""Messages without which the readings, or their times, would be nobody's. A reader takes the first of each."""
+_REPEAT_FIRST_BYTES, _REPEAT_BYTES = 64 << 10, 4 << 20
+"""They are said again so often: at first when the journal has doubled."""
 _MAX_SPAN = 2**32 - 1
 _TAIL_NS = 100_000_000
 _ANCHOR_DENSE_NS, _ANCHOR_SPARSE_NS = 1_000_000_000, 10_000_000_000
@@ -49,6 +56,8 @@ class Past:
     has_start: bool = False
     has_stop: bool = False
     notes: set[str] = field(default_factory=set)
+    heads: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """Frames that are said again now and then."""
     _places: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """By epoch and stream: the next number, and the board time of the last reading."""
     _descriptions: dict[int, Description] = field(default_factory=dict)
@@ -83,6 +92,8 @@ class Past:
     def take(self, event: Event) -> None:
         """The next event of the journal."""
         body: Mapping[str, Any] = event.body if isinstance(event, Message) else {}
+        if isinstance(event, Message) and event.subject in _REPEATED:
+            self.heads[event.subject, event.epoch] = encode(event)
         match event:
             case Block() | Gap():
                 key = event.epoch, event.stream
@@ -130,7 +141,12 @@ class Logbook:
         """Why the journal cannot be written now."""
         self._journal = journal
         self._descriptor = os.open(journal / "journal.bin", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for directory in (journal, journal.parent):
+            sync_directory(directory)
         self._size = past.size if past else os.fstat(self._descriptor).st_size
+        self._heads = dict(past.heads) if past else {}
+        self._repeat_at = max(_REPEAT_FIRST_BYTES, self._size)
+        self._sync = SyncThread(self._descriptor)
         # What lies behind the last good frame is the torn one of a worker that was killed.
         self._is_torn = past is not None
         self._frames: list[bytes] = []
@@ -143,7 +159,7 @@ class Logbook:
             self._reserve.unlink(missing_ok=True)
         self._marks = MarkTail(journal, consume=True)
         self._noted = set(past.notes) if past else set()
-        self._tail_ns = self._anchors = self._anchor_ns = 0
+        self._tail_ns = self._anchors = self._anchor_ns = self._sync_ns = 0
 
     @property
     def is_full(self) -> bool:
@@ -153,6 +169,8 @@ class Logbook:
     def add(self, event: Event, frame: bytes | None = None) -> None:
         """Another frame: that of ``event``, encoded here where it is not given."""
         frame = encode(event) if frame is None else frame
+        if isinstance(event, Message) and event.subject in _REPEATED:
+            self._heads.setdefault((event.subject, event.epoch), frame)
         self._frames.append(frame)
         self._bytes += len(frame)
 
@@ -184,6 +202,11 @@ class Logbook:
             self._anchors += 1
             self._anchor_ns = now + (_ANCHOR_DENSE_NS if self._anchors <= _ANCHORS_DENSE else _ANCHOR_SPARSE_NS)
             self.add(Message("note", anchor_note(take_anchor())))
+        if self._marks.has_spent:
+            try:
+                os.fdatasync(self._descriptor)
+            except OSError:
+                return  # what the training wrote stays where it is
         names, marks = self._marks.read()
         for document in names:
             self.add(Message("phase-names", document))
@@ -196,8 +219,15 @@ class Logbook:
     def flush(self) -> None:
         """Write everything, or keep it and say why in ``failure``; then try again every second."""
         now, was_failing = now_ns(), self.failure is not None
+        if now >= self._sync_ns:
+            self._sync_ns = now + _SYNC_NS
+            self._sync.ask()
         if not self._frames or (was_failing and now - self._failed_ns < _RETRY_NS):
             return
+        if self._size >= self._repeat_at:
+            often = max(_REPEAT_BYTES, 8 * sum(map(len, self._heads.values())))
+            self._repeat_at = self._size + min(self._size, often)
+            self._frames += self._heads.values()
         try:
             self._write(self._frames)
         except OSError as error:
@@ -207,6 +237,8 @@ class Logbook:
             return
         if was_failing:
             self.note("the journal can be written again")
+        if (failure := self._sync.failure) is not None:
+            self.warn(f"the journal cannot be synced ({failure.strerror}): a power cut would take what was not written")
 
     def _write(self, frames: list[bytes]) -> None:
         """Write frames, and forget all that waited. Raises `OSError` with the file as it was; then call again."""
@@ -233,6 +265,7 @@ class Logbook:
         """Write the end of the run, and gaps for what finds no room. Raises `RunFileError` when not even they do."""
         self.tail_marks(final=True)
         self.add(Message("note", anchor_note(take_anchor())))
+        self._frames += self._heads.values()
         self.add(stop)
         try:
             self._write(self._frames)
@@ -270,7 +303,46 @@ class Logbook:
 
     def close(self) -> None:
         """Let go of the file (not of the journal's lock)."""
+        self._sync.close()
         os.close(self._descriptor)
+
+
+class SyncThread:
+    """Syncs a file when it is told to, so that nobody else waits for the disk."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.failure: OSError | None = None
+        """Why the last one did not succeed."""
+        # One of its own: another file may get the number while a sync hangs.
+        self._descriptor = os.dup(descriptor)
+        self._is_asked = threading.Event()
+        self._is_closed = False
+        threading.Thread(target=self._run, name="sync", daemon=True).start()
+
+    def ask(self) -> None:
+        """Sync soon."""
+        self._is_asked.set()
+
+    def close(self) -> None:
+        """Sync once more, and no more. Nobody waits for that."""
+        self._is_closed = True
+        self._is_asked.set()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            self._is_asked.wait()
+            self._is_asked.clear()
+            self.sync()
+        os.close(self._descriptor)
+
+    def sync(self) -> None:
+        """Come back when what was written survives a power cut, or with a `failure`."""
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError as error:
+            self.failure = error
+        else:
+            self.failure = None
 
 
 def _joined(gap: Gap | None, event: Block | Gap, cause: str) -> Gap:

@@ -1,16 +1,20 @@
-"""`joules recover`: a run file out of what is left of a journal. The journal is only read."""
+"""`joules recover` and `joules tidy`: a run file out of a journal, and when a journal is no longer needed.
+
+A journal is what a recorder left, in its directory, or packed beside its run file. To recover only reads it.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client.build import read_contents, write_file
+from powerd_client.build import left_out, read_contents, write_file
 from powerd_client.runfile import open_run, reading
 from powerd_core.errors import RunFileError
 
@@ -23,6 +27,7 @@ class Report:
 
     source: Path
     out: Path
+    readings: int
     recovered: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
@@ -36,17 +41,12 @@ def recover(
 ) -> Report:
     """Save what a journal holds into a new file (``RUN.recovered.h5`` without ``out``).
 
-    ``path`` is a journal directory, or the name of a run of which only the journal is there. Raises `RunFileError` when
-    there is nothing to recover, for a run file, or when the new file cannot be written.
+    ``path`` is a journal, or the name of a run beside which one is. Raises `RunFileError` when there is none, or
+    nothing in it, or when the new file cannot be written.
     """
-    path = Path(path)
-    journal, run = (path, journals.run_of(path)) if path.is_dir() else (journals.journal_path(path), path)
-    if not journal.is_dir():
-        raise RunFileError(
-            f"there is no journal {journal}, from which alone runs are recovered: of a damaged run file "
-            "`joules verify` says what is damaged, and h5py still reads the datasets that are whole"
-        )
-    if journals.is_locked(journal):
+    journal = _journal_of(Path(path))
+    run = journals.run_of(journal)
+    if journal.is_dir() and journals.is_locked(journal):
         raise RunFileError(f"{run} is still being recorded: recover it when its run has ended")
     target = Path(out) if out is not None else run.with_name(f"{run.stem}.recovered{run.suffix or '.h5'}")
     if target.absolute() == run.absolute():
@@ -54,17 +54,55 @@ def recover(
     journals.check_replaceable(target)
     if target.exists() and not overwrite:
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
+    if journal.is_dir():
+        return _recover(journal, journal, target, overwrite, progress)
+    try:
+        # Readings are written stream after stream, so the journal is read again and again from any place.
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.absolute().parent) as folder:
+            progress(0.0, "unpacking")
+            journals.unpack(journal, Path(folder))
+            return _recover(Path(folder), journal, target, overwrite, progress)
+    except OSError as error:
+        if isinstance(error, RunFileError):
+            raise
+        raise RunFileError(f"{journal} cannot be unpacked beside {target}: {error.strerror or error}") from error
+
+
+def _journal_of(path: Path) -> Path:
+    """The journal that a user means: it, or that of a run. Raises `RunFileError` where there is none."""
+    if path.is_dir() or path.name.endswith(".journal.gz"):
+        return path
+    for journal in (journals.journal_path(path), journals.packed_path(path)):
+        if journal.exists():
+            return journal
+    there = f"neither {journals.journal_path(path).name} nor {journals.packed_path(path).name} is beside it"
+    if not path.exists():
+        raise RunFileError(f"there is no run file {path}, and {there}: nothing can be recovered")
+    with open_run(path) as file, reading(path):
+        kept = ", ".join(_figures(file))
+    raise RunFileError(
+        f"{path} can be opened ({kept}), and {there}, from which alone runs are recovered: `joules verify {path}` says "
+        "what is damaged"
+    )
+
+
+def _recover(journal: Path, source: Path, target: Path, overwrite: bool, progress: Progress) -> Report:
     contents = read_contents(journal, needs_run=False)
-    write_file(target, contents, journal, overwrite=overwrite, progress=lambda share: progress(share, "writing"))
+
+    def writing(share: float) -> None:
+        progress(share, "writing")
+
+    write_file(target, contents, journal, overwrite=overwrite, progress=writing, kept=source)
     lost = [m["text"] for m in contents.messages if m["level"] in ("warning", "error")]
     if contents.damaged:
         lost.append(f"{contents.damaged} of {contents.size} bytes of the journal could not be read")
     with open_run(target) as file, reading(target):
-        return Report(journal, target, _figures(file), lost)
+        readings = sum(len(line["t_ns"]) for line in file["lines"].values())
+        return Report(source, target, readings, _figures(file), lost)
 
 
 def _figures(file: h5py.File) -> list[str]:
-    """What is in the new file, in figures."""
+    """What is in a file, in figures."""
     lines, gaps, lost = file["lines"], file["gaps"], file["gaps/lost"][:]
     missing_s = int((gaps["end_ns"][:] - gaps["begin_ns"][:]).sum()) * 1e-9
     return [
@@ -72,3 +110,54 @@ def _figures(file: h5py.File) -> list[str]:
         f"{len(file['phases/begin_ns'])} phases of {len(file['phases/kinds'])} kinds",
         f"{len(lost)} gaps of {missing_s:.3f} s together, {int(lost[lost > 0].sum())} scans known to be lost in them",
     ]
+
+
+def kept_journals(paths: Sequence[Path]) -> Iterator[Path]:
+    """The journals of runs, and of all runs in and below directories. Raises `RunFileError` for what is not there."""
+    for path in paths:
+        if path.is_dir() and not path.name.endswith(".journal"):
+            for folder, folders, names in os.walk(path):
+                found = [n for n in folders if n.endswith(".journal")] + [n for n in names if n.endswith(".journal.gz")]
+                yield from (Path(folder, name) for name in sorted(found))
+                folders[:] = sorted(n for n in folders if not n.endswith(".journal"))
+        elif path.name.endswith((".journal", ".journal.gz")):
+            yield path
+        else:
+            both = (journals.journal_path(path), journals.packed_path(path))
+            there = [journal for journal in both if journal.exists()]
+            if not there and not path.exists():
+                raise RunFileError(f"there is no {path}")
+            yield from there
+
+
+def size_of(journal: Path) -> int:
+    """Bytes. Raises `OSError`."""
+    files = journal.iterdir() if journal.is_dir() else [journal]
+    return sum(file.lstat().st_size for file in files)
+
+
+def needed_for(journal: Path) -> list[str]:
+    """Why a journal has to stay, as far as its frames tell, in words; nothing where its run file holds all of them.
+
+    Whether that run file is good is for `verify_file` to tell. Raises `RunFileError`.
+    """
+    run = journals.run_of(journal)
+    if journal.is_dir() and journals.is_locked(journal):
+        return ["it is being recorded"]
+    if journals.is_to_replace(run):
+        return [f"`joules info {run}` has yet to make {run.name} of it"]
+    if not run.is_file():
+        return [f"there is no {run.name}"]
+    return left_out(read_contents(journal), run)
+
+
+def discard(journal: Path) -> None:
+    """Delete a journal of which `needed_for` says nothing. Raises `RunFileError` or `OSError`."""
+    if not journal.is_dir():
+        journal.unlink()
+        return
+    held = journals.lock(journal)
+    try:
+        journals.remove(journal)
+    finally:
+        os.close(held)

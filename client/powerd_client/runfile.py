@@ -59,6 +59,9 @@ _TABLE_ROWS = 8192
 """Rows of a chunk in every table: the columns of one table are damaged together or not at all."""
 _STRING_CHUNK_BYTES = 1 << 20
 _WIDE_BYTES = 64 << 20
+_MOST_TOLD = 3
+_MOST_UNPACKED = 50
+"""Tables that are read as a whole are larger than `_WIDE_BYTES` only where they are stored in a fiftieth of that."""
 _HEAP, _HEAP_OBJECT = Struct("<4sBxxxQ"), Struct("<HHxxxxQ")
 
 
@@ -169,6 +172,7 @@ def whole_file(out: Path, *, overwrite: bool) -> Iterator[tuple[h5py.File, Stead
         with steady_hdf5(partial) as opened:
             yield opened
         _move(partial, out, overwrite)
+        journals.sync_directory(out.parent)
     finally:
         partial.unlink(missing_ok=True)
 
@@ -290,7 +294,9 @@ def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share:
         if run.is_dir():
             raise RunFileError(f"{run} is a directory: give the name of a run file")
         if not run.exists():
-            raise RunFileError(f"there is no run file {run}")
+            raise RunFileError(f"there is no run file {run}{_kept_hint(run)}")
+        if not run.is_file():
+            raise RunFileError(f"{run} is a device or pipe: give the name of a run file")
         if has_endless_heap(run):
             raise ValueError("a heap of texts in it has no end")
         try:
@@ -298,13 +304,20 @@ def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share:
         except PermissionError:
             raise
         except OSError as error:
-            raise RunFileError(f"{run} is no run file, or was cut off: {' '.join(str(error).split())}") from error
+            raise RunFileError(
+                f"{run} is no run file, or was cut off: {' '.join(str(error).split())}{_kept_hint(run)}"
+            ) from error
         try:
             _check(run, file)
         except BaseException:
             file.close()
             raise
     return file
+
+
+def _kept_hint(run: Path) -> str:
+    packed = journals.packed_path(run)
+    return f": `joules recover {run}` makes it anew from {packed.name}" if packed.is_file() else ""
 
 
 def _check(run: Path, file: h5py.File) -> None:
@@ -316,7 +329,7 @@ def _check(run: Path, file: h5py.File) -> None:
             "open it with the release that wrote it"
         )
     if (problem := next(problems(file), None)) is not None:
-        raise RunFileError(f"{run} is damaged: {problem}")
+        raise RunFileError(f"{run} is damaged: {problem}{_kept_hint(run)}")
 
 
 @contextlib.contextmanager
@@ -333,13 +346,15 @@ def reading(run: str | os.PathLike[str]) -> Iterator[None]:
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         raise RunFileError(
-            f"{run} is damaged or incomplete ({text}): `joules verify {run}` says what of it is"
+            f"{run} is damaged or incomplete ({text}): `joules verify {run}` says what of it is{_kept_hint(Path(run))}"
         ) from error
 
 
 def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
-    """Build a run file from the journal of a recorder that is gone. Raises `RunFileError` while it is still being
-    recorded.
+    """Build a run file from the journal of a recorder that is gone.
+
+    Raises `RunFileError` while it is still being recorded, and where something of the journal is not in the run file,
+    which then stands all the same.
     """
     journal = journals.journal_path(run)
     try:
@@ -352,9 +367,20 @@ def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda s
         remove_partials(run)
         from powerd_client.build import build_run  # what a run file that is whole does not need
 
-        build_run(journal, run, overwrite=overwrite, progress=progress)
+        missing = build_run(journal, run, overwrite=overwrite, progress=progress)
     finally:
         os.close(held)
+    if missing:
+        raise RunFileError(incomplete(run, missing))
+
+
+def incomplete(run: Path, missing: Sequence[str]) -> str:
+    """What the user is told of a run file that was built of a journal of which something was left out."""
+    more = f"; and {len(missing) - _MOST_TOLD} more" if len(missing) > _MOST_TOLD else ""
+    return (
+        f"{run} is built, but not all of its journal is in it ({'; '.join(missing[:_MOST_TOLD])}{more}): "
+        f"the journal stays in {journals.journal_path(run)}. Open {run.name} again to read what there is"
+    )
 
 
 def has_endless_heap(path: Path) -> bool:
@@ -395,6 +421,7 @@ def problems(file: h5py.File) -> Iterator[str]:
         if not all(isinstance(item, h5py.Group) for item in file[parent].values()):
             yield f"/{parent} holds what is no group"
             return
+    yield from _bombs(file)
     yield from _table(file, {"messages": _TEXT})
     for name in ("processes", "parts"):
         yield from _table(file, {}, {name: _TEXT})
@@ -407,6 +434,23 @@ def problems(file: h5py.File) -> Iterator[str]:
         yield from _table(clock, {}, {"piece_rates": ("f", 2), "piece_limits_ns": ("i", 2)})
     for line in file["lines"].values():
         yield from _table(line, dict.fromkeys((*TIMES, *line), _INTEGER))
+
+
+def _datasets(group: h5py.Group) -> list[h5py.Dataset]:
+    every: list[h5py.Dataset] = []
+    group.visititems(lambda _, item: every.append(item) if isinstance(item, h5py.Dataset) else None)
+    return every
+
+
+def _bombs(file: h5py.File) -> Iterator[str]:
+    """Tables that unpack to far more than what a recording makes of them."""
+    for where, group in file.items():
+        if where == "lines" or not isinstance(group, h5py.Group):  # readings are read a stretch at a time
+            continue
+        columns = _datasets(group)
+        size, stored = sum(c.nbytes for c in columns), sum(c.id.get_storage_size() for c in columns)
+        if size > _WIDE_BYTES + _MOST_UNPACKED * stored:
+            yield f"/{where} unpacks from {stored} bytes to {size}"
 
 
 def _table(
@@ -453,6 +497,8 @@ def _foreign(group: h5py.Group, depth: int) -> Iterator[str]:
             yield f"{where} is kept in another file: a run file holds its own data"
         elif kind not in (h5py.h5t.INTEGER, h5py.h5t.FLOAT, h5py.h5t.STRING):
             yield f"{where} holds neither numbers nor texts"
+        elif item.chunks and prod(item.chunks) * item.dtype.itemsize > _WIDE_BYTES:
+            yield f"{where} has chunks larger than {_WIDE_BYTES} bytes"
         elif any(created.get_filter(i)[0] not in _FILTERS for i in range(created.get_nfilters())):
             yield f"{where} is compressed in an unknown way"
         elif item.chunks and item.id.get_num_chunks() < prod(

@@ -189,8 +189,13 @@ def _stretches(line: h5py.Group) -> list[tuple[str, int, int]]:
 
 
 def _times(file: h5py.File) -> Check:
-    """The times of each line increase: on the host's clock, and on each board's but for its steps."""
+    """The times of each line increase: on the host's clock, and on each board's but for its steps.
+
+    A run that lasted has lines.
+    """
     total = 0
+    if not list(file["lines"]) and file.attrs["t_stop_ns"] > file.attrs["t_start_ns"]:
+        yield "the run lasted, and there is no line in it"
     for name, line in file["lines"].items():
         total += len(line["t_ns"])
         last_ns = _BEFORE_NS

@@ -19,7 +19,7 @@ from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink, LinkMemory
 from powerd_client.logbook import Logbook, Past, read_past
-from powerd_client.recorder import Guardian, Job, Orders, say
+from powerd_client.recorder import Guardian, Job, Orders, log, say
 from powerd_core.errors import PeerTimeout, PowerdError, RunFileError
 from powerd_core.model import Block, Gap
 from powerd_core.protocol import StreamReceiver
@@ -340,14 +340,14 @@ def _record(guardian: Guardian) -> bool:
 def _build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
-    from powerd_client.build import build_run
-    from powerd_client.runfile import remove_partials
+    from powerd_client.build import build_run, keep_journal
+    from powerd_client.runfile import incomplete, remove_partials
 
     remove_partials(job.out)
-    if _is_built(job):
-        journals.remove(job.journal)
-    else:
-        build_run(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
+    finish = keep_journal if _is_built(job) else build_run
+    missing = finish(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
+    if missing:
+        log.warning(incomplete(job.out, missing))
     say(done=True)
 
 

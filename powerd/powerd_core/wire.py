@@ -33,6 +33,9 @@ MAX_SEQUENCE = 1 << 62
 CURRENT = 2**64 - 1
 """As `Want.sequence`: start with the newest block that the daemon holds."""
 
+_MOST_CREDIT = 2 * MAX_PAYLOAD
+_CREDIT_PER_BYTE = 16
+
 BLOCK, GAP, CLOCK, MARKS, MESSAGE, WANT, EDGES = 1, 2, 3, 4, 5, 6, 7
 
 _WHOLE = Struct(HEADER.format + "I")
@@ -247,12 +250,17 @@ class FrameReader:
 
     The events do not depend on where the stream was cut. A damaged stretch is skipped up to the next good
     frame and reported as `Garbage`; a tail that is not a whole frame stays pending.
+
+    The work is linear in the bytes that are fed. Each damaged header can claim 16 MiB, of which all have to be summed
+    up to see that it lies. So what a header may claim is bounded by a credit, which a lie uses up and the bytes that
+    pass restore.
     """
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._skipped = 0
         self._reason = ""
+        self._credit = _MOST_CREDIT
 
     @property
     def pending(self) -> int:
@@ -265,8 +273,10 @@ class FrameReader:
         buffer, at = self._buffer, 0
         try:
             while len(buffer) - at >= HEADER_BYTES:
+                size = 0
                 try:
-                    end = at + HEADER_BYTES + _read_head(memoryview(buffer)[at : at + HEADER_BYTES]).length
+                    size = self._claimed(buffer, at)
+                    end = at + HEADER_BYTES + size
                     if len(buffer) < end:
                         # A damaged length must not swallow the frames behind it for ever, but only a
                         # longer stream can tell; `close` settles it at the end.
@@ -274,14 +284,24 @@ class FrameReader:
                     frame = bytes(memoryview(buffer)[at:end])
                     event = decode(frame)
                 except WireError as error:
-                    at += self._skip(buffer, at, str(error))
+                    skip = self._skip(buffer, at, str(error))
+                    self._credit = min(self._credit - size + skip * _CREDIT_PER_BYTE, _MOST_CREDIT)
+                    at += skip
                     continue
                 if self._skipped:
                     yield self._take_garbage(), b""
+                self._credit = min(self._credit + len(frame) * _CREDIT_PER_BYTE, _MOST_CREDIT)
                 at = end
                 yield event, frame
         finally:
             del buffer[:at]
+
+    def _claimed(self, buffer: bytearray, at: int) -> int:
+        """The bytes of payload that the header at that place claims."""
+        size = _read_head(memoryview(buffer)[at : at + HEADER_BYTES]).length
+        if size > self._credit:
+            raise WireError("a frame that claims much, behind many that could not be read")
+        return size
 
     def close(self) -> Iterator[tuple[Event | Garbage, bytes]]:
         """The stream has ended: look for frames inside the pending tail, then report what is left of it."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from powerd_client.journal import packed_path
 from powerd_client.recover import recover
 from powerd_client.runfile import open_run
 from powerd_client.verify import verify_file
@@ -64,6 +65,7 @@ def test_readings_without_any_clock_exchange_are_declared(out):
 
 def test_a_run_file_without_a_journal_is_refused_in_one_line(out):
     make_run_file(out)
+    packed_path(out).unlink()
     before = out.read_bytes()
     with pytest.raises(RunFileError) as caught:
         recover(out)

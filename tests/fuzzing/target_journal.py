@@ -22,7 +22,7 @@ from fuzzing.frames import (
 )
 from fuzzing.picker import Picker, expect, spoiled
 from powerd_client.build import build_run
-from powerd_client.journal import journal_path
+from powerd_client.journal import journal_path, packed_path
 from powerd_client.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError
@@ -41,17 +41,18 @@ def one(data: bytes) -> None:
     picker = Picker(data)
     journal = journal_path(_OUT)
     shutil.rmtree(journal, ignore_errors=True)
-    _OUT.unlink(missing_ok=True)
+    for left in (_OUT, packed_path(_OUT)):
+        left.unlink(missing_ok=True)
     journal.mkdir()
     (journal / "journal.bin").write_bytes(_journal(picker) if picker.flip() else _likely_journal(picker))
     _write_marks(picker, journal)
     try:
-        build_run(journal, _OUT)
+        missing = build_run(journal, _OUT)
     except RunFileError as error:
         expect(len(str(error)) < 2000, error)
         assert journal.is_dir(), "a journal that could not be used was removed"
         return
-    assert not journal.exists()
+    assert journal.is_dir() == bool(missing) != packed_path(_OUT).exists()
     # What a board said of its readings is kept as it was said; the form and the tables are ours to get right.
     wrong = [f for f in verify_file(_OUT) if f.state == "wrong" and f.check in _OURS]
     assert not wrong, f"a run file that breaks its own rules: {wrong[:3]}"

@@ -45,9 +45,10 @@ app = App(
 )
 
 COMMANDS = (
-    "tables:tables", "tables:compare", "runs:verify", "runs:recover", "published:totals", "models:operations",
-    "models:layers", "published:pick", "tables:uncertainty", "plots:plot", "plots:report", "tables:index",
-    "tables:query", "runs:info", "runs:clock", "runs:record", "runs:tag", "plots:trace", "runs:top", "app:completion",
+    "tables:tables", "tables:compare", "runs:verify", "runs:recover", "runs:tidy", "published:totals",
+    "models:operations", "models:layers", "published:pick", "tables:uncertainty", "plots:plot", "plots:report",
+    "tables:index", "tables:query", "runs:info", "runs:clock", "runs:record", "runs:tag", "plots:trace", "runs:top",
+    "app:completion",
 )  # fmt: skip
 """Module and function, in the order of `--help`; a module is loaded when one of its commands is asked for."""
 for command in COMMANDS:

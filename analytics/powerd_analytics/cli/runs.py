@@ -1,4 +1,4 @@
-"""`joules record`, `info`, `clock`, `top`, `verify`, `recover` and `tag`: one run, recorded, looked at, kept."""
+"""`joules record`, `info`, `clock`, `top`, `verify`, `recover`, `tidy`, `tag`: one run, recorded, looked at, kept."""
 
 from __future__ import annotations
 
@@ -170,12 +170,13 @@ def verify(*runs: Annotated[Path, Parameter(help="Run files.")], json: shared.Js
 
 
 def recover(
-    run: Annotated[Path, Parameter(help="A journal directory, or a run that left a journal.")],
+    run: Annotated[Path, Parameter(help="A journal (RUN.journal, RUN.journal.gz), or a run that has one.")],
     *,
     output: Annotated[Path | None, Parameter(alias="-o", help="File to write; RUN.recovered.h5 without it.")] = None,
     overwrite: shared.Overwrite = False,
-) -> None:
-    """Save what can be read of a journal into a new file; say what is in it and what is lost.
+) -> int:
+    """Save what can be read of a journal into a new file; say what is in it and what is lost. Exits with 1 when there
+    is no reading.
 
     For example: joules recover run.h5 -o saved.h5
     """
@@ -189,3 +190,42 @@ def recover(
             print(f"  {what}{printable(text)}")
     if not report.lost:
         print("  nothing is lost")
+    return 0 if report.readings else 1
+
+
+def tidy(
+    *paths: Annotated[Path, Parameter(help="Run files, journals, directories; this directory without any.")],
+    yes: Annotated[bool, Parameter(negative="", help="Delete them; without it they are only listed.")] = False,
+) -> int:
+    """List the journals that runs have left, and delete those that nobody needs: their run file is as `joules verify`
+    wants it, and holds all of them. Exits with 1 when one has to stay.
+
+    For example: joules tidy runs --yes
+    """
+    from powerd_client.recover import discard, kept_journals, size_of
+
+    are_all_unneeded = True
+    for journal in kept_journals(paths or (Path(),)):
+        size_mb = size_of(journal) * 1e-6
+        with LateProgress() as progress:
+            reason = _why_needed(journal, progress)
+        if reason is None and yes:
+            discard(journal)
+        are_all_unneeded = are_all_unneeded and reason is None
+        said = f"stays: {reason}" if reason else "deleted" if yes else "not needed: --yes deletes it"
+        print(printable(f"{journal}  {size_mb:.1f} MB  {said}"), flush=True)
+    return 0 if are_all_unneeded else 1
+
+
+def _why_needed(journal: Path, progress: LateProgress) -> str | None:
+    from powerd_analytics.verify import verify_run
+    from powerd_client.journal import run_of
+    from powerd_client.recover import needed_for
+
+    try:
+        for reason in needed_for(journal):
+            return reason
+        wrong = [finding for finding in verify_run(run_of(journal), progress) if finding.state == "wrong"]
+    except RunFileError as error:
+        return " ".join(str(error).split())
+    return f"{run_of(journal).name} is wrong in {wrong[0].check}: {wrong[0].text}" if wrong else None

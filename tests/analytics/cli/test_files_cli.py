@@ -12,6 +12,7 @@ from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.streams import plain_j
 from powerd_analytics.table import phase_table
 from powerd_analytics.verify import verify_sums
+from powerd_client.journal import packed_path
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -65,6 +66,16 @@ def test_a_run_of_an_older_release_is_told_from_a_bad_one(tmp_path, capsys):
     assert "  --     metadata: " in out
 
 
+def test_a_damaged_run_file_without_its_journal_is_not_mended(run, tmp_path, capsys):
+    packed_path(run).unlink()
+    data = run.read_bytes()
+    run.write_bytes(data[: int(0.9 * len(data))])
+    code, out, err = joules(capsys, "recover", run)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert list(tmp_path.iterdir()) == [run]
+    assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
+
+
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     directory = make_journal(tmp_path / "run.h5", whole())
     code, out, _ = joules(capsys, "recover", directory, "-o", tmp_path / "saved.h5")
@@ -105,3 +116,30 @@ def test_sums_that_do_not_agree_are_said(run, monkeypatch):
     (energy, _) = verify_sums(run)
     assert energy.state == "wrong"
     assert "phases and rest give 2." in energy.text
+
+
+def test_journals_that_nobody_needs_are_listed_and_deleted_when_told(run, tmp_path, capsys):
+    (tmp_path / "cut").mkdir()
+    cut = make_run_file(tmp_path / "cut" / "cut.h5")
+    cut.write_bytes(cut.read_bytes()[:-1000])
+    other = tmp_path / "other.h5.journal.gz"
+    other.write_bytes((tmp_path / "run.h5.journal.gz").read_bytes())
+    code, out, _ = joules(capsys, "tidy", tmp_path)
+    said = dict(line.split("  ", 1) for line in out.splitlines())
+    assert code == 1
+    assert said[f"{run}.journal.gz"].endswith("not needed: --yes deletes it")
+    assert "no run file, or was cut off" in said[f"{cut}.journal.gz"]
+    assert said[str(other)].endswith("stays: there is no other.h5")
+    assert joules(capsys, "tidy", run)[0] == 0
+    code, out, _ = joules(capsys, "tidy", tmp_path, "--yes")
+    assert code == 1
+    assert sorted(p.name for p in tmp_path.rglob("*.gz")) == ["cut.h5.journal.gz", "other.h5.journal.gz"]
+    assert joules(capsys, "tidy", tmp_path / "absent.h5")[0] == 2
+
+
+def test_nothing_recovered_is_status_1(tmp_path, capsys):
+    make_journal(tmp_path / "run.h5", [*head(), *frames(), *stop(10**9)])
+    code, out, _ = joules(capsys, "recover", tmp_path / "run.h5")
+    assert code == 1
+    assert "kept: 0 readings of 0 lines" in out
+    assert "their description is lost" in out

@@ -67,7 +67,7 @@ def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str]) -> No
     code, out, _ = said(capsys, "--help")
     assert code == 0
     names = {line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line[2:3].isalpha()}
-    assert names == {*COMMANDS, "record", "tag", "completion"}
+    assert names == {*COMMANDS, "record", "tag", "tidy", "completion"}
 
 
 FULL = Path("/dev/full")
