@@ -447,6 +447,8 @@ def _run_row(run: Run, part: Part, columns: PhaseColumns, *, is_unused: bool = F
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
     notes += _gap_notes(run, part)
+    if unordered := sum(s.unordered for s in part.signals):
+        notes.append(f"the times of {unordered} readings go back: the file is wrong (joules verify says more)")
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [clip.note(has_number=energy_j is not None), *_counter_notes(run, part)]
