@@ -12,18 +12,17 @@ tried again about once a second. The others go on meanwhile. What is flagged:
   ``centre_ns``, so that its moment is not known.
 - ``SATURATED``, ``OVERFLOW``: from the codes, see `Decoder`.
 
-The times of each line increase by construction: whatever a scan says of a line lies between the scan's own beginning
-and end, less the same age of the code for ever, and the next scan begins when this one has ended.
+The times of each line increase by construction: a reading lies between the beginning and the end of its transfer, as
+long as the fastest so far took, less the same age of the code for ever; the next scan begins when this one has ended.
 """
 
 from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from operator import sub
 from typing import NamedTuple
 
@@ -264,7 +263,7 @@ class PreparedRead:
 
 
 class Transfer(NamedTuple):
-    """A call of a prepared read, and its time from its beginning to when its end was noticed."""
+    """A call of a prepared read that worked, and the time until its end was noticed."""
 
     read: PreparedRead
     began_ns: int
@@ -282,6 +281,15 @@ class Row:
     transfers: list[Transfer]
     with_bus: bool = True
     bus_age: int = 0
+
+
+class Times(NamedTuple):
+    """When the lines of a row were read."""
+
+    offsets_ns: list[int]
+    """From the row's start."""
+    late_ns: list[float]
+    """Beyond an ordinary scan of all chips."""
 
 
 @dataclass(slots=True)
@@ -334,9 +342,12 @@ class Scanner:
         self._slowness = MOST_SLOW
         """How much longer than the bus clock says the fastest transfer so far took. The mean would follow the load of
         the machine: a call's end is noticed late by however long the process took to wake up."""
+        self._ordinary: dict[PreparedRead, Times] = {}
+        """Times of rows that are one transfer, at this speed."""
         self._fresh_ns = [-_NEVER] * len(bank.sensors)
         self._cycles_ns = [s.longest_cycle_ns for s in bank.settings]
         self._centres_ns = [accuracy(sensor, settings, period_ns=period_ns).centre_ns for sensor, settings in bank]
+        self._least_centre_ns = min(self._centres_ns)
 
     def open(self) -> tuple[int, ...]:
         """Set up all chips, find out what the adapter can do, and wait for the first conversion.
@@ -362,13 +373,18 @@ class Scanner:
             with suppress(OSError):
                 chip.cycle_ratio = cycle_ratio(self._bus, self._clock, chip.address, chip.settings)
         self._prepare()
+        every = range(len(self._chip_of))
+        self._usual_ns = [list(self._prepared(every, with_bus=b).middles_ns.values()) for b in (False, True)]
+        self._ages_ns = [
+            round(settings.age_ns(sensor.channel) * chip.cycle_ratio)
+            for (sensor, settings), chip in zip(self._bank, self._chip_of, strict=True)
+        ]
         with suppress(OSError):
             for _ in range(SPEED_CALLS):
                 self._transfer(self._full, self._clock.now_ns())
         self._clock.sleep_until(self._clock.now_ns() + 2 * self._bank.longest_cycle_ns)
         self._last_ns = self._start_ns = self._clock.now_ns()
-        self._begins_ns = [float(self._last_ns)] * len(self._chip_of)
-        self._times_ns = [self._last_ns - age_ns for age_ns in self._ages_ns]
+        self._times = Times([-age_ns for age_ns in self._ages_ns], [0.0 for _ in every])
         self._until_check = self._check_every
         return tuple(self.troubles)
 
@@ -412,14 +428,11 @@ class Scanner:
             return
         rows, self._rows = self._rows[:count], self._rows[count:]
         self._given += count
-        flags, offsets_ns, starts_ns, raw, ages = array("H"), array("i"), array("q"), bytearray(), bytearray()
-        for row, row_offsets_ns in self._timed(rows):
-            starts_ns.append(row.start_ns)
-            offsets_ns.extend(row_offsets_ns)
+        rows, offsets_ns = self._timed(rows)
+        flags, starts_ns = array("H"), [row.start_ns for row in rows]
+        for row in rows:
             flags.extend(row.flags)
-            raw += row.words
-            ages += bytes([row.bus_age]) * len(row.flags)
-        shunt, bus = self._decoder.codes(bytes(raw))
+        shunt, bus = self._decoder.codes(b"".join([row.words for row in rows]))
         self._decoder.flag(flags, shunt, bus)
         flag_stale(flags, starts_ns, offsets_ns, self._fresh_ns, self._cycles_ns)
         builder.t_ns.extend(starts_ns)
@@ -428,7 +441,8 @@ class Scanner:
         builder.columns[0].extend(shunt)
         builder.columns[1].extend(bus)
         if self._bus_every > 1:
-            builder.columns[2].extend(ages)
+            for row in rows:
+                builder.columns[2].extend([row.bus_age] * len(row.flags))
 
     def finish(self, builder: BlockBuilder) -> None:
         """Confirm or flag everything and append it: the last call before the bus is let go."""
@@ -449,75 +463,91 @@ class Scanner:
         self._until_bus = 0
         active = [chip for chip in self._chips.values() if chip.address not in self.troubles]
         lines = sorted(i for chip in active for i in chip.lines)
-        prepared = partial(PreparedRead, self._bus, self._bank, scl_hz=self._scl_hz, combined=self.combined)
         self._active = active
-        self._full, self._shunts = prepared(lines, with_bus=True), prepared(lines, with_bus=False)
-        self._singles = {chip.address: prepared(chip.lines, with_bus=True) for chip in active}
+        self._full, self._shunts = self._prepared(lines), self._prepared(lines, with_bus=False)
+        self._singles = {chip.address: self._prepared(chip.lines) for chip in active}
         self._check_every = max(1, round(VERIFY_NS / self._period_ns / max(1, len(active))))
-        everything = range(len(self._chip_of))
-        self._usual_ns = [prepared(everything, with_bus=with_bus).middles_ns for with_bus in (False, True)]
-        self._ages_ns = [
-            round(settings.age_ns(sensor.channel) * chip.cycle_ratio)
-            for (sensor, settings), chip in zip(self._bank, self._chip_of, strict=True)
-        ]
+
+    def _prepared(self, lines: Sequence[int], *, with_bus: bool = True) -> PreparedRead:
+        return PreparedRead(
+            self._bus, self._bank, lines, with_bus=with_bus, scl_hz=self._scl_hz, combined=self.combined
+        )
 
     def _transfer(self, read: PreparedRead, began_ns: int) -> tuple[bytes | bytearray | memoryview, Transfer]:
         words = read.call()
         elapsed_ns = self._clock.now_ns() - began_ns
-        if read.lines:
-            self._slowness = max(1.0, min(self._slowness, elapsed_ns / read.nominal_ns))
+        if self._slowness > 1 and elapsed_ns < read.nominal_ns * self._slowness:
+            self._slowness = max(1.0, elapsed_ns / read.nominal_ns)
+            self._ordinary.clear()
         return words, Transfer(read, began_ns, elapsed_ns)
 
     def _add(self, start_ns: int, words: bytearray) -> Row:
         self._rows.append(Row(start_ns, start_ns, words, [0] * len(self._chip_of), []))
         return self._rows[-1]
 
-    def _timed(self, rows: Iterable[Row]) -> Iterator[tuple[Row, list[int]]]:
-        """Rows with each line's time from the row's start, and others in place of the scans that should have been.
+    def _timed(self, rows: Iterable[Row]) -> tuple[list[Row], array[int]]:
+        """Rows, with others in place of the scans that should have been, and each line's time from its row's start.
 
         By now the speed of the bus is known better than when they were read.
         """
+        timed: list[Row] = []
+        offsets_ns = array("i")
         for row in rows:
-            middles_ns, usual_ns = self._middles_ns(row), self._usual_ns[row.with_bus]
-            times_ns = [row.start_ns + m - age_ns for m, age_ns in zip(middles_ns, self._ages_ns, strict=True)]
-            steps_ns = [t_ns - last_ns for t_ns, last_ns in zip(times_ns, self._times_ns, strict=True)]
-            if min(steps_ns) <= 0:
-                self.counts.missing_scans += 1  # only a clock that goes back does this
-                continue
-            # A scan of which each line was read as late as it was begins at these moments.
-            begins_ns = [row.start_ns + m - usual_ns[i] * self._slowness for i, m in enumerate(middles_ns)]
-            periods = max(map(sub, begins_ns, self._begins_ns)) / self._period_ns
-            missing = round(periods) - 1 if periods > LATE else 0
-            self.counts.missing_scans += missing
-            count = min(missing, MOST_MISSING, min(steps_ns) - 1)
-            for k in range(1, count + 1):
-                start_ns = self._start_ns + k * (row.start_ns - self._start_ns) // (count + 1)
-                flags = [int(Flag.MISSING)] * len(row.flags)
-                between = zip(self._times_ns, steps_ns, strict=True)
-                offsets_ns = [last_ns + k * step_ns // (count + 1) - start_ns for last_ns, step_ns in between]
-                yield Row(start_ns, start_ns, bytearray(len(row.words)), flags, []), offsets_ns
-            self._start_ns, self._times_ns, self._begins_ns = row.start_ns, times_ns, begins_ns
-            yield row, [t_ns - row.start_ns for t_ns in times_ns]
+            times, since_ns = self._times_of(row), row.start_ns - self._start_ns
+            if times is not self._times or not 0 < since_ns <= LATE * self._period_ns:
+                before = zip(times.offsets_ns, self._times.offsets_ns, strict=True)
+                steps_ns = [since_ns + offset_ns - last_ns for offset_ns, last_ns in before]
+                if min(steps_ns) <= 0:  # a bus that is faster than its clock says, or a clock that goes back
+                    self.counts.missing_scans += 1
+                    continue
+                later_ns = since_ns + max(map(sub, times.late_ns, self._times.late_ns))
+                missing = round(later_ns / self._period_ns) - 1 if later_ns > LATE * self._period_ns else 0
+                self.counts.missing_scans += missing
+                parts = min(missing, MOST_MISSING, min(steps_ns) - 1) + 1
+                for k in range(1, parts):
+                    shift_ns = k * since_ns // parts
+                    flags = [int(Flag.MISSING)] * len(row.flags)
+                    timed.append(Row(self._start_ns + shift_ns, 0, bytearray(len(row.words)), flags, []))
+                    before = zip(self._times.offsets_ns, steps_ns, strict=True)
+                    offsets_ns.extend(last_ns + k * step_ns // parts - shift_ns for last_ns, step_ns in before)
+            self._start_ns, self._times = row.start_ns, times
+            timed.append(row)
+            offsets_ns.extend(times.offsets_ns)
+        return timed, offsets_ns
 
-    def _middles_ns(self, row: Row) -> list[int]:
-        """The middle of each line's SHUNT transfer from the row's start. Transfers that came too late are flagged.
-
-        The call's end is noticed late by however long the process took to wake up, its beginning is not. So a transfer
-        is taken to last as long as the bus takes, but for no longer than its call. A line that was not read has the
-        time at which it would have been.
-        """
-        whole_ns = row.end_ns - row.start_ns
-        middles_ns = [min(round(m * self._slowness), whole_ns) for m in self._usual_ns[row.with_bus].values()]
-        for read, began_ns, elapsed_ns in row.transfers:
-            for i, middle_ns in read.middles_ns.items():
-                middles_ns[i] = began_ns - row.start_ns + min(round(middle_ns * self._slowness), elapsed_ns)
-            # Nobody knows whether a transfer began late or its end was noticed late: beyond what a line says of its
-            # times, there is no reading of this moment.
+    def _times_of(self, row: Row) -> Times:
+        """When the lines of a row were read. Those whose transfer came too late are flagged."""
+        for read, _, elapsed_ns in row.transfers:
+            # Nobody knows whether it began late or its end was noticed late: beyond what a line says of its times,
+            # there is no reading of this moment.
             excess_ns = elapsed_ns - read.nominal_ns * self._slowness
-            if late := [i for i in read.lines if excess_ns > self._centres_ns[i]]:
+            if excess_ns > self._least_centre_ns:
                 self.counts.late_reads += 1
-                _flag(row, late, Flag.MISSING)
-        return middles_ns
+                _flag(row, [i for i in read.lines if excess_ns > self._centres_ns[i]], Flag.MISSING)
+        if len(row.transfers) != 1 or row.transfers[0].began_ns != row.start_ns:
+            begins_ns = [(t.read, t.began_ns - row.start_ns) for t in row.transfers]
+            return self._times_from(begins_ns, row.end_ns - row.start_ns, with_bus=row.with_bus)
+        read = row.transfers[0].read
+        if read not in self._ordinary:
+            whole_ns = read.nominal_ns * self._slowness
+            self._ordinary[read] = self._times_from([(read, 0)], whole_ns, with_bus=read.with_bus)
+        return self._ordinary[read]
+
+    def _times_from(self, transfers: Iterable[tuple[PreparedRead, int]], whole_ns: float, *, with_bus: bool) -> Times:
+        """Times of lines from the beginnings of their transfers, in a scan that lasted ``whole_ns``."""
+        usual_ns = [middle_ns * self._slowness for middle_ns in self._usual_ns[with_bus]]
+        middles_ns = {
+            i: began_ns + middle_ns * self._slowness
+            for read, began_ns in transfers
+            for i, middle_ns in read.middles_ns.items()
+        }
+        # A line that was not read has the time at which it would have been, in a scan that was as late as this one.
+        late_ns = max([0.0, *(middle_ns - usual_ns[i] for i, middle_ns in middles_ns.items())])
+        every_ns = [middles_ns.get(i, min(late_ns + usual, whole_ns)) for i, usual in enumerate(usual_ns)]
+        return Times(
+            [round(middle_ns) - age_ns for middle_ns, age_ns in zip(every_ns, self._ages_ns, strict=True)],
+            list(map(sub, every_ns, usual_ns)),
+        )
 
     def _fill(self, row: Row, read: PreparedRead, words: bytes | bytearray | memoryview) -> None:
         """Put what was read at its place in a row."""
