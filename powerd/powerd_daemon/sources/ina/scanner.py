@@ -464,6 +464,7 @@ class Scanner:
         active = [chip for chip in self._chips.values() if chip.address not in self.troubles]
         lines = sorted(i for chip in active for i in chip.lines)
         self._active = active
+        self._ordinary.clear()
         self._full, self._shunts = self._prepared(lines), self._prepared(lines, with_bus=False)
         self._singles = {chip.address: self._prepared(chip.lines) for chip in active}
         self._check_every = max(1, round(VERIFY_NS / self._period_ns / max(1, len(active))))
