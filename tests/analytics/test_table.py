@@ -6,6 +6,7 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
 
 from powerd_analytics import phase_energies, phase_table, read_run
+from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.table import to_markdown
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
@@ -118,6 +119,19 @@ def test_missing_readings_are_reported_and_widen_the_interval(tmp_path):
     assert row.off_by_j == pytest.approx(0.06 * (260 - 60) / 20, rel=0.1)
     assert row.j_per_batch == pytest.approx(36, rel=0.01)
     assert row.u_systematic_j > 0.999 * row.off_by_j / np.sqrt(3)
+
+
+def test_a_file_whose_times_go_back_is_told_in_one_note(tmp_path):
+    tr = training((64,), 20)
+    t = np.arange(0, tr.end_ns, 2 * MS, dtype=np.int64)
+    t[[50, 51, 110]] = t[49] - MS, t[49] - MS, 10 * S
+    flags = np.where(t == 10 * S, int(Flag.MISSING), 0).astype(np.uint16)
+    codes = {"power_mw": (tr.power()(t) * 1000).astype(np.int64)}
+    run = run_of(tmp_path, tr, [LineSpec("a", t_ns=t, codes=codes, flags=flags)])
+    row = phase_table(run).runs[0]
+    assert row.note.count("the times of 2 readings go back: the file is wrong") == 1
+    assert row.energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.02)
+    assert [s.unordered for s in load_parts(run, in_memory=0, slice_size=50)[0].signals] == [2]
 
 
 def test_phases_cut_off_are_told_and_left_out(tmp_path):

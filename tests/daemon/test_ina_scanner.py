@@ -8,10 +8,11 @@ from math import isclose
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from ina_bench import MS, SHUNT_OHM, Bench, eight
+from ina_bench import MS, PERIOD, SHUNT_OHM, Bench, HeldUpClock, eight
 
 from powerd_core.errors import SensorError
 from powerd_core.model import BAD, Flag
+from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
 from powerd_daemon.sources.ina.sensor import Sensor
@@ -178,15 +179,15 @@ class TestFlags:
 class TestFaults:
     def test_one_failed_transfer_costs_one_reading(self):
         bench = Bench([0.5 + 0.5 * i for i in range(8)]).opened()
-        bench.scan(2)
+        bench.poll(2)
         bench.bus.fail(0x43, 3)
         rows = bench.scan(6)
         bad = [(k, i) for k, row in enumerate(rows) for i, flag in enumerate(row.flags) if flag & Flag.IO_ERROR]
         # Combined and single read of the first scan fail, then the combined one of the second, whose retry works.
-        assert bad == [(0, 3)]
+        assert bad == [(2, 3)]
         for k, row in enumerate(rows):
             assert all(row.shunt[i] == 2500 * (i + 1) or (k, i) in bad for i in range(8))
-        assert rows[0].shunt[3] == 0
+        assert rows[2].shunt[3] == 0
         for i in range(8):
             t = [row.t_ns[i] for row in rows]
             assert t == sorted(set(t))
@@ -280,6 +281,43 @@ class TestFaults:
             for i in range(6):
                 assert row.flags[i] & BAD or abs(bench.power_w(row, i) - 12.0) < 0.03
                 assert row.age[i] < bus_every
+
+
+US = 1000
+HOLDS = st.lists(st.tuples(st.integers(0, 60), st.one_of(st.integers(0, 3 * PERIOD), st.just(30 * MS))), max_size=25)
+COMINGS_AND_GOINGS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 7)), max_size=12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(HOLDS, COMINGS_AND_GOINGS, st.booleans(), st.sampled_from([1, 4]))
+def test_times_increase_and_no_scan_is_missing_in_silence(holds_ns, comings_and_goings, combines, bus_every):
+    """Whatever holds the process up, between transfers or in the middle of one, while chips come and go."""
+    ramp = [lambda t0, t1: ((t0 + t1) / 2 - 1e9) * 1e-9] * 8
+    clock = HeldUpClock()
+    bench = Bench(ramp, clock=clock, combines=combines, bus_every=bus_every).opened()
+    clock.holds_ns, rows, scans = holds_ns, [], 0
+    deadlines = Deadlines(clock.now_ns(), PERIOD)
+    for pause, at in [*comings_and_goings, (20, 0)]:
+        for _ in range(pause):
+            clock.sleep_until(deadlines.next_ns)
+            deadlines.meet(clock.now_ns())
+            bench.scanner.scan()
+            rows, scans = rows + bench.take(), scans + 1
+        if (chip := bench.bus.chips.pop(0x40 + at, None)) is None:
+            bench.chips[0x40 + at].reset(clock.now_ns())
+            bench.bus.chips[0x40 + at] = bench.chips[0x40 + at]
+        else:
+            assert chip is bench.chips[0x40 + at]
+    bench.scanner.finish(bench.builder)
+    rows += bench.rows()
+    assert len(rows) == scans + bench.scanner.counts.missing_scans
+    accuracy = bench.stream.lines[0].accuracy
+    most_ns = 2 * accuracy.centre_ns + 200 * US  # what a code's step and a late transfer may add
+    for i in range(8):
+        times = [row.t_ns[i] for row in rows]
+        assert all(0 < b - a < 2 * PERIOD or (bus_every > 1 and b > a) for a, b in pairwise(times))
+        for row in rows:
+            assert row.flags[i] & BAD or abs(row.t_ns[i] - (1e9 + row.shunt[i] * 1e-5 / SHUNT_OHM * 1e9)) <= most_ns
 
 
 def test_an_unfinished_confirmation_is_not_given_out_as_good():

@@ -1,12 +1,15 @@
 """The simulated card: the real driver's joules against the waveform's exact ones."""
 
+from itertools import pairwise
 from math import isclose
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
 
 from powerd_core.errors import ConfigError
-from powerd_core.model import BAD, Provenance
+from powerd_core.model import BAD, Flag, Provenance
+from powerd_core.wire import decode
+from powerd_daemon.sampler import Outbox, Sampling
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.sim.bus import VirtualClock
@@ -139,3 +142,26 @@ def test_faults_on_a_schedule_are_flagged_and_counted():
 def test_options_that_cannot_work_are_refused(options):
     with pytest.raises(ConfigError, match=next(iter(options))):
         SimSource(SimOptions(**options), Start("sim", EPOCH, 0, VirtualClock()))
+
+
+def test_times_increase_where_the_bus_is_stuck_and_transfers_are_late():
+    clock, outbox, streams = VirtualClock(), Outbox(1 << 28), []
+    options = SimOptions(waveform="constant", fault_every_s=0.3, faults=("stuck", "latency"))
+    sampling = Sampling(
+        lambda start: SimSource(options, start),
+        Start("sim", EPOCH, 0, clock),
+        outbox,
+        block_ns=20_000_000,
+        on_open=lambda described, _devices: streams.extend(described),
+    )
+    sampling.open()
+    while clock.now_ns() < 6_000_000_000:
+        sampling.step()
+    sampling.close()
+    made = []
+    outbox.drain(lambda frame: made.append(decode(frame)) or True)
+    opened = Opened(SimSource(options, Start("sim", EPOCH, 0, clock)), clock, tuple(streams[:1]), ())
+    for line in streams[0].lines:
+        r = opened.readings(made, line.name)
+        assert sum(bool(f & Flag.MISSING) for f in r["flags"]) > 20
+        assert all(a < b for a, b in pairwise(r["t_ns"]))

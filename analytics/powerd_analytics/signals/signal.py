@@ -73,6 +73,8 @@ class Signal:
     """[k-1] times of good readings at which the k slices meet; a signal in memory is one slice."""
     whole: dict[int, Any] = field(default_factory=dict)
     """What one phase all through a slice is worth, by slice, once it has been computed (`energy.lines`)."""
+    unordered: int = 0
+    """Readings not later than the one before, as no line of a run file has them (`powerd_client.verify`)."""
     progress: Progress = no_progress
 
     def __len__(self) -> int:
@@ -156,7 +158,14 @@ def make_signal(line: RunLine, readings: Readings, clock: RunClock | None = None
         clock=clock,
         clipped_ns=t_clipped[~is_low],
         clipped_low_ns=t_clipped[is_low],
+        unordered=_unordered(readings),
     )
+
+
+def _unordered(readings: Readings) -> int:
+    # While a clock steps nobody knows the order, and the flag says so.
+    t_ns = readings.t_ns[(readings.flags & np.uint16(int(Flag.MISSING))) == 0]
+    return int(np.count_nonzero(t_ns[1:] <= t_ns[:-1]))
 
 
 def good_readings(readings: Readings) -> Mask:
@@ -207,7 +216,8 @@ def _counter_signal(
     if len(t):
         energy = energy + c.background_w * ((t - t[0]) * 1e-9)
     spacing = max(_spacing(t, line.period_ns), float(line.accuracy.update_ns))
-    return Signal(line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock)
+    unordered = _unordered(readings)
+    return Signal(line, t, energy, True, broken, flagged, spacing, 0.0, centre, bad, clock, unordered=unordered)
 
 
 def _without_lost_turns(
@@ -306,6 +316,7 @@ def load_sliced(run: Run, name: str, size: int = SLICE, progress: Progress = no_
         spacing_ns=scan.spacing_ns(line),
         centre_ns=scan.centre_ns,
         bad=scan.bad,
+        unordered=scan.unordered,
         clipped_ns=high,
         clipped_low_ns=low,
         range_w=scan.range_w,
@@ -357,7 +368,7 @@ class _Scan:
         self.before: list[int] = []
         """For each slice, the number of the last good reading before it, -1 for none."""
         self.clipped: list[tuple[Ints, Ints]] = [(_no_times(), _no_times())]
-        self.bad, self.unknown_ns, self.centre_ns, self.last_good = 0, 0, 0.0, -1
+        self.bad, self.unordered, self.unknown_ns, self.centre_ns, self.last_good = 0, 0, 0, 0.0, -1
         self.range_w: tuple[float, float] | None = None
         self._spacings: list[tuple[int, float]] = []
 
@@ -369,6 +380,7 @@ class _Scan:
         self.before.append(self.last_good)
         self.bad += len(readings.t_ns) - len(good)
         signal = make_signal(line, joined)
+        self.unordered += signal.unordered
         self.clipped.append((signal.clipped_ns, signal.clipped_low_ns))
         if len(signal) > 2:
             self._spacings.append((len(signal), signal.spacing_ns))

@@ -33,6 +33,24 @@ class Row:
     age: list[int]
 
 
+class HeldUpClock(VirtualClock):
+    """The clock of a process that others hold up: so many looks from now at a time, by so many nanoseconds each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.holds_ns: list[tuple[int, int]] = []
+        """Looks until the next hold, and how long it is; the first is next."""
+
+    def now_ns(self) -> int:
+        if self.holds_ns:
+            looks, hold_ns = self.holds_ns[0]
+            if looks:
+                self.holds_ns[0] = looks - 1, hold_ns
+            else:
+                self.t_ns += self.holds_ns.pop(0)[1]
+        return self.t_ns
+
+
 class Bench:
     """Sensors at 12 V with a current each (1 A unless given)."""
 
@@ -45,9 +63,10 @@ class Bench:
         bus_v: float = 12.0,
         bus_every: int = 1,
         period_ns: int = PERIOD,
+        clock: VirtualClock | None = None,
         **bus: object,
     ) -> None:
-        self.clock = VirtualClock()
+        self.clock = clock or VirtualClock()
         self.bank = make_bank(sensors or eight())
         self.period_ns = period_ns
         loads: dict[int, dict[int, Load]] = {}

@@ -8,9 +8,12 @@ tried again about once a second. The others go on meanwhile. What is flagged:
 - ``RESET``: the configuration was not what was written, or nothing was converted since a reset or set-up.
 - ``STALE``: less than the chip's longest conversion cycle has passed since its last reading that was not stale, so
   an unflagged reading is certain to have a conversion of its own behind it.
-- ``MISSING``: no scan took place when one was due, or a transfer took longer than usual by more than the line's
+- ``MISSING``: no scan took place when one was due, or a transfer took longer than it has to by more than the line's
   ``centre_ns``, so that its moment is not known.
 - ``SATURATED``, ``OVERFLOW``: from the codes, see `Decoder`.
+
+The times of each line increase by construction: a reading lies between the beginning and the end of its transfer, as
+long as the fastest so far took, less the same age of the code for ever; the next scan begins when this one has ended.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
+from operator import sub
+from typing import NamedTuple
 
 from powerd_core.errors import SensorError
 from powerd_core.model import BlockBuilder, Flag
@@ -32,7 +36,11 @@ from powerd_daemon.sources.ina.sensor import Bank, accuracy
 VERIFY_NS = 100_000_000
 """How often each chip's configuration is read back."""
 LATE = 1.75
-"""Scans this many periods apart have one missing between them."""
+"""Readings this many periods apart have one missing between them."""
+MOST_SLOW = 4.0
+"""So much longer than its clock says do transfers take at most: a bus of 100 kHz where 400 kHz are configured."""
+SPEED_CALLS = 5
+"""Calls at opening that tell how fast the bus is; at least one of them is hardly held up."""
 MOST_MISSING = 1000
 """Rows that stand for scans that did not take place; when there are more of these, the rows are farther apart."""
 RESET_NS = 400_000
@@ -232,72 +240,56 @@ def cycle_ratio(bus: RegisterBus, clock: Clock, address: int, settings: Settings
 
 
 class PreparedRead:
-    """One call that reads some lines of a bank, with or without their bus voltages.
-
-    ``cycle_ratios`` has what was measured of the lines' conversion cycles, relative to the nominal ones.
-    """
+    """One call that reads some lines of a bank, with or without their bus voltages."""
 
     def __init__(
-        self,
-        bus: RegisterBus,
-        bank: Bank,
-        cycle_ratios: Sequence[float],
-        lines: Sequence[int],
-        *,
-        with_bus: bool,
-        scl_hz: float,
-        combined: bool,
+        self, bus: RegisterBus, bank: Bank, lines: Sequence[int], *, with_bus: bool, scl_hz: float, combined: bool
     ) -> None:
         self.lines, self.with_bus = tuple(lines), with_bus
         reads = reads_of(bank, lines, with_bus=with_bus)
         self.call = bus.prepare(reads) if combined else singly(bus, reads)
-        self._nominal_ns = scan_periods(reads, combined=combined) * 1e9 / scl_hz
-        self._shortest_ns = _NEVER
-        self._calls = 0
-        ages = zip(bank, cycle_ratios, strict=True)
-        self._ages_ns = [round(settings.age_ns(sensor.channel) * ratio) for (sensor, settings), ratio in ages]
-        self._middles_ns = [0.0] * len(bank.sensors)
+        self.nominal_ns = scan_periods(reads, combined=combined) * 1e9 / scl_hz
+        """How long the transfers take by the bus clock."""
+        self.middles_ns: dict[int, float] = {}
+        """The middle of each line's SHUNT transfer from the call's beginning, by the bus clock."""
         line_of_read = iter([i for i in self.lines for _ in range(2 if with_bus else 1)])
         periods = 0.0
         for transaction in split(reads) if combined else [[r] for r in reads]:
             for read in transaction:
                 # SHUNT comes last of a line's reads, so its middle is what stays.
-                self._middles_ns[next(line_of_read)] = (periods + read.periods / 2) * 1e9 / scl_hz
+                self.middles_ns[next(line_of_read)] = (periods + read.periods / 2) * 1e9 / scl_hz
                 periods += read.periods
             periods += 1 + BUS_FREE_PERIODS
 
-    def excess_ns(self, elapsed_ns: int) -> float:
-        """A call lasted so long: by how much that is longer than it has to be."""
-        # The first call has only the bus clock to be compared with: it may itself be the late one.
-        usual_ns = self._nominal_ns if self._shortest_ns == _NEVER else max(self._nominal_ns, self._shortest_ns)
-        self._shortest_ns = min(self._shortest_ns, elapsed_ns)
-        self._calls += 1
-        return elapsed_ns - usual_ns
 
-    def offsets_ns(self) -> list[int]:
-        """Each line of the bank's time from the call's start: the middle of its SHUNT transfer less the mean age of
-        what the register holds.
+class Transfer(NamedTuple):
+    """A call of a prepared read that worked, and the time until its end was noticed."""
 
-        The call's end is late by however long the process took to wake up, its beginning is not. So the transfer is
-        taken to last as long as the bus clock says, or the shortest call so far when the bus is slower than that. One
-        call alone does not tell a slow bus from a late call: readings behind it would lie before those it gave.
-        """
-        shortest_ns = self._shortest_ns if self._calls > 1 else 0
-        slower = max(1.0, shortest_ns / self._nominal_ns) if self.lines else 1.0
-        pairs = zip(self._middles_ns, self._ages_ns, strict=True)
-        return [round(middle_ns * slower) - age_ns for middle_ns, age_ns in pairs]
+    read: PreparedRead
+    began_ns: int
+    elapsed_ns: int
 
 
 @dataclass(slots=True)
 class Row:
-    """One scan that waits to be confirmed: its registers, its lines' flags, and what read it (or the lines' offsets,
-    where that was not one call)."""
+    """One scan that waits to be confirmed: its registers, its lines' flags, and the transfers that worked."""
 
     start_ns: int
+    end_ns: int
     words: bytearray
     flags: list[int]
-    read: PreparedRead | list[int]
+    transfers: list[Transfer]
+    with_bus: bool = True
     bus_age: int = 0
+
+
+class Times(NamedTuple):
+    """When the lines of a row were read."""
+
+    offsets_ns: list[int]
+    """From the row's start."""
+    late_ns: list[float]
+    """Beyond an ordinary scan of all chips."""
 
 
 @dataclass(slots=True)
@@ -347,9 +339,15 @@ class Scanner:
         self._until_bus = self._until_check = 0
         """Scans until BUS is read again, and until the next check of a chip."""
         self._checks = self._last_ns = self._probe_ns = self._settled_ns = 0
+        self._slowness = MOST_SLOW
+        """How much longer than the bus clock says the fastest transfer so far took. The mean would follow the load of
+        the machine: a call's end is noticed late by however long the process took to wake up."""
+        self._ordinary: dict[PreparedRead, Times] = {}
+        """Times of rows that are one transfer, at this speed."""
         self._fresh_ns = [-_NEVER] * len(bank.sensors)
         self._cycles_ns = [s.longest_cycle_ns for s in bank.settings]
         self._centres_ns = [accuracy(sensor, settings, period_ns=period_ns).centre_ns for sensor, settings in bank]
+        self._least_centre_ns = min(self._centres_ns)
 
     def open(self) -> tuple[int, ...]:
         """Set up all chips, find out what the adapter can do, and wait for the first conversion.
@@ -375,8 +373,18 @@ class Scanner:
             with suppress(OSError):
                 chip.cycle_ratio = cycle_ratio(self._bus, self._clock, chip.address, chip.settings)
         self._prepare()
+        every = range(len(self._chip_of))
+        self._usual_ns = [list(self._prepared(every, with_bus=b).middles_ns.values()) for b in (False, True)]
+        self._ages_ns = [
+            round(settings.age_ns(sensor.channel) * chip.cycle_ratio)
+            for (sensor, settings), chip in zip(self._bank, self._chip_of, strict=True)
+        ]
+        with suppress(OSError):
+            for _ in range(SPEED_CALLS):
+                self._transfer(self._full, self._clock.now_ns())
         self._clock.sleep_until(self._clock.now_ns() + 2 * self._bank.longest_cycle_ns)
-        self._last_ns = self._clock.now_ns()
+        self._last_ns = self._start_ns = self._clock.now_ns()
+        self._times = Times([-age_ns for age_ns in self._ages_ns], [0.0 for _ in every])
         self._until_check = self._check_every
         return tuple(self.troubles)
 
@@ -384,23 +392,22 @@ class Scanner:
         """Read all lines once. Raises `SensorError` when not one chip answers any more."""
         start_ns = self._clock.now_ns()
         if start_ns - self._last_ns > LATE * self._period_ns:
-            self._add_missing(start_ns)
             self._until_bus = 0
         self._last_ns = start_ns
         read = self._shunts if self._until_bus > 0 else self._full
         try:
-            words = read.call()
+            words, transfer = self._transfer(read, start_ns)
         except OSError:
             self._scan_singly(start_ns)
         else:
-            excess_ns = read.excess_ns(self._clock.now_ns() - start_ns)
             # Bus codes that are not read are those of the scan before.
-            row = self._add(start_ns, bytearray(len(self._words)) if read.with_bus else self._words.copy(), read)
+            row = self._add(start_ns, bytearray(len(self._words)) if read.with_bus else self._words.copy())
+            row.end_ns, row.with_bus = start_ns + transfer.elapsed_ns, read.with_bus
+            row.transfers.append(transfer)
             row.bus_age = 0 if read.with_bus else self._bus_every - self._until_bus
             self._fill(row, read, words)
             for address in self.troubles:
                 _flag(row, self._chips[address].lines, Flag.IO_ERROR)
-            self._flag_late(row, range(len(self._centres_ns)), excess_ns)
             self._words = row.words
             self._until_bus = self._bus_every - 1 if read.with_bus else self._until_bus - 1
         if start_ns < self._settled_ns:
@@ -421,14 +428,11 @@ class Scanner:
             return
         rows, self._rows = self._rows[:count], self._rows[count:]
         self._given += count
-        raw = b"".join(row.words for row in rows)
-        shunt, bus = self._decoder.codes(raw)
-        starts_ns = [row.start_ns for row in rows]
-        offsets_of = {r: r.offsets_ns() for r in {row.read for row in rows if isinstance(row.read, PreparedRead)}}
-        flags, offsets_ns = array("H"), array("i")
+        rows, offsets_ns = self._timed(rows)
+        flags, starts_ns = array("H"), [row.start_ns for row in rows]
         for row in rows:
             flags.extend(row.flags)
-            offsets_ns.extend(row.read if isinstance(row.read, list) else offsets_of[row.read])
+        shunt, bus = self._decoder.codes(b"".join([row.words for row in rows]))
         self._decoder.flag(flags, shunt, bus)
         flag_stale(flags, starts_ns, offsets_ns, self._fresh_ns, self._cycles_ns)
         builder.t_ns.extend(starts_ns)
@@ -459,16 +463,92 @@ class Scanner:
         self._until_bus = 0
         active = [chip for chip in self._chips.values() if chip.address not in self.troubles]
         lines = sorted(i for chip in active for i in chip.lines)
-        ratios = [chip.cycle_ratio for chip in self._chip_of]
-        prepared = partial(PreparedRead, self._bus, self._bank, ratios, scl_hz=self._scl_hz, combined=self.combined)
         self._active = active
-        self._full, self._shunts = prepared(lines, with_bus=True), prepared(lines, with_bus=False)
-        self._singles = {chip.address: prepared(chip.lines, with_bus=True) for chip in active}
+        self._ordinary.clear()
+        self._full, self._shunts = self._prepared(lines), self._prepared(lines, with_bus=False)
+        self._singles = {chip.address: self._prepared(chip.lines) for chip in active}
         self._check_every = max(1, round(VERIFY_NS / self._period_ns / max(1, len(active))))
 
-    def _add(self, start_ns: int, words: bytearray, read: PreparedRead | list[int]) -> Row:
-        self._rows.append(Row(start_ns, words, [0] * len(self._chip_of), read))
+    def _prepared(self, lines: Sequence[int], *, with_bus: bool = True) -> PreparedRead:
+        return PreparedRead(
+            self._bus, self._bank, lines, with_bus=with_bus, scl_hz=self._scl_hz, combined=self.combined
+        )
+
+    def _transfer(self, read: PreparedRead, began_ns: int) -> tuple[bytes | bytearray | memoryview, Transfer]:
+        words = read.call()
+        elapsed_ns = self._clock.now_ns() - began_ns
+        if self._slowness > 1 and elapsed_ns < read.nominal_ns * self._slowness:
+            self._slowness = max(1.0, elapsed_ns / read.nominal_ns)
+            self._ordinary.clear()
+        return words, Transfer(read, began_ns, elapsed_ns)
+
+    def _add(self, start_ns: int, words: bytearray) -> Row:
+        self._rows.append(Row(start_ns, start_ns, words, [0] * len(self._chip_of), []))
         return self._rows[-1]
+
+    def _timed(self, rows: Iterable[Row]) -> tuple[list[Row], array[int]]:
+        """Rows, with others in place of the scans that should have been, and each line's time from its row's start.
+
+        By now the speed of the bus is known better than when they were read.
+        """
+        timed: list[Row] = []
+        offsets_ns = array("i")
+        for row in rows:
+            times, since_ns = self._times_of(row), row.start_ns - self._start_ns
+            if times is not self._times or not 0 < since_ns <= LATE * self._period_ns:
+                before = zip(times.offsets_ns, self._times.offsets_ns, strict=True)
+                steps_ns = [since_ns + offset_ns - last_ns for offset_ns, last_ns in before]
+                if min(steps_ns) <= 0:  # a bus that is faster than its clock says, or a clock that goes back
+                    self.counts.missing_scans += 1
+                    continue
+                later_ns = since_ns + max(map(sub, times.late_ns, self._times.late_ns))
+                missing = round(later_ns / self._period_ns) - 1 if later_ns > LATE * self._period_ns else 0
+                self.counts.missing_scans += missing
+                parts = min(missing, MOST_MISSING, min(steps_ns) - 1) + 1
+                for k in range(1, parts):
+                    shift_ns = k * since_ns // parts
+                    flags = [int(Flag.MISSING)] * len(row.flags)
+                    timed.append(Row(self._start_ns + shift_ns, 0, bytearray(len(row.words)), flags, []))
+                    before = zip(self._times.offsets_ns, steps_ns, strict=True)
+                    offsets_ns.extend(last_ns + k * step_ns // parts - shift_ns for last_ns, step_ns in before)
+            self._start_ns, self._times = row.start_ns, times
+            timed.append(row)
+            offsets_ns.extend(times.offsets_ns)
+        return timed, offsets_ns
+
+    def _times_of(self, row: Row) -> Times:
+        """When the lines of a row were read. Those whose transfer came too late are flagged."""
+        for read, _, elapsed_ns in row.transfers:
+            # Nobody knows whether it began late or its end was noticed late: beyond what a line says of its times,
+            # there is no reading of this moment.
+            excess_ns = elapsed_ns - read.nominal_ns * self._slowness
+            if excess_ns > self._least_centre_ns:
+                self.counts.late_reads += 1
+                _flag(row, [i for i in read.lines if excess_ns > self._centres_ns[i]], Flag.MISSING)
+        if len(row.transfers) != 1 or row.transfers[0].began_ns != row.start_ns:
+            begins_ns = [(t.read, t.began_ns - row.start_ns) for t in row.transfers]
+            return self._times_from(begins_ns, row.end_ns - row.start_ns, with_bus=row.with_bus)
+        read = row.transfers[0].read
+        if read not in self._ordinary:
+            whole_ns = read.nominal_ns * self._slowness
+            self._ordinary[read] = self._times_from([(read, 0)], whole_ns, with_bus=read.with_bus)
+        return self._ordinary[read]
+
+    def _times_from(self, transfers: Iterable[tuple[PreparedRead, int]], whole_ns: float, *, with_bus: bool) -> Times:
+        """Times of lines from the beginnings of their transfers, in a scan that lasted ``whole_ns``."""
+        usual_ns = [middle_ns * self._slowness for middle_ns in self._usual_ns[with_bus]]
+        middles_ns = {
+            i: began_ns + middle_ns * self._slowness
+            for read, began_ns in transfers
+            for i, middle_ns in read.middles_ns.items()
+        }
+        # A line that was not read has the time at which it would have been, in a scan that was as late as this one.
+        late_ns = max([0.0, *(middle_ns - usual_ns[i] for i, middle_ns in middles_ns.items())])
+        every_ns = [middles_ns.get(i, min(late_ns + usual, whole_ns)) for i, usual in enumerate(usual_ns)]
+        return Times(
+            [round(middle_ns) - age_ns for middle_ns, age_ns in zip(every_ns, self._ages_ns, strict=True)],
+            list(map(sub, every_ns, usual_ns)),
+        )
 
     def _fill(self, row: Row, read: PreparedRead, words: bytes | bytearray | memoryview) -> None:
         """Put what was read at its place in a row."""
@@ -483,35 +563,23 @@ class Scanner:
             row.words[begin:end] = words[at : at + end - begin]
             at += end - begin
 
-    def _add_missing(self, next_ns: int) -> None:
-        """Rows in place of the scans that should have been since the last one."""
-        missing = round((next_ns - self._last_ns) / self._period_ns) - 1
-        self.counts.missing_scans += missing
-        count = min(missing, MOST_MISSING)
-        for k in range(1, count + 1):
-            start_ns = self._last_ns + k * (next_ns - self._last_ns) // (count + 1)
-            row = self._add(start_ns, bytearray(len(self._words)), self._full)
-            row.flags = [int(Flag.MISSING)] * len(row.flags)
-
     def _scan_singly(self, start_ns: int) -> None:
         """A scan after a failed one: each chip in a transfer of its own. What was failing is dealt with."""
         self.counts.failed_scans += 1
-        offsets_ns = [0] * len(self._chip_of)
-        row = self._add(start_ns, bytearray(len(self._words)), offsets_ns)
+        row = self._add(start_ns, bytearray(len(self._words)))
         row.flags = [int(Flag.IO_ERROR)] * len(row.flags)
         for chip in self._active:
-            read, began_ns = self._singles[chip.address], self._clock.now_ns()
             try:
-                words = read.call()
+                words, transfer = self._transfer(self._singles[chip.address], self._clock.now_ns())
             except OSError:
                 self._failed(chip)
                 continue
-            excess_ns, chip.failures = read.excess_ns(self._clock.now_ns() - began_ns), 0
-            self._fill(row, read, words)
-            shifts_ns = read.offsets_ns()
+            chip.failures = 0
+            self._fill(row, transfer.read, words)
+            row.transfers.append(transfer)
             for i in chip.lines:
-                row.flags[i], offsets_ns[i] = 0, began_ns - start_ns + shifts_ns[i]
-            self._flag_late(row, chip.lines, excess_ns)
+                row.flags[i] = 0
+        row.end_ns = self._clock.now_ns()
         self._words = row.words
         failed = [chip for chip in self._active if chip.failures >= GIVE_UP_AFTER]
         if len(failed) == len(self._active):
@@ -521,13 +589,6 @@ class Scanner:
         for chip in failed:
             self._set_up_again(chip)
         self._until_bus = 0
-
-    def _flag_late(self, row: Row, lines: Iterable[int], excess_ns: float) -> None:
-        """Nobody knows whether a transfer began late or its end was noticed late: beyond what a line says of its
-        times, there is no reading of this moment."""
-        if late := [i for i in lines if excess_ns > self._centres_ns[i]]:
-            self.counts.late_reads += 1
-            _flag(row, late, Flag.MISSING)
 
     def _failed(self, chip: Chip) -> None:
         self.counts.failed_reads += 1
