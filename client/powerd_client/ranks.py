@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
+from powerd_client.hostclock import started
 from powerd_client.journal import journal_path
 from powerd_client.log import tell
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
@@ -122,15 +123,6 @@ def training_here(environment: Mapping[str, str] = os.environ) -> dict[str, str]
     if training and machines and machines.isdecimal():
         training["machines"] = machines
     return training
-
-
-def started(pid: int) -> str | None:
-    """When a process began (clock ticks since boot), None when it has ended or nobody can tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
 
 
 class Rendezvous:

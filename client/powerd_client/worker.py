@@ -341,9 +341,8 @@ def _build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run
-    from powerd_client.runfile import remove_partials
 
-    remove_partials(job.out)
+    journals.remove_partials(job.out)
     if _is_built(job):
         journals.remove(job.journal)
     else:

@@ -1,6 +1,7 @@
 """The recorder's guardian and workers, killed and stopped in every order: nothing that powerd has may be missing."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -154,23 +155,82 @@ def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp
     assert attributes["complete"] == 1
 
 
-def test_without_guardian_and_worker_the_trainer_builds_the_file(daemon, tmp_path, capfd):
+def kill_both(meter):
+    """The guardian and its worker."""
+    recording = meter._recording
+    worker, guardian = recording.pid, recording.guardian_pid
+    os.kill(guardian, signal.SIGKILL)
+    kill(worker)
+    return guardian
+
+
+def test_a_recorder_that_is_killed_with_its_guardian_is_started_again_and_nothing_is_missing(daemon, tmp_path, capfd):
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
     with meter.phase("before"):
         go_on(daemon)
-    worker = meter._recording.pid
-    kill(meter._recording.guardian_pid)
-    kill(worker)
-    wait_for(lambda: not is_locked(journal_path(out)))
+        old = kill_both(meter)
+        wait_for(lambda: meter._recording.guardian_pid != old)
+        assert is_locked(journal_path(out))
+    with meter.phase("after"):
+        go_on(daemon)
+    meter.close()
+    died = "the recorder died (SIGKILL) with its guardian"
+    assert capfd.readouterr().err == f"powerd: {died} {AGAIN}\n"
+    attributes, texts = check_whole(out, daemon)
+    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
+    assert texts == [f"{died} and was started again"]
+    with open_run(out) as file:
+        assert file["phases/cut"][:].tolist() == [0, 0]
+
+
+def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    go_on(daemon)
+    kill(meter._recording.pid, signal.SIGSTOP)
+    closing = threading.Thread(target=meter.close)
+    closing.start()
+    wait_for(lambda: meter._recording is None)
+    guardian = next(pid for pid in children() if workers(pid))
+    for pid in (guardian, *workers(guardian)):
+        os.kill(pid, signal.SIGKILL)
+    closing.join(20)
+    assert not closing.is_alive()
+    attributes, _ = check_whole(out, daemon)
+    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
+
+
+def children():
+    """Of this process, whatever thread started them."""
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def test_a_recorder_that_cannot_be_started_again_is_told_and_stands_in_the_run(daemon, tmp_path, capfd, monkeypatch):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    recording = meter._recording
+    go_on(daemon)
+
+    def no_process(death=None):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(recording, "_start", no_process)
+    kill_both(meter)
+    wait_for(lambda: recording._process is None)
     with meter.phase("after"):
         pass
     meter.close()
-    assert "the recorder died (status -9)" in capfd.readouterr().err
-    attributes, _ = check_whole(out, daemon)
+    text = (
+        "the recorder died (SIGKILL) with its guardian and cannot be started again: "
+        "Resource temporarily unavailable; nothing more is recorded"
+    )
+    assert f"powerd: {text}\n" in capfd.readouterr().err
+    attributes, texts = check_whole(out, daemon)
     assert attributes["rebuilt"] == 1
+    assert text in texts
     with open_run(out) as file:
-        assert file["phases/cut"][:].tolist() == [0, 0]
+        assert file["phases/cut"][:].tolist() == [0]
 
 
 def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, capfd, monkeypatch):
