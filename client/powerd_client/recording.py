@@ -277,7 +277,8 @@ class Recording:
         each. ``failure`` is noted in the run, and printed unless it was ``told``. Whether the run file is there.
 
         A recorder that dies meanwhile is started again; where that cannot be, the run file is built here from its
-        journal. A recorder that does not answer for a minute is left alone with the journal.
+        journal. A recorder that does not answer for a minute is left alone with the journal. Raises nothing but
+        `KeyboardInterrupt`.
         """
         with self._mutex:
             self._is_ending = True
@@ -298,6 +299,12 @@ class Recording:
         except KeyboardInterrupt:
             tell(f"the recorder (process {self.pid}) goes on by itself, and writes {self.out}")
             raise
+        except Exception as error:  # noqa: BLE001  (whatever a library threw: the training goes on)
+            outcome = "failed"
+            self.warnings.append(
+                f"the end of the run failed ({type(error).__name__}: {error}): see whether {self.out} is there, "
+                f"else: joules recover {self.out}"
+            )
         finally:
             self._close_pipes()
             self._let_go()

@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+import zmq
 
 from powerd_client import Meter, journal, open_run
 from powerd_client.journal import journal_path, prepare
@@ -202,6 +203,40 @@ def test_an_interrupt_anywhere_in_close_does_not_cost_the_run_its_end(daemon, tm
     with open_run(tmp_path / "run.h5") as file:
         assert file.attrs["complete"] == 1
         assert len(file["phases/kind"]) == 1
+
+
+def throw(error):
+    def step(*_, **__):
+        raise error
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [("devices", zmq.ZMQError(22)), ("pipe", OSError(5, "Input/output error")), ("build", RuntimeError("h5py's"))],
+)
+def test_close_raises_nothing_whatever_a_library_throws(daemon, tmp_path, capfd, monkeypatch, part, error):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    recording = meter._recording
+    guardian = recording._process
+    if part == "devices":
+        monkeypatch.setattr("powerd_client.meter.devices_here", throw(error))
+    elif part == "pipe":
+        monkeypatch.setattr(recording, "listen", throw(error))
+    else:
+        monkeypatch.setattr(recording, "_start_again", lambda: False)
+        monkeypatch.setattr("powerd_client.build.write_file", throw(error))
+        os.killpg(guardian.pid, signal.SIGKILL)
+    meter.close()
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1
+    assert str(error) in told
+    guardian.wait(20)
+    if part != "build":
+        with open_run(out) as file:
+            assert [str(error) in text for text in messages(file)] == ([True] if part == "devices" else [])
 
 
 def test_a_recording_that_is_abandoned_leaves_nothing_even_where_nobody_waits(daemon, tmp_path):
