@@ -226,6 +226,8 @@ class _Member(NamedTuple):
 
 def _read_member(path: Path) -> _Member | None:
     """None for what is no rank, such as a counter of pmlib's, or has not been written yet."""
+    if not path.is_file():  # a device has no end, and a pipe lets us wait
+        return None
     try:
         lines = path.read_bytes().splitlines()
         about = json.loads(lines[0])

@@ -12,6 +12,7 @@ guardian that could fail, and its workers start at once.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import mmap
@@ -45,6 +46,8 @@ _LOOK_S = 0.5
 _TRAINER_LOOK_NS = 20_000_000
 _FAREWELL_S = 1.0
 """So long a local powerd may take to end when the process that started it is gone."""
+_DIRECTORY = "powerd-local-"
+"""How the names of a local powerd's directories begin."""
 _LONGEST_BYTES = 107 - len("/powerd.clock")
 """Of a directory: a socket's path has 107 bytes at most (unix(7), with the zero at its end 108)."""
 
@@ -257,10 +260,7 @@ class LocalDaemon:
 
     def __init__(self, source: dict[str, object], log_file: Path) -> None:
         """``source``: options of its one source. Raises `OSError` when there is no place for its socket."""
-        self._directory = Path(tempfile.mkdtemp(prefix="powerd-"))
-        if len(os.fsencode(self._directory)) > _LONGEST_BYTES:
-            self._directory.rmdir()
-            self._directory = Path(tempfile.mkdtemp(prefix="powerd-", dir="/tmp"))
+        self._directory, self._lock = _private_directory()
         self.url = f"ipc://{self._directory}/powerd"
         self._log = log_file
         self._attempts = Attempts()
@@ -283,6 +283,7 @@ class LocalDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                env=os.environ | {"TMPDIR": str(self._directory)},  # what it leaves when killed goes with it
                 start_new_session=True,
             )
 
@@ -332,6 +333,40 @@ class LocalDaemon:
                 process.kill()
                 process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _private_directory() -> tuple[Path, int]:
+    """A new directory for sockets, and its lock, which tells that somebody uses it: the kernel drops it when its last
+    process dies. Those that the dead have left are removed. Raises `OSError`.
+    """
+    base = tempfile.gettempdir()
+    if len(os.fsencode(f"{base}/{_DIRECTORY}12345678")) > _LONGEST_BYTES:
+        base = "/tmp"
+    for leftover in Path(base).glob(f"{_DIRECTORY}*"):
+        with contextlib.suppress(OSError):
+            if leftover.lstat().st_uid == os.getuid() and (lock := _lock_directory(leftover)) is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
+                os.close(lock)
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=base))
+        lock = _lock_directory(directory)
+        if lock is not None and directory.exists():  # else another start took it for a leftover
+            return directory, lock
+
+
+def _lock_directory(directory: Path) -> int | None:
+    """The descriptor of its lock, None where somebody holds it or it is gone. Raises `OSError`."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 class Guardian:

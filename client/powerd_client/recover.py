@@ -1,4 +1,4 @@
-"""`joules recover`: a run file out of what is left of a journal. The journal is only read."""
+"""`joules recover`: a run file out of what is left of a journal, and of what a powerd still holds."""
 
 from __future__ import annotations
 
@@ -32,9 +32,13 @@ def recover(
     out: str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    url: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
     progress: Progress = lambda share, text: None,
 ) -> Report:
     """Save what a journal holds into a new file (``RUN.recovered.h5`` without ``out``).
+
+    What it misses and the powerd at ``url`` still holds is fetched into it first.
 
     ``path`` is a journal directory, or the name of a run of which only the journal is there. Raises `RunFileError` when
     there is nothing to recover, for a run file, or when the new file cannot be written.
@@ -54,6 +58,11 @@ def recover(
     journals.check_replaceable(target)
     if target.exists() and not overwrite:
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
+    if url is not None:
+        from powerd_client.backfill import backfill  # zmq, which nobody else here needs
+
+        progress(0.0, "fetching")
+        backfill(journal, url, keys)
     contents = read_contents(journal, needs_run=False)
     write_file(target, contents, journal, overwrite=overwrite, progress=lambda share: progress(share, "writing"))
     lost = [m["text"] for m in contents.messages if m["level"] in ("warning", "error")]
