@@ -2,8 +2,8 @@
 
 Each time a training with back-to-back iterations is recorded from a simulated board over a socket, one process is
 killed, or with ``--pairs`` two, one after the other, the recorder's guardian among them, and the run file is opened. It
-must hold everything up to the end of the training or of powerd but one second (of pairs: 100 ms, where powerd is killed 200 ms), must declare what is
-missing, and `joules tables` must give the phases that ended.
+must hold everything up to the end of the training or of powerd but one second (of pairs: 100 ms, where powerd is killed
+200 ms), must declare what is missing, and `joules tables` must give the phases that ended.
 """
 
 from __future__ import annotations
