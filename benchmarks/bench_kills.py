@@ -2,8 +2,8 @@
 
 Each time a training with back-to-back iterations is recorded from a simulated board over a socket, one process is
 killed, or with ``--pairs`` two, one after the other, the recorder's guardian among them, and the run file is opened. It
-must hold everything up to the end of the training or of powerd but one second (of pairs: 100 ms, where powerd is killed
-200 ms), must declare what is missing, and `joules tables` must give the phases that ended.
+must hold everything up to the end of the training or of powerd but one second (of pairs where powerd lives:
+100 ms), must declare what is missing, and `joules tables` must give the phases that ended.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from powerd_client.journal import journal_path
 TARGETS = ("trainer", "recorder", "powerd")
 PAIRS = tuple(permutations((*TARGETS, "guardian"), 2))
 PERIOD_NS = 4_000_000
-PAIRS_MS, POWERD_MS = 100, 200
-"""What may be missing behind two kills. powerd takes the block with it that it was filling, a tenth of a second."""
+PAIRS_MS, POWERD_MS = 100, 1000
+"""What may be missing behind two kills. A powerd that is killed takes with it what no recorder had received yet."""
 SOURCE = '[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 250.0\n'
 TRAINER = """
 import sys, time
