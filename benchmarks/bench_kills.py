@@ -9,6 +9,7 @@ must hold everything up to the end of the training or of powerd but one second (
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -89,7 +90,8 @@ def one(
         for target in targets:
             if killed_ns:
                 time.sleep(pause_s)
-            os.kill(pids[target], signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # a recorder that has done its work
+                os.kill(pids[target], signal.SIGKILL)
             killed_ns[target] = now_ns()
         if "trainer" not in targets:
             time.sleep(0.3)
