@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 now_ns = partial(time.clock_gettime_ns, time.CLOCK_MONOTONIC_RAW)
@@ -54,3 +55,12 @@ def read_anchor(message: Mapping[str, Any]) -> WallAnchor | None:
     if match is None or not isinstance(t_ns, int) or max(abs(t_ns), int(match[1])) >= 2 * FARTHEST_NS:
         return None
     return WallAnchor(t_ns, int(match[1]), int(match[2]))
+
+
+def started(pid: int) -> str | None:
+    """When a process began (clock ticks since boot), None when it has ended or nobody can tell."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

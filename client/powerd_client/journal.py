@@ -32,10 +32,12 @@ import shutil
 import stat
 import zlib
 from collections.abc import Callable, Iterator
+from glob import escape
 from itertools import count, zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
+from powerd_client.hostclock import started
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import RECORD, Marks, written
 from powerd_core.serde import check_json
@@ -83,49 +85,115 @@ def joined_journal() -> Path | None:
     return Path(joined) if joined else None
 
 
-def prepare(run: Path, *, overwrite: bool = False) -> Path:
-    """Make the empty journal directory of a new run.
+def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
+    """Make the empty journal directory of a new run, and own it: the directory and the descriptor of its lock.
 
-    Raises `RunFileError` when the run file or an unfinished recording of that name is in the way (with ``overwrite``,
-    only when one is being recorded right now), or when the directory cannot be made.
+    Of several processes that do this at once one succeeds. Raises `RunFileError` when the run file or an unfinished
+    recording of that name is in the way (with ``overwrite``, only when one is being recorded right now), or when the
+    directory cannot be made.
     """
     journal = journal_path(run)
     try:
-        _make_room(run, journal, overwrite=overwrite)
-        journal.mkdir()
+        check_replaceable(run)
+        _check_free(run, overwrite=overwrite)
+        held = _make(run, journal) if not journal.exists() else _take_over(run, journal, overwrite=overwrite)
         try:
+            remove_partials(run)
+            _check_free(run, overwrite=overwrite)  # of a run that has just ended
             if run.exists():
                 (journal / "replaces").write_text(_identity(run))
-        except OSError:
+        except BaseException:
             remove(journal)
+            os.close(held)
             raise
     except RunFileError:
         raise
     except OSError as error:
         raise RunFileError(f"cannot record into {run}: {error.strerror}: {error.filename}") from error
+    return journal, held
+
+
+def prepare(run: Path, *, overwrite: bool = False) -> Path:
+    """As `claim`, for a journal that is not owned while it is filled."""
+    journal, held = claim(run, overwrite=overwrite)
+    os.close(held)
     return journal
 
 
-def _make_room(run: Path, journal: Path, *, overwrite: bool) -> None:
-    check_replaceable(run)
+def _check_free(run: Path, *, overwrite: bool) -> None:
     if run.exists() and not overwrite:
         raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
-    if journal.exists():
+
+
+def _make(run: Path, journal: Path) -> int:
+    """A new journal gets its name when it is locked already: nobody ever sees one without an owner."""
+    partial = journal.with_name(f"{journal.name}.{os.getpid()}.partial")
+    partial.mkdir(exist_ok=True)
+    held = lock(partial)
+    try:
+        partial.rename(journal)
+    except OSError as error:
+        os.close(held)
+        remove(partial)
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        raise _in_use(run) from error
+    return held
+
+
+def _take_over(run: Path, journal: Path, *, overwrite: bool) -> int:
+    """The journal that an earlier run has left, emptied."""
+    if not overwrite:
         if is_locked(journal):
-            raise RunFileError(f"{run} is being recorded by another process: choose another name")
-        if not overwrite:
-            raise RunFileError(
-                f"{journal} is there, of a run that is not finished: `joules info {run}` finishes it; or overwrite it "
-                "with overwrite=True (--overwrite)"
-            )
-        shutil.rmtree(journal)
+            raise _in_use(run)
+        raise RunFileError(
+            f"{journal} is there, of a run that is not finished: `joules info {run}` finishes it; or overwrite it "
+            "with overwrite=True (--overwrite)"
+        )
+    try:
+        held = lock(journal)
+    except RunFileError as error:
+        raise _in_use(run) from error
+    try:
+        _empty(journal)
+    except BaseException:
+        os.close(held)
+        raise
+    return held
+
+
+def _in_use(run: Path) -> RunFileError:
+    return RunFileError(f"{run} is being recorded by another process: choose another name")
 
 
 def remove(journal: Path) -> None:
-    """Delete a journal: all of it is in the run file, or nobody wants it. Nothing else does, but `prepare` when told to
-    overwrite.
+    """Delete a journal: all of it is in the run file, or nobody wants it. Nothing else does, but `claim` when told to
+    overwrite. The caller owns its lock, which goes last: nobody can own what is half gone.
     """
-    shutil.rmtree(journal, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        _empty(journal)
+        (journal / "lock").unlink(missing_ok=True)
+        journal.rmdir()
+
+
+def _empty(journal: Path) -> None:
+    """Delete all but the lock."""
+    for path in journal.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != "lock":
+            path.unlink(missing_ok=True)
+
+
+def remove_partials(run: Path) -> None:
+    """Delete what processes that were killed left of a run file, and of its journal, before they were whole. The caller
+    owns the journal's lock.
+    """
+    for leftover in run.parent.glob(f"{escape(run.name)}.*.partial"):
+        owner = leftover.name.split(".")[-2]
+        if owner.isdecimal() and (int(owner) == os.getpid() or started(int(owner)) is None):
+            with contextlib.suppress(OSError):
+                remove(leftover) if leftover.is_dir() else leftover.unlink()
 
 
 def is_to_replace(run: Path) -> bool:
@@ -166,13 +234,24 @@ def is_locked(journal: Path) -> bool:
 
 def lock(journal: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
     """Own the directory until the returned descriptor is closed. Raises `RunFileError` when somebody else does."""
-    descriptor = os.open(journal / "lock", flags, 0o600)
+    while True:
+        descriptor = os.open(journal / "lock", flags, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise RunFileError(f"{journal} is in use by another process: wait until its run has ended") from error
+        if is_lock_of(journal, descriptor):
+            return descriptor
+        os.close(descriptor)  # its owner has just removed it with the journal
+
+
+def is_lock_of(journal: Path, descriptor: int) -> bool:
+    """Whether a lock is that of this directory, not of one of the same name that is gone."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise RunFileError(f"{journal} is in use by another process: wait until its run has ended") from error
-    return descriptor
+        return os.path.samestat(os.fstat(descriptor), (journal / "lock").stat())
+    except OSError:
+        return False
 
 
 def read_events(path: Path) -> Iterator[tuple[Event | Garbage, int, int]]:

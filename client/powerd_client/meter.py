@@ -203,7 +203,10 @@ class Meter:
             time.sleep(seconds)
 
     def close(self) -> None:
-        """End the recording and wait until the run file is complete. Further calls and marks do nothing."""
+        """End the recording and wait until the run file is complete. Further calls and marks do nothing.
+
+        Raises nothing but a `KeyboardInterrupt`: what fails is in the run's messages or on the error stream.
+        """
         atexit.unregister(self.close)
         writer, recording = self._writer, self._recording
         if writer is None or os.getpid() != self._pid:
@@ -211,16 +214,13 @@ class Meter:
         self._writer = self._recording = None
         _recording.discard(self)
         try:
-            if self._torch_marks is not None:
-                self._torch_marks.close()
-                self._torch_marks = None
-            if self._timer is not None:
-                self._timer.close()
-                if self._timer.failure:
-                    writer.note(self._timer.failure)
-            self._identify(writer)
-            for text in self._rendezvous.await_others() if self._rendezvous is not None else ():
-                writer.note(text)
+            for step in (self._close_hooks, self._close_timer, self._identify, self._await_others):
+                try:
+                    step(writer)
+                except Exception as error:  # noqa: BLE001  (torch's, CUDA's, a file system's: none may stop a training)
+                    text = f"a part of the run's end failed ({type(error).__name__}: {error})"
+                    writer.note(text)
+                    tell(text)
         finally:  # an impatient Ctrl-C ends the waiting, not the run
             stop_ns = now_ns()
             writer.close()
@@ -229,6 +229,21 @@ class Meter:
                 recording.finish(stop_ns, failure, told=writer.told)
             elif writer.failure and not writer.told:
                 tell(writer.failure)
+
+    def _close_hooks(self, _: MarkWriter) -> None:
+        marks, self._torch_marks = self._torch_marks, None
+        if marks is not None:
+            marks.close()
+
+    def _close_timer(self, writer: MarkWriter) -> None:
+        if self._timer is not None:
+            self._timer.close()
+            if self._timer.failure:
+                writer.note(self._timer.failure)
+
+    def _await_others(self, writer: MarkWriter) -> None:
+        for text in self._rendezvous.await_others() if self._rendezvous is not None else ():
+            writer.note(text)
 
     def __enter__(self) -> Meter:
         return self

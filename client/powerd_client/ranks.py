@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
+from powerd_client.hostclock import started
 from powerd_client.journal import journal_path
 from powerd_client.log import tell
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
@@ -124,15 +125,6 @@ def training_here(environment: Mapping[str, str] = os.environ) -> dict[str, str]
     return training
 
 
-def started(pid: int) -> str | None:
-    """When a process began (clock ticks since boot), None when it has ended or nobody can tell."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
-
-
 class Rendezvous:
     """The recording that the ranks of one machine share: local rank 0 records, the others join, and the end waits for
     all of them.
@@ -234,6 +226,8 @@ class _Member(NamedTuple):
 
 def _read_member(path: Path) -> _Member | None:
     """None for what is no rank, such as a counter of pmlib's, or has not been written yet."""
+    if not path.is_file():  # a device has no end, and a pipe lets us wait
+        return None
     try:
         lines = path.read_bytes().splitlines()
         about = json.loads(lines[0])

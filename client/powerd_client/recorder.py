@@ -4,14 +4,15 @@ It is started by `powerd_client.recording` with a JSON object on its standard in
 on its standard output, one a line, and ends when it is told to stop or when its parent is gone (`Orders`).
 
 It is two processes. The guardian, here, forks the worker (`powerd_client.worker`), which does everything, and another
-one when it dies. The guardian holds the journal's lock, which its workers share, and the local powerd of a run that
-names none, which must outlive them. This module needs the standard library only, so that there is little in the
+one when it dies. The guardian inherits the journal's lock, which its workers share, and holds the local powerd of a run
+that names none, which must outlive them. This module needs the standard library only, so that there is little in the
 guardian that could fail, and its workers start at once.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import mmap
@@ -29,10 +30,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerd_client import journal as journals
-from powerd_client.hostclock import now_ns
+from powerd_client.hostclock import now_ns, started
 from powerd_client.log import last_line
-from powerd_client.ranks import started, training_here
+from powerd_client.ranks import training_here
 from powerd_core.errors import PeerError, PowerdError
 from powerd_core.text import printable
 
@@ -46,6 +46,8 @@ _LOOK_S = 0.5
 _TRAINER_LOOK_NS = 20_000_000
 _FAREWELL_S = 1.0
 """So long a local powerd may take to end when the process that started it is gone."""
+_DIRECTORY = "powerd-local-"
+"""How the names of a local powerd's directories begin."""
 _LONGEST_BYTES = 107 - len("/powerd.clock")
 """Of a directory: a socket's path has 107 bytes at most (unix(7), with the zero at its end 108)."""
 
@@ -67,6 +69,8 @@ class Job:
     overwrite: bool
     source: dict[str, object] | None
     """Options of the local powerd's source; None for the best one."""
+    death: str | None = None
+    """How the guardian before this one ended with its worker, where there was one: the run goes on."""
 
 
 def read_job() -> Job | None:
@@ -226,7 +230,7 @@ class Attempts:
         return pause
 
 
-def _manner_of_death(status: int) -> str:
+def manner_of_death(status: int) -> str:
     """``died (SIGKILL)`` or ``failed (status 3)``, from an exit status in which a signal is negative."""
     if -status in set(signal.Signals):
         return f"died ({signal.Signals(-status).name})"
@@ -256,10 +260,7 @@ class LocalDaemon:
 
     def __init__(self, source: dict[str, object], log_file: Path) -> None:
         """``source``: options of its one source. Raises `OSError` when there is no place for its socket."""
-        self._directory = Path(tempfile.mkdtemp(prefix="powerd-"))
-        if len(os.fsencode(self._directory)) > _LONGEST_BYTES:
-            self._directory.rmdir()
-            self._directory = Path(tempfile.mkdtemp(prefix="powerd-", dir="/tmp"))
+        self._directory, self._lock = _private_directory()
         self.url = f"ipc://{self._directory}/powerd"
         self._log = log_file
         self._attempts = Attempts()
@@ -282,6 +283,7 @@ class LocalDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
+                env=os.environ | {"TMPDIR": str(self._directory)},  # what it leaves when killed goes with it
                 start_new_session=True,
             )
 
@@ -294,7 +296,7 @@ class LocalDaemon:
         """Raises `PeerError` with the daemon's last words when it has ended."""
         status = self._process.poll() if self._process else None
         if status is not None:
-            raise PeerError(f"the local powerd {_manner_of_death(status)}: {last_line(self._log)}")
+            raise PeerError(f"the local powerd {manner_of_death(status)}: {last_line(self._log)}")
 
     def tend(self) -> str | None:
         """Start again what died, with pauses that grow. What the user should be told, if anything."""
@@ -303,9 +305,7 @@ class LocalDaemon:
             self._process = None
             pause = self._attempts.pause(now_s)
             # One that was killed did not say why.
-            ended = f"the local powerd {_manner_of_death(status)}" + (
-                f": {last_line(self._log)}" if status >= 0 else ""
-            )
+            ended = f"the local powerd {manner_of_death(status)}" + (f": {last_line(self._log)}" if status >= 0 else "")
             if pause is None:
                 return f"{ended}, again and again: it is not started any more, and nothing more is measured"
             self._start_s = now_s + pause
@@ -333,10 +333,44 @@ class LocalDaemon:
                 process.kill()
                 process.wait()
         shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _private_directory() -> tuple[Path, int]:
+    """A new directory for sockets, and its lock, which tells that somebody uses it: the kernel drops it when its last
+    process dies. Those that the dead have left are removed. Raises `OSError`.
+    """
+    base = tempfile.gettempdir()
+    if len(os.fsencode(f"{base}/{_DIRECTORY}12345678")) > _LONGEST_BYTES:
+        base = "/tmp"
+    for leftover in Path(base).glob(f"{_DIRECTORY}*"):
+        with contextlib.suppress(OSError):
+            if leftover.lstat().st_uid == os.getuid() and (lock := _lock_directory(leftover)) is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
+                os.close(lock)
+    while True:
+        directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=base))
+        lock = _lock_directory(directory)
+        if lock is not None and directory.exists():  # else another start took it for a leftover
+            return directory, lock
+
+
+def _lock_directory(directory: Path) -> int | None:
+    """The descriptor of its lock, None where somebody holds it or it is gone. Raises `OSError`."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 class Guardian:
-    """Forks workers until one of them has ended in order. Raises `RunFileError`, `OSError` or `PeerError` at once.
+    """Forks workers until one of them has ended in order. Raises `OSError` or `PeerError` at once.
 
     A worker inherits all of this: it is the memory that the fork leaves it.
     """
@@ -347,12 +381,12 @@ class Guardian:
         self.user = UserHandler(take_stderr(job.journal / "recorder.log"))
         self.ready = mmap.mmap(-1, 1)
         """Outlives each worker: 1 when the recording has begun."""
+        self.ready[0] = job.death is not None
         self.terminations: list[int] = []
         """The SIGTERMs that came."""
         self.trainer = TrainerWatch(job.parent_pid)
-        self.death: str | None = None
+        self.death = job.death
         """How the last worker ended, where another one takes its place."""
-        self._lock = journals.lock(job.journal)
         self._attempts = Attempts()
         self._worker = 0
         self._fork_s: float | None = None
@@ -403,7 +437,7 @@ class Guardian:
         return os.waitstatus_to_exitcode(status)
 
     def _try_again(self, status: int) -> bool:
-        died = _manner_of_death(status)
+        died = manner_of_death(status)
         pause = self._attempts.pause(time.monotonic())
         if pause is None:
             log.warning(

@@ -18,12 +18,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
@@ -31,6 +33,7 @@ from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
 from powerd_client.log import last_line, tell
 from powerd_client.phase import check_seconds, mark_baseline
 from powerd_client.ranks import Rendezvous, rank_here
+from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
 
 _START_TIMEOUT_S = 30.0
@@ -62,7 +65,9 @@ def environment() -> dict[str, str]:
 class Recording:
     """Owns one recorder process and its journal directory, from start to run file.
 
-    The child of this process is the recorder's guardian; what is heard comes from its worker.
+    The child of this process is the recorder's guardian; what is heard comes from its worker. Both inherit the
+    journal's lock, which is held here too, so that nobody takes the journal while both are dead. A thread then starts
+    them again; until then it sleeps.
     """
 
     def __init__(
@@ -91,8 +96,16 @@ class Recording:
         self.guardian_pid = 0
         self._unfinished_line = b""
         self._process: subprocess.Popen[bytes] | None = None
-        self.journal = journals.prepare(self.out, overwrite=overwrite)
-        job = {
+        """None where it is dead and is not started any more."""
+        self._status = 0
+        self._attempts = Attempts()
+        self._is_ending = False
+        self._mutex = threading.Lock()
+        """Held by whoever starts a recorder or ends the recording."""
+        self.journal, self._lock = journals.claim(self.out, overwrite=overwrite)
+        _recordings.add(self)
+        self._own_environment = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
+        self._job = {
             "out": str(self.out),
             "journal": str(self.journal),
             "urls": urls,
@@ -111,26 +124,82 @@ class Recording:
         try:
             if rendezvous is not None:
                 rendezvous.announce(ready=False)
-            self._start(job, {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {})
+            self._start()
             self._await_ready()
             if rendezvous is not None:
                 rendezvous.announce(ready=True)
+            threading.Thread(target=self._watch, name="powerd recording", daemon=True).start()
         except BaseException as error:
             self.abandon()
             if isinstance(error, OSError) and not isinstance(error, PowerdError):
                 raise PeerError(f"the recorder cannot be started: {error.strerror or error}") from error
             raise
 
-    def _start(self, job: dict[str, Any], own: dict[str, str]) -> None:
+    def _start(self, death: str | None = None) -> None:
+        """Start a recorder: the first, or the next one after a ``death``. Raises `OSError`."""
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "powerd_client.recorder"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | own,
+            env=os.environ | self._own_environment,
             start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
+            pass_fds=(self._lock,),
         )
         self.guardian_pid = self._process.pid
-        self._write(job)
+        self._write(self._job | {"death": death})
+
+    def _watch(self) -> None:
+        """Start the recorder again whenever it has died."""
+        while True:
+            with self._mutex:
+                if self._is_ending or self._process is None or self._process.stdout is None:
+                    return
+                ended = select.poll()
+                ended.register(self._process.stdout, 0)  # only that nobody holds the other end
+            ended.poll()
+            with self._mutex:
+                if self._is_ending or not self._start_again():
+                    return
+
+    def _start_again(self) -> bool:
+        """Start another recorder in the place of one that was killed, guardian and worker. Whether that could be done;
+        the user is told, and the run says it too.
+        """
+        assert self._process is not None
+        while (messages := self.listen()) is not None:
+            self.warnings += [message["error"] for message in messages if "error" in message]
+        self._status = self._process.wait()
+        self._close_pipes()
+        self._process, self._unfinished_line = None, b""
+        if self._status >= 0:
+            return False  # it gave up, and has said why
+        death = f"{manner_of_death(self._status)} with its guardian"
+        pause = self._attempts.pause(time.monotonic())
+        if pause is None:
+            failure = "again and again, and is not started any more"
+        else:
+            time.sleep(pause)
+            try:
+                self._start(death)
+            except OSError as error:
+                failure = f"and cannot be started again: {error.strerror}"
+            else:
+                tell(f"the recorder {death} and is started again; powerd holds the readings meanwhile")
+                return True
+        text = f"the recorder {death} {failure}; nothing more is recorded"
+        tell(text)
+        self._note(text)
+        return False
+
+    def _note(self, text: str) -> None:
+        """A message in the run of a recorder that is dead."""
+        from powerd_client.logbook import Logbook, read_past  # zmq, which a training does not need
+
+        with contextlib.suppress(PowerdError, OSError):
+            book = Logbook(self.journal, read_past(self.journal))
+            book.note(text)
+            book.flush()
+            book.close()
 
     def _write(self, *documents: dict[str, Any]) -> None:
         """JSON objects on its standard input, one a line. One that died hears nothing; to listen will tell."""
@@ -174,6 +243,8 @@ class Recording:
 
     def abandon(self) -> None:
         """Stop the recorder at once and remove the journal: a recording that never began."""
+        with self._mutex:
+            self._is_ending = True
         if (process := self._process) is not None:
             self._write({"abandon": True})
             for stop in (process.terminate, process.kill):
@@ -185,77 +256,121 @@ class Recording:
             with contextlib.suppress(OSError):  # its worker does not outlive it
                 os.killpg(process.pid, signal.SIGKILL)
             self._close_pipes()
-        journals.remove(self.journal)
+        if journals.is_lock_of(self.journal, self._lock):  # else its worker has removed it
+            journals.remove(self.journal)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give the journal's lock back. Again does nothing."""
+        descriptor, self._lock = self._lock, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
     def _close_pipes(self) -> None:
-        assert self._process is not None
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout) if self._process is not None else ():
             with contextlib.suppress(OSError):  # what could not be flushed is for nobody
                 if pipe is not None:
                     pipe.close()
 
-    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> None:
+    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> bool:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
-        each. ``failure`` is noted in the run, and printed unless it was ``told``.
+        each. ``failure`` is noted in the run, and printed unless it was ``told``. Whether the run file is there.
 
-        With the recorder dead, the run file is built here from its journal. A recorder that does not answer for a
-        minute is left alone with the journal.
+        A recorder that dies meanwhile is started again; where that cannot be, the run file is built here from its
+        journal. A recorder that does not answer for a minute is left alone with the journal. Raises nothing but
+        `KeyboardInterrupt`.
         """
-        assert self._process is not None
+        with self._mutex:
+            self._is_ending = True
         last_words: list[dict[str, Any]] = [*([{"note": failure}] if failure else []), {"stop_ns": stop_ns}]
-        self._write(*last_words)
         if failure and not told:
             self.warnings.append(failure)
         try:
-            has_ended = self._await_end(last_words)
+            outcome = self._await_end(last_words)
+            if outcome == "silent":
+                self.warnings.append(
+                    f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
+                    f"{self.journal}; when that process has ended: joules recover {self.out}"
+                )
+            elif self._process is not None:
+                self._process.wait()
+            if outcome == "dead":
+                outcome = "done" if self._build() else "failed"
         except KeyboardInterrupt:
-            self._close_pipes()
             tell(f"the recorder (process {self.pid}) goes on by itself, and writes {self.out}")
             raise
-        if has_ended is None:
+        except Exception as error:  # noqa: BLE001  (whatever a library threw: the training goes on)
+            outcome = "failed"
             self.warnings.append(
-                f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
-                f"{self.journal}; when that process has ended: joules recover {self.out}"
+                f"the end of the run failed ({type(error).__name__}: {error}): see whether {self.out} is there, "
+                f"else: joules recover {self.out}"
             )
-        else:
-            self._process.wait()
-        self._close_pipes()
-        if has_ended is False:
-            self._build(self._process.returncode)
+        finally:
+            self._close_pipes()
+            self._let_go()
         for text in dict.fromkeys(self.warnings):
             tell(text)
+        return outcome == "done"
 
-    def _await_end(self, last_words: list[dict[str, Any]]) -> bool | None:
-        """Whether the recorder ended in order; None when it neither ends nor says anything."""
+    def _await_end(self, last_words: list[dict[str, Any]]) -> Literal["done", "failed", "dead", "silent"]:
+        """How it ended, or that it neither ends nor says anything."""
         started = heard = time.monotonic()
         is_told = False
-        while (messages := self.listen(0.2)) is not None:
+        if self._process is None:
+            return "dead"
+        self._write(*last_words)
+        while True:
+            messages = self.listen(0.2)
             now = time.monotonic()
+            if messages is None:
+                if not journals.is_lock_of(self.journal, self._lock):
+                    return "done"  # it was killed behind its last deed
+                if not self._start_again():
+                    return "dead"
+                self._write(*last_words)
+                heard = now
+                continue
             for message in messages:
                 heard = now
                 if "restarted" in message:
                     self._write(*last_words)  # its predecessor may have taken them with it
                 if "error" in message:
                     self.warnings.append(message["error"])
-                if {"done", "error"} & message.keys():
-                    return True
+                    return "failed"
+                if "done" in message:
+                    return "done"
             if now - heard > _GIVE_UP_S:
-                return None
+                return "silent"
             if now - started > _WAITS_S and not is_told:
                 is_told = True
                 tell(f"waiting for the recorder (process {self.pid}), which writes {self.out.name}")
-        return False
 
-    def _build(self, status: int) -> None:
-        """The recorder's work, from what it left."""
-        from powerd_client.runfile import rebuild
+    def _build(self) -> bool:
+        """The recorder's work, from what it left. Whether it could be done."""
+        from powerd_client.build import build_run
+        from powerd_client.runfile import incomplete
 
         try:
-            rebuild(self.out, overwrite=self.overwrite)
+            journals.remove_partials(self.out)
+            if missing := build_run(self.journal, self.out, overwrite=self.overwrite):
+                self.warnings.append(incomplete(self.out, missing))
         except (PowerdError, OSError) as error:
             self.warnings.append(f"the recorder died, and {error}")
-        else:
-            self.warnings.append(f"the recorder died (status {status}); what it had is in {self.out}")
+            return False
+        self.warnings.append(f"the recorder died (status {self._status}); what it had is in {self.out}")
+        return True
+
+
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def _let_go_all() -> None:
+    """A forked child (a data loader's worker) may outlive the run, and owns nothing of it."""
+    for recording in list(_recordings):
+        recording._let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,7 +443,8 @@ def record_command(
     A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
     before the command ends everything and leaves no run, after it only the measurement. Raises `ConfigError` for a
-    command that cannot be started, and what `Recording` raises.
+    command that cannot be started, and what `Recording` raises. A command that went well without a run file has status
+    1.
     """
     if baseline_s is not None:
         check_seconds(baseline_s)
@@ -354,10 +470,10 @@ def record_command(
             signal.signal(number, handler)
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
-    recording.finish(now_ns())
-    if not quiet:
+    is_recorded = recording.finish(now_ns())
+    if is_recorded and not quiet:
         tell(f"{out} is recorded; see it with: joules tables {shlex.quote(str(out))}")
-    return status if status >= 0 else 128 - status
+    return 128 - status if status < 0 else status or int(not is_recorded)
 
 
 def _measure_baseline(recording: Recording, seconds: float | None) -> None:

@@ -37,11 +37,14 @@ def recover(
     out: str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
+    url: str | None = None,
+    keys: str | os.PathLike[str] | None = None,
     progress: Progress = lambda share, text: None,
 ) -> Report:
     """Save what a journal holds into a new file (``RUN.recovered.h5`` without ``out``).
 
-    ``path`` is a journal, or the name of a run beside which one is. Raises `RunFileError` when there is none, or
+    ``path`` is a journal, or the name of a run beside which one is. What it misses and the powerd at ``url`` still
+    holds is fetched into it first, into an unpacked copy of a packed one. Raises `RunFileError` when there is none, or
     nothing in it, or when the new file cannot be written.
     """
     journal = _journal_of(Path(path))
@@ -54,14 +57,23 @@ def recover(
     journals.check_replaceable(target)
     if target.exists() and not overwrite:
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
+
+    def save(directory: Path) -> Report:
+        if url is not None:
+            from powerd_client.backfill import backfill  # zmq, which nobody else here needs
+
+            progress(0.0, "fetching")
+            backfill(directory, url, keys)
+        return _recover(directory, journal, target, overwrite, progress)
+
     if journal.is_dir():
-        return _recover(journal, journal, target, overwrite, progress)
+        return save(journal)
     try:
         # Readings are written stream after stream, so the journal is read again and again from any place.
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.absolute().parent) as folder:
             progress(0.0, "unpacking")
             journals.unpack(journal, Path(folder))
-            return _recover(Path(folder), journal, target, overwrite, progress)
+            return save(Path(folder))
     except OSError as error:
         if isinstance(error, RunFileError):
             raise

@@ -20,7 +20,6 @@ import json
 import mmap
 import os
 from collections.abc import Callable, Iterator, Sequence
-from glob import escape
 from math import ceil, prod
 from pathlib import Path
 from struct import Struct
@@ -193,13 +192,6 @@ def _move(partial: Path, out: Path, overwrite: bool) -> None:
         partial.replace(out)
 
 
-def remove_partials(out: Path) -> None:
-    """Delete what a killed conversion of ``out`` left. The caller owns the journal's lock."""
-    for leftover in out.parent.glob(f"{escape(out.name)}.*.partial"):
-        with contextlib.suppress(OSError):
-            leftover.unlink()
-
-
 def write_numbers(group: h5py.Group, name: str, values: Any, units: str) -> None:
     """A column, or columns side by side, that does not grow any more."""
     make_dataset(group, name, np.asarray(values), units, _TABLE_ROWS)
@@ -364,7 +356,7 @@ def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda s
     except OSError as error:
         raise RunFileError(f"{run} has to be built from {journal}: {error.strerror}") from error
     try:
-        remove_partials(run)
+        journals.remove_partials(run)
         from powerd_client.build import build_run  # what a run file that is whole does not need
 
         missing = build_run(journal, run, overwrite=overwrite, progress=progress)

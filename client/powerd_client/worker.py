@@ -111,13 +111,15 @@ class Boards:
 
     def receive(self, stop_ns: int | None) -> bool:
         """Whether anything came that was taken before ``stop_ns``. Takes nothing while the logbook is full: it stays in
-        the daemons' rings.
+        the daemons' rings. What was taken behind the end of the run is none of its own.
         """
         needed = False
         for link in self.links:
             if self._logbook.is_full:
                 break
             for event, frame in link.receive():
+                if _is_behind(event, link, stop_ns):
+                    continue
                 self._logbook.add(event, frame)
                 needed = needed or _is_needed(event, link, stop_ns)
                 if isinstance(event, Block) and (offset := link.offset_ns) is not None:
@@ -193,6 +195,14 @@ def _is_needed(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool
     if stop_ns is None or link.offset_ns is None or not is_live:
         return True
     return event.t_last_ns + link.offset_ns < stop_ns
+
+
+def _is_behind(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:
+    """Whether all of it was taken behind the end of the run, and behind the reading that follows the end."""
+    is_live = link.description is not None and link.description.epoch == event.epoch
+    if stop_ns is None or link.offset_ns is None or not is_live or not isinstance(event, Block):
+        return False
+    return event.t_first_ns + link.offset_ns > stop_ns + 2 * link.streams[event.stream].stream.period_ns
 
 
 class Worker:
@@ -341,9 +351,9 @@ def _build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run, keep_journal
-    from powerd_client.runfile import incomplete, remove_partials
+    from powerd_client.runfile import incomplete
 
-    remove_partials(job.out)
+    journals.remove_partials(job.out)
     finish = keep_journal if _is_built(job) else build_run
     missing = finish(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
     if missing:

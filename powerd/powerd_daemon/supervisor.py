@@ -7,6 +7,7 @@ cannot be mistaken for its own. A process that ends is started again after a pau
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ from powerd_daemon.config import STREAMS_PER_SOURCE, Config, ServerConfig, Sourc
 from powerd_daemon.ring import Store
 from powerd_daemon.sampler import Resume, Spec, same_streams
 
+_DIRECTORY = "powerd-samplers-"
 OUTBOX_BYTES = 16 << 20
 SLICE_FRAMES = 64
 RESTART_MIN_NS = 100_000_000
@@ -61,13 +63,39 @@ def spawn(spec: Spec) -> subprocess.Popen[bytes]:
     return process
 
 
-def private_directory() -> Path:
-    """A directory that only this user can enter, with a path short enough for sockets."""
+def private_directory() -> tuple[Path, int]:
+    """A new directory that only this user can enter, with a path short enough for sockets, and its lock, which the
+    kernel drops with this process. Those that dead powerds have left are removed.
+    """
     base = tempfile.gettempdir()
+    base = base if len(base.encode()) < 70 else "/tmp"
+    for leftover in Path(base).glob(f"{_DIRECTORY}*"):
+        with suppress(OSError):
+            if leftover.lstat().st_uid == os.getuid() and (lock := _lock(leftover)) is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
+                os.close(lock)
     try:
-        return Path(tempfile.mkdtemp(prefix="powerd-", dir=base if len(base.encode()) < 70 else "/tmp"))
+        while True:
+            directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=base))
+            lock = _lock(directory)
+            if lock is not None and directory.exists():  # else another powerd took it for a leftover
+                return directory, lock
     except OSError as error:
         raise PeerError(f"no place for the samplers' sockets: {error}") from error
+
+
+def _lock(directory: Path) -> int | None:
+    """The descriptor of a directory's lock, None where somebody holds it or it is gone. Raises `OSError`."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +290,7 @@ class Supervisor:
         self._poller = zmq.Poller()
         self._has_stopped = False
         self._minded_ns = clock.now_ns()
-        self._directory = private_directory()
+        self._directory, self._lock = private_directory()
 
     def start(self, poller: zmq.Poller) -> None:
         """Start all samplers; their sockets are watched by ``poller``."""
@@ -353,3 +381,4 @@ class Supervisor:
             s.kill()
             s.close(self._poller)
         shutil.rmtree(self._directory, ignore_errors=True)
+        os.close(self._lock)

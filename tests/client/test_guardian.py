@@ -1,22 +1,27 @@
 """The recorder's guardian and workers, killed and stopped in every order: nothing that powerd has may be missing."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from powerd_client import Meter, open_run, recording
+from powerd_client import Meter, open_run, recorder, recording, worker
 from powerd_client.journal import is_locked, journal_path
 from powerd_client.recorder import Attempts
+from powerd_client.recover import recover
 from powerd_core import wire
-from support.fake_daemon import PERIOD_NS
+from powerd_core.protocol import StreamReceiver
+from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 from support.steady import steady_daemon, wait_for
 
 AGAIN = "and is started again; powerd holds the readings meanwhile"
@@ -154,23 +159,82 @@ def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp
     assert attributes["complete"] == 1
 
 
-def test_without_guardian_and_worker_the_trainer_builds_the_file(daemon, tmp_path, capfd):
+def kill_both(meter):
+    """The guardian and its worker."""
+    recording = meter._recording
+    guardian = recording.guardian_pid
+    os.kill(guardian, signal.SIGKILL)
+    kill(recording.pid)
+    return guardian
+
+
+def test_a_recorder_that_is_killed_with_its_guardian_is_started_again_and_nothing_is_missing(daemon, tmp_path, capfd):
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
     with meter.phase("before"):
         go_on(daemon)
-    worker = meter._recording.pid
-    kill(meter._recording.guardian_pid)
-    kill(worker)
-    wait_for(lambda: not is_locked(journal_path(out)))
+        old = kill_both(meter)
+        wait_for(lambda: meter._recording.guardian_pid != old)
+        assert is_locked(journal_path(out))
+    with meter.phase("after"):
+        go_on(daemon)
+    meter.close()
+    died = "the recorder died (SIGKILL) with its guardian"
+    assert capfd.readouterr().err == f"powerd: {died} {AGAIN}\n"
+    attributes, texts = check_whole(out, daemon)
+    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
+    assert texts == [f"{died} and was started again"]
+    with open_run(out) as file:
+        assert file["phases/cut"][:].tolist() == [0, 0]
+
+
+def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    go_on(daemon)
+    kill(meter._recording.pid, signal.SIGSTOP)
+    closing = threading.Thread(target=meter.close)
+    closing.start()
+    wait_for(lambda: meter._recording is None)
+    guardian = next(pid for pid in children() if workers(pid))
+    for pid in (guardian, *workers(guardian)):
+        os.kill(pid, signal.SIGKILL)
+    closing.join(20)
+    assert not closing.is_alive()
+    attributes, _ = check_whole(out, daemon)
+    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
+
+
+def children():
+    """Of this process, whatever thread started them."""
+    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
+
+
+def test_a_recorder_that_cannot_be_started_again_is_told_and_stands_in_the_run(daemon, tmp_path, capfd, monkeypatch):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    recording = meter._recording
+    go_on(daemon)
+
+    def no_process(death=None):
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(recording, "_start", no_process)
+    kill_both(meter)
+    wait_for(lambda: recording._process is None)
     with meter.phase("after"):
         pass
     meter.close()
-    assert "the recorder died (status -9)" in capfd.readouterr().err
-    attributes, _ = check_whole(out, daemon)
+    text = (
+        "the recorder died (SIGKILL) with its guardian and cannot be started again: "
+        "Resource temporarily unavailable; nothing more is recorded"
+    )
+    assert f"powerd: {text}\n" in capfd.readouterr().err
+    attributes, texts = check_whole(out, daemon)
     assert attributes["rebuilt"] == 1
+    assert text in texts
     with open_run(out) as file:
-        assert file["phases/cut"][:].tolist() == [0, 0]
+        assert file["phases/cut"][:].tolist() == [0]
 
 
 def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, capfd, monkeypatch):
@@ -216,6 +280,74 @@ def test_a_killed_trainer_is_noticed_though_its_children_hold_the_pipe(daemon, t
     attributes, texts = check_whole(out, daemon)
     assert attributes["complete"] == 0
     assert texts == ["the training process ended without closing the run"]
+
+
+LONELY_TRAINER = """
+import sys
+from powerd_client import Meter
+meter = Meter(sys.argv[1], sys.argv[2])
+recording = meter._recording
+recording._is_ending = True  # as if this process could start no recorder
+for place in ("before", "after"):
+    with meter.phase(place):
+        pass
+    print(recording.guardian_pid, recording.pid, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_what_nobody_received_is_fetched_afterwards_from_the_board(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    command = [sys.executable, "-c", LONELY_TRAINER, daemon.url, str(out)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as trainer:
+        guardian, pid = map(int, trainer.stdout.readline().split())
+        go_on(daemon)
+        os.kill(guardian, signal.SIGKILL)
+        kill(pid)
+        go_on(daemon)
+        trainer.stdin.write("\n")
+        trainer.stdin.flush()
+        trainer.stdout.readline()
+        trainer.kill()
+    go_on(daemon)
+
+    def last_ns(report):
+        with open_run(report.out) as file:
+            return min(line["t_ns"][-1] for line in file["lines"].values()), file["phases/end_ns"][-1]
+
+    without, end_ns = last_ns(recover(out, tmp_path / "without.h5"))
+    assert without < end_ns
+    fetched, end_ns = last_ns(recover(out, tmp_path / "fetched.h5", url=daemon.url))
+    assert end_ns < fetched < end_ns + 50 * PERIOD_NS
+    check_whole(tmp_path / "fetched.h5", daemon)
+    open_run(out).close()
+    check_whole(out, daemon)
+
+
+def test_directories_of_dead_local_daemons_are_removed_by_the_next_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / "powerd-of-others").mkdir()
+    dead, its_lock = recorder._private_directory()
+    (dead / "powerd").touch()
+    living, lock = recorder._private_directory()
+    assert dead.exists()
+    os.close(its_lock)  # as the kernel does when its last process dies
+    newest, last = recorder._private_directory()
+    assert {p.name for p in tmp_path.iterdir()} == {"powerd-of-others", living.name, newest.name}
+    os.close(lock)
+    os.close(last)
+
+
+@pytest.mark.parametrize(("epoch", "begin_ns", "is_kept"), [(5, 900, True), (5, 5100, False), (4, 5100, True)])
+def test_readings_behind_the_end_of_a_run_are_none_of_its_own(epoch, begin_ns, is_kept):
+    """Or a run whose disk was full would count them among those that it lost."""
+    stream = replace(make_stream(), period_ns=1000)
+    event = make_block(stream, epoch, 0, begin_ns, [7])
+    link = SimpleNamespace(
+        description=make_description(stream, 5), offset_ns=1000.0, streams={0: StreamReceiver(stream, 5)}
+    )
+    assert worker._is_behind(event, link, 4000) != is_kept
+    assert not worker._is_behind(event, link, None)
 
 
 def test_what_dies_again_and_again_is_given_up():

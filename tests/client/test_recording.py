@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 
 import numpy as np
 import pytest
+import zmq
 
 from powerd_client import Meter, journal, open_run
 from powerd_client.journal import journal_path, prepare
@@ -18,7 +21,7 @@ from powerd_client.recover import recover
 from powerd_client.runfile import rebuild
 from powerd_core.errors import PeerError, RunFileError
 from support import small_run
-from support.steady import steady_daemon
+from support.steady import steady_daemon, wait_for
 
 
 @pytest.fixture
@@ -202,6 +205,40 @@ def test_an_interrupt_anywhere_in_close_does_not_cost_the_run_its_end(daemon, tm
         assert len(file["phases/kind"]) == 1
 
 
+def throw(error):
+    def step(*_, **__):
+        raise error
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("part", "error"),
+    [("devices", zmq.ZMQError(22)), ("pipe", OSError(5, "Input/output error")), ("build", RuntimeError("h5py's"))],
+)
+def test_close_raises_nothing_whatever_a_library_throws(daemon, tmp_path, capfd, monkeypatch, part, error):
+    out = tmp_path / "run.h5"
+    meter = Meter(daemon.url, out)
+    recording = meter._recording
+    guardian = recording._process
+    if part == "devices":
+        monkeypatch.setattr("powerd_client.meter.devices_here", throw(error))
+    elif part == "pipe":
+        monkeypatch.setattr(recording, "listen", throw(error))
+    else:
+        monkeypatch.setattr(recording, "_start_again", lambda: False)
+        monkeypatch.setattr("powerd_client.build.write_file", throw(error))
+        os.killpg(guardian.pid, signal.SIGKILL)
+    meter.close()
+    told = capfd.readouterr().err
+    assert told.count("\n") == 1
+    assert str(error) in told
+    guardian.wait(20)
+    if part != "build":
+        with open_run(out) as file:
+            assert [str(error) in text for text in messages(file)] == ([True] if part == "devices" else [])
+
+
 def test_a_recording_that_is_abandoned_leaves_nothing_even_where_nobody_waits(daemon, tmp_path):
     recording = Recording(tmp_path / "run.h5", [daemon.url])
     recording._write({"abandon": True})
@@ -215,6 +252,73 @@ def killed_while_overwriting(run):
     directory = journal.prepare(run, overwrite=True)
     (directory / "journal.bin").write_bytes(b"".join(small_run.whole()))
     return directory
+
+
+OVERWRITING = """
+import sys
+from powerd_client import Meter
+from powerd_core.errors import RunFileError
+for line in sys.stdin:
+    try:
+        Meter(sys.argv[1], sys.argv[2], overwrite=True).close()
+        print("recorded", flush=True)
+    except RunFileError as error:
+        print(error, flush=True)
+"""
+
+
+def test_of_several_that_overwrite_at_once_one_wins_and_the_others_are_told(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    out.write_text("an earlier run")
+    command = [sys.executable, "-c", OVERWRITING, daemon.url, str(out)]
+    with contextlib.ExitStack() as stack:
+        pipe = subprocess.PIPE
+        racers = [stack.enter_context(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)) for _ in range(3)]
+        for _ in range(3):
+            for racer in racers:
+                racer.stdin.write("go\n")
+                racer.stdin.flush()
+            outcomes = [racer.stdout.readline().strip() for racer in racers]
+            assert "recorded" in outcomes
+            told = f"{out} is being recorded by another process: choose another name"
+            assert set(outcomes) <= {"recorded", told}
+            with open_run(out) as file:
+                assert file.attrs["complete"] == 1
+            assert [p.name for p in tmp_path.iterdir()] == ["run.h5"]
+        for racer in racers:
+            racer.stdin.close()
+
+
+def test_of_two_commands_that_overwrite_at_once_one_records_and_one_ends_with_status_2(daemon, tmp_path):
+    out = tmp_path / "run.h5"
+    out.write_text("an earlier run")
+    record = ["-m", "powerd_analytics", "record", "--url", daemon.url, "--out", str(out), "--overwrite", "--", "cat"]
+    pipe = subprocess.PIPE
+    racers = [
+        subprocess.Popen([sys.executable, *record], stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)
+    ]
+    wait_for(lambda: any(racer.poll() is not None for racer in racers))
+    loser, winner = sorted(racers, key=lambda racer: racer.poll() is None)
+    assert loser.returncode == 2
+    assert loser.communicate()[1].count("\n") == 1
+    _, told = winner.communicate("")
+    assert winner.returncode == 0
+    assert f"{out} is recorded" in told
+    with open_run(out) as file:
+        assert file.attrs["complete"] == 1
+
+
+def test_what_the_dead_left_half_made_is_cleared_by_the_next_start(tmp_path):
+    run, dead = tmp_path / "run.h5", subprocess.Popen(["true"])
+    dead.wait()
+    leftovers = [f"run.h5.{dead.pid}.partial", f"run.h5.journal.{dead.pid}.partial"]
+    others = [f"run.h5.{os.getppid()}.partial", f"other.h5.{dead.pid}.partial", "run.h5.mine.partial"]
+    for name in [leftovers[0], *others]:
+        (tmp_path / name).touch()
+    (tmp_path / leftovers[1]).mkdir()
+    (tmp_path / leftovers[1] / "lock").touch()
+    journal.prepare(run)
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "run.h5.journal"])
 
 
 class TestOverwriting:

@@ -92,7 +92,7 @@ def test_a_powerd_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch
         f'[server]\nlisten = "ipc://{tmp_path}/s"\nspool = "{tmp_path}/spool"\n[[source]]\nkind = "sim"\n', "test"
     )
 
-    def full() -> Path:
+    def full() -> tuple[Path, int]:
         raise PeerError("no place for the samplers' sockets")
 
     with monkeypatch.context() as patch:
@@ -101,6 +101,20 @@ def test_a_powerd_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch
             Daemon(config)
     assert [p.name for p in tmp_path.iterdir()] == ["spool"]
     Daemon(config).close()
+
+
+def test_directories_of_dead_powerds_are_removed_by_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) < 70 else "/tmp")
+    dead, lock = supervisor.private_directory()
+    os.close(lock)  # as the kernel does
+    living, lock = supervisor.private_directory()
+    newest, last = supervisor.private_directory()
+    assert [path.exists() for path in (dead, living, newest)] == [False, True, True]
+    for path, descriptor in ((living, lock), (newest, last)):
+        path.rmdir()
+        os.close(descriptor)
 
 
 def test_a_driver_s_own_fault_restarts_its_sampler(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -18,6 +18,7 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import journal_path
 from powerd_client.link import BoardLink
 from powerd_client.recording import Recording
+from powerd_client.verify import verify_file
 from powerd_core.model import Block, columns
 
 SIM = '[server]\nlisten = "{url}"\n{server}\n[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 500.0\n'
@@ -242,3 +243,17 @@ def test_a_local_powerd_outlives_the_worker(tmp_path, capfd):
     assert epochs_in(out)[0] == 1
     assert epochs_in(out)[2] == set()
     wait_for(lambda: not Path(f"/proc/{powerd}").exists())
+
+
+def test_a_local_powerd_that_died_with_the_recorder_is_started_again_with_it(tmp_path):
+    out = tmp_path / "run.h5"
+    recording = Recording(out, [], source=SOURCE)
+    os.killpg(recording.guardian_pid, signal.SIGKILL)
+    wait_for(lambda: (journal_path(out) / "journal.bin").read_bytes().count(b'"state":"live"') == 2)
+    time.sleep(0.5)
+    recording.finish(now_ns())
+    clocks, readings, causes = epochs_in(out)
+    assert clocks == 2
+    assert readings > 200
+    assert causes
+    assert [f for f in verify_file(out) if f.state == "wrong"] == []

@@ -327,9 +327,8 @@ CELLS = (
     Cell(
         "recorder and guardian",
         "kill",
-        "`kill -9` of both; the run file is made of what they left",
-        Bound(1.0, rest=True),
-        says="the recorder died|the recorder ended before the run did",
+        "`kill -9` of both; the training process starts others",
+        says="the recorder died .*SIGKILL.* with its guardian and is started again",
         is_brief=True,
         quick=("middle",),
         fits=False,

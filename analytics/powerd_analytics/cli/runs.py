@@ -174,6 +174,10 @@ def recover(
     *,
     output: Annotated[Path | None, Parameter(alias="-o", help="File to write; RUN.recovered.h5 without it.")] = None,
     overwrite: shared.Overwrite = False,
+    url: Annotated[
+        str | None, Parameter(name="--from", help="First fetch what the journal misses and this powerd still holds.")
+    ] = None,
+    keys: shared.Keys = None,
 ) -> int:
     """Save what can be read of a journal into a new file; say what is in it and what is lost. Exits with 1 when there
     is no reading.
@@ -183,7 +187,7 @@ def recover(
     from powerd_client.recover import recover as save
 
     with LateProgress() as progress:
-        report = save(run, output, overwrite=overwrite, progress=progress)
+        report = save(run, output, overwrite=overwrite, url=url, keys=keys, progress=progress)
     print(f"{report.out}: recovered from {report.source}")
     for what, texts in (("kept: ", report.recovered), ("lost: ", report.lost)):
         for text in texts:

@@ -185,7 +185,8 @@ def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     if output is not None:
         write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
     elif sys.stdout is not None:
-        sys.stdout.write(text)
+        # Formats such as CSV carry names as they are; a terminal would obey them.
+        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 

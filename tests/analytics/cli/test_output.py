@@ -1,6 +1,7 @@
 """Where results go: what is no run is one line and status 2, outputs are whole or not there, progress is late."""
 
 import errno
+import io
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
-from powerd_analytics.cli.shared import write
+from powerd_analytics.cli.shared import put_out, write
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
@@ -122,6 +123,19 @@ def test_a_link_stays_and_its_file_is_written(tmp_path):
     write(link, lambda path: path.write_text("three"), overwrite=True)
     assert link.is_symlink()
     assert [p.read_text() for p in (tmp_path / "far").iterdir()] == ["three"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_terminal_does_not_obey_the_name_of_a_phase(stream, monkeypatch):
+    text = "phase,joules\n\x1b]0;owned\x07,1\n"
+    monkeypatch.setattr(sys, "stdout", stream())
+    put_out(text, None, False)
+    assert sys.stdout.getvalue() == (text if stream is io.StringIO else "phase,joules\n\\x1b]0;owned\\x07,1\n")
 
 
 def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
