@@ -13,6 +13,7 @@ import math
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Executor, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -340,12 +341,8 @@ def _in_executor(
     pool: Executor, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]
 ) -> list[Path]:
     """Returns the files, in order, that a broken pool left unread."""
-    # Processes that begin here never see Ctrl-C, which goes to the whole group: the parent, which does, ends them.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
+    with _ctrl_c_later():
         futures = [(path, pool.submit(reduced, function, path)) for path in paths]
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     unread = []
     for path, future in futures:
         error = future.exception()
@@ -356,6 +353,26 @@ def _in_executor(
         else:
             done(future.result())
     return unread
+
+
+@contextlib.contextmanager
+def _ctrl_c_later() -> Iterator[None]:
+    """Processes that begin here never see Ctrl-C, which goes to the whole group: the parent, which does, ends them. It
+    is interrupted when all have begun; a pool that is left between two of them may wait for ever."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    # Blocked, and so inherited as blocked; another thread may still take the signal.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(came[0], None)
 
 
 def _on_cluster(

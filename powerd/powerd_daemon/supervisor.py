@@ -290,6 +290,7 @@ class Supervisor:
         self._poller = zmq.Poller()
         self._has_stopped = False
         self._minded_ns = clock.now_ns()
+        self._lock: int | None
         self._directory, self._lock = private_directory()
 
     def start(self, poller: zmq.Poller) -> None:
@@ -381,4 +382,6 @@ class Supervisor:
             s.kill()
             s.close(self._poller)
         shutil.rmtree(self._directory, ignore_errors=True)
-        os.close(self._lock)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

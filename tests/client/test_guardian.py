@@ -192,22 +192,17 @@ def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(dae
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
     go_on(daemon)
-    kill(meter._recording.pid, signal.SIGSTOP)
+    guardian, worker = meter._recording.guardian_pid, meter._recording.pid
+    kill(worker, signal.SIGSTOP)
     closing = threading.Thread(target=meter.close)
     closing.start()
     wait_for(lambda: meter._recording is None)
-    guardian = next(pid for pid in children() if workers(pid))
-    for pid in (guardian, *workers(guardian)):
+    for pid in (guardian, worker):
         os.kill(pid, signal.SIGKILL)
     closing.join(20)
     assert not closing.is_alive()
     attributes, _ = check_whole(out, daemon)
     assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
-
-
-def children():
-    """Of this process, whatever thread started them."""
-    return [int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()]
 
 
 def test_a_recorder_that_cannot_be_started_again_is_told_and_stands_in_the_run(daemon, tmp_path, capfd, monkeypatch):

@@ -107,7 +107,7 @@ class Disk:
             names[name] = None if is_folder else self._synced.get(self._id(path.stat()), b"")
         self._walk_synced(self._id(self.root.stat()), "", synced)
         for tree in (everything, names, synced):
-            left = {path: data for path, data in sorted(tree.items()) if not path.endswith(".partial")}
+            left = {path: data for path, data in sorted(tree.items()) if ".partial" not in path}
             self.cuts[tuple(left.items())] = self.now_ns
 
     def _walk_synced(self, folder, prefix, tree):
