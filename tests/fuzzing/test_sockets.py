@@ -37,13 +37,13 @@ def test_forty_kilobytes_and_a_reset_do_not_abort_powerd(times: int, flood: byte
 def test_a_siege_of_hostile_peers_costs_nobody_a_reading() -> None:
     chance = random.Random(20)
     with closing(Siege()) as siege:
-        for _ in range(150):
+        for _ in range(100):
             siege.harass(chance.randbytes(64))
 
 
 def test_who_may_read_cannot_abort_powerd_either(tmp_path: Path) -> None:
     with closing(Siege(tmp_path / "keys")) as siege:
-        for _ in range(100):
+        for _ in range(60):
             siege.flood_by_a_client()
         assert siege.tally["resets"] >= 20
 
