@@ -49,7 +49,7 @@ $(MICROPYTHON_READY): | $(READY)
 	fi
 
 test: $(READY) $(MICROPYTHON_READY)
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist loadfile
+	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadfile
 
 check: $(READY)
 	$(BIN)/ruff check .

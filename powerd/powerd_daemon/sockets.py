@@ -29,7 +29,7 @@ ALLOWED_BYTES = 16 << 10
 """Beyond its messages for one connection: four of the longest requests."""
 ALLOWED_TOTAL_BYTES = 512 << 10
 """… for all of them together. An empty message has two bytes on the wire and costs a hundred in memory."""
-BACKLOG = 1000
+BACKLOG = 4000
 """Requests that wait at one socket: honest clients, each with a few on the way, never get so far."""
 THROWN_AWAY = 5000
 """Parts of messages that are thrown away in one round: a few milliseconds."""

@@ -108,8 +108,10 @@ def _look(stage: Stage, outcome: Outcome) -> None:
             problems.append(f"joules recover: {made.stderr.strip()}")
     account = outcome.account = take_account(stage.out, stage.ledger)
     problems += account.problems
-    # Where powerd is not what is struck, a source that sleeps is the fault of a busy machine.
-    bound_s = _bound_s(outcome) + (0.0 if cell.victim.startswith("powerd") else account.slept_s)
+    # Where powerd's processes are not what is struck, a source that sleeps is the fault of a busy machine. Garbage
+    # reaches the server alone, and the sources have processes of their own.
+    is_struck = cell.victim.startswith("powerd") and cell.kind != "garbage"
+    bound_s = _bound_s(outcome) + (0.0 if is_struck else account.slept_s)
     if account.lost_s > bound_s:
         problems.append(f"{account.lost_s:.2f} s are lost, at most {bound_s:.2f} s may be")
     if account.lost != account.declared:
