@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,41 +14,33 @@ import pytest
 import zmq
 from daemon_harness import Running, running, steady_config
 
+from fuzzing.hostile_peers import LONG, MORE, RawPeer, ready
 from powerd_core import Message
 from powerd_core.wire import encode
 from powerd_daemon.sockets import ALLOWED_BYTES
 
 PATIENCE_S = 20.0
-_GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
-_READY = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER\x08Identity\0\0\0\0"
-MORE, LONG, COMMAND = 1, 2, 4
+MOST_BYTES = 4 << 30
 
 
-class Raw:
-    """ZMTP 3.0 spoken by hand: what no ZeroMQ library would send."""
+def flooding(endpoint: str) -> RawPeer:
+    """A peer that the server takes messages from."""
+    peer = RawPeer(int(endpoint.rpartition(":")[2]))
+    peer.greet(ready())
+    answer = b""
+    while b"READY" not in answer:  # ZeroMQ takes no message before it has said so itself
+        answer += peer.connection.recv(1000)
+    return peer
 
-    def __init__(self, endpoint: str) -> None:
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        self.sent = 0
-        self.socket = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-        self.socket.sendall(_GREETING + bytes((COMMAND, len(_READY))) + _READY)
-        answer = b""
-        while b"READY" not in answer:  # libzmq takes no message before it has said so itself
-            answer += self.socket.recv(1000)
 
-    def flood(self, part: bytes, most_bytes: int) -> None:
-        """Parts of one message without end, until we are cut off or close; `sent` counts them."""
-        framed = bytes((LONG | MORE,)) + len(part).to_bytes(8, "big") + part
-        batch = framed * max(1, 60_000 // len(framed))
-        with suppress(OSError):
-            while self.sent < most_bytes:
-                self.socket.sendall(batch)
-                self.sent += len(batch)
-
-    def close(self) -> None:
-        with suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # also wakes up a thread that is sending
-        self.socket.close()
+def flood(peer: RawPeer, part: bytes, sent: Counter[str]) -> None:
+    """Parts of one message without end, until the peer is cut off or closed; ``sent`` counts the bytes."""
+    framed = bytes((LONG | MORE,)) + len(part).to_bytes(8, "big") + part
+    batch = framed * max(1, 60_000 // len(framed))
+    with suppress(OSError):
+        while sent["bytes"] < MOST_BYTES:
+            peer.connection.sendall(batch)
+            sent["bytes"] += len(batch)
 
 
 def resident_mib() -> float:
@@ -80,14 +73,16 @@ def test_a_message_without_end_is_cut_off_while_others_are_served(tmp_path, part
         assert before["cut_off"] == 0
         begun_mib = resident_mib()
         for number, endpoint in enumerate((powerd.daemon.listen, powerd.daemon.data, powerd.daemon.clock), 1):
-            hostile = Raw(endpoint)
-            flood = threading.Thread(target=hostile.flood, args=(part, 4 << 30))
-            flood.start()
+            peer, sent = flooding(endpoint), Counter()
+            thread = threading.Thread(target=flood, args=(peer, part, sent))
+            thread.start()
             # Others are answered meanwhile. Whoever was cut off may learn of it much later, by the kernel's timers.
             until(lambda number=number: ask_stats(powerd)["cut_off"] == number, powerd)
-            hostile.close()
-            flood.join()
-            assert ALLOWED_BYTES < hostile.sent < 4 << 30
+            with suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_RDWR)  # also wakes up a thread that is sending
+            thread.join()
+            peer.connection.close()
+            assert ALLOWED_BYTES < sent["bytes"] < MOST_BYTES
         after = ask_stats(powerd)
         assert after["cut_off"] == 3
         assert after["garbage"] == before["garbage"]

@@ -10,7 +10,8 @@ import pytest
 
 JOULES, POWERD = "powerd_analytics.cli", "powerd_daemon.__main__"
 
-# The command in a process whose arguments and packages the test chooses, as its console script would call it.
+# The command in a process whose arguments and packages the test chooses, as its console script would call it. It says
+# that it begins with the first import inside of `main`: a line before that is Python's own start.
 SCRIPT = """
 import atexit, os, signal, sys
 
@@ -18,18 +19,23 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 class Interrupting:
+    begun = False
+
     def find_spec(self, name, *_):
         if name == {at!r}:
             interrupt()
+        if main and not self.begun:
+            self.begun = True
+            print("begins", flush=True)
 
 if {at!r} == "exit":
     atexit.register(interrupt)
 for name in {without!r}:
     sys.modules[name] = None
+main = None
 sys.meta_path.insert(0, Interrupting())
 sys.argv = {argv!r}
 from {module} import main
-print("begins", flush=True)
 sys.exit(main())
 """
 

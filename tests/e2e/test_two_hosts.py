@@ -22,7 +22,7 @@ from powerd_client import open_run
 BOARD, HOST = "10.213.7.1", "10.213.7.2"
 PORT = 7360
 POWERD = [sys.executable, "-P", "-m", "powerd_daemon"]
-CUT_S = 2.5
+CUT_S = 4.0
 
 
 def sh(*command):
@@ -169,16 +169,15 @@ def hosts(tmp_path_factory):
 def test_a_run_over_a_bad_network_is_complete(hosts):
     hosts.order("quality 4 6 0.02")
     hosts.train()
-    hosts.await_steps(100)
+    hosts.await_steps(200)
     hosts.order("cut")
     time.sleep(CUT_S)  # the fault itself
     hosts.order("quality 4 6 0.02")
-    hosts.await_steps(60)
+    hosts.await_steps(150)
     hosts.trainer.tell("finish")
     assert hosts.trainer.ended() == 0, hosts.trainer.said
     account = take_account(hosts.out)
-    # Delays that scatter by milliseconds move the best estimate; what must hold here is the guaranteed bound, below.
-    assert [problem for problem in account.problems if "from its true time" not in problem] == []
+    assert account.problems == []
     assert account.lost == account.declared == 0
     assert account.received == account.sent > 5000
     assert account.steps == hosts.trainer.told("closing")[-1]["steps"]
