@@ -1,0 +1,450 @@
+"""The power of every state as one line's readings tell it: a linear regression with priors, and what it leaves over.
+
+    y_k = sum over columns c of A[k, c] p[c] + drift(t_k) + r_k
+
+A[k, c] is the share of reading k's weight that lies in cell bin c (`powerd_analytics.energy.states`), seen through the
+sensor (`powerd_analytics.energy.response`). Three unknowns enter by their derivatives, with priors of their own: the
+windows' place, the lag of power behind its marks, the time constant of a low-pass. How much power moves within a state is
+decided by the evidence of a few smoothness scales together. What is left over, r, is a process correlated in time.
+docs/explanation/energy.md has the theory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from powerd_analytics.energy.response import Response, place_limit_ns
+from powerd_analytics.energy.states import Cells, States
+from powerd_analytics.signals.signal import Signal, parts_between
+from powerd_core.errors import AnalysisError
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
+"""Readings that the regression sees, entries of its design, and readings that it sees however many columns there are."""
+STRETCHES = 12
+SMOOTHNESS = (0.003, 0.01, 0.03, 0.1, 0.3)
+"""Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
+LEVEL_SHARE = 0.5
+"""Least standard deviation of a state's level beforehand, as a share of the mean power."""
+KNOTS, DRIFT_SHARE = 8, 0.1
+"""Of the slow drift: how many knots there are, and its standard deviation as a share of the power's scale."""
+TAU_SHARE = 0.06
+"""Standard uncertainty of a low-pass's time constant."""
+MOST_LAG_MS, LAG_VARIABLE = 2.0, "POWERD_LAG_MS"
+MOST_LAGS = 64
+"""Readings over which what is left over is looked at for correlation."""
+STANDS_OUT = 2.0
+"""Standard deviations of a correlation of independent values beyond which it counts."""
+_SCALES = np.geomspace(1e-9, 1.0, 55)
+
+
+def most_lag_ns() -> float:
+    """The most that power is taken to lag behind its marks. Raises `AnalysisError` for a variable that is no such time."""
+    text = os.environ.get(LAG_VARIABLE, str(MOST_LAG_MS))
+    try:
+        lag_ms = float(text)
+    except ValueError:
+        lag_ms = -1.0
+    if not 0 <= lag_ms <= 50:
+        raise AnalysisError(f"{LAG_VARIABLE}={text}: give milliseconds between 0 and 50")
+    return lag_ms * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What the model leaves over of the readings, as a process: white, and correlated over ``length_s``. Watts."""
+
+    white2: float
+    slow2: float
+    length_s: float
+    spacing_s: float
+    time: float
+    """Integrated correlation: readings that are worth one independent one."""
+
+    @property
+    def all2(self) -> float:
+        return self.white2 + self.slow2
+
+    def bridged(self, gap_s: Values) -> tuple[Values, Values]:
+        """Of times that no reading saw [n] between two readings: by how much the line between both counts, and the
+        variance (J^2) of what lies between them. Exact for a process of first order."""
+        x = np.maximum(gap_s, 0.0) / self.length_s
+        damped = np.where(x > 1e-3, np.tanh(x / 2) / np.maximum(x / 2, 1e-9), 1.0)
+        left = np.where(x > 1e-2, x - 2 * np.tanh(x / 2), x**3 / 12)
+        return damped, 2 * self.slow2 * self.length_s**2 * left
+
+    def beyond(self, time_s: Values) -> tuple[Values, Values]:
+        """The same behind the last reading: seconds for which its residual counts, and the variance."""
+        x = time_s / self.length_s
+        left = np.exp(-x)
+        variance = self.slow2 * self.length_s**2 * np.maximum(2 * x - 3 + 4 * left - left**2, 0)
+        return self.length_s * (1 - left), np.asarray(variance)
+
+    def of_interval(self, length_s: Values, response: Response) -> Values:
+        """Variance (J^2) of intervals [n] by what is white and what windows let across their ends."""
+        unseen = 1.0 if response.is_counter else 2.0 - min(response.seen_s / self.spacing_s, 1.0)
+        spacing = self.spacing_s
+        variance = unseen * self.white2 * length_s * np.minimum(spacing, length_s)
+        width = max(response.seen_s, spacing if response.is_counter else 0.0)
+        return np.asarray(variance + self.all2 * width * np.minimum(length_s, width) / 2)
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Readings in a row that the regression sees."""
+
+    cells: Cells
+    t_s: Values
+    watts: Values
+    """[r] power of each reading, or of each interval between two of a counter."""
+    is_good: NDArray[np.bool_]
+    """[r]"""
+    design: Values = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        return tuple(int(round(x * 1e9)) + self.cells.origin_ns for x in (self.t_s[0], self.t_s[-1]))  # type: ignore[return-value]
+
+
+@dataclass(slots=True)
+class LineModel:
+    """One line's power by states, with the covariance of what is not known of it.
+
+    The unknowns are the power of each column, the place, the lag and the time constant; ``posterior`` is of all of them.
+    """
+
+    signal: Signal
+    states: States
+    response: Response
+    """With the place and the lag taken into account."""
+    lag_s: float
+    watts: Values
+    posterior: NDArray[np.float64]
+    misfit: float
+    """Factor of the posterior's variance by what is correlated in the residual."""
+    residual: Residual
+    stretches: list[Stretch]
+    scale_w: float
+    """Standard deviation of a state's level beforehand."""
+
+    @property
+    def columns(self) -> int:
+        return len(self.watts)
+
+    def upto(self, cells: Cells, t_s: Values) -> Values:
+        """Joules of the model from the first cell up to moments."""
+        joules = np.concatenate([[0.0], np.cumsum(np.diff(cells.at_s) * self.watts[cells.column])])
+        return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, joules))
+
+    def seen(self, cells: Cells, t_s: Values) -> Values:
+        """What readings at moments would show of the model."""
+        return self.response.seen(cells, self.watts[cells.column], t_s)
+
+    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Ints) -> Values:
+        """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
+        together, as the readings that the regression saw tell: the model's part less what its readings take back."""
+        labels = int(label.max(initial=-1)) + 1
+        total = np.zeros((labels, self.columns + 4))
+        seconds = np.zeros(labels)
+        for stretch in self.stretches:
+            low, high = stretch.span_ns
+            some = (end_ns > low) & (begin_ns < high)
+            if not some.any():
+                continue
+            begin, end = np.clip(begin_ns[some], low, high), np.clip(end_ns[some], low, high)
+            seconds += np.bincount(label[some], weights=(end - begin) * 1e-9, minlength=labels)
+            edges, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
+            upto = self._leverage_upto(stretch, stretch.cells.since(edges))
+            sign = np.concatenate([np.full(len(begin), -1.0), np.ones(len(end))])
+            both = np.concatenate([label[some], label[some]]) * len(edges) + place
+            pairs, where = np.unique(both, return_inverse=True)
+            weight = np.bincount(where, weights=sign)
+            for one in np.unique(pairs // len(edges)).tolist():
+                own = pairs // len(edges) == one
+                total[one] += weight[own] @ upto[pairs[own] % len(edges)]
+        length = np.bincount(label, weights=(end_ns - begin_ns) * 1e-9, minlength=labels)
+        scale = np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)
+        total *= scale[:, None]
+        for one in np.flatnonzero((seconds <= 0) & (length > 0)):
+            total[one, : self.columns] = self._share_of(begin_ns[label == one], end_ns[label == one])
+        return total
+
+    def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
+        cells, q = stretch.cells, self.columns
+        upto = np.zeros((len(at_s), q + 4))
+        lengths = np.diff(cells.at_s)
+        late = at_s - self.lag_s
+        for c in np.unique(cells.column).tolist():
+            upto[:, c] = np.interp(late, cells.at_s, np.concatenate([[0.0], np.cumsum(lengths * (cells.column == c))]))
+        step = 0.2e-3
+        upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s + step)) / (2 * step)
+        upto[:, q + 3] = -upto[:, q + 1]
+        upto[:, : q + 3] -= self._line_upto(stretch, at_s)
+        return upto
+
+    def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
+        """[n, q + 3] integral of the design's rows, as the residual is interpolated, up to moments."""
+        t, rows = stretch.t_s, stretch.design[:, : self.columns + 3] * stretch.is_good[:, None]
+        dt = np.diff(t)
+        if self.response.is_counter:
+            steps, slope = rows * dt[:, None], None
+        else:
+            damped, _ = self.residual.bridged(dt - self.response.seen_s)
+            steps = (rows[1:] + rows[:-1]) / 2 * (dt * damped)[:, None]
+            slope = damped
+        prefix = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
+        into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
+        if slope is None:
+            return np.asarray(prefix[i] + steps[i] * into)
+        part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
+        return np.asarray(prefix[i] + part * into * (dt[i] * slope[i])[:, None])
+
+    def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
+        """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
+        some = np.linspace(0, len(begin_ns) - 1, min(len(begin_ns), 16)).astype(int)
+        share = np.zeros(self.columns)
+        for b, e in zip(begin_ns[some].tolist(), end_ns[some].tolist(), strict=True):
+            if e > b:
+                cells = self.states.cells(b, e)
+                share += np.bincount(cells.column, weights=np.diff(cells.at_s), minlength=self.columns)
+        total = share.sum()
+        return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
+
+    def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Ints, labels: int) -> NDArray[np.bool_]:
+        """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
+        readings."""
+        if self.states.lumped < 0:
+            return np.zeros(labels, bool)
+        middle = np.searchsorted(self.states.edge_ns, begin_ns + (end_ns - begin_ns) // 2, "right")
+        is_short = (end_ns - begin_ns) * 1e-9 < 20 * max(self.residual.spacing_s, self.response.width_s)
+        lumped = (self.states.state[middle] == self.states.lumped) & is_short
+        count = np.bincount(label, minlength=labels)
+        return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
+
+    def variance(self, leverage: Values) -> tuple[Values, Values]:
+        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, and by what the place, the lag and
+        the time constant add."""
+        q = self.columns
+        whole = np.einsum("lc,cd,ld->l", leverage, self.posterior, leverage)
+        alone = self.posterior[:q, :q]
+        other = self.posterior[q:, q:]
+        if np.any(other):
+            cross = self.posterior[:q, q:]
+            alone = alone - cross @ np.linalg.pinv(other) @ cross.T
+        power = np.einsum("lc,cd,ld->l", leverage[:, :q], alone, leverage[:, :q])
+        power = np.clip(power, 0, np.maximum(whole, 0))
+        return power, np.maximum(whole - power, 0)
+
+
+# -- the regression ----------------------------------------------------------------------------------------------------
+
+
+def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineModel:
+    """The model of a line with two good readings or more."""
+    response = Response.of(signal)
+    columns = int(states.first_column[-1])
+    stretches = list(_stretches(signal, states, response, columns))
+    watts = np.concatenate([s.watts[s.is_good] for s in stretches])
+    mean = float(np.mean(watts)) if len(watts) else 0.0
+    low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
+    scale = max(float(high - low), LEVEL_SHARE * abs(mean), 1e-9)
+    place_s = np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3)
+    lag_s = most_lag_ns() * 1e-9 / np.sqrt(6)
+    problem = _Problem(states, stretches, mean, scale, np.array([place_s, lag_s, TAU_SHARE if response.tau_s else 0.0]))
+    values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
+    values[:columns] = mean
+    if len(watts) >= 2:
+        for round_ in range(3):
+            problem.see(response, values, is_first=round_ == 0)
+            values, covariance, time = problem.solve(time)
+            values[columns:] = np.clip(values[columns:], -3 * problem.prior, 3 * problem.prior)
+    place, lag, slower = values[columns:]
+    response = response.moved(float(place - lag)).slowed(float(slower))
+    model = LineModel(
+        signal, states, response, float(lag), values[:columns], covariance, time,
+        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9, time), stretches, scale,
+    )  # fmt: skip
+    left = [s.watts - model.seen(s.cells, s.t_s) for s in stretches]
+    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, time, problem.freedom)
+    return model
+
+
+def _stretches(signal: Signal, states: States, response: Response, columns: int) -> Iterator[Stretch]:
+    """All readings where they are few, else stretches all over the run and where rare states are."""
+    budget = int(np.clip(MOST_ENTRIES // max(columns, 1), LEAST_ROWS, MOST_ROWS))
+    before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
+    if not len(signal.cuts_ns) and len(signal) <= budget:
+        wanted: list[tuple[int, int]] = [(-(1 << 61), 1 << 61)]
+    else:
+        first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
+        rare = np.unique(states.state, return_index=True)[1]
+        rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
+        moments = np.concatenate([np.linspace(first, last, STRETCHES + 2)[1:-1].astype(np.int64), states.edge_ns[rare - 1], [first, last]])
+        half = int(budget / len(moments) * signal.spacing_ns / 2)
+        wanted = _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
+    for low, high in wanted:
+        pieces = [p for p in parts_between(signal, low, high) if len(p) > 1]
+        if not pieces:
+            continue
+        piece = max(pieces, key=lambda p: int(np.count_nonzero((p.t_ns >= low) & (p.t_ns <= high))))
+        a, b = np.searchsorted(piece.t_ns, [low, high])
+        if b - a < 2:
+            continue
+        t = piece.t_ns[a:b]
+        cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
+        at = cells.since(t)
+        if signal.is_counter:
+            yield Stretch(cells, at, np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1])
+        else:
+            yield Stretch(cells, at, piece.value[a:b], np.ones(b - a, bool))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for low, high in spans:
+        if joined and low <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(high, joined[-1][1])
+        else:
+            joined.append((low, high))
+    return joined
+
+
+class _Problem:
+    """Normal equations of the regression, and their solution under each smoothness."""
+
+    def __init__(self, states: States, stretches: list[Stretch], mean: float, scale: float, prior: Values) -> None:
+        self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
+        self.columns = int(states.first_column[-1])
+        self.freedom = 0.0
+        ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
+        self._knots = np.linspace(min(ends), max(ends), KNOTS)
+
+    def see(self, response: Response, values: Values, *, is_first: bool) -> None:
+        """Build the design at the values of place, lag and time constant, and derivatives by them at the power."""
+        q, watts = self.columns, values[: self.columns]
+        place, lag, slower = values[q:]
+        at = response.moved(float(place - lag)).slowed(float(slower))
+        size = q + 3 + KNOTS
+        self.normal, self.right, self.square, self.count = np.zeros((size, size)), np.zeros(size), 0.0, 0
+        step = max(float(np.hypot(*self.prior[:2])) / 2, 0.05e-3)
+        for s in self.stretches:
+            design = np.zeros((len(s.watts), size))
+            for c in np.unique(s.cells.column).tolist():
+                design[:, c] = at.seen(s.cells, (s.cells.column == c).astype(np.float64), s.t_s)
+            y = s.watts - self.mean
+            if not is_first:
+                power = watts[s.cells.column]
+                by_place = (at.moved(step).seen(s.cells, power, s.t_s) - at.moved(-step).seen(s.cells, power, s.t_s)) / (2 * step)
+                design[:, q], design[:, q + 1] = by_place, -by_place
+                if response.tau_s:
+                    seen = (at.slowed(x).seen(s.cells, power, s.t_s) for x in (0.03, -0.03))
+                    design[:, q + 2] = (next(seen) - next(seen)) / 0.06
+                y = y + design[:, q : q + 3] @ values[q:]
+            t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
+            design[:, q + 3 :] = np.stack([np.interp(t, self._knots, row) for row in np.eye(KNOTS)], axis=1)
+            s.design = design
+            rows, good = design[s.is_good], y[s.is_good]
+            self.normal += rows.T @ rows
+            self.right += rows.T @ good
+            self.square += float(good @ good)
+            self.count += len(good)
+        self._offset = 0.0 if is_first else values[q:]
+
+    def solve(self, time: float) -> tuple[Values, NDArray[np.float64], float]:
+        """Values and covariance [q + 3] under all smoothness scales, each as its evidence says, and the correlation
+        time of what is left over, which makes readings worth fewer."""
+        for _ in range(2):
+            found = [self._under(share, time) for share in SMOOTHNESS]
+            evidence = np.array([f[2] for f in found])
+            weight = np.exp(evidence - evidence.max())
+            weight /= weight.sum()
+            whole = np.einsum("k,kc->c", weight, [f[0] for f in found])
+            time = self._correlation_time(whole)
+        covariance = sum(w * (f[1] + np.outer(f[0] - whole, f[0] - whole)) for w, f in zip(weight, found, strict=True))
+        self.freedom = float(sum(w * f[3] for w, f in zip(weight, found, strict=True)))
+        n = self.columns + 3
+        values = whole[:n].copy()
+        values[: self.columns] += self.mean
+        return values, np.asarray(covariance)[:n, :n], time
+
+    def _precision(self, share: float) -> Values:
+        """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
+        size, first = len(self.right), self.states.first_column
+        K = np.zeros((size, size))
+        for a, b in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
+            n = b - a
+            steps = np.diff(np.eye(n), axis=0) / (share * self.scale)
+            level = np.full(n, 1 / n) / self.scale
+            K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
+        q = self.columns
+        K[q : q + 3, q : q + 3] = np.diag(1 / np.maximum(self.prior, 1e-9) ** 2)
+        K[q + 3 :, q + 3 :] = np.eye(len(self.right) - q - 3) / (DRIFT_SHARE * self.scale) ** 2
+        return K
+
+    def _under(self, share: float, time: float) -> tuple[Values, Values, float, float]:
+        """Values, covariance, logarithm of the evidence and degrees of freedom used, under one smoothness.
+
+        With the prior's factor K = L L', both matrices become diagonal, and the noise is found by a search."""
+        K = self._precision(share)
+        L = np.linalg.cholesky(K + 1e-12 * np.diag(np.diag(K)))
+        half = linalg.solve_triangular(L, self.normal / time, lower=True)
+        C = linalg.solve_triangular(L, half.T, lower=True)
+        eigen, U = np.linalg.eigh((C + C.T) / 2)
+        eigen = np.maximum(eigen, 0)
+        z = U.T @ linalg.solve_triangular(L, self.right / time, lower=True)
+        n, square = max(self.count / time, 1.0), self.square / time
+        grid = np.maximum(_SCALES * self.scale**2, 1e-18)[:, None]
+        left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
+        noise = grid[:, 0]
+        evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
+        at = int(np.argmax(evidence))
+        back = linalg.solve_triangular(L.T, U, lower=False)
+        shrunk = noise[at] / (eigen + noise[at])
+        values = back @ (z / (eigen + noise[at]))
+        return values, (back * shrunk) @ back.T, float(evidence[at]), float(np.sum(1 - shrunk))
+
+    def _correlation_time(self, values: Values) -> float:
+        left = [(s.watts - self.mean - s.design @ values + s.design[:, self.columns : self.columns + 3] @ np.broadcast_to(self._offset, 3)) for s in self.stretches]
+        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
+        if covariance[0] <= 0:
+            return 1.0
+        time = 1.0
+        for rho in (covariance[1:] / covariance[0]).tolist():
+            if rho < STANDS_OUT / np.sqrt(count):
+                break
+            time += 2 * rho
+        return float(min(time, max(count / 8, 1.0)))
+
+
+def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
+    """Mean products of values so many places apart [lags + 1], 0 where bad, and how many values there are."""
+    total, count = np.zeros(lags + 1), np.zeros(lags + 1)
+    for values, is_good in zip(series, good, strict=True):
+        x, n = np.where(is_good, values, 0.0), len(values)
+        for lag in range(min(lags, n - 1) + 1):
+            total[lag] += float(np.dot(x[lag:], x[: n - lag]))
+            count[lag] += n - lag
+    return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
+
+
+def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, time: float, freedom: float) -> Residual:
+    """The process of what is left over, from its correlation over one and two readings."""
+    (c0, c1, c2), count = _autocovariance(left, good, 2)
+    more = count / max(count - freedom, 0.25 * count, 1.0)
+    c0, c1, c2 = (float(c) * more for c in (c0, c1, c2))
+    if c0 <= 0:
+        return Residual(0.0, 0.0, spacing_s, spacing_s, time)
+    if c1 < STANDS_OUT * c0 / np.sqrt(count):
+        return Residual(c0, 0.0, spacing_s / 4, spacing_s, time)
+    kept = float(np.clip(c2 / c1, 0.05, 0.9999))
+    slow = min(c1 / kept, c0)
+    return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s, time)
