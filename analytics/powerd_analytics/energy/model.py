@@ -30,11 +30,13 @@ Values = NDArray[np.float64]
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees however many columns there are."""
 STRETCHES = 12
-SMOOTHNESS = (0.003, 0.01, 0.03, 0.1, 0.3)
+SMOOTHNESS = (0.01, 0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
+BELIEVED = 20.0
+"""Independent readings' worth of evidence that is believed of one smoothness against another."""
 LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
-KNOTS, DRIFT_SHARE = 8, 0.1
+KNOTS, DRIFT_SHARE = 6, 0.03
 """Of the slow drift: how many knots there are, and its standard deviation as a share of the power's scale."""
 TAU_SHARE = 0.06
 """Standard uncertainty of a low-pass's time constant."""
@@ -365,7 +367,8 @@ class _Problem:
         for _ in range(2):
             found = [self._under(share, time) for share in SMOOTHNESS]
             evidence = np.array([f[2] for f in found])
-            weight = np.exp(evidence - evidence.max())
+            # Every smoothness is a little wrong: a long run must not make one of them certain.
+            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED * time / max(self.count, 1)))
             weight /= weight.sum()
             whole = np.einsum("k,kc->c", weight, [f[0] for f in found])
             time = self._correlation_time(whole)

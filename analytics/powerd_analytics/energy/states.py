@@ -20,10 +20,10 @@ Values = NDArray[np.float64]
 
 MOST_STATES = 48
 """States with bins of their own; those with the least time beyond that are one state together."""
-FINEST_S, FINEST_SHARE = 0.4e-3, 1 / 32
+FINEST_S, FINEST_SHARE = 0.25e-3, 1 / 32
 """Age of the first bin's end: so many seconds, or this share of the state's usual length where that is longer."""
-COARSE_SHARES = (0.25, 0.5, 0.75)
-"""Beyond a quarter of the usual length bins do not double any more."""
+COARSE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
+"""Beyond an eighth of the usual length bins do not double any more."""
 _SEED = 20240817
 
 
