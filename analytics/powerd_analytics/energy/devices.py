@@ -167,7 +167,7 @@ def _add_up(
     moments, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
     ends = place[:m], place[m:]
     for signal in part.signals if m else ():
-        if len(signal) < 2 and signal.range_w is None:
+        if len(signal) < 2:
             resolvable[:], missing = False, duration.copy()
             continue
         model = part.model(signal)

@@ -78,7 +78,8 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
     t_ns = piece.t_ns
     a = max(int(np.searchsorted(t_ns, low, "right")) - 1, 0)
     b = min(int(np.searchsorted(t_ns, high, "left")) + 1, len(t_ns))
-    a, b = (a, b) if b - a > 1 else (max(min(a, b - 2), 0), max(b, min(a, b - 2) + 2))
+    a = min(a, len(t_ns) - 2)
+    b = max(b, a + 2)
     t_ns, value = t_ns[a:b], piece.value[a:b]
     begin, end = min(low, int(t_ns[0])) - before - shift, max(high, int(t_ns[-1])) + behind + shift
     cells = model.states.cells(begin, end)

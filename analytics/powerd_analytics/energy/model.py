@@ -36,8 +36,10 @@ BELIEVED = 20.0
 """Independent readings' worth of evidence that is believed of one smoothness against another."""
 LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
-KNOTS, DRIFT_SHARE = 6, 0.03
-"""Of the slow drift: how many knots there are, and its standard deviation as a share of the power's scale."""
+DRIFTS, DRIFT_SHARE = 4, 0.03
+"""Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+ROUNDS = 3
+"""Of finding the power at a shift of the windows, and the shift at that power."""
 TAU_SHARE = 0.06
 """Standard uncertainty of a low-pass's time constant."""
 MOST_LAG_MS, LAG_VARIABLE = 2.0, "POWERD_LAG_MS"
@@ -265,12 +267,13 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
     values[:columns] = mean
     if len(watts) >= 2:
-        for round_ in range(3):
-            problem.see(response, values, is_first=round_ == 0)
-            values, covariance, time = problem.solve(time)
-            values[columns:] = np.clip(values[columns:], -3 * problem.prior, 3 * problem.prior)
-    place, lag, slower = values[columns:]
-    response = response.moved(float(place - lag)).slowed(float(slower))
+        for round_ in range(ROUNDS):
+            problem.see(response, values, is_last=False)
+            values[:columns], _, time = problem.solve(time)
+            values[columns:] = problem.nearest(response, values, time, 1.0 if round_ == 0 else 0.25)
+        problem.see(response, values, is_last=True)
+        values[:columns], covariance, time = problem.solve(time)
+    lag, response = values[columns + 1], _as_known(response, values[columns:])
     model = LineModel(
         signal, states, response, float(lag), values[:columns], covariance, time,
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9, time), stretches, scale,
@@ -290,17 +293,18 @@ def _stretches(signal: Signal, states: States, response: Response, columns: int)
         first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
         rare = np.unique(states.state, return_index=True)[1]
         rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
-        moments = np.concatenate([np.linspace(first, last, STRETCHES + 2)[1:-1].astype(np.int64), states.edge_ns[rare - 1], [first, last]])
+        spread = np.linspace(first, last, STRETCHES + 2).astype(np.int64)
+        moments = np.concatenate([spread, states.edge_ns[rare - 1]])
         half = int(budget / len(moments) * signal.spacing_ns / 2)
         wanted = _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
-    for low, high in wanted:
-        pieces = [p for p in parts_between(signal, low, high) if len(p) > 1]
-        if not pieces:
-            continue
-        piece = max(pieces, key=lambda p: int(np.count_nonzero((p.t_ns >= low) & (p.t_ns <= high))))
-        a, b = np.searchsorted(piece.t_ns, [low, high])
+    pieces = ((p, low, high) for low, high in wanted for p in parts_between(signal, low, high))
+    done_ns = -(1 << 62)
+    for piece, low, high in pieces:
+        # Pieces of a signal in slices overlap by their margins.
+        a, b = np.searchsorted(piece.t_ns, [max(low, done_ns), high])
         if b - a < 2:
             continue
+        done_ns = int(piece.t_ns[b - 1])
         t = piece.t_ns[a:b]
         cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
         at = cells.since(t)
@@ -320,6 +324,11 @@ def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     return joined
 
 
+def _as_known(response: Response, known: Values) -> Response:
+    place, lag, slower = known
+    return response.moved(float(place - lag)).slowed(float(slower))
+
+
 class _Problem:
     """Normal equations of the regression, and their solution under each smoothness."""
 
@@ -328,38 +337,62 @@ class _Problem:
         self.columns = int(states.first_column[-1])
         self.freedom = 0.0
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
-        self._knots = np.linspace(min(ends), max(ends), KNOTS)
+        self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
 
-    def see(self, response: Response, values: Values, *, is_first: bool) -> None:
-        """Build the design at the values of place, lag and time constant, and derivatives by them at the power."""
+    def see(self, response: Response, values: Values, *, is_last: bool) -> None:
+        """Build the design at the values of place, lag and time constant; the last time with derivatives by them."""
         q, watts = self.columns, values[: self.columns]
-        place, lag, slower = values[q:]
-        at = response.moved(float(place - lag)).slowed(float(slower))
-        size = q + 3 + KNOTS
+        at = _as_known(response, values[q:])
+        size = q + 3 + DRIFTS
         self.normal, self.right, self.square, self.count = np.zeros((size, size)), np.zeros(size), 0.0, 0
-        step = max(float(np.hypot(*self.prior[:2])) / 2, 0.05e-3)
+        step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
         for s in self.stretches:
             design = np.zeros((len(s.watts), size))
             for c in np.unique(s.cells.column).tolist():
                 design[:, c] = at.seen(s.cells, (s.cells.column == c).astype(np.float64), s.t_s)
-            y = s.watts - self.mean
-            if not is_first:
+            if is_last:
                 power = watts[s.cells.column]
-                by_place = (at.moved(step).seen(s.cells, power, s.t_s) - at.moved(-step).seen(s.cells, power, s.t_s)) / (2 * step)
-                design[:, q], design[:, q + 1] = by_place, -by_place
+                late, early = (at.moved(x).seen(s.cells, power, s.t_s) for x in (step, -step))
+                design[:, q] = (late - early) / (2 * step)
+                design[:, q + 1] = -design[:, q]
                 if response.tau_s:
-                    seen = (at.slowed(x).seen(s.cells, power, s.t_s) for x in (0.03, -0.03))
-                    design[:, q + 2] = (next(seen) - next(seen)) / 0.06
-                y = y + design[:, q : q + 3] @ values[q:]
+                    slow, fast = (at.slowed(x).seen(s.cells, power, s.t_s) for x in (0.03, -0.03))
+                    design[:, q + 2] = (slow - fast) / 0.06
             t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
-            design[:, q + 3 :] = np.stack([np.interp(t, self._knots, row) for row in np.eye(KNOTS)], axis=1)
+            along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
+            design[:, q + 3 :] = along[:, 1:]
             s.design = design
-            rows, good = design[s.is_good], y[s.is_good]
+            rows, good = design[s.is_good], s.watts[s.is_good] - self.mean
             self.normal += rows.T @ rows
             self.right += rows.T @ good
             self.square += float(good @ good)
             self.count += len(good)
-        self._offset = 0.0 if is_first else values[q:]
+
+    def nearest(self, response: Response, values: Values, time: float, reach: float) -> Values:
+        """Place, lag and time constant at which readings agree best with the power and with what is stated: of shifts
+        within two standard deviations of the last one times ``reach``, and so for the time constant.
+
+        Readings tell the difference of place and lag only; each has of it what its variance is of both."""
+        q = self.columns
+        watts, known = values[:q], values[q:].copy()
+        place2, lag2, tau2 = self.prior**2
+        both = place2 + lag2
+        best = np.inf
+        found = known
+        shifts = (known[0] - known[1]) + np.linspace(-2, 2, 17) * np.sqrt(both) * reach
+        slows = known[2] + (np.linspace(-2, 2, 5) * np.sqrt(tau2) * reach if tau2 > 0 else np.zeros(1))
+        for slower in slows.tolist():
+            for shift in shifts.tolist():
+                tried = np.array([shift * place2 / both, -shift * lag2 / both, slower])
+                at, left2, count = _as_known(response, tried), 0.0, 0
+                for s in self.stretches:
+                    left = (s.watts - at.seen(s.cells, watts[s.cells.column], s.t_s))[s.is_good]
+                    left2, count = left2 + float(left @ left), count + len(left)
+                n = max(count / time, 1.0)
+                cost = n * np.log(max(left2 / max(count, 1), 1e-18)) + shift**2 / both + (slower**2 / tau2 if tau2 > 0 else 0)
+                if cost < best:
+                    best, found = cost, tried
+        return found
 
     def solve(self, time: float) -> tuple[Values, NDArray[np.float64], float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says, and the correlation
@@ -376,8 +409,7 @@ class _Problem:
         self.freedom = float(sum(w * f[3] for w, f in zip(weight, found, strict=True)))
         n = self.columns + 3
         values = whole[:n].copy()
-        values[: self.columns] += self.mean
-        return values, np.asarray(covariance)[:n, :n], time
+        return values[: self.columns] + self.mean, np.asarray(covariance)[:n, :n], time
 
     def _precision(self, share: float) -> Values:
         """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
@@ -390,7 +422,7 @@ class _Problem:
             K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
         q = self.columns
         K[q : q + 3, q : q + 3] = np.diag(1 / np.maximum(self.prior, 1e-9) ** 2)
-        K[q + 3 :, q + 3 :] = np.eye(len(self.right) - q - 3) / (DRIFT_SHARE * self.scale) ** 2
+        K[q + 3 :, q + 3 :] = np.eye(DRIFTS) / (DRIFT_SHARE * self.scale) ** 2
         return K
 
     def _under(self, share: float, time: float) -> tuple[Values, Values, float, float]:
@@ -416,7 +448,7 @@ class _Problem:
         return values, (back * shrunk) @ back.T, float(evidence[at]), float(np.sum(1 - shrunk))
 
     def _correlation_time(self, values: Values) -> float:
-        left = [(s.watts - self.mean - s.design @ values + s.design[:, self.columns : self.columns + 3] @ np.broadcast_to(self._offset, 3)) for s in self.stretches]
+        left = [s.watts - self.mean - s.design @ values for s in self.stretches]
         covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
         if covariance[0] <= 0:
             return 1.0

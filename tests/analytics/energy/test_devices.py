@@ -15,7 +15,7 @@ from powerd_analytics.energy.devices import (
     part_phase_energies,
 )
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.energy.rest import Gaps, Given, Moments, merged, overlapping, rest_energy_j, whole_of
+from powerd_analytics.energy.rest import merged, overlapping, whole_of
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
 from powerd_analytics.runs import phases
 from powerd_analytics.runs.run import read_run
@@ -58,23 +58,6 @@ def test_columns_are_those_of_a_budget_in_parts(run, slices, monkeypatch):
     assert columns.missing_s.any()
 
 
-MOMENTS = st.lists(st.integers(0, 30), max_size=20).map(lambda x: np.array(sorted(x), np.int64))
-
-
-@given(st.tuples(MOMENTS, MOMENTS), st.tuples(MOMENTS, MOMENTS))
-def test_gaps_begin_and_end_in_order(outer, cover):
-    n, m = (min(len(a), len(b)) for a, b in (outer, cover))
-    gaps = Gaps(Moments(outer[0][:n], cover[1][:m], is_last=False), Moments(outer[1][:n], cover[0][:m], is_last=True))
-    begin, end = gaps.between(np.arange(len(gaps)))
-    assert np.all(end >= begin)
-    assert np.all(np.diff(begin) >= 0)
-    assert np.all(np.diff(end) >= 0)
-    moments = np.arange(-1, 32)
-    assert gaps.begins.before(moments).tolist() == np.searchsorted(begin, moments).tolist()
-    ended = np.minimum(gaps.begins.before(moments), gaps.ends.before(moments))
-    assert ended.tolist() == np.searchsorted(end, moments).tolist()
-
-
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
 def test_intervals_in_any_order_are_merged_as_in_order(intervals):
     begin = np.array([b for b, _ in intervals], np.int64)
@@ -85,19 +68,6 @@ def test_intervals_in_any_order_are_merged_as_in_order(intervals):
     assert overlapping(begin, end) == overlapping(begin[order], end[order])
     covered = {x for b, e in zip(begin.tolist(), end.tolist(), strict=True) for x in range(2 * b, 2 * e + 1)}
     assert {x for b, e in zip(*merged(begin, end), strict=True) for x in range(2 * b, 2 * e + 1)} == covered
-
-
-def test_rest_does_not_depend_on_the_order_of_phases(run):
-    (part,) = load_parts(run)
-    p, columns = run.phases, part_phase_energies(run, part)
-    inner = np.flatnonzero(columns.resolvable & (p.depth == p.depth.max()))
-    outer = np.array([run.begin_ns]), np.array([run.end_ns])
-    rests = []
-    for which in (inner, inner[::-1]):
-        given = Given(columns.begin_j[which], columns.end_j[which])
-        rests.append(rest_energy_j(part, outer, (p.begin_ns[which], p.end_ns[which]), given))
-    assert rests[0] == pytest.approx(rests[1], rel=1e-12)
-    assert rests[0] > 1
 
 
 def test_many_intervals_together_are_the_sum_of_all(run, monkeypatch):
@@ -159,16 +129,6 @@ def few(monkeypatch):
         monkeypatch.setattr(rest, "AT_A_TIME", count)
 
     return at_a_time
-
-
-def test_rest_between_phases_does_not_depend_on_pieces(gapped, few):
-    (part,) = load_parts(gapped)
-    columns, p = part_phase_energies(gapped, part), gapped.phases
-    given = Given(columns.begin_j, columns.end_j)
-    outer = np.array([gapped.begin_ns]), np.array([gapped.end_ns])
-    expected = rest_energy_j(part, outer, (p.begin_ns, p.end_ns), given)
-    few(10)
-    assert rest_energy_j(part, outer, (p.begin_ns, p.end_ns), given) == pytest.approx(expected, rel=0.01)
 
 
 def test_tables_and_shares_of_many_outermost_phases(gapped, few):

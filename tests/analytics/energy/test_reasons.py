@@ -9,10 +9,8 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.energy.budget import MISSING, Budget
 from powerd_analytics.energy.devices import load_parts, part_phase_budget, part_phase_energies
 from powerd_analytics.energy.reasons import clipped
-from powerd_analytics.energy.uncertainty import factor
 from powerd_analytics.records import records_of
 from powerd_analytics.table import table_of, to_markdown
 from powerd_analytics.uncertainty_table import budget_rows
@@ -49,16 +47,6 @@ def test_a_gain_that_is_off_too_does_not_take_it_out(first: int, last: int, off:
         line = steady(10 * first, 10 * last, 1 + off * u_gain * np.sqrt(3) * 0.85, u_gain)
         found = phase_energies(read_run(make_run(Path(directory) / "run.h5", [line], PHASES)), "gpu0")
     assert (np.abs(found.energy_j - [40, 20, 40]) <= found.u95_j * (1 + 1e-3) + 1e-4).all()
-
-
-def test_a_hole_is_a_limit_to_both_sides() -> None:
-    budget, off_by = Budget(3, details=True), np.array([0.0, 3.0, 3.0])
-    budget.add_missing(off_by, np.array([0.0, 0.0, 3.0]))
-    part = budget.part(MISSING)
-    assert part is not None
-    np.testing.assert_allclose(part, [0, 3 / np.sqrt(3), 3 / np.sqrt(3) / 0.95])
-    rectangle_j = budget.taken()[3]
-    np.testing.assert_allclose(factor(part[1:], rectangle_j[1:]) * part[1:], [2.85, 3], rtol=1e-3)
 
 
 def test_parts_and_sums_agree_whether_parts_are_kept_or_not(tmp_path: Path) -> None:
