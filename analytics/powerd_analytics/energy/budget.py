@@ -106,10 +106,11 @@ def line_parts(
     conversion = signal.line.conversion
     # The difference of two readings of a counter, each rounded down to a code.
     code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
-    sampling2 = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response) + code**2
     # What all intervals of a class share is that of their mean, for each as long as it is.
     labels = int(label.max(initial=-1)) + 1
-    leverage = model.leverage(begin, end, label)
+    leverage, restless = model.leverage(begin, end, label)
+    sampling2 = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
+    sampling2 = sampling2 * restless[label] + code**2
     power2, response2 = model.variance(leverage[:, :-1])
     together_s = np.bincount(label, weights=length_s, minlength=labels)
     share = length_s / np.maximum(together_s, 1e-12)[label]

@@ -30,14 +30,18 @@ Values = NDArray[np.float64]
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees however many columns there are."""
 STRETCHES = 12
-SMOOTHNESS = (0.01, 0.03, 0.1, 0.3)
+SMOOTHNESS = (0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
+EARLY_S, EARLY = 10e-3, 2.5
+"""Age up to which the step from one bin to the next may be larger, and by how much."""
 BELIEVED = 20.0
 """Independent readings' worth of evidence that is believed of one smoothness against another."""
 LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
 DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+MISFIT = 2.0
+"""Factor of the variance of the states' power for what no residual shows: power within a bin, a prior that is none."""
 ROUNDS = 3
 """Of finding the power at a shift of the windows, and the shift at that power."""
 TAU_SHARE = 0.06
@@ -101,6 +105,10 @@ class Residual:
         return np.asarray(variance + self.all2 * width * np.minimum(length_s, width) / 2)
 
 
+RESTLESS = (0.25, 16.0)
+"""Least and greatest variance of the residual of one class of intervals, over that of all readings."""
+
+
 @dataclass(slots=True)
 class Stretch:
     """Readings in a row that the regression sees."""
@@ -133,7 +141,7 @@ class LineModel:
     watts: Values
     posterior: NDArray[np.float64]
     misfit: float
-    """Factor of the posterior's variance by what is correlated in the residual."""
+    """Factor of the posterior's variance by what is correlated in the residual, and by `MISFIT`."""
     residual: Residual
     stretches: list[Stretch]
     scale_w: float
@@ -152,11 +160,11 @@ class LineModel:
         """What readings at moments would show of the model."""
         return self.response.seen(cells, self.watts[cells.column], t_s)
 
-    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Ints) -> Values:
+    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Ints) -> tuple[Values, Values]:
         """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
         together, as the readings that the regression saw tell: the model's part less what its readings take back."""
         labels = int(label.max(initial=-1)) + 1
-        total = np.zeros((labels, self.columns + 4))
+        total = np.zeros((labels, self.columns + 5))
         seconds = np.zeros(labels)
         for stretch in self.stretches:
             low, high = stretch.span_ns
@@ -175,15 +183,16 @@ class LineModel:
                 own = pairs // len(edges) == one
                 total[one] += weight[own] @ upto[pairs[own] % len(edges)]
         length = np.bincount(label, weights=(end_ns - begin_ns) * 1e-9, minlength=labels)
-        scale = np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)
-        total *= scale[:, None]
+        of_all = np.maximum(self.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
+        restless = np.where(seconds > 0, np.clip(total[:, -1] / of_all, *RESTLESS), 1.0)
+        total = total[:, :-1] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
         for one in np.flatnonzero((seconds <= 0) & (length > 0)):
             total[one, : self.columns] = self._share_of(begin_ns[label == one], end_ns[label == one])
-        return total
+        return total, restless
 
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
         cells, q = stretch.cells, self.columns
-        upto = np.zeros((len(at_s), q + 4))
+        upto = np.zeros((len(at_s), q + 5))
         lengths = np.diff(cells.at_s)
         late = at_s - self.lag_s
         for c in np.unique(cells.column).tolist():
@@ -191,26 +200,30 @@ class LineModel:
         step = 0.2e-3
         upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s + step)) / (2 * step)
         upto[:, q + 3] = -upto[:, q + 1]
-        upto[:, : q + 3] -= self._line_upto(stretch, at_s)
+        back = self._line_upto(stretch, at_s)
+        upto[:, : q + 3] -= back[:, :-1]
+        upto[:, q + 4] = back[:, -1]
         return upto
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
-        """[n, q + 3] integral of the design's rows, as the residual is interpolated, up to moments."""
-        t, rows = stretch.t_s, stretch.design[:, : self.columns + 3] * stretch.is_good[:, None]
+        """[n, q + 4] integral of the design's rows, as the residual is interpolated, and of its square up to moments."""
+        left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
+        rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
+        t = stretch.t_s
         dt = np.diff(t)
         if self.response.is_counter:
             steps, slope = rows * dt[:, None], None
         else:
-            damped, _ = self.residual.bridged(dt - self.response.seen_s)
-            steps = (rows[1:] + rows[:-1]) / 2 * (dt * damped)[:, None]
-            slope = damped
+            slope = np.ones((len(dt), rows.shape[1]))
+            slope[:, :-1] = self.residual.bridged(dt - self.response.seen_s)[0][:, None]
+            steps = (rows[1:] + rows[:-1]) / 2 * dt[:, None] * slope
         prefix = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
         i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
         into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
         if slope is None:
             return np.asarray(prefix[i] + steps[i] * into)
         part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
-        return np.asarray(prefix[i] + part * into * (dt[i] * slope[i])[:, None])
+        return np.asarray(prefix[i] + part * into * dt[i][:, None] * slope[i])
 
     def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
         """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
@@ -274,8 +287,11 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
         problem.see(response, values, is_last=True)
         values[:columns], covariance, time = problem.solve(time)
     lag, response = values[columns + 1], _as_known(response, values[columns:])
+    misfit = MISFIT * time
+    covariance[:columns] *= np.sqrt(MISFIT)
+    covariance[:, :columns] *= np.sqrt(MISFIT)
     model = LineModel(
-        signal, states, response, float(lag), values[:columns], covariance, time,
+        signal, states, response, float(lag), values[:columns], covariance, misfit,
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9, time), stretches, scale,
     )  # fmt: skip
     left = [s.watts - model.seen(s.cells, s.t_s) for s in stretches]
@@ -415,9 +431,11 @@ class _Problem:
         """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
         size, first = len(self.right), self.states.first_column
         K = np.zeros((size, size))
-        for a, b in zip(first[:-1].tolist(), first[1:].tolist(), strict=True):
+        for a_state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
             n = b - a
-            steps = np.diff(np.eye(n), axis=0) / (share * self.scale)
+            # Power that comes from another level is most restless at first.
+            free = np.where(self.states.bin_ends_s[a_state] < EARLY_S, EARLY, 1.0)
+            steps = np.diff(np.eye(n), axis=0) / (share * self.scale * free[:, None])
             level = np.full(n, 1 / n) / self.scale
             K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
         q = self.columns

@@ -20,7 +20,7 @@ Values = NDArray[np.float64]
 
 MOST_STATES = 48
 """States with bins of their own; those with the least time beyond that are one state together."""
-FINEST_S, FINEST_SHARE = 0.25e-3, 1 / 32
+FINEST_S, FINEST_SHARE = 0.1e-3, 1 / 64
 """Age of the first bin's end: so many seconds, or this share of the state's usual length where that is longer."""
 COARSE_SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875)
 """Beyond an eighth of the usual length bins do not double any more."""
@@ -168,4 +168,4 @@ def _bin_ends(usual_s: float) -> Values:
     fine = finest * 2.0 ** np.arange(12)
     fine = fine[fine < 0.8 * COARSE_SHARES[0] * usual_s]
     coarse = np.array(COARSE_SHARES) * usual_s
-    return np.concatenate([fine, coarse[coarse >= 2 * finest]])
+    return np.concatenate([fine, coarse[coarse >= finest]])
