@@ -34,7 +34,7 @@ SMOOTHNESS = (0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
 EARLY_S, EARLY = 10e-3, 2.5
 """Age up to which the step from one bin to the next may be larger, and by how much."""
-BELIEVED = 20.0
+BELIEVED = 500.0
 """Independent readings' worth of evidence that is believed of one smoothness against another."""
 LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
@@ -280,12 +280,25 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
     values[:columns] = mean
     if len(watts) >= 2:
+        known = np.zeros(3)
+        best = -np.inf
         for round_ in range(ROUNDS):
-            problem.see(response, values, is_last=False)
-            values[:columns], _, time = problem.solve(time)
-            values[columns:] = problem.nearest(response, values, time, 1.0 if round_ == 0 else 0.25)
-        problem.see(response, values, is_last=True)
-        values[:columns], covariance, time = problem.solve(time)
+            power = values[:columns] if round_ else None
+            problem.see(response, known, power)
+            found, spread, time, evidence = problem.solve(time, known)
+            if evidence > best:
+                # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
+                step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
+                best, values = evidence, np.concatenate([found[:columns] - step, known])
+                covariance = spread
+                kept = [s.design for s in stretches]
+            if round_:
+                known = known + np.clip(found[columns:], -problem.prior, problem.prior)
+            else:
+                values[:columns] = found[:columns]
+                best = -np.inf
+        for s, design in zip(stretches, kept, strict=True):
+            s.design = design
     lag, response = values[columns + 1], _as_known(response, values[columns:])
     misfit = MISFIT * time
     covariance[:columns] *= np.sqrt(MISFIT)
@@ -355,10 +368,10 @@ class _Problem:
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
 
-    def see(self, response: Response, values: Values, *, is_last: bool) -> None:
-        """Build the design at the values of place, lag and time constant; the last time with derivatives by them."""
-        q, watts = self.columns, values[: self.columns]
-        at = _as_known(response, values[q:])
+    def see(self, response: Response, known: Values, power: Values | None) -> None:
+        """Build the design at values of place, lag and time constant; with the power, also derivatives by them."""
+        q = self.columns
+        at = _as_known(response, known)
         size = q + 3 + DRIFTS
         self.normal, self.right, self.square, self.count = np.zeros((size, size)), np.zeros(size), 0.0, 0
         step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
@@ -366,13 +379,13 @@ class _Problem:
             design = np.zeros((len(s.watts), size))
             for c in np.unique(s.cells.column).tolist():
                 design[:, c] = at.seen(s.cells, (s.cells.column == c).astype(np.float64), s.t_s)
-            if is_last:
-                power = watts[s.cells.column]
-                late, early = (at.moved(x).seen(s.cells, power, s.t_s) for x in (step, -step))
+            if power is not None:
+                watts = power[s.cells.column]
+                late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
                 design[:, q] = (late - early) / (2 * step)
                 design[:, q + 1] = -design[:, q]
                 if response.tau_s:
-                    slow, fast = (at.slowed(x).seen(s.cells, power, s.t_s) for x in (0.03, -0.03))
+                    slow, fast = (at.slowed(x).seen(s.cells, watts, s.t_s) for x in (0.03, -0.03))
                     design[:, q + 2] = (slow - fast) / 0.06
             t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
             along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
@@ -384,48 +397,31 @@ class _Problem:
             self.square += float(good @ good)
             self.count += len(good)
 
-    def nearest(self, response: Response, values: Values, time: float, reach: float) -> Values:
-        """Place, lag and time constant at which readings agree best with the power and with what is stated: of shifts
-        within two standard deviations of the last one times ``reach``, and so for the time constant.
+    def solve(self, time: float, known: Values) -> tuple[Values, NDArray[np.float64], float, float]:
+        """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
+        what is left over, which makes readings worth fewer; and the evidence in independent readings' worth.
 
-        Readings tell the difference of place and lag only; each has of it what its variance is of both."""
+        Place, lag and time constant are told as differences from what is ``known``, and their prior is of the sum."""
         q = self.columns
-        watts, known = values[:q], values[q:].copy()
-        place2, lag2, tau2 = self.prior**2
-        both = place2 + lag2
-        best = np.inf
-        found = known
-        shifts = (known[0] - known[1]) + np.linspace(-2, 2, 17) * np.sqrt(both) * reach
-        slows = known[2] + (np.linspace(-2, 2, 5) * np.sqrt(tau2) * reach if tau2 > 0 else np.zeros(1))
-        for slower in slows.tolist():
-            for shift in shifts.tolist():
-                tried = np.array([shift * place2 / both, -shift * lag2 / both, slower])
-                at, left2, count = _as_known(response, tried), 0.0, 0
-                for s in self.stretches:
-                    left = (s.watts - at.seen(s.cells, watts[s.cells.column], s.t_s))[s.is_good]
-                    left2, count = left2 + float(left @ left), count + len(left)
-                n = max(count / time, 1.0)
-                cost = n * np.log(max(left2 / max(count, 1), 1e-18)) + shift**2 / both + (slower**2 / tau2 if tau2 > 0 else 0)
-                if cost < best:
-                    best, found = cost, tried
-        return found
-
-    def solve(self, time: float) -> tuple[Values, NDArray[np.float64], float]:
-        """Values and covariance [q + 3] under all smoothness scales, each as its evidence says, and the correlation
-        time of what is left over, which makes readings worth fewer."""
+        prior = np.zeros(len(self.right))
+        prior[q : q + 3] = known
+        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
+        moved = self.normal @ prior
+        square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
+        right = self.right + moved
         for _ in range(2):
-            found = [self._under(share, time) for share in SMOOTHNESS]
+            found = [self._under(share, time, right, square) for share in SMOOTHNESS]
             evidence = np.array([f[2] for f in found])
             # Every smoothness is a little wrong: a long run must not make one of them certain.
-            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED * time / max(self.count, 1)))
+            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.count / time, 1)))
             weight /= weight.sum()
             whole = np.einsum("k,kc->c", weight, [f[0] for f in found])
-            time = self._correlation_time(whole)
+            time = self._correlation_time(whole - prior)
         covariance = sum(w * (f[1] + np.outer(f[0] - whole, f[0] - whole)) for w, f in zip(weight, found, strict=True))
         self.freedom = float(sum(w * f[3] for w, f in zip(weight, found, strict=True)))
-        n = self.columns + 3
-        values = whole[:n].copy()
-        return values[: self.columns] + self.mean, np.asarray(covariance)[:n, :n], time
+        values = (whole - prior)[: q + 3]
+        values[:q] += self.mean
+        return values, np.asarray(covariance)[: q + 3, : q + 3], time, float(evidence.max() * time)
 
     def _precision(self, share: float) -> Values:
         """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
@@ -443,7 +439,7 @@ class _Problem:
         K[q + 3 :, q + 3 :] = np.eye(DRIFTS) / (DRIFT_SHARE * self.scale) ** 2
         return K
 
-    def _under(self, share: float, time: float) -> tuple[Values, Values, float, float]:
+    def _under(self, share: float, time: float, right: Values, square: float) -> tuple[Values, Values, float, float]:
         """Values, covariance, logarithm of the evidence and degrees of freedom used, under one smoothness.
 
         With the prior's factor K = L L', both matrices become diagonal, and the noise is found by a search."""
@@ -453,8 +449,8 @@ class _Problem:
         C = linalg.solve_triangular(L, half.T, lower=True)
         eigen, U = np.linalg.eigh((C + C.T) / 2)
         eigen = np.maximum(eigen, 0)
-        z = U.T @ linalg.solve_triangular(L, self.right / time, lower=True)
-        n, square = max(self.count / time, 1.0), self.square / time
+        z = U.T @ linalg.solve_triangular(L, right / time, lower=True)
+        n, square = max(self.count / time, 1.0), square / time
         grid = np.maximum(_SCALES * self.scale**2, 1e-18)[:, None]
         left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
         noise = grid[:, 0]

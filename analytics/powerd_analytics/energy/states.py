@@ -52,8 +52,9 @@ class States:
 
     @classmethod
     def of(cls, phases: Phases) -> States:
-        """States of all phases. Phases without length have none."""
-        some = phases.end_ns > phases.begin_ns
+        """States of all phases, but for those without length and those that run beside others (DDP's communication),
+        which are in no sum either."""
+        some = (phases.end_ns > phases.begin_ns) & ~phases.of([i for i, c in enumerate(phases.classes) if c.overlaps])
         begin, end, label = phases.begin_ns, phases.end_ns, phases.label
         if not some.all():
             begin, end, label = begin[some], end[some], label[some]
@@ -61,7 +62,7 @@ class States:
         count = len(phases.classes)
         is_around = np.zeros(count + 1, bool)
         is_around[phases.label[phases.parent[phases.parent >= 0]]] = True
-        is_inner = ~is_around[:count] & np.array([not c.overlaps for c in phases.classes], bool)
+        is_inner = ~is_around[:count]
         # The sum of random numbers of the open phases tells sets of phases apart, and is exact below 2^53.
         weight = np.random.default_rng(_SEED).integers(1, 1 << 40, max(count, 1)).astype(np.float64)
         columns = np.stack([weight, np.append(is_inner, [False])[: len(weight)].astype(np.float64)])
