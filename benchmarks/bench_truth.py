@@ -134,7 +134,9 @@ def knots_of(family: str, length: float, level: float, before: float, rng: np.ra
     if family == "restless":
         n = int(np.clip(length / (3 * MS), 2, 40))
         x = np.linspace(0, length, n + 1)
-        return list(x), list(level * (1 + 0.03 * rng.normal()) + 0.05 * level * np.cumsum(rng.normal(size=n + 1)) / np.sqrt(n))
+        return list(x), list(
+            level * (1 + 0.03 * rng.normal()) + 0.05 * level * np.cumsum(rng.normal(size=n + 1)) / np.sqrt(n)
+        )
     if family == "bursts":
         x = [0.0, 0.1 * length, 0.1 * length, 0.85 * length, 0.85 * length, length]
         return x, [1.25 * level] * 2 + [level] * 2 + [0.7 * level] * 2
@@ -182,7 +184,9 @@ def make(path: Path, case: Case) -> Made:
         phases[outer] = ("iteration", phases[outer][1], now, 0)
         if case.pause:
             length = round(case.pause * whole * (1 + case.jitter * rng.uniform(-1, 1)), 9)
-            x, w = knots_of("steps" if case.family in ("restless", "bursts") else case.family, length, case.rest, level, rng)
+            x, w = knots_of(
+                "steps" if case.family in ("restless", "bursts") else case.family, length, case.rest, level, rng
+            )
             add(x, w, now)
             level, now = w[-1], now + length
     phases[0] = ("training", began, now, -1)
@@ -238,7 +242,9 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
             })  # fmt: skip
             g["t_board_ns"], g["t_ns"], g["flags"] = t_ns, t_ns, np.where(keep, 0, 8).astype(np.uint16)
             g["c"] = np.rint(value).astype(np.int64)
-        f.create_group("devices/gpu0").attrs.update({"feeds": np.array(names, dtype=h5py.string_dtype()), "description": ""})
+        f.create_group("devices/gpu0").attrs.update(
+            {"feeds": np.array(names, dtype=h5py.string_dtype()), "description": ""}
+        )
         kinds = list(dict.fromkeys(p[0] for p in phases))
         g = f.create_group("phases")
         g["begin_ns"] = np.array([round(p[1] * 1e9) for p in phases], np.int64)

@@ -368,9 +368,7 @@ def phase_table(
     return replace(table, idle=idle)
 
 
-def table_of(
-    whole: Run, parts: Sequence[Part], *, progress: Progress = no_progress
-) -> PhaseTable:
+def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progress) -> PhaseTable:
     """The same from parts whose readings are in memory."""
     ranks = ranks_of(whole)
     phases: list[PhaseRow] = []
@@ -498,7 +496,11 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     edges = merged(p.begin_ns[together], p.end_ns[together])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
     time_s, cut = whole.duration_s, int(np.sum(p.cut & outer))
-    total = without_rounding(whole.energy) if np.isfinite(whole.energy.energy_j) and whole.missing_s <= 0.5 * time_s else None
+    total = (
+        without_rounding(whole.energy)
+        if np.isfinite(whole.energy.energy_j) and whole.missing_s <= 0.5 * time_s
+        else None
+    )
     ranks, counted = seen.sharing(labels), 1
     if ranks > 1:  # a rank that marks nothing has no part in the iterations
         counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))

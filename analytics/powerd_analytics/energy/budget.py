@@ -45,11 +45,15 @@ KINDS = {
         Kind("misfit", True, False, "take a faster sensor: power does what the phases' marks do not say"),
         Kind("place", True, True, "state the sensor's delay better: a shorter cycle, or one that is measured"),
         Kind("clock", True, True, "shorten the way to the board (a wire, a quiet machine): the bound follows delay"),
-        Kind("lag", True, True, "read more often, so that it is seen when power moves, or bound the lag (POWERD_LAG_MS)"),
+        Kind(
+            "lag", True, True, "read more often, so that it is seen when power moves, or bound the lag (POWERD_LAG_MS)"
+        ),
         Kind("gain", True, False, "calibrate the gain against a reference (shunts: `powerd calibrate --reference-w`)"),
         Kind("offset", True, False, "calibrate the zero with nothing connected (shunts: `powerd calibrate --zero`)"),
         Kind("quantisation", True, False, "take a finer range or resolution, or a larger shunt"),
-        Kind("device clock", True, True, "record on a quieter host: the tie of device events to its clock gets tighter"),
+        Kind(
+            "device clock", True, True, "record on a quieter host: the tie of device events to its clock gets tighter"
+        ),
     )
 }
 """Shunt tolerance is a part of the gain: `powerd_core.model.Accuracy` does not keep them apart, and for steady voltages

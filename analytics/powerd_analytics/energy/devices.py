@@ -49,7 +49,9 @@ class Part:
         """The power of the states as one of the signals tells it. The signal has two good readings or more."""
         if id(signal) not in self.known:
             clock = signal.clock
-            bound = float(np.max(clock.bound_ns(signal.t_ns[[0, -1]]))) if clock is not None and len(clock.t_ns) else 0.0
+            bound = (
+                float(np.max(clock.bound_ns(signal.t_ns[[0, -1]]))) if clock is not None and len(clock.t_ns) else 0.0
+            )
             self.known[id(signal)] = fit(signal, self.states, bound)
         model: LineModel = self.known[id(signal)]
         return model
@@ -103,7 +105,9 @@ def load_parts(
         by_provenance: dict[str, list[Signal]] = {}
         for name in d.feeds:
             by_provenance.setdefault(run.lines[name].provenance.value, []).append(next(signals))
-        parts += [Part(d.name, provenance, tuple(of_provenance), run) for provenance, of_provenance in by_provenance.items()]
+        parts += [
+            Part(d.name, provenance, tuple(of_provenance), run) for provenance, of_provenance in by_provenance.items()
+        ]
     return tuple(parts)
 
 

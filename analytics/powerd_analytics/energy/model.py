@@ -21,7 +21,7 @@ from scipy import linalg
 
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import Cells, States
-from powerd_analytics.signals.signal import Signal, parts_between
+from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]
@@ -84,6 +84,10 @@ class Residual:
     def bridged(self, gap_s: Values) -> tuple[Values, Values]:
         """Of times that no reading saw [n] between two readings: by how much the line between both counts, and the
         variance (J^2) of what lies between them. Exact for a process of first order."""
+        if self.slow2 <= 0:
+            # What is white in a hole is known at its ends only.
+            is_hole = gap_s > LATE_FACTOR * self.spacing_s
+            return np.where(is_hole, self.spacing_s / np.maximum(gap_s, 1e-12), 1.0), np.zeros(len(gap_s))
         x = np.maximum(gap_s, 0.0) / self.length_s
         damped = np.where(x > 1e-3, np.tanh(x / 2) / np.maximum(x / 2, 1e-9), 1.0)
         left = np.where(x > 1e-2, x - 2 * np.tanh(x / 2), x**3 / 12)
@@ -485,7 +489,9 @@ def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]],
     return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
 
 
-def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, time: float, freedom: float) -> Residual:
+def _residual(
+    left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, time: float, freedom: float
+) -> Residual:
     """The process of what is left over, from its correlation over one and two readings."""
     (c0, c1, c2), count = _autocovariance(left, good, 2)
     more = count / max(count - freedom, 0.25 * count, 1.0)

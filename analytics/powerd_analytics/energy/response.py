@@ -83,7 +83,9 @@ class Response:
             late, early = at + self.window_s / 2, at - self.window_s / 2
             joules = np.interp(late, cells.at_s, upto) - np.interp(early, cells.at_s, upto)
             if level is not None:
-                joules -= self.tau_s * (self._low_passed(cells, watts, level, late) - self._low_passed(cells, watts, level, early))
+                joules -= self.tau_s * (
+                    self._low_passed(cells, watts, level, late) - self._low_passed(cells, watts, level, early)
+                )
             return np.asarray(joules / self.window_s)
         if level is not None:
             return self._low_passed(cells, watts, level, at)

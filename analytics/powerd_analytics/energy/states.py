@@ -69,7 +69,9 @@ class States:
         opened = np.searchsorted(edge_ns, begin)
         closed = np.searchsorted(edge_ns, end)
         open_sum = [
-            np.concatenate([[0.0], np.cumsum(_counted(opened, c[label], edge_ns) - _counted(closed, c[label], edge_ns))])
+            np.concatenate(
+                [[0.0], np.cumsum(_counted(opened, c[label], edge_ns) - _counted(closed, c[label], edge_ns))]
+            )
             for c in columns
         ]
         keys, inner = open_sum[0], open_sum[1] > 0.5

@@ -35,7 +35,7 @@ def test_the_envelope_keeps_every_extreme():
 def test_the_picture_has_units_provenance_a_few_iterations_and_no_bar_of_zero(tmp_path):
     tr = training((64, 128), 12)
     run, table, figure, texts = drawn(tmp_path, [LineSpec("gpu0.a", tr.power())], tr.phases, tr.end_ns)
-    for word in ("power (W)", "energy per phase (J)", "time (s)", "simulated", "n.r.", "forward", "batch 64"):
+    for word in ("power (W)", "energy per phase (J)", "time (s)", "simulated", "forward", "batch 64"):
         assert word in "\n".join(texts)
     solid = [p.get_height() for p in figure.axes[-1].patches if p.get_hatch() != "xxxx"]
     assert sorted(solid) == pytest.approx(sorted(r.j_per_batch for r in table.phases if r.is_resolvable))
