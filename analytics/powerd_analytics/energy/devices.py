@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import Budget, line_parts
-from powerd_analytics.energy.lines import upto
+from powerd_analytics.energy.lines import Upto, upto
 from powerd_analytics.energy.model import LineModel, fit
 from powerd_analytics.energy.states import States
 from powerd_analytics.energy.uncertainty import factor
@@ -55,6 +55,19 @@ class Part:
             self.known[id(signal)] = fit(signal, self.states, bound)
         model: LineModel = self.known[id(signal)]
         return model
+
+    def upto(self, signal: Signal, moments_ns: Ints) -> Upto:
+        """What the signal has up to moments in order. Those asked for first, usually of all phases, are remembered."""
+        key = "upto", id(signal)
+        if key not in self.known:
+            ends = np.array([self.run.begin_ns, self.run.end_ns])
+            every = np.unique(np.concatenate([moments_ns, ends]))
+            self.known[key] = every, upto(self.model(signal), every)
+        every, grown = self.known[key]
+        at = np.minimum(np.searchsorted(every, moments_ns), len(every) - 1)
+        if np.array_equal(every[at], moments_ns):
+            return Upto(**{name: getattr(grown, name)[at] for name in Upto.__dataclass_fields__})
+        return upto(self.model(signal), moments_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +188,7 @@ def _add_up(
             resolvable[:], missing = False, duration.copy()
             continue
         model = part.model(signal)
-        grown = upto(model, moments)
+        grown = part.upto(signal, moments)
         energy = grown.between("energy_j", *ends)
         lost, outside = grown.between("lost_s", *ends), grown.between("outside_s", *ends)
         missing = np.maximum(missing, lost + outside)

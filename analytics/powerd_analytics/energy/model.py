@@ -40,6 +40,8 @@ LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
 DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+LEAST_ROBUST = 0.5
+"""Least factor of the covariance by which a correlated residual may make the power of states surer."""
 MISFIT = 2.0
 """Factor of the variance of the states' power for what no residual shows: power within a bin, a prior that is none."""
 ROUNDS = 3
@@ -289,7 +291,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
         for round_ in range(ROUNDS):
             power = values[:columns] if round_ else None
             problem.see(response, known, power)
-            found, spread, time, evidence = problem.solve(time, known)
+            found, spread, time, evidence = problem.solve(time, known, is_last=round_ > 0)
             if evidence > best:
                 # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
                 step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
@@ -401,9 +403,11 @@ class _Problem:
             self.square += float(good @ good)
             self.count += len(good)
 
-    def solve(self, time: float, known: Values) -> tuple[Values, NDArray[np.float64], float, float]:
+    def solve(
+        self, time: float, known: Values, *, is_last: bool
+    ) -> tuple[Values, NDArray[np.float64], float, float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
-        what is left over, which makes readings worth fewer; and the evidence in independent readings' worth.
+        what is left over; and the evidence.
 
         Place, lag and time constant are told as differences from what is ``known``, and their prior is of the sum."""
         q = self.columns
@@ -413,19 +417,25 @@ class _Problem:
         moved = self.normal @ prior
         square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
         right = self.right + moved
+        found = [self._under(share, right, square) for share in SMOOTHNESS]
+        evidence = np.array([f.evidence for f in found])
+        weight = np.ones(len(found))
         for _ in range(2):
-            found = [self._under(share, time, right, square) for share in SMOOTHNESS]
-            evidence = np.array([f[2] for f in found])
             # Every smoothness is a little wrong: a long run must not make one of them certain.
-            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.count / time, 1)))
+            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.count, 1)) / time)
             weight /= weight.sum()
-            whole = np.einsum("k,kc->c", weight, [f[0] for f in found])
-            time = self._correlation_time(whole - prior)
-        covariance = sum(w * (f[1] + np.outer(f[0] - whole, f[0] - whole)) for w, f in zip(weight, found, strict=True))
-        self.freedom = float(sum(w * f[3] for w, f in zip(weight, found, strict=True)))
+            whole = np.einsum("k,kc->c", weight, [f.values for f in found])
+            correlation = self._correlation(whole - prior)
+            time = 1 + 2 * float(correlation.sum())
+        repeated = self._repeated(correlation) if is_last else self.normal
+        covariance = sum(
+            w * (f.robust(self.normal, repeated) + np.outer(f.values - whole, f.values - whole))
+            for w, f in zip(weight, found, strict=True)
+        )
+        self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
         values = (whole - prior)[: q + 3]
         values[:q] += self.mean
-        return values, np.asarray(covariance)[: q + 3, : q + 3], time, float(evidence.max() * time)
+        return values, np.asarray(covariance)[: q + 3, : q + 3], time, float(evidence.max())
 
     def _precision(self, share: float) -> Values:
         """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
@@ -443,18 +453,17 @@ class _Problem:
         K[q + 3 :, q + 3 :] = np.eye(DRIFTS) / (DRIFT_SHARE * self.scale) ** 2
         return K
 
-    def _under(self, share: float, time: float, right: Values, square: float) -> tuple[Values, Values, float, float]:
-        """Values, covariance, logarithm of the evidence and degrees of freedom used, under one smoothness.
-
-        With the prior's factor K = L L', both matrices become diagonal, and the noise is found by a search."""
+    def _under(self, share: float, right: Values, square: float) -> _Found:
+        """The solution under one smoothness. With the prior's factor K = L L', both matrices become diagonal, and the
+        noise is found by a search."""
         K = self._precision(share)
         L = np.linalg.cholesky(K + 1e-12 * np.diag(np.diag(K)))
-        half = linalg.solve_triangular(L, self.normal / time, lower=True)
+        half = linalg.solve_triangular(L, self.normal, lower=True)
         C = linalg.solve_triangular(L, half.T, lower=True)
         eigen, U = np.linalg.eigh((C + C.T) / 2)
         eigen = np.maximum(eigen, 0)
-        z = U.T @ linalg.solve_triangular(L, right / time, lower=True)
-        n, square = max(self.count / time, 1.0), square / time
+        z = U.T @ linalg.solve_triangular(L, right, lower=True)
+        n = max(self.count, 1)
         grid = np.maximum(_SCALES * self.scale**2, 1e-18)[:, None]
         left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
         noise = grid[:, 0]
@@ -463,19 +472,52 @@ class _Problem:
         back = linalg.solve_triangular(L.T, U, lower=False)
         shrunk = noise[at] / (eigen + noise[at])
         values = back @ (z / (eigen + noise[at]))
-        return values, (back * shrunk) @ back.T, float(evidence[at]), float(np.sum(1 - shrunk))
+        factor = back * np.sqrt(shrunk)
+        return _Found(values, factor, float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
 
-    def _correlation_time(self, values: Values) -> float:
+    def _correlation(self, values: Values) -> Values:
+        """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
         left = [s.watts - self.mean - s.design @ values for s in self.stretches]
         covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
-        if covariance[0] <= 0:
-            return 1.0
-        time = 1.0
-        for rho in (covariance[1:] / covariance[0]).tolist():
-            if rho < STANDS_OUT / np.sqrt(count):
-                break
-            time += 2 * rho
-        return float(min(time, max(count / 8, 1.0)))
+        rho = covariance[1:] / covariance[0] if covariance[0] > 0 else np.zeros(MOST_LAGS)
+        last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
+        return np.asarray(rho[:last])
+
+    def _repeated(self, correlation: Values) -> Values:
+        """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
+
+        Of many lags some stand for those around them."""
+        total = self.normal.copy()
+        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int)) if len(correlation) else []
+        edges = np.concatenate([[0], (np.array(lags)[1:] + np.array(lags)[:-1]) // 2, [len(correlation)]]).astype(int)
+        for i, lag in enumerate(lags):
+            weight = float(correlation[edges[i] : edges[i + 1]].sum())
+            for s in self.stretches:
+                rows = s.design * s.is_good[:, None]
+                if len(rows) > lag:
+                    both = rows[lag:].T @ rows[:-lag]
+                    total += weight * (both + both.T)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The solution under one smoothness."""
+
+    values: Values
+    factor: NDArray[np.float64]
+    """The posterior's covariance, if what is left over were independent, is its product with its transpose."""
+    noise2: float
+    evidence: float
+    freedom: float
+
+    def robust(self, normal: Values, repeated: Values) -> Values:
+        """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
+        one without in any direction."""
+        middle = self.factor.T @ (repeated - normal) @ self.factor / self.noise2
+        eigen, U = np.linalg.eigh((middle + middle.T) / 2)
+        wide = (self.factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
+        return np.asarray(wide @ wide.T)
 
 
 def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
