@@ -1,7 +1,8 @@
+# ruff: noqa: E501, PERF401
 """How often the tables hold the truth: runs of exactly known energy, made here from the text of docs/run-file.md.
 
-Power is straight between knots, so that every joule, every window's mean and every low-pass is exact. Nothing of powerd
-makes the run files, neither its simulator nor its estimator. Twelve sensors, five families of waveforms, iterations of
+Power is straight between knots, so that every joule, every window's mean and every low-pass is exact. Nothing of
+powerd makes the run files, neither its simulator nor its estimator. Twelve sensors, five families of waveforms, iterations of
 a few milliseconds to seconds, with and without pauses, with missing readings, with power that lags behind its marks, and
 a grid of iterations in resonance with the readings. Gain, zero, the windows' place and noise are drawn as a line states
 them.
@@ -9,7 +10,6 @@ them.
     python benchmarks/bench_truth.py --runs 120            # random cases: shares inside U95 by kind of figure
     python benchmarks/bench_truth.py --grid                # resonance of iterations and readings
     python benchmarks/bench_truth.py --pauses              # short pauses between iterations
-    python benchmarks/bench_truth.py --pairs 200           # two runs of equal joules: how often compare calls them different
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ def report(figures: dict[tuple[str, str], list[Figure]], by: int, title: str) ->
             rms = np.sqrt(np.mean([(f.error_j / f.truth_j) ** 2 for f in some]))
             text = f"{100 * np.mean(np.abs(off) <= 1):5.1f}% of {len(some):5} max {np.abs(off).max():5.2f}"
             cells.append(f"{text} {100 * rms:4.1f}/{100 * u:4.1f}".rjust(34))
-        print(f"{str(name):28} " + "".join(cells), flush=True)
+        print(f"{name!s:28} " + "".join(cells), flush=True)
 
 
 def main() -> None:
@@ -378,7 +378,6 @@ def main() -> None:
     parser.add_argument("--only", default="", help="text in the sensor's or the family's name")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--pauses", action="store_true")
-    parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
     args = parser.parse_args()
     cases = [random_case(args.seed + i) for i in range(args.runs)]
@@ -400,21 +399,12 @@ def main() -> None:
                         print(f"{case.sensor.name:22} {case.family:12} T={case.iteration * 1e3:8.3f} ms pause {case.pause:.2f} lag {case.lag * 1e3:.1f} "
                               f"miss {case.missing:.2f} seed {case.seed:4} {f.kind:9} {f.name:9} {f.off:+7.2f} U95  "
                               f"{100 * f.error_j / f.truth_j:+8.3f} %", flush=True)  # fmt: skip
-        if args.pairs:
-            compare_pairs(Path(folder), args.pairs, args.seed)
     if figures:
         report(figures, 0, "sensor")
         report(figures, 1, "family")
         every = {("all", "all"): [f for fs in figures.values() for f in fs]}
         report(every, 0, "")
         print(f"{refused} figures refused; {time.perf_counter() - began:.0f} s")
-
-
-def compare_pairs(folder: Path, pairs: int, seed: int) -> None:
-    from powerd_analytics.compare import difference, mean_of_series
-
-    del difference, mean_of_series
-    raise SystemExit(f"{folder} {pairs} {seed}: not yet")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from powerd_analytics.jobs import merge_jobs
 from powerd_analytics.records import COLUMNS, Record, attributes_of, column, is_of_class, number_of, records_of
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
-from powerd_analytics.table import is_number_cell, table_of
+from powerd_analytics.table import INTEGRAL, is_number_cell, table_of
 from powerd_analytics.text import digits
 from powerd_core.errors import AnalysisError
 
@@ -168,7 +168,8 @@ def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Samp
         of_record = run.phases.of([i for i, kind in enumerate(run.phases.classes) if is_of_class(record, kind)])
         which, count = np.flatnonzero(of_record & good), np.count_nonzero(of_record & ended)
         # Without a mean there is nothing to be the spread of; one that was folded is not the mean of the few long ones.
-        which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * count else which[:0]
+        is_alone = record["j_per_batch"] is not None and record["method"] == INTEGRAL
+        which = which if is_alone and len(which) >= 0.5 * count else which[:0]
         sensors = _sensors(run, lines, record, which, sharing)
         seconds = columns.duration_s[of_record & ended]
         samples.append(Sample(record, columns.energy_j[which] / sharing, seconds, sensors))

@@ -44,6 +44,7 @@ from powerd_analytics.energy.reasons import (
     no_energy,
     not_resolvable,
     phase_note,
+    sensor,
     usable,
     without_readings,
 )
@@ -59,7 +60,7 @@ from powerd_analytics.energy.uncertainty import (
 from powerd_analytics.export import Cell, Column, is_number, table_frame
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.phases import OPERATIONS, as_range, identity, kept, pieces
+from powerd_analytics.runs.phases import OPERATIONS, as_range, identity, pieces
 from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import load_bounded
@@ -70,6 +71,8 @@ from powerd_core.text import printable
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
+READINGS_INSIDE = 2
+"""Times what the slowest sensor tells apart, from which on a phase has readings of its own."""
 UNSURE = "too few readings to tell how sure that is"
 
 INTEGRAL, FOLDED = "integral", "folded"
@@ -428,15 +431,23 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
     clip = clipped(part, p.begin_ns, p.end_ns, ended)
     is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
-    mean, shares = None, ""
+    mean, shares, is_folded = None, "", False
     if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
         scale = s_mean / float(columns.duration_s[used].mean()) / ranks
         mean = without_rounding(_mean_by_rank(columns, used, seen.tracks).scaled(scale))
         note = phase_note(columns, of_kind, p.cut, clip)
+        slowest = max(part.signals, key=lambda s: s.resolution_ns)
+        is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
+        if is_folded:
+            note = _joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
-        note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
+        note = (
+            not_resolvable(part, columns, ended, p.begin_ns, p.end_ns)
+            if ended.any()
+            else "none ended: all were cut off"
+        )
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -455,6 +466,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) / ranks if used.any() else 0.0,
         note=_joined(shares, note, clip.note(has_number=mean is not None)),
         ranks=ranks,
+        method=FOLDED if is_folded else INTEGRAL,
     )
 
 

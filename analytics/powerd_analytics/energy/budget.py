@@ -1,8 +1,8 @@
 """The parts of an energy's uncertainty by name: what shape each has, and what shares it.
 
-Standard uncertainties in joules, for intervals [m]. A part that all intervals of a class share does not shrink when they
-are averaged; one that lines share adds up over them one to one, the others in quadrature. What a line's stated accuracy is
-made of, a shunt's tolerance for one, its source decides (`powerd_daemon.sources.ina.sensor.accuracy`).
+Standard uncertainties in joules, for intervals [m]. A part that all intervals of a class share does not shrink when
+they are averaged; one that lines share adds up over them one to one, the others in quadrature. What a line's stated
+accuracy is made of, a shunt's tolerance for one, its source decides (`powerd_daemon.sources.ina.sensor.accuracy`).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def line_parts(
     """
     signal, a = model.signal, model.signal.line.accuracy
     begin, end = intervals
-    length_s = (end - begin) * 1e-9
+    length_s = np.asarray((end - begin) * 1e-9, np.float64)
     between2, missing2 = (np.maximum(x, 0) for x in own2)
     conversion = signal.line.conversion
     # The difference of two readings of a counter, each rounded down to a code.

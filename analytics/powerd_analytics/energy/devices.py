@@ -135,8 +135,8 @@ def interval_energies(
 ) -> PhaseColumns:
     """Energies of intervals [m] that fall into classes ``label``, one class without it.
 
-    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. With ``is_whole`` they are parts of a total,
-    which has a number however unsure it is.
+    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. With ``is_whole`` they are parts of a
+    total, which has a number however unsure it is.
     """
     sums = {name: np.zeros(len(begin_ns)) for name in ("energy_j", "off_by_j")}
     budget, seen = _add_up(part, (begin_ns, end_ns), label, edge_bound_ns, sums, details=False, is_whole=is_whole)
@@ -178,8 +178,9 @@ def _add_up(
     begin, end = intervals
     m = len(begin)
     of = np.zeros(m, np.int64) if label is None else label.astype(np.int64, copy=False)
-    duration = (end - begin) * 1e-9
-    budget, missing = Budget(m, details=details), np.zeros(m)
+    duration = np.asarray((end - begin) * 1e-9, np.float64)
+    budget = Budget(m, details=details)
+    missing: Values = np.zeros(m)
     resolvable = np.full(m, bool(part.signals))
     moments, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
     ends = place[:m], place[m:]

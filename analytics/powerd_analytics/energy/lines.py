@@ -7,6 +7,7 @@ intervals side by side add up by construction, whatever they are. A signal is wa
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,10 +53,10 @@ def upto(model: LineModel, moments_ns: Ints) -> Upto:
     start, stop = int(moments_ns[0]), int(moments_ns[-1])
     first, last = np.searchsorted(signal.cuts_ns, [start, stop], "left")
     done = 0
-    base = [np.longdouble(0), 0.0, 0.0, 0.0, 0.0]
+    base: list[Any] = [np.longdouble(0), 0.0, 0.0, 0.0, 0.0]
     numbers = range(int(first), int(last) + 1)
-    for number, (piece, low, high) in zip(numbers, cores_of(signal, numbers), strict=True):
-        low, high = max(low, start), min(high, stop)
+    for number, (piece, core_begin, core_end) in zip(numbers, cores_of(signal, numbers), strict=True):
+        low, high = max(core_begin, start), min(core_end, stop)
         upper = len(moments_ns) if number == last else int(np.searchsorted(moments_ns, high, "right"))
         if len(piece) < 2:
             continue
@@ -70,8 +71,8 @@ def upto(model: LineModel, moments_ns: Ints) -> Upto:
 
 
 def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints) -> dict[str, Values]:
-    """All columns of `Upto` from ``low`` on, at moments between ``low`` and ``high``; both are readings of the piece, or
-    ends beyond which nobody asks."""
+    """All columns of `Upto` from ``low`` on, at moments between ``low`` and ``high``; both are readings of the piece,
+    or ends beyond which nobody asks."""
     response, residual = model.response, model.residual
     before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
     shift = abs(int(response.shift_s * 1e9)) + abs(int(model.lag_s * 1e9))
@@ -99,11 +100,13 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         gap = missing_ns > 0
     else:
         level = value - seen
-        gap_s = dt - response.seen_s
-        damped, variance = residual.bridged(gap_s)
-        weight = dt * damped
-        steps = (level[1:] + level[:-1]) / 2 * weight
-        gap = missing_ns > 0
+        gap, weight, variance = missing_ns > 0, dt, np.zeros(len(dt))
+        if residual.slow2 > 0 or gap.any():
+            damped, variance = residual.bridged(dt - response.seen_s)
+            weight = dt * damped
+        steps = level[1:] + level[:-1]
+        steps *= weight
+        steps *= 0.5
         if gap.any():
             # What is white is worth nothing in a hole.
             variance = variance + np.where(gap, residual.white2 * missing_ns * 1e-9 * residual.spacing_s, 0.0)
@@ -122,7 +125,7 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
     energy += model.upto(cells, at)
     columns = {
         "energy_j": energy,
-        "variance_j2": straight(variance),
+        "variance_j2": straight(variance) if variance.any() else np.zeros(len(at)),
         "missing_j2": straight(np.where(gap, variance, 0.0)) if gap.any() else np.zeros(len(at)),
         "lost_s": straight(np.where(is_broken, 0.0, missing_ns) * 1e-9) if gap.any() else np.zeros(len(at)),
         "outside_s": straight(np.where(is_broken, missing_ns, 0.0) * 1e-9) if is_broken.any() else np.zeros(len(at)),

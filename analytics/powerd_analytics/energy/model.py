@@ -2,11 +2,11 @@
 
     y_k = sum over columns c of A[k, c] p[c] + drift(t_k) + r_k
 
-A[k, c] is the share of reading k's weight that lies in cell bin c (`powerd_analytics.energy.states`), seen through the
-sensor (`powerd_analytics.energy.response`). Three unknowns enter by their derivatives, with priors of their own: the
-windows' place, the lag of power behind its marks, the time constant of a low-pass. How much power moves within a state is
-decided by the evidence of a few smoothness scales together. What is left over, r, is a process correlated in time.
-docs/explanation/energy.md has the theory.
+A[k, c] is the share of reading k's weight that lies in bin c of a state (`powerd_analytics.energy.states`), seen
+through the sensor (`powerd_analytics.energy.response`). Three unknowns enter by their derivatives, with priors of their
+own: the windows' place, the lag of power behind its marks, the time constant of a low-pass. How much power moves within
+a state is decided by the evidence of a few smoothness scales together. What is left over, r, is a process correlated in
+time. docs/explanation/energy.md has the theory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
-"""Readings that the regression sees, entries of its design, and readings that it sees however many columns there are."""
+"""Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
 STRETCHES = 12
 SMOOTHNESS = (0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
@@ -57,7 +57,7 @@ _SCALES = np.geomspace(1e-9, 1.0, 55)
 
 
 def most_lag_ns() -> float:
-    """The most that power is taken to lag behind its marks. Raises `AnalysisError` for a variable that is no such time."""
+    """The most that power is taken to lag behind its marks. Raises `AnalysisError` for a variable that is no time."""
     text = os.environ.get(LAG_VARIABLE, str(MOST_LAG_MS))
     try:
         lag_ms = float(text)
@@ -129,14 +129,14 @@ class Stretch:
 
     @property
     def span_ns(self) -> tuple[int, int]:
-        return tuple(int(round(x * 1e9)) + self.cells.origin_ns for x in (self.t_s[0], self.t_s[-1]))  # type: ignore[return-value]
+        return tuple(round(float(x) * 1e9) + self.cells.origin_ns for x in (self.t_s[0], self.t_s[-1]))  # type: ignore[return-value]
 
 
 @dataclass(slots=True)
 class LineModel:
     """One line's power by states, with the covariance of what is not known of it.
 
-    The unknowns are the power of each column, the place, the lag and the time constant; ``posterior`` is of all of them.
+    The unknowns are the power of each column, the place, the lag and the time constant; ``posterior`` is of all.
     """
 
     signal: Signal
@@ -212,7 +212,7 @@ class LineModel:
         return upto
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
-        """[n, q + 4] integral of the design's rows, as the residual is interpolated, and of its square up to moments."""
+        """[n, q + 4] integral up to moments of the design's rows, as the residual is interpolated, and of its square."""
         left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
         rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
         t = stretch.t_s
@@ -254,8 +254,8 @@ class LineModel:
         return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
 
     def variance(self, leverage: Values) -> tuple[Values, Values]:
-        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, and by what the place, the lag and
-        the time constant add."""
+        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, and by what the place, the lag
+        and the time constant add."""
         q = self.columns
         whole = np.einsum("lc,cd,ld->l", leverage, self.posterior, leverage)
         alone = self.posterior[:q, :q]
@@ -403,9 +403,7 @@ class _Problem:
             self.square += float(good @ good)
             self.count += len(good)
 
-    def solve(
-        self, time: float, known: Values, *, is_last: bool
-    ) -> tuple[Values, NDArray[np.float64], float, float]:
+    def solve(self, time: float, known: Values, *, is_last: bool) -> tuple[Values, NDArray[np.float64], float, float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
         what is left over; and the evidence.
 
@@ -488,9 +486,11 @@ class _Problem:
 
         Of many lags some stand for those around them."""
         total = self.normal.copy()
-        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int)) if len(correlation) else []
-        edges = np.concatenate([[0], (np.array(lags)[1:] + np.array(lags)[:-1]) // 2, [len(correlation)]]).astype(int)
-        for i, lag in enumerate(lags):
+        if not len(correlation):
+            return total
+        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
+        edges = np.concatenate([[0], (lags[1:] + lags[:-1]) // 2, [len(correlation)]]).astype(int)
+        for i, lag in enumerate(lags.tolist()):
             weight = float(correlation[edges[i] : edges[i + 1]].sum())
             for s in self.stretches:
                 rows = s.design * s.is_good[:, None]

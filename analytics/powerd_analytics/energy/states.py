@@ -1,8 +1,8 @@
 """What went on at every moment of a run, by its marks: the states whose power the model estimates.
 
-A state is the set of phases that are open, of whatever process or thread. Where no innermost phase is open it is a rest,
-and what lies before and behind tells rests apart: the pause between iterations is another state than the moment between
-forward and backward. Since when a state lasts matters too, as power moves within a phase: states are cut into bins of
+A state is the set of phases that are open, of whatever process or thread. Where no innermost phase is open it is a
+rest, and what lies before and behind tells rests apart: the pause between iterations is another state than the moment
+between forward and backward. Since when a state lasts matters too, as power moves within a phase: states are cut into bins of
 age, fine at the beginning, and one bin of one state is a column of the model.
 """
 
@@ -127,11 +127,11 @@ class Cells:
 
     def since(self, t_ns: Ints) -> Values:
         """Seconds since the first cell's begin."""
-        return (t_ns - self.origin_ns) * 1e-9
+        return np.asarray((t_ns - self.origin_ns) * 1e-9, np.float64)
 
 
 def _counted(at: Ints, weight: Values, edge_ns: Ints) -> Values:
-    return np.bincount(at, weights=weight, minlength=len(edge_ns)) if len(at) else np.zeros(len(edge_ns))
+    return np.asarray(np.bincount(at, weights=weight, minlength=len(edge_ns)), np.float64)
 
 
 def _told_apart(keys: Values, inner: NDArray[np.bool_]) -> NDArray[np.int64]:

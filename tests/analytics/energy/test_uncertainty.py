@@ -1,9 +1,7 @@
 """How sure energies and their means are: shapes of the parts, correlated repeats, and simulated sensors."""
 
 import math
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
