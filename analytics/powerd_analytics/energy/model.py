@@ -212,7 +212,7 @@ class LineModel:
         return upto
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
-        """[n, q + 4] integral up to moments of the design's rows, as the residual is interpolated, and of its square."""
+        """[n, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
         left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
         rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
         t = stretch.t_s

@@ -2,8 +2,8 @@
 
 A reading is power at a moment, its mean over a window, or either of them behind a low-pass of first order; a
 counter's is the mean between two of its readings. All of these are differences of one function of time: with M(t) the
-joules up to a moment, a window sees (M(t + w/2) - M(t - w/2)) / w, and behind a low-pass stands M(t) - tau y(t) in place of M(t),
-where y is power behind it. M is a straight line between two edges of cells, so all of it is exact.
+joules up to a moment, a window sees (M(t + w/2) - M(t - w/2)) / w, and behind a low-pass stands M(t) - tau y(t) in
+place of M(t), where y is power behind it. M is a straight line between two edges of cells, so all of it is exact.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A state is the set of phases that are open, of whatever process or thread. Where no innermost phase is open it is a
 rest, and what lies before and behind tells rests apart: the pause between iterations is another state than the moment
-between forward and backward. Since when a state lasts matters too, as power moves within a phase: states are cut into bins of
-age, fine at the beginning, and one bin of one state is a column of the model.
+between forward and backward. Since when a state lasts matters too, as power moves within a phase: states are cut into
+bins of age, fine at the beginning, and one bin of one state is a column of the model.
 """
 
 from __future__ import annotations
