@@ -17,6 +17,7 @@ from powerd_client import journal as journals
 from powerd_client.build import left_out, read_contents, write_file
 from powerd_client.runfile import open_run, reading
 from powerd_core.errors import RunFileError
+from powerd_core.keys import control_url
 
 Progress = Callable[[float, str], None]
 
@@ -63,7 +64,7 @@ def recover(
             from powerd_client.backfill import backfill  # zmq, which nobody else here needs
 
             progress(0.0, "fetching")
-            backfill(directory, url, keys)
+            backfill(directory, control_url(url), keys)
         return _recover(directory, journal, target, overwrite, progress)
 
     if journal.is_dir():

@@ -42,10 +42,10 @@ Calibration = Annotated[
     Path | None,
     Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
 ]
-Format = Annotated[Literal["table", "csv", "json", "markdown"], Parameter(help="How to print it.")]
+Format = Annotated[Literal["text", "csv", "json", "markdown"], Parameter(help="How to print it.")]
 Output = Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
-Json = Annotated[bool, Parameter(negative="", help="Print for programs.")]
+TextOrJson = Annotated[Literal["text", "json"], Parameter(help="How to print it.")]
 Keys = Annotated[Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")]
 Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]
 Price = Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")]
@@ -223,7 +223,7 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
     """Tables in a format of text; CSV takes the first. ``width``: characters a line where no terminal says it."""
     from powerd_analytics import export
 
-    if format == "table":
+    if format == "text":
         return printed(lambda console: export.print_tables(frames, console), output, width)
     if format == "csv":
         return export.to_csv(frames[0])
@@ -233,7 +233,7 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
 
 def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | None, width: int = 200) -> str:
     """The same of what a module of listings (of a run's table, of its uncertainty, of layers, of operations) is for."""
-    if format == "table":
+    if format == "text":
         return printed(lambda console: listing.print_table(subject, console), output, width)
     text: str = getattr(listing, f"to_{format}")(subject)
     return text
