@@ -124,7 +124,7 @@ class _Table:
                 raise self.error(line, why) from None
             since = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)) - _EPOCH
             t_ns, is_utc = since // timedelta(microseconds=1) * 1000, True
-        if abs(t_ns) >= FARTHEST_NS // 2 or self.is_utc not in (None, is_utc):
+        if abs(t_ns) >= FARTHEST_NS or self.is_utc not in (None, is_utc):
             raise self.error(line, f"the time {text!r} is not of the clock of those before: all seconds, or all UTC")
         self.is_utc = is_utc
         return t_ns

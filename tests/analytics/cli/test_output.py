@@ -64,15 +64,19 @@ def test_what_is_no_run_is_one_line_and_status_2(
     assert sorted(files.rglob("*")) == before
 
 
-def test_every_command_is_in_this_list(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """But those whose mistakes other tests make. Each has one line of help at 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = said(capsys, "--help")
     assert code == 0
     lines = [line for line in out.splitlines() if line.startswith("│ ")]
-    assert {line.split()[1] for line in lines if line[2:3].isalpha()} == {*COMMANDS, "record", "tag", "tidy", "completion"}
+    assert {line.split()[1] for line in lines if line[2:3].isalpha()} == {
+        *COMMANDS,
+        "record",
+        "tag",
+        "tidy",
+        "completion",
+    }
     assert all(line[2:3].strip() for line in lines)
 
 
