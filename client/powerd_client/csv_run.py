@@ -47,12 +47,7 @@ from powerd_core.wire import Event, Message, encode
 
 POWERS = {"W": "1", "mW": "1e-3", "kW": "1e3"}
 ENERGIES = {"J": "1", "mJ": "1e-3", "kJ": "1e3", "Wh": "3600", "mWh": "3.6", "kWh": "3.6e6"}
-_WORDS = {unit.lower(): unit for unit in (*POWERS, *ENERGIES)} | {
-    "watt": "W",
-    "watts": "W",
-    "joule": "J",
-    "joules": "J",
-}
+_WORDS = {unit.lower(): unit for unit in (*POWERS, *ENERGIES)} | {"watts": "W", "joules": "J"}
 _FAILED = {"", "nan", "n/a", "[n/a]"}
 _CODES_PER_UNIT = 1_000_000
 _BLOCK_READINGS, _MARKS = 1000, 4096
@@ -152,7 +147,7 @@ def _readings(table: _Table, name: str | None, unit: str | None) -> tuple[str, l
                 code = round(Decimal(text) * scale)
             except (DecimalException, ValueError, OverflowError):
                 raise table.error(line, f"{row[place]!r} is no number of {unit}") from None
-            if not abs(code) < 1 << 62:
+            if abs(code) >= 1 << 62:
                 raise table.error(line, f"{row[place]} {unit} is beyond what any meter measures")
             if unit in ENERGIES and code < last:
                 raise table.error(line, f"the counter goes back to {text} {unit}: import what lies before it alone")
@@ -179,12 +174,11 @@ def _phases(table: _Table) -> list[_Phase]:
 
 
 def _value(text: str) -> int | float | str:
-    try:
+    """A number where it is one."""
+    with contextlib.suppress(ValueError):
         return int(text)
-    except ValueError:
-        with contextlib.suppress(ValueError):
-            if isfinite(value := float(text)):
-                return value
+    with contextlib.suppress(ValueError):
+        return value if isfinite(value := float(text)) else text
     return text
 
 
@@ -202,17 +196,18 @@ def import_csv(
 
     The first column of ``power`` holds times, ``column`` (or the only other one) what was read, in one of `POWERS`, or
     `ENERGIES` of a counter that only grows: ``unit``, or what the heading says. ``phases`` has the columns name, begin
-    and end; all others are attributes. Raises `ConfigError`, and `RunFileError` for a file that cannot be written.
+    and end; all others are attributes. Without it one phase ``run`` lies over all. Raises `ConfigError`, and
+    `RunFileError` for a file that cannot be written.
     """
     table = _Table(power)
     unit, readings = _readings(table, column, unit)
-    of_phases = _Table(phases, table.is_utc) if phases is not None else None
-    spans = _phases(of_phases) if of_phases is not None else []
+    of_phases = _Table(phases, table.is_utc) if phases is not None else table
+    whole = _Phase(readings[0][0], readings[-1][0], "run", {}, 0)
+    spans = _phases(of_phases) if phases is not None else [whole]
     # No clock of a run shows 0 or less. Seconds since the start of something do.
-    shift_ns = max(0, 1_000_000_000 - min([readings[0][0], *(p.begin_ns for p in spans)]))
+    shift_ns = max(0, 1_000_000_000 - min(readings[0][0], spans[0].begin_ns))
     events = [*_run(power, unit, readings, spans, card, shift_ns, is_utc=bool(table.is_utc))]
-    if of_phases is not None:
-        events += _marks(of_phases, spans, shift_ns)
+    events += _marks(of_phases, spans, shift_ns)
     journal, held = journals.claim(out.absolute(), overwrite=overwrite)
     try:
         with (journal / "journal.bin").open("wb") as file:
@@ -230,8 +225,8 @@ def _run(
 ) -> Iterator[Event]:  # fmt: skip
     """Everything but the phases."""
     epoch, per_code, what = secrets.randbits(63), 1 / _CODES_PER_UNIT, f"imported from {power.name}"
-    begin_ns = min([readings[0][0], *(p.begin_ns for p in spans)]) + shift_ns
-    end_ns = max([readings[-1][0], *(p.end_ns for p in spans)]) + shift_ns
+    begin_ns = min(readings[0][0], spans[0].begin_ns) + shift_ns
+    end_ns = max(readings[-1][0], *(p.end_ns for p in spans)) + shift_ns
     created = _EPOCH + timedelta(seconds=begin_ns // 10**9) if is_utc else datetime.now(UTC)
     run = {"run_id": secrets.token_hex(8), "created_utc": created.isoformat(timespec="seconds")}
     yield Message("run", run | {"powerd_version": release(), "command": sys.argv, "environment": environment()})

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from functools import partial
 from json import dumps
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -107,8 +108,9 @@ def import_(
     accuracy = Accuracy(u_gain, u_offset_w, step_w, window_ns, origin=origin, filter_ns=response_ns)
     card = SensorCard(device, line, Provenance(provenance), accuracy, clock_ns)
     shared.refuse_existing(output, overwrite, [power, *([phases] if phases else [])], is_hdf5=True)
-    counts = import_csv(power, phases, output, card, column=column, unit=unit, overwrite=overwrite)
-    print(f"{output}: {counts[0]} readings, {counts[1]} phases; see it with: joules tables {output}")
+    count, marked = import_csv(power, phases, output, card, column=column, unit=unit, overwrite=overwrite)
+    made = f"{count} readings, {marked} phase{'' if marked == 1 else 's'}"
+    print(f"{output}: {made}; see it with: joules tables {quote(str(output))}")
 
 
 def tag(

@@ -13,7 +13,7 @@ _PART_OF = dict.fromkeys(("cyclopts", "h5py", "numpy", "pynvml", "rich"), "clien
 _PART_OF |= dict.fromkeys(("jinja2", "matplotlib", "pandas", "pyarrow", "scipy", "threadpoolctl"), "analytics")
 _PART_OF |= dict.fromkeys(("dask", "distributed", "duckdb"), "campaign") | {"torch": "torch"}
 """What a package is installed with. The command comes with every part of powerd; what it needs does not."""
-_OF_CLIENT = ("record", "import", "recover", "tidy", "completion")
+_OF_CLIENT = ("record", "import", "recover", "top", "completion")
 """Commands for which the client's part is enough."""
 
 
