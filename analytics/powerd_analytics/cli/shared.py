@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
+_STYLE = re.compile(r"(\x1b\[(?:[0-4]|[39][1-6])(?:;(?:[0-4]|[39][1-6]))*m)")
+"""Weights and colours of headings, which hide nothing."""
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -186,8 +189,12 @@ def put_out(text: str, output: Path | None, overwrite: bool) -> None:
         write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
     elif sys.stdout is not None:
         # Formats such as CSV carry names as they are; a terminal would obey them.
-        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
+        sys.stdout.write("\n".join(map(_harmless, text.split("\n"))) if sys.stdout.isatty() else text)
         sys.stdout.flush()
+
+
+def _harmless(line: str) -> str:
+    return "".join(part if i % 2 else printable(part) for i, part in enumerate(_STYLE.split(line)))
 
 
 def goes_to_terminal(output: Path | None) -> bool:

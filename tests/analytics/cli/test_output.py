@@ -12,7 +12,7 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
-from powerd_analytics.cli.shared import put_out, write
+from powerd_analytics.cli.shared import printed, put_out, write
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
@@ -145,6 +145,13 @@ def test_a_terminal_does_not_obey_the_name_of_a_phase(stream, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream())
     put_out(text, None, False)
     assert sys.stdout.getvalue() == (text if stream is io.StringIO else "phase,joules\n\\x1b]0;owned\\x07,1\n")
+
+
+def test_a_terminal_gets_our_headings_and_not_their_codes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    put_out(printed(lambda console: console.print("phase", style="bold"), None), None, False)
+    assert sys.stdout.getvalue().strip() == "\x1b[1mphase\x1b[0m"
 
 
 def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):
