@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from powerd_analytics.cli import shared
 from powerd_analytics.terminal import LateProgress
 from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.keys import control_url
 from powerd_core.text import printable
 
 
@@ -216,7 +217,8 @@ def top(
     """
     from powerd_analytics.live.top import top as show
 
-    show(url, run, keys=keys, once=once, as_json=format == "json")
+    urls = [text if text.endswith(".h5") else control_url(text) for text in url]  # a run file has an answer of its own
+    show(urls, run, keys=keys, once=once, as_json=format == "json")
 
 
 def verify(*runs: Annotated[Path, Parameter(help="Run files.")], format: shared.TextOrJson = "text") -> int:

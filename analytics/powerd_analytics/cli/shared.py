@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,8 +32,6 @@ if TYPE_CHECKING:
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
-_STYLE = re.compile(r"(\x1b\[(?:[0-4]|[39][1-6])(?:;(?:[0-4]|[39][1-6]))*m)")
-"""Weights and colours of headings, which hide nothing."""
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -183,18 +180,21 @@ def naming(path: Path | None) -> Iterator[None]:
 # ---- streams -----------------------------------------------------------------------------------------------------
 
 
+class Styled(str):
+    """What a console has printed: names in it are harmless already, and its escapes are the console's own."""
+
+    __slots__ = ()
+
+
 def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     """Write a text to its file, or to standard output where no file is named and somebody listens."""
     if output is not None:
         write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
     elif sys.stdout is not None:
         # Formats such as CSV carry names as they are; a terminal would obey them.
-        sys.stdout.write("\n".join(map(_harmless, text.split("\n"))) if sys.stdout.isatty() else text)
+        is_harmless = isinstance(text, Styled) or not sys.stdout.isatty()
+        sys.stdout.write(text if is_harmless else "\n".join(map(printable, text.split("\n"))))
         sys.stdout.flush()
-
-
-def _harmless(line: str) -> str:
-    return "".join(part if i % 2 else printable(part) for i, part in enumerate(_STYLE.split(line)))
 
 
 def goes_to_terminal(output: Path | None) -> bool:
@@ -208,7 +208,7 @@ def printed(show: Callable[[Console], None], output: Path | None, width: int = 2
     text = io.StringIO()
     width = Console().width if on_terminal else width
     show(Console(file=text, width=width, force_terminal=on_terminal or None))
-    return text.getvalue()
+    return Styled(text.getvalue())
 
 
 def warn(notes: Sequence[str], what: str = "notes") -> None:

@@ -23,7 +23,6 @@ from rich.text import Text
 from powerd_analytics.live.feed import DEFAULT_URL, Feed, LiveLine, RunPhases, Watch, powerds_here, runs_here
 from powerd_analytics.text import digits, seconds
 from powerd_core.errors import ConfigError, PowerdError
-from powerd_core.keys import control_url
 from powerd_core.text import printable
 
 SORTS: dict[str, Callable[[LiveLine], Any]] = {
@@ -64,7 +63,7 @@ def _open(urls: Sequence[str], keys: Path | None) -> Watch:
         if url.endswith(".h5"):
             raise ConfigError(f"{url} is no address of a powerd: a run is named with --run {url}")
     if urls:
-        return Watch([control_url(url) for url in urls], keys)
+        return Watch(urls, keys)
     for url in (*powerds_here(), DEFAULT_URL):
         with contextlib.suppress(PowerdError):  # of somebody else, or just ending
             return Watch([url], keys)
