@@ -318,7 +318,7 @@ def query(
         # A column without any value would be left out: what was asked for is shown.
         for name in [name for name in frame.columns if frame[name].isna().all()]:
             frame[name] = "NULL"
-        text = shared.frames_text([frame], format, output)
-        title, _, rest = text.partition("\n")
-        text = text if title.strip(" *") else type(text)(rest.lstrip("\n"))
+        whole = shared.frames_text([frame], format, output)
+        title, _, rest = whole.partition("\n")
+        text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
     shared.put_out(text, output, overwrite)
