@@ -170,10 +170,10 @@ def test_the_lowest_cost_is_where_zeus_ends(job):
         assert (energy_j[best], time_s[best]) == pytest.approx((joules, seconds), rel=1e-9)
 
 
-# What docs/metrics.md says that its example prints, it prints.
+# What docs/reference/metrics.md says that its example prints, it prints.
 
 
-DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOC = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 
 
 def test_every_function_is_in_the_table():

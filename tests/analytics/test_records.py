@@ -14,7 +14,7 @@ from powerd_analytics.records import COLUMNS, gpus_of, run_records
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError
 
-DOCS = Path(__file__).parents[2] / "docs" / "tables.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "tables.md"
 
 
 @pytest.fixture(scope="module")

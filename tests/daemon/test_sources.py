@@ -9,7 +9,7 @@ import pytest
 
 from powerd_daemon.sources.base import find_source, kinds
 
-TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
 
 
 def conforming() -> set[str]:
