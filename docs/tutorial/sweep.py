@@ -14,13 +14,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 images, labels = torch.randn(batch_size, 3, 48, 48), torch.randint(10, (batch_size,))
 operations = count_operations(model, (3, 48, 48)).total  # of one sample's forward pass, for GFLOPS/W
 
-with Meter(out=out) as meter:
-    for k in range(30):
-        if k == 5:  # the first iterations are a warm-up, and in no group
-            training = meter.phase(
-                "training", model="small-cnn", batch_size=batch_size, operations_per_sample=operations
-            )
-            training.begin()
+
+def train(meter: Meter, iterations: int) -> None:
+    for _ in range(iterations):
         with meter.phase("iteration"):
             with meter.phase("forward"):
                 loss = nn.functional.cross_entropy(model(images), labels)
@@ -29,4 +25,10 @@ with Meter(out=out) as meter:
             with meter.phase("update"):
                 optimizer.step()
                 optimizer.zero_grad()
-    training.end()
+
+
+with Meter(out=out) as meter:
+    with meter.phase("warm-up"):
+        train(meter, 5)
+    with meter.phase("training", model="small-cnn", batch_size=batch_size, operations_per_sample=operations):
+        train(meter, 25)

@@ -1,0 +1,28 @@
+"""How the site shows docstrings: lists of arguments as lists, and the columns of records as a table."""
+
+import ast
+import re
+
+import griffe
+
+ARGUMENT = re.compile(r"^(``[^`]+``(?:, ``[^`]+``)*) {2,}", re.MULTILINE)
+
+
+class Readable(griffe.Extension):
+    """Changes what griffe has read, before mkdocstrings draws it."""
+
+    def on_instance(self, *, obj, **_):
+        if obj.docstring:
+            text = re.sub(r"(?<!\n)\n(?=- ``)", "\n\n", ARGUMENT.sub(r"- \1: ", obj.docstring.value), count=1)
+            obj.docstring.value = text
+
+    def on_attribute_instance(self, *, attr, **_):
+        if attr.path == "powerd_analytics.records._COLUMNS":
+            rows = [
+                f"| `{name}` | {kind} | {unit} | {means} |"
+                for name, kind, unit, means, *_ in ast.literal_eval(str(attr.value))
+            ]
+            attr.docstring = griffe.Docstring(
+                "\n".join(["| column | type | unit | what it is |", "| --- | --- | --- | --- |", *rows])
+            )
+            attr.value = None
