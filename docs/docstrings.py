@@ -1,4 +1,4 @@
-"""How the site shows docstrings: lists of arguments as lists, and the columns of records as a table."""
+"""How the site shows docstrings: lists of arguments as lists; columns of records and options of sources as tables."""
 
 import ast
 import re
@@ -26,3 +26,16 @@ class Readable(griffe.Extension):
                 "\n".join(["| column | type | unit | what it is |", "| --- | --- | --- | --- |", *rows])
             )
             attr.value = None
+
+    def on_class_members(self, *, cls, **_):
+        if not cls.name.endswith("Options"):
+            return
+        rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+        for name, attribute in cls.attributes.items():
+            value = ast.parse(str(attribute.value), mode="eval").body
+            given = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
+            if "metadata" in given:
+                default = f"`{ast.unparse(given['default'])}`" if "default" in given else "required"
+                rows.append(f"| `{name}` | {default} | {ast.literal_eval(given['metadata'])['help']} |")
+        cls.docstring = griffe.Docstring("\n".join(rows))
+        cls.members.clear()
