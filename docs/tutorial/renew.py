@@ -10,6 +10,7 @@ stands the script without its docstring.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -31,6 +32,8 @@ IN_THE_CHECKOUT = {
     "$ torchrun ": f"'{sys.executable}' -m torch.distributed.run ",
 }
 """What a reader types and this copy of the repository has, or does in another place."""
+NEEDS = {"trainer": "transformers", "lightning_fit": "lightning"}
+"""Transcripts that stay as they are where a library is not installed."""
 PATIENCE_S = 120.0
 
 
@@ -51,6 +54,10 @@ def run(line: str, directory: Path) -> str:
 
 def transcript(text: str, directory: Path) -> str:
     """A block's commands, each with what it prints now."""
+    needed = NEEDS.get(directory.name)
+    if needed and importlib.util.find_spec(needed) is None:
+        print(f"not renewed: {directory.name}, as {needed} is not installed here", file=sys.stderr)
+        return text
     lines = [line for line in text.splitlines() if line.startswith("$ ")]
     return "".join(f"{line}\n{printed}\n" if (printed := run(line, directory)) else f"{line}\n" for line in lines)
 

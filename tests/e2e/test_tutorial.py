@@ -15,8 +15,10 @@ renew = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(renew)
 PAGE = (HERE / "scripts.md").read_text(encoding="utf-8")
 BLOCKS = {name: text for _, name, text in renew.BLOCK.findall(PAGE)}
-NO_TOTALS_YET = {"watch", "unmarked", "ranks"}
-MARKS = {name: [pytest.mark.soak] if name == "ranks" else [] for name in BLOCKS}  # three processes with torch
+NO_TOTALS_YET = {"watch", "trainer", "lightning_fit", "unmarked", "ranks"}
+MARKS = {"ranks": [pytest.mark.soak]}  # three processes with torch
+for block, library in renew.NEEDS.items():
+    MARKS[block] = [pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library}")]
 pytestmark = pytest.mark.timeout(300)
 
 
@@ -37,7 +39,7 @@ def shape(text):
     return [found[0] for line in lines if (found := re.search(r"[A-Za-z$][\w.]*", line))]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS[name]) for name in BLOCKS])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in BLOCKS])
 def test_a_script_prints_what_the_page_shows_and_its_sums_agree(runs, name):
     transcript, place = runs[name]
     assert shape(transcript.result()) == shape(BLOCKS[name])
