@@ -26,11 +26,12 @@ pytestmark = pytest.mark.timeout(300)
 def runs(tmp_path_factory, request):
     """The transcript of each chosen script as it is now, as a future, and its directory. They run side by side."""
     place = tmp_path_factory.mktemp("tutorial")
-    chosen = {item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")} & set(BLOCKS)
+    asked = {item.callspec.params.get("name") for item in request.session.items if hasattr(item, "callspec")}
+    chosen = [name for name in BLOCKS if name in asked]
     with ThreadPoolExecutor(2) as pool:
         for name in chosen:
             renew.set_scene(place / name)
-        yield {n: (pool.submit(renew.transcript, BLOCKS[n], place / n), place / n) for n in BLOCKS if n in chosen}
+        yield {name: (pool.submit(renew.transcript, BLOCKS[name], place / name), place / name) for name in chosen}
 
 
 def shape(text):
