@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from powerd_core.marks import Mark
 
 ITERATION = "iteration"
@@ -256,17 +258,17 @@ def add_iterations(spans: PhaseSpans, kinds: Kinds) -> bool:
     that hold one iteration each: these are the user's own. ``spans`` are sorted, and stay so.
     """
     names = [entry["name"] for entry in kinds.entries]
-    marked = {spans.process[i] for i, kind in enumerate(spans.kind) if names[kind] == ITERATION}
-    levels: dict[tuple[int, int, int], list[int]] = {}
-    for i, kind in enumerate(spans.kind):
-        if names[kind] == _FORWARD and spans.process[i] not in marked:
-            levels.setdefault((spans.process[i], spans.thread[i], spans.parent[i]), [])
-    for key in [key for key in levels if _is_inside_iteration(spans, names, key[2])]:
-        del levels[key]
-    for i, key in enumerate(zip(spans.process, spans.thread, spans.parent, strict=True)):
-        if key in levels:
-            levels[key].append(i)
-    found = {key: list(_steps(spans, names, level)) for key, level in levels.items()}
+    of_forward, of_iteration = ({k for k, n in enumerate(names) if n == name} for name in (_FORWARD, ITERATION))
+    own = {process for process, kind in zip(spans.process, spans.kind, strict=True) if kind in of_iteration}
+    every = list(zip(spans.process, spans.thread, spans.parent, strict=True))
+    places = {place for place, kind in zip(every, spans.kind, strict=True) if kind in of_forward}
+    levels: dict[tuple[int, int, int], list[int]] = {
+        place: [] for place in places if place[0] not in own and not _is_inside_iteration(spans, names, place[2])
+    }
+    for i, place in enumerate(every) if levels else ():
+        if place in levels:
+            levels[place].append(i)
+    found = {place: list(_steps(spans, names, level)) for place, level in levels.items()}
     # The kinds of phases that hold more than one each, as an epoch does.
     around = {spans.kind[parent] for (_, _, parent), steps in found.items() if parent >= 0 and len(steps) > 1}
     steps = [s for (_, _, parent), own in found.items() if parent < 0 or spans.kind[parent] in around for s in own]
@@ -339,28 +341,28 @@ def _steps(spans: PhaseSpans, names: Sequence[str], level: Sequence[int]) -> Ite
 
 def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
     """Add the steps as phases, each in front of the first that it holds."""
-    step_at = {step.inside[0]: step for step in steps}
-    rows: list[int | dict[str, int]] = []
-    """In their new order: a phase that was there, or the columns of one that is added."""
-    place: list[int] = []
-    for i, above in enumerate(spans.parent):
-        if step := step_at.get(i):
-            forwards = [entry for p in step.passes if (entry := kinds.entries[spans.kind[p]])["name"] == _FORWARD]
+    steps = sorted(steps, key=lambda step: step.inside[0])
+    first = np.array([step.inside[0] for step in steps])
+    columns = {name: np.array(getattr(spans, name), np.int64) for name in _COLUMNS}
+    place = np.arange(len(spans.kind))
+    place += np.searchsorted(first, place, "right")
+    columns["parent"] = np.append(place, -1)[columns["parent"]]
+    added = {name: column[first] for name, column in columns.items()}
+    added["end_ns"] = np.array([step.end_ns for step in steps])
+    added["end_bound_ns"] = np.array([step.end_bound_ns for step in steps])
+    added["cut"] = np.array([max(spans.cut[i] for i in step.passes) for step in steps])
+    numbers: dict[tuple[int, ...], int] = {}
+    for k, step in enumerate(steps):
+        passes = tuple(spans.kind[i] for i in step.passes)
+        if passes not in numbers:
+            forwards = [entry for kind in passes if (entry := kinds.entries[kind])["name"] == _FORWARD]
             attributes = common_attributes([entry["attributes"] for entry in forwards])
-            kind = {"name": ITERATION, "attributes": attributes, "timing": forwards[0]["timing"]}
-            added = {name: getattr(spans, name)[i] for name in _COLUMNS}
-            added |= {"kind": kinds.number(kind), "parent": place[above] if above >= 0 else -1}
-            added |= {"end_ns": step.end_ns, "end_bound_ns": step.end_bound_ns}
-            rows.append(added | {"cut": max(spans.cut[p] for p in step.passes)})
-        place.append(len(rows))
-        rows.append(i)
-    spans.parent = [place[above] if above >= 0 else -1 for above in spans.parent]
-    for step in steps:
-        for i in step.inside:
-            spans.parent[i] = place[step.inside[0]] - 1
-    for name in _COLUMNS:
-        values = getattr(spans, name)
-        setattr(spans, name, [values[row] if isinstance(row, int) else row[name] for row in rows])
+            numbers[passes] = kinds.number({**forwards[0], "name": ITERATION, "attributes": attributes})
+        added["kind"][k] = numbers[passes]
+    lengths = [len(step.inside) for step in steps]
+    columns["parent"][[i for step in steps for i in step.inside]] = np.repeat(place[first] - 1, lengths)
+    for name, column in columns.items():
+        setattr(spans, name, np.insert(column, first, added[name]).tolist())
 
 
 def common_attributes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
