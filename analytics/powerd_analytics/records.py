@@ -11,6 +11,8 @@ of a job (`powerd_analytics.jobs`). Their uncertainties follow two rules: `mean_
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from calendar import timegm
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -72,6 +74,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("run_id", "text", "", "the recording's own id"),
     ("created_utc", "text", "", "when it began, wall clock"),
     ("host", "text", "", "the machine that trained"),
+    ("program", "text", "", "the command without interpreter, folders, seeds and the run file's own name"),
     ("model", "text", "", "attribute of the phases"),
     ("batch_size", "number", "1", "attribute of the phases", "batch"),
     ("gpus", "integer", "1", "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
@@ -562,6 +565,39 @@ def _begin_unix_s(run: Run) -> float | None:
         return None
 
 
+_INTERPRETER = re.compile(r"python[\d.]*(\.exe)?")
+_SEED = re.compile(r"-{0,2}(\w+[-_.])?seed", re.IGNORECASE)
+
+
+def program_of(command: Sequence[str], path: Path) -> str | None:
+    """Program and arguments, by which runs are repeats: the same whether `joules record` or a Meter wrote them down.
+
+    Without what differs between repeats: a seed, the name of the run file, the file by which a notebook is reached.
+    """
+    words = [*command]
+    if words and _INTERPRETER.fullmatch(Path(words[0]).name):
+        del words[0]
+        while words and words[0].startswith("-") and words[0] not in ("-c", "-m"):
+            del words[0]
+        if words[:1] == ["-m"]:
+            words = [words[1].rpartition(".")[2] if len(words) > 1 else "", *words[2:]]
+    if not words:
+        return None
+    program = Path(words[0]).name.removesuffix(".py")
+    if program == "ipykernel_launcher":
+        return "notebook"
+    kept, is_value_of_seed = [program], False
+    for word in words[1:]:
+        name, is_assignment, value = word.rpartition("=")
+        if is_value_of_seed or _SEED.fullmatch(name) or Path(value).stem == path.stem:
+            is_value_of_seed = False
+        elif _SEED.fullmatch(word) and not is_assignment:
+            is_value_of_seed = True
+        else:
+            kept.append(word)
+    return shlex.join(kept)
+
+
 # -- records of a run --------------------------------------------------------------------------------------------------
 
 
@@ -593,6 +629,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
         "run_id": text_of(run.attributes.get("run_id")),
         "created_utc": text_of(run.attributes.get("created_utc")),
         "host": text_of(run.environment.get("host")),
+        "program": program_of(run.command, run.path),
         **_of_training(run, ranks),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]
