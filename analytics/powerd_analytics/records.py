@@ -17,6 +17,7 @@ from calendar import timegm
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import dropwhile
 from math import hypot, isclose, isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -565,8 +566,8 @@ def _begin_unix_s(run: Run) -> float | None:
         return None
 
 
-_INTERPRETER = re.compile(r"python[\d.]*(\.exe)?")
-_SEED = re.compile(r"-{0,2}(\w+[-_.])?seed", re.IGNORECASE)
+_INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
+_SEED = re.compile(r" \S*seed[= ]\S+", re.IGNORECASE)
 
 
 def program_of(command: Sequence[str], path: Path) -> str | None:
@@ -574,28 +575,13 @@ def program_of(command: Sequence[str], path: Path) -> str | None:
 
     Without what differs between repeats: a seed, the name of the run file, the file by which a notebook is reached.
     """
-    words = [*command]
-    if words and _INTERPRETER.fullmatch(Path(words[0]).name):
-        del words[0]
-        while words and words[0].startswith("-") and words[0] not in ("-c", "-m"):
-            del words[0]
-        if words[:1] == ["-m"]:
-            words = [words[1].rpartition(".")[2] if len(words) > 1 else "", *words[2:]]
+    words = list(dropwhile(lambda word: _INTERPRETER.fullmatch(Path(word).name), command))
     if not words:
         return None
-    program = Path(words[0]).name.removesuffix(".py")
-    if program == "ipykernel_launcher":
-        return "notebook"
-    kept, is_value_of_seed = [program], False
-    for word in words[1:]:
-        name, is_assignment, value = word.rpartition("=")
-        if is_value_of_seed or _SEED.fullmatch(name) or Path(value).stem == path.stem:
-            is_value_of_seed = False
-        elif _SEED.fullmatch(word) and not is_assignment:
-            is_value_of_seed = True
-        else:
-            kept.append(word)
-    return shlex.join(kept)
+    program = Path(words[0]).name.removesuffix(".py").rpartition(".")[2]
+    arguments = [word for word in words[1:] if Path(word.rpartition("=")[2]).stem != path.stem]
+    is_notebook = program == "ipykernel_launcher"
+    return "notebook" if is_notebook else _SEED.sub("", shlex.join([program, *arguments]))
 
 
 # -- records of a run --------------------------------------------------------------------------------------------------
