@@ -248,8 +248,7 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
     phases.sort()
     for t_ns, text in phases.problems:
         contents.note("warning", text, t_ns)
-    if add_iterations(phases, kinds):
-        contents.note("info", "no iterations were marked: each lasts from a forward pass (or its data) to the next")
+    add_iterations(phases, kinds)
     name_models(phases, kinds)
     return phases, kinds.entries, processes
 

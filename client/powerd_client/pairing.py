@@ -244,9 +244,9 @@ _OWN_ITERATION = ("iter", "step", "batch")
 """A phase that has one of these in its name is the user's own iteration, whatever it holds."""
 
 
-def add_iterations(spans: PhaseSpans, kinds: Kinds) -> bool:
+def add_iterations(spans: PhaseSpans, kinds: Kinds) -> None:
     """Put a phase `ITERATION` around each step of a training that has its passes marked and no iterations: by hooks, or
-    by hand. Whether there were any.
+    by hand.
 
     An iteration begins with a forward pass that comes after a backward pass or an update, or with the wait for data
     before it, and lasts to the beginning of the next one. So several forward passes before one backward are one
@@ -273,7 +273,6 @@ def add_iterations(spans: PhaseSpans, kinds: Kinds) -> bool:
     steps = [s for (_, _, parent), own in found.items() if parent < 0 or spans.kind[parent] in around for s in own]
     if steps:
         _insert(spans, kinds, steps)
-    return bool(steps)
 
 
 def _is_inside_iteration(spans: PhaseSpans, names: Sequence[str], parent: int) -> bool:
