@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -351,7 +351,7 @@ class DeviceTimes:
                 edge = self._host_ns(*edges[number]) if number in edges else None
                 self.unresolved += edge is None
                 t_ns, bound_ns = edge or (mark.t_host_ns, -1)
-                yield replace(mark, t_host_ns=t_ns, bound_ns=bound_ns)
+                yield mark._replace(t_host_ns=t_ns, bound_ns=bound_ns)
 
     def _host_ns(self, epoch: int, t_ns: int) -> tuple[int, int] | None:
         """The host's time of a device's time, and how far it may be from that: what the anchors guarantee, and the
