@@ -11,7 +11,9 @@ import logging
 import sys
 from pathlib import Path
 
-from powerd_core.text import printable
+from powerd_core.text import LEGIBLE, printable, register_legible
+
+register_legible()
 
 
 class _ErrorStream(logging.Handler):
@@ -31,6 +33,22 @@ log.propagate = False
 def tell(text: str) -> None:
     """One warning."""
     log.warning("%s", text)
+
+
+def show(text: str, end: str = "\n") -> None:
+    """Lines that are no warning: a result, or what is being done."""
+    with contextlib.suppress(Exception):  # as said above
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        sys.stderr.write(text.encode(encoding, LEGIBLE).decode(encoding) + end)
+        sys.stderr.flush()
+
+
+def is_terminal() -> bool:
+    """Whether a line on the error stream can be replaced by the next one."""
+    try:
+        return bool(sys.stderr.isatty())
+    except Exception:  # noqa: BLE001  (as said above)
+        return False
 
 
 def last_line(path: Path) -> str:

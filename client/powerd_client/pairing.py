@@ -151,8 +151,7 @@ class _Pairing:
 
     def take(self, mark: Mark) -> None:
         run_kind = self.kinds.get(mark.kind)
-        if mark.t_host_ns > self.latest_ns:
-            self.latest_ns = mark.t_host_ns
+        self.latest_ns = max(self.latest_ns, mark.t_host_ns)
         if run_kind is None and mark.kind not in self.cuts:
             self.report(mark.t_host_ns, f"marks of phase kind {mark.kind}, whose name was lost")
             return
