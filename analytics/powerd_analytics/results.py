@@ -144,7 +144,7 @@ def _next(run: Run, row: RunRow, path: str) -> str:
     """What was lost, and the command to go on with."""
     warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
     lost = [f"{seconds(row.missing_s)} without readings"] if row.missing_s > 1e-3 * row.time_s else []
-    lost += ["the training ended without closing it"] if not run.is_complete else []
+    lost += ["incomplete"] if not run.is_complete else []
     lost += [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
     command = f"joules {'info' if warnings else 'tables'} {quote(path)}"
     return f"  {', '.join(lost)}{'; ' if lost else ''}next: {command}"
@@ -171,13 +171,16 @@ def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
     hidden = [name for name, j in joules.items() if j is None]
     names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
     if not shares:
-        return f"  {names}: too short for this sensor to tell their joules"[:WIDTH]
+        return _fitting(f"  {names}: too short for this sensor")
     texts, others = texts[:_MOST_SHARES], texts[_MOST_SHARES:]
     texts += [f"{len(others)} others"] if others else []
     rest = 100 - sum(shares.values())
     if hidden or rest > 0.5:
         texts.append(f"rest{' with ' if hidden else ''}{names} {rest:.0f} %")
-    line = "  " + ", ".join(texts)
+    return _fitting("  " + ", ".join(texts))
+
+
+def _fitting(line: str) -> str:
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 

@@ -35,6 +35,7 @@ from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
+from powerd_core.text import printable
 
 _START_TIMEOUT_S = 30.0
 _END_S = 3.0
@@ -390,7 +391,7 @@ class Closing:
     def __init__(self, out: Path) -> None:
         self._out = out
         self._begun_s = time.monotonic()
-        self._is_shown = False
+        self._shown = ""
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the interpreter is ending
             self._process = subprocess.Popen(
@@ -405,22 +406,23 @@ class Closing:
         """What is being done, in a line that the next one replaces on a terminal, and that stands alone elsewhere."""
         if time.monotonic() - self._begun_s < _MUTE_S:
             return
-        percent = "" if share is None else f", {share:.0%}"
-        text = f"powerd: closing {self._out.name}: {what}{percent}"
-        if is_terminal():
-            show(f"\r\x1b[K{text}", end="")
-        elif not self._is_shown:
-            show(text)
-        self._is_shown = True
+        percent = "" if share is None else f", {100 * share:.0f} %"
+        text = printable(f"powerd: closing {self._out.name}: {what}{percent}")
+        if not is_terminal():
+            text = self._shown or text  # one line is enough where none can be replaced
+        if text != self._shown:
+            show(f"\r\x1b[K{text}", end="") if is_terminal() else show(text)
+        self._shown = text
 
     def clear(self) -> None:
         """Remove what `show` has left on a terminal."""
-        if self._is_shown and is_terminal():
+        if self._shown and is_terminal():
             show("\r\x1b[K", end="")
 
     def tell_result(self) -> None:
         """Print the result of the run file, which stands: its joules, or where to get them."""
-        lines = [f"{self._out.name} is recorded; see it with: joules tables {shlex.quote(self._out.name)}"]
+        path = printable(os.path.relpath(self._out))
+        lines = [f"{path} is recorded; its joules: joules tables {shlex.quote(path)}"]
         try:
             lines = self._result() or lines
         finally:
@@ -451,8 +453,11 @@ class Closing:
         process, self._process = self._process, None
         if process is not None:
             process.kill()
-            with contextlib.suppress(OSError, ValueError):
-                process.communicate()
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(OSError):
+                    if pipe is not None:
+                        pipe.close()
+            process.wait()
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
