@@ -12,7 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
@@ -82,9 +82,8 @@ class Meter:
         self._timing_name = self._timing.name
         self._mark: Callable[..., int | None] = lambda code, thread=None: None
         self._quiet = quiet
-        self._place: tuple[Path, int] | None = None
-        """The journal, and the number of this process in it."""
-        self._live: LiveRun | None = None
+        self._live: Callable[[], LiveRun] | None = None
+        """What of the recording has come so far; None where nothing is recorded."""
         self._phases: dict[object, Phase] = {}
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
@@ -107,7 +106,7 @@ class Meter:
             raise RunFileError(f"marks cannot be written under {part.journal}: {error.strerror}") from error
         self._mark, self._timer, self._timing_name = begin_timing(self._timing, writer, part.journal, tells=part.speaks)
         self._writer, self.out, self._recording, self._rendezvous = writer, part.out, part.recording, part.rendezvous
-        self._place = part.journal, writer.token
+        self._live = cache(partial(_live_run, part.journal, part.out, writer.token))
         if part.recording is not None and part.rendezvous is None:
             _recording.add(self)
 
@@ -133,23 +132,9 @@ class Meter:
                 if not self._devices:
                     self._identify(self._writer)
                 kind = self._writer.kind(name, attributes, self._timing_name)
-            ask = partial(self._energy_of, name) if self._place is not None else None
+            ask = partial(_energy_of, self._live, name) if self._live is not None else None
             phase = self._phases[key] = Phase(self._mark, kind, ask)
         return phase
-
-    def _energy_of(self, name: str, number: int | None, device: str | None, wait_s: float) -> Energy:
-        live = self._live_run()
-        if live is None or number is None or number < 0:
-            return _unrecorded(name)
-        return live.phase(number, name, device, wait_s)
-
-    def _live_run(self) -> LiveRun | None:
-        """What of the recording has come so far, None where nothing is recorded."""
-        if self._live is None and self._place is not None:
-            from powerd_client.energies import LiveRun  # numpy and h5py, which marking does not need
-
-            self._live = LiveRun(self._place[0], self.out, self._place[1])
-        return self._live
 
     def energy(
         self, phase: str, device: str | None = None, *, last_s: float | None = 60.0, wait_s: float = 0.0
@@ -161,13 +146,11 @@ class Meter:
         that of the device that is known best: measured rather than modelled. It works in this thread, for about a
         second the first time. Raises nothing: what has no number says why.
         """
-        live = self._live_run()
-        return _unrecorded(phase) if live is None else live.kind(phase, device, last_s, wait_s)
+        return _unrecorded(phase) if self._live is None else self._live().kind(phase, device, last_s, wait_s)
 
     def energies(self, device: str | None = None, *, last_s: float | None = 60.0) -> list[Energy]:
         """As `energy`, of every kind of phase; of one kind on several devices the one that is known best first."""
-        live = self._live_run()
-        return [_unrecorded("phase")] if live is None else live.kinds(device, last_s)
+        return [_unrecorded("phase")] if self._live is None else self._live().kinds(device, last_s)
 
     @overload
     def measure(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -314,6 +297,17 @@ class Meter:
 def recording_here() -> Meter | None:
     """A meter of this process that records, the only one where it is so."""
     return next((meter for meter in _recording if meter._pid == os.getpid()), None)
+
+
+def _live_run(journal: Path, out: Path, token: int) -> LiveRun:
+    from powerd_client.energies import LiveRun  # numpy and h5py, which marking does not need
+
+    return LiveRun(journal, out, token)
+
+
+def _energy_of(live: Callable[[], LiveRun], name: str, number: int | None, device: str | None, wait_s: float) -> Energy:
+    """The energy of the phase that a mark has begun; the marks of a failed writer have no numbers."""
+    return _unrecorded(name) if number is None or number < 0 else live().phase(number, name, device, wait_s)
 
 
 def _unrecorded(phase: str) -> Energy:
