@@ -38,16 +38,8 @@ from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, print_unbroken
 from powerd_analytics.text import digits
-from powerd_client.runfile import (
-    DIGEST,
-    clean,
-    digest,
-    open_run,
-    own_name,
-    steady_hdf5,
-    write_numbers,
-    write_strings,
-)
+from powerd_client.recover import open_run
+from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 from powerd_core.text import printable
 

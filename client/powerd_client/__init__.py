@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from powerd_client.meter import Meter
     from powerd_client.notebook import load_ipython_extension
     from powerd_client.phase import Phase
-    from powerd_client.runfile import open_run
+    from powerd_client.recover import open_run
     from powerd_client.trackers import EnergyLog
 
 __all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "open_run"]
@@ -18,7 +18,7 @@ _HOME = {
     "Meter": "meter",
     "Phase": "phase",
     "load_ipython_extension": "notebook",
-    "open_run": "runfile",
+    "open_run": "recover",
 }
 
 

@@ -24,7 +24,8 @@ from powerd_client.build import Contents, write_run
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail, has_begun
 from powerd_client.losses import StreamFrames
-from powerd_client.runfile import open_run, read_objects
+from powerd_client.recover import open_run
+from powerd_client.runfile import read_objects
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.marks import RECORD
 from powerd_core.text import printable, with_u95

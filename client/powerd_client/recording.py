@@ -368,7 +368,7 @@ class Recording:
     def _build(self) -> bool:
         """The recorder's work, from what it left. Whether it could be done."""
         from powerd_client.build import build_run
-        from powerd_client.runfile import incomplete
+        from powerd_client.recover import incomplete
 
         try:
             journals.remove_partials(self.out)

@@ -16,17 +16,8 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from powerd_client.runfile import (
-    DIGEST,
-    TIMES,
-    digest,
-    open_run,
-    read_json,
-    read_objects,
-    read_texts,
-    reading,
-    texts_of,
-)
+from powerd_client.recover import open_run
+from powerd_client.runfile import DIGEST, TIMES, digest, read_json, read_objects, read_texts, reading, texts_of
 from powerd_core.errors import RunFileError
 from powerd_core.model import Flag
 

@@ -351,7 +351,7 @@ def _build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run, keep_journal
-    from powerd_client.runfile import incomplete
+    from powerd_client.recover import incomplete
 
     journals.remove_partials(job.out)
     finish = keep_journal if _is_built(job) else build_run

@@ -18,13 +18,13 @@ from textwrap import fill
 
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
-from powerd_daemon.calibration_file import bus_number
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import Config, load_config
 from powerd_daemon.peer import ask
 from powerd_daemon.plan import plan_file, read_bus
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, scan_bus
 from powerd_daemon.sources.ina.bus import RegisterBus
+from powerd_daemon.sources.ina.calibration_file import bus_number
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.nvml.api import Nvml

@@ -17,8 +17,7 @@ import zmq
 from powerd_client import Meter, journal, open_run
 from powerd_client.journal import journal_path, prepare
 from powerd_client.recording import Recording, record_command
-from powerd_client.recover import recover
-from powerd_client.runfile import rebuild
+from powerd_client.recover import rebuild, recover
 from powerd_core.errors import PeerError, RunFileError
 from support import small_run
 from support.steady import steady_daemon, wait_for

@@ -26,7 +26,7 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail
 from powerd_client.link import BoardLink
 from powerd_client.phase import BASELINE
-from powerd_client.runfile import open_run
+from powerd_client.recover import open_run
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns

@@ -109,7 +109,7 @@ class Server:
             if self._reader is None:
                 journal = joined_journal()
                 if journal is None:
-                    self.out = self.out or _free_name(Path("pmlib.h5"))
+                    self.out = self.out or free_name(Path("pmlib.h5"))
                     self._recording = Recording(
                         self.out,
                         [self.url] if self.url else [],
@@ -242,7 +242,7 @@ def devices_of(description: Description) -> list[DeviceInfo]:
     ]
 
 
-def _free_name(path: Path) -> Path:
+def free_name(path: Path) -> Path:
     """``path``, or the first of its numbered sisters that neither a run nor a recording has taken."""
     number, candidate = 1, path
     while candidate.exists() or journal_path(candidate).exists():
@@ -320,6 +320,11 @@ class Counter:
         if self._writer is None:
             raise ConfigError(f"{self.name!r} is finalised: create another counter")
         return self._writer
+
+    @property
+    def spans_ns(self) -> tuple[tuple[int, int], ...]:
+        """Begin and end of each set that has ended, on the host's clock."""
+        return tuple(self._ended)
 
     @property
     def num_sets(self) -> int:

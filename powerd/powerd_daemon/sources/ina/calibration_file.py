@@ -12,7 +12,7 @@ from socket import gethostname
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
 from powerd_core.serde import build_options, to_document
-from powerd_daemon.config import read_document, write_text
+from powerd_daemon.documents import read_document, write_text
 from powerd_daemon.sources.ina.chips import chip_type
 from powerd_daemon.sources.ina.sensor import Sensor
 
