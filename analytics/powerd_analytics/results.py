@@ -6,20 +6,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 
 import numpy as np
-from numpy.typing import NDArray
 
 from powerd_analytics.runs.phases import PhaseClass, kept
 from powerd_analytics.runs.run import Run, read_run
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, group_key, phase_table
 from powerd_analytics.text import seconds
 from powerd_client.energies import Energy, said_provenance
+from powerd_client.log import shown_path
 from powerd_client.phase import WHOLE
 from powerd_core.model import Provenance
 from powerd_core.text import printable, significant, with_u95
@@ -29,7 +28,6 @@ WIDTH = 80
 _ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
 _ASKED = "asked"
 """The attribute that sets the phases that somebody asks for apart from all others."""
-_MOST_SHARES = 6
 
 
 def energies(run: Path, *, name: str | None, row: int | None, device: str | None) -> list[Energy]:
@@ -54,24 +52,16 @@ def energies(run: Path, *, name: str | None, row: int | None, device: str | None
         p = replace(p, cut=p.cut & ~asked)  # what has arrived of it counts as the phase
     keep = (arrived | p.cut) & (p.begin_ns < whole.end_ns)
     p = replace(p, end_ns=np.minimum(p.end_ns, whole.end_ns))
-    if row is not None or name is not None:
-        classes, label = _apart(p.classes, p.label, asked)
-        p = replace(p, classes=classes, label=label)
+    is_chosen = row is not None or name is not None
+    if is_chosen:  # a group of their own, so that they have a row of their own
+        label, classes = p.label.copy(), list(p.classes)
+        for i in np.unique(label[asked]):
+            label[asked & (label == i)] = len(classes)
+            classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}))
+        p = replace(p, classes=tuple(classes), label=label)
     table = phase_table(replace(whole, phases=kept(p, keep)), device)
-    is_wanted = _ASKED if row is not None or name is not None else ""
-    rows = [r for r in table.phases if (not is_wanted or is_wanted in r.group) and r.iterations]
+    rows = [r for r in table.phases if r.iterations and (_ASKED in r.group or not is_chosen)]
     return [_energy(r, is_late) for r in sorted(rows, key=lambda r: _ORDER.index(r.provenance))]
-
-
-def _apart(
-    classes: tuple[PhaseClass, ...], label: NDArray[np.int32], asked: NDArray[np.bool_]
-) -> tuple[tuple[PhaseClass, ...], NDArray[np.int32]]:
-    """Classes and labels in which the phases asked for are a group of their own."""
-    label, more = label.copy(), list(classes)
-    for i in np.unique(label[asked]):
-        label[asked & (label == i)] = len(more)
-        more.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}))
-    return tuple(more), label
 
 
 def _energy(row: PhaseRow, is_late: bool) -> Energy:
@@ -92,123 +82,88 @@ def _energy(row: PhaseRow, is_late: bool) -> Energy:
 def result_lines(run: Path) -> Iterator[list[str]]:
     """The result of a run in at most three lines, and again with the shares of its phases, which take longer."""
     whole = read_run(run)
-    none = replace(whole, phases=kept(whole.phases, np.zeros(len(whole.phases), bool)))
-    has_phases = len(whole.phases) > 0
-    pending = "  phases: too many for a quick result" if has_phases else "  no phases are marked: see meter.watch"
-    yield _result(whole, phase_table(none), pending)
-    if has_phases:
-        table = phase_table(whole)
-        yield _result(whole, table, None)
+    alone = replace(whole, phases=kept(whole.phases, np.zeros(len(whole.phases), bool)))
+    yield _result(whole, phase_table(alone), "  phases: too many for a quick result")
+    yield _result(whole, phase_table(whole), None)
 
 
-def _result(run: Run, table: PhaseTable, second: str | None) -> list[str]:
+def _result(run: Run, table: PhaseTable, shares: str | None) -> list[str]:
     rows = sorted(table.runs, key=lambda r: (r.energy_j is None, _ORDER.index(r.provenance), -(r.energy_j or 0.0)))
-    path = _shown(run.path)
+    path = shown_path(run.path)
     if not rows:
-        return [printable(f"{path}: no device was recorded"), f"  next: joules info {quote(path)}"]
-    first = rows[0]
-    parts = [f"{path}: {_main(first)}"]
-    for row in rows[1:]:
-        parts.append(_other(row))
-        if len("; ".join(parts)) > WIDTH:
-            parts[-1] = f"{len(rows) - len(parts) + 1} more"
-            if len("; ".join(parts)) > WIDTH:
-                del parts[-1]
+        return [f"{path}: no device was recorded", f"  next: joules info {quote(path)}"]
+    main = rows[0]
+    first = f"{path}: {_joules(main)}"
+    if main.energy_j is not None and main.power_w is not None:
+        wh, power, time = (significant(x, 3) for x in (main.energy_j / 3600, main.power_w, main.time_s))
+        first += f" ({wh} Wh), {power} W over {time} s"
+    for k, row in enumerate(rows[1:], 1):
+        longer = f"{first}; {_joules(row)}"
+        if len(longer) > WIDTH:
+            first += f"; {len(rows) - k} more"
             break
-    lines = ["; ".join(parts), second or _shares(run, table, first), _next(run, first, path)]
-    return [printable(line) for line in lines if line]
+        first = longer
+    warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
+    lost = [f"{seconds(main.missing_s)} without readings"] if main.missing_s > 1e-3 * main.time_s else []
+    lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
+    last = f"  {', '.join(lost)}{'; ' * bool(lost)}next: joules {'info' if warnings else 'tables'} {quote(path)}"
+    return [printable(line) for line in (first, shares or _shares(run, table, main), last)]
 
 
-def _shown(path: Path) -> str:
-    relative = os.path.relpath(path)
-    return relative if len(relative) < len(str(path)) else str(path)
-
-
-def _main(row: RunRow) -> str:
+def _joules(row: RunRow) -> str:
     who = f"{row.device} {said_provenance(row.provenance)}"
     if row.energy_j is None:
-        return f"{who}: no joules: {row.note}"
-    joules = with_u95(row.energy_j, row.u95_j, "J", is_lower_bound=row.is_lower_bound)
-    watts = f", {significant(row.power_w, 3)} W" if row.power_w is not None else ""
-    return f"{who} {joules} ({significant(row.energy_j / 3600, 3)} Wh){watts} over {significant(row.time_s, 3)} s"
-
-
-def _other(row: RunRow) -> str:
-    if row.energy_j is None:
-        return f"{row.device}: no joules"
-    joules = with_u95(row.energy_j, row.u95_j, "J", is_lower_bound=row.is_lower_bound)
-    return f"{row.device} {said_provenance(row.provenance)} {joules}"
-
-
-def _next(run: Run, row: RunRow, path: str) -> str:
-    """What was lost, and the command to go on with."""
-    warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
-    lost = [f"{seconds(row.missing_s)} without readings"] if row.missing_s > 1e-3 * row.time_s else []
-    lost += ["incomplete"] if not run.is_complete else []
-    lost += [f"{warnings} warning{'s' * (warnings > 1)}"] if warnings else []
-    command = f"joules {'info' if warnings else 'tables'} {quote(path)}"
-    return f"  {', '.join(lost)}{'; ' if lost else ''}next: {command}"
-
-
-# -- the shares of the phases ------------------------------------------------------------------------------------------
+        return f"{who}: no joules"
+    return f"{who} {with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)}"
 
 
 def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
-    """``backward 54 %, forward 26 %, rest 20 %``: of the outermost phases that are more than one."""
-    if not whole.energy_j:
-        return ""
-    classes = [kind for i, kind in enumerate(run.phases.classes) if (run.phases.label == i).any() and not kind.overlaps]
-    top = _top(run, classes)
-    if top == [(WHOLE,)]:
+    """``backward 54 %, forward 26 %, rest 20 %``, the largest first, on one line."""
+    top = [run.phases.classes[i] for i in _top(run)]
+    if not whole.energy_j or {kind.path for kind in top} <= {(WHOLE,)}:
         return "  no phases are marked in it: see meter.watch and meter.phase"
-    joules: dict[str, float | None] = {}
-    for path in top:
-        for kind in (k for k in classes if k.path == path):
-            energy_j, known = _joules_of(kind, table, whole), joules.get(kind.name, 0.0)
-            joules[kind.name] = None if energy_j is None or known is None else known + energy_j
-    shares = {name: 100 * j / whole.energy_j for name, j in joules.items() if j is not None}
-    texts = [f"{name} {share:.0f} %" for name, share in sorted(shares.items(), key=lambda item: -item[1])]
-    hidden = [name for name, j in joules.items() if j is None]
+    joules: dict[str, float] = {}
+    hidden: dict[str, None] = {}
+    for kind in top:
+        energy_j = _joules_of(kind, table, whole)
+        if energy_j is None:
+            hidden[kind.name] = None
+        else:
+            joules[kind.name] = joules.get(kind.name, 0.0) + energy_j
     names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
-    if not shares:
-        return _fitting(f"  {names}: too short for this sensor")
-    texts, others = texts[:_MOST_SHARES], texts[_MOST_SHARES:]
-    texts += [f"{len(others)} others"] if others else []
+    if not joules:
+        return f"  {names}: not resolvable; the table says why"
+    shares = {name: 100 * j / whole.energy_j for name, j in joules.items()}
+    largest = sorted(shares, key=shares.__getitem__, reverse=True)
+    texts = [f"{name} {shares[name]:.0f} %" for name in largest]
     rest = 100 - sum(shares.values())
-    if hidden or rest > 0.5:
-        texts.append(f"rest{' with ' if hidden else ''}{names} {rest:.0f} %")
-    return _fitting("  " + ", ".join(texts))
-
-
-def _fitting(line: str) -> str:
+    texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
+    line = "  " + ", ".join(texts)
     return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
 
 
-def _top(run: Run, classes: list[PhaseClass]) -> list[tuple[str, ...]]:
-    """The paths whose shares say where the joules went: the outermost ones, and instead of one that takes more than
+def _top(run: Run) -> list[int]:
+    """The classes whose shares say where the joules went: the outermost ones, and instead of one that takes more than
     half of the time (as the iterations do) what lies inside it."""
     p = run.phases
     time_s = np.bincount(p.label, weights=p.duration_s, minlength=len(p.classes))
-    length_s: dict[tuple[str, ...], float] = {}
-    for i, kind in enumerate(p.classes):
-        if kind in classes and LAYER not in kind.attributes:
-            length_s[kind.path] = length_s.get(kind.path, 0.0) + float(time_s[i])
-    top: list[tuple[str, ...]] = [path for path in length_s if len(path) == 1]
-    while len(top) < 3:
-        longest = max(top, key=length_s.__getitem__, default=())
-        inside = [path for path in length_s if path[:-1] == longest]
-        if not inside or 2 * length_s[longest] < sum(length_s[path] for path in top):
+    known = [i for i, kind in enumerate(p.classes) if time_s[i] and not kind.overlaps and LAYER not in kind.attributes]
+    top = [i for i in known if len(p.classes[i].path) == 1]
+    while top and len({p.classes[i].name for i in top}) < 3:
+        longest = p.classes[max(top, key=time_s.__getitem__)].path
+        inside = [i for i in known if p.classes[i].path[:-1] == longest]
+        around = [i for i in top if p.classes[i].path == longest]
+        if not inside or 2 * time_s[around].sum() < time_s[top].sum():
             break
-        top = [path for path in top if path != longest] + inside
+        top = [i for i in top if i not in around] + inside
     return top
 
 
 def _joules_of(kind: PhaseClass, table: PhaseTable, whole: RunRow) -> float | None:
     """The joules of all phases of a class. A phase around all batches has the figures of its group's total."""
-    group, path = group_key(dict(kind.group)), "/".join(kind.path)
+    own = (whole.device, whole.provenance, group_key(dict(kind.group)))
     for row in table.phases:
-        of_device = (row.device, row.provenance) == (whole.device, whole.provenance)
-        if of_device and row.path == path and group_key(row.group) == group and row.timing == kind.timing:
+        if (row.device, row.provenance, group_key(row.group)) == own and row.path == "/".join(kind.path):
             return None if row.j_per_batch is None else row.j_per_batch * row.iterations
-    totals = (t for t in table.totals if (t.device, t.provenance) == (whole.device, whole.provenance))
-    return next((t.energy_j for t in totals if group_key(t.group) == group), None)
+    totals = (t.energy_j for t in table.totals if (t.device, t.provenance, group_key(t.group)) == own)
+    return next(totals, None)

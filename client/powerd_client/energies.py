@@ -6,16 +6,17 @@ The joules come from the analytics, found by the entry-point group `powerd.energ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import h5py
 import numpy as np
@@ -23,13 +24,14 @@ import numpy as np
 from powerd_client.build import Contents, write_run
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail, has_begun
+from powerd_client.log import shown_path
 from powerd_client.losses import StreamFrames
 from powerd_client.recover import open_run
 from powerd_client.runfile import read_objects
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.marks import RECORD
 from powerd_core.text import printable, with_u95
-from powerd_core.wire import FrameReader, Message
+from powerd_core.wire import FrameReader, Garbage, Message
 
 INSTALL = "joules need the analytics: pip install 'powerd[analytics]'"
 MEASURED = "measured"
@@ -90,26 +92,17 @@ def said_provenance(provenance: str) -> str:
     return provenance if provenance == MEASURED else provenance.upper()
 
 
-class Estimator(Protocol):
-    """What the analytics offers under the entry point."""
-
-    def energies(self, run: Path, *, name: str | None, row: int | None, device: str | None) -> list[Energy]:
-        """Energies of the phases of a run file: of all kinds, of those called ``name``, or of the phase in one row;
-        the best known first. Raises `PowerdError`."""
-
-    def result_lines(self, run: Path) -> Iterator[list[str]]:
-        """The result of a run as lines for its user: a quick one, then the whole one. Raises `PowerdError`."""
-
-
-def estimator() -> Estimator | None:
-    """None where the analytics is not installed."""
+def analytics() -> Any:
+    """The module with ``energies`` and ``result_lines`` (`powerd_analytics.results`); None where it, or a library that
+    it needs, is not installed."""
     for point in entry_points(group=_GROUP):
-        try:
-            loaded: Estimator = point.load()
-        except ImportError:  # it is there, the libraries that it needs are not
-            continue
-        return loaded
+        with contextlib.suppress(ImportError):
+            return point.load()
     return None
+
+
+class _NotYet(AnalysisError):
+    """What is asked about has not come."""
 
 
 class LiveRun:
@@ -125,35 +118,36 @@ class LiveRun:
         self._at = 0
         self._mutex = threading.Lock()
 
-    def phase(self, number: int, name: str, device: str | None = None, wait_s: float = 0.0) -> Energy:
-        """The energy of the phase that this process began with its mark of that number."""
-        return self._ask(name, number, device, None, wait_s)[0]
-
-    def kind(self, name: str, device: str | None, last_s: float | None, wait_s: float) -> Energy:
-        """The mean energy of the phases of a name."""
-        return self._ask(name, None, device, last_s, wait_s)[0]
-
-    def kinds(self, device: str | None, last_s: float | None) -> list[Energy]:
-        """The mean energies of all phases."""
-        return self._ask("", None, device, last_s, 0.0)
-
-    def _ask(
-        self, name: str, number: int | None, device: str | None, last_s: float | None, wait_s: float
+    def ask(
+        self,
+        name: str,
+        device: str | None,
+        *,
+        number: int | None = None,
+        last_s: float | None = None,
+        wait_s: float = 0.0,
     ) -> list[Energy]:
-        """Never empty, and raises nothing: what is wrong stands in the note."""
+        """The energy of the phase that this process began with its mark ``number``, or the mean of the phases of a
+        name, or of each name there is ("") in the last seconds. Never empty, and raises nothing: the note says what is
+        wrong. The best known device comes first.
+        """
         deadline = time.monotonic() + wait_s
         try:
-            if (analytics := estimator()) is None:
+            if (estimator := analytics()) is None:
                 return [Energy(name, note=INSTALL)]
             with self._mutex, tempfile.TemporaryDirectory(prefix="powerd-live-") as folder:
                 while True:
-                    run, row = self._run(Path(folder), number, name, last_s)
-                    found = analytics.energies(run, name=name or None, row=row, device=device)
+                    found, note = list[Energy](), "none has ended yet"
+                    try:
+                        run, row = self._run(Path(folder), number, name, last_s)
+                        found = estimator.energies(run, name=name or None, row=row, device=device)
+                    except _NotYet as error:
+                        note = str(error)
                     is_over = time.monotonic() >= deadline
                     if found and (is_over or not found[0].is_so_far):
                         return found
                     if is_over and last_s is None:
-                        return [Energy(name, is_so_far=True, note="none has ended yet")]
+                        return [Energy(name, is_so_far=True, note=note)]
                     last_s = last_s if found else None  # an epoch may be longer than that
                     time.sleep(_LOOK_S)
         except Exception as error:  # noqa: BLE001  (whatever a library throws: the training goes on)
@@ -182,17 +176,18 @@ class LiveRun:
         with (self._journal / "journal.bin").open("rb") as file:
             file.seek(self._at)
             for event, frame in self._reader.feed(file.read()):
-                self._contents.take(event, self._at, len(frame))
-                self._at += len(frame)
+                size = event.count if isinstance(event, Garbage) else len(frame)
+                self._contents.take(event, self._at, size)
+                self._at += size
         for event in (*(Message("phase-names", document) for document in names), *marks, *frames):
             self._contents.take(event)
 
     def _time_of(self, number: int) -> int:
-        """When the mark was written, by the host's clock. Raises `AnalysisError` where it is not there."""
+        """When the mark was written, by the host's clock."""
         for first, records in self._contents.marks.get(self._token, {}).items():
             if first <= number < first + len(records) // RECORD.size:
                 return int(RECORD.unpack_from(records, (number - first) * RECORD.size)[2])
-        raise AnalysisError("its marks have not been written")
+        raise _NotYet("its marks have not come yet")
 
     def _since(self, since_ns: int) -> Contents:
         """What belongs to the time from then to the last readings that have arrived, both by the host's clock."""
@@ -214,7 +209,7 @@ class LiveRun:
                 if periods.get(key, 0) < _FAST_PERIOD_NS:
                     reached[key] = max(b.t_last_ns for b in blocks.values()) + offset
         if not streams:
-            raise AnalysisError("its readings have not arrived yet")
+            raise _NotYet("its readings have not arrived yet")
         latest = max(reached.values(), default=now_ns())
         return replace(
             whole,
@@ -258,20 +253,20 @@ def main() -> None:
 
     A process of its own, for `powerd_client.recording`: what it imports and allocates is not the training's.
     """
-    analytics = estimator()
+    estimator = analytics()
     if not (path := sys.stdin.readline().rstrip("\n")):
         return
     try:
-        if analytics is None:
+        if estimator is None:
             with open_run(path) as file:
                 time_s = (int(file.attrs["t_stop_ns"]) - int(file.attrs["t_start_ns"])) * 1e-9
-                head = f"{path} is recorded: {time_s:.3g} s, {len(file['phases/kind'])} phases"
+                head = f"{shown_path(Path(path))} is recorded: {time_s:.3g} s, {len(file['phases/kind'])} phases"
             print(json.dumps([head, f"  {INSTALL}"]), flush=True)
             return
-        for lines in analytics.result_lines(Path(path)):
+        for lines in estimator.result_lines(Path(path)):
             print(json.dumps(lines), flush=True)
     except PowerdError as error:
-        print(json.dumps([f"{path} is recorded, its joules are not known: {error}"]), flush=True)
+        print(json.dumps([f"{shown_path(Path(path))} is recorded, its joules are not known: {error}"]), flush=True)
 
 
 if __name__ == "__main__":

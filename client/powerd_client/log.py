@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -35,20 +36,19 @@ def tell(text: str) -> None:
     log.warning("%s", text)
 
 
-def show(text: str, end: str = "\n") -> None:
+def show(text: str) -> None:
     """Lines that are no warning: a result, or what is being done."""
     with contextlib.suppress(Exception):  # as said above
         encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        sys.stderr.write(text.encode(encoding, LEGIBLE).decode(encoding) + end)
+        sys.stderr.write(text.encode(encoding, LEGIBLE).decode(encoding) + "\n")
         sys.stderr.flush()
 
 
-def is_terminal() -> bool:
-    """Whether a line on the error stream can be replaced by the next one."""
-    try:
-        return bool(sys.stderr.isatty())
-    except Exception:  # noqa: BLE001  (as said above)
-        return False
+def shown_path(path: Path) -> str:
+    """A path for a line of text: from where the user stands, unless that is longer."""
+    with contextlib.suppress(OSError, ValueError):
+        return printable(min(str(path), os.path.relpath(path), key=len))
+    return printable(str(path))
 
 
 def last_line(path: Path) -> str:

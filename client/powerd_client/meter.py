@@ -146,11 +146,16 @@ class Meter:
         that of the device that is known best: measured rather than modelled. It works in this thread, for about a
         second the first time. Raises nothing: what has no number says why.
         """
-        return _unrecorded(phase) if self._live is None else self._live().kind(phase, device, last_s, wait_s)
+        return self._ask(phase, device, last_s, wait_s)[0]
 
     def energies(self, device: str | None = None, *, last_s: float | None = 60.0) -> list[Energy]:
         """As `energy`, of every kind of phase; of one kind on several devices the one that is known best first."""
-        return [_unrecorded("phase")] if self._live is None else self._live().kinds(device, last_s)
+        return self._ask("", device, last_s, 0.0)
+
+    def _ask(self, name: str, device: str | None, last_s: float | None, wait_s: float) -> list[Energy]:
+        if self._live is None:
+            return [_unrecorded(name)]
+        return self._live().ask(name, device, last_s=last_s, wait_s=wait_s)
 
     @overload
     def measure(self, function: Callable[P, R], /) -> Callable[P, R]: ...
@@ -307,7 +312,9 @@ def _live_run(journal: Path, out: Path, token: int) -> LiveRun:
 
 def _energy_of(live: Callable[[], LiveRun], name: str, number: int | None, device: str | None, wait_s: float) -> Energy:
     """The energy of the phase that a mark has begun; the marks of a failed writer have no numbers."""
-    return _unrecorded(name) if number is None or number < 0 else live().phase(number, name, device, wait_s)
+    if number is None or number < 0:
+        return _unrecorded(name)
+    return live().ask(name, device, number=number, wait_s=wait_s)[0]
 
 
 def _unrecorded(phase: str) -> Energy:

@@ -30,12 +30,11 @@ from typing import Any, Literal
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
-from powerd_client.log import is_terminal, last_line, show, tell
+from powerd_client.log import last_line, show, shown_path, tell
 from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
-from powerd_core.text import printable
 
 _START_TIMEOUT_S = 30.0
 _END_S = 3.0
@@ -319,8 +318,6 @@ class Recording:
         finally:
             self._close_pipes()
             self._let_go()
-        if closing is not None:
-            closing.clear()
         for text in dict.fromkeys(self.warnings):
             tell(text)
         if closing is not None:
@@ -348,8 +345,7 @@ class Recording:
                 heard = now
                 continue
             if closing is not None:
-                shares = [m["alive"] for m in messages if m.get("alive", True) is not True]
-                closing.show("writing it", shares[-1] if shares else None)
+                closing.show()
             for message in messages:
                 heard = now
                 if "restarted" in message:
@@ -382,16 +378,16 @@ class Recording:
 
 
 class Closing:
-    """What a user sees of a recording's end: what is done, where that takes longer than a second, and the result.
+    """What a user sees of a recording's end: a line after a second, and the result.
 
     The result comes from a process of its own (`powerd_client.energies`), which starts here, so that it imports what it
-    needs while the recorder writes the run file. Nothing here raises but `KeyboardInterrupt`.
+    needs while the recorder writes the run file.
     """
 
     def __init__(self, out: Path) -> None:
         self._out = out
         self._begun_s = time.monotonic()
-        self._shown = ""
+        self._is_shown = False
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the interpreter is ending
             self._process = subprocess.Popen(
@@ -402,62 +398,43 @@ class Closing:
                 start_new_session=True,
             )
 
-    def show(self, what: str, share: float | None = None) -> None:
-        """What is being done, in a line that the next one replaces on a terminal, and that stands alone elsewhere."""
-        if time.monotonic() - self._begun_s < _MUTE_S:
-            return
-        percent = "" if share is None else f", {100 * share:.0f} %"
-        text = printable(f"powerd: closing {self._out.name}: {what}{percent}")
-        if not is_terminal():
-            text = self._shown or text  # one line is enough where none can be replaced
-        if text != self._shown:
-            show(f"\r\x1b[K{text}", end="") if is_terminal() else show(text)
-        self._shown = text
-
-    def clear(self) -> None:
-        """Remove what `show` has left on a terminal."""
-        if self._shown and is_terminal():
-            show("\r\x1b[K", end="")
+    def show(self) -> None:
+        """Say once what is being done, when that has taken a second."""
+        if not self._is_shown and time.monotonic() - self._begun_s > _MUTE_S:
+            self._is_shown = True
+            show(f"powerd: writing {shown_path(self._out)} and working out its joules")
 
     def tell_result(self) -> None:
         """Print the result of the run file, which stands: its joules, or where to get them."""
-        path = printable(os.path.relpath(self._out))
+        path = shown_path(self._out)
         lines = [f"{path} is recorded; its joules: joules tables {shlex.quote(path)}"]
         try:
-            lines = self._result() or lines
+            with contextlib.suppress(Exception):  # the training goes on
+                lines = self._result() or lines
         finally:
-            self.clear()
             self.end()
         show("\n".join(lines))
 
     def _result(self) -> list[str]:
         """The last version of the result that came within the time."""
-        data, deadline = b"", time.monotonic() + _RESULT_S
-        if self._process is None or self._process.stdin is None or self._process.stdout is None:
+        if self._process is None:
             return []
-        with contextlib.suppress(OSError, ValueError):
-            self._process.stdin.write(f"{self._out}\n".encode())
-            self._process.stdin.close()
-            while (left_s := deadline - time.monotonic()) > 0:
-                if not select.select([self._process.stdout], [], [], min(left_s, 0.2))[0]:
-                    self.show("working out its joules")
-                    continue
-                if not (piece := os.read(self._process.stdout.fileno(), 65536)):
-                    break
-                data += piece
-        whole = data[: data.rfind(b"\n") + 1].splitlines()
+        try:
+            output = self._process.communicate(f"{self._out}\n".encode(), _MUTE_S)[0]
+        except subprocess.TimeoutExpired:
+            self.show()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_RESULT_S)
+            self._process.kill()
+            output = self._process.communicate()[0]
+        whole = output[: output.rfind(b"\n") + 1].splitlines()
         return [str(line) for line in json.loads(whole[-1])] if whole else []
 
     def end(self) -> None:
         """End the process."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            for pipe in (process.stdin, process.stdout):
-                with contextlib.suppress(OSError):
-                    if pipe is not None:
-                        pipe.close()
-            process.wait()
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
