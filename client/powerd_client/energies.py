@@ -24,7 +24,7 @@ import numpy as np
 from powerd_client.build import Contents, write_run
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail, has_begun
-from powerd_client.log import shown_path
+from powerd_client.log import install_hint, shown_path
 from powerd_client.losses import StreamFrames
 from powerd_client.recover import open_run
 from powerd_client.runfile import read_objects
@@ -33,7 +33,6 @@ from powerd_core.marks import RECORD
 from powerd_core.text import printable, with_u95
 from powerd_core.wire import FrameReader, Garbage, Message
 
-INSTALL = "joules need the analytics: pip install 'powerd[analytics]'"
 MEASURED = "measured"
 _GROUP = "powerd.energies"
 _LOOK_S = 0.02
@@ -101,6 +100,10 @@ def analytics() -> Any:
     return None
 
 
+def _install() -> str:
+    return f"joules need the analytics: {install_hint('analytics')}"
+
+
 class _NotYet(AnalysisError):
     """What is asked about has not come."""
 
@@ -134,7 +137,7 @@ class LiveRun:
         deadline = time.monotonic() + wait_s
         try:
             if (estimator := analytics()) is None:
-                return [Energy(name, note=INSTALL)]
+                return [Energy(name, note=_install())]
             with self._mutex, tempfile.TemporaryDirectory(prefix="powerd-live-") as folder:
                 while True:
                     found, note = list[Energy](), "none has ended yet"
@@ -261,7 +264,7 @@ def main() -> None:
             with open_run(path) as file:
                 time_s = (int(file.attrs["t_stop_ns"]) - int(file.attrs["t_start_ns"])) * 1e-9
                 head = f"{shown_path(Path(path))} is recorded: {time_s:.3g} s, {len(file['phases/kind'])} phases"
-            print(json.dumps([head, f"  {INSTALL}"]), flush=True)
+            print(json.dumps([head, f"  {_install()}"]), flush=True)
             return
         for lines in estimator.result_lines(Path(path)):
             print(json.dumps(lines), flush=True)

@@ -40,8 +40,9 @@ T = TypeVar("T")
 class Meter:
     """Records the energy of whatever runs between its construction and `close`, with the phases that are marked.
 
-    ``url``          the powerd to listen to (``tcp://board:7360``), or several; None starts one on this machine, with
-                     its best source (the NVIDIA driver's readings, else a model from CPU time), and stops it at the end
+    ``url``          the powerd to listen to (``board`` or ``tcp://board:7360``), or several; None starts one on this
+                     machine, with its best source (the NVIDIA driver's readings, else a model from CPU time), and stops
+                     it at the end
     ``out``          the run file; it must not exist unless ``overwrite``
     ``device``       how phases are timed: ``cuda`` by events on the GPU's own timeline, without waiting for it,
                      ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),
@@ -88,16 +89,16 @@ class Meter:
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         try:
-            self._open([url] if isinstance(url, str) else list(url or ()), overwrite, keys)
+            self._open(url, overwrite, keys)
         except PowerdError as error:
             if required or isinstance(error, ConfigError | RunFileError):
                 raise
             warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
 
-    def _open(self, urls: list[str], overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
+    def _open(self, url: str | Sequence[str] | None, overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
         part = take_part(
-            self.out, urls, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
+            self.out, url, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
         )
         try:
             writer = MarkWriter(part.journal, about=part.about)

@@ -18,6 +18,7 @@ from powerd_client import journal as journals
 from powerd_client.build import build_run, left_out, read_contents, write_file
 from powerd_client.runfile import open_file, reading
 from powerd_core.errors import RunFileError
+from powerd_core.keys import control_url
 
 Progress = Callable[[float, str], None]
 _MOST_TOLD = 3
@@ -112,7 +113,7 @@ def recover(
             from powerd_client.backfill import backfill  # zmq, which nobody else here needs
 
             progress(0.0, "fetching")
-            backfill(directory, url, keys)
+            backfill(directory, control_url(url), keys)
         return _recover(directory, journal, target, overwrite, progress)
 
     if journal.is_dir():

