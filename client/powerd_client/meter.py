@@ -1,7 +1,7 @@
 """`Meter`: a recording with phases, as a training script sees it.
 
 A process marks its phases in one of three recordings: one that it began itself; one that local rank 0 of the same
-training began (docs/ranks.md); or one that `joules record` began around the process.
+training began (docs/howto/ranks.md); or one that `joules record` began around the process.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Meter:
     ``quiet``        with True, closing prints no result; neither does it where $POWERD_QUIET is set
 
     Where a launcher such as torchrun has said which rank this process is, local rank 0 records and the others add their
-    marks to its run (docs/ranks.md): make one Meter in every rank, with the same arguments.
+    marks to its run (docs/howto/ranks.md): make one Meter in every rank, with the same arguments.
 
     Under ``joules record`` the run already exists: then only marks are added to it, and these arguments do not count.
 
@@ -199,7 +199,7 @@ class Meter:
         **attributes: Attribute,
     ) -> Watch:
         """Mark ``forward`` (or ``evaluation``), ``backward`` and each optimizer's ``update`` from now on, by PyTorch's
-        own hooks; docs/training.md says what each phase holds and what cannot be marked.
+        own hooks; docs/howto/training.md says what each phase holds and what cannot be marked.
 
         ``model``          the module that the training calls: the outermost, as DDP's or `torch.compile`'s wrapper
         ``layers``         mark every layer too, in forward and backward

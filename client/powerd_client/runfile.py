@@ -8,7 +8,7 @@ length lie elsewhere. Strings are therefore stored in fixed width, and all attri
 
 **Reading.** A run whose recorder could not write it is built first, by `recover.open_run`. A run file is data from
 somewhere: it must not make us read other files (links, external storage, virtual datasets) nor load code (filters
-beyond the three that are used). What is left are plain tables of numbers and texts, those that docs/run-file.md lists
+beyond the three that are used). What is left are plain tables of numbers and texts, as in docs/reference/run-file.md
 (`problems`). Whatever is wrong is one `RunFileError` of one line.
 """
 

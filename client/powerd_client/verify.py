@@ -1,4 +1,4 @@
-"""Whether a run file is what it says it is: every invariant of docs/run-file.md that needs no energies.
+"""Whether a run file is what it says it is: every invariant of docs/reference/run-file.md that needs no energies.
 
 Checksums and the digest show that the file is as it was written; the other checks, that what was written agrees with
 itself. A check is a generator: it yields what is wrong, and returns what it looked at.

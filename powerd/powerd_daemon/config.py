@@ -1,4 +1,4 @@
-"""The configuration: what powerd measures and where it listens. See docs/configuration.md.
+"""The configuration: what powerd measures and where it listens. See docs/reference/configuration.md.
 
 Every error begins with the place it is about, such as ``powerd.toml: [[source]] 1 (sim)``, and says the remedy.
 """

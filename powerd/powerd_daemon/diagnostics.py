@@ -40,7 +40,7 @@ FAST_HZ = 400_000
 LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
 RULES = "powerd/deploy/60-powerd.rules"
-BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/board.md names the line"
+BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/howto/board.md names the line"
 ROOM = "make room: eight lines at 500 Hz take about 160 MB an hour"
 
 

@@ -287,7 +287,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-# ---- runs and powerds of this machine, from /proc and the files of journals (docs/journal.md) ------------------------
+# ---- runs and powerds of this machine, from /proc and the files of journals (docs/reference/journal.md) --------------
 
 DEFAULT_URL = "tcp://127.0.0.1:7360"
 _SUFFIX = ".journal"
