@@ -106,7 +106,7 @@ def _result(run: Run, table: PhaseTable, shares: str | None) -> list[str]:
     warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
     lost = [f"{seconds(main.missing_s)} without readings"] if main.missing_s > 1e-3 * main.time_s else []
     lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
-    last = f"  {', '.join(lost)}{'; ' * bool(lost)}next: joules {'info' if warnings else 'tables'} {quote(path)}"
+    last = f"  next: joules {'info' if warnings else 'tables'} {quote(path)}" + f" ({', '.join(lost)})" * bool(lost)
     return [printable(line) for line in (first, shares or _shares(run, table, main), last)]
 
 

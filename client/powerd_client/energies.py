@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import resource
 import sys
 import tempfile
 import threading
@@ -42,6 +43,8 @@ _SILENT_NS = 2_000_000_000
 """A stream that is so far behind the others is not waited for."""
 _FAST_PERIOD_NS = 1_000_000_000
 _LEAST_EXCHANGES = 20
+_MOST_CPU_S = 4
+"""So much the result of a run that closes may cost, imports included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +257,8 @@ def _marks_since(pieces: Mapping[int, bytes], since_ns: int) -> dict[int, bytes]
 def main() -> None:
     """Work out the result of the run whose path comes on standard input, each version of it a line of JSON.
 
-    A process of its own, for `powerd_client.recording`: what it imports and allocates is not the training's.
+    A process of its own, for `powerd_client.recording`: what it imports and allocates is not the training's. After
+    `_MOST_CPU_S` the kernel ends it, and the last line stands.
     """
     estimator = analytics()
     if not (path := sys.stdin.readline().rstrip("\n")):
@@ -273,4 +277,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CPU, (_MOST_CPU_S, _MOST_CPU_S))
     main()

@@ -50,6 +50,14 @@ def show(text: str) -> None:
         sys.stderr.flush()
 
 
+def is_terminal() -> bool:
+    """Whether the error stream is a terminal or a notebook, and no log."""
+    try:
+        return bool(sys.stderr.isatty())
+    except Exception:  # noqa: BLE001  (as said above)
+        return False
+
+
 def shown_path(path: Path) -> str:
     """A path for a line of text: from where the user stands, unless that is longer."""
     with contextlib.suppress(OSError, ValueError):

@@ -30,7 +30,7 @@ from typing import Any, Literal
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
-from powerd_client.log import last_line, show, shown_path, tell
+from powerd_client.log import is_terminal, last_line, show, shown_path, tell
 from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_client.recorder import Attempts, manner_of_death
@@ -44,8 +44,8 @@ _WAITS_S = 10.0
 """After so long at the end the user is told what is waited for."""
 _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
-_RESULT_S = 5.0
-"""So long the joules of a run may take to work out when its file stands; then `joules tables` is to do it."""
+_RESULT_S = 20.0
+"""So long the result of a run may take, however busy the machine is; `powerd_client.energies` limits its CPU time."""
 _MUTE_S = 1.0
 """After so long at the end the user is shown what is done."""
 _QUIET_ENVIRONMENT = "POWERD_QUIET"
@@ -407,8 +407,8 @@ class Closing:
             )
 
     def show(self) -> None:
-        """Say once what is being done, when that has taken a second."""
-        if not self._is_shown and time.monotonic() - self._begun_s > _MUTE_S:
+        """Say once what is being done, when that has taken a second and somebody may be looking."""
+        if not self._is_shown and time.monotonic() - self._begun_s > _MUTE_S and is_terminal():
             self._is_shown = True
             show(f"powerd: writing {shown_path(self._out)} and working out its joules")
 
