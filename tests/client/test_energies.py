@@ -34,7 +34,10 @@ def told(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("powerd_client.recording._RESULT_S", LONG_S)
 
-    return lambda: capfd.readouterr().err.splitlines()
+    def lines():
+        return capfd.readouterr().err.splitlines()
+
+    return lines
 
 
 def test_a_recording_that_closes_tells_its_joules_in_three_lines(daemon, told):
