@@ -333,7 +333,7 @@ def write_file(
     """
     try:
         with whole_file(out, overwrite=overwrite) as (file, raw):
-            for share in _write_run(file, contents, journal / "journal.bin"):
+            for share in write_run(file, contents, journal / "journal.bin"):
                 raw.check()
                 progress(min(share, 1.0))
     except RunFileError:
@@ -345,7 +345,7 @@ def write_file(
         ) from error
 
 
-def _write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Iterator[float]:
+def write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Iterator[float]:
     """Write everything, and yield now and then how much of it is written."""
     clocks = _write_clocks(file, contents)
     streams = [in_order([_epoch(contents, key, clocks) for key in keys]) for keys in _streams(contents)]

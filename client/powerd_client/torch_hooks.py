@@ -59,7 +59,7 @@ class _Pass:
 class TorchMarks:
     """The marks of all watches of one meter, and what is open in them. Its methods never raise."""
 
-    def __init__(self, mark: Callable[..., None], phase: Callable[..., Phase], writer: MarkWriter) -> None:
+    def __init__(self, mark: Callable[..., object], phase: Callable[..., Phase], writer: MarkWriter) -> None:
         self.mark = mark
         self._phase = phase
         self._writer = writer

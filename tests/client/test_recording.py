@@ -341,9 +341,8 @@ def test_of_two_commands_that_overwrite_at_once_one_records_and_one_ends_with_st
     loser, winner = sorted(racers, key=lambda racer: racer.poll() is None)
     assert loser.returncode == 2
     assert loser.communicate()[1].count("\n") == 1
-    _, told = winner.communicate("")
+    winner.communicate("")
     assert winner.returncode == 0
-    assert f"{out} is recorded" in told
     with open_run(out) as file:
         assert file.attrs["complete"] == 1
 
