@@ -64,10 +64,11 @@ def test_the_wire_limit_is_what_the_simulated_bus_takes(adapter: str, bus_every:
     source = SimSource(options, Start("s", 1, 0, clock))
     source.open()
     assert source.bus is not None
-    for _ in range(3 * bus_every):
-        source.poll()
-    before, scans = source.bus.periods, 8 * bus_every
-    for _ in range(scans):
+    begin_ns, before, scans = clock.now_ns(), 0.0, 8 * bus_every
+    for k in range(3 * bus_every + scans):
+        if k == 3 * bus_every:
+            before = source.bus.periods
+        clock.sleep_until(begin_ns + k * source.period_ns)
         source.poll()
     taken = (source.bus.periods - before) / scans
     # Without the idle half periods behind each stop, and with at most a few read-backs of configurations.

@@ -1,4 +1,4 @@
-"""The I2C bus of simulated chips, faults on it by a seeded schedule, and a clock in which it takes no time.
+"""The I2C bus of simulated chips, faults on it by a seeded schedule, and the clocks in which both live.
 
 A transaction takes its clock periods, and an absent chip does not acknowledge.
 """
@@ -45,12 +45,30 @@ class VirtualClock:
         self.sleep_until(t_ns)
 
 
+class SimulationClock:
+    """The time of a simulated board: it moves only when the board sleeps or transfers something, and is never ahead of
+    ``real``. However late this machine runs the simulation, the board is late for nothing."""
+
+    def __init__(self, real: Clock) -> None:
+        self.real = real
+        self._t_ns = real.now_ns()
+
+    def now_ns(self) -> int:
+        return self._t_ns
+
+    def wall_ns(self) -> int:
+        return self.real.wall_ns()
+
+    def sleep_until(self, t_ns: int) -> None:
+        self._t_ns = max(self._t_ns, t_ns)
+        self.real.sleep_until(self._t_ns)
+
+
 class SimBus:
     """A `powerd_daemon.sources.ina.bus.RegisterBus` in the time that a bus at ``scl_hz`` would take.
 
-    ``before`` is called with the end of each transaction before its registers are worked out. With ``wake_early_ns``
-    the caller's sleep ends ahead of the transaction's end, for the latency of a real clock's sleep; the rest is waited
-    busily when the bus is to be ``punctual``, else the call returns early. ``combines`` is what bcm2835 cannot do.
+    ``before`` is called with the end of each transaction before its registers are worked out. ``combines`` is what
+    bcm2835 cannot do.
     """
 
     def __init__(
@@ -59,14 +77,11 @@ class SimBus:
         chips: Mapping[int, SimChip],
         *,
         scl_hz: float = 400_000.0,
-        wake_early_ns: int = 0,
-        punctual: bool = False,
         before: Callable[[int], None] | None = None,
         combines: bool = True,
     ) -> None:
         self.chips = dict(chips)
         self.combines = combines
-        self.punctual = punctual
         self.trouble: Faults | None = None
         self.periods = 0.0
         """SCL periods for which the bus was busy so far."""
@@ -74,9 +89,9 @@ class SimBus:
         """Until then nothing is acknowledged, after `STUCK_NS` each."""
         self.delay_ns = 0
         """The next transaction begins so much later."""
-        self._clock, self._before, self._wake_early_ns = clock, before, wake_early_ns
+        self._clock, self._before = clock, before
         self._scl_ns = 1e9 / scl_hz
-        self._free_ns = self._end_ns = 0
+        self._free_ns = 0
         self._faults: dict[int, tuple[int, int]] = {}
 
     def fail(self, address: int, transfers: int, error: int = errno.EREMOTEIO) -> None:
@@ -119,16 +134,17 @@ class SimBus:
             # A narrower register than asked for is followed by ones: nobody pulls the line down.
             word = word << 8 | 0xFF if own < read.size else word >> 8 * (own - read.size)
             words.append(word.to_bytes(read.size, "big"))
-        self._end(refusal)
+        if refusal is not None:
+            raise refusal
         return b"".join(words)
 
     def write_word(self, address: int, register: int, word: int) -> None:
         self._meet_trouble()
         refusal = self._refusal(address)
         self._begin(NACK_PERIODS if refusal else WRITE_PERIODS)
-        if refusal is None:
-            self.chips[address].write_word(register, word, self._end_ns)
-        self._end(refusal)
+        if refusal is not None:
+            raise refusal
+        self.chips[address].write_word(register, word, self._clock.now_ns())
 
     def _meet_trouble(self) -> None:
         now_ns = self._clock.now_ns()
@@ -154,17 +170,11 @@ class SimBus:
         self.delay_ns = 0
         self.periods += periods
         self._free_ns = start_ns + round((periods + BUS_FREE_PERIODS) * self._scl_ns)
-        self._end_ns = start_ns + round(periods * self._scl_ns)
-        self._clock.sleep_until(self._end_ns - self._wake_early_ns)
+        end_ns = start_ns + round(periods * self._scl_ns)
+        self._clock.sleep_until(end_ns)
         if self._before:
-            self._before(self._end_ns)
+            self._before(end_ns)
         return start_ns
-
-    def _end(self, refusal: OSError | None) -> None:
-        while self.punctual and self._clock.now_ns() < self._end_ns:
-            pass
-        if refusal is not None:
-            raise refusal
 
 
 class Faults:
