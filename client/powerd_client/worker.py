@@ -237,9 +237,18 @@ class Worker:
         except PeerTimeout:
             if not self.orders.is_ending:
                 raise
+        else:
+            self._tell_sources()
         self._logbook.flush()
         if self._is_ready:
             self._say_ready()
+
+    def _tell_sources(self) -> None:
+        """Say what of this machine is not recorded, where the powerd is a local one."""
+        opened = {s.source for link in self._boards.links if link.description for s in link.description.streams}
+        daemon = self._guardian.daemon
+        for text in [*self._guardian.notes, *(daemon.left_out(opened) if daemon else ())]:
+            self._logbook.warn(text)
 
     def _look(self) -> bool:
         """Whether the recording is to end."""

@@ -10,7 +10,7 @@ import re
 import socket
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,8 @@ class SamplerConfig:
     """Real-time priority of the sampler (SCHED_FIFO), 1 to 99; 0 leaves it an ordinary process."""
     lock_memory: bool = False
     """Keep the sampler's memory from being paged out."""
+    optional: bool = False
+    """Go on without it when it cannot be opened at the start, unless it is the last."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= 99:
@@ -231,7 +233,7 @@ def source_config(table: Mapping[str, object], where: str) -> SourceConfig:
     if not isinstance(kind, str) or not isinstance(name, str) or not kind or not name:
         raise ConfigError(f"{where}: missing option 'kind' or 'name' (strings, see `powerd sources`)")
     where = f"{where} ({kind})"
-    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
+    common = {k: v for k, v in table.items() if k in {f.name for f in fields(SamplerConfig)}}
     options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
     try:
         cls = find_source(kind)
