@@ -20,10 +20,11 @@ from powerd_core.text import did_you_mean, printable
 from powerd_daemon.calibration_file import bus_number, calibrated_by
 from powerd_daemon.config import Document, SamplerConfig, load_config, read_document
 from powerd_daemon.sources.base import find_source
+from powerd_daemon.sources.ina.accuracy import accuracy
 from powerd_daemon.sources.ina.bus import split
 from powerd_daemon.sources.ina.chips import Grade, Settings
 from powerd_daemon.sources.ina.scanner import mean_periods, reads_of, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, make_bank
+from powerd_daemon.sources.ina.sensor import Bank, Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 
 COVERAGE_FACTOR = 2
