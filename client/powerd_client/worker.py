@@ -244,10 +244,16 @@ class Worker:
             self._say_ready()
 
     def _tell_sources(self) -> None:
-        """Say what of this machine is not recorded, where the powerd is a local one."""
-        opened = {s.source for link in self._boards.links if link.description for s in link.description.streams}
-        daemon = self._guardian.daemon
-        for text in [*self._guardian.notes, *(daemon.left_out(opened) if daemon else ())]:
+        """Say which powerd measures nothing, and of a local one what of this machine it does not record."""
+        opened, notes = set(), list(self._guardian.notes)
+        for link in self._boards.links:
+            streams = link.description.streams if link.description is not None else ()
+            opened |= {stream.source for stream in streams}
+            if not streams:
+                notes.append(f"powerd at {link.url} measures nothing: its configuration has no [[source]]")
+        if self._guardian.daemon is not None:
+            notes += self._guardian.daemon.left_out(opened)
+        for text in notes:
             self._logbook.warn(text)
 
     def _look(self) -> bool:

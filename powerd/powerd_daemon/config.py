@@ -23,6 +23,9 @@ from powerd_daemon.clock import SystemClock
 from powerd_daemon.sources.base import Source, Start, find_source
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7360"
+NOTHING = (
+    "nothing is measured: the configuration has no [[source]]; `powerd scan --format toml` prints one for each bus"
+)
 IPC_PATH_BYTES = 107
 """A Unix socket's path has 108 bytes with its final NUL (unix(7))."""
 STREAMS_PER_SOURCE = 256
@@ -267,8 +270,6 @@ def _config(document: Document, origin: str) -> Config:
     server = document.server
     server = server.listening_on(server.listen, f"{origin}: [server]", server.data, server.clock)
     sources = tuple(source_config(t, f"{origin}: [[source]] {i}") for i, t in enumerate(document.source, 1))
-    if not sources:
-        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
     devices = tuple(replace(d, where=f"{origin}: [[device]] {i} ({d.name})") for i, d in enumerate(document.device, 1))
     for configs in (sources, devices):
         names = [config.name for config in configs]

@@ -35,7 +35,7 @@ def read_events(path: Path) -> Iterator[Event]:
 class ReplayOptions:
     """At another speed than 1 the times are compressed and the powers stay, so joules shrink or grow with it."""
 
-    path: str = field(default="", metadata={"help": "a journal (also RUN.h5.journal.gz), or the directory with journal.bin in it"})
+    path: str = field(default="", metadata={"help": "a journal, packed (RUN.h5.journal.gz) or not, or its directory"})
     speed: float = field(default=1.0, metadata={"help": "how many times faster than recorded; 1 keeps the joules"})
     loop: bool = field(default=False, metadata={"help": "begin again at the end"})
 

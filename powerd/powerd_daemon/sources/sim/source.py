@@ -75,7 +75,7 @@ class SimOptions(RailsOptions):
     )
     sensors: tuple[Sensor, ...] = field(
         default=(),
-        metadata={"help": "sensors of any types as for 'ina', which share the load; empty = the eight lines"},
+        metadata={"help": "sensors as for 'ina', which share the load by what they can carry; empty = the eight lines"},
     )
     adapter: Literal["combined", "single"] = field(
         default="combined", metadata={"help": "'single' refuses combined reads as the Raspberry Pi's adapter does"}
@@ -111,8 +111,15 @@ class SimOptions(RailsOptions):
         )
 
     def shares(self) -> dict[str, float]:
-        """Each line's share of the load; sensors that were given have equal ones."""
-        return {s.name: 1 / len(self.sensors) for s in self.sensors} if self.sensors else dict(SHARES)
+        """Each line's share of the load; sensors that were given share it by what their shunts can carry."""
+        if not self.sensors:
+            return dict(SHARES)
+        carries_w = {s.name: s.nominal_v / s.shunt_ohm for s in self.sensors}
+        return {name: watts / sum(carries_w.values()) for name, watts in carries_w.items()}
+
+    def at_load(self, sensor: str, power_w: float) -> SimOptions:
+        """The same card, of which one line carries a steady power."""
+        return replace(self, waveform="constant", idle_w=0.0, peak_w=power_w / self.shares()[sensor])
 
 
 class SimSource(RailsSource):
@@ -127,6 +134,7 @@ class SimSource(RailsSource):
     options: SimOptions
     provenance = Provenance.SIMULATED
     what = "simulated graphics card"
+    catches_up = True
 
     def __init__(self, options: SimOptions, start: Start) -> None:
         self._real = start.clock
