@@ -438,6 +438,7 @@ def _completion(arguments: argparse.Namespace) -> None:
             if action.metavar in ("FILE", "DIR"):
                 action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
             if isinstance(action, argparse._SubParsersAction):
+                action.help = None  # what no help shows is not completed
                 for inner in action.choices.values():
                     mark_files(inner)
 
