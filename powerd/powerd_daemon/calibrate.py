@@ -183,8 +183,8 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
         assert isinstance(source, RailsSource | NodeSource)
         sensors = {f"{s.device or source.options.device}.{s.name}": (s, settings) for s, settings in source.bank}
         lines = [line for line in sensors if line in arguments.line or not arguments.line]
-        if isinstance(source, SimSource) and lines:
-            # A simulated card has the load that this calibration is told of.
+        if isinstance(source, SimSource) and source.options.waveform != "constant" and lines:
+            # A simulated card at work stops, and has the load that this calibration is told of.
             sensor = sensors[lines[0]][0]
             power_w = arguments.reference_w or reference * sensor.nominal_v
             source = SimSource(source.options.at_load(sensor.name, power_w), Start(config.name, 1, 0, clock))

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import import_module
 from math import isfinite
 from pathlib import Path
@@ -139,7 +139,7 @@ def make_parser() -> Parser:
     run.add_argument("--seed", type=int, metavar="N", help="with --sim: seed of the load")
     run.add_argument("--quiet", action="store_true", help="say nothing but what goes wrong")
 
-    _add_format_option(add("sources", "list the kinds of source and their options", ""))
+    add("sources", "list the kinds of source and their options", "")
     for name, says, example in (
         ("describe", "what a running powerd measures", " tcp://board:7360"),
         ("stats", "how a running powerd is doing", " tcp://board:7360 --format json"),
@@ -153,11 +153,8 @@ def make_parser() -> Parser:
     plan.add_argument("file", type=Path, metavar="FILE", help="a configuration")
     loads = "expected power of a line or a device, in watts"
     plan.add_argument("--load", type=_load, action="append", default=[], metavar="NAME=W", help=loads)
-    adapters = (
-        "what the I2C adapters can do: combined reads as a BeagleBone's, or single ones as a Raspberry Pi's (default)"
-    )
+    adapters = "how I2C adapters read: combined, as a BeagleBone's, or single, as a Raspberry Pi's (default)"
     plan.add_argument("--adapter", choices=("combined", "single"), help=adapters)
-    _add_format_option(plan)
     scan = add(
         "scan",
         "what answers on the I2C buses, and what it is",
@@ -296,11 +293,11 @@ def _run(arguments: argparse.Namespace) -> None:
 
     try:
         with Console(sys.stderr, clock, quiet=arguments.quiet):
-            daemon = Daemon(run_config(arguments), clock)
+            config = run_config(arguments)
+            daemon = Daemon(config, clock)
             try:
                 if daemon.start(is_over):
-                    is_idle = daemon.description is not None and not daemon.description.streams
-                    service_manager.ready(NOTHING if is_idle else f"serving on {daemon.listen}")
+                    service_manager.ready(f"serving on {daemon.listen}" if config.sources else NOTHING)
                     daemon.serve(is_over)
             finally:
                 daemon.close()
@@ -348,16 +345,12 @@ def _load_feasible(path: Path) -> Config:
     return config
 
 
-def _sources(arguments: argparse.Namespace) -> None:
-    options: dict[str, list[dict[str, str]]] = {}
+def _sources(_: argparse.Namespace) -> None:
     for kind in kinds():
         try:
             cls = find_source(kind)
         except ConfigError as error:
-            print(f"{kind}\n    not usable here: {error}\n", file=sys.stderr if arguments.format == "json" else None)
-            continue
-        options[kind] = [asdict(option) for option in describe_options(cls.Options)]
-        if arguments.format == "json":
+            print(f"{kind}\n    not usable here: {error}\n")
             continue
         summary = (inspect.getdoc(cls) or inspect.getdoc(inspect.getmodule(cls)) or "").split("\n\n")[0]
         print(kind, _indented(summary, "    "), sep="\n")
@@ -367,8 +360,6 @@ def _sources(arguments: argparse.Namespace) -> None:
             if option.help:
                 print(_indented(option.help, "        "))
         print()
-    if arguments.format == "json":
-        print(json.dumps(options, indent=2))
 
 
 def _indented(text: str, indent: str) -> str:
@@ -379,11 +370,8 @@ def _describe(arguments: argparse.Namespace) -> None:
     from powerd_daemon.peer import ask
 
     body = ask(arguments.url, "describe", keys=arguments.keys).body
-    print(
-        json.dumps(body, indent=2)
-        if arguments.format == "json"
-        else "\n".join(description_rows(read_description(body)))
-    )
+    as_json = arguments.format == "json"
+    print(*[json.dumps(body, indent=2)] if as_json else description_rows(read_description(body)), sep="\n")
 
 
 def description_rows(description: Description) -> Iterator[str]:
@@ -409,10 +397,8 @@ def _stats(arguments: argparse.Namespace) -> None:
     from powerd_daemon.peer import ask
 
     body = ask(arguments.url, "stats", keys=arguments.keys).body
-    if arguments.format == "json":
-        print(json.dumps(body, indent=2))
-    else:
-        print(*_tree(body), *([] if body.get("streams") else [NOTHING]), sep="\n")
+    text = [*_tree(body), *([] if body.get("streams") else [NOTHING])]
+    print(*[json.dumps(body, indent=2)] if arguments.format == "json" else text, sep="\n")
 
 
 def _tree(value: object, indent: str = "") -> Iterator[str]:

@@ -23,13 +23,13 @@ from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import NOTHING, Config, load_config
 from powerd_daemon.peer import ask
 from powerd_daemon.plan import plan_file, read_bus
-from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, scan_bus, scan_simulated
+from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, open_simulated, scan_bus
 from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.port import is_usbtmc
-from powerd_daemon.sources.sim.source import SimOptions
+from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
 
 WIDTH = 100
 ASK_MS = 500
@@ -198,7 +198,8 @@ def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
         if bus is not None and bus.number is not None:
             wanted.setdefault(bus.number, []).extend(bus.bank)
         elif bus is not None and isinstance(bus.options, SimOptions):
-            yield from _compare(source.name, list(bus.bank), scan_simulated(bus.options))
+            with open_simulated(bus.options) as simulated:
+                yield from _compare(source.name, list(bus.bank), scan_bus(simulated, SIMULATED_BUS))
     for number in sorted(wanted):
         try:
             with machine.open_bus(number) as opened:

@@ -7,9 +7,8 @@ building its sources: these would refuse what a plan explains.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
@@ -166,10 +165,8 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     rows += ["", "  on the wire      SCL periods/scan  transactions  scans/s at most"]
     for mode in plan.modes:
         name, note = "combined" if mode.combined else "single reads", ""
-        if bus.combined is mode.combined:
-            note = "  <- this adapter"
-        elif bus.combined is None and not mode.combined:
-            note = "  <- assumed (--adapter)"
+        if bool(bus.combined) is mode.combined:
+            note = "  <- this adapter" if bus.combined is not None else "  <- assumed (--adapter)"
         rows.append(f"  {name:<16} {mode.periods:16.1f}  {mode.transactions:12.1f}  {mode.limit_hz:15.1f}{note}")
     rows += ["", "  conversions             shunt us  bus us  averages  cycle us (at most)  codes/s  current covered"]
     for s in dict.fromkeys(b.settings for b in plan.budgets):
@@ -261,22 +258,6 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _document(plan: BusPlan, loads_w: Mapping[str, float]) -> dict[str, object]:
-    """The plan of one bus for programs."""
-    loads = line_loads_w(plan.budgets, loads_w or plan.bus.loads_w)
-    return {
-        "source": plan.bus.source,
-        "rate_hz": plan.bus.options.rate_hz,
-        "achievable_hz": plan.achievable_hz,
-        "modes": [asdict(mode) for mode in plan.modes],
-        "problems": plan.problems,
-        "lines": {
-            b.line: {"clip_a": b.clip_a, "load_w": loads[b.line], "u_w": b.u_w(loads[b.line]), **asdict(b.accuracy)}
-            for b in plan.budgets
-        },
-    }
-
-
 def plan(arguments: argparse.Namespace) -> None:
     """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them."""
     plans = plan_file(arguments.file, combined=None if arguments.adapter is None else arguments.adapter == "combined")
@@ -287,14 +268,11 @@ def plan(arguments: argparse.Namespace) -> None:
     for p in plans:
         if min(line_loads_w(p.budgets, loads_w).values()) < 0:
             raise ConfigError("--load: single lines add up to more than their device")
-        if arguments.format == "text":
-            print(plan_text(p, loads_w))
-    if arguments.format == "json":
-        print(json.dumps([_document(p, loads_w) for p in plans], indent=2))
+        print(plan_text(p, loads_w))
     for p in plans:
         for problem in p.problems:
             hint = " (if your adapter combines reads: --adapter combined)" if p.bus.combined is None else ""
             raise ConfigError(f"{p.bus.where}: {problem}{hint}")
     load_config(arguments.file)
-    if not plans and arguments.format == "text":
+    if not plans:
         print(f"{arguments.file}: no source reads a bus of sensors (kinds ina and sim): nothing to plan")

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from powerd_core.errors import ConfigError, PowerdError, SensorError
+from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import LinuxBus, Read, RegisterBus
@@ -66,18 +66,6 @@ def scan_bus(bus: RegisterBus, number: int, held: Iterable[tuple[int, str]] = ()
     return answers
 
 
-def scan_simulated(options: SimOptions) -> list[Answer]:
-    """The same on the bus of a simulated card, as it is before powerd sets its chips up."""
-    source = SimSource(options, Start("sim", 1, 0, VirtualClock()))
-    bus, _ = source.connect()
-    clock = source.start.clock
-    clock.sleep_until(clock.now_ns() + SETTLE_NS)
-    try:
-        return scan_bus(bus, SIMULATED_BUS)
-    finally:
-        source.close()
-
-
 def held_by_kernel(number: int, root: Path = Path("/")) -> list[tuple[int, str]]:
     """Addresses of a bus that kernel drivers are bound to."""
     drivers = sorted((root / "sys/bus/i2c/devices").glob(f"{number}-00*/driver"))
@@ -97,7 +85,7 @@ def to_toml(answers: Iterable[Answer]) -> str:
         if answer.bus != last_bus:
             last_bus = answer.bus
             of_bus = ['kind = "ina"', f'name = "i2c-{last_bus}"', f"bus = {last_bus}"]
-            rows += ["[[source]]", *(of_bus if last_bus != SIMULATED_BUS else ['kind = "sim"'])]
+            rows += ["[[source]]", *(['kind = "sim"'] if last_bus == SIMULATED_BUS else of_bus)]
             rows += ['device = "gpu0"             # whose power these lines add up to', ""]
         for channel in answer.channels:
             # The supply voltage that a reading probably is; 12 where it is none of the usual ones.
@@ -175,24 +163,34 @@ def open_bus(number: int) -> Iterator[RegisterBus]:
         bus.close()
 
 
+@contextmanager
+def open_simulated(options: SimOptions) -> Iterator[RegisterBus]:
+    """The bus of a simulated card, before powerd sets its chips up."""
+    source = SimSource(options, Start("sim", 1, 0, VirtualClock()))
+    bus, _ = source.connect()
+    source.start.clock.sleep_until(source.start.clock.now_ns() + SETTLE_NS)
+    try:
+        yield bus
+    finally:
+        source.close()
+
+
 def scan(arguments: argparse.Namespace) -> int:
     """Print what answers. A bus that cannot be opened is told on stderr and fails the command at its end."""
-    if arguments.sim and arguments.bus:
-        raise ConfigError("scan: either numbers of buses or --sim")
-    numbers = [] if arguments.sim else arguments.bus or buses()
-    if not numbers and not arguments.sim:
+    numbers = [SIMULATED_BUS] if arguments.sim else arguments.bus or buses()
+    if not numbers:
         raise SensorError("there is no /dev/i2c-*: enable the bus in the boot settings and load i2c-dev (powerd check)")
-    answers = scan_simulated(SimOptions()) if arguments.sim else []
+    answers: list[Answer] = []
     read: list[int] = []
     for number in numbers:
         try:
-            with open_bus(number) as bus:
+            with open_simulated(SimOptions()) if number == SIMULATED_BUS else open_bus(number) as bus:
                 answers += scan_bus(bus, number, held_by_kernel(number))
                 read.append(number)
         except PowerdError as error:
             print(f"powerd: {printable(str(error))}", file=sys.stderr)
     if arguments.format == "json":
         print(json.dumps([asdict(answer) for answer in answers], indent=2))
-    elif read or arguments.sim:
+    elif read:
         print(to_toml(answers) if arguments.format == "toml" else to_table(answers, read))
     return 0 if len(read) == len(numbers) else 2

@@ -94,7 +94,6 @@ def test_completion_sources_and_check(file: Path, capsys: pytest.CaptureFixture[
     for arguments, words in (
         (["completion", "bash"], ("check", "calibrate", "ring-mib", "temperature-c", "revoke")),
         (["sources"], ("cpu-model\n", "nvml\n", "replay\n", "sim\n", "rate_hz = a number (default 500.0)")),
-        (["sources", "--format", "json"], ('"name": "rate_hz"',)),
         (["check", str(file), "--file-only"], ("steady (steady_source:SteadySource)", "1 ok")),
         (["config-check", str(file)], ("steady (steady_source:SteadySource)", "1 ok")),
     ):

@@ -41,27 +41,18 @@ class VirtualClock:
     def sleep_until(self, t_ns: int) -> None:
         self.t_ns = max(self.t_ns, t_ns)
 
-    def spin_until(self, t_ns: int) -> None:
-        self.sleep_until(t_ns)
 
-
-class SimulationClock:
-    """The time of a simulated board: it moves only when the board sleeps or transfers something, and is never ahead of
-    ``real``. However late this machine runs the simulation, the board is late for nothing."""
+class SimulationClock(VirtualClock):
+    """The time of a simulated board, which is never ahead of ``real``: however late this machine runs the simulation,
+    its board is late for nothing."""
 
     def __init__(self, real: Clock) -> None:
-        self.real = real
-        self._t_ns = real.now_ns()
-
-    def now_ns(self) -> int:
-        return self._t_ns
-
-    def wall_ns(self) -> int:
-        return self.real.wall_ns()
+        super().__init__(real.now_ns(), real.wall_ns() - real.now_ns())
+        self._real = real
 
     def sleep_until(self, t_ns: int) -> None:
-        self._t_ns = max(self._t_ns, t_ns)
-        self.real.sleep_until(self._t_ns)
+        super().sleep_until(t_ns)
+        self._real.sleep_until(self.t_ns)
 
 
 class SimBus:

@@ -36,8 +36,6 @@ SIMULATED_BUS = -1
 """What stands for the bus's number in a calibration file."""
 MOST_LATE_NS = 10_000_000_000
 """A machine that runs the simulation later than this is too slow for it: what lies before is missing."""
-MOST_SCANS = 64
-"""Scans that are made up for in one poll."""
 
 _WHAT = {
     "pcie_12v": "slot, 12 V",
@@ -192,9 +190,7 @@ class SimSource(RailsSource):
         if now_ns - self._deadlines.next_ns > MOST_LATE_NS:
             clock.sleep_until(now_ns)
             self._deadlines.next_ns = now_ns
-        for _ in range(MOST_SCANS):
-            if self._deadlines.next_ns > soon_ns:
-                return
+        while self._deadlines.next_ns <= soon_ns:
             clock.sleep_until(self._deadlines.next_ns)
             self._deadlines.meet(clock.now_ns())
             super().poll()
