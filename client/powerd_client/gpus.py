@@ -9,6 +9,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from powerd_core.model import pci_key, uuid_key
@@ -63,29 +64,19 @@ def usable_gpus(
     visible, everything = environment.get("CUDA_VISIBLE_DEVICES"), list(range(len(gpus)))
     if visible is None or not gpus:
         return everything, ""
-    setting, order = f"CUDA_VISIBLE_DEVICES={visible}", environment.get("CUDA_DEVICE_ORDER", "")
-    named: list[str] = []
-    divided: list[str] = []
-    for entry in map(str.strip, visible.split(",")):
-        gpu = visible_gpu(entry, gpus, order)
-        if gpu is None:
-            if entry.isdecimal() and int(entry) < len(gpus):
-                return (
-                    everything,
-                    f"all GPUs are recorded: {setting} needs CUDA_DEVICE_ORDER=PCI_BUS_ID to be understood",
-                )
-            break  # CUDA takes no notice of what stands behind an entry that names none
-        named.append(gpu["uuid"])
-        if entry.lower().startswith("mig-"):
-            divided.append(f"gpu{gpus.index(gpu)}")
-    usable = [at for at in everything if gpus[at]["uuid"] in named]
-    ranks = environment.get("LOCAL_WORLD_SIZE", "")
+    setting, entries = f"CUDA_VISIBLE_DEVICES={visible}", visible.split(",")
+    order, ranks = environment.get("CUDA_DEVICE_ORDER", ""), environment.get("LOCAL_WORLD_SIZE", "")
+    # CUDA takes no notice of what stands behind the first entry that names none.
+    named = list(takewhile(bool, (visible_gpu(entry, gpus, order) for entry in entries)))
+    if not named and visible_gpu(entries[0], gpus, "PCI_BUS_ID"):
+        return everything, f"all GPUs are recorded: {setting} needs CUDA_DEVICE_ORDER=PCI_BUS_ID to be understood"
+    usable = [at for at in everything if gpus[at] in named]
     if named and ranks.isdecimal() and len(usable) < min(int(ranks), len(gpus)):
         return everything, f"all GPUs are recorded: {ranks} ranks run here, and {setting} may be that of one of them"
     left_out = ", ".join(f"gpu{at}" for at in everything if at not in usable)
     notes = [f"left out by {setting}: {left_out}"] if left_out else []
-    if divided:
-        notes.append(f"{', '.join(dict.fromkeys(divided))} counts as a whole, with what others do on it (MIG)")
+    if named and "mig-" in visible.lower():
+        notes.append("a GPU of which this process uses a part (MIG) counts as a whole, with what others do on it")
     return usable, "; ".join(notes)
 
 

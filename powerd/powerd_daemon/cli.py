@@ -317,7 +317,12 @@ def run_config(arguments: argparse.Namespace) -> Config:
     elif options:
         raise ConfigError(f"powerd run: {', '.join(options)} goes with --sim; with --config it belongs into the file")
     else:
-        config = _load_feasible(arguments.config)
+        config = load_config(arguments.config)
+        # Where no driver of a sensor bus was loaded, there is no bus.
+        if "powerd_daemon.sources.ina.source" in sys.modules:
+            from powerd_daemon.plan import refuse
+
+            refuse(arguments.config)
     server = config.server
     if arguments.listen is not None:
         server = server.listening_on(arguments.listen, "--listen")
@@ -332,17 +337,6 @@ def run_config(arguments: argparse.Namespace) -> Config:
     except ValueError as error:
         raise ConfigError(f"powerd run: {error}") from error
     return replace(config, server=server)
-
-
-def _load_feasible(path: Path) -> Config:
-    """A configuration that asks no bus for more than it can do. Raises `ConfigError`."""
-    config = load_config(path)
-    # Where no driver of a sensor bus was loaded, there is no bus.
-    if "powerd_daemon.sources.ina.source" in sys.modules:
-        from powerd_daemon.plan import refuse
-
-        refuse(path)
-    return config
 
 
 def _sources(_: argparse.Namespace) -> None:

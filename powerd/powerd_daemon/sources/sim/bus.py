@@ -80,7 +80,7 @@ class SimBus:
         """Until then nothing is acknowledged, after `STUCK_NS` each."""
         self.delay_ns = 0
         """The next transaction begins so much later."""
-        self._clock, self._before = clock, before
+        self.clock, self._before = clock, before
         self._scl_ns = 1e9 / scl_hz
         self._free_ns = 0
         self._faults: dict[int, tuple[int, int]] = {}
@@ -91,7 +91,7 @@ class SimBus:
 
     def brown_out(self, address: int) -> None:
         """Reset a chip as a dip of its supply does."""
-        self.chips[address].reset(self._clock.now_ns())
+        self.chips[address].reset(self.clock.now_ns())
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         parts = []
@@ -135,14 +135,14 @@ class SimBus:
         self._begin(NACK_PERIODS if refusal else WRITE_PERIODS)
         if refusal is not None:
             raise refusal
-        self.chips[address].write_word(register, word, self._clock.now_ns())
+        self.chips[address].write_word(register, word, self.clock.now_ns())
 
     def _meet_trouble(self) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         if self.trouble is not None:
             self.trouble.before(self, now_ns)
         if now_ns < self.stuck_until_ns:
-            self._clock.sleep_until(now_ns + STUCK_NS)
+            self.clock.sleep_until(now_ns + STUCK_NS)
             raise OSError(errno.ETIMEDOUT, "the bus is stuck")
 
     def _refusal(self, address: int) -> OSError | None:
@@ -157,12 +157,12 @@ class SimBus:
 
     def _begin(self, periods: float) -> int:
         """Let the transaction's time pass; returns its start."""
-        start_ns = max(self._clock.now_ns(), self._free_ns) + self.delay_ns
+        start_ns = max(self.clock.now_ns(), self._free_ns) + self.delay_ns
         self.delay_ns = 0
         self.periods += periods
         self._free_ns = start_ns + round((periods + BUS_FREE_PERIODS) * self._scl_ns)
         end_ns = start_ns + round(periods * self._scl_ns)
-        self._clock.sleep_until(end_ns)
+        self.clock.sleep_until(end_ns)
         if self._before:
             self._before(end_ns)
         return start_ns

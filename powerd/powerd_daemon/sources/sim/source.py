@@ -73,7 +73,7 @@ class SimOptions(RailsOptions):
     )
     sensors: tuple[Sensor, ...] = field(
         default=(),
-        metadata={"help": "sensors as for 'ina', which share the load by what they can carry; empty = the eight lines"},
+        metadata={"help": "sensors as for 'ina', which have equal currents; empty = the eight lines"},
     )
     adapter: Literal["combined", "single"] = field(
         default="combined", metadata={"help": "'single' refuses combined reads as the Raspberry Pi's adapter does"}
@@ -109,11 +109,9 @@ class SimOptions(RailsOptions):
         )
 
     def shares(self) -> dict[str, float]:
-        """Each line's share of the load; sensors that were given share it by what their shunts can carry."""
-        if not self.sensors:
-            return dict(SHARES)
-        carries_w = {s.name: s.nominal_v / s.shunt_ohm for s in self.sensors}
-        return {name: watts / sum(carries_w.values()) for name, watts in carries_w.items()}
+        """Each line's share of the load; sensors that were given have equal currents."""
+        total_v = sum(s.nominal_v for s in self.sensors)
+        return {s.name: s.nominal_v / total_v for s in self.sensors} or dict(SHARES)
 
     def at_load(self, sensor: str, power_w: float) -> SimOptions:
         """The same card, of which one line carries a steady power."""
