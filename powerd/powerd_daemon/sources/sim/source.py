@@ -36,6 +36,8 @@ SIMULATED_BUS = -1
 """What stands for the bus's number in a calibration file."""
 MOST_LATE_NS = 10_000_000_000
 """A machine that runs the simulation later than this is too slow for it: what lies before is missing."""
+MOST_SCANS = 64
+"""Scans that are made up for in one poll: then readings are sent on before the next."""
 
 _WHAT = {
     "pcie_12v": "slot, 12 V",
@@ -182,13 +184,15 @@ class SimSource(RailsSource):
         """The scans that were due until now, each at its moment of the board's time."""
         now_ns, clock = self._real.now_ns(), self.start.clock
         if self._deadlines is None:
-            self._deadlines = Deadlines(now_ns, self.period_ns)
+            self._deadlines = Deadlines(clock.now_ns(), self.period_ns)
         # A poll that comes a little early must not miss its turn.
         soon_ns = now_ns + self.period_ns // 2
         if now_ns - self._deadlines.next_ns > MOST_LATE_NS:
             clock.sleep_until(now_ns)
             self._deadlines.next_ns = now_ns
-        while self._deadlines.next_ns <= soon_ns:
+        for _ in range(MOST_SCANS):
+            if self._deadlines.next_ns > soon_ns:
+                return
             clock.sleep_until(self._deadlines.next_ns)
             self._deadlines.meet(clock.now_ns())
             super().poll()
