@@ -263,7 +263,7 @@ def local_sources(pid: int | None, powercap: Path = POWERCAP) -> tuple[list[dict
     if counters and all(os.access(counter, os.R_OK) for counter in counters):
         sources.append({"kind": "rapl", "root": str(powercap)})
     elif counters:
-        notes.append(f"this machine's RAPL counters are not recorded: sudo chmod a+r {powercap}/intel-rapl:*/energy_uj")
+        notes.append(f"processors and memory are left out until: sudo chmod a+r {powercap}/intel-rapl:*/energy_uj")
     if not sources:
         sources.append({"kind": "cpu-model", "name": "cpu"} | ({"pid": pid} if pid else {}))
     return [{"name": source["kind"], "optional": True} | source for source in sources], notes
@@ -276,7 +276,7 @@ class LocalDaemon:
 
     def __init__(self, sources: Sequence[dict[str, object]], log_file: Path) -> None:
         """``sources``: options of each of its sources. Raises `OSError` when there is no place for its socket."""
-        self._names = [str(source["name"]) for source in sources]
+        self._names = [str(source.get("name", source["kind"])) for source in sources]
         self._directory, self._lock = _private_directory()
         self.url = f"ipc://{self._directory}/powerd"
         self._log = log_file
@@ -287,10 +287,8 @@ class LocalDaemon:
         # A JSON string, number, boolean or list of them is also a TOML value.
         rows = ["[server]", f'listen = "{self.url}"', 'board = "local"']
         for source in sources:
-            rows += [
-                "[[source]]",
-                *(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in source.items()),
-            ]
+            rows.append("[[source]]")
+            rows += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
         (self._directory / "powerd.toml").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
     def start(self) -> None:
@@ -320,7 +318,7 @@ class LocalDaemon:
 
     def left_out(self, opened: Collection[str]) -> list[str]:
         """What the user should be told of the sources that it could not open: those that are not among ``opened``."""
-        lines = self._log.read_text(errors="replace").splitlines()
+        lines = [line.removeprefix("powerd: ") for line in self._log.read_text(errors="replace").splitlines()]
         return [
             next((line for line in reversed(lines) if repr(name) in line), f"the source {name!r} could not be opened")
             for name in self._names

@@ -260,7 +260,7 @@ class Sampler:
         if self.process is not None and self.is_alive:
             self.process.terminate()
         if self.streams is not None or self.is_left_out:
-            _log.warning("source %r is stopped: %s", self.config.name, message)
+            _log.warning("source %r is %s: %s", self.config.name, "stopped" if self.streams else "left out", message)
 
     def kill(self) -> None:
         """Kill the process for good, and go without it where its bus's driver does not let it die."""
