@@ -168,12 +168,12 @@ def zoom_window(run: Run) -> tuple[int, int]:
 # ---- traces ------------------------------------------------------------------------------------------------------
 
 
-def envelope_of_many(points: Iterable[Points], n: int, columns: int = PIXELS) -> tuple[Ints, Values, Values]:
+def envelope_of_many(points: Iterable[Points], n: int, columns: int = PIXELS) -> tuple[Ints, Values, Values, Values]:
     """Times, least and greatest power of each column of a trace of ``n`` points that come piece by piece; all of them
     where they are few."""
     if n <= 2 * columns:
         t, p = joined(points)
-        return t, p, p
+        return t, p, p, p
     return envelope_of(points, np.unique(np.linspace(0, n, columns, endpoint=False).astype(np.int64)))
 
 
@@ -196,7 +196,7 @@ def _draw_trace(
     view, reach = View(begin_ns, end_ns), [0.0, 1.0]
 
     def curve(points: Iterable[Points], n: int, label: str, **style: Any) -> None:
-        at, low, high = envelope_of_many(points, n)
+        at, low, _, high = envelope_of_many(points, n)
         if low is high:
             axes.plot(x(at), low, label=shown(label), marker="." if len(at) < 80 else None, ms=3, **style)
         else:

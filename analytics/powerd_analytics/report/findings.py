@@ -6,9 +6,12 @@ That takes them as independent; `joules compare` knows what their sensors share,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import hypot, inf, isfinite
 
+from powerd_analytics.breakdown import KINDS, configuration
 from powerd_analytics.campaign import (
     averaged,
     group_of,
@@ -22,56 +25,93 @@ from powerd_analytics.campaign import (
 )
 from powerd_analytics.costs import CO2, Factors, with_factors
 from powerd_analytics.export import Cell
-from powerd_analytics.records import Record, attributes_of, figure_of, number_of
-from powerd_analytics.text import digits, first_of, seconds
+from powerd_analytics.metrics import J_PER_KWH
+from powerd_analytics.records import Record, figure_of, number_of
+from powerd_analytics.text import digits, figure_and_u95, first_of, seconds
+from powerd_core.text import printable
 
 NO_FACTORS = Factors()
-MOST_LINES = 6
-"""Recordings and phases that a summary names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The figures of a device at one glance: of all its recordings."""
+
+    heading: str
+    provenance: str
+    figures: list[tuple[str, str, str]]
+    """Number, unit, and what stands below."""
+
+
+MOST_LINES, MOST_SENTENCES = 6, 4
+"""Phases that a summary names, and sentences that it opens with."""
 MOST_UNKNOWN = 0.25
 """Where phases without joules last a larger share of the time of a configuration's phases, which of these takes most is
 not known."""
 
 
+def tiles(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[Tiles]:
+    """The joules of all recordings of a device, measured ones first; the GPUs of a machine are added up, as are its
+    processors, but never with each other.
+
+    What the recordings are unsure of is added up as well: sensors share most of it, and that is the most it can be.
+    """
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in (r for r in records if r["kind"] == "run"):
+        groups.setdefault((re.sub(r"^([cg]pu)\d+$", r"\1", str(r["device"])), str(r["provenance"])), []).append(r)
+    every = []
+    for (_, provenance), same in groups.items():
+        known = [r for r in same if r["energy_j"] is not None]
+        joules = sum(number_of(r, "energy_j") or 0.0 for r in known)
+        time_s = sum({str(r["path"]): number_of(r, "time_s") or 0.0 for r in known}.values())
+        is_bound = any(r["is_lower_bound"] is True for r in known)
+        parts = [number_of(r, "u95_j") for r in known]
+        u95 = None if is_bound or None in parts else sum(u or 0.0 for u in parts)
+        least, (figure, reach) = "≥ " if is_bound else "", figure_and_u95(joules, u95)
+        names = first_of(list(dict.fromkeys(str(r["device"]) for r in same)), " + ", 8)
+        count = len({r["path"] for r in same})
+        wh, unit = (joules / J_PER_KWH, "kWh") if joules >= J_PER_KWH else (1000 * joules / J_PER_KWH, "Wh")
+        tiles = [(least + figure, "J", f"± {reach} J" if reach else ""), (least + digits(wh, 3), unit, "")]
+        tiles.append((least + digits(joules / time_s if time_s else None, 3), "W", f"mean of {seconds(time_s)}"))
+        if u95 is not None and joules > 0:
+            tiles.append((f"± {digits(100 * u95 / joules, 2)}", "%", "95 % interval"))
+        costs = factors.of(joules, u95)
+        for name in factors.columns[::2]:
+            u95_cost, unit = costs[f"u95_{name}"], (factors.currency or "").upper() or "of money"
+            sure = f"± {digits(u95_cost, 2)}" if u95_cost is not None else ""
+            tiles.append((least + digits(costs[name], 3), "g CO2e" if name == CO2 else unit, sure))
+        if not known:
+            tiles = [("–", "J", printable(f"no energy: {same[0]['note']}"))]
+        missing = f", {len(same) - len(known)} without energy" if 0 < len(known) < len(same) else ""
+        heading = f"{names}, {count} recordings{missing}" if count > 1 else f"{names}{missing}"
+        every.append((joules, Tiles(printable(heading), provenance, tiles)))
+    return [own for _, own in sorted(every, key=lambda own: (kind_order(own[1].provenance), -own[0]))]
+
+
 def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[str]:
     """Sentences on the records of one or many runs (`powerd_analytics.campaign_tables.prepared`), the first of which
-    matters most. ``factors``: of CO2 and money, where these are asked for.
+    matters most: the first `MOST_SENTENCES` hold the first of each kind. ``factors``: of CO2 and money, where these are
+    asked for.
     """
     several = [r for r in records if r["kind"] in ("phase", "total")]
     means = averaged(several)
     # By the batch, runs that made different numbers of batches are repeats.
     by_batch = without_summands(averaged(without_gflops(of_a_batch(r)) for r in several))
     phases = of_configurations(innermost(by_batch))
-    lines = _largest_phases(phases)
+    largest = _largest_phases(phases)
     if phases and all(r["j_per_batch"] is None for r in phases):
-        lines = ["No innermost phase has an energy that the sensors could resolve."]
+        largest = ["No innermost phase has an energy that the sensors could resolve."]
     totals = of_trainings([r for r in by_batch if r["kind"] == "total"])
-    lines += [*_best_configurations(totals), *_costs(means, factors)]
-    return [*lines, *_recordings([r for r in records if r["kind"] == "run"]), *_unknown(means)]
-
-
-def configuration(record: Record, among: Sequence[Record], *, without_model: bool = False) -> str:
-    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence.
-
-    ``without_model``: where the sentence has named it.
-    """
-    words = {
-        "model": "{}", "batch_size": "batch {}", "gpus": "GPUs {}", "device": "{}", "device_name": "{}",
-        "power_cap_w": "cap {} W",
-    }  # fmt: skip
-    parts = []
-    for name, word in words.items():
-        value = None if without_model and name == "model" else record[name]
-        if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
-            parts.append(word.format(f"{value:g}" if isinstance(value, float) else value))
-    others = attributes_of(record)
-    parts += [f"{k} {v}" for k, v in others.items() if len({str(attributes_of(r).get(k)) for r in among}) > 1]
-    return ", ".join(parts) or str(record["run"])
+    kinds = [largest, _best_configurations(totals), _costs(means, factors), _unknown(means)]
+    if not any("s_per_training" in r for r in means):
+        kinds[2:] = [kinds[3], kinds[2]]  # what the recordings cost stands in the tiles
+    first = [line for lines in kinds for line in lines[:1]]
+    return first + [line for lines in kinds for line in lines[1:]]
 
 
 def kind_order(provenance: Cell) -> int:
     """Measured joules before others."""
-    return ("measured", "simulated", "modelled").index(str(provenance))
+    return KINDS.index(str(provenance))
 
 
 def figure_text(record: Record, name: str = "j_per_batch", of_u95: str = "u95_j", unit: str = "J") -> str:
@@ -214,19 +254,6 @@ def _costs(records: Sequence[Record], factors: Factors) -> list[str]:
             text = " and ".join(figure_text(r, name, u95, "g CO2e" if name == CO2 else money) for name, u95 in names)
             texts.append(f"{text} ({configuration(r, same)})" if len(ranked) > 1 else text)
         lines.append(f"{what}: {' to '.join(texts)}, of {provenance} joules; {factors.stated}.")
-    return lines
-
-
-def _recordings(runs: Sequence[Record]) -> list[str]:
-    lines = []
-    for r in runs[:MOST_LINES]:
-        words = f"has no energy: {r['note']}"
-        if r["energy_j"] is not None:
-            words = f"took {figure_text(r, 'energy_j')} in {seconds(number_of(r, 'time_s') or 0.0)}, "
-            words += f"{digits(number_of(r, 'power_w'))} W on average ({r['provenance']})"
-        lines.append(f"{r['run']}: {r['device']} {words}.")
-    if len(runs) > MOST_LINES:
-        lines.append(f"{len(runs) - MOST_LINES} more recordings are in the table.")
     return lines
 
 

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from powerd_analytics.breakdown import KINDS
 from powerd_analytics.campaign import Length
 from powerd_analytics.costs import Factors
-from powerd_analytics.export import Cell, Column, Kind, rounded, rows_of, table_frame
+from powerd_analytics.export import Cell, Column, Kind, columns_of, rounded, rows_of, table_frame
 from powerd_analytics.records import Record, column
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import FAR_NS, Signal, parts_between
@@ -63,6 +64,8 @@ def shown_sheet(frame: pd.DataFrame, identity: str = "") -> dict[str, Any]:
     def cell(value: Cell, text: str, column: Column) -> tuple[str, str | None, str]:
         text = printable(text)
         if not column.is_numeric:
+            if column.name == "provenance" and text != "measured":
+                return text, None, "unmeasured"
             return text, None, "long" if len(text) > LONG else ""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return text, repr(value) if is_number else None, "n"
@@ -97,7 +100,27 @@ def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str 
     return table_frame(name, title, tuple(columns), [tuple(r.values()) for r in rows], [note] if note else [])
 
 
-# ---- joules and their uncertainty --------------------------------------------------------------------------------
+# ---- seconds, joules and their uncertainty --------------------------------------------------------------------------
+
+
+def phases_sheet(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The tables of time and of energy by phase as one: they have the same rows in the same order."""
+    columns = {c.name: c for table in tables for c in columns_of(table)}
+    rows: list[dict[str, Cell]] = [{} for _ in range(max(map(len, tables), default=0))]
+    for table in tables:
+        for row, more in zip(rows, table.to_dict("records"), strict=True):
+            row.update(more)
+    # What was measured first, and last what belongs to no configuration, such as a warm-up.
+    rows.sort(key=lambda row: (KINDS.index(str(row["provenance"])), row["batch_size"] is None))
+    has_one_gpu = all(row.get("gpus") == 1 for row in rows)
+    names = [n for n in columns if n not in _LAST and not (has_one_gpu and n == "gpus")]
+    names += [n for n in _LAST if n in columns]
+    notes = list(dict.fromkeys(note for table in tables for note in table.attrs["notes"]))
+    ordered = [tuple(row[n] for n in names) for row in rows]
+    return table_frame("phases", "Time and energy by phase", tuple(columns[n] for n in names), ordered, notes)
+
+
+_LAST = ("runs", "provenance", "is_lower_bound", "note")
 
 
 def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:

@@ -27,9 +27,11 @@ def drawn(tmp_path, lines, phases=(), end_ns=S):
 def test_the_envelope_keeps_every_extreme():
     t, p = np.arange(1_000_000, dtype=np.int64), np.zeros(1_000_000)
     p[123_456], p[654_321] = 500.0, -3.0
-    at, low, high = envelope_of_many([(t, p)], len(t), 800)
+    at, low, mean, high = envelope_of_many([(t, p)], len(t), 800)
     assert len(at) <= 800
     assert (high.max(), low.min()) == (500, -3)
+    lasts = np.diff(np.append(at, t[-1]))
+    assert float((mean * lasts).sum()) == pytest.approx(float(np.sum((p[1:] + p[:-1]) / 2 * np.diff(t))))
 
 
 def test_the_picture_has_units_provenance_a_few_iterations_and_no_bar_of_zero(tmp_path):
