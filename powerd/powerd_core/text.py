@@ -33,6 +33,7 @@ LEGIBLE = "powerd-legible"
 
 _INSTEAD = str.maketrans("−–—µ×·•≈─│├└▏▎▍▌▋▊▉█", "---ux--~-|||" + 8 * "#") | str.maketrans(
     {"±": "+-", "≥": ">=", "≤": "<=", "…": "...", "²": "^2", "→": "->", "←": "<-", "°": " deg "}
+    | dict(zip("▁▂▃▄▅▆▇", "_.-~=+*", strict=True))
 )
 
 

@@ -217,8 +217,8 @@ def _draw_trace(
                 x(t_ns), low, high, color="#4477AA", alpha=0.45, lw=0, label="least to greatest", rasterized=True
             )
         name = f"{part.device}, sum of lines" if len(good) > 1 else good[0].line.name
-        style = {"marker": ".", "ms": 3} if len(t_ns) < 80 else {}
-        axes.plot(x(t_ns), mean, color="black", lw=1.1, label=shown(name), **style)
+        marker = "." if len(t_ns) < 80 else None
+        axes.plot(x(t_ns), mean, color="black", lw=1.1, label=shown(name), marker=marker, ms=3)
         reach += [float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))]
     for signal, dashes in zip((s for s in compared if len(s) > 1), cycle((":", "--", "-."))):
         at, _, mean, high = of_line(signal)
