@@ -63,10 +63,9 @@ class Breakdown:
         return max(self.known_j, (self.energy_j or 0.0) + (self.u95_j or 0.0))
 
     @property
-    def rest_text(self) -> str:
-        """What the rest is."""
-        unknown = [p.phase for p in self.pieces if p.energy_j is None]
-        return f"rest, with {', '.join(unknown)} (not resolvable)" if unknown else "rest"
+    def rest_name(self) -> str:
+        """What the rest is: between the phases, or also in those that are not resolvable."""
+        return "rest, n.r." if any(p.energy_j is None for p in self.pieces) else "rest"
 
 
 def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
@@ -83,6 +82,8 @@ def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
         whole = _whole([r for r in means if (*group_of(r), r["run"]) == key], phases)
         figure = tuple(str(phases[0][name] or "") for name in ("device", "provenance", "model"))
         by_figure.setdefault(figure, []).append((phases, whole))
+    for same in by_figure.values():
+        same.sort(key=lambda own: number_of(own[0][0], "batch_size") or 0.0)
     figures = [
         [_breakdown(phases, whole, [every for every, _ in same], parts) for phases, whole in same]
         for same in by_figure.values()

@@ -38,6 +38,7 @@ from powerd_analytics.signals.streams import (
     count_points,
     envelope_of,
     fastest_of,
+    holes_of,
     joined,
     points_of,
     summed_of,
@@ -220,6 +221,12 @@ def _draw_trace(
         marker = "." if len(t_ns) < 80 else None
         axes.plot(x(t_ns), mean, color="black", lw=1.1, label=shown(name), marker=marker, ms=3)
         reach += [float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))]
+    holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s, view) for s in good)])
+    longest = holes[np.argsort(holes[:, 0] - holes[:, 1], kind="stable")][:_MOST_HOLES]
+    if len(longest):
+        spans = list(zip(x(longest[:, 0]), (longest[:, 1] - longest[:, 0]) * scale, strict=True))
+        axes.broken_barh(spans, (0, 0.95), facecolor="#EAD6D6", lw=0, transform=axes.get_xaxis_transform(), zorder=2.5,
+                         label="readings missing")  # fmt: skip
     for signal, dashes in zip((s for s in compared if len(s) > 1), cycle((":", "--", "-."))):
         at, _, mean, high = of_line(signal)
         axes.plot(x(at), mean, label=f"{shown(signal.line.name)} (compared)", color="#777777", lw=0.9, ls=dashes)
@@ -266,7 +273,7 @@ def _draw_breakdowns(ax: Axes, own: Sequence[Breakdown], reach_j: float) -> None
     for y, b in enumerate(own):
         left, unknown = 0.0, [p.phase for p in b.pieces if p.energy_j is None]
         known = [(phase_colour(p.phase), p.energy_j, p.phase) for p in b.pieces if p.energy_j]
-        for colour, joules, name in [*known, (REST, b.rest_j, "rest")]:
+        for colour, joules, name in [*known, (REST, b.rest_j, b.rest_name)]:
             ax.barh(y, joules, left=left, height=0.7, color=colour, hatch=HATCHES[b.provenance], ec="white", lw=0)
             if joules > 0.012 * (len(name) + 5) * reach_j / 1.3:
                 ax.text(

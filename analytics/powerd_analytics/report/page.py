@@ -302,8 +302,8 @@ def _pieces(b: Breakdown) -> list[tuple[str, str, str, float]]:
             text = f"{p.phase} {with_u95(p.energy_j, p.u95_j, 'J', is_lower_bound=p.is_lower_bound)}{share}"
         pieces.append((p.phase, phase_colour(p.phase), text, p.energy_j or 0.0))
     if b.energy_j and b.rest_j > 0:
-        text = f"{b.rest_text} {digits(b.rest_j, 3)} J, {100 * b.rest_j / b.energy_j:.0f} %"
-        pieces.append(("rest", REST, text, b.rest_j))
+        text = f"{b.rest_name} {digits(b.rest_j, 3)} J, {100 * b.rest_j / b.energy_j:.0f} %"
+        pieces.append((b.rest_name, REST, text, b.rest_j))
     return pieces
 
 
