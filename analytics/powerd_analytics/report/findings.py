@@ -85,7 +85,7 @@ def tiles(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[Tile
         missing = f", {len(same) - len(known)} without energy" if 0 < len(known) < len(same) else ""
         heading = f"{names}, {count} recordings{missing}" if count > 1 else f"{names}{missing}"
         every.append((joules, Tiles(printable(heading), provenance, tiles)))
-    return [own for _, own in sorted(every, key=lambda own: (kind_order(own[1].provenance), -own[0]))]
+    return [own for _, own in sorted(every, key=lambda own: (KINDS.index(own[1].provenance), -own[0]))]
 
 
 def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[str]:
@@ -107,11 +107,6 @@ def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[s
         kinds[2:] = [kinds[3], kinds[2]]  # what the recordings cost stands in the tiles
     first = [line for lines in kinds for line in lines[:1]]
     return first + [line for lines in kinds for line in lines[1:]]
-
-
-def kind_order(provenance: Cell) -> int:
-    """Measured joules before others."""
-    return KINDS.index(str(provenance))
 
 
 def figure_text(record: Record, name: str = "j_per_batch", of_u95: str = "u95_j", unit: str = "J") -> str:
@@ -145,7 +140,7 @@ def _largest_phases(phases: Sequence[Record]) -> list[str]:
 
     def order(device: tuple[Cell, Cell]) -> tuple[int, float]:
         joules = sum(_together(r) for same in devices[device].values() for ranked in same for r in ranked)
-        return kind_order(device[1]), -joules
+        return KINDS.index(str(device[1])), -joules
 
     lines = []
     for device, provenance in sorted(devices, key=order):
@@ -198,7 +193,7 @@ def _best_configurations(totals: Sequence[Record]) -> list[str]:
 
     def order(key: tuple[Cell, ...]) -> tuple[int, int, float]:
         joules = sum(number_of(r, "energy_j") or 0.0 for r in groups[key])
-        return kind_order(key[1]), models.index(key[0]), -joules
+        return KINDS.index(str(key[1])), models.index(key[0]), -joules
 
     lines = []
     for key in sorted(groups, key=order):
@@ -246,7 +241,7 @@ def _costs(records: Sequence[Record], factors: Factors) -> list[str]:
     names = list(zip(factors.columns[::2], factors.columns[1::2], strict=True))
     money = (factors.currency or "").upper() or "of money, its currency not stated"
     lines = []
-    for provenance in sorted({r["provenance"] for r in totals}, key=kind_order):
+    for provenance in sorted({r["provenance"] for r in totals}, key=lambda kind: KINDS.index(str(kind))):
         same = [r for r in totals if r["provenance"] == provenance]
         ranked = with_factors(sorted(same, key=lambda r: number_of(r, "energy_j") or 0.0), factors)
         texts = []

@@ -202,8 +202,8 @@ def _boxes(parts: Sequence[_RunPart], names: sheets.Names) -> tuple[list[Documen
 def _tables(records: Sequence[Record], factors: Factors) -> list[pd.DataFrame]:
     of_jobs = job_tables(records) if are_over_machines(records) else []
     tables = {s.attrs["name"]: s for s in field_tables(records, factors=factors) if s.attrs["name"] != "records"}
-    phases = [sheets.phases_sheet([tables.pop(n) for n in ("time", "energy") if n in tables])]
-    return [*(p for p in phases if len(p)), *tables.values(), *of_jobs, sheets.recordings_sheet(records)]
+    phases = sheets.phases_sheet(tables.pop("time"), tables.pop("energy"))
+    return [phases, *tables.values(), *of_jobs, sheets.recordings_sheet(records)]
 
 
 def _json(document: Any) -> str:

@@ -103,24 +103,19 @@ def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str 
 # ---- seconds, joules and their uncertainty --------------------------------------------------------------------------
 
 
-def phases_sheet(tables: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """The tables of time and of energy by phase as one: they have the same rows in the same order."""
-    columns = {c.name: c for table in tables for c in columns_of(table)}
-    rows: list[dict[str, Cell]] = [{} for _ in range(max(map(len, tables), default=0))]
-    for table in tables:
-        for row, more in zip(rows, table.to_dict("records"), strict=True):
-            row.update(more)
-    # What was measured first, and last what belongs to no configuration, such as a warm-up.
+def phases_sheet(time: pd.DataFrame, energy: pd.DataFrame) -> pd.DataFrame:
+    """The tables of time and of energy by phase as one: they have the same rows in the same order. What was measured
+    stands first, and last what belongs to no configuration, such as a warm-up."""
+    rows = [a | b for a, b in zip(time.to_dict("records"), energy.to_dict("records"), strict=True)]
     rows.sort(key=lambda row: (KINDS.index(str(row["provenance"])), row["batch_size"] is None))
-    has_one_gpu = all(row.get("gpus") == 1 for row in rows)
-    names = [n for n in columns if n not in _LAST and not (has_one_gpu and n == "gpus")]
-    names += [n for n in _LAST if n in columns]
-    notes = list(dict.fromkeys(note for table in tables for note in table.attrs["notes"]))
-    ordered = [tuple(row[n] for n in names) for row in rows]
-    return table_frame("phases", "Time and energy by phase", tuple(columns[n] for n in names), ordered, notes)
-
-
-_LAST = ("runs", "provenance", "is_lower_bound", "note")
+    columns = {c.name: c for table in (time, energy) for c in columns_of(table)}
+    if all(row["gpus"] == 1 for row in rows):
+        del columns["gpus"]
+    last = ("runs", "provenance", "is_lower_bound", "note")
+    names = sorted(columns, key=lambda name: last.index(name) if name in last else -1)
+    notes = list(dict.fromkeys([*time.attrs["notes"], *energy.attrs["notes"]]))
+    ordered = [tuple(row[name] for name in names) for row in rows]
+    return table_frame("phases", "Time and energy by phase", [columns[name] for name in names], ordered, notes)
 
 
 def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
