@@ -284,14 +284,16 @@ class Watch:
             self.close()
             raise
 
-    def follow(self, run: RunPhases) -> None:
-        """Give each phase of a run its joules, and ask for the readings since it began. Before the first `step`."""
-        self.run = run
+    def follow(self, run: RunPhases) -> bool:
+        """Give each phase of a run its joules, and ask for the readings since it began: before the first `step`.
+        Whether the run records any of these powerds."""
+        self.run, first_frames = run, run.first_frames()
         for feed in self.feeds:
             for number, stream in feed.link.streams.items():
-                first = run.begins.get((feed.board.description.epoch, number))
+                first = first_frames.get((feed.board.description.epoch, number))
                 if first is not None:
                     stream.next, self.is_since_run = first, True
+        return self.is_since_run
 
     @property
     def elapsed_s(self) -> float:
@@ -461,17 +463,21 @@ class RunPhases:
         self._begin_s = time.monotonic() - _age_s(self.journal)
         self._tail = MarkTail(self.journal, consume=False)
         self._processes: defaultdict[int, _Process] = defaultdict(_Process)
-        self.begins: dict[tuple[int, int], int] = {}
-        """The number of the first frame of each stream, by epoch and stream."""
-        for event, _, _ in islice(read_events(self.journal / "journal.bin"), _FIRST_EVENTS):
-            if isinstance(event, Block | Gap):
-                self.begins.setdefault((event.epoch, event.stream), event.sequence)
         self.energies: dict[tuple[str, str], dict[str, float]] = {}
         """Joules of each device, by its name and provenance, while a phase was the innermost one of the first process:
         the parts add up, so that a phase's are without those inside it."""
         self.seconds: dict[str, float] = {}
         self._done: tuple[float, str] | None = None
         """Up to when joules were given to phases, and the phase then."""
+
+    def first_frames(self) -> dict[tuple[int, int], int]:
+        """The number of the first frame of each stream in the journal, by epoch and stream."""
+        first: dict[tuple[int, int], int] = {}
+        with contextlib.suppress(RunFileError):  # the run has just ended
+            for event, _, _ in islice(read_events(self.journal / "journal.bin"), _FIRST_EVENTS):
+                if isinstance(event, Block | Gap):
+                    first.setdefault((event.epoch, event.stream), event.sequence)
+        return first
 
     @property
     def is_over(self) -> bool:

@@ -61,10 +61,8 @@ def top(
         with contextlib.suppress(PowerdError):  # it may just have ended
             phases = RunPhases(newest)
             break
-    watch = _open(urls, keys, _RECORDER_S if has_waited else 0.0)
+    watch = _open(urls, keys, phases, _RECORDER_S if has_waited else 0.0)
     try:
-        if phases is not None:
-            watch.follow(phases)
         if once or as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
             _print_lines(watch, phases, once=once, as_json=as_json)
         else:
@@ -84,21 +82,30 @@ def _await(run: Path) -> bool:
     return True
 
 
-def _open(urls: Sequence[str], keys: Path | None, patience_s: float) -> Watch:
-    """``patience_s``: how long to look for a powerd of this machine that has just been started."""
+def _open(urls: Sequence[str], keys: Path | None, run: RunPhases | None, patience_s: float) -> Watch:
+    """The powerds that are named, else the one of this machine that the run records, else any of this machine.
+
+    ``patience_s``: how long to look for the run's, which may have been started just now.
+    """
     for url in urls:
         if url.endswith(".h5"):
             raise ConfigError(f"{url} is no address of a powerd: a run is named with --run {url}")
-    if urls:
-        return Watch(urls, keys)
-    deadline_s = time.monotonic() + patience_s
+    deadline_s, is_any = time.monotonic() + patience_s, run is None
     while True:
-        for url in (*powerds_here(), DEFAULT_URL):
-            with contextlib.suppress(PowerdError):  # of somebody else, or just ending
-                return Watch([url], keys)
-        if time.monotonic() >= deadline_s:
-            break
-    raise ConfigError(f"no powerd answers on this machine: name one, as in `joules top {DEFAULT_URL}`")
+        for choice in [urls] if urls else [[url] for url in (*powerds_here(), DEFAULT_URL)]:
+            try:
+                watch = Watch(choice, keys)
+            except PowerdError:  # of somebody else, or just ending
+                if urls:
+                    raise
+                continue
+            if (run is not None and watch.follow(run)) or is_any or urls:
+                return watch
+            watch.close()
+        if is_any:
+            raise ConfigError(f"no powerd answers on this machine: name one, as in `joules top {DEFAULT_URL}`")
+        is_any = time.monotonic() >= deadline_s
+        time.sleep(0.0 if is_any else _LOOK_S)
 
 
 def _print_lines(watch: Watch, run: RunPhases | None, *, once: bool, as_json: bool) -> None:
