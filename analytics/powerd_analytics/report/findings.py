@@ -11,13 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isfinite
 
-from powerd_analytics.breakdown import KINDS, configuration
+from powerd_analytics.breakdown import KINDS, Breakdown, Piece, breakdowns, configuration
 from powerd_analytics.campaign import (
     averaged,
-    group_of,
-    innermost,
     of_a_batch,
-    of_configurations,
     of_trainings,
     parts_of_machines,
     without_gflops,
@@ -45,9 +42,6 @@ class Tiles:
 
 MOST_LINES, MOST_SENTENCES = 6, 4
 """Phases that a summary names, and sentences that it opens with."""
-MOST_UNKNOWN = 0.25
-"""Where phases without joules last a larger share of the time of a configuration's phases, which of these takes most is
-not known."""
 
 
 def tiles(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[Tiles]:
@@ -97,9 +91,9 @@ def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[s
     means = averaged(several)
     # By the batch, runs that made different numbers of batches are repeats.
     by_batch = without_summands(averaged(without_gflops(of_a_batch(r)) for r in several))
-    phases = of_configurations(innermost(by_batch))
-    largest = _largest_phases(phases)
-    if phases and all(r["j_per_batch"] is None for r in phases):
+    figures = breakdowns(records)
+    largest = _largest_phases(figures)
+    if all(p.energy_j is None for own in figures for b in own for p in b.pieces):
         largest = ["No innermost phase has an energy that the sensors could resolve."]
     totals = of_trainings([r for r in by_batch if r["kind"] == "total"])
     kinds = [largest, _best_configurations(totals), _costs(means, factors), _unknown(means)]
@@ -119,63 +113,41 @@ def figure_text(record: Record, name: str = "j_per_batch", of_u95: str = "u95_j"
 # ---- which phase takes most --------------------------------------------------------------------------------------
 
 
-def _largest_phases(phases: Sequence[Record]) -> list[str]:
+def _largest_phases(figures: Sequence[Sequence[Breakdown]]) -> list[str]:
     """A sentence for each device and phase that takes most joules there, in some of its configurations or in all.
 
-    ``phases``: innermost ones, averaged, GPUs that are added up once.
+    Phases that are not resolvable take at most the rest: which phase takes most is not known where that is larger.
     """
-    groups: dict[tuple[Cell, ...], list[Record]] = {}
-    for r in phases:
-        groups.setdefault(group_of(r), []).append(r)
-    devices: dict[tuple[Cell, Cell], dict[Cell, list[list[Record]]]] = {}
-    for every in groups.values():
-        known = [r for r in every if r["j_per_batch"] is not None]
-        known_s, every_s = (sum(_together(r, "s_per_batch") for r in some) for some in (known, every))
-        # What belongs to no configuration (a warm-up, an evaluation) is alone in its group. Of no joules at all, or of
-        # some that a shunt let flow back, nothing has a share.
-        if known_s >= (1 - MOST_UNKNOWN) * every_s and len(known) > 1 and sum(map(_together, known)) > 0:
-            ranked = sorted(known, key=_together, reverse=True)
-            by_phase = devices.setdefault((known[0]["device"], known[0]["provenance"]), {})
-            by_phase.setdefault(ranked[0]["phase"], []).append(ranked)
-
-    def order(device: tuple[Cell, Cell]) -> tuple[int, float]:
-        joules = sum(_together(r) for same in devices[device].values() for ranked in same for r in ranked)
-        return KINDS.index(str(device[1])), -joules
-
+    devices: dict[tuple[str, str], list[Breakdown]] = {}
+    for b in (b for own in figures for b in own):
+        devices.setdefault((b.device, b.provenance), []).append(b)
     lines = []
-    for device, provenance in sorted(devices, key=order):
-        own = [r for r in phases if (r["device"], r["provenance"]) == (device, provenance)]
-        count = len({group_of(r) for r in own})
-        whole = "its phases that have joules take" if any(r["j_per_batch"] is None for r in own) else "its phases take"
-        for phase, same in devices[device, provenance].items():
-            shares = sorted(100 * _together(ranked[0]) / sum(map(_together, ranked)) for ranked in same)
+    for (device, provenance), own in devices.items():
+        by_phase: dict[str, list[tuple[Breakdown, Piece, bool]]] = {}
+        for b in own:
+            known = [(p.energy_j, p.u95_j) for p in b.pieces if p.energy_j is not None]
+            unknown = [(b.rest_j, b.u95_j)] if len(known) < len(b.pieces) else []
+            first = max((p for p in b.pieces if p.energy_j), key=lambda p: p.energy_j or 0.0, default=None)
+            if first is None or not first.energy_j or len(b.pieces) < 2 or not b.energy_j or b.energy_j <= 0:
+                continue
+            known.remove((first.energy_j, first.u95_j))
+            next_j, next_u95 = max([*known, *unknown], key=lambda other: other[0])
+            if next_j <= first.energy_j:
+                is_known = first.u95_j is not None and next_u95 is not None
+                is_sure = is_known and first.energy_j - next_j > hypot(first.u95_j or 0.0, next_u95 or 0.0)
+                by_phase.setdefault(first.phase, []).append((b, first, is_sure))
+        for phase, same in by_phase.items():
+            shares = sorted(100 * (p.energy_j or 0.0) / (b.energy_j or 1.0) for b, p, _ in same)
             reach = " to ".join(dict.fromkeys((f"{shares[0]:.0f}", f"{shares[-1]:.0f}")))
-            sure = sum(map(_is_more, same))
-            where = ""
-            if count > 1:
-                where = f" in {'all' if len(same) == count else f'{len(same)} of'} {count} configurations"
-            of_them = f"in {'all' if sure == len(same) else sure or 'none'} of them it differs"
-            if len(same) == 1:
-                of_them = "it differs" if sure else "it does not differ"
-                reach = f"{figure_text(same[0][0])} a batch, {reach}"
+            of_all = "all" if len(same) == len(own) else f"{len(same)} of"
+            where = f" in {of_all} {len(own)} configurations" if len(own) > 1 else ""
+            sure = sum(is_sure for *_, is_sure in same)
+            words = "differs" if sure == len(same) else f"differs in {sure} of them" if sure else "does not differ"
             lines.append(
-                f"{phase} takes most of the joules on {device} ({provenance}){where}: {reach} % of what {whole}; "
-                f"{of_them} from the next phase by more than the 95 % interval."
+                f"{phase} takes most of the joules on {device} ({provenance}){where}: {reach} % of an iteration; it "
+                f"{words} from the next phase by more than the 95 % interval."
             )
     return lines
-
-
-def _together(record: Record, name: str = "j_per_batch") -> float:
-    """Joules or seconds of all phases of the kind together."""
-    return (number_of(record, name) or 0.0) * (number_of(record, "iterations") or 0.0)
-
-
-def _is_more(ranked: Sequence[Record]) -> bool:
-    """Whether the first differs from the second by more than their 95 % intervals."""
-    first, second = ranked[:2]
-    if number_of(first, "u95_j") is None or number_of(second, "u95_j") is None:
-        return False
-    return _together(first) - _together(second) > hypot(_together(first, "u95_j"), _together(second, "u95_j"))
 
 
 # ---- which configuration is best ---------------------------------------------------------------------------------

@@ -131,13 +131,14 @@ def test_gaps_that_overlap_are_one(tmp_path, lines):
 
 @pytest.mark.parametrize("short", [True, False])
 def test_nothing_takes_most_where_too_much_is_not_resolvable(tmp_path, short):
-    """Of forward and backward one is too short for the sensor: that the other takes most is not known."""
+    """Of forward and backward one is too short for the sensor, and what no phase has is more than the other's joules."""
     specs = [PhaseSpec("training", 0, 300 * MS, {"model": "m", "batch_size": 8})]
     for at in range(0, 300 * MS, 100 * MS):
         specs.append(PhaseSpec("backward", at + 45 * MS, at + 95 * MS, {}, 0))
         # Many forward passes of half a millisecond each: together they last as long.
         begins = [at + i * MS for i in range(44)] if short else [at]
         specs += [PhaseSpec("forward", b, b + (MS // 2 if short else 45 * MS), {}, 0) for b in begins]
-    line = LineSpec("gpu0.a", lambda at: np.where(at // (50 * MS) % 2, 150.0, 50.0), period_ns=5 * MS)
+    watts = (150.0, 50.0) if short else (50.0, 150.0)
+    line = LineSpec("gpu0.a", lambda at: np.where(at // (50 * MS) % 2, watts[1], watts[0]), period_ns=5 * MS)
     found = said(page_of(tmp_path, [line], specs, 300 * MS), "takes most of the joules")
     assert [sentence.split()[0] for sentence in found] == ([] if short else ["backward"])
