@@ -73,19 +73,23 @@ def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
     records (`powerd_analytics.campaign_tables`); repeats are averaged, and GPUs that are added up are there once."""
     parts_and_totals = [of_a_batch(r) for r in records if r["kind"] in ("phase", "total")]
     means = without_summands(averaged(map(without_gflops, parts_and_totals)))
-    groups: dict[tuple[Cell, ...], list[Record]] = {}
-    for r in of_configurations(innermost(means)):
-        groups.setdefault((*group_of(r), r["run"]), []).append(r)
+
+    def grouped(some: Sequence[Record]) -> dict[tuple[Cell, ...], list[Record]]:
+        groups: dict[tuple[Cell, ...], list[Record]] = {}
+        for r in some:
+            groups.setdefault((*group_of(r), r["run"]), []).append(r)
+        return groups
+
+    every = grouped(means)
     parts = parts_of_machines(means)
     by_figure: dict[tuple[str, ...], list[tuple[list[Record], Record | None]]] = {}
-    for key, phases in groups.items():
-        whole = _whole([r for r in means if (*group_of(r), r["run"]) == key], phases)
+    for key, phases in grouped(of_configurations(innermost(means))).items():
         figure = tuple(str(phases[0][name] or "") for name in ("device", "provenance", "model"))
-        by_figure.setdefault(figure, []).append((phases, whole))
+        by_figure.setdefault(figure, []).append((phases, _whole(every[key], phases)))
     for same in by_figure.values():
         same.sort(key=lambda own: number_of(own[0][0], "batch_size") or 0.0)
     figures = [
-        [_breakdown(phases, whole, [every for every, _ in same], parts) for phases, whole in same]
+        [_breakdown(phases, whole, [others for others, _ in same], parts) for phases, whole in same]
         for same in by_figure.values()
     ]
     return sorted(figures, key=lambda own: (KINDS.index(own[0].provenance), -sum(b.reach_j for b in own)))
