@@ -131,7 +131,7 @@ def test_gaps_that_overlap_are_one(tmp_path, lines):
 
 @pytest.mark.parametrize("short", [True, False])
 def test_nothing_takes_most_where_too_much_is_not_resolvable(tmp_path, short):
-    """Of forward and backward one is too short for the sensor, and what it may have taken is more than the other did."""
+    """One of two phases is too short for the sensor, and what it may have taken is more than the other did."""
     specs = [PhaseSpec("training", 0, 300 * MS, {"model": "m", "batch_size": 8})]
     for at in range(0, 300 * MS, 100 * MS):
         specs.append(PhaseSpec("backward", at + 45 * MS, at + 95 * MS, {}, 0))
