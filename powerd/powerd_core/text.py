@@ -48,7 +48,7 @@ def legible(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
     refused = error.object[error.start : error.end]
-    return refused.translate(_INSTEAD | _SPARKS).encode("ascii", "backslashreplace").decode("ascii"), error.end
+    return refused.translate({**_INSTEAD, **_SPARKS}).encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 # The words that finish an error about a name that does not exist.
