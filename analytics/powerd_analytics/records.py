@@ -682,7 +682,7 @@ def _figures(row: Row, group: Group) -> Record:
     energy = row.energy_j
     if isinstance(row, RunRow):
         return record | {"kind": "run", "edp_js": edp_js(energy, row.time_s) if energy is not None else None}
-    n, gflops = row.iterations, row.gflops_per_w_paper
+    n, gflops = 0 if row.is_mixed else row.iterations, row.gflops_per_w_paper
     return record | {
         "kind": "total",
         "s_per_batch": row.time_s / n if n else None,

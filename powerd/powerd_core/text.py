@@ -78,8 +78,8 @@ def figure_and_u95(value: float, u95: float | None) -> tuple[str, str]:
     if exponent < -8:  # long rows of zeros tell less than an exponent
         return f"{value:.3e}", f"{u95:.1e}"
     text = f"{value:.{decimals}f}"
-    # No zero that looks like a reading: of a value far below its uncertainty one digit stays.
-    text = text if float(text) or not value else significant(value, 1)
+    if not float(text):  # of a value below its uncertainty one digit stays
+        text = significant(value, 1) if abs(value) > 0.01 * u95 else f"{0:.{decimals}f}"
     return text, significant(u95, 2) if exponent > 0 else f"{u95:.{decimals}f}"
 
 

@@ -31,6 +31,8 @@ def tables(
     format: Annotated[TableFormat, Parameter(help="How to print it.")] = "table",
     output: shared.Output = None,
     device: shared.Device = None,
+    wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False,
+    notes: Annotated[bool, Parameter(negative="", help="All notes, not the first few; one run.")] = False,
     calibration: shared.Calibration = None,
     above_idle: Annotated[
         bool, Parameter(negative="", help="Show the energy above idle beside the whole; one run, with a baseline.")
@@ -86,17 +88,26 @@ def tables(
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
         from powerd_analytics.campaign_tables import Choice, pair_of, request_of
 
-        _refuse("--above-idle is for the table of one run: leave the other options out", above_idle)
+        alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
+        for name, is_given in alone.items():
+            _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
         request, of_training = request_of(pivot, rows, columns, value), training.length()
         factors, names = costs.factors(), tuple(table or ())
         choice = Choice(names, tuple(where or ()), request, averages, of_training, pair_of(gain), factors)
         _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
     from powerd_analytics import table as listing
+    from powerd_analytics.phase_tree import print_tree
 
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
         of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
+    if format == "table" and not wide:
+        name, is_chosen = runs[0].name, device is not None
+        text = shared.printed(
+            lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
+        )
+    else:
         text = shared.listing_text(listing, of_run, format, output)
     shared.put_out(text, output, overwrite)
 
