@@ -36,7 +36,7 @@ MOST_DEVICES = 4
 """Further ones have one line each."""
 MOST_ROWS = 20
 """Of a group: of more kinds of phases, those with the most joules."""
-MOST_GROUPS = 12
+MOST_GROUPS = 8
 MOST_NOTES = 3
 _LEAST_SHARE = 0.005
 _BAR = 10
@@ -155,7 +155,8 @@ class _Block:
             yield _cells(row, stem + name, parent, batch, shares[id(row)], has_bar=not has_inner)
             batch = ""
         if more := len(rows) - len(shown):
-            yield f"{more} more kinds of phases (--wide)"
+            hidden = sum(share for row in rows if row not in shown and (share := shares[id(row)]) is not None)
+            yield f"{more} more kinds of phases, together {_percent(hidden)} (--wide)"
         rest_j = total.rest_j
         share = rest_j / total.energy_j if rest_j is not None and total.energy_j else 0.0
         if rest_j is not None and abs(share) >= _LEAST_SHARE:

@@ -514,7 +514,7 @@ def _of_training(run: Run, ranks: Ranks) -> Record:
         "world_size": ranks.world_size,
         "rank_numbers": json.dumps([r.rank for r in ranks.ranks]),
         "job_machines": int(machines) if machines.isascii() and machines.isdigit() else None,
-        "begin_unix_s": _begin_unix_s(run) if _is_part(ranks) else None,
+        "begin_unix_s": begin_unix_s(run) if _is_part(ranks) else None,
     }
 
 
@@ -552,7 +552,7 @@ def _seconds_by_rank(run: Run, ranks: Ranks, row: PhaseRow | TotalRow, labels: S
     return json.dumps(of_ranks)
 
 
-def _begin_unix_s(run: Run) -> float | None:
+def begin_unix_s(run: Run) -> float | None:
     """By the anchors of the wall clock, else by the second in which the recording was begun."""
     if (wall := wall_clock(run)) is not None:
         return float(wall.unix_ns(np.array([run.begin_ns]))[0]) * 1e-9

@@ -277,13 +277,20 @@ def number(attributes: Mapping[str, object], name: str) -> float | None:
 
 
 def iterations_of(run: Run, labels: Sequence[int]) -> int:
-    """Iterations among phases of these classes: those called so, else forward passes, else the commonest phase."""
-    p = run.phases
-    ended = {i: int(np.sum((p.label == i) & ~p.cut)) for i in labels}
+    """Iterations among phases of these classes, `iteration_labels`."""
+    return max((_ended(run, i) for i in iteration_labels(run, labels)), default=0)
+
+
+def iteration_labels(run: Run, labels: Sequence[int]) -> list[int]:
+    """The classes that are iterations: those called so, else forward passes, else the commonest phase."""
     for name in (ITERATION, "forward"):
-        if named := [count for i, count in ended.items() if p.classes[i].name == name]:
-            return max(named)
-    return max(ended.values(), default=0)
+        if named := [i for i in labels if run.phases.classes[i].name == name]:
+            return named
+    return [max(labels, key=lambda i: _ended(run, i))] if labels else []
+
+
+def _ended(run: Run, label: int) -> int:
+    return int(np.sum((run.phases.label == label) & ~run.phases.cut))
 
 
 def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
@@ -401,7 +408,7 @@ def table_of(
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
         tracks = ranks.tracks(run)
-        seen = _Seen(run, part, _energies_by_rank(run, part, tracks), tracks, sharing)
+        seen = _Seen(run, part, energies_by_rank(run, part, tracks), tracks, sharing)
         of_groups: list[tuple[TotalRow, _Efficiency]] = []
         for labels in groups(run).values():
             rows = _phase_rows(seen, labels)
@@ -417,7 +424,7 @@ def table_of(
     return PhaseTable(tuple(phases), tuple(totals), tuple(runs), ranks=tuple(of_ranks), jobs=tuple(jobs))
 
 
-def _energies_by_rank(run: Run, part: Part, tracks: NDArray[np.int32]) -> PhaseColumns:
+def energies_by_rank(run: Run, part: Part, tracks: NDArray[np.int32]) -> PhaseColumns:
     """Energies of all phases at the device's whole power, each rank's phases by themselves.
 
     What the edges of a kind of phase have in common is learnt from its repeats; the same phases in another rank, seen
@@ -619,7 +626,8 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_j, residual_j, note = _balance(seen, labels, rows, outer, edges, total.energy_j)
         notes.append(note)
     batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
-    if is_mixed := _is_mixed(p, labels, outer):
+    is_mixed = _is_mixed(p, labels, outer)
+    if is_mixed and batch:
         notes.append("no figures of a batch: phases of different kinds and numbers, and none is an iteration")
         batch = None
     return TotalRow(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from powerd_analytics.campaign_tables import Choice
 
 TableFormat = Literal["table", "csv", "json", "markdown", "latex", "html", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records"]
+Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records", "iterations"]
 _OF_ONE_RUN = ("table", "csv", "json", "markdown")
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
@@ -38,7 +38,8 @@ def tables(
         bool, Parameter(negative="", help="Show the energy above idle beside the whole; one run, with a baseline.")
     ] = False,
     table: Annotated[
-        list[Which] | None, Parameter(negative="", help="Only these; `records` is one row a figure, for programs.")
+        list[Which] | None,
+        Parameter(negative="", help="Only these. For programs: `records`, a row a figure; `iterations`, a row each."),
     ] = None,
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only rows that have it. May be repeated.")
@@ -79,10 +80,20 @@ def tables(
 
       joules tables runs/ --format latex -o tables.tex
 
+      joules tables run.h5 --table iterations --format csv -o iterations.csv
+
       joules tables run.h5 --calibration calibration.toml
     """
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
+    if table and "iterations" in table:
+        others = (where, pivot, rows, columns, value, averages, gain, job, into, wide, notes, above_idle)
+        _refuse(
+            "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
+            len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
+        )
+        _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
+        return
     asked = any((table, where, pivot, rows, columns, value, averages, gain, job, into))
     asked = asked or training != shared.UNSTATED or costs != shared.FREE or format not in _OF_ONE_RUN
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
@@ -144,6 +155,33 @@ def _print_campaign(
         shared.write(output, lambda partial: write_parquet(frames[0], partial), overwrite)
     else:
         shared.put_out(shared.frames_text(frames, format, output), output, overwrite)
+
+
+def _print_iterations(
+    path: Path, format: TableFormat, output: Path | None, device: str | None, calibration: Path | None, *,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    from powerd_analytics.export import write_rows
+    from powerd_analytics.iterations import COLUMNS, iteration_rows
+
+    if format not in ("csv", "json", "parquet"):
+        raise ConfigError("iterations are rows for programs: choose --format csv, json or parquet")
+    _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
+    shared.refuse_existing(output, overwrite, (path,))
+    with LateProgress() as progress:
+        rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
+        if output is None:
+            write_rows(COLUMNS, rows, format, sys.stdout)
+            return
+
+        def make(partial: Path) -> None:
+            if format == "parquet":
+                write_rows(COLUMNS, rows, format, partial)
+                return
+            with partial.open("w", encoding="utf-8", newline="") as file:
+                write_rows(COLUMNS, rows, format, file)
+
+        shared.write(output, make, overwrite)
 
 
 def _refuse(text: str, is_wrong: bool) -> None:
