@@ -198,6 +198,10 @@ def compare(
     ] = "table",
     output: shared.Output = None,
     device: shared.Device = None,
+    ignore: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A setting or attribute in which rows need not agree. May be repeated."),
+    ] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Say which joules and seconds a batch differ between two runs or campaigns, and whether by more than chance.
@@ -210,6 +214,8 @@ def compare(
       joules compare before.h5 after.h5
 
       joules compare runs/260W runs/140W --format markdown -o caps.md
+
+      joules compare monday.h5 tuesday.h5 --ignore seed
     """
     from powerd_analytics import compare as comparing
     from powerd_analytics.campaign import part_of
@@ -234,7 +240,7 @@ def compare(
                 others += records
             samples.append(comparing.merge_samples(single, others))
         check_campaign(s.record for side in samples for s in side)
-        frame = comparing.comparison_frame(comparing.compare(*samples), str(a), str(b))
+        frame = comparing.comparison_frame(comparing.compare(samples[0], samples[1], ignore or ()), str(a), str(b))
     shared.put_out(shared.frames_text([frame], format, output), output, overwrite)
 
 
@@ -357,6 +363,7 @@ def query(
         # A column without any value would be left out: what was asked for is shown.
         for name in [name for name in frame.columns if frame[name].isna().all()]:
             frame[name] = "NULL"
-        title, _, rest = shared.frames_text([frame], format, output).partition("\n")
-        text = rest.lstrip("\n") if not title.strip(" *") else f"{title}\n{rest}"
+        whole = shared.frames_text([frame], format, output)
+        title, _, rest = whole.partition("\n")
+        text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
     shared.put_out(text, output, overwrite)
