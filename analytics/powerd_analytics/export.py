@@ -36,7 +36,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from powerd_analytics.terminal import NO_EDGE, print_unbroken
+from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
 from powerd_analytics.text import digits
 from powerd_client.runfile import (
     DIGEST,
@@ -322,7 +322,8 @@ def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
         print_unbroken(table, console)
         console.width = width
         for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *frame.attrs["notes"]]:
-            console.print(f" {printable(note)}", markup=False, highlight=False)
+            line = f" {printable(note)}"
+            console.print(hanging(line, width) if console.is_terminal else line, markup=False, highlight=False)
         console.print()
 
 

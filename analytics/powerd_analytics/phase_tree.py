@@ -25,6 +25,7 @@ from powerd_analytics.table import (
     RunRow,
     TotalRow,
     above_idle,
+    common_settings,
     group_key,
     group_line,
     quoted,
@@ -53,7 +54,7 @@ def print_tree(
     primary = [r for r in table.runs if r.provenance != MODELLED or is_chosen] or list(table.runs)
     primary = primary if is_chosen else primary[:MOST_DEVICES]
     blocks = [_Block(table, row) for row in primary]
-    settings = _common([total.group for total in table.totals])
+    settings = common_settings([total.group for total in table.totals])
     each = [block.lines(settings) for block in blocks]
     widths = _widths([line for lines in each for line in lines], console.width)
     name = f"{printable(name)} · {seconds(table.runs[0].time_s)}" if table.runs else printable(name)
@@ -97,13 +98,6 @@ def _whole(row: RunRow | TotalRow) -> str:
     hours = f"{digits(kwh, 3)} kWh" if abs(kwh) >= 1 else f"{digits(1e3 * kwh, 3)} Wh"
     power = f" · {digits(row.power_w, 3)} W" if row.power_w is not None else ""
     return f"{with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)} ({hours}){power}"
-
-
-def _common(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all groups that have attributes agree in, but for the batch size, which has a column."""
-    named = [g for g in groups if g and LAYER not in g]
-    every = named[0].items() if named else ()
-    return {k: v for k, v in every if k != _BATCH and all(k in g and g[k] == v for g in named)}
 
 
 # -- the tree of one device --------------------------------------------------------------------------------------------

@@ -323,6 +323,13 @@ def group_line(group: Mapping[str, Any]) -> str:
     return group_text(group, "").replace("\n", ", ")
 
 
+def common_settings(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all groups that have attributes agree in, but for the batch size and the layer."""
+    named = [g for g in groups if g and LAYER not in g]
+    every = named[0].items() if named else ()
+    return {k: v for k, v in every if k != "batch_size" and all(k in g and g[k] == v for g in named)}
+
+
 def quoted(value: Any) -> str:
     """An attribute for people; a text that reads like a number is another value than the number, and in quotes."""
     return f'"{value}"' if isinstance(value, str) and is_number(value) else str(value)
