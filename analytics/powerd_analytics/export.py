@@ -322,8 +322,8 @@ def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
         print_unbroken(table, console)
         console.width = width
         for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *frame.attrs["notes"]]:
-            line = f" {printable(note)}"
-            console.print(hanging(line, width) if console.is_terminal else line, markup=False, highlight=False)
+            text = f" {printable(note)}"
+            console.print(hanging(text, width) if console.is_terminal else text, markup=False, highlight=False)
         console.print()
 
 

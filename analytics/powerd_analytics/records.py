@@ -26,8 +26,8 @@ from powerd_analytics.clocks import wall_clock
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
-from powerd_analytics.metrics import edp_js, gflops_per_w_paper
-from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, kept
+from powerd_analytics.metrics import ed2p_js2, edp_js, eds, gflops_per_w_paper
+from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
     Progress,
@@ -110,6 +110,8 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("u95_j", "number", "J", "95 % interval of j_per_batch (phase) or energy_j (total, run)", "± U95 J"),
     ("u_statistical_j", "number", "J", "standard uncertainty of the same, what averages out"),
     ("u_systematic_j", "number", "J", "standard uncertainty of the same, what repeats share"),
+    ("sd_s", "number", "s", "spread of the single phases of a run: their standard deviation, no uncertainty", "sd s"),
+    ("sd_j", "number", "J", "the same of their joules, noise of the sensor included", "sd J"),
     ("power_w", "number", "W", "joules over seconds", "W", "≥"),
     ("samples_per_s", "number", "1/s", "batch_size over seconds", "samples/s"),
     ("time_s", "number", "s", "duration of the total or the run", "s"),
@@ -117,6 +119,8 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("edp_js", "number", "J s", "energy_j x time_s; of phases, j_per_batch x s_per_batch", "EDP (J s)", "≥"),
     ("operations_per_sample", "number", "1",
      "attribute of the phases: operations of one forward pass, one sample"),
+    ("operations_executed_per_sample", "number", "1",
+     "attribute of the phases: operations that forward and backward run for one sample"),
     ("gflops_per_w", "number", "1e9/J",
      "operations per joule / 1e9; where GPUs share a batch, of one GPU's share of them", "GFLOPS/W (paper)", "≤"),
     ("u_statistical_gflops_per_w", "number", "1e9/J", "standard uncertainty of that, what averages out"),
@@ -160,7 +164,7 @@ def column(name: str, heading: str = "") -> Column:
         currency = plain.removeprefix(COST).upper()
         found = Column(name, "number", currency, heading=currency, sign="≥")
     else:
-        every = COLUMNS | _DERIVED
+        every = COLUMNS | _DERIVED | MERITS
         found = every.get(name) or every.get(plain) or Column(name, "number")
     if plain != name and not found.is_uncertainty:
         found = replace(found, heading=f"± U95 {found.heading or plain}", sign="", is_uncertainty=True)
@@ -385,7 +389,7 @@ def summed_joules(parts: Sequence[Record], times: Sequence[float], devices: Sequ
 
 # -- groups of phases, and on what they ran ----------------------------------------------------------------------------
 
-_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS)
+_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS, EXECUTED)
 """Attributes of phases that have columns of their own."""
 
 
@@ -652,13 +656,14 @@ def _what_ran(run: Run, setting: Setting, device: str, group: Group) -> Record:
         "clock_hz": stated["clock_hz"] or setting.clock_hz(device, *span),
         "clock_set": stated["clock_hz"] is not None,
         "operations_per_sample": number(group.attributes, OPERATIONS),
+        "operations_executed_per_sample": number(group.attributes, EXECUTED),
     }
 
 
 _SAME_NAMES = (
     "phase", "timing", "method", "iterations", "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j",
     "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "phases_j", "rest_j", "residual_j",
-    "missing_s", "ranks_counted", "is_lower_bound", "note", "provenance",
+    "missing_s", "ranks_counted", "is_lower_bound", "note", "provenance", "sd_s", "sd_j",
 )  # fmt: skip
 """Columns that a row of the table has under the same name."""
 
@@ -709,6 +714,51 @@ def _u_gflops(record: Record, row: Row, table: PhaseTable) -> Record:
         ),
         "u_systematic_gflops_per_w": float(gflops * sum(r.u_systematic_j or 0.0 for r in phases) / joules),
     }
+
+
+MERITS = {
+    c.name: c
+    for c in (
+        Column("j_per_sample", "number", "J", "j_per_batch over batch_size"),
+        Column("samples_per_j", "number", "1/J", "one over that"),
+        Column("ed2p_js2", "number", "J s2", "energy_j x time_s²; of phases, of their means"),
+        Column(
+            "eds", "number", "1", "of totals: energy-delay sum of a sample, k = 2, 1 at the first of the same model"
+        ),
+        Column("gflops_per_w_executed", "number", "1e9/J", "gflops_per_w by the operations that are executed"),
+    )
+}
+"""What `with_merits` adds."""
+
+
+def with_merits(records: Sequence[Record]) -> list[Record]:
+    """Records with the figures of merit that follow from their joules and seconds, however they were added up; of what
+    was added up there is no spread of single phases."""
+    references: dict[tuple[Cell, ...], tuple[float, float]] = {}
+    rows = []
+    for r in records:
+        is_phase, is_mean = r["kind"] == "phase", r.get("runs", 1) != 1
+        merits: Record = dict.fromkeys(MERITS)
+        joules, time_s = (
+            number_of(r, n) for n in (("j_per_batch", "s_per_batch") if is_phase else ("energy_j", "time_s"))
+        )
+        merits["ed2p_js2"] = ed2p_js2(joules, time_s) if joules is not None and time_s is not None else None
+        each_j, each_s, batch = (number_of(r, n) for n in ("j_per_batch", "s_per_batch", "batch_size"))
+        if batch and each_j and r["kind"] in ("phase", "total"):
+            merits |= {"j_per_sample": each_j / batch, "samples_per_j": batch / each_j}
+            if each_s and not is_phase and each_j > 0:
+                of_sample = each_j / batch, each_s / batch
+                merits["eds"] = eds(
+                    *of_sample, *references.setdefault((r["model"], r["device"], r["provenance"]), of_sample)
+                )
+        gflops, paper, executed = (
+            number_of(r, n) for n in ("gflops_per_w", "operations_per_sample", "operations_executed_per_sample")
+        )
+        if gflops and paper and executed and not is_phase:
+            merits["gflops_per_w_executed"] = gflops * executed / (2 * paper)  # the paper counts two passes
+        spread = {"sd_s": None, "sd_j": None} if is_mean or r["machines"] is not None or "+" in str(r["device"]) else {}
+        rows.append(r | merits | spread)
+    return rows
 
 
 def _u_mean_s(run: Run, labels: Sequence[int]) -> float | None:

@@ -180,20 +180,13 @@ def naming(path: Path | None) -> Iterator[None]:
 # ---- streams -----------------------------------------------------------------------------------------------------
 
 
-class Styled(str):
-    """What a console has printed: names in it are harmless already, and its escapes are the console's own."""
-
-    __slots__ = ()
-
-
 def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     """Write a text to its file, or to standard output where no file is named and somebody listens."""
     if output is not None:
         write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
     elif sys.stdout is not None:
         # Formats such as CSV carry names as they are; a terminal would obey them.
-        is_harmless = isinstance(text, Styled) or not sys.stdout.isatty()
-        sys.stdout.write(text if is_harmless else "\n".join(map(printable, text.split("\n"))))
+        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
         sys.stdout.flush()
 
 
@@ -208,7 +201,7 @@ def printed(show: Callable[[Console], None], output: Path | None, width: int = 2
     text = io.StringIO()
     width = Console().width if on_terminal else width
     show(Console(file=text, width=width, force_terminal=on_terminal or None))
-    return Styled(text.getvalue())
+    return text.getvalue()
 
 
 def warn(notes: Sequence[str], what: str = "notes") -> None:

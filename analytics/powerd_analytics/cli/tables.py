@@ -113,7 +113,7 @@ def tables(
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
         of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
-    if format == "table" and not wide:
+    if format not in ("csv", "json", "markdown") and not wide:
         name, is_chosen = runs[0].name, device is not None
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
@@ -363,7 +363,6 @@ def query(
         # A column without any value would be left out: what was asked for is shown.
         for name in [name for name in frame.columns if frame[name].isna().all()]:
             frame[name] = "NULL"
-        whole = shared.frames_text([frame], format, output)
-        title, _, rest = whole.partition("\n")
-        text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
+        title, _, rest = shared.frames_text([frame], format, output).partition("\n")
+        text = rest.lstrip("\n") if not title.strip(" *") else f"{title}\n{rest}"
     shared.put_out(text, output, overwrite)
