@@ -562,7 +562,7 @@ def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.D
         about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
         rows.append((*key, column(d.figure).heading, *figures, *about))
         bounds += [(i, len(key) + k) for k, side in enumerate((d.a, d.b), 1) if side.is_lower_bound]
-    # What all rows have in common is said once, above them; rows that nothing repeats say so in their verdict.
+    # What all rows have in common is said once, below them; rows that nothing repeats say so in their verdict.
     common = []
     for k, c in enumerate(columns):
         values = {row[k] for row in rows if c.name != "repeats" or row[k] != NOTHING}
@@ -571,8 +571,9 @@ def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.D
             if k < len(names) and (value := next(iter(values), None)) is not None:
                 common.append(str(value) if c.kind == "text" else f"{c.heading} {_plain(c.name, value)}")
             columns[k] = replace(c, is_hidden=True)
-    title = f"A = {label_a}, B = {label_b}" + (f": {', '.join(common)}" if common else "")
-    return table_frame("compare", title, columns, rows, words(comparison), bounds)
+    finding, *others = words(comparison)
+    notes = [finding, *([f"All rows: {', '.join(common)}."] if common else []), *others]
+    return table_frame("compare", f"A = {label_a}, B = {label_b}", columns, rows, notes, bounds)
 
 
 def words(comparison: Comparison) -> list[str]:
