@@ -157,14 +157,14 @@ class _Block:
             each = digits(rest_j / total.iterations, 3) if total.iterations else ""
             name = "(rest)" if all(row.is_resolvable for row in rows) else "(rest, n.r.)"
             yield ["", name, "", "", each, _percent(share), _bar(share), ""]
-        if len(rows) > 1 or rows[0].iterations > 1:
+        if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
             in_s = f" in {seconds(total.time_s)}"
             yield f"total {_whole(total).replace(' · ', in_s + ' · ', 1)}{speed}"
         idle = above_idle(total, self.table.idle)
-        if idle.above_idle_j is not None:
-            above = with_u95(idle.above_idle_j, idle.above_idle_u95_j, "J")
-            yield f"above idle {above} · idle {digits(idle.idle_w, 3)} W"
+        if idle["above_idle_j"] is not None:
+            above = with_u95(idle["above_idle_j"], idle["above_idle_u95_j"], "J")
+            yield f"above idle {above} · idle {digits(idle['idle_w'], 3)} W"
 
 
 def _tree(rows: Sequence[PhaseRow]) -> Iterator[tuple[PhaseRow, str, str, PhaseRow | None]]:

@@ -26,7 +26,7 @@ from powerd_analytics.clocks import wall_clock
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
-from powerd_analytics.metrics import ed2p_js2, edp_js, eds, gflops_per_w_paper
+from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
@@ -44,6 +44,7 @@ from powerd_analytics.table import (
     PhaseRow,
     PhaseTable,
     RankRow,
+    References,
     Row,
     RunRow,
     TotalRow,
@@ -51,6 +52,7 @@ from powerd_analytics.table import (
     group_key,
     is_number_cell,
     iterations_of,
+    merits,
     number,
     outermost,
     phase_table,
@@ -734,30 +736,23 @@ MERITS = {
 def with_merits(records: Sequence[Record]) -> list[Record]:
     """Records with the figures of merit that follow from their joules and seconds, however they were added up; of what
     was added up there is no spread of single phases."""
-    references: dict[tuple[Cell, ...], tuple[float, float]] = {}
+    references: References = {}
     rows = []
     for r in records:
-        is_phase, is_mean = r["kind"] == "phase", r.get("runs", 1) != 1
-        merits: Record = dict.fromkeys(MERITS)
-        joules, time_s = (
-            number_of(r, n) for n in (("j_per_batch", "s_per_batch") if is_phase else ("energy_j", "time_s"))
-        )
-        merits["ed2p_js2"] = ed2p_js2(joules, time_s) if joules is not None and time_s is not None else None
-        each_j, each_s, batch = (number_of(r, n) for n in ("j_per_batch", "s_per_batch", "batch_size"))
-        if batch and each_j and r["kind"] in ("phase", "total"):
-            merits |= {"j_per_sample": each_j / batch, "samples_per_j": batch / each_j}
-            if each_s and not is_phase and each_j > 0:
-                of_sample = each_j / batch, each_s / batch
-                merits["eds"] = eds(
-                    *of_sample, *references.setdefault((r["model"], r["device"], r["provenance"]), of_sample)
-                )
+        is_total, n = r["kind"] == "total", number_of(r, "iterations") or 0.0
+        per_batch = ("j_per_batch", "s_per_batch") if r["kind"] == "phase" else ("energy_j", "time_s")
+        joules, length_s = (number_of(r, name) for name in per_batch)
+        samples = (number_of(r, "batch_size") or 0.0) * (n if is_total else 1) if r["j_per_batch"] is not None else None
+        key = (r["model"], r["device"], r["provenance"]) if is_total else ()
+        own: Record = {**merits(joules, length_s, samples, key, references), "gflops_per_w_executed": None}
         gflops, paper, executed = (
-            number_of(r, n) for n in ("gflops_per_w", "operations_per_sample", "operations_executed_per_sample")
+            number_of(r, name) for name in ("gflops_per_w", "operations_per_sample", "operations_executed_per_sample")
         )
-        if gflops and paper and executed and not is_phase:
-            merits["gflops_per_w_executed"] = gflops * executed / (2 * paper)  # the paper counts two passes
-        spread = {"sd_s": None, "sd_j": None} if is_mean or r["machines"] is not None or "+" in str(r["device"]) else {}
-        rows.append(r | merits | spread)
+        if gflops and paper and executed and is_total:
+            own["gflops_per_w_executed"] = gflops * executed / (2 * paper)  # the paper counts two passes
+        if r.get("runs", 1) != 1 or r["machines"] is not None or "+" in str(r["device"]):
+            own |= {"sd_s": None, "sd_j": None}
+        rows.append(r | own)
     return rows
 
 

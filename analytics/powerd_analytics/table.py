@@ -950,7 +950,7 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     """All rows as dicts with the same keys."""
     attributes: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
-    references: dict[tuple[Any, ...], tuple[float, float]] = {}
+    references: References = {}
     every: list[Row] = [*table.phases, *table.totals, *table.runs]
     for row in every:
         group = dict(getattr(row, "group", {}))
@@ -958,7 +958,7 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
         attributes |= dict.fromkeys(group)
         own = {f.name: getattr(row, f.name) for f in fields(row) if f.name in CSV_COLUMNS}
         kind = {PhaseRow: "phase", TotalRow: "total", RunRow: "run"}[type(row)]
-        idle = asdict(above_idle(row, table.idle)) if table.idle else {}
+        idle = above_idle(row, table.idle) if table.idle else {}
         rows.append({**own, **group, "table": kind, **_merits(row, references), **idle})
     rows += [{"table": "rank", **asdict(row)} for row in table.ranks]
     rows += [{"table": "job", **asdict(row), "devices": " ".join(row.devices)} for row in table.jobs]
@@ -966,43 +966,37 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     return [dict.fromkeys(names) | row for row in rows]
 
 
-def _merits(row: Row, references: dict[tuple[Any, ...], tuple[float, float]]) -> dict[str, float | None]:
-    """Figures of merit that follow from a row's joules and seconds.
+References = dict[tuple[Any, ...], tuple[float, float]]
+"""Joules and seconds of a sample in the first group of a device and model."""
 
-    The energy-delay sum (k = 2) is of a sample, against the first group of the same device and model.
-    """
+
+def merits(
+    joules: float | None, length_s: float | None, samples: float | None, key: tuple[Any, ...], references: References
+) -> dict[str, float | None]:
+    """Figures of merit of joules and seconds; the energy-delay sum (k = 2) is against the first row of a ``key``."""
+    cells: dict[str, float | None] = dict.fromkeys(("j_per_sample", "samples_per_j", "ed2p_js2", "eds"))
+    if joules is None or not length_s:
+        return cells
+    cells["ed2p_js2"] = ed2p_js2(joules, length_s)
+    if samples and joules > 0:
+        each = joules / samples, length_s / samples
+        cells |= {"j_per_sample": each[0], "samples_per_j": 1 / each[0]}
+        cells["eds"] = eds(*each, *references.setdefault(key, each)) if key else None
+    return cells
+
+
+def _merits(row: Row, references: References) -> dict[str, float | None]:
     batch = number(getattr(row, "group", {}), "batch_size")
     if isinstance(row, PhaseRow):
-        joules, length_s, samples = row.j_per_batch, row.s_per_batch, batch
-    else:
-        joules, length_s = row.energy_j, row.time_s
-        samples = batch * row.iterations if batch and isinstance(row, TotalRow) and not row.is_mixed else None
-    merits: dict[str, float | None] = dict.fromkeys(("j_per_sample", "samples_per_j", "ed2p_js2", "eds"))
-    if joules is None or not length_s:
-        return merits
-    merits["ed2p_js2"] = ed2p_js2(joules, length_s)
-    if samples:
-        merits |= {"j_per_sample": joules / samples, "samples_per_j": samples / joules if joules else None}
-        if isinstance(row, TotalRow) and joules > 0:
-            each = joules / samples, length_s / samples
-            key = (row.device, row.provenance, identity(row.group.get("model")))
-            merits["eds"] = eds(*each, *references.setdefault(key, each))
-    return merits
+        return merits(row.j_per_batch, row.s_per_batch, batch, (), references)
+    if isinstance(row, RunRow) or row.is_mixed or not batch:
+        return merits(row.energy_j, row.time_s, None, (), references)
+    key = (row.device, row.provenance, identity(row.group.get("model")))
+    return merits(row.energy_j, row.time_s, batch * row.iterations, key, references)
 
 
-@dataclass(frozen=True, slots=True)
-class AboveIdle:
-    """Idle power of a row's device, and what of its joules is above that; None where nothing is known."""
-
-    idle_w: float | None = None
-    idle_j: float | None = None
-    above_idle_j: float | None = None
-    above_idle_u95_j: float | None = None
-    idle_note: str = ""
-
-
-def above_idle(row: Row, idle: Sequence[IdleRow]) -> AboveIdle:
-    """Of the joules of a mean phase, of a group, of the run, those above idle.
+def above_idle(row: Row, idle: Sequence[IdleRow]) -> dict[str, Any]:
+    """Idle power of a row's device, and what of its joules (a mean phase, a group, the run) is above that.
 
     The uncertainties of the two are taken as independent. They share the sensor's gain and zero, which partly cancel,
     so that this is the most that it can be. Joules above idle may be negative: nothing that could be told then.
@@ -1013,11 +1007,18 @@ def above_idle(row: Row, idle: Sequence[IdleRow]) -> AboveIdle:
         joules, length_s = row.j_per_batch, None if row.s_per_batch is None else row.s_per_batch / row.ranks
     else:
         joules, length_s = row.energy_j, row.time_s
-    if own is None or joules is None or length_s is None:
-        return AboveIdle(own.idle_w if own else None, idle_note=own.note if own else "")
-    above_j = joules - own.idle_w * length_s
-    u95_j = None if row.u95_j is None else float(np.hypot(row.u95_j, COVERAGE_FACTOR * own.u_w * length_s))
-    return AboveIdle(own.idle_w, joules - above_j, above_j, u95_j, own.note)
+    idle_j = above_j = u95_j = None
+    if own is not None and joules is not None and length_s is not None:
+        above_j = joules - own.idle_w * length_s
+        idle_j = joules - above_j
+        u95_j = None if row.u95_j is None else float(np.hypot(row.u95_j, COVERAGE_FACTOR * own.u_w * length_s))
+    return {
+        "idle_w": own.idle_w if own else None,
+        "idle_j": idle_j,
+        "above_idle_j": above_j,
+        "above_idle_u95_j": u95_j,
+        "idle_note": own.note if own else "",
+    }
 
 
 def rows_frame(table: PhaseTable) -> pd.DataFrame:
