@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from textwrap import fill
 from typing import Any
 
 from rich.cells import cell_len, set_cell_size
@@ -30,6 +29,7 @@ from powerd_analytics.table import (
     group_line,
     quoted,
 )
+from powerd_analytics.terminal import hanging
 from powerd_analytics.text import digits, first_of, seconds, with_u95
 from powerd_core.text import printable
 
@@ -53,14 +53,17 @@ def print_tree(
     others are measured or simulated."""
     primary = [r for r in table.runs if r.provenance != MODELLED or is_chosen] or list(table.runs)
     primary = primary if is_chosen else primary[:MOST_DEVICES]
-    blocks = [_Block(table, row) for row in primary]
+    # A device without energy has its reason in the heading.
+    blocks = [_Block(table, row) for row in sorted(primary, key=lambda row: row.energy_j is None)]
     settings = common_settings([total.group for total in table.totals])
-    each = [block.lines(settings) for block in blocks]
+    each = [block.lines(settings) if block.run.energy_j is not None else [] for block in blocks]
     widths = _widths([line for lines in each for line in lines], console.width)
     name = f"{printable(name)} · {seconds(table.runs[0].time_s)}" if table.runs else printable(name)
     for i, block in enumerate(blocks):
-        lead = f"{name} · " if i == 0 else ""
+        lead = f"{name} · " if i == 0 else "\n"
         _print(console, f"{lead}{_heading(block.run)}", "bold")
+        if block.run.energy_j is None:
+            continue
         if i == 0 and settings:
             _print(console, group_line(settings), "dim")
         for line in ([*_COLUMNS], *each[i]) if block.phases else ():
@@ -306,8 +309,10 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
     # By cause the first text, the rows that have it, and those that have it with other figures.
     causes: dict[tuple[str, str], tuple[str, list[str], list[str]]] = {}
     for block in blocks:
-        rows: list[tuple[str, str, bool]] = [("", block.run.note, False)] if block.run.energy_j is not None else []
-        rows += [("total", row.note, False) for row in block.totals]
+        if block.run.energy_j is None:
+            continue
+        rows = [("", block.run.note, False)]
+        rows += [("total", row.note, row.energy_j is None) for row in block.totals]
         rows += [(row.phase, row.note, not row.is_resolvable) for row in block.phases]
         rows += [("idle", row.note, False) for row in table.idle if row.device == block.run.device]
         for name, note, is_unresolved in rows:
@@ -330,6 +335,7 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
     for (whose, text), devices in shown:
         about = " ".join(filter(None, (first_of(devices, ", ", 4) if has_devices else "", whose)))
         line = printable(f"{about}: {text}" if about else text)
-        _print(console, fill(line, min(console.width, 100), initial_indent=" ", subsequent_indent="   "), "dim")
-    more = f"; {len(ordered) - len(shown)} more notes: --notes" if len(ordered) > len(shown) else ""
+        _print(console, hanging(f" {line}", min(console.width, 100)), "dim")
+    hidden = len(ordered) - len(shown)
+    more = f"; {hidden} more note{'s' * (hidden > 1)}: --notes" if hidden else ""
     _print(console, f" ± U95: half of the 95 % interval; all columns: --wide{more}", "dim")
