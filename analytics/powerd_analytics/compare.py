@@ -341,6 +341,10 @@ class Difference:
         return 100 * self.change / self.a.value if self.a.value else None
 
     @property
+    def u95_percent(self) -> float | None:
+        return 100 * self.u95 / abs(self.a.value) if self.a.value and self.u95 is not None else None
+
+    @property
     def is_distinguishable(self) -> bool:
         return self.p is not None and self.p < LEVEL
 
@@ -531,9 +535,10 @@ _FRAME = (
     Column("figure"),
     Column("a", "number", heading="A", sign="≥"),
     Column("b", "number", heading="B", sign="≥"),
-    Column("change", "number", heading="B - A"),
-    Column("u95_change", "number", heading="± U95", is_uncertainty=True),
-    Column("change_percent", "number", "%", heading="%"),
+    Column("change", "number", is_hidden=True),
+    Column("u95_change", "number", is_uncertainty=True, is_hidden=True),
+    Column("change_percent", "number", "%", heading="B - A %"),
+    Column("u95_change_percent", "number", "%", heading="± U95", is_uncertainty=True),
     Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True),
     Column("verdict", heading=" "),
     Column("runs_a", "integer", "1", heading="runs A"),
@@ -558,7 +563,7 @@ def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.D
     bounds = []
     for i, d in enumerate(comparison.rows):
         key = ["all" if n.startswith("phase") and v is None else v for n, v in zip(names, d.key, strict=True)]
-        figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.p)
+        figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.u95_percent, d.p)
         about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
         rows.append((*key, column(d.figure).heading, *figures, *about))
         bounds += [(i, len(key) + k) for k, side in enumerate((d.a, d.b), 1) if side.is_lower_bound]
@@ -615,9 +620,10 @@ def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:
     largest = max(clear, key=lambda d: abs(d.change_percent or 0.0))
     at = zip(comparison.names, largest.key, strict=True)
     place = " ".join(str(v) for n, v in at if n in ("model", "phase") and v is not None) or "all phases"
-    reach = 100 * largest.u95 / abs(largest.a.value) if largest.u95 and largest.a.value else None
     sign = "+" if largest.change > 0 else ""
-    change = f"{column(largest.figure).heading} {sign}{with_u95(largest.change_percent or 0.0, reach, '%')}"
+    change = (
+        f"{column(largest.figure).heading} {sign}{with_u95(largest.change_percent or 0.0, largest.u95_percent, '%')}"
+    )
     return f"{len(clear)} of {len(tested)} differences are distinguishable ({level}); the largest: {place}, {change}."
 
 
