@@ -297,7 +297,7 @@ def _ranks(table: PhaseTable, shown: Sequence[RunRow]) -> Iterator[str]:
             whole = with_u95(job.energy_j, job.u95_j, "J", is_lower_bound=job.is_lower_bound)
             least, most = (digits(j) for j in (min(known), max(known)))
             each = f"{least} J each" if least == most else f"{least} to {most} J each"
-            yield f"{job.ranks} ranks on {first_of(job.devices, ' + ', 4)}: {whole}, {each} (--wide)"
+            yield f"{job.ranks} ranks on {first_of(job.devices, ' + ', 2)}: {whole}, {each} (--wide)"
 
 
 _NUMBER = re.compile(r"[-+±]?\s*\d[\d.e+-]*\s*(%|[mµnk]?s\b|[mk]?J\b|[mk]?W\b)?")
