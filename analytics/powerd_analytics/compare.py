@@ -567,10 +567,13 @@ def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.D
         about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
         rows.append((*key, column(d.figure).heading, *figures, *about))
         bounds += [(i, len(key) + k) for k, side in enumerate((d.a, d.b), 1) if side.is_lower_bound]
-    # What all rows have in common is said once, below them; rows that nothing repeats say so in their verdict.
-    common = []
+    # What all rows have in common is said once, below them. Rows that nothing repeats say so in their verdict, and
+    # seconds have no sensor.
+    common, joules = [], [d.figure == "j_per_batch" for d in comparison.rows]
+    about_rows = {"repeats": [d.repeats != NOTHING for d in comparison.rows], "same_sensor": joules}
     for k, c in enumerate(columns):
-        values = {row[k] for row in rows if c.name != "repeats" or row[k] != NOTHING}
+        counts = about_rows.get(c.name, [True] * len(rows))
+        values = {row[k] for row, is_about in zip(rows, counts, strict=True) if is_about}
         is_told = c.name in ("phase", "phase_path", "verdict") or (c.kind == "number" and k >= len(names))
         if len(values) <= 1 and not is_told and not c.is_hidden:
             if k < len(names) and (value := next(iter(values), None)) is not None:

@@ -38,16 +38,8 @@ from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
 from powerd_analytics.text import digits
-from powerd_client.runfile import (
-    DIGEST,
-    clean,
-    digest,
-    open_run,
-    own_name,
-    steady_hdf5,
-    write_numbers,
-    write_strings,
-)
+from powerd_client.recover import open_run
+from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 from powerd_core.text import printable
 
@@ -450,9 +442,9 @@ def write_tables(path: Path, frames: Sequence[pd.DataFrame], *, overwrite: bool 
     """Put tables into ``/tables/NAME`` of a run file, of a file of tables, or of a new file of tables.
 
     Each column is a dataset of one dimension with its unit as an attribute, so that xarray, pandas and h5py read a
-    table with one call each (docs/tables.md). What has no value is NaN or an empty text. The file is copied, the copy
-    changed and signed anew, and moved into its place when it is whole and on the disk. ``overwrite`` replaces tables of
-    the same names; others stay. Raises `RunFileError`, also for a run file that is damaged.
+    table with one call each (docs/reference/tables.md). What has no value is NaN or an empty text. The file is copied,
+    the copy changed and signed anew, and moved into its place when it is whole and on the disk. ``overwrite`` replaces
+    tables of the same names; others stay. Raises `RunFileError`, also for a run file that is damaged.
     """
     place = path.resolve()
     partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from powerd_client.meter import Meter
     from powerd_client.phase import Phase
-    from powerd_client.runfile import open_run
+    from powerd_client.recover import open_run
 
 __all__ = ["Meter", "Phase", "open_run"]
 
-_HOME = {"Meter": "meter", "Phase": "phase", "open_run": "runfile"}
+_HOME = {"Meter": "meter", "Phase": "phase", "open_run": "recover"}
 
 
 def __getattr__(name: str) -> Any:

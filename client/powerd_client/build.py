@@ -33,7 +33,7 @@ from powerd_client.runfile import (
     Progress,
     clean,
     make_dataset,
-    open_run,
+    open_file,
     own_name,
     read_objects,
     reading,
@@ -297,7 +297,7 @@ def left_out(contents: Contents, run: Path) -> list[str]:
 
     The journal's frames are counted against what the file itself holds.
     """
-    with open_run(run) as file, reading(run):
+    with open_file(run) as file, reading(run):
         run_id, held = str(file.attrs.get("run_id")), _held(file)
     if run_id != clean(str(contents.run["run_id"])):
         return [f"the journal is of another run than {run}"]

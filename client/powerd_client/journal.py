@@ -113,6 +113,20 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
     return journal, held
 
 
+def claim_next(run: Path) -> tuple[Path, Path, int]:
+    """As `claim`, for the first of RUN.h5, RUN-2.h5, ... that is free: its name too."""
+    for number in count(1):
+        numbered = run if number == 1 else run.with_stem(f"{run.stem}-{number}")
+        if numbered.exists() or journal_path(numbered).exists():
+            continue
+        try:
+            return numbered, *claim(numbered)
+        except RunFileError:
+            if not (numbered.exists() or journal_path(numbered).exists()):
+                raise  # else another process was faster
+    raise AssertionError
+
+
 def prepare(run: Path, *, overwrite: bool = False) -> Path:
     """As `claim`, for a journal that is not owned while it is filled."""
     journal, held = claim(run, overwrite=overwrite)

@@ -1,7 +1,7 @@
 """`Meter`: a recording with phases, as a training script sees it.
 
 A process marks its phases in one of three recordings: one that it began itself; one that local rank 0 of the same
-training began (docs/ranks.md); or one that `joules record` began around the process.
+training began (docs/howto/ranks.md); or one that `joules record` began around the process.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ T = TypeVar("T")
 class Meter:
     """Records the energy of whatever runs between its construction and `close`, with the phases that are marked.
 
-    ``url``          the powerd to listen to (``tcp://board:7360``), or several; None starts one on this machine, with
-                     its best source (the NVIDIA driver's readings, else a model from CPU time), and stops it at the end
+    ``url``          the powerd to listen to (``board`` or ``tcp://board:7360``), or several; None starts one on this
+                     machine, with its best source (the NVIDIA driver's readings, else a model from CPU time), and stops
+                     it at the end
     ``out``          the run file; it must not exist unless ``overwrite``
     ``device``       how phases are timed: ``cuda`` by events on the GPU's own timeline, without waiting for it,
                      ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),
@@ -47,7 +48,7 @@ class Meter:
     ``keys``         directory of keys, for boards that want them (default: $POWERD_KEYS, else ~/.config/powerd)
 
     Where a launcher such as torchrun has said which rank this process is, local rank 0 records and the others add their
-    marks to its run (docs/ranks.md): make one Meter in every rank, with the same arguments.
+    marks to its run (docs/howto/ranks.md): make one Meter in every rank, with the same arguments.
 
     Under ``joules record`` the run already exists: then only marks are added to it, and these arguments do not count.
 
@@ -79,16 +80,16 @@ class Meter:
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         try:
-            self._open([url] if isinstance(url, str) else list(url or ()), overwrite, keys)
+            self._open(url, overwrite, keys)
         except PowerdError as error:
             if required or isinstance(error, ConfigError | RunFileError):
                 raise
             warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
 
-    def _open(self, urls: list[str], overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
+    def _open(self, url: str | Sequence[str] | None, overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
         part = take_part(
-            self.out, urls, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
+            self.out, url, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
         )
         try:
             writer = MarkWriter(part.journal, about=part.about)
@@ -151,7 +152,7 @@ class Meter:
         **attributes: Attribute,
     ) -> Watch:
         """Mark ``forward`` (or ``evaluation``), ``backward`` and each optimizer's ``update`` from now on, by PyTorch's
-        own hooks; docs/training.md says what each phase holds and what cannot be marked.
+        own hooks; docs/howto/training.md says what each phase holds and what cannot be marked.
 
         ``model``          the module that the training calls: the outermost, as DDP's or `torch.compile`'s wrapper
         ``layers``         mark every layer too, in forward and backward

@@ -15,7 +15,7 @@ _ABOUT = ("pid", "command", "rank", "local_rank", "world_size")
 
 @dataclass(slots=True)
 class ProcessNames:
-    """What a training process said beside its marks (docs/journal.md), by what it is for."""
+    """What a training process said beside its marks (docs/reference/journal.md), by what it is for."""
 
     about: dict[str, Any] = field(default_factory=dict)
     devices: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class ProcessNames:
 
 @dataclass(slots=True)
 class PhaseSpans:
-    """The phases of a run as columns, in the order of their beginnings; docs/run-file.md says what each means."""
+    """The phases of a run as columns, by their beginnings; docs/reference/run-file.md says what each means."""
 
     begin_ns: list[int] = field(default_factory=list)
     end_ns: list[int] = field(default_factory=list)

@@ -35,6 +35,7 @@ from powerd_client.phase import check_seconds, mark_baseline
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
+from powerd_core.keys import control_url
 
 _START_TIMEOUT_S = 30.0
 _END_S = 3.0
@@ -73,9 +74,10 @@ class Recording:
     def __init__(
         self,
         out: Path,
-        urls: list[str],
+        url: str | Sequence[str] | None,
         *,
         overwrite: bool = False,
+        is_numbered: bool = False,
         source: dict[str, object] | None = None,
         trainer_pid: int | None = None,
         command: list[str] | None = None,
@@ -83,11 +85,13 @@ class Recording:
         rendezvous: Rendezvous | None = None,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
-        machine. Other ranks join it by ``rendezvous``.
+        machine. Other ranks join it by ``rendezvous``. With ``is_numbered`` the run file is the first of RUN.h5,
+        RUN-2.h5, ... that is free.
 
-        Raises `RunFileError` when the run file is in the way, `PeerError` when there is no powerd to listen to.
+        Raises `ConfigError` for what is no address, `RunFileError` when the run file is in the way, `PeerError` when
+        there is no powerd to listen to.
         """
-        self.out = out.absolute()
+        urls = [control_url(text) for text in ([url] if isinstance(url, str) else url or ())]
         self.overwrite = overwrite
         self.warnings: list[str] = []
         """What is yet to be told when the run closes."""
@@ -102,7 +106,11 @@ class Recording:
         self._is_ending = False
         self._mutex = threading.Lock()
         """Held by whoever starts a recorder or ends the recording."""
-        self.journal, self._lock = journals.claim(self.out, overwrite=overwrite)
+        self.out = out.absolute()
+        if is_numbered and not overwrite:
+            self.out, self.journal, self._lock = journals.claim_next(self.out)
+        else:
+            self.journal, self._lock = journals.claim(self.out, overwrite=overwrite)
         _recordings.add(self)
         self._own_environment = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
         self._job = {
@@ -348,7 +356,7 @@ class Recording:
     def _build(self) -> bool:
         """The recorder's work, from what it left. Whether it could be done."""
         from powerd_client.build import build_run
-        from powerd_client.runfile import incomplete
+        from powerd_client.recover import incomplete
 
         try:
             journals.remove_partials(self.out)
@@ -400,7 +408,7 @@ class Membership:
 
 def take_part(
     out: Path,
-    urls: list[str],
+    url: str | Sequence[str] | None,
     *,
     overwrite: bool,
     keys: str | os.PathLike[str] | None,
@@ -416,7 +424,7 @@ def take_part(
         return Membership(run_of(joined), joined, about=about)
     if rank is None:
         end_earlier()
-        recording = Recording(out, urls, overwrite=overwrite, trainer_pid=os.getpid(), keys=keys)
+        recording = Recording(out, url, overwrite=overwrite, trainer_pid=os.getpid(), keys=keys)
         return Membership(out, recording.journal, recording)
     rendezvous = Rendezvous(out, rank)
     if not rendezvous.is_first:
@@ -424,31 +432,35 @@ def take_part(
         return Membership(rendezvous.out, rendezvous.journal, None, rendezvous, about)
     # A model of CPU time that follows one rank would know nothing of the others.
     pid = None if rank.local_world_size > 1 else os.getpid()
-    recording = Recording(rendezvous.out, urls, overwrite=overwrite, trainer_pid=pid, keys=keys, rendezvous=rendezvous)
+    recording = Recording(rendezvous.out, url, overwrite=overwrite, trainer_pid=pid, keys=keys, rendezvous=rendezvous)
     return Membership(rendezvous.out, rendezvous.journal, recording, rendezvous, about)
 
 
 def record_command(
     command: Sequence[str],
     *,
-    url: str | None,
-    out: Path,
+    url: str | Sequence[str] | None,
+    out: Path | None,
     overwrite: bool,
     quiet: bool,
     keys: Path | None = None,
     baseline_s: float | None = None,
+    afterwards: Callable[[Path], object] = lambda run: None,
 ) -> int:
-    """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
+    """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
+    ``out`` the run file is the first of run.h5, run-2.h5, ... that is free; ``afterwards`` is called with it.
 
     A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
     before the command ends everything and leaves no run, after it only the measurement. Raises `ConfigError` for a
-    command that cannot be started, and what `Recording` raises. A command that went well without a run file has status
-    1.
+    command that cannot be started, and what `Recording` raises. A command that went well has status 1 where there is no
+    run file, or not all of its journal is in it.
     """
     if baseline_s is not None:
         check_seconds(baseline_s)
-    recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command), keys=keys)
+    recording = Recording(
+        out or Path("run.h5"), url, overwrite=overwrite, is_numbered=out is None, command=list(command), keys=keys
+    )
     try:
         _measure_baseline(recording, baseline_s)
     except KeyboardInterrupt:
@@ -471,9 +483,13 @@ def record_command(
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
     is_recorded = recording.finish(now_ns())
+    run = out or Path(recording.out.name)
     if is_recorded and not quiet:
-        tell(f"{out} is recorded; see it with: joules tables {shlex.quote(str(out))}")
-    return 128 - status if status < 0 else status or int(not is_recorded)
+        tell(f"{run} is recorded; see it with: joules tables {shlex.quote(str(run))}")
+    if is_recorded:
+        afterwards(run)
+    is_whole = is_recorded and not recording.journal.exists()
+    return 128 - status if status < 0 else status or int(not is_whole)
 
 
 def _measure_baseline(recording: Recording, seconds: float | None) -> None:

@@ -351,13 +351,15 @@ def _build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run, keep_journal
-    from powerd_client.runfile import incomplete
+    from powerd_client.recover import incomplete
 
     journals.remove_partials(job.out)
     finish = keep_journal if _is_built(job) else build_run
     missing = finish(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
     if missing:
         log.warning(incomplete(job.out, missing))
+    elif job.journal.exists():
+        log.warning(f"{job.journal} could not be packed and stays; all of it is in {job.out.name}: `joules tidy`")
     say(done=True)
 
 

@@ -19,10 +19,10 @@ from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorC
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
 from powerd_core.text import printable
-from powerd_daemon.calibration_file import bus_number, load_calibration, save_calibration
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
+from powerd_daemon.sources.ina.calibration_file import bus_number, load_calibration, save_calibration
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy
 from powerd_daemon.sources.ina.source import RailsSource

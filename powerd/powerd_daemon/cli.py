@@ -46,7 +46,7 @@ _COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the status as in docs/commands.md: with 1 for a fault that `check` found."""
+    """Run one command; the status as in docs/reference/commands.md: with 1 for a fault that `check` found."""
     try:
         arguments = make_parser().parse_args(argv)
         module, _, function = _COMMANDS[arguments.command].partition(":")
@@ -112,7 +112,7 @@ def make_parser() -> Parser:
 
     run = add("run", "measure and serve until Ctrl-C", " --config powerd.toml --spool /var/lib/powerd/spool")
     what = run.add_mutually_exclusive_group(required=True)
-    what.add_argument("--config", type=Path, metavar="FILE", help="what to measure (see docs/configuration.md)")
+    what.add_argument("--config", type=Path, metavar="FILE", help="what to measure (docs/reference/configuration.md)")
     what.add_argument("--sim", action="store_true", help="measure the simulated graphics card")
     run.add_argument("--listen", metavar="URL", help=f"tcp://HOST:PORT or ipc:///PATH (default {DEFAULT_LISTEN})")
     run.add_argument("--ring-mib", type=_finite, metavar="N", help="memory for each stream's latest readings, in MiB")
@@ -203,7 +203,7 @@ def _add_keys(add_command: Any) -> None:
         "make, list, allow and revoke keys",
         " list",
         "Whoever reads a board from another machine needs keys: the board its own, each client its own, "
-        "the client's public key allowed on the board and the board's trusted on the client. See docs/security.md.",
+        "the client's public key allowed on the board and the board's trusted on the client: docs/howto/security.md.",
     )
     actions = keys.add_subparsers(dest="action", metavar="ACTION", required=True, parser_class=Parser)
 
@@ -351,7 +351,7 @@ def description_rows(description: Description) -> Iterator[str]:
     data = description.data_endpoint.replace("tcp://*:", "port ")
     yield f"{description.board}: powerd {description.version}, data on {data}"
     if description.access:
-        yield f"who may read: {description.access} (docs/security.md)"
+        yield f"who may read: {description.access} (docs/howto/security.md)"
     for stream in description.streams:
         yield f"stream {stream.number} {stream.source}, {1e9 / stream.period_ns:.6g} Hz"
         for line in stream.lines:

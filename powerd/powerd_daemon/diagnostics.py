@@ -18,13 +18,13 @@ from textwrap import fill
 
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
-from powerd_daemon.calibration_file import bus_number
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import Config, load_config
 from powerd_daemon.peer import ask
 from powerd_daemon.plan import plan_file, read_bus
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, scan_bus
 from powerd_daemon.sources.ina.bus import RegisterBus
+from powerd_daemon.sources.ina.calibration_file import bus_number
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.nvml.api import Nvml
@@ -40,7 +40,7 @@ FAST_HZ = 400_000
 LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
 RULES = "powerd/deploy/60-powerd.rules"
-BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/board.md names the line"
+BOOT = "switch the bus on, at 400 kHz, in the boot settings: docs/howto/board.md names the line"
 ROOM = "make room: eight lines at 500 Hz take about 160 MB an hour"
 
 

@@ -1,4 +1,4 @@
-"""docs/board.md says what the program computes."""
+"""docs/howto/board.md says what the program computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from powerd_daemon.sources.ina.sensor import Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions
 
 ROOT = Path(__file__).parents[2]
-DOC = (ROOT / "docs/board.md").read_text()
+DOC = (ROOT / "docs/howto/board.md").read_text()
 PROSE = " ".join(DOC.split()).replace(" %", "%")
 
 

@@ -20,15 +20,15 @@ from powerd_core.text import printable
 if TYPE_CHECKING:
     from powerd_analytics.campaign_tables import Choice
 
-TableFormat = Literal["table", "csv", "json", "markdown", "latex", "html", "parquet"]
+TableFormat = Literal["text", "csv", "json", "markdown", "latex", "html", "parquet"]
 Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records", "iterations"]
-_OF_ONE_RUN = ("table", "csv", "json", "markdown")
+_OF_ONE_RUN = ("text", "csv", "json", "markdown")
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
 def tables(
     *runs: Annotated[Path, Parameter(help="Run files, and directories and indexes of them.")],
-    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "table",
+    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
     wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False,
@@ -62,7 +62,9 @@ def tables(
     ] = None,
     overwrite: Annotated[bool, Parameter(negative="", help="Replace a file, or tables in it, that exist.")] = False,
 ) -> None:
-    """Print joules, seconds and watts by phase: of one run as it was, of many as the tables of a paper.
+    """Print joules, seconds and watts by phase.
+
+    Of one run as it was, of many as the tables of a paper.
 
     For example:
 
@@ -113,7 +115,7 @@ def tables(
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
         of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
-    if format not in ("csv", "json", "markdown") and not wide:
+    if format == "text" and not wide:
         name, is_chosen = runs[0].name, device is not None
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
@@ -147,7 +149,7 @@ def _print_campaign(
     if into is not None:
         write_tables(into, frames, overwrite=overwrite)
         print(f"{into}: /tables/{{{','.join(frame.attrs['name'] for frame in frames)}}}")
-        if output is None and format == "table":
+        if output is None and format == "text":
             return
     if not choice.names and not pivot:  # all for people, or the records for programs
         frames = [f for f in frames if (f.attrs["name"] == "records") == (format in _FOR_PROGRAMS)]
@@ -194,8 +196,8 @@ def compare(
     b: Annotated[Path, Parameter(help="What to compare it with: the same.")],
     *,
     format: Annotated[
-        Literal["table", "csv", "json", "markdown", "latex", "html"], Parameter(help="How to print it.")
-    ] = "table",
+        Literal["text", "csv", "json", "markdown", "latex", "html"], Parameter(help="How to print it.")
+    ] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
     ignore: Annotated[
@@ -204,10 +206,13 @@ def compare(
     ] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Say which joules and seconds a batch differ between two runs or campaigns, and whether by more than chance.
+    """Say what differs between two runs by more than chance.
 
-    Run files are opened also where an index names them: what tells chance from a difference are the single phases and
-    whose sensors measured them, and an index holds neither.
+    That is joules and seconds a batch, of two runs or two campaigns of them.
+
+    Run files are opened also where an index names them: what tells chance from a
+    difference are the single phases and whose sensors measured them, and an index
+    holds neither.
 
     For example:
 
@@ -249,12 +254,14 @@ def uncertainty(
     *,
     device: shared.Device = None,
     phase: Annotated[str | None, Parameter(help="Only phases of this name; totals and run are left out.")] = None,
-    format: shared.Format = "table",
+    format: shared.Format = "text",
     output: shared.Output = None,
     plot: Annotated[Path | None, Parameter(help="Draw the shares as bars as well (.png, .pdf, .svg).")] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Say what the uncertainty of each energy comes from: shares of the variance, largest first, and what shrinks it.
+    """Say what the uncertainty of each energy comes from.
+
+    As shares of the variance, largest first, and what shrinks it.
 
     For example:
 
@@ -293,7 +300,7 @@ def uncertainty(
 def index(
     folder: Annotated[Path, Parameter(help="A directory of run files, searched with all below it.")],
     *,
-    out: Annotated[Path | None, Parameter(alias="-o", help="Index to write; DIR/index.parquet without it.")] = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Index to write; DIR/index.parquet without it.")] = None,
     jobs: Annotated[int | None, Parameter(help="Processes that read run files; one a core without it.")] = None,
     scheduler: Annotated[
         str | None,
@@ -301,23 +308,24 @@ def index(
     ] = None,
     again: Annotated[bool, Parameter(negative="", help="Read files that have not changed as well.")] = False,
 ) -> int:
-    """Write a Parquet index of a campaign: a row a run file and the records of its table.
+    """Write a Parquet index of a campaign of runs.
 
-    Brings an index that is there up to date: only new and changed files are read. What cannot be read is listed; the
-    exit status is 1 when nothing can.
+    It has a row a run file, and the records of its table. Brings an index that is
+    there up to date: only new and changed files are read. What cannot be read is
+    listed; the exit status is 1 when nothing can.
 
     For example:
 
       joules index runs/
 
-      joules index /data/runs --out campaign.parquet --jobs 8
+      joules index /data/runs -o campaign.parquet --jobs 8
 
       joules index /data/runs --scheduler tcp://head:8786
     """
     from powerd_analytics.index import index_runs
 
     with LateProgress() as progress:
-        report = index_runs(folder, out, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
+        report = index_runs(folder, output, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
     unbuilt = [f"{n} is not in the index: it is being recorded, or `joules info {n}` builds it" for n in report.unbuilt]
     vanished = [f"{name} has vanished: taken out of the index" for name in report.vanished]
     shared.warn([*report.failed, *vanished, *unbuilt], "files")
@@ -335,11 +343,13 @@ def query(
     index: Annotated[Path, Parameter(help="An index, or the directory that has one.")],
     sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals, ranks, jobs and files.")],
     *,
-    format: shared.Format = "table",
+    format: shared.Format = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Ask an index in SQL (DuckDB's), without opening a run file. `describe phases` says what there is to ask for.
+    """Ask an index in SQL, without opening a run file.
+
+    The SQL is DuckDB's; `describe phases` says what there is to ask for.
 
     For example:
 
@@ -363,6 +373,7 @@ def query(
         # A column without any value would be left out: what was asked for is shown.
         for name in [name for name in frame.columns if frame[name].isna().all()]:
             frame[name] = "NULL"
-        title, _, rest = shared.frames_text([frame], format, output).partition("\n")
-        text = rest.lstrip("\n") if not title.strip(" *") else f"{title}\n{rest}"
+        whole = shared.frames_text([frame], format, output)
+        title, _, rest = whole.partition("\n")
+        text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
     shared.put_out(text, output, overwrite)

@@ -8,8 +8,8 @@ readings between two clean samples saw beyond that step, the *edge residual* D, 
 
 What the phases of a kind have in common (slopes, the mean residual, the weight w, how power moves between readings) is
 estimated from all of them. Back-to-back phases of one kind form a *stretch*: between them no edge needs correcting or
-resolving. docs/energy.md derives and measures this under "Edges of phases", "Sampling" and "Left over". Here [m] are
-phases, [n] stretches and [k] classes, which are kinds of phases.
+resolving. docs/explanation/energy.md derives this under "Edges of phases", "Sampling", "Left over". Here [m]
+are phases, [n] stretches and [k] classes, which are kinds of phases.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A reading averages over a window; behind that there may be a low-pass of first order, and the whole may lie beside its
 timestamp by the offset of the sampling instant. A counter's sample is the interval between two of its readings. What a
 step of the power between two readings does to their integral follows from their distance h and their width alone
-(`step_figures`). docs/energy.md has the equations under "Sampling" and "Quantisation".
+(`step_figures`). docs/explanation/energy.md has the equations under "Sampling" and "Quantisation".
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def instant_offset_ns(signal: Signal) -> float:
 
     A sensor that is no chip on a bus always has the same delay: all of it. A chip converts freely and is read at any
     moment of its cycle: half a cycle of ``centre_ns`` averages out, and what its clock and the renewing of its register
-    leave open does not. How long the cycle is follows from what ``centre_ns`` is made of (`docs/board.md`): for a cycle
-    z, of which the window w is a part and the rest b is the bus voltage's, half a cycle, the clock's tolerance of
+    leave open does not. How long the cycle is follows from what ``centre_ns`` is made of (`docs/howto/board.md`): for a
+    cycle z, of which the window w is a part and the rest b is the bus voltage's, half a cycle, the clock's tolerance of
     what a code's age can be, and b where the register may be renewed earlier. The INA219's cycle is measured when its
     driver starts. Where the chip is not named, only what half a reading distance cannot be is shared.
     """

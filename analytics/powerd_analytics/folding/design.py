@@ -279,7 +279,7 @@ class Segments:
 
     def edge_u_w(self, watts: Values, window_ns: float) -> Values:
         """[kinds] standard uncertainty from when power moves at edges. That it follows an edge with one time constant
-        is a model; how far off it was in simulations grows with the window (docs/energy.md)."""
+        is a model; how far off it was in simulations grows with the window (docs/explanation/energy.md)."""
         pairs = self.pairs()
         jumps = [watts - _shares(p) @ watts for p in (pairs, pairs.T)]
         beside_ms = (_EDGE_SHARE * window_ns + _EDGE_NS) * 1e-6

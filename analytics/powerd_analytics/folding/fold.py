@@ -1,8 +1,8 @@
 """PhaseSequence too short for the sensor, folded: mean power of a kind from all its iterations, or why there is none.
 
 Readings among phases are taken from stretches of the run (`ReadingBlock`), each line is solved alone (`fold_line`,
-with `powerd_analytics.folding.posterior`), and the lines of a device are added up (`fold`). docs/energy.md has what is
-done here, and how often its intervals hold, under "Folding".
+with `powerd_analytics.folding.posterior`), and the lines of a device are added up (`fold`).
+docs/explanation/energy.md has what is done here, and how often its intervals hold, under "Folding".
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ and the lag L of power behind the marks of its phase (a launch is queued, a regu
 theirs), 0 to a bound. The readings see the *shift* c - L alone, so the equations are solved for some shifts, the
 *nodes*. For the joules between marks the lag matters alone: with power P1 before an edge and P2 behind it, the later
 phase has (P1 - P2) L more than it would without a lag, and the one before has that much less. What both make is taken
-from end to end of what the readings do not speak against (`solve`). docs/energy.md has the reasons under "Folding".
+from end to end of what the readings do not speak against (`solve`). docs/explanation/energy.md has the reasons.
 
 Shapes: p unknowns, k kinds of phases, b blocks of readings; of what is weighed: models, nodes, shifts [d], lags [l].
 """

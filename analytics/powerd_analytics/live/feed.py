@@ -26,7 +26,7 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail
 from powerd_client.link import BoardLink
 from powerd_client.phase import BASELINE
-from powerd_client.runfile import open_run
+from powerd_client.recover import open_run
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.marks import Mark
 from powerd_core.model import Block, Description, Gap, Line, QuantityConversion, Stream, columns
@@ -287,7 +287,7 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(known) if len(known) == len(values) else None
 
 
-# ---- runs and powerds of this machine, from /proc and the files of journals (docs/journal.md) ------------------------
+# ---- runs and powerds of this machine, from /proc and the files of journals (docs/reference/journal.md) --------------
 
 DEFAULT_URL = "tcp://127.0.0.1:7360"
 _SUFFIX = ".journal"

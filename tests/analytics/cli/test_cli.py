@@ -5,6 +5,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
+from powerd_analytics.cli.app import modern
 from powerd_analytics.table import CSV_COLUMNS
 
 
@@ -74,12 +75,36 @@ def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("powerd_client.recording.record_command", record_command)
     out = tmp_path / "r.h5"
-    code, _, _ = joules(capsys, "record", "--out", out, "--quiet", "--", "python", "train.py", "--out", "x", "-v")
+    code, _, _ = joules(
+        capsys,
+        "record",
+        "-o",
+        out,
+        "--quiet",
+        "--url",
+        "a",
+        "--url",
+        "b",
+        "--",
+        "python",
+        "train.py",
+        "--out",
+        "x",
+        "-v",
+    )
     assert code == 7
     assert seen == {
-        "command": ["python", "train.py", "--out", "x", "-v"], "url": None, "out": out, "overwrite": False,
+        "command": ["python", "train.py", "--out", "x", "-v"], "url": ["a", "b"], "out": out, "overwrite": False,
         "quiet": True, "keys": None,
     }  # fmt: skip
+
+
+def test_options_of_earlier_releases_still_work(run, capsys):
+    assert joules(capsys, "verify", run, "--json") == joules(capsys, "verify", run, "--format", "json")
+    assert joules(capsys, "tables", run, "--format", "table") == joules(capsys, "tables", run, "--format=text")
+    assert modern(["clock", "run.h5", "--out=clock.png"]) == ["clock", "run.h5", "--plot=clock.png"]
+    own = ["record", "--out", "r.h5", "--", "python", "--out", "x", "--json", "--format", "table"]
+    assert modern(own) == ["record", "--output", *own[2:]]
 
 
 def test_interrupt_is_quiet(monkeypatch, capsys, run):

@@ -294,7 +294,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """How often something failed or was recovered since the bus was opened; docs/protocol.md says what each counts."""
+    """How often something failed or was recovered since the bus was opened, as in docs/reference/protocol.md."""
 
     failed_scans: int = 0
     failed_reads: int = 0
