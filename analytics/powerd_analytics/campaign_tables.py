@@ -313,7 +313,7 @@ def _ratio(b: Figure, a: Figure) -> Figure:
 # -- the tables of the field -------------------------------------------------------------------------------------------
 
 _ALWAYS = ("model", "device", "gpus", "batch_size")
-_VARYING = ("host", "device_name", "power_cap_w", "clock_hz", "attributes", "timing")
+_VARYING = ("host", "program", "device_name", "power_cap_w", "clock_hz", "attributes", "timing")
 """Shown only where they tell rows apart."""
 _ORDER = ("model", "device_name", "device", "provenance", "host", "power_cap_w", "clock_hz", "gpus", "batch_size")
 

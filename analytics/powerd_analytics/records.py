@@ -11,10 +11,13 @@ of a job (`powerd_analytics.jobs`). Their uncertainties follow two rules: `mean_
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from calendar import timegm
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import dropwhile
 from math import hypot, isclose, isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -74,6 +77,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("run_id", "text", "", "the recording's own id"),
     ("created_utc", "text", "", "when it began, wall clock"),
     ("host", "text", "", "the machine that trained"),
+    ("program", "text", "", "the command without interpreter, folders, seeds and the run file's own name"),
     ("model", "text", "", "attribute of the phases"),
     ("batch_size", "number", "1", "attribute of the phases", "batch"),
     ("gpus", "integer", "1", "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
@@ -568,6 +572,24 @@ def begin_unix_s(run: Run) -> float | None:
         return None
 
 
+_INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
+_SEED = re.compile(r" \S*seed[= ]\S+", re.IGNORECASE)
+
+
+def program_of(command: Sequence[str], path: Path) -> str | None:
+    """Program and arguments, by which runs are repeats: the same whether `joules record` or a Meter wrote them down.
+
+    Without what differs between repeats: a seed, the name of the run file, the file by which a notebook is reached.
+    """
+    words = list(dropwhile(lambda word: _INTERPRETER.fullmatch(Path(word).name), command))
+    if not words:
+        return None
+    program = Path(words[0]).name.removesuffix(".py").rpartition(".")[2]
+    arguments = [word for word in words[1:] if Path(word.rpartition("=")[2]).stem != path.stem]
+    is_notebook = program == "ipykernel_launcher"
+    return "notebook" if is_notebook else _SEED.sub("", shlex.join([program, *arguments]))
+
+
 # -- records of a run --------------------------------------------------------------------------------------------------
 
 
@@ -599,6 +621,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
         "run_id": text_of(run.attributes.get("run_id")),
         "created_utc": text_of(run.attributes.get("created_utc")),
         "host": text_of(run.environment.get("host")),
+        "program": program_of(run.command, run.path),
         **_of_training(run, ranks),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]

@@ -48,7 +48,7 @@ from powerd_analytics.energy.reasons import (
     usable,
     without_readings,
 )
-from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j, whole_of
+from powerd_analytics.energy.rest import Given, bounded_sum, merged, overlapping, rest_energy_j, whole_of
 from powerd_analytics.energy.uncertainty import (
     COVERAGE_FACTOR,
     MEAN_COLUMNS,
@@ -78,6 +78,7 @@ MOST_KINDS = 12
 _MISSING = 0.05
 """Share of the phases' time without readings above which nothing is folded."""
 UNSURE = "too few readings to tell how sure that is"
+TOO_SHORT = "too short for the sensor one by one: within what it showed at least and at most"
 
 INTEGRAL, FOLDED = "integral", "folded"
 MODELLED = "modelled"
@@ -615,7 +616,9 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     edges = merged(p.begin_ns[together], p.end_ns[together])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
     time_s, cut = whole.duration_s, int(np.sum(p.cut & outer))
-    total = without_rounding(whole.energy) if whole.is_resolvable and whole.missing_s <= 0.5 * time_s else None
+    total = whole.energy if whole.is_resolvable else bounded_sum(part, *edges)
+    # Where all readings are missing, 0 J would be no energy.
+    total = without_rounding(total) if total and whole.missing_s < time_s * (1 - 1e-9) else None
     ranks, counted = seen.sharing(labels), 1
     if ranks > 1:  # a rank that marks nothing has no part in the iterations
         counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))
@@ -624,6 +627,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         notes = [no_energy(part, whole.mostly_missing, whole.missing_s, time_s), clip.note(has_number=False)]
     else:
         notes = [f"{cut} cut off, counted up to there"] if cut else []
+        notes += [] if whole.is_resolvable else [TOO_SHORT]
         if whole.missing_s > 1e-3 * time_s:
             notes.append(without_readings(whole.missing_s, whole.off_by_j, clip))
         notes.append(clip.note(has_number=True))
@@ -644,7 +648,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         iterations=iterations,
         time_s=time_s,
         energy_j=total.energy_j if total else None,
-        **_uncertainties(total, clip, known(whole.energy.u95_j, total.energy_j) if total else 0.0),
+        **_uncertainties(total, clip, known(total.u95_j, total.energy_j) if total else 0.0),
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,
@@ -760,20 +764,23 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     energy_j = float(whole.linear_j[0]) if not silent else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
     phases_j = rest_j = residual_j = None
-    top = (p.parent < 0) & seen.columns.resolvable
-    if top.any() and energy_j is not None:
-        together = as_range(top)
-        edges = merged(p.begin_ns[together], p.end_ns[together])
+    together, bounded = as_range(p.parent < 0), None
+    edges = merged(p.begin_ns[together], p.end_ns[together])
+    if len(edges[0]) and energy_j is not None:
         cover = whole_of(part, *edges, is_given=True)
         if cover.is_resolvable:
             phases_j = cover.energy.energy_j
             rest_j = rest_energy_j(part, (begin, end), edges, cover.given)
             residual_j = energy_j - phases_j - rest_j
+        elif (bounded := bounded_sum(part, *edges)) is not None:
+            phases_j, residual_j = bounded.energy_j, 0.0
+            rest_j = energy_j - phases_j
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
+    notes += [] if bounded is None else [f"phases ± {digits(bounded.u95_j, 2)} J, {TOO_SHORT}"]
     notes += ["used by no rank"] if is_unused else []
     notes += _gap_notes(run, part)
     if unordered := sum(s.unordered for s in part.signals):
@@ -870,6 +877,10 @@ def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRo
         edges = np.array([run.begin_ns]), np.array([run.end_ns])
         rest_j = rest_energy_j(part, edges, (begin, end), cover) / sharing
         residual_j = energy_j - phases_j - rest_j
+    elif (bounded := bounded_sum(part, begin, end)) is not None:
+        phases_j, residual_j = bounded.energy_j / sharing, 0.0
+        rest_j = energy_j - phases_j
+        note = f"phases ± {digits(bounded.u95_j / sharing, 2)} J, {TOO_SHORT}"
     else:
         note = not_resolvable(part, cover, np.ones(len(begin), bool))
     return RankRow(

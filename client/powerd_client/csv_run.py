@@ -25,6 +25,7 @@ from typing import Any
 from powerd_client import journal as journals
 from powerd_client.build import read_contents, write_file
 from powerd_client.hostclock import FARTHEST_NS, WallAnchor, anchor_note
+from powerd_client.phase import WHOLE
 from powerd_client.recording import environment, release
 from powerd_core.errors import ConfigError
 from powerd_core.marks import RECORD, Marks
@@ -202,7 +203,7 @@ def import_csv(
     table = _Table(power)
     unit, readings = _readings(table, column, unit)
     of_phases = _Table(phases, table.is_utc) if phases is not None else table
-    whole = _Phase(readings[0][0], readings[-1][0], "run", {}, 0)
+    whole = _Phase(readings[0][0], readings[-1][0], WHOLE, {}, 0)
     spans = _phases(of_phases) if phases is not None else [whole]
     # No clock of a run shows 0 or less. Seconds since the start of something do.
     shift_ns = max(0, 1_000_000_000 - min(readings[0][0], spans[0].begin_ns))

@@ -84,7 +84,7 @@ class _Done:
 
     __slots__ = ("__weakref__", "_cut", "_end", "_mark", "_track")
 
-    def __init__(self, mark: Callable[..., None] | None, end: int, cut: int, track: int) -> None:
+    def __init__(self, mark: Callable[..., object] | None, end: int, cut: int, track: int) -> None:
         self._mark, self._end, self._cut, self._track = mark, end, cut, track
         _waiting.add(self)
 

@@ -525,7 +525,8 @@ class MarkTail:
                     if end > begin:
                         pieces.append(Marks(token, base + at + begin, data[begin * size : end * size]))
                     elif final:
-                        end += 1
+                        is_unused = data.count(0, begin * size) == len(data) - begin * size
+                        end = count if is_unused else end + 1
                     begin = end
                     if end < count and not final:
                         is_held_back = True

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import shlex
 import shutil
 import sys
@@ -17,7 +18,9 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from powerd_core.text import printable
+from powerd_core.text import LEGIBLE, printable, register_legible
+
+register_legible()
 
 
 class _ErrorStream(logging.Handler):
@@ -37,6 +40,29 @@ log.propagate = False
 def tell(text: str) -> None:
     """One warning."""
     log.warning("%s", text)
+
+
+def show(text: str) -> None:
+    """Lines that are no warning: a result, or what is being done."""
+    with contextlib.suppress(Exception):  # as said above
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        sys.stderr.write(text.encode(encoding, LEGIBLE).decode(encoding) + "\n")
+        sys.stderr.flush()
+
+
+def is_terminal() -> bool:
+    """Whether the error stream is a terminal or a notebook, and no log."""
+    try:
+        return bool(sys.stderr.isatty())
+    except Exception:  # noqa: BLE001  (as said above)
+        return False
+
+
+def shown_path(path: Path) -> str:
+    """A path for a line of text: from where the user stands, unless that is longer."""
+    with contextlib.suppress(OSError, ValueError):
+        return printable(min(str(path), os.path.relpath(path), key=len))
+    return printable(str(path))
 
 
 def last_line(path: Path) -> str:

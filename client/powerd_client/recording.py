@@ -30,8 +30,8 @@ from typing import Any, Literal
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
-from powerd_client.log import last_line, tell
-from powerd_client.phase import check_seconds, mark_baseline
+from powerd_client.log import is_terminal, last_line, show, shown_path, tell
+from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
@@ -44,6 +44,12 @@ _WAITS_S = 10.0
 """After so long at the end the user is told what is waited for."""
 _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
+_RESULT_S = 20.0
+"""So long the result of a run may take, however busy the machine is; `powerd_client.energies` limits its CPU time."""
+_MUTE_S = 1.0
+"""After so long at the end the user is shown what is done."""
+_QUIET_ENVIRONMENT = "POWERD_QUIET"
+"""Environment variable that keeps the results of recordings from being printed."""
 
 
 def release() -> str:
@@ -280,9 +286,10 @@ class Recording:
                 if pipe is not None:
                     pipe.close()
 
-    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> bool:
+    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False, quiet: bool = True) -> bool:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
-        each. ``failure`` is noted in the run, and printed unless it was ``told``. Whether the run file is there.
+        each. ``failure`` is noted in the run, and printed unless it was ``told``. Unless ``quiet``, its result is
+        printed. Whether the run file is there.
 
         A recorder that dies meanwhile is started again; where that cannot be, the run file is built here from its
         journal. A recorder that does not answer for a minute is left alone with the journal. Raises nothing but
@@ -290,11 +297,12 @@ class Recording:
         """
         with self._mutex:
             self._is_ending = True
+        closing = None if quiet or os.environ.get(_QUIET_ENVIRONMENT) else Closing(self.out)
         last_words: list[dict[str, Any]] = [*([{"note": failure}] if failure else []), {"stop_ns": stop_ns}]
         if failure and not told:
             self.warnings.append(failure)
         try:
-            outcome = self._await_end(last_words)
+            outcome = self._await_end(last_words, closing)
             if outcome == "silent":
                 self.warnings.append(
                     f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
@@ -305,6 +313,8 @@ class Recording:
             if outcome == "dead":
                 outcome = "done" if self._build() else "failed"
         except KeyboardInterrupt:
+            if closing is not None:
+                closing.end()
             tell(f"the recorder (process {self.pid}) goes on by itself, and writes {self.out}")
             raise
         except Exception as error:  # noqa: BLE001  (whatever a library threw: the training goes on)
@@ -318,9 +328,13 @@ class Recording:
             self._let_go()
         for text in dict.fromkeys(self.warnings):
             tell(text)
+        if closing is not None:
+            closing.tell_result() if outcome == "done" else closing.end()
         return outcome == "done"
 
-    def _await_end(self, last_words: list[dict[str, Any]]) -> Literal["done", "failed", "dead", "silent"]:
+    def _await_end(
+        self, last_words: list[dict[str, Any]], closing: Closing | None
+    ) -> Literal["done", "failed", "dead", "silent"]:
         """How it ended, or that it neither ends nor says anything."""
         started = heard = time.monotonic()
         is_told = False
@@ -338,6 +352,8 @@ class Recording:
                 self._write(*last_words)
                 heard = now
                 continue
+            if closing is not None:
+                closing.show()
             for message in messages:
                 heard = now
                 if "restarted" in message:
@@ -367,6 +383,66 @@ class Recording:
             return False
         self.warnings.append(f"the recorder died (status {self._status}); what it had is in {self.out}")
         return True
+
+
+class Closing:
+    """What a user sees of a recording's end: a line after a second, and the result.
+
+    The result comes from a process of its own (`powerd_client.energies`), which starts here, so that it imports what it
+    needs while the recorder writes the run file.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._begun_s = time.monotonic()
+        self._is_shown = False
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the interpreter is ending
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "powerd_client.energies"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def show(self) -> None:
+        """Say once what is being done, when that has taken a second and somebody may be looking."""
+        if not self._is_shown and time.monotonic() - self._begun_s > _MUTE_S and is_terminal():
+            self._is_shown = True
+            show(f"powerd: writing {shown_path(self._out)} and working out its joules")
+
+    def tell_result(self) -> None:
+        """Print the result of the run file, which stands: its joules, or where to get them."""
+        path = shown_path(self._out)
+        lines = [f"{path} is recorded; its joules: joules tables {shlex.quote(path)}"]
+        try:
+            with contextlib.suppress(Exception):  # the training goes on
+                lines = self._result() or lines
+        finally:
+            self.end()
+        show("\n".join(lines))
+
+    def _result(self) -> list[str]:
+        """The last version of the result that came within the time."""
+        if self._process is None:
+            return []
+        try:
+            output = self._process.communicate(f"{self._out}\n".encode(), _MUTE_S)[0]
+        except subprocess.TimeoutExpired:
+            self.show()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_RESULT_S)
+            self._process.kill()
+            output = self._process.communicate()[0]
+        whole = output[: output.rfind(b"\n") + 1].splitlines()
+        return [str(line) for line in json.loads(whole[-1])] if whole else []
+
+    def end(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
@@ -467,6 +543,7 @@ def record_command(
         recording.abandon()
         raise
     # A handler, unlike SIG_IGN, is not inherited by the command.
+    begin_ns = now_ns()
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     try:
         process = subprocess.Popen(command, env={**os.environ, RUN_ENVIRONMENT: str(recording.journal)})
@@ -480,14 +557,13 @@ def record_command(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    with contextlib.suppress(OSError, ValueError):  # without it the run's whole is in its table all the same
+        mark_whole(recording.journal, begin_ns, now_ns())
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
-    is_recorded = recording.finish(now_ns())
-    run = out or Path(recording.out.name)
-    if is_recorded and not quiet:
-        tell(f"{run} is recorded; see it with: joules tables {shlex.quote(str(run))}")
+    is_recorded = recording.finish(now_ns(), quiet=quiet)
     if is_recorded:
-        afterwards(run)
+        afterwards(out or Path(recording.out.name))
     is_whole = is_recorded and not recording.journal.exists()
     return 128 - status if status < 0 else status or int(not is_whole)
 

@@ -41,7 +41,12 @@ def run(line: str, directory: Path) -> str:
     """What a shell prints for a line that begins with `$`, on both of its streams."""
     command = next((new + line[len(old) :] for old, new in IN_THE_CHECKOUT.items() if line.startswith(old)), line[2:])
     places = [str(Path(sys.executable).parent), os.environ["PATH"]]
-    environment = os.environ | {"PATH": os.pathsep.join(places), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {
+        "PATH": os.pathsep.join(places),
+        "COLUMNS": "80",
+        "OMP_NUM_THREADS": "1",
+        "POWERD_QUIET": "",
+    }
     done = subprocess.run(
         ["bash", "-c", command], cwd=directory, env=environment, text=True, timeout=600, check=False,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
