@@ -3,7 +3,7 @@
     python examples/pmlib_script.py --sim
     python examples/pmlib_script.py --ip board --device gpu0 --lines 0-3
 
-docs/pmlib.md shows each of these calls beside the one in C.
+docs/howto/pmlib.md shows each of these calls beside the one in C.
 """
 
 from __future__ import annotations

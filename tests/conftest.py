@@ -1,5 +1,6 @@
 """Settings of every test."""
 
+import os
 import signal
 
 import pytest
@@ -8,6 +9,9 @@ from hypothesis import HealthCheck, settings
 # How long an example takes says how busy the machine is. What else is set (on CI: the same examples every time) stays.
 settings.register_profile("powerd", parent=settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("powerd")
+
+# The result of a recording takes a process of its own: only the tests that are about it want one.
+os.environ["POWERD_QUIET"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from powerd_analytics.runs.run import Run, pick
 from powerd_analytics.text import seconds
 from powerd_client.hostclock import WallAnchor, read_anchor
-from powerd_client.runfile import open_run, reading
+from powerd_client.recover import open_run
+from powerd_client.runfile import reading
 from powerd_core.errors import AnalysisError
 from powerd_core.model import QuantityConversion
 

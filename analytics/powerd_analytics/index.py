@@ -32,6 +32,7 @@ from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_tabl
 from powerd_analytics.jobs import apart, job_records, jobs_of
 from powerd_analytics.records import COLUMNS, RECORD_VERSION, Record, run_records, to_frame
 from powerd_analytics.runs.run import Progress, no_progress, pick
+from powerd_client.log import install_hint
 from powerd_client.recording import release
 from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
 
@@ -382,7 +383,7 @@ def _on_cluster(
     try:
         from distributed import Client
     except ImportError as error:
-        raise ConfigError("a Dask cluster needs its client here: pip install 'powerd[campaign]'") from error
+        raise ConfigError(f"a Dask cluster needs its client here: {install_hint('campaign')}") from error
     try:
         client: Any = Client(scheduler, timeout=ANSWER_S, set_as_default=False)  # type: ignore[no-untyped-call]
     except (OSError, ValueError) as error:
@@ -591,7 +592,7 @@ def query(path: Path, sql: str, *, progress: Progress = no_progress) -> pd.DataF
     try:
         import duckdb
     except ImportError as error:
-        raise ConfigError("queries need DuckDB: pip install 'powerd[campaign]'") from error
+        raise ConfigError(f"queries need DuckDB: {install_hint('campaign')}") from error
     index = open_index(path)
     progress(0.0, "asking the index")
     connection = duckdb.connect(":memory:", config={"python_enable_replacements": "false", "temp_directory": ""})

@@ -2,7 +2,7 @@
 
 `read_table` reads CSV or Parquet into a `TableFile`; faults name file, row (from 1, below the header) and column.
 `training_totals` sums the phases of each configuration (`joules totals`), `choose` picks the best row against a
-reference (`joules pick`). docs/totals.md has the columns and the rules.
+reference (`joules pick`). docs/reference/totals.md has the columns and the rules.
 """
 
 from __future__ import annotations

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, log10
+
+from powerd_core.text import figure_and_u95, significant, with_u95
+
+__all__ = ["digits", "figure_and_u95", "first_of", "seconds", "with_u95"]
 
 
 def digits(value: float | None, places: int = 4) -> str:
-    """Rounded to significant digits without an exponent for everyday sizes."""
-    if value is None:
-        return "–"
-    if value == 0:
-        return "0"
-    if not 1e-6 < abs(value) < 1e9:
-        return f"{value:.{places - 1}e}"
-    decimals = places - 1 - floor(log10(abs(value)))
-    return f"{round(value, decimals):.{max(decimals, 0)}f}"
+    """Rounded to significant digits; a dash for what has no value."""
+    return "–" if value is None else significant(value, places)
 
 
 def seconds(value_s: float) -> str:

@@ -3,13 +3,23 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from powerd_client.energies import Energy
     from powerd_client.meter import Meter
+    from powerd_client.notebook import load_ipython_extension
     from powerd_client.phase import Phase
-    from powerd_client.runfile import open_run
+    from powerd_client.recover import open_run
+    from powerd_client.trackers import EnergyLog
 
-__all__ = ["Meter", "Phase", "open_run"]
+__all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "open_run"]
 
-_HOME = {"Meter": "meter", "Phase": "phase", "open_run": "runfile"}
+_HOME = {
+    "Energy": "energies",
+    "EnergyLog": "trackers",
+    "Meter": "meter",
+    "Phase": "phase",
+    "load_ipython_extension": "notebook",
+    "open_run": "recover",
+}
 
 
 def __getattr__(name: str) -> Any:

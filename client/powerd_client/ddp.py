@@ -26,7 +26,7 @@ _Hook = Callable[[Any, Any], Any]
 
 GPU_PASSES = 32
 """On a GPU one backward pass of so many is marked. An event on the stream that has waited for a reduction makes all
-kernels of an iteration take longer: marked each time, ResNet-34 was 8.7 % slower on two H200 (docs/training.md).
+kernels of an iteration take longer: marked each time, ResNet-34 was 8.7 % slower on two H200 (docs/howto/training.md).
 """
 
 
@@ -84,7 +84,7 @@ class _Done:
 
     __slots__ = ("__weakref__", "_cut", "_end", "_mark", "_track")
 
-    def __init__(self, mark: Callable[..., None] | None, end: int, cut: int, track: int) -> None:
+    def __init__(self, mark: Callable[..., object] | None, end: int, cut: int, track: int) -> None:
         self._mark, self._end, self._cut, self._track = mark, end, cut, track
         _waiting.add(self)
 

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -90,14 +90,14 @@ class Synchronized:
         self._synchronize = synchronize
         self._writer = writer
 
-    def __call__(self, code: int, thread: int | None = None) -> None:
+    def __call__(self, code: int, thread: int | None = None) -> int:
         """As `MarkWriter.mark`."""
         if self._writer.is_open:  # a forked child must not touch its parent's device
             try:
                 self._synchronize()
             except Exception as error:  # noqa: BLE001  (the training's next call will raise it too)
                 self._writer.disable(f"synchronize() failed: {error}")
-        self._writer.mark(code, thread)
+        return self._writer.mark(code, thread)
 
 
 ANCHOR_NS: Final = 100_000_000
@@ -162,15 +162,16 @@ class DeviceTimer:
         self._thread = threading.Thread(target=self._harvest, name="powerd-device-timing", daemon=True)
         self._thread.start()
 
-    def mark(self, code: int, thread: int | None = None) -> None:
-        """Mark now on the host, and where the current stream of the current device gets to."""
+    def mark(self, code: int, thread: int | None = None) -> int:
+        """Mark now on the host, and where the current stream of the current device gets to. Returns the number."""
         number = self._writer.mark_at(code, now_ns(), thread)
         if not self._working or number < 0:
-            return
+            return number
         try:
             self._mark_device(number)
         except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
             self._fail("phases are timed by the host from here on", error)
+        return number
 
     def _mark_device(self, number: int) -> None:
         if self._capturing():
@@ -273,7 +274,7 @@ class DeviceTimer:
 
 def begin_timing(
     choice: Timing, writer: MarkWriter, journal: Path, *, tells: bool
-) -> tuple[Callable[..., None], DeviceTimer | None, str]:
+) -> tuple[Callable[..., int], DeviceTimer | None, str]:
     """What writes a mark, the timer of a GPU if there is one, and the timing's name in the run; it never raises.
 
     ``tells``: this process tells the user what is worth telling.
@@ -351,7 +352,7 @@ class DeviceTimes:
                 edge = self._host_ns(*edges[number]) if number in edges else None
                 self.unresolved += edge is None
                 t_ns, bound_ns = edge or (mark.t_host_ns, -1)
-                yield replace(mark, t_host_ns=t_ns, bound_ns=bound_ns)
+                yield mark._replace(t_host_ns=t_ns, bound_ns=bound_ns)
 
     def _host_ns(self, epoch: int, t_ns: int) -> tuple[int, int] | None:
         """The host's time of a device's time, and how far it may be from that: what the anchors guarantee, and the

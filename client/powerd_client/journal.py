@@ -113,6 +113,20 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
     return journal, held
 
 
+def claim_next(run: Path) -> tuple[Path, Path, int]:
+    """As `claim`, for the first of RUN.h5, RUN-2.h5, ... that is free: its name too."""
+    for number in count(1):
+        numbered = run if number == 1 else run.with_stem(f"{run.stem}-{number}")
+        if numbered.exists() or journal_path(numbered).exists():
+            continue
+        try:
+            return numbered, *claim(numbered)
+        except RunFileError:
+            if not (numbered.exists() or journal_path(numbered).exists()):
+                raise  # else another process was faster
+    raise AssertionError
+
+
 def prepare(run: Path, *, overwrite: bool = False) -> Path:
     """As `claim`, for a journal that is not owned while it is filled."""
     journal, held = claim(run, overwrite=overwrite)
@@ -511,7 +525,8 @@ class MarkTail:
                     if end > begin:
                         pieces.append(Marks(token, base + at + begin, data[begin * size : end * size]))
                     elif final:
-                        end += 1
+                        is_unused = data.count(0, begin * size) == len(data) - begin * size
+                        end = count if is_unused else end + 1
                     begin = end
                     if end < count and not final:
                         is_held_back = True

@@ -151,12 +151,12 @@ class MarkWriter:
         """Say on which devices this process works."""
         self._remark({"devices": list(devices)})
 
-    def mark(self, code: int, thread: int | None = None) -> None:
+    def mark(self, code: int, thread: int | None = None) -> int:
         """Write one mark: ``code`` is a phase kind's number to begin it, its bitwise inverse to end it.
 
-        ``thread`` is the one to whose phases it belongs, where that is not the one that runs.
+        ``thread`` is the one to whose phases it belongs, where that is not the one that runs. Returns as `mark_at`.
         """
-        self.mark_at(code, now_ns(), thread)
+        return self.mark_at(code, now_ns(), thread)
 
     def mark_at(self, code: int, t_host_ns: int, thread: int | None = None) -> int:
         """As `mark`, with a time that was read before. Returns the mark's number in this process, -1 when dropped."""

@@ -1,7 +1,7 @@
 """`Meter`: a recording with phases, as a training script sees it.
 
 A process marks its phases in one of three recordings: one that it began itself; one that local rank 0 of the same
-training began (docs/ranks.md); or one that `joules record` began around the process.
+training began (docs/howto/ranks.md); or one that `joules record` began around the process.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from powerd_client.device_timing import DeviceTimer, begin_timing, choose_timing
 from powerd_client.gpus import devices_here
@@ -28,16 +29,20 @@ from powerd_core.errors import ConfigError, PowerdError, RunFileError
 if TYPE_CHECKING:
     from torch.nn import Module
 
+    from powerd_client.energies import Energy, LiveRun
     from powerd_client.torch_hooks import TorchMarks, Watch
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
 class Meter:
     """Records the energy of whatever runs between its construction and `close`, with the phases that are marked.
 
-    ``url``          the powerd to listen to (``tcp://board:7360``), or several; None starts one on this machine, with
-                     its best source (the NVIDIA driver's readings, else a model from CPU time), and stops it at the end
+    ``url``          the powerd to listen to (``board`` or ``tcp://board:7360``), or several; None starts one on this
+                     machine, with all that it has (the GPUs that this process may use, processors and memory by RAPL;
+                     where there is neither, a model from CPU time), and stops it at the end
     ``out``          the run file; it must not exist unless ``overwrite``
     ``device``       how phases are timed: ``cuda`` by events on the GPU's own timeline, without waiting for it,
                      ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),
@@ -45,9 +50,10 @@ class Meter:
     ``synchronize``  called before every mark, such as ``torch.cuda.synchronize``: for work that runs asynchronously
     ``required``     with False, a powerd that is not there is a warning, and the training goes on unrecorded
     ``keys``         directory of keys, for boards that want them (default: $POWERD_KEYS, else ~/.config/powerd)
+    ``quiet``        with True, closing prints no result; neither does it where $POWERD_QUIET is set
 
     Where a launcher such as torchrun has said which rank this process is, local rank 0 records and the others add their
-    marks to its run (docs/ranks.md): make one Meter in every rank, with the same arguments.
+    marks to its run (docs/howto/ranks.md): make one Meter in every rank, with the same arguments.
 
     Under ``joules record`` the run already exists: then only marks are added to it, and these arguments do not count.
 
@@ -65,6 +71,7 @@ class Meter:
         synchronize: Callable[[], object] | None = None,
         required: bool = True,
         keys: str | os.PathLike[str] | None = None,
+        quiet: bool = False,
     ) -> None:
         self.out = Path(out)
         self._pid = os.getpid()
@@ -74,21 +81,24 @@ class Meter:
         self._timer: DeviceTimer | None = None
         self._timing = choose_timing(device, synchronize)
         self._timing_name = self._timing.name
-        self._mark: Callable[..., None] = lambda code, thread=None: None
+        self._mark: Callable[..., int | None] = lambda code, thread=None: None
+        self._quiet = quiet
+        self._live: Callable[[], LiveRun] | None = None
+        """What of the recording has come so far; None where nothing is recorded."""
         self._phases: dict[object, Phase] = {}
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         try:
-            self._open([url] if isinstance(url, str) else list(url or ()), overwrite, keys)
+            self._open(url, overwrite, keys)
         except PowerdError as error:
             if required or isinstance(error, ConfigError | RunFileError):
                 raise
             warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
 
-    def _open(self, urls: list[str], overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
+    def _open(self, url: str | Sequence[str] | None, overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
         part = take_part(
-            self.out, urls, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
+            self.out, url, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
         )
         try:
             writer = MarkWriter(part.journal, about=part.about)
@@ -97,6 +107,7 @@ class Meter:
             raise RunFileError(f"marks cannot be written under {part.journal}: {error.strerror}") from error
         self._mark, self._timer, self._timing_name = begin_timing(self._timing, writer, part.journal, tells=part.speaks)
         self._writer, self.out, self._recording, self._rendezvous = writer, part.out, part.recording, part.rendezvous
+        self._live = cache(partial(_live_run, part.journal, part.out, writer.token))
         if part.recording is not None and part.rendezvous is None:
             _recording.add(self)
 
@@ -122,8 +133,45 @@ class Meter:
                 if not self._devices:
                     self._identify(self._writer)
                 kind = self._writer.kind(name, attributes, self._timing_name)
-            phase = self._phases[key] = Phase(self._mark, kind)
+            ask = partial(_energy_of, self._live, name) if self._live is not None else None
+            phase = self._phases[key] = Phase(self._mark, kind, ask)
         return phase
+
+    def energy(
+        self, phase: str, device: str | None = None, *, last_s: float | None = 60.0, wait_s: float = 0.0
+    ) -> Energy:
+        """The mean energy of the phases of a name, as `joules tables` would tell it of the last ``last_s`` seconds;
+        of the whole recording for None, or where none lies in these seconds, or when the meter is closed.
+
+        ``wait_s`` waits at most so long for the last readings of the latest phase. Without ``device`` the energy is
+        that of the device that is known best: measured rather than modelled. It works in this thread, for about a
+        second the first time. Raises nothing: what has no number says why.
+        """
+        return self._ask(phase, device, last_s, wait_s)[0]
+
+    def energies(self, device: str | None = None, *, last_s: float | None = 60.0) -> list[Energy]:
+        """As `energy`, of every kind of phase; of one kind on several devices the one that is known best first."""
+        return self._ask("", device, last_s, 0.0)
+
+    def _ask(self, name: str, device: str | None, last_s: float | None, wait_s: float) -> list[Energy]:
+        if self._live is None:
+            return [_unrecorded(name)]
+        return self._live().ask(name, device, last_s=last_s, wait_s=wait_s)
+
+    @overload
+    def measure(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
+    def measure(
+        self, name: str | None = None, /, **attributes: Attribute
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
+    def measure(self, what: Any = None, /, **attributes: Attribute) -> Any:
+        """A decorator that makes each call of a function a phase, called as the function unless a name is given:
+        ``@meter.measure`` or ``@meter.measure("epoch", batch_size=32)``."""
+        if callable(what):
+            return self.phase(what.__name__)(what)
+        return lambda function: self.phase(what or function.__name__, **attributes)(function)
 
     def _identify(self, writer: MarkWriter) -> None:
         """Say on which GPU this process works now, where that is news."""
@@ -151,7 +199,7 @@ class Meter:
         **attributes: Attribute,
     ) -> Watch:
         """Mark ``forward`` (or ``evaluation``), ``backward`` and each optimizer's ``update`` from now on, by PyTorch's
-        own hooks; docs/training.md says what each phase holds and what cannot be marked.
+        own hooks; docs/howto/training.md says what each phase holds and what cannot be marked.
 
         ``model``          the module that the training calls: the outermost, as DDP's or `torch.compile`'s wrapper
         ``layers``         mark every layer too, in forward and backward
@@ -226,7 +274,7 @@ class Meter:
             writer.close()
             if recording is not None:
                 failure = writer.failure and f"{writer.failure} ({writer.dropped} marks)"
-                recording.finish(stop_ns, failure, told=writer.told)
+                recording.finish(stop_ns, failure, told=writer.told, quiet=self._quiet)
             elif writer.failure and not writer.told:
                 tell(writer.failure)
 
@@ -250,6 +298,30 @@ class Meter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def recording_here() -> Meter | None:
+    """A meter of this process that records, the only one where it is so."""
+    return next((meter for meter in _recording if meter._pid == os.getpid()), None)
+
+
+def _live_run(journal: Path, out: Path, token: int) -> LiveRun:
+    from powerd_client.energies import LiveRun  # numpy and h5py, which marking does not need
+
+    return LiveRun(journal, out, token)
+
+
+def _energy_of(live: Callable[[], LiveRun], name: str, number: int | None, device: str | None, wait_s: float) -> Energy:
+    """The energy of the phase that a mark has begun; the marks of a failed writer have no numbers."""
+    if number is None or number < 0:
+        return _unrecorded(name)
+    return live().ask(name, device, number=number, wait_s=wait_s)[0]
+
+
+def _unrecorded(phase: str) -> Energy:
+    from powerd_client.energies import Energy
+
+    return Energy(phase, note="nothing is recorded")
 
 
 _recording: weakref.WeakSet[Meter] = weakref.WeakSet()

@@ -5,14 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from powerd_client.energies import Energy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -22,6 +26,8 @@ Attribute = str | int | float | bool | None
 
 BASELINE = "baseline"
 """The name of the phases in which the power of a machine that does nothing for us is measured."""
+WHOLE = "run"
+"""The name of the phase that lies over a whole command, in a recording in which nothing else is marked."""
 MOST_BASELINE_S = 3600.0
 
 
@@ -31,15 +37,18 @@ class Phase:
     It holds no state, so it may nest in itself.
     """
 
-    __slots__ = ("_begin", "_end", "_mark")
+    __slots__ = ("_ask", "_begin", "_end", "_mark")
 
-    def __init__(self, mark: Callable[[int], None], kind: int) -> None:
+    def __init__(self, mark: Callable[[int], int | None], kind: int, ask: Callable[..., Energy] | None = None) -> None:
+        """``ask`` is given the number of a mark, a device and the seconds to wait, and tells the energy of the phase
+        that the mark has begun."""
         self._mark = mark
         self._begin = kind
         self._end = ~kind
+        self._ask = ask
 
-    def __enter__(self) -> None:
-        self._mark(self._begin)
+    def __enter__(self) -> Span:
+        return Span(self._mark(self._begin), self._ask)
 
     def __exit__(self, *_: object) -> None:
         self._mark(self._end)
@@ -56,6 +65,27 @@ class Phase:
                 return function(*args, **kwargs)
 
         return marked
+
+
+class Span:
+    """One phase that was entered: what ``with meter.phase("step") as p`` gives."""
+
+    __slots__ = ("_ask", "_number")
+
+    def __init__(self, number: int | None, ask: Callable[..., Energy] | None) -> None:
+        self._number = number
+        self._ask = ask
+
+    def energy(self, device: str | None = None, *, wait_s: float = 0.0) -> Energy:
+        """Its joules so far: all of them when it has ended and its last readings have arrived, for which ``wait_s``
+        waits at most. Without ``device`` that of the device that is known best. Raises nothing: what has no number says
+        why.
+        """
+        if self._ask is None:
+            from powerd_client.energies import Energy
+
+            return Energy("phase", note="nothing is recorded")
+        return self._ask(self._number, device, wait_s)
 
 
 class Loader(Generic[T]):
@@ -123,6 +153,18 @@ def check_seconds(seconds: float) -> float:
     if not 0 < seconds <= MOST_BASELINE_S:
         raise ConfigError(f"a baseline of {seconds:g} s: give more than 0 and at most {MOST_BASELINE_S:g} seconds")
     return seconds
+
+
+def mark_whole(journal: Path, begin_ns: int, end_ns: int) -> None:
+    """Mark the time between as the phase `WHOLE` where nobody has marked a phase but baselines. Raises `OSError`."""
+    for path in journal.glob("marks-*.names"):
+        documents = [json.loads(line) for line in path.read_bytes().splitlines() if line.endswith(b"}")]
+        if any("kind" in document and document.get("name", BASELINE) != BASELINE for document in documents):
+            return
+    with contextlib.closing(MarkWriter(journal)) as writer:
+        kind = writer.kind(WHOLE, {}, "host")
+        writer.mark_at(kind, begin_ns)
+        writer.mark_at(~kind, end_ns)
 
 
 def mark_baseline(journal: Path, seconds: float) -> None:

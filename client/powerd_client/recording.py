@@ -30,11 +30,12 @@ from typing import Any, Literal
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
-from powerd_client.log import last_line, tell
-from powerd_client.phase import check_seconds, mark_baseline
+from powerd_client.log import is_terminal, last_line, show, shown_path, tell
+from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
 from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
+from powerd_core.keys import control_url
 
 _START_TIMEOUT_S = 30.0
 _END_S = 3.0
@@ -43,6 +44,12 @@ _WAITS_S = 10.0
 """After so long at the end the user is told what is waited for."""
 _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
+_RESULT_S = 20.0
+"""So long the result of a run may take, however busy the machine is; `powerd_client.energies` limits its CPU time."""
+_MUTE_S = 1.0
+"""After so long at the end the user is shown what is done."""
+_QUIET_ENVIRONMENT = "POWERD_QUIET"
+"""Environment variable that keeps the results of recordings from being printed."""
 
 
 def release() -> str:
@@ -73,9 +80,10 @@ class Recording:
     def __init__(
         self,
         out: Path,
-        urls: list[str],
+        url: str | Sequence[str] | None,
         *,
         overwrite: bool = False,
+        is_numbered: bool = False,
         source: dict[str, object] | None = None,
         trainer_pid: int | None = None,
         command: list[str] | None = None,
@@ -83,11 +91,13 @@ class Recording:
         rendezvous: Rendezvous | None = None,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
-        machine. Other ranks join it by ``rendezvous``.
+        machine. Other ranks join it by ``rendezvous``. With ``is_numbered`` the run file is the first of RUN.h5,
+        RUN-2.h5, ... that is free.
 
-        Raises `RunFileError` when the run file is in the way, `PeerError` when there is no powerd to listen to.
+        Raises `ConfigError` for what is no address, `RunFileError` when the run file is in the way, `PeerError` when
+        there is no powerd to listen to.
         """
-        self.out = out.absolute()
+        urls = [control_url(text) for text in ([url] if isinstance(url, str) else url or ())]
         self.overwrite = overwrite
         self.warnings: list[str] = []
         """What is yet to be told when the run closes."""
@@ -102,7 +112,11 @@ class Recording:
         self._is_ending = False
         self._mutex = threading.Lock()
         """Held by whoever starts a recorder or ends the recording."""
-        self.journal, self._lock = journals.claim(self.out, overwrite=overwrite)
+        self.out = out.absolute()
+        if is_numbered and not overwrite:
+            self.out, self.journal, self._lock = journals.claim_next(self.out)
+        else:
+            self.journal, self._lock = journals.claim(self.out, overwrite=overwrite)
         _recordings.add(self)
         self._own_environment = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
         self._job = {
@@ -272,9 +286,10 @@ class Recording:
                 if pipe is not None:
                     pipe.close()
 
-    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> bool:
+    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False, quiet: bool = True) -> bool:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
-        each. ``failure`` is noted in the run, and printed unless it was ``told``. Whether the run file is there.
+        each. ``failure`` is noted in the run, and printed unless it was ``told``. Unless ``quiet``, its result is
+        printed. Whether the run file is there.
 
         A recorder that dies meanwhile is started again; where that cannot be, the run file is built here from its
         journal. A recorder that does not answer for a minute is left alone with the journal. Raises nothing but
@@ -282,11 +297,12 @@ class Recording:
         """
         with self._mutex:
             self._is_ending = True
+        closing = None if quiet or os.environ.get(_QUIET_ENVIRONMENT) else Closing(self.out)
         last_words: list[dict[str, Any]] = [*([{"note": failure}] if failure else []), {"stop_ns": stop_ns}]
         if failure and not told:
             self.warnings.append(failure)
         try:
-            outcome = self._await_end(last_words)
+            outcome = self._await_end(last_words, closing)
             if outcome == "silent":
                 self.warnings.append(
                     f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
@@ -297,6 +313,8 @@ class Recording:
             if outcome == "dead":
                 outcome = "done" if self._build() else "failed"
         except KeyboardInterrupt:
+            if closing is not None:
+                closing.end()
             tell(f"the recorder (process {self.pid}) goes on by itself, and writes {self.out}")
             raise
         except Exception as error:  # noqa: BLE001  (whatever a library threw: the training goes on)
@@ -310,9 +328,13 @@ class Recording:
             self._let_go()
         for text in dict.fromkeys(self.warnings):
             tell(text)
+        if closing is not None:
+            closing.tell_result() if outcome == "done" else closing.end()
         return outcome == "done"
 
-    def _await_end(self, last_words: list[dict[str, Any]]) -> Literal["done", "failed", "dead", "silent"]:
+    def _await_end(
+        self, last_words: list[dict[str, Any]], closing: Closing | None
+    ) -> Literal["done", "failed", "dead", "silent"]:
         """How it ended, or that it neither ends nor says anything."""
         started = heard = time.monotonic()
         is_told = False
@@ -330,6 +352,8 @@ class Recording:
                 self._write(*last_words)
                 heard = now
                 continue
+            if closing is not None:
+                closing.show()
             for message in messages:
                 heard = now
                 if "restarted" in message:
@@ -348,7 +372,7 @@ class Recording:
     def _build(self) -> bool:
         """The recorder's work, from what it left. Whether it could be done."""
         from powerd_client.build import build_run
-        from powerd_client.runfile import incomplete
+        from powerd_client.recover import incomplete
 
         try:
             journals.remove_partials(self.out)
@@ -359,6 +383,66 @@ class Recording:
             return False
         self.warnings.append(f"the recorder died (status {self._status}); what it had is in {self.out}")
         return True
+
+
+class Closing:
+    """What a user sees of a recording's end: a line after a second, and the result.
+
+    The result comes from a process of its own (`powerd_client.energies`), which starts here, so that it imports what it
+    needs while the recorder writes the run file.
+    """
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._begun_s = time.monotonic()
+        self._is_shown = False
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the interpreter is ending
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "powerd_client.energies"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def show(self) -> None:
+        """Say once what is being done, when that has taken a second and somebody may be looking."""
+        if not self._is_shown and time.monotonic() - self._begun_s > _MUTE_S and is_terminal():
+            self._is_shown = True
+            show(f"powerd: writing {shown_path(self._out)} and working out its joules")
+
+    def tell_result(self) -> None:
+        """Print the result of the run file, which stands: its joules, or where to get them."""
+        path = shown_path(self._out)
+        lines = [f"{path} is recorded; its joules: joules tables {shlex.quote(path)}"]
+        try:
+            with contextlib.suppress(Exception):  # the training goes on
+                lines = self._result() or lines
+        finally:
+            self.end()
+        show("\n".join(lines))
+
+    def _result(self) -> list[str]:
+        """The last version of the result that came within the time."""
+        if self._process is None:
+            return []
+        try:
+            output = self._process.communicate(f"{self._out}\n".encode(), _MUTE_S)[0]
+        except subprocess.TimeoutExpired:
+            self.show()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.communicate(timeout=_RESULT_S)
+            self._process.kill()
+            output = self._process.communicate()[0]
+        whole = output[: output.rfind(b"\n") + 1].splitlines()
+        return [str(line) for line in json.loads(whole[-1])] if whole else []
+
+    def end(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            with self._process as process:
+                process.kill()
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
@@ -400,7 +484,7 @@ class Membership:
 
 def take_part(
     out: Path,
-    urls: list[str],
+    url: str | Sequence[str] | None,
     *,
     overwrite: bool,
     keys: str | os.PathLike[str] | None,
@@ -416,7 +500,7 @@ def take_part(
         return Membership(run_of(joined), joined, about=about)
     if rank is None:
         end_earlier()
-        recording = Recording(out, urls, overwrite=overwrite, trainer_pid=os.getpid(), keys=keys)
+        recording = Recording(out, url, overwrite=overwrite, trainer_pid=os.getpid(), keys=keys)
         return Membership(out, recording.journal, recording)
     rendezvous = Rendezvous(out, rank)
     if not rendezvous.is_first:
@@ -424,37 +508,42 @@ def take_part(
         return Membership(rendezvous.out, rendezvous.journal, None, rendezvous, about)
     # A model of CPU time that follows one rank would know nothing of the others.
     pid = None if rank.local_world_size > 1 else os.getpid()
-    recording = Recording(rendezvous.out, urls, overwrite=overwrite, trainer_pid=pid, keys=keys, rendezvous=rendezvous)
+    recording = Recording(rendezvous.out, url, overwrite=overwrite, trainer_pid=pid, keys=keys, rendezvous=rendezvous)
     return Membership(rendezvous.out, rendezvous.journal, recording, rendezvous, about)
 
 
 def record_command(
     command: Sequence[str],
     *,
-    url: str | None,
-    out: Path,
+    url: str | Sequence[str] | None,
+    out: Path | None,
     overwrite: bool,
     quiet: bool,
     keys: Path | None = None,
     baseline_s: float | None = None,
+    afterwards: Callable[[Path], object] = lambda run: None,
 ) -> int:
-    """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does).
+    """Run ``command`` under a recording and return its exit status (128 + n for signal n, as a shell does). Without
+    ``out`` the run file is the first of run.h5, run-2.h5, ... that is free; ``afterwards`` is called with it.
 
     A script in it that makes a `Meter` adds its phases. Ctrl-C goes to the command, and SIGTERM and SIGHUP are handed
     on to it; the recording ends when it ends. With ``baseline_s`` idle power is measured before and after it; Ctrl-C
     before the command ends everything and leaves no run, after it only the measurement. Raises `ConfigError` for a
-    command that cannot be started, and what `Recording` raises. A command that went well without a run file has status
-    1.
+    command that cannot be started, and what `Recording` raises. A command that went well has status 1 where there is no
+    run file, or not all of its journal is in it.
     """
     if baseline_s is not None:
         check_seconds(baseline_s)
-    recording = Recording(out, [url] if url else [], overwrite=overwrite, command=list(command), keys=keys)
+    recording = Recording(
+        out or Path("run.h5"), url, overwrite=overwrite, is_numbered=out is None, command=list(command), keys=keys
+    )
     try:
         _measure_baseline(recording, baseline_s)
     except KeyboardInterrupt:
         recording.abandon()
         raise
     # A handler, unlike SIG_IGN, is not inherited by the command.
+    begin_ns = now_ns()
     previous = {signal.SIGINT: signal.signal(signal.SIGINT, lambda *_: None)}
     try:
         process = subprocess.Popen(command, env={**os.environ, RUN_ENVIRONMENT: str(recording.journal)})
@@ -468,12 +557,15 @@ def record_command(
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+    with contextlib.suppress(OSError, ValueError):  # without it the run's whole is in its table all the same
+        mark_whole(recording.journal, begin_ns, now_ns())
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
-    is_recorded = recording.finish(now_ns())
-    if is_recorded and not quiet:
-        tell(f"{out} is recorded; see it with: joules tables {shlex.quote(str(out))}")
-    return 128 - status if status < 0 else status or int(not is_recorded)
+    is_recorded = recording.finish(now_ns(), quiet=quiet)
+    if is_recorded:
+        afterwards(out or Path(recording.out.name))
+    is_whole = is_recorded and not recording.journal.exists()
+    return 128 - status if status < 0 else status or int(not is_whole)
 
 
 def _measure_baseline(recording: Recording, seconds: float | None) -> None:

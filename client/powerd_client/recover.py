@@ -1,4 +1,5 @@
-"""`joules recover` and `joules tidy`: a run file out of a journal, and when a journal is no longer needed.
+"""A run file out of a journal: when a run is opened (`open_run`), by `joules recover`, and when a journal is no longer
+needed, by `joules tidy`.
 
 A journal is what a recorder left, in its directory, or packed beside its run file. To recover only reads it.
 """
@@ -14,11 +15,60 @@ from pathlib import Path
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client.build import left_out, read_contents, write_file
-from powerd_client.runfile import open_run, reading
+from powerd_client.build import build_run, left_out, read_contents, write_file
+from powerd_client.runfile import open_file, reading
 from powerd_core.errors import RunFileError
+from powerd_core.keys import control_url
 
 Progress = Callable[[float, str], None]
+_MOST_TOLD = 3
+"""What a run file lacks is told this often, and then counted."""
+
+
+def open_run(path: str | os.PathLike[str], *, progress: Callable[[float], None] = lambda share: None) -> h5py.File:
+    """The run file at ``path``, open for reading.
+
+    A run whose recorder died is built from its journal first, also where it was to overwrite ``path``. Raises
+    `RunFileError` for a file that is missing, is no run, is cut off or damaged, is of another version, or is still
+    being recorded.
+    """
+    run = Path(path)
+    with reading(run):
+        is_there = run.exists()
+        if journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir():
+            rebuild(run, overwrite=is_there, progress=progress)
+    return open_file(run)
+
+
+def rebuild(run: Path, *, overwrite: bool = False, progress: Callable[[float], None] = lambda share: None) -> None:
+    """Build a run file from the journal of a recorder that is gone.
+
+    Raises `RunFileError` while it is still being recorded, and where something of the journal is not in the run file,
+    which then stands all the same.
+    """
+    journal = journals.journal_path(run)
+    try:
+        held = journals.lock(journal)
+    except RunFileError as error:
+        raise RunFileError(f"{run} is still being recorded: open it when its run has ended") from error
+    except OSError as error:
+        raise RunFileError(f"{run} has to be built from {journal}: {error.strerror}") from error
+    try:
+        journals.remove_partials(run)
+        missing = build_run(journal, run, overwrite=overwrite, progress=progress)
+    finally:
+        os.close(held)
+    if missing:
+        raise RunFileError(incomplete(run, missing))
+
+
+def incomplete(run: Path, missing: Sequence[str]) -> str:
+    """What the user is told of a run file that was built of a journal of which something was left out."""
+    more = f"; and {len(missing) - _MOST_TOLD} more" if len(missing) > _MOST_TOLD else ""
+    return (
+        f"{run} is built, but not all of its journal is in it ({'; '.join(missing[:_MOST_TOLD])}{more}): "
+        f"the journal stays in {journals.journal_path(run)}. Open {run.name} again to read what there is"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +113,7 @@ def recover(
             from powerd_client.backfill import backfill  # zmq, which nobody else here needs
 
             progress(0.0, "fetching")
-            backfill(directory, url, keys)
+            backfill(directory, control_url(url), keys)
         return _recover(directory, journal, target, overwrite, progress)
 
     if journal.is_dir():

@@ -6,10 +6,10 @@ or before, it dies by SIGSEGV (HDF5 1.14 and 2.0 on a full disk) - and a trainin
 whole and on the disk (`whole_file`). HDF5's Fletcher-32 covers the bytes of a chunk; attributes and strings of variable
 length lie elsewhere. Strings are therefore stored in fixed width, and all attributes have a digest (`digest`).
 
-**Reading.** A run whose recorder could not write it is built first (`rebuild`). A run file is data from somewhere: it
-must not make us read other files (links, external storage, virtual datasets) nor load code (filters beyond the three
-that are used). What is left are plain tables of numbers and texts, those that docs/run-file.md lists (`problems`).
-Whatever is wrong is one `RunFileError` of one line.
+**Reading.** A run whose recorder could not write it is built first, by `recover.open_run`. A run file is data from
+somewhere: it must not make us read other files (links, external storage, virtual datasets) nor load code (filters
+beyond the three that are used). What is left are plain tables of numbers and texts, as in docs/reference/run-file.md
+(`problems`). Whatever is wrong is one `RunFileError` of one line.
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ _TABLE_ROWS = 8192
 """Rows of a chunk in every table: the columns of one table are damaged together or not at all."""
 _STRING_CHUNK_BYTES = 1 << 20
 _WIDE_BYTES = 64 << 20
-_MOST_TOLD = 3
 _MOST_UNPACKED = 50
 """Tables that are read as a whole are larger than `_WIDE_BYTES` only where they are stored in a fiftieth of that."""
 _HEAP, _HEAP_OBJECT = Struct("<4sBxxxQ"), Struct("<HHxxxxQ")
@@ -271,18 +270,12 @@ def _plain(value: Any) -> Any:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
 
 
-def open_run(path: str | os.PathLike[str], *, progress: Progress = lambda share: None) -> h5py.File:
-    """The run file at ``path``, open for reading.
+def open_file(run: Path) -> h5py.File:
+    """The run file at ``run``, open for reading; what its journal may still hold does not matter.
 
-    A run whose recorder died is built from its journal first, also where it was to overwrite ``path``. Raises
-    `RunFileError` for a file that is missing, is no run, is cut off or damaged, is of another version, or is still
-    being recorded.
+    Raises `RunFileError` for a file that is missing, is no run, is cut off or damaged, or is of another version.
     """
-    run = Path(path)
     with reading(run):
-        is_there = run.exists()
-        if journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir():
-            rebuild(run, overwrite=is_there, progress=progress)
         if run.is_dir():
             raise RunFileError(f"{run} is a directory: give the name of a run file")
         if not run.exists():
@@ -340,39 +333,6 @@ def reading(run: str | os.PathLike[str]) -> Iterator[None]:
         raise RunFileError(
             f"{run} is damaged or incomplete ({text}): `joules verify {run}` says what of it is{_kept_hint(Path(run))}"
         ) from error
-
-
-def rebuild(run: Path, *, overwrite: bool = False, progress: Progress = lambda share: None) -> None:
-    """Build a run file from the journal of a recorder that is gone.
-
-    Raises `RunFileError` while it is still being recorded, and where something of the journal is not in the run file,
-    which then stands all the same.
-    """
-    journal = journals.journal_path(run)
-    try:
-        held = journals.lock(journal)
-    except RunFileError as error:
-        raise RunFileError(f"{run} is still being recorded: open it when its run has ended") from error
-    except OSError as error:
-        raise RunFileError(f"{run} has to be built from {journal}: {error.strerror}") from error
-    try:
-        journals.remove_partials(run)
-        from powerd_client.build import build_run  # what a run file that is whole does not need
-
-        missing = build_run(journal, run, overwrite=overwrite, progress=progress)
-    finally:
-        os.close(held)
-    if missing:
-        raise RunFileError(incomplete(run, missing))
-
-
-def incomplete(run: Path, missing: Sequence[str]) -> str:
-    """What the user is told of a run file that was built of a journal of which something was left out."""
-    more = f"; and {len(missing) - _MOST_TOLD} more" if len(missing) > _MOST_TOLD else ""
-    return (
-        f"{run} is built, but not all of its journal is in it ({'; '.join(missing[:_MOST_TOLD])}{more}): "
-        f"the journal stays in {journals.journal_path(run)}. Open {run.name} again to read what there is"
-    )
 
 
 def has_endless_heap(path: Path) -> bool:

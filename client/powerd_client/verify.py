@@ -1,4 +1,4 @@
-"""Whether a run file is what it says it is: every invariant of docs/run-file.md that needs no energies.
+"""Whether a run file is what it says it is: every invariant of docs/reference/run-file.md that needs no energies.
 
 Checksums and the digest show that the file is as it was written; the other checks, that what was written agrees with
 itself. A check is a generator: it yields what is wrong, and returns what it looked at.
@@ -16,17 +16,8 @@ from typing import Any, Literal
 import h5py
 import numpy as np
 
-from powerd_client.runfile import (
-    DIGEST,
-    TIMES,
-    digest,
-    open_run,
-    read_json,
-    read_objects,
-    read_texts,
-    reading,
-    texts_of,
-)
+from powerd_client.recover import open_run
+from powerd_client.runfile import DIGEST, TIMES, digest, read_json, read_objects, read_texts, reading, texts_of
 from powerd_core.errors import RunFileError
 from powerd_core.model import Flag
 

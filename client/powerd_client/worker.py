@@ -237,9 +237,24 @@ class Worker:
         except PeerTimeout:
             if not self.orders.is_ending:
                 raise
+        else:
+            self._tell_sources()
         self._logbook.flush()
         if self._is_ready:
             self._say_ready()
+
+    def _tell_sources(self) -> None:
+        """Say which powerd measures nothing, and of a local one what of this machine it does not record."""
+        opened, notes = set(), list(self._guardian.notes)
+        for link in self._boards.links:
+            streams = link.description.streams if link.description is not None else ()
+            opened |= {stream.source for stream in streams}
+            if not streams:
+                notes.append(f"powerd at {link.url} measures nothing: its configuration has no [[source]]")
+        if self._guardian.daemon is not None:
+            notes += self._guardian.daemon.left_out(opened)
+        for text in notes:
+            self._logbook.warn(text)
 
     def _look(self) -> bool:
         """Whether the recording is to end."""
@@ -351,13 +366,15 @@ def _build(job: Job) -> None:
     """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run, keep_journal
-    from powerd_client.runfile import incomplete
+    from powerd_client.recover import incomplete
 
     journals.remove_partials(job.out)
     finish = keep_journal if _is_built(job) else build_run
     missing = finish(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
     if missing:
         log.warning(incomplete(job.out, missing))
+    elif job.journal.exists():
+        log.warning(f"{job.journal} could not be packed and stays; all of it is in {job.out.name}: `joules tidy`")
     say(done=True)
 
 

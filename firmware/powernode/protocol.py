@@ -1,4 +1,4 @@
-"""Bodies of frames, version 1: see docs/node-protocol.md. Little-endian throughout.
+"""Bodies of frames, version 1: see docs/reference/node-protocol.md. Little-endian throughout.
 
 Every body begins with version u8, type u8, sequence u16, time u32 (microseconds of the node; 0 in commands).
 """

@@ -19,6 +19,8 @@ from dataclasses import dataclass, field
 from powerd_core.errors import ConfigError
 from powerd_core.serde import parse_toml
 
+PORT = 7360
+"""Where a powerd listens unless it is told otherwise."""
 KEY_CHARACTERS = 40
 NAME_CHARACTERS = 64
 SERVER_FILE, CLIENTS_FILE, CLIENT_FILE, BOARDS_FILE = "server.toml", "clients.toml", "client.toml", "boards.toml"
@@ -77,6 +79,17 @@ def board_address(url: str) -> str | None:
     if not is_host or not (port.isascii() and port.isdigit()) or not 1 <= int(port) <= 65535:
         return None
     return f"{host.lower()}:{int(port)}"
+
+
+def control_url(text: str) -> str:
+    """Where a powerd listens, as a URL: ``board`` and ``board:7360`` are ``tcp://board:7360``. Raises `ConfigError`."""
+    if text.startswith("ipc://") and len(text) > len("ipc://"):
+        return text
+    address = text.removeprefix("tcp://")
+    url = f"tcp://{address}" if ":" in address.rpartition("]")[2] else f"tcp://{address}:{PORT}"
+    if board_address(url) is None:
+        raise ConfigError(f"{text!r} is no address of a powerd: write HOST, tcp://HOST:PORT or ipc:///PATH")
+    return url
 
 
 def keys_directory(environment: Mapping[str, str], home: str) -> str:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 RECORD = Struct("<iIq")
 EDGE = Struct("<Qq")
@@ -22,8 +23,7 @@ SEGMENT_RECORDS = 65536
 """Records in one segment file (1 MiB): small enough to be consumed soon, large enough to be rare."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """One edge of a phase. ``kind`` is the number of a phase kind in its process."""
 
     kind: int

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 from difflib import get_close_matches
+from math import floor, isfinite, log10
 
 
 def printable(text: str, *, limit: int | None = None) -> str:
@@ -30,7 +31,7 @@ def printable(text: str, *, limit: int | None = None) -> str:
 LEGIBLE = "powerd-legible"
 """What `sys.stdout.reconfigure(errors=...)` takes, after `register_legible`."""
 
-_INSTEAD = str.maketrans("−–—µ×·•≈─│├└", "---ux--~-|||") | str.maketrans(
+_INSTEAD = str.maketrans("−–—µ×·•≈─│├└▏▎▍▌▋▊▉█", "---ux--~-|||" + 8 * "#") | str.maketrans(
     {"±": "+-", "≥": ">=", "≤": "<=", "…": "...", "²": "^2", "→": "->", "←": "<-", "°": " deg "}
 )
 
@@ -39,12 +40,15 @@ def register_legible() -> None:
     codecs.register_error(LEGIBLE, legible)
 
 
+_SPARKS = str.maketrans("▁▂▃▄▅▆▇", "_.-~=+*")
+
+
 def legible(error: UnicodeError) -> tuple[str, int]:
     """An error handler of `codecs`: signs of ours in ASCII, and of all other characters the number, as in ``\\xfc``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     refused = error.object[error.start : error.end]
-    return refused.translate(_INSTEAD).encode("ascii", "backslashreplace").decode("ascii"), error.end
+    return refused.translate({**_INSTEAD, **_SPARKS}).encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 # The words that finish an error about a name that does not exist.
@@ -58,3 +62,42 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if not names:
         return ": there are none"
     return f" (there are: {', '.join(names)})"
+
+
+# A figure with its uncertainty, wherever a person reads one: tables, the line that ends a recording, pictures.
+
+
+def figure_and_u95(value: float, u95: float | None) -> tuple[str, str]:
+    """A value and the half of its 95 % interval, rounded alike, as in ``("4.19", "0.23")``.
+
+    The uncertainty has two digits where it begins with 1.0 to 3.5 and else one, as the Particle Data Group rounds, and
+    the value has as many decimals; from 10 on the uncertainty has two digits, and the value no decimals. Without an
+    uncertainty (None, 0 or no number) the value has four digits, and the second text is empty.
+    """
+    if u95 is None or not isfinite(u95) or u95 <= 0 or not isfinite(value):
+        return significant(value), ""
+    exponent = floor(log10(u95))
+    decimals = max(0, -exponent + (u95 / 10.0**exponent < 3.55))
+    if exponent < -8:  # long rows of zeros tell less than an exponent
+        return f"{value:.3e}", f"{u95:.1e}"
+    text = f"{value:.{decimals}f}"
+    if not float(text):  # of a value below its uncertainty one digit stays
+        text = significant(value, 1) if abs(value) > 0.01 * u95 else f"{0:.{decimals}f}"
+    return text, significant(u95, 2) if exponent > 0 else f"{u95:.{decimals}f}"
+
+
+def with_u95(value: float, u95: float | None, unit: str = "", *, is_lower_bound: bool = False) -> str:
+    """``4.19 ± 0.23 J``; of a lower bound ``≥ 4.190 J``, and without an uncertainty ``4.190 J``."""
+    figure, reach = figure_and_u95(value, None if is_lower_bound else u95)
+    parts = ("≥" if is_lower_bound else "", figure, f"± {reach}" if reach else "", unit)
+    return " ".join(part for part in parts if part)
+
+
+def significant(value: float, places: int = 4) -> str:
+    """A number rounded to significant digits, without an exponent for everyday sizes."""
+    if value == 0 or not isfinite(value):
+        return f"{value:.0f}"
+    if not 1e-6 < abs(value) < 1e9:
+        return f"{value:.{places - 1}e}"
+    decimals = places - 1 - floor(log10(abs(value)))
+    return f"{round(value, decimals):.{max(decimals, 0)}f}"

@@ -35,7 +35,8 @@ from powerd_core.keys import (
     parse_clients,
     parse_pair,
 )
-from powerd_daemon.config import ServerConfig, write_text
+from powerd_daemon.config import ServerConfig
+from powerd_daemon.documents import write_text
 from powerd_daemon.sockets import Sockets
 
 MayRead = Callable[[zmq.Frame], bool]

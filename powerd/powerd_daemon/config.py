@@ -1,28 +1,29 @@
-"""The configuration: what powerd measures and where it listens. See docs/configuration.md.
+"""The configuration: what powerd measures and where it listens. See docs/reference/configuration.md.
 
 Every error begins with the place it is about, such as ``powerd.toml: [[source]] 1 (sim)``, and says the remedy.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import socket
-import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Device, Stream, pci_key, uuid_key
-from powerd_core.serde import build_options, parse_toml
+from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean
 from powerd_daemon.clock import SystemClock
+from powerd_daemon.documents import parse_document, read_document
 from powerd_daemon.sources.base import Source, Start, find_source
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7360"
+NOTHING = (
+    "nothing is measured: the configuration has no [[source]]; `powerd scan --format toml` prints one for each bus"
+)
 IPC_PATH_BYTES = 107
 """A Unix socket's path has 108 bytes with its final NUL (unix(7))."""
 STREAMS_PER_SOURCE = 256
@@ -36,39 +37,6 @@ def release() -> str:
         return version("powerd")
     except PackageNotFoundError:
         return "unknown"
-
-
-def read_document(path: Path) -> dict[str, Any]:
-    """The TOML document in a file. Raises `ConfigError`."""
-    try:
-        return parse_document(path.read_text(encoding="utf-8-sig"), str(path))
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
-
-
-def parse_document(text: str, origin: str) -> dict[str, Any]:
-    """A TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
-    try:
-        return parse_toml(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
-
-
-def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`."""
-    new = path.with_name(f"{path.name}.new")
-    try:
-        new.unlink(missing_ok=True)
-        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def check_endpoint(url: str, where: str) -> str:
@@ -167,6 +135,8 @@ class SamplerConfig:
     """Real-time priority of the sampler (SCHED_FIFO), 1 to 99; 0 leaves it an ordinary process."""
     lock_memory: bool = False
     """Keep the sampler's memory from being paged out."""
+    optional: bool = False
+    """Go on without it when it cannot be opened at the start, unless it is the last."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= 99:
@@ -231,7 +201,7 @@ def source_config(table: Mapping[str, object], where: str) -> SourceConfig:
     if not isinstance(kind, str) or not isinstance(name, str) or not kind or not name:
         raise ConfigError(f"{where}: missing option 'kind' or 'name' (strings, see `powerd sources`)")
     where = f"{where} ({kind})"
-    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
+    common = {k: v for k, v in table.items() if k in {f.name for f in fields(SamplerConfig)}}
     options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
     try:
         cls = find_source(kind)
@@ -265,8 +235,6 @@ def _config(document: Document, origin: str) -> Config:
     server = document.server
     server = server.listening_on(server.listen, f"{origin}: [server]", server.data, server.clock)
     sources = tuple(source_config(t, f"{origin}: [[source]] {i}") for i, t in enumerate(document.source, 1))
-    if not sources:
-        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
     devices = tuple(replace(d, where=f"{origin}: [[device]] {i} ({d.name})") for i, d in enumerate(document.device, 1))
     for configs in (sources, devices):
         names = [config.name for config in configs]

@@ -10,15 +10,12 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from powerd_core.errors import WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Gap, Stream
 from powerd_core.protocol import MAX_SPAN, Frames
 from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_SEQUENCE, Header, decode, encode, read_header
-
-if TYPE_CHECKING:
-    from powerd_daemon.spool import Spool
 
 FRAME_OVERHEAD_BYTES = 200
 """What Python keeps beside a frame's own bytes; counted, so that many tiny frames stay within the bound too."""
@@ -161,10 +158,20 @@ class Intake:
             self.lost_scans += max(_LOST.unpack_from(frame, HEADER_BYTES)[0], 0)
 
 
+class Backlog(Protocol):
+    """What keeps frames longer than the rings do: the spool."""
+
+    def extend(self, ring: Ring) -> Frames:
+        """A stream's ring with what the backlog holds of it; from now on it is kept."""
+
+    def past(self, stream: int, epoch: int) -> Frames | None:
+        """A stream of an earlier epoch; None when there is no such."""
+
+
 class Store:
     """All streams of one powerd by number; with a ``backlog``, also what that holds of them and of earlier epochs."""
 
-    def __init__(self, epoch: int, ring_bytes: int, backlog: Spool | None = None) -> None:
+    def __init__(self, epoch: int, ring_bytes: int, backlog: Backlog | None = None) -> None:
         self.epoch = epoch
         self.ring_bytes = ring_bytes
         self.backlog = backlog

@@ -539,7 +539,7 @@ class Spool:
         return missed + sum(max(ring.oldest - spooled.taken, 0) for ring, spooled in self._rings)
 
     def stats(self) -> dict[str, object]:
-        """For the answer to *stats*; docs/protocol.md lists its keys."""
+        """For the answer to *stats*; docs/reference/protocol.md lists its keys."""
         return {
             "bytes": self.catalogue.size_bytes,
             "limit_bytes": self.limit_bytes,

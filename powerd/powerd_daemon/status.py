@@ -54,7 +54,7 @@ class Status:
         self._spool = spool
 
     def stats(self, description: Description, uptime_s: float, now_ns: int) -> dict[str, object]:
-        """The body of the answer to *stats*; docs/protocol.md lists its keys."""
+        """The body of the answer to *stats*; docs/reference/protocol.md lists its keys."""
         server, delivery = self._server, self._server.delivery
         samplers = {stream.number: s for s in self._supervisor.samplers for stream in s.streams or ()}
         return {

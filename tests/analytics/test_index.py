@@ -61,7 +61,7 @@ def test_an_index_has_the_records_that_the_files_have(campaign):
     found = index_records(campaign)
     assert found == expected
     assert [list(map(type, r.values())) for r in found] == [list(map(type, r.values())) for r in expected]
-    assert index_frame(str(campaign / "index.parquet")).equals(to_frame(expected))  # as docs/campaigns.md has it
+    assert index_frame(str(campaign / "index.parquet")).equals(to_frame(expected))  # as docs/howto/campaigns.md has it
     gpu1 = index_records(campaign, "gpu1")
     assert gpu1 == [r for r in expected if r["device"] == "gpu1"] != []
 

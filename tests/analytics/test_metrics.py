@@ -1,7 +1,5 @@
 """Figures of merit by hand and against published ones, and what their uncertainty is worth."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -168,20 +166,3 @@ def test_the_lowest_cost_is_where_zeus_ends(job):
     assert (int(traced[best]["batch_size"]), float(traced[best]["power_limit_w"])) == (batch, limit)
     if joules is not None:
         assert (energy_j[best], time_s[best]) == pytest.approx((joules, seconds), rel=1e-9)
-
-
-# What docs/metrics.md says that its example prints, it prints.
-
-
-DOC = Path(__file__).parents[2] / "docs" / "metrics.md"
-
-
-def test_every_function_is_in_the_table():
-    from powerd_analytics import metrics
-
-    text = DOC.read_text(encoding="utf-8")
-    functions = [
-        n for n, f in vars(metrics).items() if getattr(f, "__module__", "") == metrics.__name__ and callable(f)
-    ]
-    assert len(functions) > 15
-    assert [name for name in functions if not name.startswith("_") and f"`{name}" not in text] == []

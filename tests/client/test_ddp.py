@@ -197,8 +197,10 @@ def test_on_a_gpu_one_pass_of_many_is_marked(on_gpu, marked):
     meter = TapedMeter()
     communication = Communication(SimpleNamespace(process_group=SimpleNamespace(size=lambda: 1)))
     communication.inner = done, None
-    communication.mark_for(TorchMarks(meter._mark, meter.phase, meter._writer), {})
+    marks = TorchMarks(meter._mark, meter.phase, meter._writer)
+    communication.mark_for(marks, {})
     for _ in range(70):
         assert [communication.reduce(bucket(i)).wait() for i in range(3)] == [0, 1, 2]
+    marks.close()
     phases, _ = meter.tape.phases()
     assert len(phases.kind) == marked * 3

@@ -14,8 +14,8 @@ from powerd_client.build import build_run, keep_journal, read_contents
 from powerd_client.journal import MarkTail, packed_path, read_events
 from powerd_client.logbook import Logbook
 from powerd_client.marks import MarkWriter
-from powerd_client.recover import kept_journals, needed_for, recover
-from powerd_client.runfile import open_run, seal
+from powerd_client.recover import kept_journals, needed_for, open_run, recover
+from powerd_client.runfile import seal
 from powerd_client.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError

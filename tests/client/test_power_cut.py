@@ -18,7 +18,7 @@ from powerd_client import logbook
 from powerd_client.build import build_run
 from powerd_client.logbook import Logbook
 from powerd_client.marks import MarkWriter
-from powerd_client.runfile import open_run
+from powerd_client.recover import open_run
 from powerd_client.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError

@@ -3,8 +3,7 @@
 import pytest
 
 from powerd_client.journal import packed_path
-from powerd_client.recover import recover
-from powerd_client.runfile import open_run
+from powerd_client.recover import open_run, recover
 from powerd_client.verify import verify_file
 from powerd_core.errors import RunFileError
 from support.fake_daemon import PERIOD_NS

@@ -12,6 +12,7 @@ from powerd_core.keys import (
     Credentials,
     KeyPair,
     board_address,
+    control_url,
     find_credentials,
     parse_boards,
     parse_clients,
@@ -126,3 +127,18 @@ def test_credentials_are_found_by_address() -> None:
         find_credentials("tcp://board:7360", "d", read)
     files.clear()
     assert find_credentials("tcp://board:7360", "d", read) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("board", "tcp://board:7360"),
+        ("board:7361", "tcp://board:7361"),
+        ("tcp://board", "tcp://board:7360"),
+        ("tcp://192.168.7.2:7360", "tcp://192.168.7.2:7360"),
+        ("[::1]", "tcp://[::1]:7360"),
+        ("ipc:///run/powerd/powerd", "ipc:///run/powerd/powerd"),
+    ],
+)
+def test_spellings_of_an_address(text, url):
+    assert control_url(text) == control_url(url) == url

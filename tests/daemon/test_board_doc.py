@@ -1,4 +1,4 @@
-"""docs/board.md says what the program computes."""
+"""docs/howto/board.md says what the program computes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from powerd_daemon.sources.ina.sensor import Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions
 
 ROOT = Path(__file__).parents[2]
-DOC = (ROOT / "docs/board.md").read_text()
+DOC = (ROOT / "docs/howto/board.md").read_text()
 PROSE = " ".join(DOC.split()).replace(" %", "%")
 
 
@@ -28,7 +28,7 @@ def marked(name: str) -> str:
 def card() -> tuple[BusPlan, dict[str, float]]:
     """The worked example, with the loads of its own command line."""
     command = make_parser().parse_args(shlex.split(marked("plan").splitlines()[0])[1:])
-    (plan,) = plan_file(ROOT / command.file)
+    (plan,) = plan_file(ROOT / command.file, combined=command.adapter == "combined")
     return plan, dict(command.load)
 
 

@@ -65,7 +65,7 @@ def test_i2c(tmp_path: Path) -> None:
     assert [f.verdict for f in ports("i2c", machine(tmp_path))] == [OK]
     (missing,) = ports("i2c", machine(tmp_path), config())
     assert missing.verdict == FAIL
-    assert "docs/board.md" in missing.remedy
+    assert "docs/howto/board.md" in missing.remedy
     (tmp_path / "sys/bus/i2c/devices/i2c-1").mkdir(parents=True)
     assert "modprobe i2c-dev" in ports("i2c", machine(tmp_path), config())[0].remedy
     make(tmp_path, "dev/i2c-1", "dev/i2c-10")
@@ -87,7 +87,7 @@ def test_bus_speed(tmp_path: Path, speed_khz: int, asked_khz: int, verdict: str)
     make(tmp_path, node, content=(speed_khz * 1000).to_bytes(4, "big"))
     found = only(check_bus_speed(machine(tmp_path), config(bus=2, scl_hz=asked_khz * 1000)))
     assert found.verdict == verdict
-    assert ("docs/board.md" in found.remedy) == (verdict != OK)
+    assert ("docs/howto/board.md" in found.remedy) == (verdict != OK)
 
 
 def test_the_port_of_a_meter_and_rapl_must_be_there_and_open(tmp_path: Path) -> None:

@@ -9,7 +9,20 @@ import pytest
 from ina_bench import Bench
 
 from powerd_core.errors import ConfigError, SensorError
-from powerd_daemon.sources.ina.bus import I2C_RDWR, I2C_RETRIES, I2C_TIMEOUT, MAX_MESSAGES, LinuxBus, Read
+from powerd_daemon.scan import scan_bus
+from powerd_daemon.sources.ina.bus import (
+    FUNC_BLOCK,
+    FUNC_I2C,
+    FUNC_WORDS,
+    I2C_RDWR,
+    I2C_RETRIES,
+    I2C_SLAVE,
+    I2C_SMBUS,
+    I2C_TIMEOUT,
+    MAX_MESSAGES,
+    LinuxBus,
+    Read,
+)
 from powerd_daemon.sources.ina.scanner import Scanner
 
 smbus2 = pytest.importorskip("smbus2.smbus2")
@@ -25,6 +38,10 @@ class Kernel:
         self.longest = 0
 
     def __call__(self, fd, request, data):
+        if request == I2C_SMBUS:
+            self.calls += 1
+            self._smbus(data)
+            return
         if request != I2C_RDWR:
             self.settings[request] = data
             return
@@ -48,14 +65,28 @@ class Kernel:
                 memmove(m.buf, (c_char * r.size).from_buffer_copy(raw[: r.size]), r.size)
                 raw = raw[r.size :]
 
+    def _smbus(self, message):
+        """A transfer as <linux/i2c.h> has it: a word's low byte is the one that comes first on the wire."""
+        address, data = self.settings[I2C_SLAVE], message.data.contents
+        if message.read_write == smbus2.I2C_SMBUS_WRITE:
+            assert message.size == smbus2.I2C_SMBUS_WORD_DATA
+            self.bus.write_word(address, message.command, int.from_bytes(data.word.to_bytes(2, "little"), "big"))
+        elif message.size == smbus2.I2C_SMBUS_WORD_DATA:
+            data.word = int.from_bytes(self.bus.prepare([Read(address, message.command)])(), "little")
+        else:
+            raw = bytes(self.bus.prepare([Read(address, message.command, data.block[0])])())
+            data.block[1 : 1 + len(raw)] = list(raw)
+
 
 @pytest.fixture
-def opened(monkeypatch):
-    """Open the bus without a device: its file is /dev/null."""
+def opened(monkeypatch, request):
+    """Open the bus without a device: its file is /dev/null. The parameter says what its adapter can do."""
+    functions = getattr(request, "param", FUNC_I2C)
 
     class Device:
         def __init__(self, path):
             self.fd = os.open(os.devnull, os.O_RDWR)
+            self.funcs = functions
 
         def close(self):
             os.close(self.fd)
@@ -96,6 +127,44 @@ def test_errors_of_transfers_are_os_errors(opened):
         with pytest.raises(OSError, match="0x50"):
             call()
     bus.close()
+
+
+@pytest.mark.parametrize("opened", [FUNC_WORDS], indirect=True)
+def test_an_adapter_of_smbus_words_alone_reads_the_same(opened):
+    bench = Bench([0.5 * i for i in range(1, 9)])
+    kernel = Kernel(bench.bus)
+    bus = opened(2, ioctl=kernel)
+    assert not bus.has_i2c
+    bench.scanner = Scanner(bus, bench.clock, bench.bank, scl_hz=400_000, period_ns=bench.period_ns)
+    bench.scanner.open()
+    assert not bench.scanner.combined
+    before = kernel.calls
+    bench.poll(1)
+    assert kernel.calls - before == 16
+    assert [row.shunt for row in bench.scan(3)] == [[2500 * i for i in range(1, 9)]] * 4
+    assert [(a.address, a.chip) for a in scan_bus(bus, 2)] == [(0x40 + i, "INA219") for i in range(8)]
+    with pytest.raises(SensorError, match="3 bytes"):
+        bus.prepare([Read(0x40, 7, 3)])
+    bus.close()
+
+
+@pytest.mark.parametrize("opened", [FUNC_WORDS | FUNC_BLOCK], indirect=True)
+def test_longer_registers_are_read_as_blocks(opened):
+    class Chip:
+        def prepare(self, reads):
+            (read,) = reads
+            return lambda: bytes(range(read.register, read.register + read.size))
+
+    bus = opened(2, ioctl=Kernel(Chip()))
+    assert bus.prepare([Read(0x40, 7, 3)])() == b"\7\10\11"
+    assert bus.prepare([Read(0x40, None, 5)])() == b"\7\10\11\12\13"
+    bus.close()
+
+
+@pytest.mark.parametrize("opened", [0x10000], indirect=True)
+def test_an_adapter_that_can_do_neither_is_refused(opened):
+    with pytest.raises(SensorError, match="neither"):
+        opened(2, ioctl=Kernel())
 
 
 def test_a_bus_that_cannot_be_opened(monkeypatch):

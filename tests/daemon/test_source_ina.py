@@ -10,9 +10,9 @@ import powerd_daemon.sources.ina.source as ina
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
-from powerd_daemon.calibration_file import save_calibration
 from powerd_daemon.config import parse_config
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.ina.calibration_file import save_calibration
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.ina.source import InaOptions, InaSource
 from powerd_daemon.sources.sim.bus import SimBus, VirtualClock

@@ -1,15 +1,13 @@
 """Every registered source inherits the conformance class in its tests, and the documentation names its options."""
 
 import ast
-import re
-from dataclasses import MISSING, fields
 from pathlib import Path
 
 import pytest
 
 from powerd_daemon.sources.base import find_source, kinds
 
-TEXT = (Path(__file__).parents[2] / "docs" / "configuration.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "reference" / "sources.md").read_text()
 
 
 def conforming() -> set[str]:
@@ -31,9 +29,6 @@ def test_the_conformance_class_is_inherited_for(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_options_are_those_of_the_table_required_first(kind: str) -> None:
-    row = next(line for line in TEXT.splitlines() if line.startswith(f"| `{kind}` |"))
-    by_need = sorted(
-        fields(find_source(kind).Options), key=lambda f: f.default is not MISSING or f.default_factory is not MISSING
-    )
-    assert re.findall(r"`(\w+)`", row.split("|")[2]) == [f.name for f in by_need]
+def test_the_reference_shows_the_options_of(kind: str) -> None:
+    options = find_source(kind).Options
+    assert f"::: {options.__module__}.{options.__qualname__}" in TEXT

@@ -44,7 +44,7 @@ CASES = [
     ([*JOULES, "tables", "run.h5", "--output", "precious.csv"], r"precious\.csv exists"),
     ([*JOULES, "record", "--out", "run.h5", "--", "true"], r"run\.h5 exists"),
     ([*JOULES, "record", "--out", "new.h5", "--url", "tcp://127.0.0.1:9", "--", "true"], r"no powerd answers at tcp"),
-    ([*JOULES, "record", "--out", "new.h5", "--url", "nonsense", "--", "true"], r"no address of a powerd"),
+    ([*JOULES, "record", "--out", "new.h5", "--url", "http://x", "--", "true"], r"no address of a powerd"),
     ([*JOULES, "record", "--out", "new.h5", "--", "no-such-command"], r"cannot run 'no-such-command'"),
     ([*POWERD, "run", "--config", "nothing.toml"], r"nothing\.toml"),
     ([*POWERD, "run", "--config", "syntax.toml"], r"syntax\.toml.*line 1"),

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from powerd_analytics.cli.app import app
+from powerd_analytics.cli.app import EARLIER, app
 from powerd_daemon.cli import make_parser
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), ROOT / "firmware/README.md"]
+PAGES += [ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 NAMED = [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES]
 
 OPTION = re.compile(r"(?<![\w-])(--[a-z][a-z0-9-]*)")
@@ -27,7 +28,8 @@ def joules_options(command):
         arguments = app[command].assemble_argument_collection()
     except KeyError:
         return None
-    return {name for argument in arguments for name in argument.names} | {"--help", "--version"}
+    earlier = {option for of_command, option in EARLIER if of_command == command}
+    return {name for argument in arguments for name in argument.names} | {"--help", "--version"} | earlier
 
 
 def powerd_options(words):
@@ -115,9 +117,21 @@ def test_every_page_is_named_in_another():
     alone = [
         str(page.relative_to(ROOT))
         for page in PAGES[1:]
-        if page.parent.name != "adr" and not any(page.name in text for other, text in texts.items() if other != page)
+        if not any(page.name in text for other, text in texts.items() if other != page)
     ]
     assert not alone
+
+
+def test_pages_that_the_code_names_exist():
+    folders = ("powerd", "client", "analytics", "firmware", "examples", "benchmarks", "tests")
+    code = [
+        path for folder in folders for suffix in ("py", "toml", "md") for path in (ROOT / folder).rglob(f"*.{suffix}")
+    ]
+    named = {
+        (path, name) for path in code for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 30
+    assert [f"{path}: {name}" for path, name in named if not (ROOT / name).is_file()] == []
 
 
 def parsers(parser):

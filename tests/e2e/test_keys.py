@@ -1,4 +1,4 @@
-"""docs/security.md, typed in: a board and a training host with a key directory each, real processes between them."""
+"""docs/howto/security.md, typed in: a board and a training host with a key directory each, and real processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from powerd_client.meter import Meter
 from powerd_core.errors import PeerError
 from powerd_daemon.cli import main
 
-DOCS = Path(__file__).parents[2] / "docs" / "security.md"
+DOCS = Path(__file__).parents[2] / "docs" / "howto" / "security.md"
 PATIENCE_S = 30.0
 
 

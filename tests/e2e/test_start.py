@@ -1,5 +1,8 @@
 """How the commands begin and end: Ctrl-C at any moment, parts that are not installed, and what --help loads."""
 
+import json
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,18 +95,41 @@ def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("without", "argv"),
+    ("without", "argv", "part", "origin"),
     [
-        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["--help"]),
-        (["numpy", "pandas", "h5py"], ["tables", "nothing.h5"]),
-        (["h5py"], ["info", "nothing.h5"]),
+        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["--help"], "analytics", "checkout"),
+        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["record", "--", "true"], "client", "copy of a checkout"),
+        (["numpy", "pandas", "h5py"], ["tables", "nothing.h5"], "analytics", "wheel"),
     ],
 )
-def test_joules_without_a_package_says_what_to_install(tmp_path, without, argv):
+def test_joules_without_a_package_says_what_to_install(tmp_path, without, argv, part, origin):
     """As on a board, or after `pip install '.[client]'`: the script is there, what it needs is not."""
-    done = call(script(JOULES, *argv, without=without), tmp_path)
-    assert done.returncode == 2
-    assert done.stderr == f"joules: {without[0]} is not installed here: pip install 'powerd[analytics]'\n"
+    checkout, installed = tmp_path / "my powerd", tmp_path / "lib" / "powerd-9.dist-info"
+    for folder in (checkout, installed):
+        folder.mkdir(parents=True)
+    (checkout / "pyproject.toml").touch()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: powerd\nVersion: 9\n")
+    about = {"url": checkout.as_uri(), "dir_info": {"editable": True} if origin == "checkout" else {}}
+    if origin != "wheel":
+        (installed / "direct_url.json").write_text(json.dumps(about))
+    place = {"PYTHONPATH": str(installed.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    hint = {
+        "checkout": f"pip install -e '{checkout}[{part}]'",
+        "copy of a checkout": f"pip install '{checkout}[{part}]'",
+        "wheel": f"pip install 'powerd[{part}]'",
+    }[origin]
+    for cwd in (tmp_path, checkout) if origin == "checkout" else (tmp_path,):
+        done = call(script(JOULES, *argv, without=without), cwd, env=os.environ | place)
+        assert done.returncode == 2
+        here = hint.replace(str(checkout), "." if cwd == checkout else str(checkout))
+        assert re.fullmatch(rf"joules: {without[0]} is not installed here: (.* -m )?{re.escape(here)}\n", done.stderr)
+
+
+def test_record_needs_no_more_than_the_clients_part(tmp_path):
+    more = ["pandas", "pyarrow", "scipy", "matplotlib", "jinja2", "threadpoolctl", "torch"]
+    done = call(script(JOULES, "record", "--", "true", without=more), tmp_path)
+    assert (done.returncode, "is not installed" in done.stderr) == (0, False), done.stderr
+    assert (tmp_path / "run.h5").is_file()
 
 
 def test_a_module_of_the_users_own_that_is_missing_is_not_taken_for_ours(tmp_path):

@@ -1,12 +1,14 @@
-"""The `joules` command: its parts, and errors as one line with exit status 2."""
+"""The `joules` command: its parts, options as earlier releases spelled them, errors as one line with exit status 2."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
+from itertools import count
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Parameter, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from powerd_analytics.cli.shared import HelpConsole, put_out
 from powerd_core.errors import PowerdError
@@ -23,7 +25,9 @@ def completion(
     shell: Annotated[Literal["bash", "zsh", "fish"], Parameter(help="The shell that is to complete.")],
     /,
 ) -> None:
-    """Print a script that lets the shell complete commands, options and their choices by the tab key.
+    """Print a script with which the tab key completes commands.
+
+    Options and their choices are completed too.
 
     For example, in ~/.bashrc:
 
@@ -36,29 +40,64 @@ app = App(
     name="joules",
     help="Joules for every phase of deep-learning training.\n\n"
     "For example:\n\n"
-    "  joules record --out run.h5 -- python train.py\n\n"
+    "  joules record -o run.h5 -- python train.py\n\n"
     "  joules tables run.h5\n\n"
     "  joules plot run.h5 -o power.png",
     version=_version,
     help_format="plaintext",
     help_on_error=False,
+    default_parameter=Parameter(show_default=lambda value: None if value is False or value == () else value),
 )
 
-COMMANDS = (
-    "tables:tables", "tables:compare", "runs:verify", "runs:recover", "runs:tidy", "published:totals",
-    "models:operations", "models:layers", "published:pick", "tables:uncertainty", "plots:plot", "plots:report",
-    "tables:index", "tables:query", "runs:info", "runs:clock", "runs:record", "runs:tag", "plots:trace", "runs:top",
-    "app:completion",
-)  # fmt: skip
-"""Module and function, in the order of `--help`; a module is loaded when one of its commands is asked for."""
-for command in COMMANDS:
-    app.command(f"{__package__}.{command}", name=command.partition(":")[2])
+COMMANDS = {
+    "Record": ("runs:record", "runs:top", "runs:import_"),
+    "Look": ("tables:tables", "plots:plot", "plots:report", "runs:info", "plots:trace"),
+    "Compare": ("tables:compare", "tables:index", "tables:query", "published:totals", "published:pick"),
+    "Models": ("models:layers", "models:operations"),
+    "Trust": ("tables:uncertainty", "runs:clock", "runs:verify"),
+    "Keep": ("runs:tag", "runs:recover", "runs:tidy"),
+    "Other": ("app:completion",),
+}
+"""Module and function, by group in the order of `--help`; a module is loaded when one of its commands is asked for."""
+_PLACES = count()
+for group in (Group(name, sort_key=place) for place, name in enumerate(COMMANDS)):
+    for command in COMMANDS[group.name]:
+        name = command.partition(":")[2].removesuffix("_")
+        app.command(f"{__package__}.{command}", name=name, group=group, sort_key=next(_PLACES))
+for flag in ("--help", "--version"):
+    app[flag].group, app[flag].sort_key = group, next(_PLACES)
+
+EARLIER = {
+    ("record", "--out"): ("--output",),
+    ("index", "--out"): ("--output",),
+    ("clock", "--out"): ("--plot",),
+    ("clock", "-o"): ("--plot",),
+    **{(command, "--json"): ("--format", "json") for command in ("clock", "top", "verify")},
+}
+"""Options as releases up to 0.1 spelled them, which still work and stand in no help."""
+
+
+def modern(arguments: Sequence[str]) -> list[str]:
+    """The command line in today's words, up to the command that `joules record` is
+    given behind ``--``."""
+    arguments = list(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    words: list[str] = []
+    for word in arguments[:end]:
+        name, equals, value = word.partition("=")
+        words += EARLIER.get((arguments[0], name), (name,))
+        if equals:
+            words[-1] += equals + value
+        if words[-2:] == ["--format", "table"] or words[-1] == "--format=table":
+            words[-1] = words[-1].removesuffix("table") + "text"
+    return words + arguments[end:]
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Entry point: errors become one line on the error stream and exit status 2."""
+    arguments = modern(sys.argv[1:] if arguments is None else arguments)
     try:
-        if (sys.argv[1:] if arguments is None else arguments)[:1] in ([], ["--help"], ["-h"]):
+        if arguments[:1] in ([], ["--help"], ["-h"]):
             for name in [*app]:
                 app[name]  # loads it, for its line of help
         status = app(

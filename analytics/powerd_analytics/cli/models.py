@@ -25,15 +25,18 @@ Inputs = Annotated[
 
 def operations(
     model: Annotated[str, Parameter(help="A model of ours (resnet50, caffenet, ...), or FILE.py:FUNCTION.")],
+    /,
     *,
     input: Inputs = (),
     batch: Annotated[int, Parameter(help="Samples a batch.")] = 1,
     forward_only: Annotated[bool, Parameter(negative="", help="Leave backward out.")] = False,
-    format: shared.Format = "table",
+    format: shared.Format = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Count a model's operations by layer: by the paper's equations, and as torch executes them.
+    """Count a model's operations by layer.
+
+    They are counted by the paper's equations, and as torch executes them.
 
     For example:
 
@@ -61,20 +64,26 @@ def layers(
     *,
     operations: Annotated[
         str | None,
-        Parameter(help="What they compute: OPS.json of `joules operations`, a model of ours, FILE.py:FUNCTION."),
+        Parameter(help="What they compute: MODEL as `joules operations` takes it, or the OPS.json that it wrote."),
     ] = None,
     input: Inputs = (),
     batch: Annotated[int | None, Parameter(help="Samples a batch, where the run's phases do not say.")] = None,
-    model: Annotated[str | None, Parameter(help="Only the phases of this model.")] = None,
+    model: Annotated[str | None, Parameter(help="Only phases of this model; all of them without it.")] = None,
     device: shared.Device = None,
     plot: Annotated[Path | None, Parameter(help="Draw the roofline as well (.png, .pdf, .svg).")] = None,
-    format: shared.Format = "table",
+    format: shared.Format = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Print joules of every layer, and GFLOPS/W of layers, phases and models where operations are given.
+    """Print joules, and GFLOPS/W, of every layer.
 
-    For example: joules layers run.h5 --operations resnet50 --plot roofline.png
+    GFLOPS/W of layers, phases and models need --operations.
+
+    For example:
+
+      joules layers run.h5
+
+      joules layers run.h5 --operations resnet50 --plot roofline.png
     """
     from powerd_analytics.export import to_json_text
     from powerd_analytics.layers import layer_energies, layer_frame

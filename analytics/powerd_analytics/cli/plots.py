@@ -39,7 +39,9 @@ def plot(
     k: Annotated[float, Parameter(help="Of the EDS: 2 holds energy and time equal, less favours time.")] = 2.0,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Draw a run, a campaign or a table. Without --kind: power over time with the phases, and joules per phase.
+    """Draw a run, a campaign or a table.
+
+    Without --kind: power over time with the phases, and joules per phase.
 
     For example:
 
@@ -113,7 +115,9 @@ def report(
     ] = 5_000_000,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Write one page about one or many runs that can be read, sorted and zoomed without a network.
+    """Write one page about one or many runs.
+
+    It can be read, sorted and zoomed without a network.
 
     For example:
 
@@ -150,7 +154,9 @@ def trace(
     ] = False,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Put power and phases into a torch.profiler trace, on its timeline, or into a trace of their own.
+    """Put power and phases into a torch.profiler trace.
+
+    On its timeline, or into a trace of their own.
 
     For example:
 

@@ -33,10 +33,13 @@ def totals(
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Sum published tables of phases into seconds, joules, EDP and GFLOPS/W of whole trainings, as CSV.
+    """Sum published tables of phases into whole trainings.
 
-    A row is device,gpus,model,phase,batch with iterations,s_per_batch,j_per_batch or s_per_training,j_per_training;
-    joules are of one GPU. What lacks a phase stays empty, and the error stream says why.
+    Prints seconds, joules, EDP and GFLOPS/W of each as CSV.
+
+    A row is device,gpus,model,phase,batch with iterations,s_per_batch,j_per_batch
+    or s_per_training,j_per_training; joules are of one GPU. What lacks a phase
+    stays empty, and the error stream says why.
 
     For example:
 
@@ -81,12 +84,14 @@ def pick(
     price_per_kwh: shared.Price = None,
     currency: shared.Currency = None,
     format: Annotated[
-        Literal["table", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
+        Literal["text", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
     ] = None,
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Print the best row of a table of configurations, with the metric and what it saves and costs against a reference.
+    """Print the best row of a table of configurations.
+
+    With the metric, and what it saves and costs against a reference.
 
     For example:
 
@@ -125,7 +130,7 @@ def pick(
         for c in choices
     ]
     header = [*given, *computed]
-    if format == "table" or (format is None and shared.goes_to_terminal(output)):
+    if format == "text" or (format is None and shared.goes_to_terminal(output)):
         # One line for each column: tables of configurations are wide, and picks are few.
         columns = [[printable(text, limit=200) for text in row] for row in zip(*cells, strict=True)]
         columns += [[digits(figure) for figure in row] for row in zip(*figures, strict=True)]

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from json import dumps
 from pathlib import Path
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.terminal import LateProgress, print_lines
 from powerd_core.errors import ConfigError, RunFileError
+from powerd_core.keys import control_url
 from powerd_core.text import printable
 
 
 def record(
     *command: Annotated[str, Parameter(help="The command to record, after --.", allow_leading_hyphen=True)],
-    url: Annotated[str | None, Parameter(help="A running powerd, such as tcp://board:7360; else a local one.")] = None,
-    out: Annotated[Path, Parameter(alias="-o", help="Run file to write.")] = Path("run.h5"),
+    url: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A running powerd, as in tcp://board:7360 or board; a local one without it."),
+    ] = None,
+    output: Annotated[
+        Path | None, Parameter(alias="-o", help="Run file to write; run.h5, run-2.h5, ... without it.")
+    ] = None,
     overwrite: shared.Overwrite = False,
     keys: shared.Keys = None,
     quiet: Annotated[bool, Parameter(negative="", help="Print nothing of our own.")] = False,
@@ -29,20 +37,81 @@ def record(
     tag_mlflow: Annotated[str | None, Parameter(help="The same for an MLflow run, by its id.")] = None,
     tag_tensorboard: Annotated[Path | None, Parameter(help="The same for a TensorBoard log directory.")] = None,
 ) -> int:
-    """Record any command; its phases too, where it marks them. Exits with the command's status.
+    """Record any command, and the phases that it marks.
 
-    For example: joules record --out run.h5 -- python train.py
+    Exits with the command's status; with 1 where the command went well, but its
+    recording did not.
+
+    For example:
+
+      joules record -- python train.py
+
+      joules record --url board --url tcp://node:7360 -o run.h5 -- python train.py
     """
-    from powerd_analytics.cli.tags import tag_afterwards, targets_of
     from powerd_client.recording import record_command
 
     if not command:
         raise ConfigError("nothing to record: give the command after --, as in `joules record -- python train.py`")
-    targets = targets_of(tag_wandb, tag_mlflow, tag_tensorboard)
-    options = {} if baseline is None else {"baseline_s": baseline}
-    status = record_command(command, url=url, out=out, overwrite=overwrite, quiet=quiet, keys=keys, **options)
-    tag_afterwards(out, targets)
-    return status
+    options: dict[str, Any] = {} if baseline is None else {"baseline_s": baseline}
+    if tag_wandb or tag_mlflow or tag_tensorboard:
+        from powerd_analytics.cli.tags import tag_afterwards, targets_of  # more than the client's part has
+
+        options["afterwards"] = partial(tag_afterwards, targets=targets_of(tag_wandb, tag_mlflow, tag_tensorboard))
+    return record_command(command, url=url, out=output, overwrite=overwrite, quiet=quiet, keys=keys, **options)
+
+
+def import_(
+    power: Annotated[Path, Parameter(help="CSV of times and of watts, or of a counter of joules.")],
+    /,
+    *,
+    output: Annotated[Path, Parameter(alias="-o", help="Run file to write.")],
+    phases: Annotated[
+        Path | None, Parameter(help="CSV with name, begin and end of phases; other columns are attributes.")
+    ] = None,
+    column: Annotated[str | None, Parameter(help="The column of the readings, where there are several.")] = None,
+    unit: Annotated[
+        Literal["W", "mW", "kW", "J", "mJ", "kJ", "Wh", "mWh", "kWh"] | None,
+        Parameter(help="Of the readings, where the column's heading does not end in it."),
+    ] = None,
+    device: Annotated[str, Parameter(help="What was measured: gpu0, cpu0, node, ...")] = "node",
+    line: Annotated[str, Parameter(help="Name of the sensor, as in gpu0.ext_12v.")] = "meter",
+    provenance: Annotated[
+        Literal["measured", "modelled", "simulated"], Parameter(help="How the readings came about.")
+    ] = "measured",
+    u_gain: Annotated[float, Parameter(help="Relative standard uncertainty: the manual's ± limit over 1.73.")] = 0.01,
+    u_offset_w: Annotated[float, Parameter(help="Standard uncertainty of the zero in watts.")] = 0.0,
+    step_w: Annotated[float, Parameter(help="Smallest step of the power in watts.")] = 0.0,
+    window_ms: Annotated[float, Parameter(help="A reading is the mean over so long; 0: from one to the next.")] = 0.0,
+    response_ms: Annotated[float, Parameter(help="Time constant of the sensor's low-pass.")] = 0.0,
+    clock_ms: Annotated[float, Parameter(help="So far the clocks of the two files may be apart.")] = 0.0,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Make a run file of CSVs that another meter wrote.
+
+    The first column holds the times of the readings: seconds of any clock, or ISO
+    8601 (UTC). The other one holds watts, or joules of a counter that only grows.
+    An empty cell is a reading that failed. Times of both files are of one clock.
+
+    For example:
+
+      joules import power.csv --phases phases.csv -o run.h5
+
+      joules import wall.csv --unit Wh --device node --u-gain 0.005 -o run.h5
+    """
+    from powerd_client.csv_run import SensorCard, import_csv
+    from powerd_core.model import Accuracy, Provenance
+
+    figures = (u_gain, u_offset_w, step_w, window_ms, response_ms, clock_ms)
+    if not all(0 <= figure < 1e9 for figure in figures) or not device or not line:
+        raise ConfigError("--device and --line need a name; what is said of the sensor in numbers cannot be negative")
+    window_ns, response_ns, clock_ns = (round(ms * 1e6) for ms in (window_ms, response_ms, clock_ms))
+    origin = "as joules import was told"
+    accuracy = Accuracy(u_gain, u_offset_w, step_w, window_ns, origin=origin, filter_ns=response_ns)
+    card = SensorCard(device, line, Provenance(provenance), accuracy, clock_ns)
+    shared.refuse_existing(output, overwrite, [power, *([phases] if phases else [])], is_hdf5=True)
+    count, marked = import_csv(power, phases, output, card, column=column, unit=unit, overwrite=overwrite)
+    made = f"{count} readings, {marked} phase{'' if marked == 1 else 's'}"
+    print(f"{output}: {made}; see it with: joules tables {quote(str(output))}")
 
 
 def tag(
@@ -53,7 +122,10 @@ def tag(
     tensorboard: Annotated[Path | None, Parameter(help="A TensorBoard log directory.")] = None,
     device: shared.Device = None,
 ) -> None:
-    """Write a run's joules, seconds, watts and EDP to the experiment trackers that followed the training.
+    """Write a run's joules to experiment trackers.
+
+    Joules, seconds, watts and EDP go to the runs of W&B, MLflow or TensorBoard
+    that followed the training.
 
     For example: joules tag run.h5 --wandb me/cifar/3x4mpl3
     """
@@ -69,7 +141,9 @@ def tag(
 
 
 def info(run: shared.RunFile, *, device: shared.Device = None, calibration: shared.Calibration = None) -> None:
-    """Say what a run file holds: devices, lines and how they compare, clocks, gaps, messages.
+    """Say what a run file holds.
+
+    Devices, lines and how they compare, clocks, gaps, messages.
 
     For example: joules info run.h5
     """
@@ -77,47 +151,48 @@ def info(run: shared.RunFile, *, device: shared.Device = None, calibration: shar
 
     with LateProgress() as progress:
         lines = list(describe_run(shared.open_run(run, calibration, progress), device, progress=progress))
-    # Names, causes and messages in a run file are whatever its maker wrote.
-    print("\n".join(map(printable, lines)))
+    print_lines(lines)
 
 
 def clock(
     run: shared.RunFile,
     *,
-    out: Annotated[Path | None, Parameter(alias="-o", help="Draw them as well (.png, .pdf, .svg).")] = None,
+    plot: Annotated[Path | None, Parameter(help="Draw them as well (.png, .pdf, .svg).")] = None,
     marker: Annotated[str | None, Parameter(help="A line of edges that --phase moves: check the clock by it.")] = None,
     phase: Annotated[str | None, Parameter(help="With --marker: the phase whose begins and ends move the pin.")] = None,
-    json: shared.Json = False,
+    format: shared.TextOrJson = "text",
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Say how the boards' clocks and the wall clock went against the host's, and how sure their times are.
+    """Say how the clocks went, and how sure their times are.
 
-    For example: joules clock run.h5 --out clock.png
+    Those of the boards and the wall clock, against the host's.
+
+    For example: joules clock run.h5 --plot clock.png
     """
     from powerd_analytics import clocks
 
     if (marker is None) != (phase is None):
         raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
-    if out is not None:
-        shared.refuse_picture(out, overwrite)
+    if plot is not None:
+        shared.refuse_picture(plot, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress)
         traces, others, walls = clocks.read_traces(opened), clocks.other_clocks(opened), clocks.wall_drifts(opened)
         reports = [clocks.clock_report(t) for t in traces]
         edges = clocks.compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
-        if out is not None:
+        if plot is not None:
             from powerd_analytics.plots import draw_clocks, save
 
-            shared.write(out, lambda partial: save(draw_clocks(opened, traces), partial), overwrite)
-    if json:
+            shared.write(plot, lambda partial: save(draw_clocks(opened, traces), partial), overwrite)
+    if format == "json":
         document = clocks.clocks_document(reports, others) | {"wall_clock": [asdict(w) for w in walls]}
         print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
         return
     lines = [*clocks.describe_clocks(opened, reports, others), *clocks.describe_wall(walls)]
     lines += clocks.describe_marker(edges) if edges else ()
-    print("\n".join(map(printable, lines)))
-    if out is not None:
-        print(out)
+    print_lines(lines)
+    if plot is not None:
+        print(plot)
 
 
 def top(
@@ -125,9 +200,13 @@ def top(
     run: Annotated[Path | None, Parameter(help="The run file that is being recorded; else the one found here.")] = None,
     keys: shared.Keys = None,
     once: Annotated[bool, Parameter(negative="", help="Print one line after a second, and end.")] = False,
-    json: Annotated[bool, Parameter(negative="", help="Print a JSON object a second.")] = False,
+    format: Annotated[
+        Literal["text", "json"], Parameter(help="What to show it as; json is an object a second.")
+    ] = "text",
 ) -> None:
-    """Show watts, joules, the current phase and losses while a run goes on. Keys: q, p, s, d.
+    """Show watts, joules and the current phase while a run goes on.
+
+    Losses too. Keys: q, p, s, d.
 
     For example:
 
@@ -137,13 +216,15 @@ def top(
     """
     from powerd_analytics.live.top import top as show
 
-    show(url, run, keys=keys, once=once, as_json=json)
+    urls = [text if text.endswith(".h5") else control_url(text) for text in url]  # a run file has an answer of its own
+    show(urls, run, keys=keys, once=once, as_json=format == "json")
 
 
-def verify(*runs: Annotated[Path, Parameter(help="Run files.")], json: shared.Json = False) -> int:
-    """Check everything that must hold in a run file, and say each. Exits with 1 when anything does not.
+def verify(*runs: Annotated[Path, Parameter(help="Run files.")], format: shared.TextOrJson = "text") -> int:
+    """Check everything that must hold in a run file.
 
-    OK holds, WRONG does not, and -- cannot be told: the release that wrote the file did not store what is needed.
+    Exits with 1 when anything does not. OK holds, WRONG does not, and -- cannot
+    be told: the release that wrote the file did not store what is needed.
 
     For example: joules verify run.h5
     """
@@ -155,16 +236,16 @@ def verify(*runs: Annotated[Path, Parameter(help="Run files.")], json: shared.Js
     documents = []
     for run in runs:
         findings = []
-        if not json:
+        if format == "text":
             print(run)
         with LateProgress() as progress:
             for finding in verify_run(run, progress):
                 findings.append(finding)
-                if not json:
+                if format == "text":
                     print(f"  {marks[finding.state]:5}  {finding.check}: {printable(finding.text)}", flush=True)
         is_good = all(finding.state != "wrong" for finding in findings)
         documents.append({"run": str(run), "good": is_good, "checks": [asdict(finding) for finding in findings]})
-    if json:
+    if format == "json":
         print(dumps(documents, indent=1))
     return 0 if all(document["good"] for document in documents) else 1
 
@@ -179,8 +260,9 @@ def recover(
     ] = None,
     keys: shared.Keys = None,
 ) -> int:
-    """Save what can be read of a journal into a new file; say what is in it and what is lost. Exits with 1 when there
-    is no reading.
+    """Save what can be read of a journal into a new file.
+
+    Says what is in it and what is lost. Exits with 1 when there is no reading.
 
     For example: joules recover run.h5 -o saved.h5
     """
@@ -201,8 +283,10 @@ def tidy(
     *paths: Annotated[Path, Parameter(help="Run files, journals, directories; this directory without any.")],
     yes: Annotated[bool, Parameter(negative="", help="Delete them; without it they are only listed.")] = False,
 ) -> int:
-    """List the journals that runs have left, and delete those that nobody needs: their run file is as `joules verify`
-    wants it, and holds all of them. Exits with 1 when one has to stay.
+    """List journals that runs have left; delete those not needed.
+
+    Not needed is a journal whose run file is as `joules verify` wants it, and
+    holds all of it. Exits with 1 when one has to stay.
 
     For example: joules tidy runs --yes
     """

@@ -42,10 +42,10 @@ Calibration = Annotated[
     Path | None,
     Parameter(help="Compute again with this file of `powerd calibrate`; the run file stays as it is."),
 ]
-Format = Annotated[Literal["table", "csv", "json", "markdown"], Parameter(help="How to print it.")]
+Format = Annotated[Literal["text", "csv", "json", "markdown"], Parameter(help="How to print it.")]
 Output = Annotated[Path | None, Parameter(alias="-o", help="Write to this file instead of the terminal.")]
 Overwrite = Annotated[bool, Parameter(negative="", help="Replace a file that exists.")]
-Json = Annotated[bool, Parameter(negative="", help="Print for programs.")]
+TextOrJson = Annotated[Literal["text", "json"], Parameter(help="How to print it.")]
 Keys = Annotated[Path | None, Parameter(help="Directory of keys; $POWERD_KEYS, else ~/.config/powerd without it.")]
 Co2 = Annotated[float | None, Parameter(help="Grams of CO2 equivalent of a kWh: adds their columns to totals.")]
 Price = Annotated[float | None, Parameter(help="Price of a kWh: adds what totals cost.")]
@@ -180,13 +180,20 @@ def naming(path: Path | None) -> Iterator[None]:
 # ---- streams -----------------------------------------------------------------------------------------------------
 
 
+class Styled(str):
+    """What a console has printed: names in it are harmless already, and its escapes are the console's own."""
+
+    __slots__ = ()
+
+
 def put_out(text: str, output: Path | None, overwrite: bool) -> None:
     """Write a text to its file, or to standard output where no file is named and somebody listens."""
     if output is not None:
         write(output, lambda partial: partial.write_text(text, encoding="utf-8"), overwrite)
     elif sys.stdout is not None:
         # Formats such as CSV carry names as they are; a terminal would obey them.
-        sys.stdout.write("\n".join(map(printable, text.split("\n"))) if sys.stdout.isatty() else text)
+        is_harmless = isinstance(text, Styled) or not sys.stdout.isatty()
+        sys.stdout.write(text if is_harmless else "\n".join(map(printable, text.split("\n"))))
         sys.stdout.flush()
 
 
@@ -201,7 +208,7 @@ def printed(show: Callable[[Console], None], output: Path | None, width: int = 2
     text = io.StringIO()
     width = Console().width if on_terminal else width
     show(Console(file=text, width=width, force_terminal=on_terminal or None))
-    return text.getvalue()
+    return Styled(text.getvalue())
 
 
 def warn(notes: Sequence[str], what: str = "notes") -> None:
@@ -223,7 +230,7 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
     """Tables in a format of text; CSV takes the first. ``width``: characters a line where no terminal says it."""
     from powerd_analytics import export
 
-    if format == "table":
+    if format == "text":
         return printed(lambda console: export.print_tables(frames, console), output, width)
     if format == "csv":
         return export.to_csv(frames[0])
@@ -233,7 +240,7 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
 
 def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | None, width: int = 200) -> str:
     """The same of what a module of listings (of a run's table, of its uncertainty, of layers, of operations) is for."""
-    if format == "table":
+    if format == "text":
         return printed(lambda console: listing.print_table(subject, console), output, width)
     text: str = getattr(listing, f"to_{format}")(subject)
     return text

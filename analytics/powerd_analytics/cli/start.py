@@ -9,11 +9,12 @@ import sys
 import threading
 from typing import Any
 
-_ANALYTICS = ("cyclopts", "h5py", "jinja2", "matplotlib", "numpy", "pandas", "pyarrow", "pynvml", "rich", "scipy",
-              "threadpoolctl")  # fmt: skip
-_PART_OF = dict.fromkeys(_ANALYTICS, "analytics") | dict.fromkeys(("dask", "distributed", "duckdb"), "campaign")
-_PART_OF["torch"] = "torch"
+_PART_OF = dict.fromkeys(("cyclopts", "h5py", "numpy", "pynvml", "rich"), "client")
+_PART_OF |= dict.fromkeys(("jinja2", "matplotlib", "pandas", "pyarrow", "scipy", "threadpoolctl"), "analytics")
+_PART_OF |= dict.fromkeys(("dask", "distributed", "duckdb"), "campaign") | {"torch": "torch"}
 """What a package is installed with. The command comes with every part of powerd; what it needs does not."""
+_OF_CLIENT = ("record", "import", "recover", "top", "completion")
+"""Commands for which the client's part is enough."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -46,7 +47,12 @@ def main(arguments: list[str] | None = None) -> None:
         package = (error.name or "").partition(".")[0]
         if package not in _PART_OF:
             raise
-        sys.stderr.write(f"joules: {package} is not installed here: pip install 'powerd[{_PART_OF[package]}]'\n")
+        from powerd_client.log import install_hint
+
+        command = next(iter(sys.argv[1:] if arguments is None else arguments), "")
+        part = _PART_OF[package]
+        part = "analytics" if part == "client" and command not in _OF_CLIENT else part
+        sys.stderr.write(f"joules: {package} is not installed here: {install_hint(part)}\n")
         raise SystemExit(2) from None
     finally:
         if ours:

@@ -20,23 +20,26 @@ from powerd_core.text import printable
 if TYPE_CHECKING:
     from powerd_analytics.campaign_tables import Choice
 
-TableFormat = Literal["table", "csv", "json", "markdown", "latex", "html", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records"]
-_OF_ONE_RUN = ("table", "csv", "json", "markdown")
+TableFormat = Literal["text", "csv", "json", "markdown", "latex", "html", "parquet"]
+Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records", "iterations"]
+_OF_ONE_RUN = ("text", "csv", "json", "markdown")
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
 
 def tables(
     *runs: Annotated[Path, Parameter(help="Run files, and directories and indexes of them.")],
-    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "table",
+    format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
+    wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False,
+    notes: Annotated[bool, Parameter(negative="", help="All notes, not the first few; one run.")] = False,
     calibration: shared.Calibration = None,
     above_idle: Annotated[
         bool, Parameter(negative="", help="Show the energy above idle beside the whole; one run, with a baseline.")
     ] = False,
     table: Annotated[
-        list[Which] | None, Parameter(negative="", help="Only these; `records` is one row a figure, for programs.")
+        list[Which] | None,
+        Parameter(negative="", help="Only these. For programs: `records`, a row a figure; `iterations`, a row each."),
     ] = None,
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only rows that have it. May be repeated.")
@@ -59,7 +62,9 @@ def tables(
     ] = None,
     overwrite: Annotated[bool, Parameter(negative="", help="Replace a file, or tables in it, that exist.")] = False,
 ) -> None:
-    """Print joules, seconds and watts by phase: of one run as it was, of many as the tables of a paper.
+    """Print joules, seconds and watts by phase.
+
+    Of one run as it was, of many as the tables of a paper.
 
     For example:
 
@@ -77,26 +82,45 @@ def tables(
 
       joules tables runs/ --format latex -o tables.tex
 
+      joules tables run.h5 --table iterations --format csv -o iterations.csv
+
       joules tables run.h5 --calibration calibration.toml
     """
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
+    if table and "iterations" in table:
+        others = (where, pivot, rows, columns, value, averages, gain, job, into, wide, notes, above_idle)
+        _refuse(
+            "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
+            len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
+        )
+        _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
+        return
     asked = any((table, where, pivot, rows, columns, value, averages, gain, job, into))
     asked = asked or training != shared.UNSTATED or costs != shared.FREE or format not in _OF_ONE_RUN
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
         from powerd_analytics.campaign_tables import Choice, pair_of, request_of
 
-        _refuse("--above-idle is for the table of one run: leave the other options out", above_idle)
+        alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
+        for name, is_given in alone.items():
+            _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
         request, of_training = request_of(pivot, rows, columns, value), training.length()
         factors, names = costs.factors(), tuple(table or ())
         choice = Choice(names, tuple(where or ()), request, averages, of_training, pair_of(gain), factors)
         _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
     from powerd_analytics import table as listing
+    from powerd_analytics.phase_tree import print_tree
 
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
         of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
+    if format == "text" and not wide:
+        name, is_chosen = runs[0].name, device is not None
+        text = shared.printed(
+            lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
+        )
+    else:
         text = shared.listing_text(listing, of_run, format, output)
     shared.put_out(text, output, overwrite)
 
@@ -125,7 +149,7 @@ def _print_campaign(
     if into is not None:
         write_tables(into, frames, overwrite=overwrite)
         print(f"{into}: /tables/{{{','.join(frame.attrs['name'] for frame in frames)}}}")
-        if output is None and format == "table":
+        if output is None and format == "text":
             return
     if not choice.names and not pivot:  # all for people, or the records for programs
         frames = [f for f in frames if (f.attrs["name"] == "records") == (format in _FOR_PROGRAMS)]
@@ -133,6 +157,33 @@ def _print_campaign(
         shared.write(output, lambda partial: write_parquet(frames[0], partial), overwrite)
     else:
         shared.put_out(shared.frames_text(frames, format, output), output, overwrite)
+
+
+def _print_iterations(
+    path: Path, format: TableFormat, output: Path | None, device: str | None, calibration: Path | None, *,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    from powerd_analytics.export import write_rows
+    from powerd_analytics.iterations import COLUMNS, iteration_rows
+
+    if format not in ("csv", "json", "parquet"):
+        raise ConfigError("iterations are rows for programs: choose --format csv, json or parquet")
+    _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
+    shared.refuse_existing(output, overwrite, (path,))
+    with LateProgress() as progress:
+        rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
+        if output is None:
+            write_rows(COLUMNS, rows, format, sys.stdout)
+            return
+
+        def make(partial: Path) -> None:
+            if format == "parquet":
+                write_rows(COLUMNS, rows, format, partial)
+                return
+            with partial.open("w", encoding="utf-8", newline="") as file:
+                write_rows(COLUMNS, rows, format, file)
+
+        shared.write(output, make, overwrite)
 
 
 def _refuse(text: str, is_wrong: bool) -> None:
@@ -145,22 +196,31 @@ def compare(
     b: Annotated[Path, Parameter(help="What to compare it with: the same.")],
     *,
     format: Annotated[
-        Literal["table", "csv", "json", "markdown", "latex", "html"], Parameter(help="How to print it.")
-    ] = "table",
+        Literal["text", "csv", "json", "markdown", "latex", "html"], Parameter(help="How to print it.")
+    ] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
+    ignore: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A setting or attribute in which rows need not agree. May be repeated."),
+    ] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Say which joules and seconds a batch differ between two runs or campaigns, and whether by more than chance.
+    """Say what differs between two runs by more than chance.
 
-    Run files are opened also where an index names them: what tells chance from a difference are the single phases and
-    whose sensors measured them, and an index holds neither.
+    That is joules and seconds a batch, of two runs or two campaigns of them.
+
+    Run files are opened also where an index names them: what tells chance from a
+    difference are the single phases and whose sensors measured them, and an index
+    holds neither.
 
     For example:
 
       joules compare before.h5 after.h5
 
       joules compare runs/260W runs/140W --format markdown -o caps.md
+
+      joules compare monday.h5 tuesday.h5 --ignore seed
     """
     from powerd_analytics import compare as comparing
     from powerd_analytics.campaign import part_of
@@ -185,7 +245,7 @@ def compare(
                 others += records
             samples.append(comparing.merge_samples(single, others))
         check_campaign(s.record for side in samples for s in side)
-        frame = comparing.comparison_frame(comparing.compare(*samples), str(a), str(b))
+        frame = comparing.comparison_frame(comparing.compare(samples[0], samples[1], ignore or ()), str(a), str(b))
     shared.put_out(shared.frames_text([frame], format, output), output, overwrite)
 
 
@@ -194,12 +254,14 @@ def uncertainty(
     *,
     device: shared.Device = None,
     phase: Annotated[str | None, Parameter(help="Only phases of this name; totals and run are left out.")] = None,
-    format: shared.Format = "table",
+    format: shared.Format = "text",
     output: shared.Output = None,
     plot: Annotated[Path | None, Parameter(help="Draw the shares as bars as well (.png, .pdf, .svg).")] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Say what the uncertainty of each energy comes from: shares of the variance, largest first, and what shrinks it.
+    """Say what the uncertainty of each energy comes from.
+
+    As shares of the variance, largest first, and what shrinks it.
 
     For example:
 
@@ -238,7 +300,7 @@ def uncertainty(
 def index(
     folder: Annotated[Path, Parameter(help="A directory of run files, searched with all below it.")],
     *,
-    out: Annotated[Path | None, Parameter(alias="-o", help="Index to write; DIR/index.parquet without it.")] = None,
+    output: Annotated[Path | None, Parameter(alias="-o", help="Index to write; DIR/index.parquet without it.")] = None,
     jobs: Annotated[int | None, Parameter(help="Processes that read run files; one a core without it.")] = None,
     scheduler: Annotated[
         str | None,
@@ -246,23 +308,24 @@ def index(
     ] = None,
     again: Annotated[bool, Parameter(negative="", help="Read files that have not changed as well.")] = False,
 ) -> int:
-    """Write a Parquet index of a campaign: a row a run file and the records of its table.
+    """Write a Parquet index of a campaign of runs.
 
-    Brings an index that is there up to date: only new and changed files are read. What cannot be read is listed; the
-    exit status is 1 when nothing can.
+    It has a row a run file, and the records of its table. Brings an index that is
+    there up to date: only new and changed files are read. What cannot be read is
+    listed; the exit status is 1 when nothing can.
 
     For example:
 
       joules index runs/
 
-      joules index /data/runs --out campaign.parquet --jobs 8
+      joules index /data/runs -o campaign.parquet --jobs 8
 
       joules index /data/runs --scheduler tcp://head:8786
     """
     from powerd_analytics.index import index_runs
 
     with LateProgress() as progress:
-        report = index_runs(folder, out, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
+        report = index_runs(folder, output, jobs=jobs, scheduler=scheduler, again=again, progress=progress)
     unbuilt = [f"{n} is not in the index: it is being recorded, or `joules info {n}` builds it" for n in report.unbuilt]
     vanished = [f"{name} has vanished: taken out of the index" for name in report.vanished]
     shared.warn([*report.failed, *vanished, *unbuilt], "files")
@@ -280,11 +343,13 @@ def query(
     index: Annotated[Path, Parameter(help="An index, or the directory that has one.")],
     sql: Annotated[str, Parameter(help="A SELECT over the views runs, phases, totals, ranks, jobs and files.")],
     *,
-    format: shared.Format = "table",
+    format: shared.Format = "text",
     output: shared.Output = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
-    """Ask an index in SQL (DuckDB's), without opening a run file. `describe phases` says what there is to ask for.
+    """Ask an index in SQL, without opening a run file.
+
+    The SQL is DuckDB's; `describe phases` says what there is to ask for.
 
     For example:
 
@@ -308,6 +373,7 @@ def query(
         # A column without any value would be left out: what was asked for is shown.
         for name in [name for name in frame.columns if frame[name].isna().all()]:
             frame[name] = "NULL"
-        title, _, rest = shared.frames_text([frame], format, output).partition("\n")
-        text = rest.lstrip("\n") if not title.strip(" *") else f"{title}\n{rest}"
+        whole = shared.frames_text([frame], format, output)
+        title, _, rest = whole.partition("\n")
+        text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
     shared.put_out(text, output, overwrite)

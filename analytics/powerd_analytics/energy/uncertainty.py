@@ -16,8 +16,8 @@ integrated autocorrelation time: as a sum of correlations, which is right for ma
 as those of a first-order process, of which each repeat is a share of the last and something new. The likeliest share
 alone would do for many repeats. Of few, shares close to 1 stay possible, with which the mean of the process may lie far
 from that of the repeats, and shares close to 0, with which it cannot: each counts for what the repeats say of it.
-Repeats that come and go with a period count for more, as ups and downs cancel. docs/energy.md has the equations and how
-often such intervals hold.
+Repeats that come and go with a period count for more, as ups and downs cancel. docs/explanation/energy.md has the
+equations and how often such intervals hold.
 """
 
 from __future__ import annotations

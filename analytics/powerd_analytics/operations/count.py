@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.operations.counts import LayerCount, OperationCount
+from powerd_client.log import install_hint
 from powerd_core.errors import AnalysisError, ConfigError
 
 if TYPE_CHECKING:
@@ -349,7 +350,7 @@ def count_named(
     try:
         import torch
     except ImportError as error:
-        raise ConfigError("counting needs torch: pip install 'powerd[torch]'") from error
+        raise ConfigError(f"counting needs torch: {install_hint('torch')}") from error
     file, colon, function = model.rpartition(":")
     shapes = [_shape(text) for text in inputs]
     make: Callable[[], Any]

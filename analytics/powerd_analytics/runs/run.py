@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from powerd_analytics.runs.phases import Phases, read_phases
 from powerd_client.clock_map import check_times
-from powerd_client.runfile import TIMES, open_run, read_json, read_objects, read_texts, reading, texts_of
+from powerd_client.recover import open_run
+from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
 from powerd_core.calibration import CalibrationFile, SensorCalibration, recalibrated
 from powerd_core.errors import AnalysisError, ConfigError, WireError
 from powerd_core.model import BAD, Accuracy, Conversion, Provenance, QuantityConversion, ShuntConversion, quantity_of

@@ -77,10 +77,14 @@ class LineReadings:
 
     def missing_s(self, begin_ns: int, end_ns: int) -> float:
         """Seconds between two moments for which there are no readings."""
-        low, high = np.clip([begin_ns, end_ns], self.t_ns[0], self.t_ns[-1])
-        overlap = np.minimum(self.t_ns[1:], high) - np.maximum(self.t_ns[:-1], low)
-        inside = np.clip(overlap, 0, None) / np.diff(self.t_ns) * self.lost_ns
-        return float((end_ns - begin_ns) - (high - low) + inside.sum()) * 1e-9
+        begin, end = self.missing_until(np.array([begin_ns, end_ns]))
+        return float(end - begin)
+
+    def missing_until(self, t_ns: Times) -> Values:
+        """Seconds without readings from the first one up to moments. Beyond both ends there are none."""
+        t, i, share = self._interval(t_ns)
+        lost_ns = np.concatenate([[0.0], np.cumsum(self.lost_ns)])[i] + share * self.lost_ns[i]
+        return np.asarray((lost_ns + (t_ns - t)) * 1e-9)
 
     def _interval(self, t_ns: ArrayLike) -> tuple[Times, NDArray[np.intp], Values]:
         """Moments, moved to the readings where they lie outside, the reading before each, and how far it lies from that

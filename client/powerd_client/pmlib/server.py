@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from powerd_client.hostclock import now_ns
-from powerd_client.journal import is_locked, joined_journal, journal_path, run_of
+from powerd_client.journal import is_locked, joined_journal, run_of
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
 from powerd_client.pmlib.data import ALL_SETS, MAX_LINES, CounterData, CounterSet, DeviceInfo, Lines, write_paraver
@@ -109,11 +109,11 @@ class Server:
             if self._reader is None:
                 journal = joined_journal()
                 if journal is None:
-                    self.out = self.out or _free_name(Path("pmlib.h5"))
                     self._recording = Recording(
-                        self.out,
-                        [self.url] if self.url else [],
+                        self.out or Path("pmlib.h5"),
+                        self.url or None,
                         overwrite=self._overwrite,
+                        is_numbered=self.out is None,
                         source=self._source,
                         trainer_pid=self._pid,
                     )
@@ -242,15 +242,6 @@ def devices_of(description: Description) -> list[DeviceInfo]:
     ]
 
 
-def _free_name(path: Path) -> Path:
-    """``path``, or the first of its numbered sisters that neither a run nor a recording has taken."""
-    number, candidate = 1, path
-    while candidate.exists() or journal_path(candidate).exists():
-        number += 1
-        candidate = path.with_name(f"{path.stem}-{number}{path.suffix}")
-    return candidate
-
-
 class Counter:
     """Measures some lines of a device between start and stop (or in a ``with``), as often as it is continued. Made by
     `Server.counter`. In the run file every set is a phase with the counter's name."""
@@ -320,6 +311,11 @@ class Counter:
         if self._writer is None:
             raise ConfigError(f"{self.name!r} is finalised: create another counter")
         return self._writer
+
+    @property
+    def spans_ns(self) -> tuple[tuple[int, int], ...]:
+        """Begin and end of each set that has ended, on the host's clock."""
+        return tuple(self._ended)
 
     @property
     def num_sets(self) -> int:

@@ -102,7 +102,9 @@ class UsbtmcFile:
             self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             remedy = (
-                "see docs/sources.md for a udev rule" if error.errno == errno.EACCES else "is the meter plugged in?"
+                "docs/reference/sources.md has a udev rule"
+                if error.errno == errno.EACCES
+                else "is the meter plugged in?"
             )
             raise SensorError(f"{path} cannot be opened ({error.strerror}): {remedy}") from error
 

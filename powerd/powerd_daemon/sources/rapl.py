@@ -147,7 +147,7 @@ class _Counter:
         except OSError as error:
             raise SensorError(
                 f"{self.path} cannot be opened ({error.strerror}): let one group read it, `chgrp powerd {self.path} && "
-                f"chmod g+r {self.path}`; docs/sources.md has the udev rule that keeps it so"
+                f"chmod g+r {self.path}`; docs/reference/sources.md has the udev rule that keeps it so"
             ) from error
 
     def read(self) -> int | None:
@@ -175,7 +175,9 @@ class RaplOptions:
     )
     u_gain: float = field(
         default=0.05,
-        metadata={"help": "relative standard uncertainty of every counter; nobody specifies it, see docs/sources.md"},
+        metadata={
+            "help": "relative standard uncertainty of every counter; nobody specifies it, see docs/reference/sources.md"
+        },
     )
     most_w: float = field(
         default=2000.0, metadata={"help": "no zone ever takes more than this: tells how often a counter began again"}

@@ -5,6 +5,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
+from powerd_analytics.cli.app import modern
 from powerd_analytics.table import CSV_COLUMNS
 
 
@@ -27,7 +28,8 @@ def test_the_columns_are_these_and_stay(run, capsys):
         "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations",
         "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s",
         "time_s", "energy_j", "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j",
-        "missing_s", "off_by_j", "is_lower_bound", "method", "note",
+        "missing_s", "off_by_j", "is_lower_bound", "method", "note", "sd_s", "sd_j", "j_per_sample", "samples_per_j",
+        "ed2p_js2", "eds", "gflops_per_w_executed",
     )  # fmt: skip
     assert {r["table"] for r in rows} == {"phase", "total", "run"}
     unresolved = next(r for r in rows if r["phase"] == "update")
@@ -73,12 +75,36 @@ def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
 
     monkeypatch.setattr("powerd_client.recording.record_command", record_command)
     out = tmp_path / "r.h5"
-    code, _, _ = joules(capsys, "record", "--out", out, "--quiet", "--", "python", "train.py", "--out", "x", "-v")
+    code, _, _ = joules(
+        capsys,
+        "record",
+        "-o",
+        out,
+        "--quiet",
+        "--url",
+        "a",
+        "--url",
+        "b",
+        "--",
+        "python",
+        "train.py",
+        "--out",
+        "x",
+        "-v",
+    )
     assert code == 7
     assert seen == {
-        "command": ["python", "train.py", "--out", "x", "-v"], "url": None, "out": out, "overwrite": False,
+        "command": ["python", "train.py", "--out", "x", "-v"], "url": ["a", "b"], "out": out, "overwrite": False,
         "quiet": True, "keys": None,
     }  # fmt: skip
+
+
+def test_options_of_earlier_releases_still_work(run, capsys):
+    assert joules(capsys, "verify", run, "--json") == joules(capsys, "verify", run, "--format", "json")
+    assert joules(capsys, "tables", run, "--format", "table") == joules(capsys, "tables", run, "--format=text")
+    assert modern(["clock", "run.h5", "--out=clock.png"]) == ["clock", "run.h5", "--plot=clock.png"]
+    own = ["record", "--out", "r.h5", "--", "python", "--out", "x", "--json", "--format", "table"]
+    assert modern(own) == ["record", "--output", *own[2:]]
 
 
 def test_interrupt_is_quiet(monkeypatch, capsys, run):

@@ -12,11 +12,12 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
-from powerd_analytics.cli.shared import put_out, write
+from powerd_analytics.cli.shared import printed, put_out, write
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
-    "clock": (), "compare": ("OTHER",), "info": (), "index": ("--out", "made.parquet"), "layers": (),
+    "clock": (), "compare": ("OTHER",), "import": ("-o", "made.h5"), "info": (),
+    "index": ("-o", "made.parquet"), "layers": (),
     "operations": ("--format", "json", "-o", "made.json"), "pick": ("--reference", "model=a", "--metric", "edp"),
     "plot": ("-o", "made.png"), "query": ("select 1",), "recover": ("-o", "made.h5"), "report": ("-o", "made.html"),
     "tables": ("-o", "made.csv", "--format", "csv"), "top": ("--once",), "totals": (), "trace": ("-o", "made.json"),
@@ -45,6 +46,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
 def test_what_is_no_run_is_one_line_and_status_2(
     files: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
 ) -> None:
+    if (command, name) == ("top", "absent.h5"):
+        pytest.skip("a run that has not begun is waited for")
     options = [name if word == "OTHER" else word for word in COMMANDS[command]]
     asked = [command, *(("--run",) if command == "top" else ()), name, *options]
     before = sorted(files.rglob("*"))
@@ -63,12 +66,20 @@ def test_what_is_no_run_is_one_line_and_status_2(
     assert sorted(files.rglob("*")) == before
 
 
-def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str]) -> None:
-    """But those whose mistakes other tests make."""
+def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """But those whose mistakes other tests make. Each has one line of help at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = said(capsys, "--help")
     assert code == 0
-    names = {line.split()[1] for line in out.splitlines() if line.startswith("│ ") and line[2:3].isalpha()}
-    assert names == {*COMMANDS, "record", "tag", "tidy", "completion"}
+    lines = [line for line in out.splitlines() if line.startswith("│ ")]
+    assert {line.split()[1] for line in lines if line[2:3].isalpha()} == {
+        *COMMANDS,
+        "record",
+        "tag",
+        "tidy",
+        "completion",
+    }
+    assert all(line[2:3].strip() for line in lines)
 
 
 FULL = Path("/dev/full")
@@ -136,6 +147,13 @@ def test_a_terminal_does_not_obey_the_name_of_a_phase(stream, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream())
     put_out(text, None, False)
     assert sys.stdout.getvalue() == (text if stream is io.StringIO else "phase,joules\n\\x1b]0;owned\\x07,1\n")
+
+
+def test_a_terminal_gets_our_headings_and_not_their_codes(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    put_out(printed(lambda console: console.print("phase", style="bold"), None), None, False)
+    assert sys.stdout.getvalue().strip() == "\x1b[1mphase\x1b[0m"
 
 
 def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):

@@ -119,7 +119,11 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_runs(run, monke
 
 
 def test_recording_tags_afterwards_and_keeps_the_commands_status(run, trackers, monkeypatch, capsys):
-    monkeypatch.setattr("powerd_client.recording.record_command", lambda *_, **__: 3)
+    def record_command(command, *, out, afterwards, **_):
+        afterwards(out)
+        return 3
+
+    monkeypatch.setattr("powerd_client.recording.record_command", record_command)
     arguments = ("record", "--out", run, "--tag-wandb", "me/p/r", "--", "train")
     code, _, err = joules(capsys, *arguments)
     assert (code, len(trackers.wandb)) == (3, 1)

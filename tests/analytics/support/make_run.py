@@ -1,4 +1,4 @@
-"""Run files for tests, written straight from docs/run-file.md, without the client or a daemon."""
+"""Run files for tests, written straight from docs/reference/run-file.md, without the client or a daemon."""
 
 from __future__ import annotations
 

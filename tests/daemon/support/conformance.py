@@ -18,7 +18,7 @@ from powerd_core.wire import decode, encode
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.sim.bus import VirtualClock
 
-PROTOCOL = Path(__file__).parents[3] / "docs" / "protocol.md"
+PROTOCOL = Path(__file__).parents[3] / "docs" / "reference" / "protocol.md"
 EPOCH = 0xC0FFEE
 FIRST_STREAM = 3
 

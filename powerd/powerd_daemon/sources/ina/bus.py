@@ -6,6 +6,7 @@ for MicroPython's ``readfrom_mem_into`` and for the simulated bus alike.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -24,8 +25,10 @@ MAX_MESSAGES = 42
 ReadWords = Callable[[], bytes | bytearray | memoryview]
 """A prepared read: what the registers hold, one after the other, most significant byte first. The buffer is reused by
 the next call. Raises `OSError` when any transfer of it failed; nothing read by that call counts then."""
-I2C_RETRIES, I2C_TIMEOUT, I2C_RDWR = 0x0701, 0x0702, 0x0707
+I2C_RETRIES, I2C_TIMEOUT, I2C_SLAVE, I2C_RDWR, I2C_SMBUS = 0x0701, 0x0702, 0x0703, 0x0707, 0x0720
 """Requests of <linux/i2c-dev.h>. The timeout counts in 10 ms."""
+FUNC_I2C, FUNC_WORDS, FUNC_BLOCK = 0x1, 0x200000 | 0x400000, 0x4000000
+"""What an adapter can do (<linux/i2c.h>): transfers of any form; words read and written; I2C blocks read."""
 
 
 class Read(NamedTuple):
@@ -88,12 +91,17 @@ def singly(bus: RegisterBus, reads: Iterable[Read]) -> ReadWords:
     return lambda: b"".join(bytes(call()) for call in calls)
 
 
+def _cannot_combine() -> bytes:
+    raise OSError(errno.EOPNOTSUPP, "the adapter knows SMBus only and cannot combine reads")
+
+
 class LinuxBus:
     """Linux's ``/dev/i2c-N`` as a `RegisterBus`. ``bus`` is a number or a path. Only here smbus2 is imported.
 
     Messages and buffers are laid out once, so that a scan is one ``ioctl`` on a ready structure. A transfer that the
-    adapter's driver cannot finish ends after ``timeout_ms`` with an error. Raises `SensorError` when the bus cannot be
-    opened.
+    adapter's driver cannot finish ends after ``timeout_ms`` with an error. An adapter that knows SMBus only (i2c-stub,
+    many USB adapters and mainboards) reads one register a transfer. Raises `SensorError` when the bus cannot be opened,
+    or can do neither.
     """
 
     def __init__(
@@ -117,8 +125,20 @@ class LinuxBus:
             # Some adapters have settings of their own that cannot be changed; theirs then count.
             with suppress(OSError):
                 ioctl(self._bus.fd, request, value)
+        self._pointers: dict[int, int] = {}
+        """The register that each chip's pointer is at, on an adapter that knows SMBus only."""
+        if not self.has_i2c and self._bus.funcs & FUNC_WORDS != FUNC_WORDS:
+            self.close()
+            raise SensorError(f"the adapter of {self.path} can neither make I2C transfers nor read and write words")
+
+    @property
+    def has_i2c(self) -> bool:
+        """Whether the adapter makes I2C transfers of any form, and not those of SMBus only."""
+        return bool(self._bus.funcs & FUNC_I2C)
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
+        if not self.has_i2c:
+            return self._prepare_smbus(reads)
         ends = [0, *accumulate(read.size for read in reads)]
         buffer = (c_char * max(1, ends[-1]))()
         begins = iter(ends)
@@ -145,7 +165,40 @@ class LinuxBus:
 
         return call
 
+    def _prepare_smbus(self, reads: Sequence[Read]) -> ReadWords:
+        if len(reads) > 1:
+            return _cannot_combine
+        (read,) = reads
+        if read.size != 2 and not self._bus.funcs & FUNC_BLOCK:
+            raise SensorError(f"the adapter of {self.path} cannot read registers of {read.size} bytes, only words")
+
+        def call() -> bytes:
+            register = self._pointers[read.address] if read.register is None else read.register
+            data = self._transfer(read.address, register, self._library.I2C_SMBUS_READ, size=read.size)
+            # The low byte of an SMBus word comes first; the chips send the high one first.
+            return data.word.to_bytes(2, "little") if read.size == 2 else bytes(data.block[1 : 1 + read.size])
+
+        return call
+
+    def _transfer(self, address: int, register: int, direction: int, *, size: int = 2, word: int = 0) -> Any:
+        kind = self._library.I2C_SMBUS_WORD_DATA if size == 2 else self._library.I2C_SMBUS_I2C_BLOCK_DATA
+        message = self._library.i2c_smbus_ioctl_data.create(direction, register, kind)
+        data = message.data.contents
+        if size == 2:
+            data.word = word
+        else:
+            data.block[0] = size
+        self._pointers.pop(address, None)
+        self._ioctl(self._bus.fd, I2C_SLAVE, address)
+        self._ioctl(self._bus.fd, I2C_SMBUS, message)
+        self._pointers[address] = register
+        return data
+
     def write_word(self, address: int, register: int, word: int) -> None:
+        if not self.has_i2c:
+            swapped = int.from_bytes(word.to_bytes(2, "big"), "little")
+            self._transfer(address, register, self._library.I2C_SMBUS_WRITE, word=swapped)
+            return
         message = self._library.i2c_msg.write(address, [register, word >> 8, word & 0xFF])
         self._ioctl(self._bus.fd, I2C_RDWR, self._library.i2c_rdwr_ioctl_data.create(message))
 

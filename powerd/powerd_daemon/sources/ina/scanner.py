@@ -29,9 +29,10 @@ from typing import NamedTuple
 from powerd_core.errors import SensorError
 from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.clock import Clock
+from powerd_daemon.sources.ina.accuracy import accuracy
 from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, RegisterBus, scan_periods, singly, split
 from powerd_daemon.sources.ina.chips import CNVR, CONFIG, OVF, RST, Settings
-from powerd_daemon.sources.ina.sensor import Bank, accuracy
+from powerd_daemon.sources.ina.sensor import Bank
 
 VERIFY_NS = 100_000_000
 """How often each chip's configuration is read back."""
@@ -294,7 +295,7 @@ class Times(NamedTuple):
 
 @dataclass(slots=True)
 class Counts:
-    """How often something failed or was recovered since the bus was opened; docs/protocol.md says what each counts."""
+    """How often something failed or was recovered since the bus was opened, as in docs/reference/protocol.md."""
 
     failed_scans: int = 0
     failed_reads: int = 0

@@ -1,1 +1,1 @@
-"""The sensor node behind a serial line: protocol, clock, readings, source. See docs/node-protocol.md."""
+"""The sensor node behind a serial line: protocol, clock, readings, source. See docs/reference/node-protocol.md."""

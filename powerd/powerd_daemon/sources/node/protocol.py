@@ -1,4 +1,4 @@
-"""The node's serial protocol, version 1: bytes to events and commands to bytes. See docs/node-protocol.md. No I/O.
+"""The node's serial protocol, version 1: bytes to events, commands to bytes. docs/reference/node-protocol.md. No I/O.
 
 A frame is a body with its CRC-16/CCITT-FALSE in COBS, and a zero byte at the end.
 

@@ -15,8 +15,8 @@ from typing import ClassVar
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.model import Accuracy, Block, Column, Device, Gap, Line, Provenance, QuantityConversion, Stream
-from powerd_daemon.calibration_file import calibrated, load_calibration
 from powerd_daemon.sources.base import Source, Start, devices_of
+from powerd_daemon.sources.ina.calibration_file import calibrated, load_calibration
 from powerd_daemon.sources.ina.chips import CONFIG
 from powerd_daemon.sources.ina.sensor import Bank, Sensor, line, make_bank
 from powerd_daemon.sources.node.link import NodeLink

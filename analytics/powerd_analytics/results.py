@@ -1,0 +1,169 @@
+"""What a run says of itself without being asked for a table: the lines at its close, and energies while it goes on.
+
+`powerd_client.energies` finds this module by the entry point `powerd.energies`. All figures are those of
+`powerd_analytics.table.phase_table`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+
+import numpy as np
+
+from powerd_analytics.runs.phases import PhaseClass, kept
+from powerd_analytics.runs.run import Run, read_run
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, group_key, phase_table
+from powerd_analytics.text import seconds
+from powerd_client.energies import Energy, said_provenance
+from powerd_client.log import shown_path
+from powerd_client.phase import WHOLE
+from powerd_core.model import Provenance
+from powerd_core.text import printable, significant, with_u95
+
+WIDTH = 80
+"""Columns of a line, as far as names allow."""
+_ORDER = [Provenance.MEASURED.value, Provenance.SIMULATED.value, Provenance.MODELLED.value]
+_ASKED = "asked"
+"""The attribute that sets the phases that somebody asks for apart from all others."""
+
+
+def energies(run: Path, *, name: str | None, row: int | None, device: str | None) -> list[Energy]:
+    """Energies of the phases of a run: of all kinds, of those called ``name``, or of the phase in one row; measured
+    ones first. Phases whose readings have not all arrived are left out, but for the one in ``row``.
+
+    Raises `RunFileError`, and `AnalysisError` for an unknown device.
+    """
+    whole = read_run(run)
+    p = whole.phases
+    if row is not None:
+        asked = np.arange(len(p)) == row
+    else:
+        asked = p.of([i for i, kind in enumerate(p.classes) if name in (None, kind.name, "/".join(kind.path))])
+    arrived = (p.end_ns <= whole.end_ns) & (p.begin_bound_ns >= 0) & (p.end_bound_ns >= 0)
+    is_late = bool((asked & ~arrived & ~p.cut).any())
+    if row is not None:
+        is_late = is_late or bool(p.cut[row])
+        if p.begin_ns[row] >= whole.end_ns:
+            return [Energy(p.classes[p.label[row]].name, is_so_far=True, note="its readings have not arrived yet")]
+        arrived |= asked
+        p = replace(p, cut=p.cut & ~asked)  # what has arrived of it counts as the phase
+    keep = (arrived | p.cut) & (p.begin_ns < whole.end_ns)
+    p = replace(p, end_ns=np.minimum(p.end_ns, whole.end_ns))
+    is_chosen = row is not None or name is not None
+    if is_chosen:  # a group of their own, so that they have a row of their own
+        label, classes = p.label.copy(), list(p.classes)
+        for i in np.unique(label[asked]):
+            label[asked & (label == i)] = len(classes)
+            classes.append(replace(classes[i], attributes={**classes[i].attributes, _ASKED: True}))
+        p = replace(p, classes=tuple(classes), label=label)
+    table = phase_table(replace(whole, phases=kept(p, keep)), device)
+    rows = [r for r in table.phases if r.iterations and (_ASKED in r.group or not is_chosen)]
+    return [_energy(r, is_late) for r in sorted(rows, key=lambda r: _ORDER.index(r.provenance))]
+
+
+def _energy(row: PhaseRow, is_late: bool) -> Energy:
+    return Energy(
+        phase=row.phase,
+        energy_j=row.j_per_batch,
+        u95_j=row.u95_j,
+        seconds=row.s_per_batch or 0.0,
+        count=row.iterations,
+        device=row.device,
+        provenance=row.provenance,
+        is_so_far=is_late,
+        is_lower_bound=row.is_lower_bound,
+        note=row.note,
+    )
+
+
+def result_lines(run: Path) -> Iterator[list[str]]:
+    """The result of a run in at most three lines, and again with the shares of its phases, which take longer."""
+    whole = read_run(run)
+    alone = replace(whole, phases=kept(whole.phases, np.zeros(len(whole.phases), bool)))
+    yield _result(whole, phase_table(alone), "  phases: too many for a quick result")
+    yield _result(whole, phase_table(whole), None)
+
+
+def _result(run: Run, table: PhaseTable, shares: str | None) -> list[str]:
+    rows = sorted(table.runs, key=lambda r: (r.energy_j is None, _ORDER.index(r.provenance), -(r.energy_j or 0.0)))
+    path = shown_path(run.path)
+    if not rows:
+        return [f"{path}: no device was recorded", f"  next: joules info {quote(path)}"]
+    main = rows[0]
+    first = f"{path}: {_joules(main)}"
+    if main.energy_j is not None and main.power_w is not None:
+        wh, power, time = (significant(x, 3) for x in (main.energy_j / 3600, main.power_w, main.time_s))
+        first += f" ({wh} Wh), {power} W over {time} s"
+    for k, row in enumerate(rows[1:], 1):
+        longer = f"{first}; {_joules(row)}"
+        if len(longer) > WIDTH:
+            first += f"; {len(rows) - k} more"
+            break
+        first = longer
+    warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
+    lost = [f"{seconds(main.missing_s)} without readings"] if main.missing_s > 1e-3 * main.time_s else []
+    lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
+    last = f"  next: joules {'info' if warnings else 'tables'} {quote(path)}" + f" ({', '.join(lost)})" * bool(lost)
+    return [printable(line) for line in (first, shares or _shares(run, table, main), last)]
+
+
+def _joules(row: RunRow) -> str:
+    who = f"{row.device} {said_provenance(row.provenance)}"
+    if row.energy_j is None:
+        return f"{who}: no joules"
+    return f"{who} {with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)}"
+
+
+def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:
+    """``backward 54 %, forward 26 %, rest 20 %``, the largest first, on one line."""
+    top = [run.phases.classes[i] for i in _top(run)]
+    if not whole.energy_j or {kind.path for kind in top} <= {(WHOLE,)}:
+        return "  no phases are marked in it: see meter.watch and meter.phase"
+    joules: dict[str, float] = {}
+    hidden: dict[str, None] = {}
+    for kind in top:
+        energy_j = _joules_of(kind, table, whole)
+        if energy_j is None:
+            hidden[kind.name] = None
+        else:
+            joules[kind.name] = joules.get(kind.name, 0.0) + energy_j
+    names = ", ".join(hidden) if len(hidden) < 5 else f"{len(hidden)} more"
+    if not joules:
+        return f"  {names}: not resolvable; the table says why"
+    shares = {name: 100 * j / whole.energy_j for name, j in joules.items()}
+    largest = sorted(shares, key=shares.__getitem__, reverse=True)
+    texts = [f"{name} {shares[name]:.0f} %" for name in largest]
+    rest = 100 - sum(shares.values())
+    texts += [f"rest{' with ' * bool(hidden)}{names} {rest:.0f} %"] if hidden or rest > 0.5 else []
+    line = "  " + ", ".join(texts)
+    return line if len(line) <= WIDTH else f"{line[: WIDTH - 1]}…"
+
+
+def _top(run: Run) -> list[int]:
+    """The classes whose shares say where the joules went: the outermost ones, and instead of one that takes more than
+    half of the time (as the iterations do) what lies inside it."""
+    p = run.phases
+    time_s = np.bincount(p.label, weights=p.duration_s, minlength=len(p.classes))
+    known = [i for i, kind in enumerate(p.classes) if time_s[i] and not kind.overlaps and LAYER not in kind.attributes]
+    top = [i for i in known if len(p.classes[i].path) == 1]
+    while top and len({p.classes[i].name for i in top}) < 3:
+        longest = p.classes[max(top, key=time_s.__getitem__)].path
+        inside = [i for i in known if p.classes[i].path[:-1] == longest]
+        around = [i for i in top if p.classes[i].path == longest]
+        if not inside or 2 * time_s[around].sum() < time_s[top].sum():
+            break
+        top = [i for i in top if i not in around] + inside
+    return top
+
+
+def _joules_of(kind: PhaseClass, table: PhaseTable, whole: RunRow) -> float | None:
+    """The joules of all phases of a class. A phase around all batches has the figures of its group's total."""
+    own = (whole.device, whole.provenance, group_key(dict(kind.group)))
+    for row in table.phases:
+        if (row.device, row.provenance, group_key(row.group)) == own and row.path == "/".join(kind.path):
+            return None if row.j_per_batch is None else row.j_per_batch * row.iterations
+    totals = (t.energy_j for t in table.totals if (t.device, t.provenance, group_key(t.group)) == own)
+    return next(totals, None)

@@ -1,0 +1,41 @@
+"""How the site shows docstrings: lists of arguments as lists; columns of records and options of sources as tables."""
+
+import ast
+import re
+
+import griffe
+
+ARGUMENT = re.compile(r"^(``[^`]+``(?:, ``[^`]+``)*) {2,}", re.MULTILINE)
+
+
+class Readable(griffe.Extension):
+    """Changes what griffe has read, before mkdocstrings draws it."""
+
+    def on_instance(self, *, obj, **_):
+        if obj.docstring:
+            text = re.sub(r"(?<!\n)\n(?=- ``)", "\n\n", ARGUMENT.sub(r"- \1: ", obj.docstring.value), count=1)
+            obj.docstring.value = text
+
+    def on_attribute_instance(self, *, attr, **_):
+        if attr.path == "powerd_analytics.records._COLUMNS":
+            rows = [
+                f"| `{name}` | {kind} | {unit} | {means} |"
+                for name, kind, unit, means, *_ in ast.literal_eval(str(attr.value))
+            ]
+            attr.docstring = griffe.Docstring(
+                "\n".join(["| column | type | unit | what it is |", "| --- | --- | --- | --- |", *rows])
+            )
+            attr.value = None
+
+    def on_class_members(self, *, cls, **_):
+        if not cls.name.endswith("Options"):
+            return
+        rows = ["| option | default | meaning |", "| --- | --- | --- |"]
+        for name, attribute in cls.attributes.items():
+            value = ast.parse(str(attribute.value), mode="eval").body
+            given = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
+            if "metadata" in given:
+                default = f"`{ast.unparse(given['default'])}`" if "default" in given else "required"
+                rows.append(f"| `{name}` | {default} | {ast.literal_eval(given['metadata'])['help']} |")
+        cls.docstring = griffe.Docstring("\n".join(rows))
+        cls.members.clear()

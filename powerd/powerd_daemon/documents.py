@@ -1,0 +1,44 @@
+"""The files of powerd's user on the disk: TOML documents that are read, and texts that are replaced as a whole."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from powerd_core.errors import ConfigError
+from powerd_core.serde import parse_toml
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The TOML document in a file. Raises `ConfigError`."""
+    try:
+        return parse_document(path.read_text(encoding="utf-8-sig"), str(path))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start})") from None
+
+
+def parse_document(text: str, origin: str) -> dict[str, Any]:
+    """A TOML text; ``origin`` names it in errors. Raises `ConfigError`."""
+    try:
+        return parse_toml(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{origin}: not valid TOML: {error}") from error
+
+
+def write_text(path: Path, text: str, mode: int = 0o644) -> None:
+    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`."""
+    new = path.with_name(f"{path.name}.new")
+    try:
+        new.unlink(missing_ok=True)
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        new.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -1,0 +1,63 @@
+"""The lines that end a recording, on run files written by hand."""
+
+import re
+
+from make_campaign import one_run
+from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
+
+from powerd_analytics.results import energies, result_lines
+
+
+def result(path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    lines = list(result_lines(path))[-1]
+    assert len(lines) <= 3
+    assert max(map(len, lines)) <= 80
+    return lines
+
+
+def test_shares_are_of_the_phases_inside_the_iterations_and_make_the_whole(tmp_path, monkeypatch):
+    path = one_run(tmp_path / "run.h5", batches=(64,), iterations=20)
+    lines = result(path, monkeypatch)
+    assert re.fullmatch(r"run.h5: gpu0 SIMULATED [\d.]+ ± [\d.]+ J \([\d.]+ Wh\), [\d.]+ W over [\d.]+ s", lines[0])
+    shares = dict(re.findall(r"(\w+) (\d+) %", lines[1]))
+    assert {"forward", "backward"} <= set(shares)
+    assert "iteration" not in shares
+    assert abs(sum(map(int, shares.values())) - 100) <= 3
+    assert lines[2] == "  next: joules tables run.h5"
+
+
+def test_of_several_devices_the_measured_one_comes_first_and_the_modelled_one_is_said_to_be(tmp_path, monkeypatch):
+    lines = [
+        LineSpec("cpu0.model", lambda t: constant(t) * 9, "cpu0", "modelled"),
+        LineSpec("gpu0.a", constant, "gpu0", "measured"),
+    ]
+    path = make_run(tmp_path / "run.h5", lines, end_ns=10 * S)
+    first = result(path, monkeypatch)[0]
+    assert first.startswith("run.h5: gpu0 measured 1000")
+    assert "cpu0 MODELLED" in first or "1 more" in first
+
+
+def test_what_is_missing_is_in_the_same_result(tmp_path, monkeypatch):
+    late = LineSpec("gpu0.a", constant, offset_ns=4 * S)
+    path = make_run(tmp_path / "run.h5", [late], [PhaseSpec("run", 0, 10 * S)], end_ns=10 * S, complete=0)
+    last = result(path, monkeypatch)[-1]
+    assert "4 s without readings" in last
+    assert "incomplete" in last
+
+
+def test_energies_leave_out_what_has_not_arrived(tmp_path):
+    phases = [PhaseSpec("step", k * 100 * MS, (k + 1) * 100 * MS) for k in range(12)]
+    phases.append(PhaseSpec("step", 1200 * MS, 1300 * MS, cut=True))
+    path = make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant)], phases, end_ns=1050 * MS)
+    (mean,) = energies(path, name="step", row=None, device=None)
+    assert (mean.count, mean.is_so_far) == (10, True)
+    assert abs(mean.energy_j - 10.0) <= max(mean.u95_j, 1e-6)
+    (single,) = energies(path, name="step", row=3, device=None)
+    assert (single.count, single.is_so_far) == (1, False)
+    (half,) = energies(path, name="step", row=10, device=None)
+    assert half.is_so_far
+    assert abs(half.energy_j - 5.0) <= max(half.u95_j, 0.3)
+    (none,) = energies(path, name="step", row=11, device=None)
+    assert not none.is_resolvable
+    assert none.is_so_far

@@ -1,0 +1,233 @@
+"""What a user is told of joules: at the close of a recording, while it goes on, in a notebook and in a tracker."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from powerd_client import Energy, EnergyLog, Meter, energies, load_ipython_extension, open_run
+from powerd_client.recording import record_command
+from powerd_client.runfile import read_objects
+from support.steady import steady_daemon, wait_for
+from support.tape import TapedMeter
+
+WATTS = 3.0
+"""Two lines of 1.5 W."""
+LONG_S = 60.0
+
+
+@pytest.fixture
+def daemon():
+    with steady_daemon() as made:
+        yield made
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch, capfd):
+    """The lines of the results that were printed, of recordings in a directory of their own."""
+    monkeypatch.delenv("POWERD_QUIET", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("powerd_client.recording._RESULT_S", LONG_S)
+
+    def lines():
+        return capfd.readouterr().err.splitlines()
+
+    return lines
+
+
+def test_a_recording_that_closes_tells_its_joules_in_three_lines(daemon, told):
+    with Meter(daemon.url, "run.h5") as meter:
+        for _ in range(3):
+            with meter.phase("iteration"):
+                with meter.phase("forward"):
+                    time.sleep(0.05)
+                with meter.phase("backward"):
+                    time.sleep(0.1)
+    lines = told()
+    assert len(lines) == 3
+    assert max(map(len, lines)) <= 80
+    assert lines[0].startswith("run.h5: gpu0 SIMULATED ")
+    assert "backward" in lines[1]
+    assert "forward" in lines[1]
+    assert lines[2].startswith("  next: joules tables run.h5")
+    with Meter(daemon.url, "run-2.h5", quiet=True):
+        pass
+    assert told() == []
+
+
+MARKING = """
+from powerd_client import Meter
+with Meter() as meter, meter.phase("forward"):
+    pass
+"""
+
+
+@pytest.mark.parametrize(("script", "names"), [("", ["run"]), (MARKING, ["forward"])])
+def test_a_command_that_marks_nothing_is_one_phase_and_one_process_tells_the_result(daemon, told, script, names):
+    command = [sys.executable, "-c", script]
+    assert record_command(command, url=daemon.url, out=Path("run.h5"), overwrite=False, quiet=False) == 0
+    lines = told()
+    assert len(lines) <= 3
+    assert lines[0].startswith("run.h5: gpu0 SIMULATED ")
+    with open_run("run.h5") as file:
+        assert [kind["name"] for kind in read_objects(file["phases/kinds"])] == names
+        if not script:
+            assert file["phases/end_ns"][0] - file["phases/begin_ns"][0] > 0
+            assert file.attrs["t_start_ns"] < file["phases/begin_ns"][0]
+
+
+def close_to(energy, joules):
+    return energy.is_resolvable and abs(energy.energy_j - joules) <= max(energy.u95_j, 0.02 * joules)
+
+
+def test_energies_while_the_program_runs(daemon, tmp_path):
+    with Meter(daemon.url, tmp_path / "run.h5") as meter:
+        with meter.phase("step") as first:
+            time.sleep(0.2)
+        with meter.phase("step") as second:
+            time.sleep(0.4)
+            wait_for(lambda: second.energy().is_resolvable)  # what has arrived of it
+            assert second.energy().is_so_far
+        early, late = first.energy(wait_s=LONG_S), second.energy(wait_s=LONG_S)
+        for energy in (early, late):
+            assert not energy.is_so_far
+            assert (energy.count, energy.device, energy.provenance) == (1, "gpu0", "simulated")
+            assert close_to(energy, WATTS * energy.seconds)
+            assert "SIMULATED (gpu0)" in str(energy)
+        assert late.seconds > early.seconds + 0.1
+        mean = meter.energy("step", wait_s=LONG_S)
+        assert mean.count == 2
+        assert mean.seconds == pytest.approx((early.seconds + late.seconds) / 2)
+        assert [energy.phase for energy in meter.energies()] == ["step"]
+        unknown = meter.energy("stepp")
+        assert not unknown.is_resolvable
+        assert unknown.note in str(unknown)
+        assert "gpu7" in meter.energy("step", "gpu7").note
+    assert meter.energy("step").count == 2
+    assert "closed" in first.energy().note
+
+
+def test_a_phase_that_began_before_the_last_seconds_is_told_all_the_same(daemon, tmp_path):
+    with Meter(daemon.url, tmp_path / "run.h5") as meter:
+        with meter.phase("epoch"):
+            time.sleep(0.3)
+        time.sleep(0.6)
+        assert meter.energy("epoch", last_s=0.01, wait_s=LONG_S).seconds >= 0.3
+
+
+def test_where_nothing_is_recorded_an_energy_says_so():
+    with TapedMeter() as meter, meter.phase("step") as phase:
+        pass
+    for energy in (phase.energy(), meter.energy("step"), *meter.energies()):
+        assert energy.note == "nothing is recorded"
+
+
+def test_without_the_analytics_one_line_says_what_to_install(daemon, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(energies, "_GROUP", "powerd.nowhere")
+    out = tmp_path / "run.h5"
+    with Meter(daemon.url, out) as meter:
+        with meter.phase("step") as phase:
+            pass
+        assert "install" in phase.energy().note
+        assert "pip install" in str(meter.energy("step"))
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{out}\n"))
+    energies.main()
+    assert "pip install" in capsys.readouterr().out
+
+
+def test_a_function_is_measured_under_its_name_or_another():
+    with TapedMeter() as meter:
+
+        @meter.measure
+        def step(x):
+            return x + 1
+
+        @meter.measure("epoch", batch_size=8)
+        def train():
+            return step(1)
+
+        @meter.measure(batch_size=4)
+        def evaluate():
+            return train()
+
+        assert evaluate() == 2
+    assert meter.tree() == "evaluate:4[epoch:8[step]]"
+
+
+class Shell:
+    """Stands for IPython's."""
+
+    def __init__(self):
+        self.magics, self.cells = {}, []
+
+    def register_magic_function(self, function, magic_kind, magic_name):
+        self.magics[magic_kind, magic_name] = function
+
+    def run_cell(self, cell):
+        self.cells.append(cell)
+        time.sleep(0.05)
+
+
+def test_a_cell_is_recorded_by_itself_or_is_a_phase_of_the_meter_that_records(daemon, told):
+    shell = Shell()
+    load_ipython_extension(shell)
+    joules = shell.magics["cell", "joules"]
+    joules("", "a")
+    with Meter(daemon.url, "run.h5", quiet=True) as meter:
+        joules("evaluation", "b")
+        assert meter.energy("evaluation", wait_s=LONG_S).count == 1
+    alone, phase = told()
+    assert shell.cells == ["a", "b"]
+    assert alone.startswith("cell: ")
+    assert phase.startswith("evaluation: ")
+    assert [path.name for path in Path().glob("*.h5")] == ["run.h5"]
+
+
+def test_a_tracker_gets_joules_every_few_iterations():
+    logged, lengths = [], []
+    energy = Energy("forward", 4.0, 0.5, 2.0, 10, "gpu0", "measured")
+
+    def energies_of(last_s):
+        lengths.append(last_s)
+        return [energy, Energy("update", note="too short")]
+
+    meter = SimpleNamespace(energies=energies_of)
+
+    def log(figures, step):
+        logged.append((dict(figures), step))
+
+    class Writer:
+        def add_scalar(self, name, value, step):
+            log({name: value}, step)
+
+    expected = {"forward_j": 4.0, "forward_u95_j": 0.5, "forward_w": 2.0}
+    expected = {f"energy/gpu0.measured/{name}": value for name, value in expected.items()}
+    ml = SimpleNamespace(log_metrics=log)
+    for to in (log, SimpleNamespace(log=log), ml, Writer()):
+        logged.clear()
+        tracker = EnergyLog(meter, to, every=3)
+        for _ in range(3):
+            assert not logged
+            tracker()
+        tracker.close()
+        assert {name: value for figures, _ in logged for name, value in figures.items()} == expected
+        assert {iteration for _, iteration in logged} == {3}
+    assert len(lengths) == 4
+
+
+def test_a_tracker_that_refuses_does_not_stop_the_training(capfd):
+    meter = SimpleNamespace(energies=lambda last_s: [Energy("forward", 4.0, 0.5, 2.0, 10, "gpu0", "measured")])
+
+    def refuse(figures, iteration):
+        raise OSError("the network is down")
+
+    tracker = EnergyLog(meter, refuse, every=1)
+    tracker()
+    tracker.close()
+    tracker()
+    assert capfd.readouterr().err.count("the network is down") == 1

@@ -1,0 +1,196 @@
+"""pmlib's protocol, spoken by a client of our own as the C library does: small reads, and one connection a counter."""
+
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from powerd_analytics import phase_energies, read_run
+
+MODULE = "from powerd_client.pmlib.service import main; import sys; sys.exit(main(sys.argv[1:]))"
+ALL, FIRST_TWO = bytes(16), b"\x03" + bytes(15)
+"""Masks of lines; an empty one means all."""
+
+
+class CLibrary:
+    """One connection to pmlib's server."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=30)
+
+    def say(self, *values):
+        for value in values:
+            data = value.encode() if isinstance(value, str) else value
+            is_text = isinstance(value, str | bytes)
+            self.socket.sendall(struct.pack("=i", len(data)) + data if is_text else struct.pack("=i", value))
+
+    def take(self, size):
+        data = b""
+        while len(data) < size:
+            piece = self.socket.recv(size - len(data))
+            assert piece, "the server has closed"
+            data += piece
+        return data
+
+    def number(self):
+        return struct.unpack("=i", self.take(4))[0]
+
+    def numbers(self, count):
+        return [self.number() for _ in range(count)]
+
+    def text(self):
+        return self.take(self.number()).decode()
+
+    def ask(self, *values):
+        self.say(*values)
+        return self.number()
+
+    def data(self):
+        """Set indices, and values by line."""
+        self.say(4)
+        size, ends, lines = self.numbers(3)
+        indices = self.numbers(ends)
+        return indices, lines, np.frombuffer(self.take(8 * size)).reshape(-1, indices[-1])
+
+
+class Service:
+    """A powerd that simulates a card under a steady load, and pmlib's server in front of it, each a process."""
+
+    def __init__(self, path):
+        self.path, url = path, f"ipc://{path}/powerd"
+        self.clients = []
+        command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--sim", "--listen", url, "--rate-hz", "500"]
+        self.board = subprocess.Popen([*command, "--waveform", "constant", "--quiet"], cwd=path)
+        command = [sys.executable, "-P", "-c", MODULE, url, "--listen", "127.0.0.1:0", "--directory", str(path)]
+        with (path / "log").open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log)
+        self.wait_for(lambda: "pmlib's server at 127.0.0.1:" in self.log())
+        self.port = int(self.log().split("pmlib's server at 127.0.0.1:")[1].split()[0])
+
+    def log(self):
+        return (self.path / "log").read_text()
+
+    def wait_for(self, condition):
+        end = time.monotonic() + 60
+        while not condition():
+            assert self.process.poll() is None, self.log()
+            assert time.monotonic() < end, self.log()
+            time.sleep(0.02)
+
+    def client(self):
+        self.clients.append(CLibrary(self.port))
+        return self.clients[-1]
+
+    def counter(self, lines=ALL, *, aggregate, frequency_hz):
+        library = self.client()
+        assert library.ask(0, "gpu0", frequency_hz, aggregate, lines) == 0
+        return library
+
+    def close(self):
+        for client in self.clients:
+            client.socket.close()
+        self.process.send_signal(signal.SIGINT)
+        assert self.process.wait(60) == 0, self.log()
+        self.board.kill()
+        self.board.wait()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    made = Service(tmp_path_factory.mktemp("pmlib"))
+    yield made
+    made.close()
+
+
+def test_what_there_is(service):
+    library = service.client()
+    devices = [library.text() for _ in range(library.ask(7))]
+    assert devices == ["gpu0"]
+    assert [library.ask(6, "gpu0"), library.number(), library.text()] == [500, 8, "gpu0"]
+    assert library.ask(6, "gpu1") == -1
+    assert library.ask(8) == 1
+    assert [library.text(), *library.numbers(3)] == ["gpu0", 500, 8, 0]
+    assert library.text()
+    for number in range(8):
+        assert library.number() == number
+        assert [library.text().startswith("gpu0."), len(library.take(4)), bool(library.text())] == [True, 4, True]
+    assert library.number() == 0
+    assert service.client().ask(0, "gpu0", 501, 1, ALL) == -1
+
+
+def test_energy_as_the_library_computes_it_is_that_of_the_run_file(service):
+    counter = service.counter(aggregate=1, frequency_hz=100)
+    assert counter.ask(3) == -1
+    lengths_s, energy_j = [], 0.0
+    for begin in (1, 2):
+        assert counter.ask(begin) == 0
+        begun_s = time.monotonic()
+        assert counter.ask(begin) == -1
+        time.sleep(0.4)
+        assert counter.ask(4) == -1
+        assert counter.ask(3) == 0
+        lengths_s.append(time.monotonic() - begun_s)
+    indices, lines, values = counter.data()
+    assert [indices[0], len(indices), lines, len(values)] == [0, 3, 8, 1]
+    for first, last, length_s in zip(indices[:-1], indices[1:], lengths_s, strict=True):
+        assert last - first == pytest.approx(100 * length_s, abs=2)  # what lies between their clock and ours, too
+        energy_j += np.nanmean(values[0, first:last]) * length_s
+    assert counter.ask(5) == 0
+    service.wait_for(lambda: "pmlib.h5 is recorded" in service.log())
+    run = read_run(service.path / "pmlib.h5")
+    recorded_j = float(np.sum(phase_energies(run, "gpu0").energy_j))
+    assert energy_j == pytest.approx(recorded_j, rel=0.01 + 0.004 / sum(lengths_s))
+
+
+def test_counters_side_by_side_and_one_whose_client_dies(service):
+    apart, sum_ = service.counter(FIRST_TWO, aggregate=0, frequency_hz=50), service.counter(aggregate=1, frequency_hz=0)
+    dying = service.counter(aggregate=1, frequency_hz=0)
+    assert [counter.ask(1) for counter in (apart, sum_, dying)] == [0, 0, 0]
+    dying.socket.close()
+    time.sleep(0.2)
+    assert [counter.ask(3) for counter in (apart, sum_)] == [0, 0]
+    watts = [np.nanmean(counter.data()[2], axis=1) for counter in (apart, sum_)]  # a busy machine misses some
+    assert [len(w) for w in watts] == [2, 1]
+    assert 0 < watts[0].sum() < watts[1][0]
+    assert [counter.ask(5) for counter in (apart, sum_)] == [0, 0]
+    service.wait_for(lambda: service.log().count("is recorded") >= 3)
+    assert "is gone without a word: its counter ends" in service.log()
+
+
+def test_live_values_until_the_client_has_enough(service):
+    library = service.client()
+    assert library.ask(9, "gpu1", 10) == -1
+    assert [library.ask(9, "gpu0", 1000), library.number()] == [-2, 500]
+    assert library.ask(9, "gpu0", 20) == 0
+    for go_on in (1, 1, 0):
+        watts = struct.unpack("=8d", library.take(8 * library.number()))
+        assert all(w > 0 or np.isnan(w) for w in watts)  # a busy machine misses some
+        library.say(go_on)
+
+
+@pytest.mark.parametrize("request_", [(99,), (6, b"x" * 2000), (0, "gpu0", 0, 1, b"short")])
+def test_what_is_no_request_ends_that_connection_alone(service, request_):
+    hostile = service.client()
+    hostile.say(*request_)
+    assert hostile.socket.recv(10) == b""
+    assert service.client().ask(7) == 1
+
+
+def test_what_was_not_read_is_nan_and_logged(service):
+    """The last test: it kills the powerd."""
+    counter = service.counter(aggregate=1, frequency_hz=20)
+    assert counter.ask(1) == 0
+    time.sleep(0.3)
+    service.board.kill()
+    service.board.wait()
+    time.sleep(0.3)
+    assert counter.ask(3) == 0
+    values = counter.data()[2][0]
+    assert np.isnan(values[-3:]).all()
+    assert (values[:3] > 0).all()
+    assert "values are NaN, for there are no readings of them" in service.log()
