@@ -42,7 +42,7 @@ DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
 LEAST_ROBUST = 0.5
 """Least factor of the covariance by which a correlated residual may make the power of states surer."""
-MISFIT = 2.0
+MISFIT = 4.0
 """Factor of the variance of the states' power for what no residual shows: power within a bin, a prior that is none."""
 ROUNDS = 3
 """Of finding the power at a shift of the windows, and the shift at that power."""
