@@ -506,7 +506,7 @@ def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[st
     """Fields of a row's uncertainty: none of a bound but its parts, and of what is no bound nothing."""
     has_parts = energy is not None and not clip.low
     return {
-        "u95_j": u95_j if energy is not None and not clip else None,
+        "u95_j": u95_j if energy is not None and not clip and not np.isnan(u95_j) else None,
         "u_statistical_j": energy.u_statistical_j if energy is not None and has_parts else None,
         "u_systematic_j": energy.u_systematic_j if energy is not None and has_parts else None,
         "is_lower_bound": clip.is_lower_bound and energy is not None,
@@ -629,7 +629,6 @@ def _balance(
 
 
 _Efficiency = dict[str, tuple[float | None, float | None]]
-
 
 
 def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> _Efficiency:

@@ -61,6 +61,8 @@ they act alike."""
 
 AT_A_TIME = 1 << 20
 """Phases whose shapes are combined together."""
+LEAST_READINGS = 3
+"""Fewer say nothing of how sure an energy is."""
 LIMIT = 0.5
 """A class of intervals is resolved when the model's part of U95 is at most this share of its energy."""
 
@@ -133,6 +135,8 @@ def line_parts(
         "offset": a.u_offset_w * length_s,
         "quantisation": rounding_u(a.step_w, model.residual.all2) * length_s,
     }
+    if sum(len(stretch.t_s) for stretch in model.stretches) < LEAST_READINGS:
+        parts["sampling"], told = np.full(len(begin), np.nan), np.zeros(labels, bool)
     parts |= {name: np.sqrt(response2 * part / every)[label] * share for name, part in causes.items() if part}
     if edge_bound_ns is not None:
         parts["device clock"] = edge_bound_ns * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1])[label] * share)
