@@ -1,5 +1,5 @@
 # ruff: noqa: E501, PERF401
-"""How often the tables hold the truth: runs of exactly known energy, made here from the text of docs/run-file.md.
+"""How often the tables hold the truth: runs of exactly known energy, made here from the text of docs/reference/run-file.md.
 
 Power is straight between knots, so that every joule, every window's mean and every low-pass is exact. Nothing of
 powerd makes the run files, neither its simulator nor its estimator. Twelve sensors, five families of waveforms, iterations of

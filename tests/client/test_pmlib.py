@@ -260,7 +260,7 @@ def test_a_script_under_joules_record_joins_its_run(producer, tmp_path):
     assert int(count) > 40
     run = read_run(out)
     assert [run.phases.classes[i].name for i in run.phases.label] == ["joined"]
-    assert phase_energies(run, "gpu0").energy_j[0] == pytest.approx(2 * float(joules), rel=1e-3)
+    assert phase_energies(run, "gpu0").energy_j[0] == pytest.approx(2 * float(joules), rel=5e-3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["printed", "run.h5", "run.h5.journal.gz"]
 
 
