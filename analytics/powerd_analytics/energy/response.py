@@ -124,8 +124,8 @@ def place_limit_ns(signal: Signal) -> float:
 
     A sensor that is no chip on a bus always has the same delay: all of it. A chip converts freely and is read at any
     moment of its cycle: half a cycle of ``centre_ns`` averages out, and what its clock and the renewing of its register
-    leave open does not. How long the cycle is follows from what ``centre_ns`` is made of (`docs/howto/board.md`): for a cycle
-    z, of which the window w is a part and the rest b is the bus voltage's, half a cycle, the clock's tolerance of
+    leave open does not. How long the cycle is follows from what ``centre_ns`` is made of (`docs/howto/board.md`): for a
+    cycle z, of which the window w is a part and the rest b is the bus voltage's, half a cycle, the clock's tolerance of
     what a code's age can be, and b where the register may be renewed earlier. The INA219's cycle is measured when its
     driver starts. Where the chip is not named, only what half a reading distance cannot be is shared.
     """
