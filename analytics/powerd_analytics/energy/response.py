@@ -76,12 +76,12 @@ class Response:
         at = np.asarray(t_s) + self.shift_s
         upto = np.concatenate([[0.0], np.cumsum(np.diff(cells.at_s) * watts)])
         if self.is_counter:
-            return np.asarray(np.diff(np.interp(at, cells.at_s, upto)) / np.diff(t_s))
+            return np.asarray(np.diff(_joules(cells, watts, upto, at)) / np.diff(t_s))
         level = _behind_low_pass(cells, watts, self.tau_s) if self.tau_s > 0 else None
         at = at + self.tau_s
         if self.window_s > 0:
             late, early = at + self.window_s / 2, at - self.window_s / 2
-            joules = np.interp(late, cells.at_s, upto) - np.interp(early, cells.at_s, upto)
+            joules = _joules(cells, watts, upto, late) - _joules(cells, watts, upto, early)
             if level is not None:
                 joules -= self.tau_s * (
                     self._low_passed(cells, watts, level, late) - self._low_passed(cells, watts, level, early)
@@ -98,7 +98,22 @@ class Response:
 
 
 def _cell(cells: Cells, t_s: Values) -> NDArray[np.intp]:
-    return np.clip(np.searchsorted(cells.at_s, t_s, "right") - 1, 0, len(cells.column) - 1)
+    """[n] the cell of each moment. Of many moments in order each cell is looked for, which are fewer."""
+    last = len(cells.column) - 1
+    if len(t_s) < len(cells.column):
+        return np.clip(np.searchsorted(cells.at_s, t_s, "right") - 1, 0, last)
+    first = np.searchsorted(t_s, cells.at_s[1:-1], "left")
+    return np.repeat(np.arange(last + 1), np.diff(first, prepend=0, append=len(t_s)))
+
+
+def _joules(cells: Cells, watts: Values, upto: Values, t_s: Values) -> Values:
+    """[n] joules from the first cell up to moments in order."""
+    i = _cell(cells, t_s)
+    into = np.clip(t_s, cells.at_s[0], cells.at_s[-1])
+    into -= cells.at_s[i]
+    into *= watts[i]
+    into += upto[i]
+    return np.asarray(into)
 
 
 def _behind_low_pass(cells: Cells, watts: Values, tau_s: float) -> Values:
