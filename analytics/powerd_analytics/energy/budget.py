@@ -59,8 +59,6 @@ KINDS = {
 """Shunt tolerance is a part of the gain: `powerd_core.model.Accuracy` does not keep them apart, and for steady voltages
 they act alike."""
 
-AT_A_TIME = 1 << 20
-"""Phases whose shapes are combined together."""
 LEAST_READINGS = 3
 """Fewer say nothing of how sure an energy is."""
 LIMIT = 0.5

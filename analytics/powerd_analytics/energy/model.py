@@ -76,8 +76,6 @@ class Residual:
     slow2: float
     length_s: float
     spacing_s: float
-    time: float
-    """Integrated correlation: readings that are worth one independent one."""
 
     @property
     def all2(self) -> float:
@@ -150,8 +148,6 @@ class LineModel:
     """Factor of the posterior's variance by what is correlated in the residual, and by `MISFIT`."""
     residual: Residual
     stretches: list[Stretch]
-    scale_w: float
-    """Standard deviation of a state's level beforehand."""
 
     @property
     def columns(self) -> int:
@@ -311,10 +307,10 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     covariance[:, :columns] *= np.sqrt(MISFIT)
     model = LineModel(
         signal, states, response, float(lag), values[:columns], covariance, misfit,
-        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9, time), stretches, scale,
+        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
     )  # fmt: skip
     left = [s.watts - model.seen(s.cells, s.t_s) for s in stretches]
-    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, time, problem.freedom)
+    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, problem.freedom)
     return model
 
 
@@ -531,17 +527,15 @@ def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]],
     return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
 
 
-def _residual(
-    left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, time: float, freedom: float
-) -> Residual:
+def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
     """The process of what is left over, from its correlation over one and two readings."""
     (c0, c1, c2), count = _autocovariance(left, good, 2)
     more = count / max(count - freedom, 0.25 * count, 1.0)
     c0, c1, c2 = (float(c) * more for c in (c0, c1, c2))
     if c0 <= 0:
-        return Residual(0.0, 0.0, spacing_s, spacing_s, time)
+        return Residual(0.0, 0.0, spacing_s, spacing_s)
     if c1 < STANDS_OUT * c0 / np.sqrt(count):
-        return Residual(c0, 0.0, spacing_s / 4, spacing_s, time)
+        return Residual(c0, 0.0, spacing_s / 4, spacing_s)
     kept = float(np.clip(c2 / c1, 0.05, 0.9999))
     slow = min(c1 / kept, c0)
-    return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s, time)
+    return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s)

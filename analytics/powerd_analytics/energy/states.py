@@ -40,8 +40,6 @@ class States:
     """[e] number of the state."""
     bin_ends_s: tuple[Values, ...]
     """For each state the ages [k] at which its bins end but the last one, which has no end."""
-    is_rest: NDArray[np.bool_]
-    """For each state."""
     lumped: int
     """Number of the state that stands for several rare ones, -1 for none."""
 
@@ -80,10 +78,8 @@ class States:
         length[1:-1] = np.diff(edge_ns) * 1e-9
         state, lumped = _most_common(state, length)
         numbers = int(state.max(initial=0)) + 1
-        is_rest = np.ones(numbers, bool)
-        is_rest[state[inner]] = False
         usual = _usual_length(state, length, numbers)
-        return cls(edge_ns, state.astype(np.int32), tuple(_bin_ends(x) for x in usual), is_rest, lumped)
+        return cls(edge_ns, state.astype(np.int32), tuple(_bin_ends(x) for x in usual), lumped)
 
     def cells(self, begin_ns: int, end_ns: int) -> Cells:
         """All cells between two moments, the first and the last cut there."""
