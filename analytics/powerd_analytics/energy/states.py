@@ -167,7 +167,7 @@ def _usual_length(state: NDArray[np.int64], length: Values, numbers: int) -> Val
 def _bin_ends(usual_s: float) -> Values:
     finest = max(FINEST_S, FINEST_SHARE * usual_s)
     eighths = np.arange(1, 8) / 8 * usual_s
-    early = EARLY_S[(EARLY_S >= finest) & (EARLY_S < 0.9 * usual_s)]
+    early = EARLY_S[(finest <= EARLY_S) & (0.9 * usual_s > EARLY_S)]
     last = early[-1] if len(early) else finest / GROWS
     late = last * GROWS ** np.arange(1, 16)
     late = late[late < 0.8 * eighths[0]]
