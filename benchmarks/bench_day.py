@@ -78,6 +78,7 @@ class Day:
                     super().connect()
                     day.bus, day.load = self.bus, self.load
                 assert day.bus is not None
+                day.bus.clock = self.start.clock
                 return day.bus, {}
 
         def opened(streams: tuple[Stream, ...], _devices: tuple[Device, ...]) -> None:

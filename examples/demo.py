@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from train_cnn import train
 from powerd_analytics import cli
 from powerd_client import Meter
 from powerd_core import PowerdError
+from powerd_daemon.peer import ask
 
 CONFIG = """\
 [server]
@@ -46,14 +47,16 @@ pid = {pid}
 
 
 @contextmanager
-def daemon(config: Path, socket: Path) -> Iterator[None]:
-    """`powerd run` with this configuration, from when it listens at the socket until the end of the block."""
+def daemon(config: Path, url: str) -> Iterator[None]:
+    """`powerd run` with this configuration, from when it answers at ``url`` until the end of the block."""
     process = subprocess.Popen([sys.executable, "-P", "-m", "powerd_daemon", "run", "--config", config, "--quiet"])
     try:
-        for _ in range(600):  # a minute: a busy machine takes longer than a Meter waits for an answer
-            if socket.exists() or process.poll() is not None:
+        for _ in range(60):  # a minute: a busy machine takes longer than a Meter waits for an answer
+            with suppress(PowerdError):
+                ask(url, "describe", 1000)
                 break
-            time.sleep(0.1)
+            if process.poll() is not None:
+                break
         yield
     finally:
         process.terminate()
@@ -79,7 +82,7 @@ def main() -> int:
             console.print(
                 f"[bold]1. powerd[/bold] starts with {config}: a simulated sensor board and a CPU power model"
             )
-            with daemon(config, Path(sockets, "powerd")):
+            with daemon(config, url):
                 record(args, url, console)
         show(args.directory, console)
     except PowerdError as error:

@@ -76,8 +76,9 @@ def part_of(progress: Progress, i: int, n: int, name: str) -> Progress:
 # -- repeats -----------------------------------------------------------------------------------------------------------
 
 CONFIGURATION = (
-    "kind", "host", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size", "machines", "device",
-    "device_name", "provenance", "power_cap_w", "attributes", "phase", "phase_path", "timing", "operations_per_sample",
+    "kind", "host", "program", "model", "batch_size", "gpus", "ranks", "rank_numbers", "world_size", "machines",
+    "device", "device_name", "provenance", "power_cap_w", "attributes", "phase", "phase_path", "timing",
+    "operations_per_sample",
 )  # fmt: skip
 """What must be the same for two runs to be repeats of one configuration; the clock is compared by `CLOCK_SHARE`."""
 BASIS = ("gflops_convention", "gflops_basis")
@@ -152,6 +153,11 @@ def _mean_record(same: Sequence[Record]) -> Record:
         return record
     is_phase = record["kind"] == "phase"
     name, time = joules_column(record), "s_per_batch" if is_phase else "time_s"
+    if others := sum(r[name] is None for r in same) % n:
+        # Joules of some runs beside the seconds of all would be a row of two populations.
+        record = _mean_record([r for r in same if r[name] is not None])
+        note = f"mean of {n - others} of {n} runs, the others have no joules"
+        return record | {"note": joined((record["note"], note))}
     notes = [joined(r["note"] for r in same)]
     record |= {c: joined(r[c] for r in same) or None for c in ("run", "path", "run_id", "created_utc", "method")}
     record |= {c: _mean(same, c) for c in _MEANS if c in record}
@@ -166,14 +172,11 @@ def _mean_record(same: Sequence[Record]) -> Record:
     record["samples_per_s"] = batch / seconds.value if has_rate and batch and seconds and seconds.value else None
     record |= dict.fromkeys(("j_per_batch", "energy_j", "power_w", "edp_js", *_U_JOULES))
     if (joules := _mean_of(same, name)) is not None:
-        if joules.count < n:
-            notes.append(f"mean of {joules.count} of {n} runs, the others have no figure")
         record |= {name: joules.value, "u95_j": joules.u95}
         record |= {"u_statistical_j": joules.u_statistical, "u_systematic_j": joules.u_systematic}
         if not is_phase and iterations and iterations[0]:
             record["j_per_batch"] = joules.value / iterations[0]
-        # Runs without joules must not bring their seconds into the power.
-        if length_s := _mean([r for r in same if r[name] is not None], time):
+        if length_s := _mean(same, time):
             record |= {"power_w": joules.value / length_s, "edp_js": edp_js(joules.value, length_s)}
         if "u95_j_per_training" in record:
             whole, u95 = number_of(record, "j_per_training"), joules.u95

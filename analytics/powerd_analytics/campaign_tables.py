@@ -39,6 +39,7 @@ from powerd_analytics.records import (
     number_of,
     value_in,
     where,
+    with_merits,
 )
 from powerd_analytics.table import is_number_cell
 from powerd_core.errors import AnalysisError, ConfigError
@@ -312,7 +313,7 @@ def _ratio(b: Figure, a: Figure) -> Figure:
 # -- the tables of the field -------------------------------------------------------------------------------------------
 
 _ALWAYS = ("model", "device", "gpus", "batch_size")
-_VARYING = ("host", "device_name", "power_cap_w", "clock_hz", "attributes", "timing")
+_VARYING = ("host", "program", "device_name", "power_cap_w", "clock_hz", "attributes", "timing")
 """Shown only where they tell rows apart."""
 _ORDER = ("model", "device_name", "device", "provenance", "host", "power_cap_w", "clock_hz", "gpus", "batch_size")
 
@@ -345,7 +346,7 @@ def field_tables(
               "samples_per_s", "gflops_per_w", "u95_gflops_per_w", "gflops_basis"]  # fmt: skip
     title = "Totals of the whole training" if is_whole else "Totals of what was recorded"
     of_totals = [r for r in means if r["kind"] == "total"]
-    every = with_factors(averaged(records), factors)
+    every = with_merits(with_factors(averaged(records), factors))
     names = list(dict.fromkeys([*COLUMNS, *(k for r in every for k in r)]))
     frames = [
         _long("time", "Time by phase", batches, time),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import hypot, inf, sqrt
 from pathlib import Path
 
@@ -28,11 +29,20 @@ from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.uncertainty import mean_of
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
 from powerd_analytics.jobs import merge_jobs
-from powerd_analytics.records import COLUMNS, Record, attributes_of, column, is_of_class, number_of, records_of
+from powerd_analytics.records import (
+    COLUMNS,
+    Record,
+    attributes_of,
+    column,
+    dimension,
+    is_of_class,
+    number_of,
+    records_of,
+)
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
 from powerd_analytics.table import is_number_cell, table_of
-from powerd_analytics.text import digits
+from powerd_analytics.text import first_of, with_u95
 from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
@@ -331,6 +341,10 @@ class Difference:
         return 100 * self.change / self.a.value if self.a.value else None
 
     @property
+    def u95_percent(self) -> float | None:
+        return 100 * self.u95 / abs(self.a.value) if self.a.value and self.u95 is not None else None
+
+    @property
     def is_distinguishable(self) -> bool:
         return self.p is not None and self.p < LEVEL
 
@@ -346,25 +360,71 @@ class Comparison:
     only_a: int
     only_b: int
     """Rows without a counterpart."""
+    ignored: tuple[str, ...] = ()
+    """Settings by which rows need not match: those that differ in them alone are repeats."""
 
 
-def compare(a: Sequence[Sample], b: Sequence[Sample]) -> Comparison:
+def compare(a: Sequence[Sample], b: Sequence[Sample], ignore: Sequence[str] = ()) -> Comparison:
     """Compare the phases and totals of two campaigns.
 
-    Rows match by phase and by every setting that varies within A or within B; a setting that is one in all of A and
-    another in all of B is what is compared. Measured, modelled and simulated joules are never compared with each other.
-    Raises `AnalysisError` when nothing matches.
+    Rows match by phase and by every setting that varies within A or within B, but for those to ``ignore``; a setting
+    that is one in all of A and another in all of B is what is compared. Measured, modelled and simulated joules are
+    never compared with each other. Raises `AnalysisError` when nothing matches, which says what differs.
     """
-    names, settings = _settings([s.record for s in a], [s.record for s in b])
+    every, settings = _settings([s.record for s in a], [s.record for s in b])
+    ignored = [_ignorable(name, [s.record for s in (*a, *b)]) for name in ignore]
+    names = tuple(name for name in every if name not in ignored)
     of_a, of_b = _by_key(a, names), _by_key(b, names)
     both = [key for key in of_a if key in of_b]
     differences = [_difference(key, figure, of_a[key], of_b[key]) for key in both for figure in FIGURES]
     rows = [d for d in differences if d is not None]
+    if not both:
+        raise AnalysisError(_nothing_in_common(a, b, names))
     if not rows:
-        what = "name, settings and provenance" if not both else "name that has joules or seconds on both sides"
-        raise AnalysisError(f"the two have nothing in common: no phase of the same {what}")
+        raise AnalysisError("the two have nothing in common: no phase of the same name has joules or seconds in both")
     rows = [replace(d, p=p) for d, p in zip(rows, holm([d.p for d in rows]), strict=True)]
-    return Comparison(names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both))
+    without = [name.removeprefix(_ATTRIBUTE) for name in ignored]
+    return Comparison(
+        names, tuple(rows), settings, len(of_a) - len(both), len(of_b) - len(both), tuple(dict.fromkeys(without))
+    )
+
+
+_KEPT = ("kind", "phase", "provenance")
+"""By which rows always match: another phase is another thing, and so is a joule that nobody measured."""
+
+
+def _ignorable(name: str, records: Sequence[Record]) -> str:
+    """The name to match by that is meant by one on the command line. Raises `AnalysisError` for one that stays."""
+    meant = dimension(name, records)
+    settings = ("phase_path", "timing", *_SETTINGS)
+    if meant in COLUMNS and meant not in settings:
+        raise AnalysisError(
+            f"--ignore {name}: it takes a setting ({', '.join(settings)}) or an attribute of the phases"
+        )
+    return meant if meant in COLUMNS else _ATTRIBUTE + meant
+
+
+def _nothing_in_common(a: Sequence[Sample], b: Sequence[Sample], names: Sequence[str]) -> str:
+    """What differs between the two, and which settings to ignore so that something is left to compare."""
+
+    def values(side: Sequence[Sample], name: str) -> str:
+        every = dict.fromkeys(_value(s.record, name) for s in side)
+        return first_of([_plain(name, v) for v in every if v is not None], ", ", 4) or "none"
+
+    differ = {n: (values(a, n), values(b, n)) for n in names if n not in ("kind", "phase_path")}
+    told = [
+        f"{n.removeprefix(_ATTRIBUTE)} {of_a} in A, {of_b} in B" for n, (of_a, of_b) in differ.items() if of_a != of_b
+    ]
+    free = [n for n in names if n not in _KEPT]
+    remedy = "nothing that can be ignored would change that"
+    for some in (some for count in range(1, len(free) + 1) for some in combinations(free, count)):
+        left = tuple(n for n in names if n not in some)
+        if _by_key(a, left).keys() & _by_key(b, left).keys():
+            options = " ".join(f"--ignore {n.removeprefix(_ATTRIBUTE)}" for n in some)
+            remedy = f"{options} compares them nonetheless"
+            break
+    what = "; ".join(told) or "the same names and settings, in other combinations"
+    return f"the two have nothing in common: {what}: {remedy}"
 
 
 def _settings(a: Sequence[Record], b: Sequence[Record]) -> tuple[tuple[str, ...], tuple[tuple[str, Cell, Cell], ...]]:
@@ -475,9 +535,10 @@ _FRAME = (
     Column("figure"),
     Column("a", "number", heading="A", sign="≥"),
     Column("b", "number", heading="B", sign="≥"),
-    Column("change", "number", heading="B - A"),
-    Column("u95_change", "number", heading="± U95", is_uncertainty=True),
-    Column("change_percent", "number", "%", heading="%"),
+    Column("change", "number", is_hidden=True),
+    Column("u95_change", "number", is_uncertainty=True, is_hidden=True),
+    Column("change_percent", "number", "%", heading="B - A %"),
+    Column("u95_change_percent", "number", "%", heading="± U95", is_uncertainty=True),
     Column("p", "number", "1", heading="p (Holm)", is_uncertainty=True),
     Column("verdict", heading=" "),
     Column("runs_a", "integer", "1", heading="runs A"),
@@ -490,20 +551,37 @@ _FRAME = (
 def comparison_frame(comparison: Comparison, label_a: str, label_b: str) -> pd.DataFrame:
     """One row for each figure, with its difference and what that means."""
     names = comparison.names
-    places = {tuple(d.key[names.index(n)] for n in ("phase", "phase_path")) for d in comparison.rows}
+    places = {
+        tuple(d.key[names.index(n)] for n in ("phase", "phase_path")) for d in comparison.rows if "phase_path" in names
+    }
     # The path only where the name alone would not tell.
     hidden = {"kind", "timing", "phase_path" if len({phase for phase, _ in places}) == len(places) else "phase"}
+    hidden -= {"phase"} if "phase_path" not in names else set()
     columns = [column(n) if n in COLUMNS else Column(n.removeprefix(_ATTRIBUTE)) for n in names]
-    columns = [replace(c, sign="", is_hidden=n in hidden) for n, c in zip(names, columns, strict=True)]
-    rows, bounds = [], []
+    columns = [*(replace(c, sign="", is_hidden=n in hidden) for n, c in zip(names, columns, strict=True)), *_FRAME]
+    rows: list[tuple[Cell, ...]] = []
+    bounds = []
     for i, d in enumerate(comparison.rows):
         key = ["all" if n.startswith("phase") and v is None else v for n, v in zip(names, d.key, strict=True)]
-        figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.p)
+        figures = (d.a.value, d.b.value, d.change, d.u95, d.change_percent, d.u95_percent, d.p)
         about = (verdict(d), d.a.runs, d.b.runs, d.repeats, d.is_same_sensor)
         rows.append((*key, column(d.figure).heading, *figures, *about))
         bounds += [(i, len(key) + k) for k, side in enumerate((d.a, d.b), 1) if side.is_lower_bound]
-    title = f"A = {label_a}, B = {label_b}"
-    return table_frame("compare", title, [*columns, *_FRAME], rows, words(comparison), bounds)
+    # What all rows have in common is said once, below them. Rows that nothing repeats say so in their verdict, and
+    # seconds have no sensor.
+    common, joules = [], [d.figure == "j_per_batch" for d in comparison.rows]
+    about_rows = {"repeats": [d.repeats != NOTHING for d in comparison.rows], "same_sensor": joules}
+    for k, c in enumerate(columns):
+        counts = about_rows.get(c.name, [True] * len(rows))
+        values = {row[k] for row, is_about in zip(rows, counts, strict=True) if is_about}
+        is_told = c.name in ("phase", "phase_path", "verdict") or (c.kind == "number" and k >= len(names))
+        if len(values) <= 1 and not is_told and not c.is_hidden:
+            if k < len(names) and (value := next(iter(values), None)) is not None:
+                common.append(str(value) if c.kind == "text" else f"{c.heading} {_plain(c.name, value)}")
+            columns[k] = replace(c, is_hidden=True)
+    finding, *others = words(comparison)
+    notes = [finding, *([f"All rows: {', '.join(common)}."] if common else []), *others]
+    return table_frame("compare", f"A = {label_a}, B = {label_b}", columns, rows, notes, bounds)
 
 
 def words(comparison: Comparison) -> list[str]:
@@ -525,6 +603,9 @@ def words(comparison: Comparison) -> list[str]:
         "Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.": (
             joules and not any(joules)
         ),
+        f"Ignored: {', '.join(comparison.ignored)}; rows that differ in nothing else are taken for repeats.": (
+            comparison.ignored
+        ),
         f"Without a counterpart: {comparison.only_a} rows of A, {comparison.only_b} of B.": (
             comparison.only_a or comparison.only_b
         ),
@@ -542,13 +623,14 @@ def _summary(tested: Sequence[Difference], comparison: Comparison) -> str:
     largest = max(clear, key=lambda d: abs(d.change_percent or 0.0))
     at = zip(comparison.names, largest.key, strict=True)
     place = " ".join(str(v) for n, v in at if n in ("model", "phase") and v is not None) or "all phases"
-    reach = f" ± {digits(100 * largest.u95 / abs(largest.a.value), 2)}" if largest.u95 and largest.a.value else ""
     sign = "+" if largest.change > 0 else ""
-    change = f"{column(largest.figure).heading} {sign}{digits(largest.change_percent, 3)}{reach} %"
+    change = (
+        f"{column(largest.figure).heading} {sign}{with_u95(largest.change_percent or 0.0, largest.u95_percent, '%')}"
+    )
     return f"{len(clear)} of {len(tested)} differences are distinguishable ({level}); the largest: {place}, {change}."
 
 
 def _plain(name: str, value: Cell) -> str:
     if value is None:
         return "not known"
-    return cell_text(name, float(value)) if is_number_cell(value) else str(value)
+    return cell_text(name, value) if is_number_cell(value) else str(value)

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 from html import escape
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import h5py
 import numpy as np
@@ -36,7 +36,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from powerd_analytics.terminal import NO_EDGE, print_unbroken
+from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
 from powerd_analytics.text import digits
 from powerd_client.recover import open_run
 from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
@@ -264,6 +264,33 @@ def write_parquet(frame: pd.DataFrame, path: Path) -> None:
     pq.write_table(arrow_table(columns_of(frame), frame.to_dict("records"), about), path)
 
 
+def write_rows(
+    columns: Sequence[Column], pieces: Iterable[Sequence[Mapping[str, Any]]], format: Literal["csv", "json", "parquet"],
+    target: TextIO | Path,
+) -> None:  # fmt: skip
+    """Rows that come in pieces, of which one is in memory: text to an open file, Parquet to a new one."""
+    if isinstance(target, Path):
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(target, arrow_schema(columns)) as writer:
+            for rows in pieces:
+                writer.write_table(arrow_table(columns, rows))
+        return
+    names = [c.name for c in columns]
+    table = csv.writer(target, lineterminator="\n")
+    if format == "csv":
+        table.writerow(names)
+        for rows in pieces:
+            table.writerows([csv_cell(row[name]) for name in names] for row in rows)
+        return
+    between = "["
+    for rows in pieces:
+        for row in rows:
+            target.write(between + "\n " + to_json_text({name: row[name] for name in names}, indent=None))
+            between = ","
+    target.write("[]\n" if between == "[" else "\n]\n")
+
+
 # -- people ------------------------------------------------------------------------------------------------------------
 
 
@@ -287,7 +314,8 @@ def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
         print_unbroken(table, console)
         console.width = width
         for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *frame.attrs["notes"]]:
-            console.print(f" {printable(note)}", markup=False, highlight=False)
+            text = f" {printable(note)}"
+            console.print(hanging(text, width) if console.is_terminal else text, markup=False, highlight=False)
         console.print()
 
 

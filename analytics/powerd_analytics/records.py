@@ -11,10 +11,13 @@ of a job (`powerd_analytics.jobs`). Their uncertainties follow two rules: `mean_
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from calendar import timegm
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import dropwhile
 from math import hypot, isclose, isfinite, sqrt
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
-from powerd_analytics.runs.phases import OPERATIONS, PhaseClass, kept
+from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
     Progress,
@@ -44,6 +47,7 @@ from powerd_analytics.table import (
     PhaseRow,
     PhaseTable,
     RankRow,
+    References,
     Row,
     RunRow,
     TotalRow,
@@ -51,6 +55,7 @@ from powerd_analytics.table import (
     group_key,
     is_number_cell,
     iterations_of,
+    merits,
     number,
     outermost,
     phase_table,
@@ -72,6 +77,7 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("run_id", "text", "", "the recording's own id"),
     ("created_utc", "text", "", "when it began, wall clock"),
     ("host", "text", "", "the machine that trained"),
+    ("program", "text", "", "the command without interpreter, folders, seeds and the run file's own name"),
     ("model", "text", "", "attribute of the phases"),
     ("batch_size", "number", "1", "attribute of the phases", "batch"),
     ("gpus", "integer", "1", "attribute of the phases, else GPUs that processes say they use, else ranks, else 1"),
@@ -110,6 +116,8 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("u95_j", "number", "J", "95 % interval of j_per_batch (phase) or energy_j (total, run)", "± U95 J"),
     ("u_statistical_j", "number", "J", "standard uncertainty of the same, what averages out"),
     ("u_systematic_j", "number", "J", "standard uncertainty of the same, what repeats share"),
+    ("sd_s", "number", "s", "spread of the single phases of a run: their standard deviation, no uncertainty", "sd s"),
+    ("sd_j", "number", "J", "the same of their joules, noise of the sensor included", "sd J"),
     ("power_w", "number", "W", "joules over seconds", "W", "≥"),
     ("samples_per_s", "number", "1/s", "batch_size over seconds", "samples/s"),
     ("time_s", "number", "s", "duration of the total or the run", "s"),
@@ -117,6 +125,8 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("edp_js", "number", "J s", "energy_j x time_s; of phases, j_per_batch x s_per_batch", "EDP (J s)", "≥"),
     ("operations_per_sample", "number", "1",
      "attribute of the phases: operations of one forward pass, one sample"),
+    ("operations_executed_per_sample", "number", "1",
+     "attribute of the phases: operations that forward and backward run for one sample"),
     ("gflops_per_w", "number", "1e9/J",
      "operations per joule / 1e9; where GPUs share a batch, of one GPU's share of them", "GFLOPS/W (paper)", "≤"),
     ("u_statistical_gflops_per_w", "number", "1e9/J", "standard uncertainty of that, what averages out"),
@@ -160,7 +170,7 @@ def column(name: str, heading: str = "") -> Column:
         currency = plain.removeprefix(COST).upper()
         found = Column(name, "number", currency, heading=currency, sign="≥")
     else:
-        every = COLUMNS | _DERIVED
+        every = COLUMNS | _DERIVED | MERITS
         found = every.get(name) or every.get(plain) or Column(name, "number")
     if plain != name and not found.is_uncertainty:
         found = replace(found, heading=f"± U95 {found.heading or plain}", sign="", is_uncertainty=True)
@@ -385,7 +395,7 @@ def summed_joules(parts: Sequence[Record], times: Sequence[float], devices: Sequ
 
 # -- groups of phases, and on what they ran ----------------------------------------------------------------------------
 
-_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS)
+_PROMOTED = ("model", "batch_size", "gpus", "device_name", "power_cap_w", "clock_hz", "clock_mhz", OPERATIONS, EXECUTED)
 """Attributes of phases that have columns of their own."""
 
 
@@ -514,7 +524,7 @@ def _of_training(run: Run, ranks: Ranks) -> Record:
         "world_size": ranks.world_size,
         "rank_numbers": json.dumps([r.rank for r in ranks.ranks]),
         "job_machines": int(machines) if machines.isascii() and machines.isdigit() else None,
-        "begin_unix_s": _begin_unix_s(run) if _is_part(ranks) else None,
+        "begin_unix_s": begin_unix_s(run) if _is_part(ranks) else None,
     }
 
 
@@ -552,7 +562,7 @@ def _seconds_by_rank(run: Run, ranks: Ranks, row: PhaseRow | TotalRow, labels: S
     return json.dumps(of_ranks)
 
 
-def _begin_unix_s(run: Run) -> float | None:
+def begin_unix_s(run: Run) -> float | None:
     """By the anchors of the wall clock, else by the second in which the recording was begun."""
     if (wall := wall_clock(run)) is not None:
         return float(wall.unix_ns(np.array([run.begin_ns]))[0]) * 1e-9
@@ -560,6 +570,24 @@ def _begin_unix_s(run: Run) -> float | None:
         return float(timegm(datetime.fromisoformat(str(run.attributes.get("created_utc"))).utctimetuple()))
     except ValueError:
         return None
+
+
+_INTERPRETER = re.compile(r"python[\d.]*(\.exe)?|-.*")
+_SEED = re.compile(r" \S*seed[= ]\S+", re.IGNORECASE)
+
+
+def program_of(command: Sequence[str], path: Path) -> str | None:
+    """Program and arguments, by which runs are repeats: the same whether `joules record` or a Meter wrote them down.
+
+    Without what differs between repeats: a seed, the name of the run file, the file by which a notebook is reached.
+    """
+    words = list(dropwhile(lambda word: _INTERPRETER.fullmatch(Path(word).name), command))
+    if not words:
+        return None
+    program = Path(words[0]).name.removesuffix(".py").rpartition(".")[2]
+    arguments = [word for word in words[1:] if Path(word.rpartition("=")[2]).stem != path.stem]
+    is_notebook = program == "ipykernel_launcher"
+    return "notebook" if is_notebook else _SEED.sub("", shlex.join([program, *arguments]))
 
 
 # -- records of a run --------------------------------------------------------------------------------------------------
@@ -593,6 +621,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
         "run_id": text_of(run.attributes.get("run_id")),
         "created_utc": text_of(run.attributes.get("created_utc")),
         "host": text_of(run.environment.get("host")),
+        "program": program_of(run.command, run.path),
         **_of_training(run, ranks),
     }
     rows: list[Row] = [*table.phases, *table.totals, *table.runs]
@@ -652,13 +681,14 @@ def _what_ran(run: Run, setting: Setting, device: str, group: Group) -> Record:
         "clock_hz": stated["clock_hz"] or setting.clock_hz(device, *span),
         "clock_set": stated["clock_hz"] is not None,
         "operations_per_sample": number(group.attributes, OPERATIONS),
+        "operations_executed_per_sample": number(group.attributes, EXECUTED),
     }
 
 
 _SAME_NAMES = (
     "phase", "timing", "method", "iterations", "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j",
     "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j", "edp_js", "phases_j", "rest_j", "residual_j",
-    "missing_s", "ranks_counted", "is_lower_bound", "note", "provenance",
+    "missing_s", "ranks_counted", "is_lower_bound", "note", "provenance", "sd_s", "sd_j",
 )  # fmt: skip
 """Columns that a row of the table has under the same name."""
 
@@ -682,7 +712,7 @@ def _figures(row: Row, group: Group) -> Record:
     energy = row.energy_j
     if isinstance(row, RunRow):
         return record | {"kind": "run", "edp_js": edp_js(energy, row.time_s) if energy is not None else None}
-    n, gflops = row.iterations, row.gflops_per_w_paper
+    n, gflops = 0 if row.is_mixed else row.iterations, row.gflops_per_w_paper
     return record | {
         "kind": "total",
         "s_per_batch": row.time_s / n if n else None,
@@ -709,6 +739,44 @@ def _u_gflops(record: Record, row: Row, table: PhaseTable) -> Record:
         ),
         "u_systematic_gflops_per_w": float(gflops * sum(r.u_systematic_j or 0.0 for r in phases) / joules),
     }
+
+
+MERITS = {
+    c.name: c
+    for c in (
+        Column("j_per_sample", "number", "J", "j_per_batch over batch_size"),
+        Column("samples_per_j", "number", "1/J", "one over that"),
+        Column("ed2p_js2", "number", "J s2", "energy_j x time_s²; of phases, of their means"),
+        Column(
+            "eds", "number", "1", "of totals: energy-delay sum of a sample, k = 2, 1 at the first of the same model"
+        ),
+        Column("gflops_per_w_executed", "number", "1e9/J", "gflops_per_w by the operations that are executed"),
+    )
+}
+"""What `with_merits` adds."""
+
+
+def with_merits(records: Sequence[Record]) -> list[Record]:
+    """Records with the figures of merit that follow from their joules and seconds, however they were added up; of what
+    was added up there is no spread of single phases."""
+    references: References = {}
+    rows = []
+    for r in records:
+        is_total, n = r["kind"] == "total", number_of(r, "iterations") or 0.0
+        per_batch = ("j_per_batch", "s_per_batch") if r["kind"] == "phase" else ("energy_j", "time_s")
+        joules, length_s = (number_of(r, name) for name in per_batch)
+        samples = (number_of(r, "batch_size") or 0.0) * (n if is_total else 1) if r["j_per_batch"] is not None else None
+        key = (r["model"], r["device"], r["provenance"]) if is_total else ()
+        own: Record = {**merits(joules, length_s, samples, key, references), "gflops_per_w_executed": None}
+        gflops, paper, executed = (
+            number_of(r, name) for name in ("gflops_per_w", "operations_per_sample", "operations_executed_per_sample")
+        )
+        if gflops and paper and executed and is_total:
+            own["gflops_per_w_executed"] = gflops * executed / (2 * paper)  # the paper counts two passes
+        if r.get("runs", 1) != 1 or r["machines"] is not None or "+" in str(r["device"]):
+            own |= {"sd_s": None, "sd_j": None}
+        rows.append(r | own)
+    return rows
 
 
 def _u_mean_s(run: Run, labels: Sequence[int]) -> float | None:

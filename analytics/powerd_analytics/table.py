@@ -48,7 +48,7 @@ from powerd_analytics.energy.reasons import (
     usable,
     without_readings,
 )
-from powerd_analytics.energy.rest import Given, merged, overlapping, rest_energy_j, whole_of
+from powerd_analytics.energy.rest import Given, bounded_sum, merged, overlapping, rest_energy_j, whole_of
 from powerd_analytics.energy.uncertainty import (
     COVERAGE_FACTOR,
     MEAN_COLUMNS,
@@ -61,8 +61,8 @@ from powerd_analytics.export import Cell, Column, is_number, table_frame
 from powerd_analytics.folding.design import PhaseSequence
 from powerd_analytics.folding.fold import Folded, fold
 from powerd_analytics.idle import IdleRow, idle_of
-from powerd_analytics.metrics import edp_js, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.phases import OPERATIONS, as_range, identity, kept, pieces
+from powerd_analytics.metrics import J_PER_KWH, ed2p_js2, edp_js, eds, gflops_per_w, gflops_per_w_paper, mean_power_w
+from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, Phases, as_range, identity, kept, pieces
 from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import load_bounded
@@ -78,8 +78,10 @@ MOST_KINDS = 12
 _MISSING = 0.05
 """Share of the phases' time without readings above which nothing is folded."""
 UNSURE = "too few readings to tell how sure that is"
+TOO_SHORT = "too short for the sensor one by one: within what it showed at least and at most"
 
 INTEGRAL, FOLDED = "integral", "folded"
+MODELLED = "modelled"
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
 LAYER = "layer"
@@ -113,6 +115,10 @@ class PhaseRow:
     """The most that missing readings can have moved the mean; part of ``u_systematic_j``. Clipped ones apart."""
     is_lower_bound: bool
     note: str
+    sd_s: float | None = None
+    sd_j: float | None = None
+    """Spread of the single phases: their standard deviation, noise of the sensor included. It is no uncertainty of the
+    mean, and None where single phases have no joules."""
     ranks: int = 1
     """Ranks that share the device: joules and watts are then the mean of one rank's share."""
     method: str = INTEGRAL
@@ -143,8 +149,10 @@ class TotalRow:
     samples_per_s: float | None
     gflops_per_w_paper: float | None
     """Forward and backward each count the model's operations once (Castro et al.)."""
+    gflops_per_w_executed: float | None
+    """Of the operations that forward and backward really run, where the phases' attribute `EXECUTED` says them."""
     gflops_basis: str
-    """Whose joules that figure divides by: ``forward+backward`` or ``iteration``; one for all groups of a device."""
+    """Whose joules these figures divide by: ``forward+backward`` or ``iteration``; one for all groups of a device."""
     rest_j: float | None
     """Energy between the group's resolvable innermost phases."""
     residual_j: float | None
@@ -152,6 +160,8 @@ class TotalRow:
     missing_s: float
     is_lower_bound: bool
     note: str
+    is_mixed: bool = False
+    """Phases of different kinds and numbers, none of them an iteration: there is no figure of one batch."""
     ranks_counted: int = 1
     """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
 
@@ -188,6 +198,7 @@ class RankRow:
     busy_s: float
     """In its outermost phases, each second once."""
     energy_j: float | None
+    u95_j: float | None
     phases_j: float | None
     """In its outermost phases; those that run beside others are left out."""
     rest_j: float | None
@@ -205,6 +216,8 @@ class JobRow:
     ranks: int
     energy_j: float | None
     """Sum over the ranks; None where one of the devices has no readings."""
+    u95_j: float | None
+    """Different devices are off independently of each other."""
     devices_j: float | None
     """Sum over the devices, each once."""
     residual_j: float | None
@@ -265,13 +278,20 @@ def number(attributes: Mapping[str, object], name: str) -> float | None:
 
 
 def iterations_of(run: Run, labels: Sequence[int]) -> int:
-    """Iterations among phases of these classes: those called so, else forward passes, else the commonest phase."""
-    p = run.phases
-    ended = {i: int(np.sum((p.label == i) & ~p.cut)) for i in labels}
+    """Iterations among phases of these classes, `iteration_labels`."""
+    return max((_ended(run, i) for i in iteration_labels(run, labels)), default=0)
+
+
+def iteration_labels(run: Run, labels: Sequence[int]) -> list[int]:
+    """The classes that are iterations: those called so, else forward passes, else the commonest phase."""
     for name in (ITERATION, "forward"):
-        if named := [count for i, count in ended.items() if p.classes[i].name == name]:
-            return max(named)
-    return max(ended.values(), default=0)
+        if named := [i for i in labels if run.phases.classes[i].name == name]:
+            return named
+    return [max(labels, key=lambda i: _ended(run, i))] if labels else []
+
+
+def _ended(run: Run, label: int) -> int:
+    return int(np.sum((run.phases.label == label) & ~run.phases.cut))
 
 
 def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
@@ -304,6 +324,13 @@ def group_line(group: Mapping[str, Any]) -> str:
     return group_text(group, "").replace("\n", ", ")
 
 
+def common_settings(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all groups that have attributes agree in, but for the batch size and the layer."""
+    named = [g for g in groups if g and LAYER not in g]
+    every = named[0].items() if named else ()
+    return {k: v for k, v in every if k != "batch_size" and all(k in g and g[k] == v for g in named)}
+
+
 def quoted(value: Any) -> str:
     """An attribute for people; a text that reads like a number is another value than the number, and in quotes."""
     return f'"{value}"' if isinstance(value, str) and is_number(value) else str(value)
@@ -311,7 +338,7 @@ def quoted(value: Any) -> str:
 
 _LEAST = {"batch_size": 1.0} | dict.fromkeys(
     ("power_cap_w", "clock_hz", "clock_mhz", "gpus", "ranks", "world_size", "machines", "epochs", "iterations",
-     "samples", "dataset_size", OPERATIONS), 0.0)  # fmt: skip
+     "samples", "dataset_size", OPERATIONS, EXECUTED), 0.0)  # fmt: skip
 """Attributes of phases that are figures by definition, and the least that they can be."""
 _WHOLE = ("gpus", "ranks", "world_size", "machines")
 
@@ -389,8 +416,8 @@ def table_of(
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
         tracks = ranks.tracks(run)
-        seen = _Seen(run, part, _energies_by_rank(run, part, tracks), tracks, sharing)
-        of_groups: list[tuple[TotalRow, dict[str, float]]] = []
+        seen = _Seen(run, part, energies_by_rank(run, part, tracks), tracks, sharing)
+        of_groups: list[tuple[TotalRow, _Efficiency]] = []
         for labels in groups(run).values():
             rows = _phase_rows(seen, labels)
             if is_folded:
@@ -405,7 +432,7 @@ def table_of(
     return PhaseTable(tuple(phases), tuple(totals), tuple(runs), ranks=tuple(of_ranks), jobs=tuple(jobs))
 
 
-def _energies_by_rank(run: Run, part: Part, tracks: NDArray[np.int32]) -> PhaseColumns:
+def energies_by_rank(run: Run, part: Part, tracks: NDArray[np.int32]) -> PhaseColumns:
     """Energies of all phases at the device's whole power, each rank's phases by themselves.
 
     What the edges of a kind of phase have in common is learnt from its repeats; the same phases in another rank, seen
@@ -484,9 +511,15 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         samples_per_s=batch / s_mean if batch and s_mean else None,
         missing_s=float(columns.missing_s[ended].sum()),
         off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) / ranks if used.any() else 0.0,
+        sd_s=_spread(columns.duration_s[ended]),
+        sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
         note=_joined(shares, note, clip.note(has_number=mean is not None)),
         ranks=ranks,
     )
+
+
+def _spread(values: NDArray[np.float64]) -> float | None:
+    return known(float(np.std(values, ddof=1)), float(np.mean(values))) if len(values) > 1 else None
 
 
 def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[str, Any]:
@@ -583,7 +616,9 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     edges = merged(p.begin_ns[together], p.end_ns[together])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
     time_s, cut = whole.duration_s, int(np.sum(p.cut & outer))
-    total = without_rounding(whole.energy) if whole.is_resolvable and whole.missing_s <= 0.5 * time_s else None
+    total = whole.energy if whole.is_resolvable else bounded_sum(part, *edges)
+    # Where all readings are missing, 0 J would be no energy.
+    total = without_rounding(total) if total and whole.missing_s < time_s * (1 - 1e-9) else None
     ranks, counted = seen.sharing(labels), 1
     if ranks > 1:  # a rank that marks nothing has no part in the iterations
         counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))
@@ -592,6 +627,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         notes = [no_energy(part, whole.mostly_missing, whole.missing_s, time_s), clip.note(has_number=False)]
     else:
         notes = [f"{cut} cut off, counted up to there"] if cut else []
+        notes += [] if whole.is_resolvable else [TOO_SHORT]
         if whole.missing_s > 1e-3 * time_s:
             notes.append(without_readings(whole.missing_s, whole.off_by_j, clip))
         notes.append(clip.note(has_number=True))
@@ -601,6 +637,10 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_j, residual_j, note = _balance(seen, labels, rows, outer, edges, total.energy_j)
         notes.append(note)
     batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
+    is_mixed = _is_mixed(p, labels, outer)
+    if is_mixed and batch:
+        notes.append("no figures of a batch: phases of different kinds and numbers, and none is an iteration")
+        batch = None
     return TotalRow(
         group=dict(kind.group),
         device=part.device,
@@ -608,18 +648,29 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         iterations=iterations,
         time_s=time_s,
         energy_j=total.energy_j if total else None,
-        **_uncertainties(total, clip, known(whole.energy.u95_j, total.energy_j) if total else 0.0),
+        **_uncertainties(total, clip, known(total.u95_j, total.energy_j) if total else 0.0),
         power_w=mean_power_w(total.energy_j, time_s) if total and time_s > 0 else None,
         edp_js=edp_js(total.energy_j, time_s) if total else None,
         samples_per_s=iterations * batch / time_s if batch and iterations and time_s > 0 else None,
         gflops_per_w_paper=None,
+        gflops_per_w_executed=None,
         gflops_basis="",
         rest_j=rest_j,
         residual_j=residual_j,
         missing_s=whole.missing_s,
         note=_joined(*notes),
+        is_mixed=is_mixed,
         ranks_counted=counted,
     )
+
+
+def _is_mixed(p: Phases, labels: Sequence[int], outer: NDArray[np.bool_]) -> bool:
+    """Whether a group's joules are those of several kinds, of which one comes more often than another."""
+    if any(p.classes[i].name in (ITERATION, "forward") for i in labels):
+        return False
+    counts = [int(np.sum((p.label == i) & outer)) for i in labels]
+    # The last of them may have been cut off before the others.
+    return bool(counts) and max(counts) - min((n for n in counts if n), default=0) > 1
 
 
 def _balance(
@@ -656,36 +707,48 @@ def _balance(
     return rest_j / ranks, total_j - (phases_j + rest_j) / ranks, ""
 
 
+_Efficiency = dict[str, tuple[float | None, float | None]]
+
+
 def _is_integral(row: PhaseRow) -> bool:
     return row.is_resolvable and row.method == INTEGRAL
 
 
-def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> dict[str, float]:
-    """GFLOPS/W of a group by the phases whose joules it divides by."""
+def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> _Efficiency:
+    """GFLOPS/W of a group, as the paper counts and as executed, by the phases whose joules it divides by."""
     classes = seen.run.phases.classes
-    operations = next((v for i in labels if (v := number(classes[i].attributes, OPERATIONS))), None)
+    operations, executed = (
+        next((v for i in labels if (v := number(classes[i].attributes, name))), None) for name in (OPERATIONS, EXECUTED)
+    )
     batch = number(classes[labels[0]].attributes, "batch_size")
     passes = {classes[i].name: i for i in labels if classes[i].name in ("forward", "backward")}
-    if not (operations and batch and passes):
+    if not ((operations or executed) and batch and passes):
         return {}
-    figures: dict[str, float] = {}
+
+    def figures(j_per_batch: float) -> tuple[float | None, float | None]:
+        paper = gflops_per_w_paper(operations, batch, len(passes), j_per_batch) if operations and batch else None
+        return paper, gflops_per_w(executed * batch, j_per_batch) if executed and batch and len(passes) == 2 else None
+
+    by_basis: _Efficiency = {}
     # A folded figure is by far less sure than that of the iterations around it.
     joules = [rows[i].j_per_batch or 0.0 if i in rows and _is_integral(rows[i]) else 0.0 for i in passes.values()]
     if all(j > 0 for j in joules):
-        figures[FORWARD_BACKWARD] = gflops_per_w_paper(operations, batch, len(passes), sum(joules))
+        by_basis[FORWARD_BACKWARD] = figures(sum(joules))
     for i in labels:
         if classes[i].name == ITERATION and i in rows and (j := rows[i].j_per_batch):
-            figures[ITERATION] = gflops_per_w_paper(operations, batch, len(passes), j)
-    return figures
+            by_basis[ITERATION] = figures(j)
+    return by_basis
 
 
-def _on_one_basis(rows: Sequence[tuple[TotalRow, dict[str, float]]]) -> list[TotalRow]:
+def _on_one_basis(rows: Sequence[tuple[TotalRow, _Efficiency]]) -> list[TotalRow]:
     """Give every row its GFLOPS/W, on the same basis for a whole device: figures on different ones do not compare."""
     has_passes = all(FORWARD_BACKWARD in figures for _, figures in rows if figures)
     basis = FORWARD_BACKWARD if has_passes else ITERATION
     return [
-        replace(row, gflops_per_w_paper=figures[basis], gflops_basis=basis) if basis in figures else row
-        for row, figures in rows
+        replace(row, gflops_per_w_paper=by[basis][0], gflops_per_w_executed=by[basis][1], gflops_basis=basis)
+        if basis in by
+        else row
+        for row, by in rows
     ]
 
 
@@ -701,20 +764,23 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     energy_j = float(whole.linear_j[0]) if not silent else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
     phases_j = rest_j = residual_j = None
-    top = (p.parent < 0) & seen.columns.resolvable
-    if top.any() and energy_j is not None:
-        together = as_range(top)
-        edges = merged(p.begin_ns[together], p.end_ns[together])
+    together, bounded = as_range(p.parent < 0), None
+    edges = merged(p.begin_ns[together], p.end_ns[together])
+    if len(edges[0]) and energy_j is not None:
         cover = whole_of(part, *edges, is_given=True)
         if cover.is_resolvable:
             phases_j = cover.energy.energy_j
             rest_j = rest_energy_j(part, (begin, end), edges, cover.given)
             residual_j = energy_j - phases_j - rest_j
+        elif (bounded := bounded_sum(part, *edges)) is not None:
+            phases_j, residual_j = bounded.energy_j, 0.0
+            rest_j = energy_j - phases_j
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
+    notes += [] if bounded is None else [f"phases ± {digits(bounded.u95_j, 2)} J, {TOO_SHORT}"]
     notes += ["used by no rank"] if is_unused else []
     notes += _gap_notes(run, part)
     if unordered := sum(s.unordered for s in part.signals):
@@ -811,6 +877,10 @@ def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRo
         edges = np.array([run.begin_ns]), np.array([run.end_ns])
         rest_j = rest_energy_j(part, edges, (begin, end), cover) / sharing
         residual_j = energy_j - phases_j - rest_j
+    elif (bounded := bounded_sum(part, begin, end)) is not None:
+        phases_j, residual_j = bounded.energy_j / sharing, 0.0
+        rest_j = energy_j - phases_j
+        note = f"phases ± {digits(bounded.u95_j / sharing, 2)} J, {TOO_SHORT}"
     else:
         note = not_resolvable(part, cover, np.ones(len(begin), bool))
     return RankRow(
@@ -820,6 +890,7 @@ def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRo
         ranks=sharing,
         busy_s=float((busy_end - busy_begin).sum()) * 1e-9,
         energy_j=energy_j,
+        u95_j=whole.u95_j / sharing if whole.u95_j is not None else None,
         phases_j=phases_j,
         rest_j=rest_j,
         residual_j=residual_j,
@@ -851,7 +922,7 @@ def _job_rows(run: Run, ranks: Ranks, rows: Sequence[RankRow], runs: Sequence[Ru
 def _job_row(members: list[RunRow], rows: Sequence[RankRow], missing: str) -> JobRow:
     names, provenance = [m.device for m in members], members[0].provenance
     own = [r for r in rows if r.device in names and r.provenance == provenance]
-    silent = [m.device for m in members if m.energy_j is None]
+    silent, u95_j = [m.device for m in members if m.energy_j is None], [m.u95_j for m in members]
     note, ranks_j, devices_j = "", None, None
     if silent:  # a sum without one of its devices would pass for the whole
         note = f"not resolvable: no readings of {', '.join(silent)}"
@@ -863,6 +934,7 @@ def _job_row(members: list[RunRow], rows: Sequence[RankRow], missing: str) -> Jo
         provenance=provenance,
         ranks=len({r.rank for r in own}),
         energy_j=ranks_j,
+        u95_j=None if silent or None in u95_j else float(np.hypot.reduce([u for u in u95_j if u is not None])),
         devices_j=devices_j,
         residual_j=devices_j - ranks_j if devices_j is not None and ranks_j is not None else None,
         is_lower_bound=is_lower_bound,
@@ -876,7 +948,8 @@ CSV_COLUMNS = (
     "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations", "s_per_batch",
     "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s", "time_s", "energy_j",
     "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j", "missing_s", "off_by_j",
-    "is_lower_bound", "method", "note",
+    "is_lower_bound", "method", "note", "sd_s", "sd_j", "j_per_sample", "samples_per_j", "ed2p_js2", "eds",
+    "gflops_per_w_executed",
 )  # fmt: skip
 """Columns of every CSV and JSON row, in this order; further attributes of the phases follow as ``attribute_NAME``, then
 those of ranks, jobs and idle power. ``table`` is ``phase``, ``total``, ``run``, ``rank`` or ``job``. A cell without a
@@ -888,6 +961,7 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
     """All rows as dicts with the same keys."""
     attributes: dict[str, None] = {}
     rows: list[dict[str, Any]] = []
+    references: References = {}
     every: list[Row] = [*table.phases, *table.totals, *table.runs]
     for row in every:
         group = dict(getattr(row, "group", {}))
@@ -895,14 +969,44 @@ def records(table: PhaseTable) -> list[dict[str, Any]]:
         attributes |= dict.fromkeys(group)
         own = {f.name: getattr(row, f.name) for f in fields(row) if f.name in CSV_COLUMNS}
         kind = {PhaseRow: "phase", TotalRow: "total", RunRow: "run"}[type(row)]
-        rows.append({**own, **group, "table": kind, **(_idle_cells(row, table.idle) if table.idle else {})})
+        idle = above_idle(row, table.idle) if table.idle else {}
+        rows.append({**own, **group, "table": kind, **_merits(row, references), **idle})
     rows += [{"table": "rank", **asdict(row)} for row in table.ranks]
     rows += [{"table": "job", **asdict(row), "devices": " ".join(row.devices)} for row in table.jobs]
     names = dict.fromkeys([*CSV_COLUMNS, *attributes, *(name for row in rows for name in row)])
     return [dict.fromkeys(names) | row for row in rows]
 
 
-def _idle_cells(row: Row, idle: Sequence[IdleRow]) -> dict[str, Any]:
+References = dict[tuple[Any, ...], tuple[float, float]]
+"""Joules and seconds of a sample in the first group of a device and model."""
+
+
+def merits(
+    joules: float | None, length_s: float | None, samples: float | None, key: tuple[Any, ...], references: References
+) -> dict[str, float | None]:
+    """Figures of merit of joules and seconds; the energy-delay sum (k = 2) is against the first row of a ``key``."""
+    cells: dict[str, float | None] = dict.fromkeys(("j_per_sample", "samples_per_j", "ed2p_js2", "eds"))
+    if joules is None or not length_s:
+        return cells
+    cells["ed2p_js2"] = ed2p_js2(joules, length_s)
+    if samples and joules > 0:
+        each = joules / samples, length_s / samples
+        cells |= {"j_per_sample": each[0], "samples_per_j": 1 / each[0]}
+        cells["eds"] = eds(*each, *references.setdefault(key, each)) if key else None
+    return cells
+
+
+def _merits(row: Row, references: References) -> dict[str, float | None]:
+    batch = number(getattr(row, "group", {}), "batch_size")
+    if isinstance(row, PhaseRow):
+        return merits(row.j_per_batch, row.s_per_batch, batch, (), references)
+    if isinstance(row, RunRow) or row.is_mixed or not batch:
+        return merits(row.energy_j, row.time_s, None, (), references)
+    key = (row.device, row.provenance, identity(row.group.get("model")))
+    return merits(row.energy_j, row.time_s, batch * row.iterations, key, references)
+
+
+def above_idle(row: Row, idle: Sequence[IdleRow]) -> dict[str, Any]:
     """Idle power of a row's device, and what of its joules (a mean phase, a group, the run) is above that.
 
     The uncertainties of the two are taken as independent. They share the sensor's gain and zero, which partly cancel,
@@ -947,8 +1051,14 @@ _SHOWN = {
     "j_per_batch": Column("J/batch", "number", "J", **_LEAST_J), "energy_j": Column("J", "number", "J", **_LEAST_J),
     "ranks_j": Column("ranks J", "number", "J", **_LEAST_J), "joules": Column("J", "number", "J", sign="≥"),
     "devices_j": Column("devices J", "number", "J", **_LEAST_J),
-    "u95_j": Column("± U95", "number", "J", is_uncertainty=True), "power_w": Column("W", "number", "W", sign="≥"),
-    "edp_js": Column("EDP (J s)", "number", "J s", sign="≥"), "samples_per_s": Column("samples/s", "number", "1/s"),
+    "u95_j": Column("± U95", "number", "J", is_uncertainty=True), "energy_wh": Column("Wh", "number", "Wh", sign="≥"),
+    "sd_j": Column("sd J", "number", "J", is_uncertainty=True), "eds": Column("EDS", "number", "1", sign="≥"),
+    "sd_s": Column("sd s", "number", "s", is_uncertainty=True), "power_w": Column("W", "number", "W", sign="≥"),
+    "j_per_sample": Column("J/sample", "number", "J", sign="≥"), "samples_per_s": Column("samples/s", "number", "1/s"),
+    "samples_per_j": Column("samples/J", "number", "1/J", sign="≤"),
+    "edp_js": Column("EDP (J s)", "number", "J s", sign="≥"),
+    "ed2p_js2": Column("ED2P (J s²)", "number", "J s2", sign="≥"),
+    "gflops_per_w_executed": Column("GFLOPS/W (executed)", "number", "1e9/J", sign="≤"),
     "gflops_per_w_paper": Column("GFLOPS/W (paper)", "number", "1e9/J", sign="≤"),
     "phases_j": Column("phases J", "number", "J", sign="≥"), "rest_j": Column("rest J", "number", "J", sign="≥"),
     "residual_j": Column("residual J", "number", "J", is_uncertainty=True),
@@ -958,15 +1068,16 @@ _SHOWN = {
     "above_idle_u95_j": Column("± U95 above idle", "number", "J", is_uncertainty=True),
 }  # fmt: skip
 _TABLES = (
-    ("phases", "Phases", ("phase",), ("phase", "device", "iterations", "s_per_batch", "j_per_batch", "u95_j", "power_w",
-      "samples_per_s", "is_lower_bound", "note")),
-    ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "power_w", "edp_js",
-      "samples_per_s", "gflops_per_w_paper", "rest_j", "residual_j", "is_lower_bound", "note")),
-    ("run", "Run: phases + rest + residual = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "power_w",
-      "phases_j", "rest_j", "residual_j", "residual_percent", "is_lower_bound", "note")),
-    ("ranks", "Ranks", ("rank",), ("rank", "device", "busy_s", "energy_j", "phases_j", "rest_j", "residual_j",
+    ("phases", "Phases", ("phase",), ("phase", "device", "iterations", "s_per_batch", "sd_s", "j_per_batch", "u95_j",
+      "sd_j", "power_w", "samples_per_s", "j_per_sample", "samples_per_j", "is_lower_bound", "note")),
+    ("totals", "Totals", ("total",), ("device", "iterations", "time_s", "energy_j", "u95_j", "energy_wh", "power_w",
+      "edp_js", "ed2p_js2", "eds", "samples_per_s", "j_per_sample", "samples_per_j", "gflops_per_w_paper",
+      "gflops_per_w_executed", "rest_j", "residual_j", "is_lower_bound", "note")),
+    ("run", "Run: phases + rest + residual = whole", ("run",), ("device", "time_s", "energy_j", "u95_j", "energy_wh",
+      "power_w", "phases_j", "rest_j", "residual_j", "residual_percent", "is_lower_bound", "note")),
+    ("ranks", "Ranks", ("rank",), ("rank", "device", "busy_s", "energy_j", "u95_j", "phases_j", "rest_j", "residual_j",
       "is_lower_bound", "note")),
-    ("job", "Job: all ranks = devices", ("job",), ("device", "ranks", "ranks_j", "devices_j", "residual_j",
+    ("job", "Job: all ranks = devices", ("job",), ("device", "ranks", "ranks_j", "u95_j", "devices_j", "residual_j",
       "is_lower_bound", "note")),
     ("above_idle", "Above idle, beside the whole", ("phase", "total", "run"), ("what", "device", "joules", "idle_w",
       "idle_j", "above_idle_j", "above_idle_u95_j", "is_lower_bound", "idle_note")),
@@ -975,9 +1086,11 @@ _TABLES = (
 
 
 def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
-    """The parts of a run's table that have rows, for people; empty columns are left out when they are shown."""
-    rows = records(table)
-    settings = sorted(n for n in (rows[0] if rows else ()) if n.startswith(_ATTRIBUTE))
+    """The parts of a run's table that have rows, for people; empty columns are left out when they are shown. Layers are
+    a matter of `joules layers`."""
+    every = records(table)
+    rows = [r for r in every if r.get(f"{_ATTRIBUTE}{LAYER}") is None]
+    settings = sorted(n for n in (rows[0] if rows else ()) if n.startswith(_ATTRIBUTE) and n != f"{_ATTRIBUTE}{LAYER}")
     settings = ["model", "batch_size", *settings]
     frames = []
     for name, title, kinds, shown in _TABLES:
@@ -992,7 +1105,7 @@ def table_frames(table: PhaseTable) -> list[pd.DataFrame]:
             frames.append(table_frame(name, title, [*columns, *(_SHOWN[n] for n in shown)], lines))
             frames[-1].attrs["separator"] = "\n"
     if frames:
-        meaning = "± U95: half of the 95 % interval, in joules"
+        meaning = "± U95: half of the 95 % interval, in joules; sd: spread of the single phases"
         if any(row.gflops_per_w_paper is not None for row in table.totals):
             meaning += "; GFLOPS/W (paper): forward and backward count the model's operations once each"
         frames[-1].attrs["notes"].append(f"{meaning}.")
@@ -1007,6 +1120,8 @@ def _cell(row: Mapping[str, Any], name: str) -> Cell:
         return {"phase": f"{row['phase']} (mean)", "total": "all of the group", "run": "run"}[row["table"]]
     if name == "joules":
         return float(row["idle_j"] + row["above_idle_j"])
+    if name == "energy_wh":
+        return None if row["energy_j"] is None else float(row["energy_j"] * 1e3 / J_PER_KWH)
     if name == "residual_percent":
         return 100 * row["residual_j"] / row["energy_j"] if row["residual_j"] is not None and row["energy_j"] else None
     if name == "note":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from textwrap import fill
 from types import TracebackType
 
 from rich.cells import cell_len
@@ -11,6 +12,8 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+
+from powerd_core.text import printable
 
 NO_EDGE = 100_000
 """A width for measuring what does not fold."""
@@ -49,6 +52,19 @@ class LateProgress:
     def part(self, begin: float, end: float) -> Callable[[float, str], None]:
         """The same for work that is the stretch from ``begin`` to ``end`` of the whole."""
         return lambda share, text: self(begin + (end - begin) * share, text)
+
+
+def hanging(line: str, width: int) -> str:
+    """A line folded at the width, its further lines indented below the first; words stay whole."""
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Lines of text that name what others named, folded on a terminal and whole in a file or a pipe."""
+    console = Console()
+    for line in map(printable, lines):
+        print(hanging(line, console.width) if console.is_terminal else line)
 
 
 def print_unbroken(table: Table, console: Console) -> None:

@@ -31,6 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clocks import WallClock, needed_wall_clock, wall_clock
+from powerd_analytics.colours import device_text
 from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts, part_phase_energies
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import Signal, load_bounded
@@ -238,7 +239,7 @@ def _device_events(run: Run, part: Part, pid: int, timeline: Timeline, most: int
     signals = [*part.signals, *(load_bounded(run, name) for name in compared)]
     holes = {s.line.name: holes_of(s) for s in signals}
     threads = {tid: f"no readings: {name}" for tid, (name, ends) in enumerate(holes.items(), 1) if len(ends)}
-    yield from _names(pid, f"power of {part.device} ({part.provenance})", -2, written.alignment, threads)
+    yield from _names(pid, f"power of {device_text(part.device, part.provenance)}", -2, written.alignment, threads)
     tracks = {s.line.name: power_of(s, timeline.window_ns, most) for s in signals}
     if len(part.signals) > 1:
         name = f"{part.device}: sum of {len(part.signals)} lines"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -28,15 +29,17 @@ from powerd_analytics.table import (
     Row,
     RunRow,
     TotalRow,
+    common_settings,
     group_key,
     group_line,
     groups,
     outermost,
     table_of,
 )
-from powerd_analytics.text import digits
 
 REPEATS = "repeats"
+_LEAST_SHOWN = 0.01
+"""Smaller shares of the variance are for programs."""
 REMEDIES = {name: kind.remedy for name, kind in KINDS.items()} | {
     REPEATS: "measure more phases of the kind",
     FOLDING: "read more often than once in a phase, so that nothing needs folding",
@@ -213,21 +216,33 @@ def parts_frame(rows: Sequence[BudgetRow]) -> pd.DataFrame:
     return table_frame("uncertainty", "Uncertainty budget", [Column(name) for name in COLUMNS], lines)
 
 
-def budget_frame(rows: Sequence[BudgetRow]) -> pd.DataFrame:
-    """The budget for people: a row for each row of the run's table."""
+def budget_frames(rows: Sequence[BudgetRow]) -> list[pd.DataFrame]:
+    """The budget for people: a table a device, a row for each row of the run's table, the remedies below."""
+    settings = common_settings([r.group for r in rows if r.table != "run"])
     columns = (
-        Column("group"), Column("phase"), Column("device"), Column("n", "integer", "1"), Column("J", "number", "J"),
-        Column("± U95 J", "number", "J", is_uncertainty=True), Column("share of the variance (standard uncertainty)"),
-        Column("in words"),
+        Column("group"), Column("phase"), Column("J", "number", "J"),
+        Column("± U95", "number", "J", is_uncertainty=True), Column("share of the variance"), Column("note"),
     )  # fmt: skip
-    lines = []
-    for r in rows:
-        device = r.device if r.provenance == "measured" else f"{r.device} ({r.provenance})"
-        percents = [f"{100 * s.share:.0f} %" if s.share >= 0.01 else "< 1 %" for s in r.parts]
-        parts = (f"{s.part} {percent} ({digits(s.u_j, 2)} J)" for s, percent in zip(r.parts, percents, strict=True))
-        figures = (r.n, r.energy_j, r.u95_j, ", ".join(parts) or "–")
-        lines.append((group_line(r.group), r.phase or f"({r.table})", device, *figures, r.words))
-    return table_frame("uncertainty", "Uncertainty budget", columns, lines)
+    by_device: dict[tuple[str, str], list[BudgetRow]] = {}
+    for row in rows:
+        by_device.setdefault((row.device, row.provenance), []).append(row)
+    frames = []
+    for (device, provenance), own in by_device.items():
+        lines = [
+            (
+                group_line({k: v for k, v in r.group.items() if k not in settings}),
+                r.phase or f"({r.table})",
+                r.energy_j,
+                r.u95_j,
+                ", ".join(f"{s.part} {s.share:.0%}" for s in r.parts if s.share >= _LEAST_SHOWN).replace("%", " %"),
+                re.sub(r" \(\d+% of the variance\)", "", r.words),
+            )
+            for r in own
+        ]
+        title = f"Uncertainty of {device} ({', '.join(filter(None, (provenance, group_line(settings))))})"
+        frames.append(table_frame("uncertainty", title, columns, lines))
+        frames[-1].attrs["separator"] = "\n"
+    return frames
 
 
 def to_json(rows: Sequence[BudgetRow]) -> str:
@@ -242,9 +257,9 @@ def to_csv(rows: Sequence[BudgetRow]) -> str:
 
 def to_markdown(rows: Sequence[BudgetRow]) -> str:
     """The budget for people, in Markdown."""
-    return export.to_markdown([budget_frame(rows)])
+    return export.to_markdown(budget_frames(rows))
 
 
 def print_table(rows: Sequence[BudgetRow], console: Console) -> None:
     """The budget for people, on a terminal."""
-    export.print_tables([budget_frame(rows)], console)
+    export.print_tables(budget_frames(rows), console)

@@ -25,7 +25,7 @@ from powerd_client.device_timing import DeviceTimes
 from powerd_client.gpus import each_once
 from powerd_client.hostclock import FARTHEST_NS
 from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
-from powerd_client.pairing import PhaseSpans, ProcessNames, pair_marks
+from powerd_client.pairing import Kinds, PhaseSpans, ProcessNames, add_iterations, name_models, pair_marks
 from powerd_client.runfile import (
     BOUND_COLUMNS,
     FORMAT,
@@ -221,7 +221,7 @@ def _time_ns(value: Any) -> int:
 
 def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], list[dict[str, Any]]]:
     """The phases of all processes, the kinds that they are of, the processes. What does not fit becomes a message."""
-    phases, kinds, processes = PhaseSpans(), dict[str, tuple[int, dict[str, Any]]](), []
+    phases, kinds, processes = PhaseSpans(), Kinds(), list[dict[str, Any]]()
     for token in sorted({*contents.names, *contents.marks}):
         names = contents.names.get(token, ProcessNames())
         for (t_ns, text), level in names.notes.items():
@@ -237,10 +237,7 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
             phases,
             contents.devices.marks(token, contents.marks.get(token, {}), names.timings),
             process=len(processes) - 1,
-            kinds={
-                number: kinds.setdefault(_kind_key(entry), (len(kinds), entry))[0]
-                for number, entry in names.kinds.items()
-            },
+            kinds={number: kinds.number(entry) for number, entry in names.kinds.items()},
             names={number: entry["name"] for number, entry in names.kinds.items()},
             last_ns=contents.t_stop_ns if contents.complete else None,
             cuts=names.cuts,
@@ -251,12 +248,9 @@ def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], lis
     phases.sort()
     for t_ns, text in phases.problems:
         contents.note("warning", text, t_ns)
-    return phases, [entry for _, entry in kinds.values()], processes
-
-
-def _kind_key(document: dict[str, Any]) -> str:
-    """What makes two kinds of two processes one kind of the run."""
-    return json.dumps([document["name"], document["attributes"], document["timing"]], sort_keys=True)
+    add_iterations(phases, kinds)
+    name_models(phases, kinds)
+    return phases, kinds.entries, processes
 
 
 def build_run(

@@ -1,4 +1,4 @@
-"""Which GPU a process works on: what PyTorch says of its current device, else CUDA_VISIBLE_DEVICES and the driver.
+"""Which GPUs a process may use, by CUDA_VISIBLE_DEVICES and the driver, and on which it works, by PyTorch if it tells.
 
 PyTorch is asked only where the script has imported it and has already begun to use CUDA: nothing is initialised here.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from powerd_core.model import pci_key, uuid_key
@@ -34,7 +35,7 @@ def devices_here(environment: Mapping[str, str] = os.environ) -> list[dict[str, 
 
 def visible_gpu(entry: str, gpus: Sequence[Mapping[str, str]], order: str = "") -> Mapping[str, str] | None:
     """The GPU that one entry of CUDA_VISIBLE_DEVICES names (CUDA C++ Programming Guide, environment variables): a
-    number, or the beginning of a UUID.
+    number, or the beginning of a UUID. A part of a GPU (MIG) stands for the whole.
 
     ``gpus`` as `list_gpus` gives them, ``order`` is CUDA_DEVICE_ORDER. None where it cannot be told: CUDA numbers GPUs
     of different models by their speed.
@@ -43,16 +44,57 @@ def visible_gpu(entry: str, gpus: Sequence[Mapping[str, str]], order: str = "") 
     if entry.isdecimal():
         is_by_speed = order != "PCI_BUS_ID" and len({gpu["name"] for gpu in gpus}) > 1
         return None if is_by_speed or int(entry) >= len(gpus) else gpus[int(entry)]
-    named = [gpu for gpu in gpus if len(entry) > len("gpu-") and gpu["uuid"].lower().startswith(entry)]
+    is_part = entry.startswith("mig-")
+    # Drivers before 470 named a part MIG-GPU-<UUID of the GPU>/<instance>/<instance>.
+    whole = entry.removeprefix("mig-").partition("/")[0] if entry.startswith("mig-gpu-") else entry
+    named = [
+        gpu
+        for gpu in gpus
+        if (len(whole) > len("gpu-") and gpu["uuid"].lower().startswith(whole))
+        or (is_part and any(part.startswith(entry) for part in gpu.get("mig", "").lower().split()))
+    ]
     return named[0] if len(named) == 1 else None
 
 
+def usable_gpus(
+    gpus: Sequence[Mapping[str, str]], environment: Mapping[str, str] = os.environ
+) -> tuple[list[int], str]:
+    """Which of ``gpus`` (as `list_gpus` gives them) this process and the ranks beside it may use, by their place there;
+    and a sentence on what that leaves out, or why it cannot be told. Empty where all of them may be used."""
+    visible, everything = environment.get("CUDA_VISIBLE_DEVICES"), list(range(len(gpus)))
+    if visible is None or not gpus:
+        return everything, ""
+    setting, entries = f"CUDA_VISIBLE_DEVICES={visible}", visible.split(",")
+    order, ranks = environment.get("CUDA_DEVICE_ORDER", ""), environment.get("LOCAL_WORLD_SIZE", "")
+    # CUDA takes no notice of what stands behind the first entry that names none.
+    named = list(takewhile(bool, (visible_gpu(entry, gpus, order) for entry in entries)))
+    if not named and visible_gpu(entries[0], gpus, "PCI_BUS_ID"):
+        return everything, f"all GPUs are recorded: {setting} needs CUDA_DEVICE_ORDER=PCI_BUS_ID to be understood"
+    usable = [at for at in everything if gpus[at] in named]
+    if named and ranks.isdecimal() and len(usable) < min(int(ranks), len(gpus)):
+        return everything, f"all GPUs are recorded: {ranks} ranks run here, and {setting} may be that of one of them"
+    left_out = ", ".join(f"gpu{at}" for at in everything if at not in usable)
+    notes = [f"left out by {setting}: {left_out}"] if left_out else []
+    if named and "mig-" in visible.lower():
+        notes.append("a GPU of which this process uses a part (MIG) counts as a whole, with what others do on it")
+    return usable, "; ".join(notes)
+
+
 def list_gpus() -> list[dict[str, str]]:
-    """``name``, ``uuid`` and ``pci`` of this machine's GPUs by PCI address. Raises what pynvml raises."""
+    """``name``, ``uuid``, ``pci`` and ``mig`` (the UUIDs of its parts) of this machine's GPUs by PCI address.
+
+    Raises what pynvml raises.
+    """
     import pynvml
 
     def text(value: Any) -> str:
         return value.decode() if isinstance(value, bytes) else str(value)
+
+    def parts(handle: Any) -> Iterator[str]:
+        with contextlib.suppress(pynvml.NVMLError):  # most GPUs cannot be divided
+            for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+                with contextlib.suppress(pynvml.NVMLError):  # no part has this number
+                    yield text(pynvml.nvmlDeviceGetUUID(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)))
 
     pynvml.nvmlInit()
     try:
@@ -62,6 +104,7 @@ def list_gpus() -> list[dict[str, str]]:
                 "name": text(pynvml.nvmlDeviceGetName(handle)),
                 "uuid": text(pynvml.nvmlDeviceGetUUID(handle)),
                 "pci": text(pynvml.nvmlDeviceGetPciInfo(handle).busId),
+                "mig": " ".join(parts(handle)),
             }
             for handle in handles
         ]

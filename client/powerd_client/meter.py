@@ -41,8 +41,8 @@ class Meter:
     """Records the energy of whatever runs between its construction and `close`, with the phases that are marked.
 
     ``url``          the powerd to listen to (``board`` or ``tcp://board:7360``), or several; None starts one on this
-                     machine, with its best source (the NVIDIA driver's readings, else a model from CPU time), and stops
-                     it at the end
+                     machine, with all that it has (the GPUs that this process may use, processors and memory by RAPL;
+                     where there is neither, a model from CPU time), and stops it at the end
     ``out``          the run file; it must not exist unless ``overwrite``
     ``device``       how phases are timed: ``cuda`` by events on the GPU's own timeline, without waiting for it,
                      ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),

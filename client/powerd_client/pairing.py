@@ -1,13 +1,22 @@
-"""Phases out of marks: which begin belongs to which end, and what to do when one is missing."""
+"""Phases out of marks: which begin belongs to which end, and what to do when one is missing; and what follows from the
+phases that nobody marked: the iterations of a training, and which model it trains.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from powerd_core.marks import Mark
+
+ITERATION = "iteration"
+MODEL_BY_CLASS = "model_by_class"
+"""The attribute of a watched model's phases where nobody named the model. It is no attribute of the run's phases:
+`name_models` makes `model` of it."""
 
 _ABOUT = ("pid", "command", "rank", "local_rank", "world_size")
 """What the run file says of a process, beside its devices."""
@@ -62,19 +71,22 @@ class PhaseSpans:
     kind: list[int] = field(default_factory=list)
     parent: list[int] = field(default_factory=list)
     process: list[int] = field(default_factory=list)
+    thread: list[int] = field(default_factory=list)
+    """Threads of a process, counted from 0; not in the run file."""
     cut: list[int] = field(default_factory=list)
     begin_bound_ns: list[int] = field(default_factory=list)
     end_bound_ns: list[int] = field(default_factory=list)
     problems: list[tuple[int, str]] = field(default_factory=list)
     """Time and text of everything that did not fit, at most one text a kind of problem and phase."""
 
-    def begin(self, mark: Mark, kind: int, parent: int, process: int) -> int:
+    def begin(self, mark: Mark, kind: int, parent: int, process: int, thread: int) -> int:
         """Add a phase that begins at a mark, and is cut until `end` is called for it. Returns its index."""
         self.begin_ns.append(mark.t_host_ns)
         self.end_ns.append(mark.t_host_ns)
         self.kind.append(kind)
         self.parent.append(parent)
         self.process.append(process)
+        self.thread.append(thread)
         self.cut.append(1)
         self.begin_bound_ns.append(mark.bound_ns)
         self.end_bound_ns.append(mark.bound_ns)
@@ -91,9 +103,29 @@ class PhaseSpans:
         order = sorted(range(len(self.begin_ns)), key=lambda i: (self.begin_ns[i], -self.end_ns[i], i))
         place = {old: new for new, old in enumerate(order)} | {-1: -1}
         self.parent = [place[parent] for parent in self.parent]
-        for name in ("begin_ns", "end_ns", "kind", "parent", "process", "cut", "begin_bound_ns", "end_bound_ns"):
+        for name in _COLUMNS:
             values = getattr(self, name)
             setattr(self, name, [values[i] for i in order])
+
+
+_COLUMNS = tuple(name for name in PhaseSpans.__dataclass_fields__ if name != "problems")
+
+
+class Kinds:
+    """The kinds of phases of a run: each name with the same attributes and timing once."""
+
+    def __init__(self) -> None:
+        self.entries: list[dict[str, Any]] = []
+        """By number: ``name``, ``attributes`` and ``timing``."""
+        self._numbers: dict[str, int] = {}
+
+    def number(self, entry: dict[str, Any]) -> int:
+        """The number of a kind, a new one where it is new."""
+        key = json.dumps([entry["name"], entry["attributes"], entry["timing"]], sort_keys=True)
+        number = self._numbers.setdefault(key, len(self.entries))
+        if number == len(self.entries):
+            self.entries.append(entry)
+        return number
 
 
 def pair_marks(
@@ -126,6 +158,7 @@ def pair_marks(
 
 @dataclass(slots=True)
 class _Thread:
+    number: int
     open: list[int] = field(default_factory=list)
     """Indices of its open phases, the outermost first."""
     latest_ns: int = 0
@@ -140,7 +173,7 @@ class _Pairing:
     kinds: Mapping[int, int]
     names: Mapping[int, str]
     cuts: Mapping[int, int]
-    threads: defaultdict[int, _Thread] = field(default_factory=lambda: defaultdict(_Thread))
+    threads: dict[int, _Thread] = field(default_factory=dict)
     latest_ns: int = 0
     reported: set[str] = field(default_factory=set)
 
@@ -155,7 +188,9 @@ class _Pairing:
         if run_kind is None and mark.kind not in self.cuts:
             self.report(mark.t_host_ns, f"marks of phase kind {mark.kind}, whose name was lost")
             return
-        thread = self.threads[mark.thread]
+        thread = self.threads.get(mark.thread)
+        if thread is None:
+            thread = self.threads[mark.thread] = _Thread(len(self.threads))
         if mark.t_host_ns < thread.latest_ns and thread.open:
             # A phase cannot end before it begins, nor begin before the one around it: the mark moves to where it could
             # be at the earliest. The bound of a mark that a device has timed grows by as much.
@@ -167,7 +202,7 @@ class _Pairing:
             self.end(mark, thread.open)
         else:
             parent = thread.open[-1] if thread.open else -1
-            thread.open.append(self.spans.begin(mark, run_kind, parent, self.process))
+            thread.open.append(self.spans.begin(mark, run_kind, parent, self.process, thread.number))
 
     def end(self, mark: Mark, open_phases: list[int]) -> None:
         """End, or cut, the innermost open phase of the mark's kind, and cut those inside it."""
@@ -198,3 +233,169 @@ class _Pairing:
             self.spans.end_ns[index] = end_ns
             if self.spans.begin_bound_ns[index]:  # timed by a device, which never said when it came to the end
                 self.spans.end_bound_ns[index] = -1
+
+
+# -- iterations that nobody marked -------------------------------------------------------------------------------------
+
+_FORWARD, _DATA = "forward", "data"
+_PASSES = (_FORWARD, "backward", "gradient", "update")
+_APART = ("evaluation", "baseline")
+_OWN_ITERATION = ("iter", "step", "batch")
+"""A phase that has one of these in its name is the user's own iteration, whatever it holds."""
+
+
+def add_iterations(spans: PhaseSpans, kinds: Kinds) -> None:
+    """Put a phase `ITERATION` around each step of a training that has its passes marked and no iterations: by hooks, or
+    by hand.
+
+    An iteration begins with a forward pass that comes after a backward pass or an update, or with the wait for data
+    before it, and lasts to the beginning of the next one. So several forward passes before one backward are one
+    iteration, and each batch of accumulated gradients is one: it is what ``batch_size`` counts. Where something else
+    comes between (an evaluation, a phase of the user's), and at the end, it ends with its last pass.
+
+    None is added in a process that has marked iterations, inside a phase that by its name is one, nor inside phases
+    that hold one iteration each: these are the user's own. ``spans`` are sorted, and stay so.
+    """
+    names = [entry["name"] for entry in kinds.entries]
+    of_forward, of_iteration = ({k for k, n in enumerate(names) if n == name} for name in (_FORWARD, ITERATION))
+    own = {process for process, kind in zip(spans.process, spans.kind, strict=True) if kind in of_iteration}
+    every = list(zip(spans.process, spans.thread, spans.parent, strict=True))
+    places = {place for place, kind in zip(every, spans.kind, strict=True) if kind in of_forward}
+    levels: dict[tuple[int, int, int], list[int]] = {
+        place: [] for place in places if place[0] not in own and not _is_inside_iteration(spans, names, place[2])
+    }
+    for i, place in enumerate(every) if levels else ():
+        if place in levels:
+            levels[place].append(i)
+    found = {place: list(_steps(spans, names, level)) for place, level in levels.items()}
+    # The kinds of phases that hold more than one each, as an epoch does.
+    around = {spans.kind[parent] for (_, _, parent), steps in found.items() if parent >= 0 and len(steps) > 1}
+    steps = [s for (_, _, parent), own in found.items() if parent < 0 or spans.kind[parent] in around for s in own]
+    if steps:
+        _insert(spans, kinds, steps)
+
+
+def _is_inside_iteration(spans: PhaseSpans, names: Sequence[str], parent: int) -> bool:
+    """Whether a phase, or one around it, is a pass or by its name an iteration."""
+    while parent >= 0:
+        name = names[spans.kind[parent]]
+        if name in (*_PASSES, *_APART) or any(part in name.lower() for part in _OWN_ITERATION):
+            return True
+        parent = spans.parent[parent]
+    return False
+
+
+@dataclass(slots=True)
+class _Step:
+    """An iteration to be added."""
+
+    inside: Sequence[int]
+    """The phases that it holds, in order."""
+    passes: Sequence[int]
+    """Those of them that are passes of the model."""
+    end_ns: int
+    end_bound_ns: int
+
+
+def _steps(spans: PhaseSpans, names: Sequence[str], level: Sequence[int]) -> Iterator[_Step]:
+    """The iterations among phases one after the other, as `add_iterations` says."""
+    of_level = [names[spans.kind[i]] for i in level]
+    ends = {"backward", "update"} if {"backward", "update"} & set(of_level) else {"gradient"}
+    # Places in ``level``: where the open iteration begins, its passes, its last phase, and the first wait for data
+    # behind it.
+    first, passes, last, waiting = -1, list[int](), 0, -1
+    is_done, is_apart = True, True
+
+    def step(following: int | None) -> _Step:
+        """The open iteration, up to the one that follows."""
+        own = [level[k] for k in passes]
+        if following is None or is_apart:
+            end = level[last]
+            return _Step(level[first : last + 1], own, spans.end_ns[end], spans.end_bound_ns[end])
+        end = level[following]
+        return _Step(level[first:following], own, spans.begin_ns[end], spans.begin_bound_ns[end])
+
+    for k, name in enumerate(of_level):
+        is_cut = bool(spans.cut[level[k]])
+        if name == _DATA and is_done:
+            if is_cut and first >= 0:  # the loader has come to its end
+                last, waiting = k, -1
+            elif waiting < 0 and not is_cut:
+                waiting = k
+        elif name == _FORWARD and is_done:
+            begin = waiting if waiting >= 0 else k
+            if first >= 0:
+                yield step(begin)
+            first, passes, last, waiting = begin, [k], k, -1
+            is_done, is_apart = is_cut, False
+        elif name in _PASSES and first >= 0:
+            passes.append(k)
+            last, is_done, is_apart = k, is_done or is_cut or name in ends, False
+        elif is_done and (waiting < 0 or name in _APART):
+            waiting, is_apart = -1, True
+    if first >= 0 and is_done:
+        yield step(None)
+
+
+def _insert(spans: PhaseSpans, kinds: Kinds, steps: Sequence[_Step]) -> None:
+    """Add the steps as phases, each in front of the first that it holds."""
+    steps = sorted(steps, key=lambda step: step.inside[0])
+    first = np.array([step.inside[0] for step in steps])
+    columns = {name: np.array(getattr(spans, name), np.int64) for name in _COLUMNS}
+    place = np.arange(len(spans.kind))
+    place += np.searchsorted(first, place, "right")
+    columns["parent"] = np.append(place, -1)[columns["parent"]]
+    added = {name: column[first] for name, column in columns.items()}
+    added["end_ns"] = np.array([step.end_ns for step in steps])
+    added["end_bound_ns"] = np.array([step.end_bound_ns for step in steps])
+    added["cut"] = np.array([max(spans.cut[i] for i in step.passes) for step in steps])
+    numbers: dict[tuple[int, ...], int] = {}
+    for k, step in enumerate(steps):
+        passes = tuple(spans.kind[i] for i in step.passes)
+        if passes not in numbers:
+            forwards = [entry for kind in passes if (entry := kinds.entries[kind])["name"] == _FORWARD]
+            attributes = common_attributes([entry["attributes"] for entry in forwards])
+            numbers[passes] = kinds.number({**forwards[0], "name": ITERATION, "attributes": attributes})
+        added["kind"][k] = numbers[passes]
+    lengths = [len(step.inside) for step in steps]
+    columns["parent"][[i for step in steps for i in step.inside]] = np.repeat(place[first] - 1, lengths)
+    for name, column in columns.items():
+        setattr(spans, name, np.insert(column, first, added[name]).tolist())
+
+
+def common_attributes(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The attributes that all have, with the same value."""
+    return {name: value for name, value in each[0].items() if all(a.get(name) == value for a in each)} if each else {}
+
+
+# -- which model nobody named ------------------------------------------------------------------------------------------
+
+
+def name_models(spans: PhaseSpans, kinds: Kinds) -> None:
+    """Make the attribute `MODEL_BY_CLASS` of watched models' phases into ``model``: of the outermost phase around them
+    that holds no other model, unless the user has named the model there, around or inside.
+
+    So a phase ``iteration`` that the user marks by hand is in one group with the passes in it. ``spans`` are sorted.
+    """
+    attributes = [entry["attributes"] for entry in kinds.entries]
+    hints = [own.get(MODEL_BY_CLASS) for own in attributes]
+    if not any(hints):
+        return
+    is_named = ["model" in own for own in attributes]
+    # The model of each phase and what is inside: None for none, "" for several or one that has a name.
+    inside: list[str | None] = ["" if is_named[kind] else hints[kind] for kind in spans.kind]
+    for i in reversed(range(len(inside))):
+        above, model = spans.parent[i], inside[i]
+        if above >= 0 and model is not None:
+            inside[above] = model if inside[above] in (None, model) else ""
+    plain = [{name: v for name, v in own.items() if name != MODEL_BY_CLASS} for own in attributes]
+    kinds.entries = [{**e, "attributes": own} for e, own in zip(kinds.entries, plain, strict=True)]
+    is_settled: list[bool] = []
+    """Whether a phase has its model, from itself or from one around it."""
+    for i, (kind, above) in enumerate(zip(spans.kind, spans.parent, strict=True)):
+        around = above >= 0 and is_settled[above]
+        model = None if around or is_named[kind] else inside[i] or None
+        is_settled.append(around or is_named[kind] or model is not None)
+        if model is not None:
+            named = {**kinds.entries[kind], "attributes": {**plain[kind], "model": model}}
+            spans.kind[i] = kinds.number(named)

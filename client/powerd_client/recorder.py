@@ -26,6 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import deque
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,8 @@ _LOOK_S = 0.5
 _TRAINER_LOOK_NS = 20_000_000
 _FAREWELL_S = 1.0
 """So long a local powerd may take to end when the process that started it is gone."""
+POWERCAP = Path("/sys/class/powercap")
+"""Where Linux shows the processors' energy counters."""
 _DIRECTORY = "powerd-local-"
 """How the names of a local powerd's directories begin."""
 _LONGEST_BYTES = 107 - len("/powerd.clock")
@@ -68,7 +71,7 @@ class Job:
     """The journal's first message: what the run is."""
     overwrite: bool
     source: dict[str, object] | None
-    """Options of the local powerd's source; None for the best one."""
+    """Options of the local powerd's one source; None for all that this machine has."""
     death: str | None = None
     """How the guardian before this one ended with its worker, where there was one: the run goes on."""
 
@@ -237,20 +240,33 @@ def manner_of_death(status: int) -> str:
     return f"failed (status {status})"
 
 
-def best_source(pid: int | None) -> dict[str, object]:
-    """The options of the best source here: the NVIDIA driver's readings where there is a GPU, else a model from CPU
-    time of process ``pid``, or of the whole machine for None.
+def local_sources(pid: int | None, powercap: Path = POWERCAP) -> tuple[list[dict[str, object]], list[str]]:
+    """The options of a source for everything that tells power on this machine, and what the user should know of it.
+
+    The GPUs that this process may use by the NVIDIA driver, and processors and memory by RAPL's counters. Only where
+    there is neither, a model from CPU time of process ``pid``, or of the whole machine for None.
     """
+    sources: list[dict[str, object]] = []
+    notes = []
     with contextlib.suppress(ImportError):
         import pynvml
 
+        from powerd_client.gpus import list_gpus, usable_gpus
+
         with contextlib.suppress(pynvml.NVMLError):
-            pynvml.nvmlInit()
-            count = pynvml.nvmlDeviceGetCount()
-            pynvml.nvmlShutdown()
-            if count:
-                return {"kind": "nvml", "name": "nvml"}
-    return {"kind": "cpu-model", "name": "cpu"} | ({"pid": pid} if pid else {})
+            gpus = list_gpus()
+            usable, note = usable_gpus(gpus)
+            notes += [note] if note else []
+            if usable:
+                sources.append({"kind": "nvml", "gpus": usable if len(usable) < len(gpus) else []})
+    counters = list(powercap.glob("intel-rapl:*/energy_uj"))
+    if counters and all(os.access(counter, os.R_OK) for counter in counters):
+        sources.append({"kind": "rapl", "root": str(powercap)})
+    elif counters:
+        notes.append(f"processors and memory are left out until: sudo chmod a+r {powercap}/intel-rapl:*/energy_uj")
+    if not sources:
+        sources.append({"kind": "cpu-model", "name": "cpu"} | ({"pid": pid} if pid else {}))
+    return [{"name": source["kind"], "optional": True} | source for source in sources], notes
 
 
 class LocalDaemon:
@@ -258,8 +274,9 @@ class LocalDaemon:
     it is gone. Call `tend` now and then: a daemon that died is started again at the same address.
     """
 
-    def __init__(self, source: dict[str, object], log_file: Path) -> None:
-        """``source``: options of its one source. Raises `OSError` when there is no place for its socket."""
+    def __init__(self, sources: Sequence[dict[str, object]], log_file: Path) -> None:
+        """``sources``: options of each of its sources. Raises `OSError` when there is no place for its socket."""
+        self._names = [str(source.get("name", source["kind"])) for source in sources]
         self._directory, self._lock = _private_directory()
         self.url = f"ipc://{self._directory}/powerd"
         self._log = log_file
@@ -268,10 +285,11 @@ class LocalDaemon:
         """When to start it again; None while it runs, or was given up."""
         self._process: subprocess.Popen[bytes] | None = None
         # A JSON string, number, boolean or list of them is also a TOML value.
-        options = "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in source.items())
-        (self._directory / "powerd.toml").write_text(
-            f'[server]\nlisten = "{self.url}"\nboard = "local"\n\n[[source]]\n{options}\n', encoding="utf-8"
-        )
+        rows = ["[server]", f'listen = "{self.url}"', 'board = "local"']
+        for source in sources:
+            rows.append("[[source]]")
+            rows += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
+        (self._directory / "powerd.toml").write_text("\n".join(rows) + "\n", encoding="utf-8")
 
     def start(self) -> None:
         """Raises `OSError` when no process can be started."""
@@ -297,6 +315,15 @@ class LocalDaemon:
         status = self._process.poll() if self._process else None
         if status is not None:
             raise PeerError(f"the local powerd {manner_of_death(status)}: {last_line(self._log)}")
+
+    def left_out(self, opened: Collection[str]) -> list[str]:
+        """What the user should be told of the sources that it could not open: those that are not among ``opened``."""
+        lines = [line.removeprefix("powerd: ") for line in self._log.read_text(errors="replace").splitlines()]
+        return [
+            next((line for line in reversed(lines) if repr(name) in line), f"the source {name!r} could not be opened")
+            for name in self._names
+            if name not in opened
+        ]
 
     def tend(self) -> str | None:
         """Start again what died, with pauses that grow. What the user should be told, if anything."""
@@ -382,6 +409,8 @@ class Guardian:
         self.ready = mmap.mmap(-1, 1)
         """Outlives each worker: 1 when the recording has begun."""
         self.ready[0] = job.death is not None
+        self.notes: list[str] = []
+        """What the user should know of the local powerd's sources."""
         self.terminations: list[int] = []
         """The SIGTERMs that came."""
         self.trainer = TrainerWatch(job.parent_pid)
@@ -404,8 +433,11 @@ class Guardian:
     def run(self) -> int:
         """The exit status: that of the last worker, or 1 when too many have died."""
         if not self.job.urls:
-            source = self.job.source or best_source(self.job.trainer_pid)
-            self.daemon = LocalDaemon(source, self.job.journal / "powerd.log")
+            if self.job.source is None:
+                sources, self.notes = local_sources(self.job.trainer_pid)
+            else:
+                sources = [self.job.source]
+            self.daemon = LocalDaemon(sources, self.job.journal / "powerd.log")
             self.daemon.start()
         self._fork()
         was_told = False

@@ -28,6 +28,7 @@ from torch.distributed import is_available as has_distributed
 from torch.utils import checkpoint
 
 from powerd_client.marks import MarkWriter
+from powerd_client.pairing import MODEL_BY_CLASS, common_attributes
 from powerd_client.phase import Attribute, Phase
 from powerd_core.errors import ConfigError
 
@@ -66,7 +67,11 @@ class TorchMarks:
         self._tracks = -1
         self._passes: dict[int, _Pass] = {}
         """By the thread that called it."""
-        self.watches: dict[Watch, dict[str, Attribute]] = {}
+        self._trained: dict[int, list[Mapping[str, Attribute]]] = {}
+        """By thread: the attributes of the watches that ran forward, for a backward pass to come or the one before."""
+        self._has_begun_backward: set[int] = set()
+        """The threads that have run backward since they ran forward."""
+        self.watches: dict[Watch, Mapping[str, Attribute]] = {}
         """The watches that go on, with their attributes."""
         self.updating: dict[int, UpdateMarks] = {}
         """The optimizer whose ``update`` is open, by thread."""
@@ -84,11 +89,21 @@ class TorchMarks:
         begin = self._phase(name, **attributes)._begin
         return PhaseCodes(begin, ~begin, self._writer.cut(begin))
 
-    def _backward_codes(self, name: str) -> PhaseCodes:
-        """Which model a backward pass belongs to, no hook says: it has the attributes that all watches have, if they
-        have the same ones, and none if they differ."""
-        first, *others = list(self.watches.values()) or [{}]
-        return self.codes(name, first if all(other == first for other in others) else {})
+    def run_forward(self, attributes: Mapping[str, Attribute]) -> None:
+        """A forward pass in training begins in this thread: the next backward pass belongs to its model."""
+        thread = get_ident()
+        trained = self._trained.setdefault(thread, [])
+        if thread in self._has_begun_backward:
+            self._has_begun_backward.discard(thread)
+            trained.clear()
+        if attributes not in trained:
+            trained.append(attributes)
+
+    def _backward_codes(self, name: str, thread: int) -> PhaseCodes:
+        """Which model a backward pass belongs to, no hook says: it has the attributes that all models have which ran
+        forward in its thread since the last one; where that is not marked, those of all watches."""
+        trained = self._trained.get(thread) or list(self.watches.values())
+        return self.codes(name, common_attributes(trained))
 
     def note(self, text: str, level: str = "warning") -> None:
         """Put a message into the run, once."""
@@ -121,7 +136,8 @@ class TorchMarks:
         thread = get_ident()
         if not self.watches or thread in self._passes or graph_task() != -1:
             return False
-        codes = self._backward_codes("backward" if accumulates else "gradient")
+        self._has_begun_backward.add(thread)
+        codes = self._backward_codes("backward" if accumulates else "gradient", thread)
         self._passes[thread] = _Pass(codes)
         self.begin(codes)
         return True
@@ -139,7 +155,7 @@ class TorchMarks:
         running = self._passes.get(caller)
         if running is None or running.recompute is not None:
             return False
-        running.recompute = self._backward_codes("recompute")
+        running.recompute = self._backward_codes("recompute", caller)
         if running.layer is not None:
             self.mark(running.layer.end, caller)
         self.mark(running.recompute.begin, caller)
@@ -398,6 +414,7 @@ class ForwardPasses:
 
     def __init__(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
         self._marks = marks
+        self._attributes = attributes
         self._forward = marks.codes("forward", attributes)
         self._evaluation = marks.codes("evaluation", attributes)
         self._open: dict[int, list[PhaseCodes | bool]] = {}
@@ -414,7 +431,10 @@ class ForwardPasses:
         if graph_task() != -1:
             stack.append(self._marks.begin_recompute())
             return
-        codes = self._forward if module.training and torch.is_grad_enabled() else self._evaluation
+        codes = self._evaluation
+        if module.training and torch.is_grad_enabled():
+            codes = self._forward
+            self._marks.run_forward(self._attributes)
         self._marks.begin(codes)
         stack.append(codes)
 
@@ -582,7 +602,9 @@ def watch(
         return watch
     for earlier in [w for w in list(marks.watches) if w.model() is model]:
         earlier.remove()
-    marks.watches[watch] = dict(attributes)
+    if "model" not in attributes:
+        attributes = {**attributes, MODEL_BY_CLASS: _class_and_size(model)}
+    marks.watches[watch] = attributes
     watch.on_remove(lambda: marks.watches.pop(watch, None))
     if layers:  # first, so that the hooks of the model itself lie around those of a model that is one layer
         _hook_layers(watch, marks, model, attributes)
@@ -596,6 +618,20 @@ def watch(
         own = {**attributes, "optimizer": number} if len(unwrapped) > 1 else attributes
         watch.on_remove(UpdateMarks(marks, marks.codes("update", own), optimizer).close)
     return watch
+
+
+def _class_and_size(model: nn.Module) -> str:
+    """What a model is called that nobody named: its class, and how many parameters it has, as ``ResNet-21.8M``."""
+    model = getattr(model, "_orig_mod", model)
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        model = model.module
+    name = type(model).__name__.removeprefix("FSDP")
+    try:
+        count = sum(parameter.numel() for parameter in model.parameters())
+    except Exception:  # noqa: BLE001  (a lazy module's parameters have no size yet)
+        return name
+    unit, size = next(((u, n) for u, n in (("B", 1e9), ("M", 1e6), ("k", 1e3)) if count >= n), ("", 1.0))
+    return f"{name}-{float(f'{count / size:.3g}'):g}{unit}"
 
 
 def _unwrapped(optimizer: Any) -> Any:

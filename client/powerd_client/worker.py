@@ -237,9 +237,24 @@ class Worker:
         except PeerTimeout:
             if not self.orders.is_ending:
                 raise
+        else:
+            self._tell_sources()
         self._logbook.flush()
         if self._is_ready:
             self._say_ready()
+
+    def _tell_sources(self) -> None:
+        """Say which powerd measures nothing, and of a local one what of this machine it does not record."""
+        opened, notes = set(), list(self._guardian.notes)
+        for link in self._boards.links:
+            streams = link.description.streams if link.description is not None else ()
+            opened |= {stream.source for stream in streams}
+            if not streams:
+                notes.append(f"powerd at {link.url} measures nothing: its configuration has no [[source]]")
+        if self._guardian.daemon is not None:
+            notes += self._guardian.daemon.left_out(opened)
+        for text in notes:
+            self._logbook.warn(text)
 
     def _look(self) -> bool:
         """Whether the recording is to end."""

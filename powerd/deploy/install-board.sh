@@ -140,4 +140,4 @@ if [ -n "$start" ]; then
     act systemctl enable powerd.service
     act systemctl restart powerd.service
 fi
-say "Done. Next: powerd scan, edit /etc/powerd/powerd.toml, powerd check /etc/powerd/powerd.toml, systemctl restart powerd"
+say "Done; nothing is measured yet. Next: powerd scan, edit /etc/powerd/powerd.toml, powerd check /etc/powerd/powerd.toml, systemctl restart powerd"

@@ -40,12 +40,15 @@ def register_legible() -> None:
     codecs.register_error(LEGIBLE, legible)
 
 
+_SPARKS = str.maketrans("▁▂▃▄▅▆▇", "_.-~=+*")
+
+
 def legible(error: UnicodeError) -> tuple[str, int]:
     """An error handler of `codecs`: signs of ours in ASCII, and of all other characters the number, as in ``\\xfc``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     refused = error.object[error.start : error.end]
-    return refused.translate(_INSTEAD).encode("ascii", "backslashreplace").decode("ascii"), error.end
+    return refused.translate({**_INSTEAD, **_SPARKS}).encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 # The words that finish an error about a name that does not exist.
@@ -78,8 +81,8 @@ def figure_and_u95(value: float, u95: float | None) -> tuple[str, str]:
     if exponent < -8:  # long rows of zeros tell less than an exponent
         return f"{value:.3e}", f"{u95:.1e}"
     text = f"{value:.{decimals}f}"
-    # No zero that looks like a reading: of a value far below its uncertainty one digit stays.
-    text = text if float(text) or not value else significant(value, 1)
+    if not float(text):  # of a value below its uncertainty one digit stays
+        text = significant(value, 1) if abs(value) > 0.01 * u95 else f"{0:.{decimals}f}"
     return text, significant(u95, 2) if exponent > 0 else f"{u95:.{decimals}f}"
 
 

@@ -22,11 +22,13 @@ from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
+from powerd_daemon.sources.ina.accuracy import accuracy
 from powerd_daemon.sources.ina.calibration_file import bus_number, load_calibration, save_calibration
 from powerd_daemon.sources.ina.chips import Settings
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy
+from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.ina.source import RailsSource
 from powerd_daemon.sources.node.source import NodeSensor, NodeSource
+from powerd_daemon.sources.sim.source import SimSource
 
 PARTS = 10
 MIN_COUNT = 200
@@ -181,6 +183,11 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
         assert isinstance(source, RailsSource | NodeSource)
         sensors = {f"{s.device or source.options.device}.{s.name}": (s, settings) for s, settings in source.bank}
         lines = [line for line in sensors if line in arguments.line or not arguments.line]
+        if isinstance(source, SimSource) and source.options.waveform != "constant" and lines:
+            # A simulated card at work stops, and has the load that this calibration is told of.
+            sensor = sensors[lines[0]][0]
+            power_w = arguments.reference_w or reference * sensor.nominal_v
+            source = SimSource(source.options.at_load(sensor.name, power_w), Start(config.name, 1, 0, clock))
         readings = read_lines(source, clock, arguments.seconds, lines) if lines else {}
         for line, read in readings.items():
             sensor, settings = sensors[line]

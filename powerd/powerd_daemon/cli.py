@@ -25,7 +25,7 @@ from powerd_core.keys import ROLES
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
 from powerd_core.text import did_you_mean, printable
-from powerd_daemon.config import DEFAULT_LISTEN, Config, ServerConfig, load_config, release, source_config
+from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, release, source_config
 from powerd_daemon.sources.base import find_source, kinds
 
 WIDTH = 100
@@ -34,7 +34,6 @@ _COMMANDS = {
     "sources": "cli:_sources",
     "describe": "cli:_describe",
     "stats": "cli:_stats",
-    "config-check": "cli:_config_check",
     "completion": "cli:_completion",
     "plan": "plan:plan",
     "scan": "scan:scan",
@@ -43,12 +42,21 @@ _COMMANDS = {
     "keys": "keygen:keys",
 }
 """The function of each command, which is given its arguments, and the module that is imported for it."""
+_GROUPS = {
+    "measure": ("run", "describe", "stats"),
+    "set up": ("scan", "plan", "calibrate", "check", "sources"),
+    "other": ("keys", "completion"),
+}
+"""The commands as `powerd --help` lists them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the status as in docs/reference/commands.md: with 1 for a fault that `check` found."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["config-check"]:  # what it was called before
+        words = ["check", "--file-only", *words[1:]]
     try:
-        arguments = make_parser().parse_args(argv)
+        arguments = make_parser().parse_args(words)
         module, _, function = _COMMANDS[arguments.command].partition(":")
         command = getattr(import_module(f"powerd_daemon.{module}"), function)
         status: int = command(arguments) or 0
@@ -103,12 +111,18 @@ def make_parser() -> Parser:
         prog="powerd",
         description="Reads power sensors and serves their readings to powerd's clients.",
         example="powerd run --sim",
+        usage="powerd COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"powerd {release()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True, parser_class=Parser)
+    commands = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=Parser, prog="powerd", help=argparse.SUPPRESS
+    )
+    purposes: dict[str, str] = {}
 
     def add(name: str, what: str, example: str, description: str = "") -> Parser:
-        return commands.add_parser(name, help=what, description=description or None, example=f"powerd {name}{example}")
+        purposes[name] = what
+        return commands.add_parser(name, help=what, description=description or what, example=f"powerd {name}{example}")
 
     run = add("run", "measure and serve until Ctrl-C", " --config powerd.toml --spool /var/lib/powerd/spool")
     what = run.add_mutually_exclusive_group(required=True)
@@ -128,38 +142,40 @@ def make_parser() -> Parser:
     add("sources", "list the kinds of source and their options", "")
     for name, says, example in (
         ("describe", "what a running powerd measures", " tcp://board:7360"),
-        ("stats", "how a running powerd is doing", " tcp://board:7360 --json"),
+        ("stats", "how a running powerd is doing", " tcp://board:7360 --format json"),
     ):
         ask = add(name, says, example)
         ask.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
-        ask.add_argument("--json", action="store_true", help="as JSON, for programs")
+        _add_format_option(ask)
         _add_keys_option(ask)
-    check = add("config-check", "check a configuration file", " powerd.toml")
-    check.add_argument("file", type=Path, metavar="FILE", help="a configuration")
 
     plan = add("plan", "what the buses of a configuration can do, and how exactly", " powerd.toml --load gpu0=250")
     plan.add_argument("file", type=Path, metavar="FILE", help="a configuration")
     loads = "expected power of a line or a device, in watts"
     plan.add_argument("--load", type=_load, action="append", default=[], metavar="NAME=W", help=loads)
+    adapters = "how I2C adapters read: combined, as a BeagleBone's, or single, as a Raspberry Pi's (default)"
+    plan.add_argument("--adapter", choices=("combined", "single"), help=adapters)
     scan = add(
         "scan",
         "what answers on the I2C buses, and what it is",
-        " 2 --toml",
+        " 2 --format toml",
         "Reads, and writes nothing but register pointers, at the addresses 0x40 to 0x4f. Addresses held by a kernel "
         "driver are left alone. Stop a powerd that reads this bus first: it counts on pointers staying in place.",
     )
     scan.add_argument("bus", nargs="*", type=int, metavar="BUS", help="number N of /dev/i2c-N (default: all)")
-    scan.add_argument("--toml", action="store_true", help="as [[source]] tables for a configuration")
-    doctor = add(
+    scan.add_argument("--sim", action="store_true", help="the simulated card's bus, to rehearse on")
+    _add_format_option(scan, toml="[[source]] tables for a configuration")
+    check = add(
         "check",
-        "look at this machine, say what is wrong and what to do",
+        "what is wrong with a configuration or this machine, and what to do",
         " powerd.toml",
-        "Looks at devices, buses, sensors, clock, scheduler and disk. Status 1 when something fails. "
+        "Looks at the configuration, devices, buses, sensors, clock, scheduler, disk. Status 1 when something fails. "
         "Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
     )
-    doctor.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
-    doctor.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
-    doctor.add_argument("--json", action="store_true", help="as JSON, for programs")
+    check.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
+    check.add_argument("--file-only", action="store_true", help="look at the file alone: it is for another machine")
+    check.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where runs go (default: here)")
+    _add_format_option(check)
 
     calibrate = add(
         "calibrate",
@@ -190,7 +206,18 @@ def make_parser() -> Parser:
         "in ~/.bashrc: source <(powerd completion bash)",
     )
     completion.add_argument("shell", choices=("bash", "zsh", "fish"), metavar="SHELL", help="bash, zsh, fish")
+    for title, names in _GROUPS.items():
+        assert parser.description is not None
+        parser.description += f"\n\n{title}:\n" + "\n".join(f"  {name:<12}{purposes[name]}" for name in names)
     return parser
+
+
+def _add_format_option(parser: argparse.ArgumentParser, **more: str) -> None:
+    formats = {"text": "for people", "json": "for programs", **more}
+    says = ", ".join(f"{name} ({what})" for name, what in formats.items())
+    parser.add_argument("--format", choices=tuple(formats), default="text", help=f"{says}; default text")
+    for name in list(formats)[1:]:  # what it was called before
+        parser.add_argument(f"--{name}", dest="format", action="store_const", const=name, help=argparse.SUPPRESS)
 
 
 def _add_keys_option(parser: argparse.ArgumentParser) -> None:
@@ -266,10 +293,11 @@ def _run(arguments: argparse.Namespace) -> None:
 
     try:
         with Console(sys.stderr, clock, quiet=arguments.quiet):
-            daemon = Daemon(run_config(arguments), clock)
+            config = run_config(arguments)
+            daemon = Daemon(config, clock)
             try:
                 if daemon.start(is_over):
-                    service_manager.ready(f"serving on {daemon.listen}")
+                    service_manager.ready(f"serving on {daemon.listen}" if config.sources else NOTHING)
                     daemon.serve(is_over)
             finally:
                 daemon.close()
@@ -289,7 +317,12 @@ def run_config(arguments: argparse.Namespace) -> Config:
     elif options:
         raise ConfigError(f"powerd run: {', '.join(options)} goes with --sim; with --config it belongs into the file")
     else:
-        config = _load_feasible(arguments.config)
+        config = load_config(arguments.config)
+        # Where no driver of a sensor bus was loaded, there is no bus.
+        if "powerd_daemon.sources.ina.source" in sys.modules:
+            from powerd_daemon.plan import refuse
+
+            refuse(arguments.config)
     server = config.server
     if arguments.listen is not None:
         server = server.listening_on(arguments.listen, "--listen")
@@ -304,17 +337,6 @@ def run_config(arguments: argparse.Namespace) -> Config:
     except ValueError as error:
         raise ConfigError(f"powerd run: {error}") from error
     return replace(config, server=server)
-
-
-def _load_feasible(path: Path) -> Config:
-    """A configuration that asks no bus for more than it can do. Raises `ConfigError`."""
-    config = load_config(path)
-    # Where no driver of a sensor bus was loaded, there is no bus.
-    if "powerd_daemon.sources.ina.source" in sys.modules:
-        from powerd_daemon.plan import refuse
-
-        refuse(path)
-    return config
 
 
 def _sources(_: argparse.Namespace) -> None:
@@ -342,7 +364,8 @@ def _describe(arguments: argparse.Namespace) -> None:
     from powerd_daemon.peer import ask
 
     body = ask(arguments.url, "describe", keys=arguments.keys).body
-    print(json.dumps(body, indent=2) if arguments.json else "\n".join(description_rows(read_description(body))))
+    as_json = arguments.format == "json"
+    print(*[json.dumps(body, indent=2)] if as_json else description_rows(read_description(body)), sep="\n")
 
 
 def description_rows(description: Description) -> Iterator[str]:
@@ -360,13 +383,16 @@ def description_rows(description: Description) -> Iterator[str]:
             yield f"    {line.name}  ({line.provenance.value} {quantity} of {line.device}){note}"
     for device in description.devices:
         yield f"device {device.name} = {' + '.join(device.feeds) or 'nothing'}"
+    if not description.streams:
+        yield NOTHING
 
 
 def _stats(arguments: argparse.Namespace) -> None:
     from powerd_daemon.peer import ask
 
     body = ask(arguments.url, "stats", keys=arguments.keys).body
-    print(json.dumps(body, indent=2) if arguments.json else "\n".join(_tree(body)))
+    text = [*_tree(body), *([] if body.get("streams") else [NOTHING])]
+    print(*[json.dumps(body, indent=2)] if arguments.format == "json" else text, sep="\n")
 
 
 def _tree(value: object, indent: str = "") -> Iterator[str]:
@@ -381,16 +407,6 @@ def _tree(value: object, indent: str = "") -> Iterator[str]:
             yield printable(f"{indent}{name}: {shown}")
 
 
-def _config_check(arguments: argparse.Namespace) -> None:
-    config = _load_feasible(arguments.file)
-    server = config.server
-    rows = [f"{arguments.file} is good: listens on {server.listen} (data on {server.data}), board {server.board}"]
-    rows += [f"    source {source.name} of kind {source.kind}" for source in config.sources]
-    rows += [f"    device {device.name}" for device in config.devices]
-    rows.append("Sensors, lines and feeds are checked when powerd starts.")
-    print("\n".join(map(printable, rows)))
-
-
 def _completion(arguments: argparse.Namespace) -> None:
     try:
         import shtab
@@ -402,6 +418,7 @@ def _completion(arguments: argparse.Namespace) -> None:
             if action.metavar in ("FILE", "DIR"):
                 action.complete = shtab.FILE if action.metavar == "FILE" else shtab.DIRECTORY  # type: ignore[attr-defined]
             if isinstance(action, argparse._SubParsersAction):
+                action.help = None  # what no help shows is not completed
                 for inner in action.choices.values():
                     mark_files(inner)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from powerd_daemon.documents import parse_document, read_document
 from powerd_daemon.sources.base import Source, Start, find_source
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7360"
+NOTHING = (
+    "nothing is measured: the configuration has no [[source]]; `powerd scan --format toml` prints one for each bus"
+)
 IPC_PATH_BYTES = 107
 """A Unix socket's path has 108 bytes with its final NUL (unix(7))."""
 STREAMS_PER_SOURCE = 256
@@ -132,6 +135,8 @@ class SamplerConfig:
     """Real-time priority of the sampler (SCHED_FIFO), 1 to 99; 0 leaves it an ordinary process."""
     lock_memory: bool = False
     """Keep the sampler's memory from being paged out."""
+    optional: bool = False
+    """Go on without it when it cannot be opened at the start, unless it is the last."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.priority <= 99:
@@ -196,7 +201,7 @@ def source_config(table: Mapping[str, object], where: str) -> SourceConfig:
     if not isinstance(kind, str) or not isinstance(name, str) or not kind or not name:
         raise ConfigError(f"{where}: missing option 'kind' or 'name' (strings, see `powerd sources`)")
     where = f"{where} ({kind})"
-    common = {k: v for k, v in table.items() if k in ("priority", "lock_memory")}
+    common = {k: v for k, v in table.items() if k in {f.name for f in fields(SamplerConfig)}}
     options = {k: v for k, v in table.items() if k not in ("kind", "name", *common)}
     try:
         cls = find_source(kind)
@@ -230,8 +235,6 @@ def _config(document: Document, origin: str) -> Config:
     server = document.server
     server = server.listening_on(server.listen, f"{origin}: [server]", server.data, server.clock)
     sources = tuple(source_config(t, f"{origin}: [[source]] {i}") for i, t in enumerate(document.source, 1))
-    if not sources:
-        raise ConfigError(f"{origin}: there is no [[source]]: nothing to measure")
     devices = tuple(replace(d, where=f"{origin}: [[device]] {i} ({d.name})") for i, d in enumerate(document.device, 1))
     for configs in (sources, devices):
         names = [config.name for config in configs]

@@ -22,7 +22,7 @@ from powerd_core.serde import read_description, to_document
 from powerd_core.wire import Message, encode
 from powerd_daemon.auth import ANYONE, Guard
 from powerd_daemon.clock import Clock, SystemClock
-from powerd_daemon.config import Config, check_lines, merge_devices, public_endpoint, release
+from powerd_daemon.config import NOTHING, Config, check_lines, merge_devices, public_endpoint, release
 from powerd_daemon.ring import Store
 from powerd_daemon.server import Answer, Server
 from powerd_daemon.sockets import bind_sockets, bound_endpoint
@@ -183,6 +183,8 @@ class Daemon:
             _log.info(line)
         if self._spool is not None:
             self._spool.begin(self._answer)
+        if not streams:
+            _log.warning(NOTHING)
         if self._guard.readers == ANYONE:
             _log.warning("anyone who reaches these addresses can read along: it runs without keys, as told to")
         for router in (self._sockets.clock, self._sockets.control, self._sockets.data):

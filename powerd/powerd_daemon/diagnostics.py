@@ -16,19 +16,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import fill
 
-from powerd_core.errors import PowerdError, SensorError
+from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
-from powerd_daemon.config import Config, load_config
+from powerd_daemon.config import NOTHING, Config, load_config
 from powerd_daemon.peer import ask
 from powerd_daemon.plan import plan_file, read_bus
-from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, scan_bus
+from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, open_simulated, scan_bus
 from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.calibration_file import bus_number
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.port import is_usbtmc
+from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
 
 WIDTH = 100
 ASK_MS = 500
@@ -86,12 +87,15 @@ class Machine:
 def check(arguments: argparse.Namespace) -> int:
     """Status 0, or 1 when something fails."""
     config = None if arguments.file is None else load_config(arguments.file)
+    if config is None and arguments.file_only:
+        raise ConfigError("check --file-only: name the file")
     machine = Machine()
-    findings = [] if arguments.file is None else list(check_plan(arguments.file))
-    for one in (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_scheduler):
-        findings += one(machine, config)
-    findings.append(check_disk(machine, arguments.directory))
-    if arguments.json:
+    findings = [] if config is None else [check_config(arguments.file, config), *check_plan(arguments.file)]
+    if not arguments.file_only:
+        for one in (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_scheduler):
+            findings += one(machine, config)
+        findings.append(check_disk(machine, arguments.directory))
+    if arguments.format == "json":
         print(json.dumps([asdict(f) for f in findings], indent=2))
     else:
         for f in findings:
@@ -109,9 +113,17 @@ def _uses(config: Config | None, *kinds: str) -> bool:
     return config is not None and any(source.kind in kinds for source in config.sources)
 
 
+def check_config(path: Path, config: Config) -> Finding:
+    """What a good file says: where powerd will listen, and what it will measure."""
+    if not config.sources:
+        return Finding("config", FAIL, f"{path}: {NOTHING}", "paste them into it, and name the lines")
+    sources = ", ".join(f"{source.name} ({source.kind})" for source in config.sources)
+    return Finding("config", OK, f"{path} is good: listens on {config.server.listen}, measures {sources}")
+
+
 def check_plan(path: Path) -> Iterator[Finding]:
     """Whether every bus and its chips can do what the file asks of them: `powerd run` refuses what they cannot."""
-    for plan in plan_file(path):
+    for plan in plan_file(path, combined=True):
         for problem in plan.problems:
             yield Finding("plan", FAIL, f"{plan.bus.source}: {problem}", f"the arithmetic: powerd plan {path}")
         if not plan.problems:
@@ -185,6 +197,9 @@ def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
         bus = read_bus({"kind": source.kind, "name": source.name, **source.options}, source.where)
         if bus is not None and bus.number is not None:
             wanted.setdefault(bus.number, []).extend(bus.bank)
+        elif bus is not None and isinstance(bus.options, SimOptions):
+            with open_simulated(bus.options) as simulated:
+                yield from _compare(source.name, list(bus.bank), scan_bus(simulated, SIMULATED_BUS))
     for number in sorted(wanted):
         try:
             with machine.open_bus(number) as opened:
@@ -192,13 +207,13 @@ def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
         except (PowerdError, OSError) as error:
             yield Finding("sensors", FAIL if config else WARN, f"i2c-{number}: {error}")
             continue
-        yield from _compare(number, wanted[number], answers)
+        yield from _compare(f"i2c-{number}", wanted[number], answers)
 
 
-def _compare(number: int, wanted: list[tuple[Sensor, Settings]], answers: Iterable[Answer]) -> Iterator[Finding]:
+def _compare(bus: str, wanted: list[tuple[Sensor, Settings]], answers: Iterable[Answer]) -> Iterator[Finding]:
     at = {answer.address: answer for answer in answers}
     for sensor, settings in wanted:
-        where = f"i2c-{number} {sensor.address:#04x} ({sensor.name})"
+        where = f"{bus} {sensor.address:#04x} ({sensor.name})"
         answer = at.get(sensor.address)
         if answer is None:
             remedy = "check its supply, SDA and SCL, and its address pins; `powerd scan` shows what answers"
@@ -220,7 +235,7 @@ def _compare(number: int, wanted: list[tuple[Sensor, Settings]], answers: Iterab
     named = {sensor.address for sensor, _ in wanted}
     for answer in at.values():
         if answer.address not in named and answer.chip:
-            what = f"i2c-{number} {answer.address:#04x}: {answer.chip} by {answer.how}"
+            what = f"{bus} {answer.address:#04x}: {answer.chip} by {answer.how}"
             yield Finding("sensors", OK, what + (", not in the configuration" if wanted else ""))
 
 

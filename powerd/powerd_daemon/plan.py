@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
@@ -20,11 +20,12 @@ from powerd_core.text import did_you_mean, printable
 from powerd_daemon.config import Document, SamplerConfig, load_config
 from powerd_daemon.documents import read_document
 from powerd_daemon.sources.base import find_source
+from powerd_daemon.sources.ina.accuracy import accuracy
 from powerd_daemon.sources.ina.bus import split
 from powerd_daemon.sources.ina.calibration_file import bus_number, calibrated_by
 from powerd_daemon.sources.ina.chips import Grade, Settings
 from powerd_daemon.sources.ina.scanner import mean_periods, reads_of, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, make_bank
+from powerd_daemon.sources.ina.sensor import Bank, Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 
 COVERAGE_FACTOR = 2
@@ -45,7 +46,7 @@ class Bus:
     loads_w: Mapping[str, float] = field(default_factory=dict)
     """Expected power of lines, where the source itself knows it."""
     combined: bool | None = None
-    """Whether the adapter combines reads; None where that is found by probing."""
+    """Whether the adapter combines reads; None where that is not known here, and the slower way is assumed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class BusPlan:
     """Combined transactions, then single ones."""
     budgets: tuple[Budget, ...]
     achievable_hz: float
-    """What wire and chips allow in the adapter's mode (the better one where it is not known)."""
+    """What wire and chips allow in the adapter's mode (the slower one where it is not known)."""
     problems: tuple[str, ...]
     """Why it cannot work; empty for a plan that does."""
 
@@ -123,7 +124,7 @@ def plan_bus(bus: Bus) -> BusPlan:
         device = sensor.device or o.device
         uncertainty = accuracy(sensor, settings, period_ns=round(1e9 / o.rate_hz), bus_hold=hold)
         budgets.append(Budget(f"{device}.{sensor.name}", device, sensor, settings, uncertainty))
-    best, problems = modes[1 if bus.combined is False else 0], []
+    best, problems = modes[0 if bus.combined else 1], []
     if o.rate_hz > best.limit_hz:
         problems.append(
             f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {best.periods:g} SCL periods a scan at "
@@ -164,10 +165,9 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     rows = [f"{bus.source}: {where} at {o.scl_hz / 1000:g} kHz, {len(plan.budgets)} lines, {o.rate_hz:g} Hz asked"]
     rows += ["", "  on the wire      SCL periods/scan  transactions  scans/s at most"]
     for mode in plan.modes:
-        name, note = (
-            "combined" if mode.combined else "single reads",
-            "  <- this adapter" * (bus.combined is mode.combined),
-        )
+        name, note = "combined" if mode.combined else "single reads", ""
+        if bool(bus.combined) is mode.combined:
+            note = "  <- this adapter" if bus.combined is not None else "  <- assumed (--adapter)"
         rows.append(f"  {name:<16} {mode.periods:16.1f}  {mode.transactions:12.1f}  {mode.limit_hz:15.1f}{note}")
     rows += ["", "  conversions             shunt us  bus us  averages  cycle us (at most)  codes/s  current covered"]
     for s in dict.fromkeys(b.settings for b in plan.budgets):
@@ -222,16 +222,18 @@ def line_loads_w(budgets: Iterable[Budget], loads_w: Mapping[str, float]) -> dic
     return powers_w
 
 
-def plan_file(path: Path) -> list[BusPlan]:
-    """The plan of every bus in a configuration file. Raises `ConfigError`."""
+def plan_file(path: Path, *, combined: bool | None = None) -> list[BusPlan]:
+    """The plan of every bus in a configuration file; ``combined`` says what adapters can do of which the file does not
+    tell. Raises `ConfigError`."""
     tables = build_options(Document, read_document(path), str(path)).source
     buses = [read_bus(table, f"{path}: [[source]] {i} ({table.get('kind')})") for i, table in enumerate(tables, 1)]
-    return [plan_bus(bus) for bus in buses if bus is not None]
+    return [plan_bus(b if b.combined is not None else replace(b, combined=combined)) for b in buses if b is not None]
 
 
 def refuse(path: Path) -> None:
-    """Raise `ConfigError` for a configuration that asks for more than a bus or its chips can do."""
-    for plan in plan_file(path):
+    """Raise `ConfigError` for a configuration that asks for more than any bus or its chips can do: which adapter it is
+    is found when the bus is opened."""
+    for plan in plan_file(path, combined=True):
         for problem in plan.problems:
             raise ConfigError(f"{plan.bus.where}: {problem}; the arithmetic: powerd plan {path}")
 
@@ -259,7 +261,7 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
 
 def plan(arguments: argparse.Namespace) -> None:
     """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them."""
-    plans = plan_file(arguments.file)
+    plans = plan_file(arguments.file, combined=None if arguments.adapter is None else arguments.adapter == "combined")
     loads_w = dict(arguments.load)
     names = {name for p in plans for b in p.budgets for name in (b.line, b.device)}
     for name in loads_w.keys() - names:
@@ -268,7 +270,10 @@ def plan(arguments: argparse.Namespace) -> None:
         if min(line_loads_w(p.budgets, loads_w).values()) < 0:
             raise ConfigError("--load: single lines add up to more than their device")
         print(plan_text(p, loads_w))
-    refuse(arguments.file)
+    for p in plans:
+        for problem in p.problems:
+            hint = " (if your adapter combines reads: --adapter combined)" if p.bus.combined is None else ""
+            raise ConfigError(f"{p.bus.where}: {problem}{hint}")
     load_config(arguments.file)
     if not plans:
         print(f"{arguments.file}: no source reads a bus of sensors (kinds ina and sim): nothing to plan")

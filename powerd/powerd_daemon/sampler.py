@@ -239,9 +239,10 @@ class Sampling:
     def statistics(self) -> dict[str, object]:
         """What the stats of powerd say about this sampler."""
         d = self.deadlines or Deadlines(0, 1)
+        catches_up = self._source is not None and self._source.catches_up
         return {
             "polls": d.lateness.count,
-            "missed_deadlines": d.missed,
+            "missed_deadlines": 0 if catches_up else d.missed,
             "rate_hz": d.rate_hz,
             "lateness_mean_us": d.lateness.mean_ns / 1000,
             "lateness_p99_us": d.lateness.quantile_ns(0.99) / 1000,

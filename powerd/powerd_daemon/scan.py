@@ -9,18 +9,24 @@ alone.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
+from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import LinuxBus, Read, RegisterBus
 from powerd_daemon.sources.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
+from powerd_daemon.sources.sim.bus import VirtualClock
+from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions, SimSource
 
 FIRST, LAST = 0x40, 0x4F
+SETTLE_NS = 10_000_000
+"""After so long, chips that were reset have converted something."""
 _ADC_CODES = {a.code for a in INA219.adc.values()} | {a.code | 4 for a in INA219.adc.values() if a.code < 4} | {0x8}
 
 
@@ -78,7 +84,8 @@ def to_toml(answers: Iterable[Answer]) -> str:
     for answer in (a for a in answers if a.chip):
         if answer.bus != last_bus:
             last_bus = answer.bus
-            rows += ["[[source]]", 'kind = "ina"', f'name = "i2c-{last_bus}"', f"bus = {last_bus}"]
+            of_bus = ['kind = "ina"', f'name = "i2c-{last_bus}"', f"bus = {last_bus}"]
+            rows += ["[[source]]", *(['kind = "sim"'] if last_bus == SIMULATED_BUS else of_bus)]
             rows += ['device = "gpu0"             # whose power these lines add up to', ""]
         for channel in answer.channels:
             # The supply voltage that a reading probably is; 12 where it is none of the usual ones.
@@ -102,7 +109,8 @@ def to_table(answers: Sequence[Answer], buses: Sequence[int]) -> str:
     for a in answers:
         volts = ", ".join(f"{c.bus_v:.3f} V {c.shunt_v * 1000:.2f} mV" for c in a.channels)
         config = "" if a.config is None else f"{a.config:#06x}"
-        rows.append(f"{a.bus:>3}  {a.address:#04x}     {a.chip or '?':<8} {config:<7} {volts:<33} {a.how}")
+        bus = "sim" if a.bus == SIMULATED_BUS else str(a.bus)
+        rows.append(f"{bus:>3}  {a.address:#04x}     {a.chip or '?':<8} {config:<7} {volts:<33} {a.how}")
     if silent := [str(n) for n in buses if n not in {a.bus for a in answers}]:
         rows.append(f"nothing answers at 0x40 to 0x4f of i2c-{', i2c-'.join(silent)}")
     return "\n".join(rows)
@@ -155,20 +163,34 @@ def open_bus(number: int) -> Iterator[RegisterBus]:
         bus.close()
 
 
+@contextmanager
+def open_simulated(options: SimOptions) -> Iterator[RegisterBus]:
+    """The bus of a simulated card, before powerd sets its chips up."""
+    source = SimSource(options, Start("sim", 1, 0, VirtualClock()))
+    bus, _ = source.connect()
+    source.start.clock.sleep_until(source.start.clock.now_ns() + SETTLE_NS)
+    try:
+        yield bus
+    finally:
+        source.close()
+
+
 def scan(arguments: argparse.Namespace) -> int:
     """Print what answers. A bus that cannot be opened is told on stderr and fails the command at its end."""
-    numbers = arguments.bus or buses()
+    numbers = [SIMULATED_BUS] if arguments.sim else arguments.bus or buses()
     if not numbers:
         raise SensorError("there is no /dev/i2c-*: enable the bus in the boot settings and load i2c-dev (powerd check)")
     answers: list[Answer] = []
     read: list[int] = []
     for number in numbers:
         try:
-            with open_bus(number) as bus:
+            with open_simulated(SimOptions()) if number == SIMULATED_BUS else open_bus(number) as bus:
                 answers += scan_bus(bus, number, held_by_kernel(number))
                 read.append(number)
         except PowerdError as error:
             print(f"powerd: {printable(str(error))}", file=sys.stderr)
-    if read:
-        print(to_toml(answers) if arguments.toml else to_table(answers, read))
+    if arguments.format == "json":
+        print(json.dumps([asdict(answer) for answer in answers], indent=2))
+    elif read:
+        print(to_toml(answers) if arguments.format == "toml" else to_table(answers, read))
     return 0 if len(read) == len(numbers) else 2

@@ -140,6 +140,11 @@ class Sampler:
         return "running" if self.restart_ns is None else "restarting"
 
     @property
+    def is_left_out(self) -> bool:
+        """Whether powerd goes on without it."""
+        return self.config.sampler.optional and self.streams is None and bool(self.failure)
+
+    @property
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
@@ -229,33 +234,33 @@ class Sampler:
             try:
                 self._describe(from_document(_Streams, body))
             except WireError as error:
-                self._fail(f"what it describes cannot be sent: {error}")
+                self.fail(f"what it describes cannot be sent: {error}")
         elif message.subject == "notice":
             self._warn(f"says: {body.get('message')}")
         elif message.subject == "statistics":
             self.statistics = body
         elif message.subject == "failed" and (body.get("final") or self.streams is None):
-            self._fail(str(body.get("message")))
+            self.fail(str(body.get("message")))
 
     def _describe(self, described: _Streams) -> None:
         numbers = [stream.number for stream in described.streams]
         if len(set(numbers) & set(self._numbers)) < len(numbers):
-            self._fail(f"its streams need different numbers of {self._numbers}, not {numbers}")
+            self.fail(f"its streams need different numbers of {self._numbers}, not {numbers}")
         elif self.streams is None:
             self.streams, self.devices = described.streams, described.devices
             for stream in described.streams:
                 self._store.add(stream)
         elif not same_streams(self.streams, described.streams):
             self._is_foreign = True
-            self._fail("after its restart it describes other lines than before")
+            self.fail("after its restart it describes other lines than before")
 
-    def _fail(self, message: str) -> None:
+    def fail(self, message: str) -> None:
         """There is no further process for this source."""
         self.failure = message
-        if self.process is not None:
+        if self.process is not None and self.is_alive:
             self.process.terminate()
-        if self.streams is not None:
-            _log.warning("source %r is stopped: %s", self.config.name, message)
+        if self.streams is not None or self.is_left_out:
+            _log.warning("source %r is %s: %s", self.config.name, "stopped" if self.streams else "left out", message)
 
     def kill(self) -> None:
         """Kill the process for good, and go without it where its bus's driver does not let it die."""
@@ -306,18 +311,18 @@ class Supervisor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every source has said what it measures."""
-        return all(s.streams is not None for s in self.samplers)
+        """Whether every source has said what it measures, or is left out."""
+        return all(s.streams is not None or s.is_left_out for s in self.samplers)
 
     def check_start(self) -> None:
         """Raise what keeps a source from starting, if anything does."""
         for s in self.samplers:
             if s.streams is not None:
                 continue
-            if s.failure:
+            if not s.failure and self._clock.now_ns() - s.started_ns > OPEN_TIMEOUT_NS:
+                s.fail("the sensor did not open within a minute: is it stuck?")
+            if s.failure and not (s.is_left_out and any(not other.failure for other in self.samplers)):
                 raise SensorError(s.failure if s.config.where in s.failure else f"{s.config.where}: {s.failure}")
-            if self._clock.now_ns() - s.started_ns > OPEN_TIMEOUT_NS:
-                raise SensorError(f"{s.config.where}: the sensor did not open within a minute: is it stuck?")
 
     def receive(self) -> bool:
         """Take one slice of what samplers sent. True when there may be more."""
@@ -350,7 +355,7 @@ class Supervisor:
         while s.receive():
             pass
         if s.streams is None and not s.failure:
-            s.failure = f"its sampler ended with status {s.process.returncode} before it opened the sensor"
+            s.fail(f"its sampler ended with status {s.process.returncode} before it opened the sensor")
         if s.failure:
             return
         s.restarts += 1

@@ -73,6 +73,35 @@ def test_repeats_average_what_is_statistical_and_keep_what_is_systematic(records
     assert mean["power_w"] == pytest.approx(mean["j_per_batch"] / mean["s_per_batch"])
 
 
+@pytest.mark.parametrize(
+    ("commands", "runs"),
+    [
+        ([["python3", "-u", "train.py", "--seed=1"], ["/home/me/train.py", "--seed", "2"]], [2]),
+        ([["train.py", "--width", "1"], ["train.py", "--width", "2"]], [1, 1]),
+        ([["python", "-m", "models.train"], ["/home/me/models/train.py", "--out", "b.h5"], ["other.py"]], [1, 1, 1]),
+        ([["train.py", "a.h5"], ["train.py", "b.h5"]], [2]),
+        ([["ipykernel_launcher.py", "-f", "x-1.json"], ["ipykernel_launcher.py", "-f", "x-2.json"]], [2]),
+    ],
+)
+def test_repeats_are_of_one_program_with_the_same_arguments(tmp_path, commands, runs):
+    for name, command in zip("abc", commands, strict=False):
+        one_run(tmp_path / f"{name}.h5", iterations=2)
+        with h5py.File(tmp_path / f"{name}.h5", "r+") as file:
+            file.attrs["command"] = json.dumps(command)
+    found = averaged([r for r in read_campaign([tmp_path]) if r["phase"] == "forward"])
+    assert [r[RUNS] for r in found] == runs
+
+
+def test_a_row_has_the_seconds_of_those_runs_that_it_has_joules_of(records):
+    (total, *_) = [r for r in records if r["kind"] == "total"]
+    none = dict.fromkeys(("energy_j", "power_w", "edp_js", "u95_j", "u_statistical_j", "u_systematic_j"))
+    slow = {**total, **none, "time_s": 3 * total["time_s"], "run": "slow"}
+    (mean,) = averaged([total, slow])
+    assert mean["energy_j"] / mean["time_s"] == pytest.approx(mean["power_w"])
+    assert (mean[RUNS], mean["run"]) == (1, total["run"])
+    assert "1 of 2 runs" in mean["note"]
+
+
 def test_measured_and_modelled_are_never_averaged(tmp_path):
     for name, provenance in (("a", "measured"), ("b", "modelled")):
         one_run(tmp_path / f"{name}.h5", provenance=provenance)

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 import pytest
-from command import joules
+from command import joules, refused
 from hypothesis import given
 from hypothesis import strategies as st
 from make_campaign import one_run
@@ -159,3 +159,20 @@ def test_the_command_says_it_in_a_table_and_in_words(sides, capsys, tmp_path):
     rows = list(csv.DictReader(io.StringIO(out.read_text())))
     assert {r["provenance"] for r in rows} == {"simulated"}
     assert float(next(r["p"] for r in rows if r["phase"] == "forward" and r["figure"] == "J/batch")) < 0.05
+
+
+def test_nothing_in_common_says_what_differs_and_what_to_ignore(tmp_path, capsys):
+    runs = {
+        side: [one_run(tmp_path / side / f"{seed}.h5", seed_of_run=seed, iterations=8) for seed in seeds]
+        for side, seeds in (("a", (1, 2)), ("b", (3, 4)))
+        if not (tmp_path / side).mkdir()
+    }
+    a, b = (paths[0].parent for paths in runs.values())
+    said = refused(capsys, "compare", a, b)
+    assert "seed_of_run 1, 2 in A, 3, 4 in B" in said
+    assert "--ignore seed_of_run compares them nonetheless" in said
+    code, out, _ = joules(capsys, "compare", a, b, "--ignore", "seed_of_run")
+    assert code == 0
+    assert "taken for repeats" in out
+    assert compare(samples(runs["a"]), samples(runs["b"]), ["seed_of_run"]).rows[0].a.runs == 2
+    assert "a setting" in refused(capsys, "compare", a, b, "--ignore", "provenance")

@@ -99,7 +99,7 @@ def test_a_trace_of_its_own(run, tmp_path):
     total = [e["args"]["W"] for e in document["traceEvents"] if e["name"] == "gpu0: sum of 2 lines W"]
     assert max(total) == pytest.approx(260, rel=0.01)
     names = [e["args"]["name"] for e in document["traceEvents"] if e["name"] == "process_name"]
-    assert names == ["power of cpu0 (modelled)", "power of gpu0 (simulated)", "phases of process 1"]
+    assert names == ["power of cpu0 MODELLED", "power of gpu0 SIMULATED", "phases of process 1"]
 
 
 def test_the_profile_stays_as_it_is_and_both_are_on_one_timeline(run, tmp_path):

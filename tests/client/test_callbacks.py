@@ -115,7 +115,7 @@ def test_transformers(meter, tmp_path):
             callbacks=[PowerdCallback(meter)],
         )
         trainer.train()
-    step = "data data iteration[forward backward forward backward update]"
+    step = "data data forward backward forward backward update"
     assert meter.tree() == f"{step} {step} evaluation"
     assert meter.tape.notes == []
 
@@ -242,12 +242,10 @@ def test_trainers_order_of_events(transformers, meter):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     callback.on_train_begin(None, None, None, model=model, optimizer=optimizer, train_dataloader=loader)
     for _ in loader:
-        callback.on_step_begin(None, None, None)
         model(X).sum().backward()
         optimizer.step()
-        callback.on_step_end(None, None, None)
     callback.on_train_end(None, None, None)
-    assert meter.tree() == " ".join(["data:4 iteration:4[forward:4 backward:4 update:4]"] * 3)
+    assert meter.tree() == " ".join(["data:4 forward:4 backward:4 update:4"] * 3)
     assert type(loader) is Loader
     assert list(loader) == [1, 2, 3]
     assert not model._forward_hooks

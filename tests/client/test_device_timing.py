@@ -118,14 +118,14 @@ def timed(tmp_path_factory):
         patch.setitem(sys.modules, "torch", torch)
         with Meter(out=out) as meter:
             for _ in range(20):
-                with meter.phase("forward"):
+                with meter.phase("work"):
                     torch.work(3.0)
             while host_ns() < torch.stream.busy_until_ns:  # the host's own time is to come after the device's
                 time.sleep(0.001)
             torch.capturing = True
-            meter.begin("backward")
+            meter.begin("captured")
             torch.capturing = False
-            meter.end("backward")
+            meter.end("captured")
             meter.begin("lost")
     return out, np.array(torch.passed_ns)
 

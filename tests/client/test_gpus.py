@@ -1,14 +1,18 @@
-"""Which GPU a process works on, by PyTorch, by CUDA_VISIBLE_DEVICES and by the driver."""
+"""Which GPUs a process may use and works on, and what a run records that names no powerd."""
 
+import os
 import sys
 from types import SimpleNamespace
 
 import pytest
+import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_client import gpus
-from powerd_client.gpus import devices_here, each_once, visible_gpu
+from powerd_client.gpus import devices_here, each_once, usable_gpus, visible_gpu
+from powerd_client.link import BoardLink
+from powerd_client.recorder import LocalDaemon, local_sources
 from powerd_core.model import pci_key, uuid_key
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "ab3c"]
@@ -87,3 +91,107 @@ def test_a_device_that_is_told_twice_is_one():
         {"index": 0, "uuid": f"GPU-{U[0]}", "pci": "0000:3b:00.0"},
         {"index": 1, "uuid": "", "pci": "0000:4c:00.0"},
     ]
+
+
+MIG = "MIG-dddddddd-1111-2222-3333-dddddddddddd"
+DIVIDED = [*GPUS[:3], {**GPUS[3], "mig": f"MIG-0 {MIG}"}]
+
+
+@pytest.mark.parametrize(
+    ("environment", "usable", "note"),
+    [
+        ({}, [0, 1, 2, 3], ""),
+        ({"CUDA_VISIBLE_DEVICES": "0,1,2,3"}, [0, 1, 2, 3], ""),
+        ({"CUDA_VISIBLE_DEVICES": "2, 0"}, [0, 2], "left out by CUDA_VISIBLE_DEVICES=2, 0: gpu1, gpu3"),
+        ({"CUDA_VISIBLE_DEVICES": f"GPU-{U[1]}"}, [1], "gpu0, gpu2, gpu3"),
+        ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, [1], "gpu0, gpu2, gpu3"),
+        ({"CUDA_VISIBLE_DEVICES": ""}, [], "gpu0, gpu1, gpu2, gpu3"),
+        ({"CUDA_VISIBLE_DEVICES": MIG}, [3], "gpu0, gpu1, gpu2; a GPU of which"),
+        ({"CUDA_VISIBLE_DEVICES": f"MIG-GPU-{U[2]}/1/0"}, [2], "gpu0, gpu1, gpu3; a GPU of which"),
+        ({"CUDA_VISIBLE_DEVICES": "0", "LOCAL_WORLD_SIZE": "4"}, [0, 1, 2, 3], "4 ranks run here"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "LOCAL_WORLD_SIZE": "2"}, [0, 1], "gpu2, gpu3"),
+    ],
+)
+def test_which_gpus_a_process_may_use_and_what_is_left_out(environment, usable, note):
+    found, said = usable_gpus(DIVIDED, environment)
+    assert found == usable
+    assert note in said
+    assert bool(said) == bool(note)
+
+
+def test_numbers_of_gpus_that_differ_need_an_order():
+    mixed = [GPUS[0], {**GPUS[1], "name": "T4"}]
+    found, said = usable_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert found == [0, 1]
+    assert "CUDA_DEVICE_ORDER=PCI_BUS_ID" in said
+    assert usable_gpus(mixed, {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"})[0] == [1]
+
+
+@pytest.fixture
+def powercap(tmp_path):
+    """Two packages with their memory, as Linux shows them."""
+    for zone, name in (("0", "package-0"), ("0:0", "dram"), ("1", "package-1"), ("1:0", "dram")):
+        directory = tmp_path / f"intel-rapl:{zone}"
+        directory.mkdir()
+        (directory / "name").write_text(f"{name}\n")
+        (directory / "max_energy_range_uj").write_text("262143328850\n")
+        (directory / "energy_uj").write_text("1000\n")
+    return tmp_path
+
+
+class FakeNvml:
+    """What pynvml is asked for a list of GPUs; one that cannot be divided refuses the question."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, count):
+        self.nvmlDeviceGetCount = lambda: count
+        self.nvmlInit = self.nvmlShutdown = lambda: None
+        self.nvmlDeviceGetHandleByIndex = lambda index: index
+        self.nvmlDeviceGetName = lambda handle: b"NVIDIA H200"
+        self.nvmlDeviceGetUUID = lambda handle: f"GPU-{U[handle]}"
+        self.nvmlDeviceGetPciInfo = lambda handle: SimpleNamespace(busId=f"00000000:0{handle}:00.0".encode())
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle):
+        raise self.NVMLError
+
+
+def test_everything_that_this_machine_has_is_recorded(monkeypatch, powercap, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml(2))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    sources, notes = local_sources(7, powercap)
+    assert [source["kind"] for source in sources] == ["nvml", "rapl"]
+    assert notes == []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    sources, notes = local_sources(7, powercap)
+    assert sources[0]["gpus"] == [1]
+    assert notes == ["left out by CUDA_VISIBLE_DEVICES=1: gpu0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (rapl,), notes = local_sources(7, powercap)
+    assert rapl["kind"] == "rapl"
+    assert "gpu0, gpu1" in notes[0]
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as the kernel sets them: for root alone
+    (model,), notes = local_sources(7, powercap)
+    assert (model["kind"], model["pid"]) == ("cpu-model", 7)
+    assert "sudo chmod a+r" in notes[1]
+
+
+def test_processors_and_memory_are_recorded_beside_a_gpu_that_fails(monkeypatch, powercap, tmp_path):
+    """The driver fails in powerd, and the run goes on with the other source and says so."""
+    sources = [{"kind": "nvml", "name": "nvml", "optional": True}, *local_sources(None, powercap)[0][-1:]]
+    daemon = LocalDaemon(sources, tmp_path / "powerd.log")
+    context = zmq.Context()
+    link = BoardLink(context, daemon.url, client="test")
+    try:
+        daemon.start()
+        link.describe(30.0, lambda: False)
+        assert [stream.source for stream in link.description.streams] == ["rapl"]
+        (device,) = link.description.devices
+        assert device.feeds == ("cpu0.package_0", "cpu0.dram_0", "cpu0.package_1", "cpu0.dram_1")
+        (told,) = daemon.left_out({"rapl"})
+        assert "'nvml'" in told
+    finally:
+        link.close()
+        daemon.stop()
+        context.destroy(linger=0)

@@ -1,9 +1,10 @@
 """Phases out of marks."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_client.pairing import PhaseSpans, pair_marks
+from powerd_client.pairing import MODEL_BY_CLASS, Kinds, PhaseSpans, add_iterations, name_models, pair_marks
 from powerd_core.marks import Mark
 
 NAMES = {0: "training", 1: "forward", 2: "backward"}
@@ -58,3 +59,107 @@ def test_whatever_is_marked_the_phases_nest(steps):
             assert parent < i
             assert phases.begin_ns[parent] <= phases.begin_ns[i]
             assert phases.end_ns[i] <= phases.end_ns[parent]
+
+
+# -- iterations and models that nobody marked
+
+LETTERS = {"d": "data", "f": "forward", "b": "backward", "g": "gradient", "u": "update", "e": "evaluation"}
+LETTERS |= {"E": "epoch", "S": "train_step", "I": "iteration", "x": "x"}
+
+
+def tree(text, attributes=None):
+    """The phases of a text such as ``E[f b u]`` as the run file has them, in the same form; ``!`` cuts one."""
+    kinds, spans, marks, cuts, open_phases = Kinds(), PhaseSpans(), [], {}, []
+
+    def end(letter, is_cut=False):
+        number = numbers[letter]
+        cuts[100 + number] = number
+        marks.append(e(100 + number if is_cut else number, len(marks) + 1))
+
+    numbers = {}
+    for letter, name in LETTERS.items():
+        own = (attributes or {}).get(letter, {})
+        numbers[letter] = kinds.number({"name": name, "attributes": own, "timing": "host"})
+    for token in text.replace("[", "[ ").replace("]", " ]").split():
+        if token == "]":
+            end(open_phases.pop())
+        else:
+            marks.append(b(numbers[token[0]], len(marks) + 1))
+            if token.endswith("["):
+                open_phases.append(token[0])
+            else:
+                end(token[0], token.endswith("!"))
+    own = {number: number for number in numbers.values()}
+    pair_marks(spans, marks, process=0, kinds=own, names={n: str(n) for n in own}, cuts=cuts)
+    spans.sort()
+    add_iterations(spans, kinds)
+    name_models(spans, kinds)
+
+    def children(parent):
+        return " ".join(shown(i) for i, above in enumerate(spans.parent) if above == parent)
+
+    def shown(i):
+        entry, inner = kinds.entries[spans.kind[i]], children(i)
+        letter = next(k for k, name in LETTERS.items() if name == entry["name"])
+        own = "".join(f":{value}" for _, value in sorted(entry["attributes"].items()))
+        return letter + own + "!" * spans.cut[i] + (f"[{inner}]" if inner else "")
+
+    assert spans.begin_ns == sorted(spans.begin_ns)
+    for i, parent in enumerate(spans.parent):
+        assert parent < i
+        if parent >= 0:
+            assert spans.begin_ns[parent] <= spans.begin_ns[i] <= spans.end_ns[i] <= spans.end_ns[parent]
+    return children(-1), spans
+
+
+@pytest.mark.parametrize(
+    ("marked", "expected"),
+    [
+        ("f b u f b u", "I[f b u] I[f b u]"),
+        ("d f b u d f b u d!", "I[d f b u] I[d f b u d!]"),
+        ("f b f b u f b f b u", "I[f b] I[f b u] I[f b] I[f b u]"),  # accumulated gradients
+        ("f f b u u f f b u u", "I[f f b u u] I[f f b u u]"),  # two views of a batch, two optimizers
+        ("f g b u f g b u", "I[f g b u] I[f g b u]"),
+        ("f g f g", "I[f g] I[f g]"),
+        ("f b u e e f b u e", "I[f b u] e e I[f b u] e"),
+        ("d e d e d f b u", "d e d e I[d f b u]"),
+        ("d f e b u d f e b u", "I[d f e b u] I[d f e b u]"),
+        ("f x b u x f x b u", "I[f x b u] x I[f x b u]"),
+        ("d x f b u d x f b u", "I[d x f b u] I[d x f b u]"),
+        ("f b u f! f b u! f b", "I[f b u] I![f!] I![f b u!] I[f b]"),
+        ("E[f b u f b u] E[f b u]", "E[I[f b u] I[f b u]] E[I[f b u]]"),
+        ("S[f b f b u] S[f b u]", "S[f b f b u] S[f b u]"),
+        ("x[f b u] x[f b u]", "x[f b u] x[f b u]"),
+        ("d I[f b u] f b u", "d I[f b u] f b u"),
+        ("f f e f", "f f e f"),
+        ("x u d", "x u d"),
+    ],
+)
+def test_iterations_are_what_lies_from_forward_to_forward(marked, expected):
+    assert tree(marked)[0] == expected
+
+
+def test_an_iteration_lasts_to_the_next_one_and_the_last_to_its_last_pass():
+    _, spans = tree("f b u f b u e f b u")
+    iterations = [i for i, parent in enumerate(spans.parent) if parent == -1 and spans.parent.count(i)]
+    edges = [(spans.begin_ns[i], spans.end_ns[i]) for i in iterations]
+    assert edges == [(1, 7), (7, 12), (15, 20)]
+
+
+A, B = {MODEL_BY_CLASS: "A"}, {MODEL_BY_CLASS: "B"}
+
+
+@pytest.mark.parametrize(
+    ("marked", "attributes", "expected"),
+    [
+        ("f b u", dict.fromkeys("fbu", A), "I:A[f b u]"),
+        ("f b u", {letter: {**A, "batch_size": 4} for letter in "fbu"}, "I:4:A[f:4 b:4 u:4]"),
+        ("d I[f b u]", dict.fromkeys("fbu", A), "d I:A[f b u]"),
+        ("I[f b u]", {"I": {"model": "mine"}, **dict.fromkeys("fbu", A)}, "I:mine[f b u]"),
+        ("I[f e b]", {"f": A, "e": B}, "I[f:A e:B b]"),
+        ("E[f b f b] e", {"f": A, "b": A, "e": B}, "E:A[I[f b] I[f b]] e:B"),
+        ("I[f e]", {"f": A, "e": {"model": "named"}}, "I[f:A e:named]"),
+    ],
+)
+def test_a_model_that_nobody_named_is_that_of_the_phase_around(marked, attributes, expected):
+    assert tree(marked, attributes)[0] == expected

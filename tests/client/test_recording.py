@@ -56,9 +56,9 @@ def test_a_run_with_phases(daemon, tmp_path, capfd):
     with open_run(out) as file:
         kinds = [json.loads(k)["name"] for k in file["phases/kinds"].asstr()]
         names = [kinds[k] for k in file["phases/kind"][:]]
-        assert names == ["training", *["forward", "backward"] * 3, "update"]
+        assert names == ["training", *["iteration", "forward", "backward"] * 3, "update"]
         assert file["phases/cut"][:].sum() == 0
-        assert file["phases/parent"][:].tolist() == [-1] + [0] * 7
+        assert file["phases/parent"][:].tolist() == [-1, 0, 1, 1, 0, 4, 4, 0, 7, 7, 7]
         assert file.attrs["complete"] == 1
         assert messages(file) == []
         begin, end = file["phases/begin_ns"][0], file["phases/end_ns"][0]

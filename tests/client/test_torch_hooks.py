@@ -92,7 +92,7 @@ def test_without_gradients_or_in_eval_mode_it_is_evaluation(meter):
     assert meter.tree() == "evaluation evaluation forward"
 
 
-def test_backward_has_the_attributes_that_all_watches_have(meter):
+def test_backward_has_the_attributes_of_the_models_that_ran_forward(meter):
     model, other, third = network(), network(), network()
     optimizer = sgd(model)
     meter.watch(model, optimizer, model="x", layers=True)
@@ -103,8 +103,10 @@ def test_backward_has_the_attributes_that_all_watches_have(meter):
         other(X).sum().backward()
         with meter.watch(third, model="y"):
             other(X).sum().backward()
+            (other(X).sum() + third(X).sum()).backward()
         other(X).sum().backward()
-    assert meter.tree() == "forward:x backward:x forward:x backward forward:x backward:x"
+    both = "forward:x forward:y backward"
+    assert meter.tree() == f"forward:x backward:x forward:x backward:x {both} forward:x backward:x"
 
 
 def test_autograd_grad_is_a_phase_of_its_own(meter):

@@ -43,10 +43,13 @@ def test_a_watched_training(tmp_path):
         scaler.scale(last(torch.randn(3, 2)).sum() * float("nan")).backward()
         scaler.step(optimizer)
     run = read_run(out)
-    steps = ["data", "forward", "backward", "update"] * 3
-    assert names(run, depth=0) == [*steps, "forward", "forward", "backward", "update"]
-    assert names(run, depth=1)[:6] == ["forward/layer"] * 3 + ["backward/layer"] * 3
-    assert names(run, cut=True) == ["forward", "forward/layer"]
+    steps = [f"iteration/{name}" for name in ("data", "forward", "backward", "update")]
+    assert names(run, depth=0) == ["iteration"] * 5
+    assert names(run, depth=1) == [*steps * 3, steps[1], *steps[1:]]
+    assert names(run, depth=2)[:6] == ["iteration/forward/layer"] * 3 + ["iteration/backward/layer"] * 3
+    assert names(run, cut=True) == ["iteration", "iteration/forward", "iteration/forward/layer"]
+    models = [run.phases.classes[i].attributes["model"] for i in run.phases.label[run.phases.depth == 0]]
+    assert models == ["Sequential-50"] * 4 + ["Linear-3"]
     texts = [m["text"] for m in run.messages]
     assert len([t for t in texts if "skipped" in t]) == 1
     assert not any("fork" in t or "without being begun" in t for t in texts)
@@ -74,4 +77,7 @@ def test_a_script_that_is_killed_leaves_its_phases(tmp_path):
     deadline = time.monotonic() + 60
     while not out.exists() and time.monotonic() < deadline:  # the recorder ends by itself
         time.sleep(0.02)
-    assert names(read_run(out)) == ["forward", "backward", "update", "update"]
+    assert names(read_run(out)) == [
+        "iteration",
+        *(f"iteration/{name}" for name in ("forward", "backward", "update", "update")),
+    ]

@@ -17,6 +17,7 @@ import pytest
 from daemon_harness import PATIENCE_S, Client, running, steady_config
 
 from powerd_daemon.cli import main, make_parser, run_config
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 STEADY = '[[source]]\nkind = "steady_source:SteadySource"\nname = "steady"\n'
 
@@ -47,6 +48,11 @@ def until_it_listens(process: subprocess.Popen[str]) -> str:
     line = process.stderr.readline()
     assert "listens on" in line
     return line
+
+
+def folded(text: str) -> str:
+    """What was printed, without the line breaks of a narrow terminal."""
+    return " ".join(text.split())
 
 
 def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
@@ -84,15 +90,16 @@ def test_bad_command_lines(arguments: list[str], name: str, capsys: pytest.Captu
     assert second.startswith("usage: powerd")
 
 
-def test_completion_sources_and_config_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_completion_sources_and_check(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (["completion", "bash"], ("config-check", "calibrate", "ring-mib", "temperature-c", "revoke")),
+        (["completion", "bash"], ("check", "calibrate", "ring-mib", "temperature-c", "revoke")),
         (["sources"], ("cpu-model\n", "nvml\n", "replay\n", "sim\n", "rate_hz = a number (default 500.0)")),
-        (["config-check", str(file)], ("source steady of kind steady_source:SteadySource",)),
+        (["check", str(file), "--file-only"], ("steady (steady_source:SteadySource)", "1 ok")),
+        (["config-check", str(file)], ("steady (steady_source:SteadySource)", "1 ok")),
     ):
         assert main(arguments) == 0
         printed = capsys.readouterr().out
-        assert all(word in printed for word in words)
+        assert all(word in printed or word in folded(printed) for word in words)
 
 
 def test_the_serving_process_loads_no_other_command(tmp_path: Path) -> None:
@@ -140,12 +147,68 @@ def test_describe_and_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         url = powerd.daemon.listen
         assert main(["describe", url]) == 0
         assert "a  (simulated power of dev)" in capsys.readouterr().out
-        assert main(["describe", url, "--json"]) == 0
+        assert main(["describe", url, "--format", "json"]) == 0
         assert json.loads(capsys.readouterr().out)["streams"][0]["source"] == "steady"
         assert main(["stats", url]) == 0
         assert "ring_bytes: " in capsys.readouterr().out
         assert main(["stats", url, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["streams"][0]["number"] == 0
+
+
+def test_every_command_is_listed_once_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    listed = [
+        line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and line[2] != "-"
+    ]
+    assert sorted(listed) == sorted(next(a.choices for a in make_parser()._actions if a.dest == "command"))
+
+
+def test_without_sensors_it_measures_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a board is just after the installation."""
+    file, url = tmp_path / "powerd.toml", f"ipc://{tmp_path}/s"
+    file.write_text((Path(__file__).parents[2] / "powerd/deploy/powerd.toml").read_text())
+    with command("run", "--config", file, "--listen", url) as process:
+        until_it_listens(process)
+        assert process.stderr is not None
+        assert "nothing is measured" in process.stderr.readline()
+        for asked in ("describe", "stats"):
+            assert main([asked, url]) == 0
+            assert "nothing is measured" in capsys.readouterr().out
+    assert main(["check", str(file), "--file-only"]) == 1
+    assert "nothing is measured" in folded(capsys.readouterr().out)
+
+
+def test_a_board_is_rehearsed_on_a_simulated_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What docs/howto/board.md does on a real one: scan, plan, calibrate, check, run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("powerd_daemon.calibrate.SystemClock", VirtualClock)
+    assert main(["scan", "--sim"]) == 0
+    assert capsys.readouterr().out.count("INA219") == 8
+    assert main(["scan", "--sim", "--format", "toml"]) == 0
+    board = Path("board.toml")
+    board.write_text(f'[server]\nlisten = "ipc://{tmp_path}/s"\n' + capsys.readouterr().out)
+    assert main(["plan", "board.toml", "--load", "gpu0=250"]) == 0
+    at = ["--seconds", "2", "--temperature-c", "23", "--out", "calibration.toml"]
+    assert main(["calibrate", "board.toml", "--zero", *at]) == 0
+    assert (
+        main(
+            ["calibrate", "board.toml", "--line", "gpu0.at_40_1", "--reference-w", "50", "--reference-u", "0.001", *at]
+        )
+        == 0
+    )
+    board.write_text(board.read_text().replace('kind = "sim"', 'kind = "sim"\ncalibration = "calibration.toml"'))
+    capsys.readouterr()
+    main(["check", "board.toml"])
+    assert capsys.readouterr().out.count("INA219, not set up by powerd yet") == 8
+    options = make_parser().parse_args(["run", "--config", "board.toml"])
+    with running(run_config(options)) as powerd:
+        assert main(["describe", powerd.daemon.listen, "--format", "json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["streams"][0]["lines"]
+    u_gain = {line["name"]: line["accuracy"]["u_gain"] for line in lines}
+    assert u_gain["gpu0.at_40_1"] < u_gain["gpu0.at_42_1"] / 4
 
 
 def test_a_signal_ends_it_cleanly(file: Path, tmp_path: Path) -> None:

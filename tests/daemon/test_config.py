@@ -56,7 +56,6 @@ def test_the_example_is_good() -> None:
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        ("", "[[source]]"),
         ("\n\nlisten 5", "TOML"),
         ("[sever]\n" + GOOD, "'server'"),
         ("[[server]]\n" + GOOD, "'server'"),

@@ -1,11 +1,13 @@
 """Journals replayed: the same codes at new times and numbers."""
 
+import gzip
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
 
+from powerd_core.errors import SensorError
 from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, ClockExchange, Description, Gap
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -49,9 +51,11 @@ class TestConformance(SourceConformance):
         return ReplaySource(ReplayOptions(path=str(self.path)), start)
 
 
-@pytest.mark.parametrize("name", ["", "journal.bin"])
+@pytest.mark.parametrize("name", ["", "journal.bin", "run.h5.journal.gz"])
 def test_codes_and_flags_stay_and_times_move_to_now(tmp_path, name):
-    recorded, blocks, _ = record(tmp_path)
+    recorded, blocks, frames = record(tmp_path)
+    # As the client packs them: many gzip members one after the other.
+    (tmp_path / "run.h5.journal.gz").write_bytes(b"".join(map(gzip.compress, frames)))
     o = replay(tmp_path / name)
     began_ns = o.clock.now_ns()
     made = o.run(150)
@@ -98,6 +102,14 @@ def test_damage_and_foreign_frames_are_passed_over(tmp_path):
     frames[3:3] = [b"garbage" * 9, foreign, encode(Message("other", {}))]
     (tmp_path / "journal.bin").write_bytes(b"".join(frames) + frames[1][:40])
     assert len(replay(tmp_path).run(150)) == len(blocks)
+
+
+def test_a_packed_journal_that_is_cut_off_is_refused(tmp_path):
+    _, _, frames = record(tmp_path)
+    packed = tmp_path / "run.h5.journal.gz"
+    packed.write_bytes(gzip.compress(b"".join(frames))[:-100])
+    with pytest.raises(SensorError, match=r"journal\.gz cannot be read"):
+        replay(packed)
 
 
 def test_a_gap_is_replayed_as_a_gap(tmp_path):

@@ -71,18 +71,18 @@ def test_it_loads_without_an_error_or_a_request(page):
 
 
 def test_a_click_sorts_by_value_and_back(page):
-    before = column(page, "energy", "J/batch")
-    click_head(page, "energy", "J/batch")
-    values = [v for _, v in column(page, "energy", "J/batch")]
+    before = column(page, "phases", "J/batch")
+    click_head(page, "phases", "J/batch")
+    values = [v for _, v in column(page, "phases", "J/batch")]
     numbers = [float(v) for v in values if v is not None]
     assert numbers == sorted(numbers)
     assert None not in values[: len(numbers)]
     assert len(set(numbers)) > 5
-    click_head(page, "energy", "J/batch")
-    numbers = [float(v) for _, v in column(page, "energy", "J/batch") if v is not None]
+    click_head(page, "phases", "J/batch")
+    numbers = [float(v) for _, v in column(page, "phases", "J/batch") if v is not None]
     assert numbers == sorted(numbers, reverse=True)
-    click_head(page, "energy", "J/batch")
-    assert column(page, "energy", "J/batch") == before
+    click_head(page, "phases", "J/batch")
+    assert column(page, "phases", "J/batch") == before
 
 
 def test_a_trace_holds_the_readings_and_reads_them_out(page, runs):
@@ -97,6 +97,27 @@ def test_a_trace_holds_the_readings_and_reads_them_out(page, runs):
     assert peak == pytest.approx(signal.value.max(), abs=1e-3)
     said = page.run(f"{TRACE}.cursor = {signal.t_ns[at] // 1000}, {TRACE}.draw(), {TRACE}.out.textContent")
     assert re.search(r"gpu0\.a: [\d.]+ W .* › ", said)
+
+
+def drag(page, x, to_x, y, **more):
+    for kind, at in (("mousePressed", x), ("mouseMoved", to_x), ("mouseReleased", to_x)):
+        page.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1, buttons=1, **more)
+
+
+def test_a_marked_stretch_tells_its_joules_and_how_far_they_can_be_off(page, runs):
+    page.run(f"{TRACE}.home(), {TRACE}.canvas.scrollIntoView({{ block: 'center' }})")
+    left, top = page.run(f"(b => [b.left, b.top])({TRACE}.canvas.getBoundingClientRect())")
+    drag(page, left + 300, left + 700, top + 100)
+    begin, end = page.run(f"{TRACE}.brush")
+    assert end - begin > 10_000
+    assert page.run(f"{TRACE}.spec.u95_percent") > 0
+    signal = load_signal(read_run(runs[0]), "gpu0.a")
+    (expected,) = signal.integral().between([round(begin * 1000)], [round(end * 1000)])
+    said = page.run(f"{TRACE}.draw(), {TRACE}.out.textContent")
+    joules, bound = map(float, re.search(r"gpu0\.a: ([\d.]+) ± ([\d.]+) J", said).groups())
+    assert joules == pytest.approx(expected, abs=bound + 0.0005 * expected)
+    assert bound < 0.05 * expected
+    page.run(f"{TRACE}.brush = null, {TRACE}.home()")
 
 
 def test_wheel_keys_and_drag_change_the_view(page):
@@ -115,8 +136,8 @@ def test_wheel_keys_and_drag_change_the_view(page):
     page.run(f"{TRACE}.canvas.dispatchEvent(new KeyboardEvent('keydown', {{ key: '+' }}))")
     nearer = span()
     assert nearer[1] - nearer[0] == pytest.approx((near[1] - near[0]) / 2)
-    for kind, at in (("mousePressed", x), ("mouseMoved", x - 100), ("mouseReleased", x - 100)):
-        page.call("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1, buttons=1)
+    shift = 8
+    drag(page, x, x - 100, y, modifiers=shift)
     moved = span()
     assert moved[0] > nearer[0]
     assert moved[1] - moved[0] == pytest.approx(nearer[1] - nearer[0])

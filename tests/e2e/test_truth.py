@@ -70,6 +70,8 @@ def differences(old, new, where, slack=0.0):
             elif bool(old[key]) != bool(new[key]):
                 found.append(f"{where} {key}: was {old[key]!r}, is {new[key]!r}")
         return found
+    if old is None and is_figure(new) and where.endswith("u95_j") and ('="rank"' in where or '="job"' in where):
+        return []  # rows of ranks and jobs had no interval in 0.1.0
     if is_figure(old) and is_figure(new) and float in (type(old), type(new)):
         if math.isclose(old, new, rel_tol=RELATIVE, abs_tol=slack) or (math.isnan(old) and math.isnan(new)):
             return []

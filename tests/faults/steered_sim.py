@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from powerd_daemon.clock import Clock
 from powerd_daemon.sources.ina.bus import Read, ReadWords, RegisterBus
 from powerd_daemon.sources.ina.chips import INA226
 from powerd_daemon.sources.sim.bus import SimBus
@@ -38,8 +38,8 @@ class CountedBus:
     """A register bus on which each transfer that failed is written down; and each shunt word that was read, in a ledger
     under ``$FAULTS_LEDGER``."""
 
-    def __init__(self, bus: RegisterBus) -> None:
-        self._bus = bus
+    def __init__(self, bus: RegisterBus, clock: Clock) -> None:
+        self._bus, self._clock = bus, clock
         self._ledger = Path(os.environ["FAULTS_LEDGER"], f"sim-{os.getpid()}").open("ab", buffering=0)  # noqa: SIM115
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
@@ -50,7 +50,7 @@ class CountedBus:
             with failures_written_down():
                 words = bytes(read())
             if shunts:
-                t_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW)
+                t_ns = self._clock.now_ns()  # of the simulated board, which may be worked out late
                 self._ledger.write(b"".join(ROW.pack(t_ns, address) for address in shunts))
             return words
 
@@ -141,4 +141,4 @@ class SteeredSim(SimSource):
         assert isinstance(self.options, SteeredOptions)
         assert self.bus is not None
         self.bus.trouble = Steered(self.options.script)
-        return CountedBus(bus), detail
+        return CountedBus(bus, self.start.clock), detail

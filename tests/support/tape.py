@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import get_ident
 
 from powerd_client import Meter
-from powerd_client.pairing import PhaseSpans, pair_marks
+from powerd_client.pairing import MODEL_BY_CLASS, PhaseSpans, pair_marks
 from powerd_core.marks import Mark
 
 
@@ -56,7 +56,7 @@ class Tape:
     @staticmethod
     def label(key):
         name, attributes = key
-        return name + "".join(f":{value}" for _, value in attributes)
+        return name + "".join(f":{value}" for key, value in attributes if key != MODEL_BY_CLASS)
 
     def tree(self, drop=()):
         """The phases as text: ``forward[layer:0 layer:1] backward``, a cut one with ``!``."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 
 from powerd_analytics.cli import shared
-from powerd_analytics.terminal import LateProgress
+from powerd_analytics.terminal import LateProgress, print_lines
 from powerd_core.errors import ConfigError, RunFileError
 from powerd_core.keys import control_url
 from powerd_core.text import printable
@@ -151,8 +151,7 @@ def info(run: shared.RunFile, *, device: shared.Device = None, calibration: shar
 
     with LateProgress() as progress:
         lines = list(describe_run(shared.open_run(run, calibration, progress), device, progress=progress))
-    # Names, causes and messages in a run file are whatever its maker wrote.
-    print("\n".join(map(printable, lines)))
+    print_lines(lines)
 
 
 def clock(
@@ -191,7 +190,7 @@ def clock(
         return
     lines = [*clocks.describe_clocks(opened, reports, others), *clocks.describe_wall(walls)]
     lines += clocks.describe_marker(edges) if edges else ()
-    print("\n".join(map(printable, lines)))
+    print_lines(lines)
     if plot is not None:
         print(plot)
 

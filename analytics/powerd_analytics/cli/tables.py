@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from powerd_analytics.campaign_tables import Choice
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "html", "parquet"]
-Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records"]
+Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records", "iterations"]
 _OF_ONE_RUN = ("text", "csv", "json", "markdown")
 _FOR_PROGRAMS = ("csv", "json", "parquet")
 
@@ -31,12 +31,15 @@ def tables(
     format: Annotated[TableFormat, Parameter(help="How to print it.")] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
+    wide: Annotated[bool, Parameter(negative="", help="All columns, wider than most terminals; one run.")] = False,
+    notes: Annotated[bool, Parameter(negative="", help="All notes, not the first few; one run.")] = False,
     calibration: shared.Calibration = None,
     above_idle: Annotated[
         bool, Parameter(negative="", help="Show the energy above idle beside the whole; one run, with a baseline.")
     ] = False,
     table: Annotated[
-        list[Which] | None, Parameter(negative="", help="Only these; `records` is one row a figure, for programs.")
+        list[Which] | None,
+        Parameter(negative="", help="Only these. For programs: `records`, a row a figure; `iterations`, a row each."),
     ] = None,
     where: Annotated[
         list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only rows that have it. May be repeated.")
@@ -79,26 +82,45 @@ def tables(
 
       joules tables runs/ --format latex -o tables.tex
 
+      joules tables run.h5 --table iterations --format csv -o iterations.csv
+
       joules tables run.h5 --calibration calibration.toml
     """
     if not runs:
         raise ConfigError("no run to make tables of: give run files, or directories of them")
+    if table and "iterations" in table:
+        others = (where, pivot, rows, columns, value, averages, gain, job, into, wide, notes, above_idle)
+        _refuse(
+            "--table iterations takes one run file, and of the options --device, --calibration, --format and --output",
+            len(runs) > 1 or len(table) > 1 or any(others) or training != shared.UNSTATED or costs != shared.FREE,
+        )
+        _print_iterations(runs[0], format, output, device, calibration, overwrite=overwrite)
+        return
     asked = any((table, where, pivot, rows, columns, value, averages, gain, job, into))
     asked = asked or training != shared.UNSTATED or costs != shared.FREE or format not in _OF_ONE_RUN
     if asked or len(runs) > 1 or runs[0].is_dir() or runs[0].suffix == ".parquet":
         from powerd_analytics.campaign_tables import Choice, pair_of, request_of
 
-        _refuse("--above-idle is for the table of one run: leave the other options out", above_idle)
+        alone = {"--above-idle": above_idle, "--wide": wide, "--notes": notes}
+        for name, is_given in alone.items():
+            _refuse(f"{name} is for the table of one run: leave the other options out", is_given)
         request, of_training = request_of(pivot, rows, columns, value), training.length()
         factors, names = costs.factors(), tuple(table or ())
         choice = Choice(names, tuple(where or ()), request, averages, of_training, pair_of(gain), factors)
         _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
     from powerd_analytics import table as listing
+    from powerd_analytics.phase_tree import print_tree
 
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
         of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
+    if format == "text" and not wide:
+        name, is_chosen = runs[0].name, device is not None
+        text = shared.printed(
+            lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
+        )
+    else:
         text = shared.listing_text(listing, of_run, format, output)
     shared.put_out(text, output, overwrite)
 
@@ -137,6 +159,33 @@ def _print_campaign(
         shared.put_out(shared.frames_text(frames, format, output), output, overwrite)
 
 
+def _print_iterations(
+    path: Path, format: TableFormat, output: Path | None, device: str | None, calibration: Path | None, *,
+    overwrite: bool,
+) -> None:  # fmt: skip
+    from powerd_analytics.export import write_rows
+    from powerd_analytics.iterations import COLUMNS, iteration_rows
+
+    if format not in ("csv", "json", "parquet"):
+        raise ConfigError("iterations are rows for programs: choose --format csv, json or parquet")
+    _refuse("Parquet is no text: say where to write it with -o FILE.parquet", format == "parquet" and output is None)
+    shared.refuse_existing(output, overwrite, (path,))
+    with LateProgress() as progress:
+        rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
+        if output is None:
+            write_rows(COLUMNS, rows, format, sys.stdout)
+            return
+
+        def make(partial: Path) -> None:
+            if format == "parquet":
+                write_rows(COLUMNS, rows, format, partial)
+                return
+            with partial.open("w", encoding="utf-8", newline="") as file:
+                write_rows(COLUMNS, rows, format, file)
+
+        shared.write(output, make, overwrite)
+
+
 def _refuse(text: str, is_wrong: bool) -> None:
     if is_wrong:
         raise ConfigError(text)
@@ -151,6 +200,10 @@ def compare(
     ] = "text",
     output: shared.Output = None,
     device: shared.Device = None,
+    ignore: Annotated[
+        list[str] | None,
+        Parameter(negative="", help="A setting or attribute in which rows need not agree. May be repeated."),
+    ] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Say what differs between two runs by more than chance.
@@ -166,6 +219,8 @@ def compare(
       joules compare before.h5 after.h5
 
       joules compare runs/260W runs/140W --format markdown -o caps.md
+
+      joules compare monday.h5 tuesday.h5 --ignore seed
     """
     from powerd_analytics import compare as comparing
     from powerd_analytics.campaign import part_of
@@ -190,7 +245,7 @@ def compare(
                 others += records
             samples.append(comparing.merge_samples(single, others))
         check_campaign(s.record for side in samples for s in side)
-        frame = comparing.comparison_frame(comparing.compare(*samples), str(a), str(b))
+        frame = comparing.comparison_frame(comparing.compare(samples[0], samples[1], ignore or ()), str(a), str(b))
     shared.put_out(shared.frames_text([frame], format, output), output, overwrite)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import hypot
+from math import hypot, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.devices import Part, PhaseColumns, interval_energies
 from powerd_analytics.energy.edges import JOIN_SHARE
 from powerd_analytics.energy.reasons import MOSTLY
-from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, sum_of
+from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, one_rectangle, sum_of
 from powerd_analytics.runs.phases import pieces
 from powerd_analytics.signals.streams import plain_j
 
@@ -230,3 +230,38 @@ def whole_of(part: Part, begin_ns: Ints, end_ns: Ints, *, is_given: bool = False
         float(sum(s.rectangle_j for s in sums)),
     )
     return Whole(energy, is_resolvable, off_by_j, missing_s, duration_s, mostly / max(m, 1), given)
+
+
+STRETCH = 4
+"""Intervals are looked at together where no gap between them is longer than so many times what the sensors resolve."""
+
+
+def bounded_sum(part: Part, begin_ns: Ints, end_ns: Ints) -> Estimate | None:
+    """The energy of disjoint intervals [m] in order, some of them too short for the sensors: the plain integral, within
+    limits. None where a line has no two readings.
+
+    The stretches that hold the intervals and the gaps between them have energies. What of these lies in the gaps is at
+    least their time at the least power that the lines showed in the run, and at most that at the greatest. So is the
+    energy of a stretch that is too short itself.
+    """
+    if not part.signals or any(len(signal) < 2 for signal in part.signals):
+        return None
+    reach_ns = round(STRETCH * max(signal.resolution_ns for signal in part.signals))
+    first, last = merged(begin_ns, end_ns + reach_ns)
+    last = last - reach_ns
+    is_long = np.empty(len(first), bool)
+    for some in pieces(len(first), AT_A_TIME):
+        none = np.zeros(some.stop - some.start, np.int64)
+        is_long[some] = interval_energies(part, first[some], last[some], none, none).resolvable
+    stretches, length_ns = whole_of(part, first[is_long], last[is_long]), end_ns - begin_ns
+    in_long_s = float(length_ns[is_long[np.searchsorted(first, begin_ns, "right") - 1]].sum()) * 1e-9
+    in_short_s, gaps_s = float(length_ns.sum()) * 1e-9 - in_long_s, stretches.duration_s - in_long_s
+    low_w, high_w = (float(sum(limits)) for limits in zip(*(s.shown_w() for s in part.signals), strict=True))
+    whole = stretches.energy
+    low_j = max(low_w * in_long_s, whole.energy_j - high_w * gaps_s) + low_w * in_short_s
+    high_j = min(high_w * in_long_s, whole.energy_j - low_w * gaps_s) + high_w * in_short_s
+    plain = sum(float(plain_j(signal, (begin_ns, end_ns))[0].sum()) for signal in part.signals)
+    energy_j = min(max(plain, low_j), high_j)
+    limit_j = max(high_j - energy_j, energy_j - low_j, 0.0) / sqrt(3)
+    rectangle_j = float(one_rectangle(whole.rectangle_j, limit_j))
+    return Estimate(energy_j, whole.u_statistical_j, hypot(whole.u_systematic_j, limit_j), rectangle_j)

@@ -1,7 +1,8 @@
 """What `joules top` knows: powerds listened to as any other reader does, and running figures of their lines.
 
-Joules are the integral between readings, on the board's clock, since this began to listen. A stretch in which readings
-were lost is left out and counted as missing, except for lines that count energy themselves.
+Joules are the integral between readings, on the board's clock, since this began to listen, or since a run began, as far
+as powerd's ring goes back. A stretch in which readings were lost is left out and counted as missing, except for lines
+that count energy themselves.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import time
 import tomllib
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from powerd_analytics.runs.run import Readings, RunLine
 from powerd_analytics.signals.signal import make_signal
 from powerd_client.hostclock import now_ns
-from powerd_client.journal import MarkTail
+from powerd_client.journal import MarkTail, read_events
 from powerd_client.link import BoardLink
 from powerd_client.phase import BASELINE
 from powerd_client.recover import open_run
@@ -37,6 +38,8 @@ _EXCHANGE_NS = 500_000_000
 _DRIFT = 100e-6
 """So much a clock may go wrong while no exchange is made (`powerd_core.clock`'s default)."""
 _QUIET_S = 3.0
+BETWEEN = "between phases"
+_SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2
 
 Columns = Mapping[str, NDArray[Any]]
 
@@ -59,6 +62,9 @@ class LiveLine:
     """The latest reading, with which the next one makes an interval."""
     recent: deque[tuple[int, float, float, int]] = field(default_factory=deque)
     """Of the last second: end (board time), joules, seconds, readings."""
+    trail: deque[tuple[NDArray[np.int64], NDArray[np.float64]]] = field(default_factory=lambda: deque(maxlen=1024))
+    """Board times and joules until then of the readings that no phase has been given yet."""
+    heard_s: float = 0.0
 
     def take(self, codes: Columns) -> None:
         """Readings as they came, times increasing."""
@@ -80,6 +86,9 @@ class LiveLine:
             known = ~signal.broken if signal.is_counter else np.ones(len(dt), bool)
             steps = np.diff(signal.value) if signal.is_counter else (signal.value[1:] + signal.value[:-1]) / 2 * dt
             joules, seconds = float(steps[known].sum()), float(dt[known].sum())
+            until_j = self.energy_j + np.concatenate([[0.0], np.cumsum(np.where(known, steps, 0.0))])
+            self.trail.append((signal.t_ns, until_j))
+            self.heard_s = time.monotonic()
             self.energy_j += joules
             self.covered_s += seconds
             self._remember(t_ns, joules, seconds, n)
@@ -90,6 +99,16 @@ class LiveLine:
         self.recent.append((t_ns, joules, seconds, readings))
         while len(self.recent) > 1 and self.recent[0][0] < t_ns - WINDOW_NS:
             self.recent.popleft()
+
+    def taken_j(self, t_ns: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Joules between moments of the board, which increase; what the trail has before the last is forgotten."""
+        if not self.trail:
+            return np.zeros(len(t_ns) - 1)
+        at, joules = (np.concatenate(column) for column in zip(*self.trail, strict=True))
+        while len(self.trail) > 1 and self.trail[0][0][-1] < t_ns[-1]:
+            self.trail.popleft()
+        origin = float(at[0])
+        return np.diff(np.interp(t_ns - origin, at - origin, joules))
 
     @property
     def known_j(self) -> float | None:
@@ -132,6 +151,15 @@ class LiveBoard:
             for name in self.lines.keys() & before.lines.keys():
                 for count in ("energy_j", "covered_s", "readings", "bad"):
                     setattr(self.lines[name], count, getattr(before.lines[name], count))
+
+    @property
+    def devices(self) -> dict[tuple[str, str], list[LiveLine]]:
+        """The lines that feed each device, by its name and their provenance."""
+        own: dict[tuple[str, str], list[LiveLine]] = {}
+        for device in self.description.devices:
+            for line in (self.lines[name] for name in device.feeds if name in self.lines):
+                own.setdefault((device.name, line.line.provenance.value), []).append(line)
+        return own
 
     def take(self, event: Block | Gap) -> None:
         """A frame of the data socket, in turn. Frames of another epoch of the powerd are left alone."""
@@ -209,6 +237,15 @@ class Feed:
             self.trouble = f"nothing heard for {quiet_s:.0f} s"
 
     @property
+    def known_until_ns(self) -> float | None:
+        """The host's time up to which all lines that are not silent have told their power."""
+        lines = [line for line in self.board.lines.values() if line.feeds and line.trail]
+        lines = [line for line in lines if time.monotonic() - line.heard_s < _QUIET_S + 2e-9 * line.info.period_ns]
+        if not lines or self.link.offset_ns is None:
+            return None
+        return min(float(line.trail[-1][0][-1]) for line in lines) + self.link.offset_ns
+
+    @property
     def clock_bound_s(self) -> float | None:
         """Half of the quickest of the latest exchanges, widened by what the clocks may have drifted since."""
         now = now_ns()
@@ -234,7 +271,12 @@ class Watch:
         """``keys`` is the directory of keys. Raises `PowerdError` when one of the powerds does not answer."""
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.feeds: list[Feed] = []
-        self._begin_s = time.monotonic()
+        self._begin_s = self._spark_s = self._added_s = time.monotonic()
+        self.run: RunPhases | None = None
+        self.is_since_run = False
+        """Whether joules are asked for since the run began."""
+        self.sparks: defaultdict[tuple[str, str], deque[float | None]] = defaultdict(lambda: deque(maxlen=_SPARKS))
+        """Watts of each device, second by second."""
         try:
             for url in urls:
                 self.feeds.append(Feed(self._context, url, keys))
@@ -242,9 +284,20 @@ class Watch:
             self.close()
             raise
 
+    def follow(self, run: RunPhases) -> bool:
+        """Give each phase of a run its joules, and ask for the readings since it began: before the first `step`.
+        Whether the run records any of these powerds."""
+        self.run, first_frames = run, run.first_frames()
+        for feed in self.feeds:
+            for number, stream in feed.link.streams.items():
+                first = first_frames.get((feed.board.description.epoch, number))
+                if first is not None:
+                    stream.next, self.is_since_run = first, True
+        return self.is_since_run
+
     @property
     def elapsed_s(self) -> float:
-        """How long it has listened: joules are since then."""
+        """How long it has listened."""
         return time.monotonic() - self._begin_s
 
     def step(self, timeout_s: float, descriptor: int | None = None) -> bool:
@@ -257,6 +310,14 @@ class Watch:
         ready = dict(poller.poll(int(timeout_s * 1000)))
         for feed in self.feeds:
             feed.step()
+        now_s = time.monotonic()
+        if self.run is not None and now_s - self._added_s > _ADD_S:
+            self._added_s = now_s
+            self.run.add_up(self.feeds)
+        if now_s - self._spark_s > 1:
+            self._spark_s = now_s
+            for figures in self.devices():
+                self.sparks[figures.device, figures.provenance].append(figures.power_w)
         return descriptor in ready
 
     def lines(self) -> list[LiveLine]:
@@ -266,13 +327,10 @@ class Watch:
     def devices(self) -> list[DeviceFigures]:
         """Devices of all powerds. Lines of different provenance are never added."""
         figures = []
-        for board in (feed.board for feed in self.feeds):
-            for device in board.description.devices:
-                lines = [board.lines[name] for name in device.feeds if name in board.lines]
-                for kind in dict.fromkeys(line.line.provenance.value for line in lines):
-                    own = [line for line in lines if line.line.provenance.value == kind]
-                    power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
-                    figures.append(DeviceFigures(device.name, kind, power_w, energy_j, len(own)))
+        for feed in self.feeds:
+            for (device, kind), own in feed.board.devices.items():
+                power_w, energy_j = _sum([s.power_w for s in own]), _sum([s.known_j for s in own])
+                figures.append(DeviceFigures(device, kind, power_w, energy_j, len(own)))
         return figures
 
     def close(self) -> None:
@@ -353,7 +411,10 @@ class _Process:
     """By thread: kinds of the phases that are open, outermost first."""
     latest: tuple[int, int] = (0, 0)
     """Time and thread of the latest mark."""
-    ended: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    """Phases that have ended, by name."""
+    timeline: list[tuple[int, str]] = field(default_factory=list)
+    """The innermost phase from each mark on, as far as it has not been given its joules."""
 
     def describe(self, document: dict[str, Any]) -> None:
         if "cuts" in document:
@@ -370,8 +431,9 @@ class _Process:
         if mark.is_begin:
             stack.append(mark.kind)
         elif kind in stack:
-            self.ended += 1
+            self.ended[self.names.get(kind, "?")] += 1
             del stack[len(stack) - 1 - stack[::-1].index(kind) :]
+        self.timeline.append((mark.t_host_ns, self.names.get(stack[-1], "?") if stack else BETWEEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,6 +463,21 @@ class RunPhases:
         self._begin_s = time.monotonic() - _age_s(self.journal)
         self._tail = MarkTail(self.journal, consume=False)
         self._processes: defaultdict[int, _Process] = defaultdict(_Process)
+        self.energies: dict[tuple[str, str], dict[str, float]] = {}
+        """Joules of each device, by its name and provenance, while a phase was the innermost one of the first process:
+        the parts add up, so that a phase's are without those inside it."""
+        self.seconds: dict[str, float] = {}
+        self._done: tuple[float, str] | None = None
+        """Up to when joules were given to phases, and the phase then."""
+
+    def first_frames(self) -> dict[tuple[int, int], int]:
+        """The number of the first frame of each stream in the journal, by epoch and stream."""
+        first: dict[tuple[int, int], int] = {}
+        with contextlib.suppress(RunFileError):  # the run has just ended
+            for event, _, _ in islice(read_events(self.journal / "journal.bin"), _FIRST_EVENTS):
+                if isinstance(event, Block | Gap):
+                    first.setdefault((event.epoch, event.stream), event.sequence)
+        return first
 
     @property
     def is_over(self) -> bool:
@@ -413,6 +490,21 @@ class RunPhases:
 
     def current(self) -> list[CurrentPhase]:
         """Where the processes are now, one entry each, ranks in order."""
+        self._read()
+        phases = []
+        for process in self._training():
+            stack, about = process.open[process.latest[1]], process.about
+            rank = f"rank {about['rank']}" if "rank" in about else f"pid {about.get('pid', '?')}"
+            names_of = tuple(process.names.get(kind, "?") for kind in stack)
+            phases.append(CurrentPhase(rank, names_of, process.ended.total()))
+        return phases
+
+    @property
+    def ended(self) -> Counter[str]:
+        """How many phases of the first process have ended, by name."""
+        return next((process.ended for process in self._training()), Counter())
+
+    def _read(self) -> None:
         with contextlib.suppress(OSError):  # the run may end at any moment, and its journal with it
             names, pieces = self._tail.read()
             for document in names:
@@ -421,12 +513,39 @@ class RunPhases:
             for piece in pieces:
                 for mark in piece:
                     self._processes[piece.process].take(mark)
-        phases = []
-        for process in sorted(self._processes.values(), key=lambda p: (p.about.get("rank", 0), p.about.get("pid", 0))):
-            stack, about = process.open[process.latest[1]], process.about
-            if not stack and set(process.names.values()) == {BASELINE}:
-                continue  # `joules record` itself, after its baseline
-            rank = f"rank {about['rank']}" if "rank" in about else f"pid {about.get('pid', '?')}"
-            names_of = tuple(process.names.get(kind, "?") for kind in stack)
-            phases.append(CurrentPhase(rank, names_of, process.ended))
-        return phases
+
+    def _training(self) -> list[_Process]:
+        """The processes that mark phases, ranks in order; not `joules record` itself, after its baseline."""
+        every = sorted(self._processes.values(), key=lambda p: (p.about.get("rank", 0), p.about.get("pid", 0)))
+        return [p for p in every if p.open[p.latest[1]] or set(p.names.values()) != {BASELINE}]
+
+    def add_up(self, feeds: Sequence[Feed]) -> None:
+        """Give the joules that came since the last call to the phases of the first process, mark by mark.
+
+        The clock is the link's best estimate: a live figure, for which a run file has a better one.
+        """
+        self._read()
+        training = self._training()
+        ends = [end for feed in feeds if (end := feed.known_until_ns) is not None]
+        for process in training[1:]:
+            process.timeline.clear()
+        if not training or not ends:
+            return
+        until, timeline = min(ends), training[0].timeline
+        count = sum(t_ns <= until for t_ns, _ in timeline)
+        marks, timeline[:count] = timeline[:count], []
+        if self._done is not None:
+            marks.insert(0, (int(self._done[0]), self._done[1]))
+        if not marks or until <= marks[0][0]:
+            return
+        names = [name for _, name in marks]
+        edges = np.maximum.accumulate(np.array([*(t_ns for t_ns, _ in marks), until], np.float64))
+        self._done = (until, names[-1])
+        for name, seconds in zip(names, np.diff(edges) * 1e-9, strict=True):
+            self.seconds[name] = self.seconds.get(name, 0.0) + float(seconds)
+        for feed in feeds:
+            for device, lines in feed.board.devices.items():
+                joules = np.sum([line.taken_j(edges - (feed.link.offset_ns or 0.0)) for line in lines], axis=0)
+                own = self.energies.setdefault(device, {})
+                for name, value in zip(names, joules, strict=True):
+                    own[name] = own.get(name, 0.0) + float(value)

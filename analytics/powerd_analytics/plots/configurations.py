@@ -24,14 +24,13 @@ from powerd_analytics.campaign import (
     without_summands,
 )
 from powerd_analytics.campaign_tables import prepared
+from powerd_analytics.colours import PALETTE, phase_colour
 from powerd_analytics.metrics import edp_js, eds, pareto_front
 from powerd_analytics.plots.style import (
     HATCHES,
-    PALETTE,
     Bar,
     Height,
     bar_handles,
-    colours,
     draw_bars,
     engineering_ticks,
     finish,
@@ -284,7 +283,7 @@ def _points(ax: Axes, same: Sequence[Configuration], condition: str | None, k: f
         ax.set(**{f"{of}scale": "log" if is_log else "linear", f"{of}label": text})
         engineering_ticks(axis, unit)
     names = [label(c, same, ("batch", "power_cap_w", "model")) or c.device or "configurations" for c in same]
-    series = colours(names)
+    series = {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(names))}
     for at, (c, name) in enumerate(zip(same, names, strict=True)):
         ax.errorbar(
             time[at], energy[at], xerr=c.u95_s, yerr=c.u95_j, color=series[name],
@@ -417,13 +416,13 @@ def draw_phases(configurations: Sequence[Configuration], name: str) -> Figure:
             raise AnalysisError(f"two rows for one bar of the picture: {label(same[0], kept)}: leave one of them out")
     models = list(dict.fromkeys(c.model for c in kept))
     groups = sorted(grouped(kept, _PANEL), key=lambda same: models.index(same[0].model))
-    of_phases = colours(c.phase for c in kept)
+    of_phases = {c.phase: phase_colour(c.phase) for c in kept}
     rows = [row for row in _ROWS if row == "energy" or any(c.time_s is not None for c in kept)]
     figure, axes = panels(len(groups), (5.2, 2.7), rows=len(rows))
     unknown = "n.r." if any(c.provenance for c in kept) else "–"
     for column, same in zip(axes, groups, strict=True):
-        # One scale for a model and kind of power: panels side by side are there to be compared.
-        alike = [c for c in kept if (c.model, c.provenance) == (same[0].model, same[0].provenance)]
+        # One scale for a model, kind of power and part of the machine: panels side by side are there to be compared.
+        alike = [c for c in kept if all(getattr(c, n) == getattr(same[0], n) for n in ("model", "provenance", "part"))]
         for ax, row in zip(column, rows, strict=True):
             _panel(ax, same, of_phases, row, [_height(c, row) for c in alike], unknown)
         heading(column[0], label(same[0], kept, ("batch",)) or same[0].model or same[0].device)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from powerd_analytics.colours import PALETTE, phase_colour
 from powerd_analytics.layers import BOTH, LayerEnergy, roof_of, roofline
 from powerd_analytics.operations.counts import EXECUTED, PAPER
-from powerd_analytics.plots.style import HATCHES, PALETTE, colours, finish, heading, legend_above, panels, shown, styled
+from powerd_analytics.plots.style import HATCHES, finish, heading, legend_above, panels, shown, styled
 from powerd_analytics.table import group_line
 from powerd_analytics.text import digits
 from powerd_core.errors import AnalysisError
@@ -81,7 +82,7 @@ def draw_layers(layers: Sequence[Layer], name: str) -> Figure:
     lists = [sorted(same, key=lambda x: -x.energy_j) for same in list(groups.values())[:_MOST_PANELS]]
     rows = max(min(len(same), _MOST_LAYERS + 1) for same in lists)
     figure, axes = panels(len(lists), (6.4, 1.2 + 0.22 * rows), most_columns=2)
-    passes = colours(p for same in lists for x in same for p, _ in x.parts)
+    passes = {p: phase_colour(p) for same in lists for x in same for p, _ in x.parts}
     for (ax,), same in zip(axes, lists, strict=True):
         _list(ax, same, passes)
     legend_above(figure, [Patch(facecolor=c, label=shown(p or "all")) for p, c in passes.items()])
@@ -120,7 +121,7 @@ def _list(ax: Axes, same: Sequence[Layer], passes: dict[str, str]) -> None:
 
 # ---- the roofline ------------------------------------------------------------------------------------------------
 
-_PASSES = {"forward": PALETTE[0], "backward": PALETTE[5], BOTH: PALETTE[2]}
+_PASSES = {"forward": phase_colour("forward"), "backward": phase_colour("backward"), BOTH: PALETTE[0]}
 _MARKERS = {"layer": "o", "phase": "s", "model": "D"}
 _TITLES = {
     PAPER: "paper: a multiply-add is one operation; 4 bytes a value",

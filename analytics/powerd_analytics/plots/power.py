@@ -7,20 +7,20 @@ column, so that no peak is lost, and the readings come piece by piece, so that a
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
+from powerd_analytics.campaign import Length
+from powerd_analytics.campaign_tables import prepared
 from powerd_analytics.clocks import ClockTrace
+from powerd_analytics.colours import PALETTE, REST, device_text, phase_colour
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.plots.style import (
     HATCHES,
-    PALETTE,
-    Bar,
-    bar_handles,
-    colours,
-    draw_bars,
     engineering_ticks,
     finish,
     legend_beside,
@@ -38,12 +38,13 @@ from powerd_analytics.signals.streams import (
     count_points,
     envelope_of,
     fastest_of,
+    holes_of,
     joined,
     points_of,
     summed_of,
 )
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, group_line, group_text, table_of
-from powerd_analytics.text import digits, seconds
+from powerd_analytics.table import LAYER, group_line, group_text, table_of
+from powerd_analytics.text import digits, seconds, with_u95
 from powerd_analytics.uncertainty_table import BudgetRow
 from powerd_core.errors import AnalysisError
 
@@ -54,63 +55,66 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
-PIXELS = 1600
-"""Columns of a trace: more readings than this are drawn as the envelope of their least and greatest."""
-_MOST_NAMES = 24
-"""Phases that a legend of bars names."""
+COLUMNS = 240
+"""Of more than twice as many readings, a trace has the least, the mean and the greatest of each of so many columns."""
+_MOST_BARS = 24
+"""Configurations of a device that a picture has bars for."""
 _ITERATIONS = 3
-_OTHER = "#777777"
 _BOX = {"boxstyle": "round,pad=0.2", "fc": "white", "ec": "none", "alpha": 0.8}
 
 
+@styled
 def draw_run(
     run: Run, device: str | None = None, *, with_bars: bool = True, progress: Progress = no_progress
 ) -> Figure:
-    """The picture of a run. Without bars, it is power over time alone, and no energy is computed.
+    """The picture of a run: for each device a trace of the whole run and one of a few iterations, and below them what
+    an iteration's joules consist of, every device on axes of its own. Without bars, no energy is computed.
 
     Raises `AnalysisError` for a run without lines, and for one without readings.
     """
-    parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
-    check_readings(run, [signal for part in parts for signal in part.signals])
-    table = PhaseTable((), (), ())
-    if with_bars:
-        table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
-        if len(run.phases):
-            check_run(run.path, records_of(run, table))
-    compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
-    progress(0.8, "drawing")
-    return draw_power(run, table, parts, compared)
-
-
-@styled
-def draw_power(run: Run, table: PhaseTable, parts: Sequence[Part], compared: Mapping[str, Sequence[Signal]]) -> Figure:
-    """For each part a trace of the whole run and one of a few iterations; below them the bars of the table."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    loaded = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
+    check_readings(run, [signal for part in loaded for signal in part.signals])
+    parts = sorted(loaded, key=lambda part: KINDS.index(part.provenance))
+    bars: list[list[Breakdown]] = []
+    if with_bars and len(run.phases):
+        table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+        records = records_of(run, table)
+        check_run(run.path, records)
+        bars = [own[:_MOST_BARS] for own in breakdowns(prepared(records, Length()))]
+    progress(0.8, "drawing")
+    compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in parts}
     of_phases, zoom = phase_colours(run), zoom_window(run)
-    with_bars = any(r.is_resolvable or r.note for r in table.phases)
-    heights = [3.0] * len(parts) + [3.4] * with_bars
+    heights = [3.0] * len(parts) + [0.75 + 0.36 * len(own) for own in bars]
     figure = Figure(figsize=(13, max(3.6, sum(heights) + 0.8)), layout="constrained")
     grid = figure.add_gridspec(len(heights), 2, height_ratios=heights, width_ratios=[3, 2.2])
     for i, part in enumerate(parts):
         whole, near = figure.add_subplot(grid[i, 0]), figure.add_subplot(grid[i, 1])
-        others = compared.get(part.device, ())
+        others = compared.pop(part.device, ())
         _draw_trace(whole, run, part, others, (run.begin_ns, run.end_ns), run.begin_ns, of_phases)
         _draw_trace(near, run, part, others, zoom, zoom[0], of_phases)
-        whole.set_title(f"{shown(part.device)}: power of each line ({part.provenance})", weight="bold")
+        whole.set_title(f"{shown(device_text(part.device, part.provenance))}: power", weight="bold")
         span, since_s = seconds((zoom[1] - zoom[0]) * 1e-9), (zoom[0] - run.begin_ns) * 1e-9
         near.set_title(f"the same, {span} from {since_s:.2f} s on", weight="bold")
-        named = [Patch(facecolor=c, alpha=0.4, label=shown(name)) for name, c in list(of_phases.items())[:10]]
-        if handles := [*near.get_legend_handles_labels()[0], *named]:
+        named = [Patch(facecolor=c, label=shown(name)) for name, c in list(of_phases.items())[:10]]
+        if handles := [*_handles(whole, near), *named]:
             legend_beside(near, handles)
-    if with_bars:
-        _draw_table(figure.add_subplot(grid[len(parts), :]), table, of_phases)
+    for i, own in enumerate(bars, len(parts)):
+        reach_j = max(b.reach_j for figures in bars for b in figures if b.panel == own[0].panel)
+        _draw_breakdowns(figure.add_subplot(grid[i, :]), own, reach_j)
     kinds = " and ".join(sorted({line.provenance.value for line in run.lines.values()}))
     when = str(run.attributes.get("created_utc", ""))[:19].replace("T", " ")
     title = f"{run.path.name} · {f'{when} UTC · ' if when else ''}{kinds} power"
     figure.suptitle(shown(title, 150), fontsize=11, x=0.01, ha="left")
     return figure
+
+
+def _handles(*axes: Axes) -> list[Any]:
+    """What curves and bands of some axes stand for, each name once."""
+    pairs = [pair for ax in axes for pair in zip(*ax.get_legend_handles_labels(), strict=True)]
+    return list({label: handle for handle, label in pairs}.values())
 
 
 def is_silent(run: Run, signal: Signal) -> bool:
@@ -146,7 +150,7 @@ def phase_colours(run: Run) -> dict[str, str]:
     innermost = is_innermost(p)
     grouped = innermost & np.isin(p.label, [i for i, c in enumerate(p.classes) if c.group])
     labels, first = np.unique(p.label[grouped if grouped.any() else innermost], return_index=True)
-    return colours(p.classes[i].name for i in labels[np.argsort(first)])
+    return {name: phase_colour(name) for name in (p.classes[i].name for i in labels[np.argsort(first)])}
 
 
 def zoom_window(run: Run) -> tuple[int, int]:
@@ -168,12 +172,12 @@ def zoom_window(run: Run) -> tuple[int, int]:
 # ---- traces ------------------------------------------------------------------------------------------------------
 
 
-def envelope_of_many(points: Iterable[Points], n: int, columns: int = PIXELS) -> tuple[Ints, Values, Values]:
+def envelope_of_many(points: Iterable[Points], n: int, columns: int = COLUMNS) -> tuple[Ints, Values, Values, Values]:
     """Times, least and greatest power of each column of a trace of ``n`` points that come piece by piece; all of them
     where they are few."""
     if n <= 2 * columns:
         t, p = joined(points)
-        return t, p, p
+        return t, p, p, p
     return envelope_of(points, np.unique(np.linspace(0, n, columns, endpoint=False).astype(np.int64)))
 
 
@@ -181,8 +185,8 @@ def _draw_trace(
     axes: Axes, run: Run, part: Part, compared: Sequence[Signal], window: tuple[int, int], origin_ns: int,
     of_phases: Mapping[str, str],
 ) -> None:  # fmt: skip
-    """Power of every line of a part, their sum and what they are compared with, in one window of time, whose axis
-    counts from ``origin_ns`` on."""
+    """Power of a part in one window of time, whose axis counts from ``origin_ns`` on: least, mean and greatest of each
+    column of pixels, its lines stacked, and what they are compared with."""
     from matplotlib import colormaps
 
     begin_ns, end_ns = window
@@ -195,32 +199,43 @@ def _draw_trace(
     _shade(axes, run, window, x, of_phases, most=60 if is_whole else 400)
     view, reach = View(begin_ns, end_ns), [0.0, 1.0]
 
-    def curve(points: Iterable[Points], n: int, label: str, **style: Any) -> None:
-        at, low, high = envelope_of_many(points, n)
-        if low is high:
-            axes.plot(x(at), low, label=shown(label), marker="." if len(at) < 80 else None, ms=3, **style)
-        else:
-            axes.fill_between(
-                x(at), low, high, color=style["color"], lw=0.3, label=shown(label), step="post", rasterized=True
-            )
-        reach.extend((float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))))
+    def of_line(signal: Signal) -> tuple[Ints, Values, Values, Values]:
+        return envelope_of_many(points_of(signal, view), count_points(signal, view))
 
     good = [s for s in part.signals if len(s) > 1]
-    for signal, colour in zip(good, colormaps["viridis"](np.linspace(0, 0.9, len(good))), strict=True):
-        curve(points_of(signal, view), count_points(signal, view), signal.line.name, color=colour, lw=1.0)
-    if len(good) > 1:
-        # The device's power: all lines interpolated at the readings of the one that is read most often.
-        fastest = fastest_of(good)
-        points, name = summed_of(good, fastest, view), f"{part.device}, sum of lines"
-        curve(points, count_points(fastest, view), name, color="black", lw=1.3)
-    for signal in (s for s in compared if len(s) > 1):
-        label = f"{signal.line.name} (compared)"
-        curve(points_of(signal, view), count_points(signal, view), label, color="#888888", lw=0.9, ls=":")
+    if good:
+        fastest = fastest_of(good, view)
+        # All lines interpolated at the readings of the one that is read most often.
+        points = summed_of(good, fastest, view) if len(good) > 1 else points_of(fastest, view)
+        t_ns, low, mean, high = envelope_of_many(points, count_points(fastest, view))
+        if len(good) > 1:
+            means = [np.interp(t_ns, at, own) for at, _, own, _ in map(of_line, good)]
+            greys = colormaps["Greys"](np.linspace(0.2, 0.7, len(good)))
+            names = [shown(s.line.name) for s in good]
+            axes.stackplot(x(t_ns), means, labels=names, colors=greys, alpha=0.75, ec="white", lw=0.3, rasterized=True)
+        if low is not high:
+            axes.fill_between(
+                x(t_ns), low, high, color="#4477AA", alpha=0.45, lw=0, label="least to greatest", rasterized=True
+            )
+        name = f"{part.device}, sum of lines" if len(good) > 1 else good[0].line.name
+        marker = "." if len(t_ns) < 80 else None
+        axes.plot(x(t_ns), mean, color="black", lw=1.1, label=shown(name), marker=marker, ms=3)
+        reach += [float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))]
+    holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s, view) for s in good)])
+    longest = holes[np.argsort(holes[:, 0] - holes[:, 1], kind="stable")][:_MOST_HOLES]
+    if len(longest):
+        spans = list(zip(x(longest[:, 0]), (longest[:, 1] - longest[:, 0]) * scale, strict=True))
+        axes.broken_barh(spans, (0, 0.95), facecolor="#EAD6D6", lw=0, transform=axes.get_xaxis_transform(), zorder=2.5,
+                         label="readings missing")  # fmt: skip
+    for signal, dashes in zip((s for s in compared if len(s) > 1), cycle((":", "--", "-."))):
+        at, _, mean, high = of_line(signal)
+        axes.plot(x(at), mean, label=f"{shown(signal.line.name)} (compared)", color="#777777", lw=0.9, ls=dashes)
+        reach.append(float(np.max(high, initial=0.0)))
     if silent := [signal.line.name for signal in part.signals if is_silent(run, signal)]:
         axes.annotate(f"no readings of {shown(', '.join(silent), 80)}", (0.5, 0.5), xycoords="axes fraction",
                       ha="center", va="center", fontsize=9, bbox=_BOX)  # fmt: skip
     axes.set_xlim(x(begin_ns), x(end_ns))
-    axes.set_ylim(1.05 * min(reach), max(reach) * (1.28 if is_whole else 1.06))
+    axes.set_ylim(1.05 * min(reach), max(reach) * (1.28 if is_whole else 1.12))
     axes.set_xlabel(f"time ({unit})")
     axes.set_ylabel("power (W)")
 
@@ -235,55 +250,46 @@ def _shade(axes: Axes, run: Run, window: tuple[int, int], x: Any, of_phases: Map
             own = np.isin(p.label, [i for i, c in enumerate(p.classes) if c.name == name]) & innermost
             begin, end = x(p.begin_ns[own]), x(p.end_ns[own])
             spans = list(zip(begin, end - begin, strict=True))
-            axes.broken_barh(spans, (0, 1), facecolor=colour, alpha=0.28, lw=0, transform=axes.get_xaxis_transform())
+            across = axes.get_xaxis_transform()
+            axes.broken_barh(spans, (0, 1), facecolor=colour, alpha=0.25, lw=0, transform=across)
+            axes.broken_barh(spans, (0.95, 0.05), facecolor=colour, lw=0, transform=across, zorder=3)
         return
     outer = np.flatnonzero(in_window & (p.depth == 0))
     for n, i in enumerate(outer if len(outer) <= 40 else ()):
         begin, end = x(p.begin_ns[i]), x(p.end_ns[i])
-        axes.axvspan(begin, end, color="#000000", alpha=0.05 + 0.05 * (n % 2), lw=0)
+        axes.axvspan(begin, end, 0.95, 1, color="#000000", alpha=0.15 + 0.12 * (n % 2), lw=0)
         if p.end_ns[i] - p.begin_ns[i] >= 0.06 * (window[1] - window[0]):  # else too narrow for its name
             kind = p.classes[p.label[i]]
             name = shown(group_text(dict(kind.group), kind.name))
-            axes.annotate(name, ((begin + end) / 2, 0.98), xycoords=("data", "axes fraction"), ha="center", va="top",
+            axes.annotate(name, ((begin + end) / 2, 0.93), xycoords=("data", "axes fraction"), ha="center", va="top",
                           fontsize=7.5, color="#333333", bbox=_BOX)  # fmt: skip
 
 
 # ---- joules ------------------------------------------------------------------------------------------------------
 
 
-def _draw_table(ax: Axes, table: PhaseTable, of_phases: Mapping[str, str]) -> None:
-    """A cluster of bars for each device and group, a bar for each phase that has a colour and for the iteration."""
-    rows = [r for r in table.phases if r.phase in of_phases or r.phase == "iteration"]
-    names = [n for n in (*of_phases, "iteration") if any(r.phase == n for r in rows)]
-    clusters: dict[tuple[Any, ...], dict[str, PhaseRow]] = {}
-    for r in rows:
-        clusters.setdefault((r.device, r.provenance, *r.group.items()), {})[r.phase] = r
-    if not clusters:
-        ax.set_axis_off()
-        return
-    width = 0.84 / len(names)
-    bars = [
-        Bar(
-            i + (k - (len(names) - 1) / 2) * width, width, (row.j_per_batch, row.u95_j), of_phases.get(name, _OTHER),
-            HATCHES[row.provenance], row.is_lower_bound,
-        )
-        for k, name in enumerate(names) for i, same in enumerate(clusters.values())
-        if (row := same.get(name)) is not None
-    ]  # fmt: skip
-    draw_bars(ax, bars, [b.height for b in bars], 10.5, unknown="n.r.")
-    firsts = [next(iter(same.values())) for same in clusters.values()]
-    labels = [f"{group_text(r.group, r.path.split('/')[0])}\n{r.device}" for r in firsts]
-    ax.set_xticks(range(len(labels)), [shown(t) for t in labels], fontsize=8)
-    ax.set_xlim(-0.6, len(labels) - 0.4)
-    ax.set_ylabel("energy per phase (J)" + (", logarithmic" if ax.get_yscale() == "log" else ""))
-    devices = ", ".join(dict.fromkeys(f"{r.device} ({r.provenance})" for r in firsts))
-    ax.set_title(f"Joules per phase and batch, {shown(devices, 120)}; error bars: 95 % interval", weight="bold")
-    named = {name: of_phases.get(name, _OTHER) for name in names[:_MOST_NAMES]}
-    if len(names) > _MOST_NAMES:
-        named[f"and {len(names) - _MOST_NAMES} more"] = "none"
-    unknown = "" if all(r.is_resolvable for r in rows) else "n.r.: not resolvable"
-    has_bounds = any(r.is_lower_bound for r in rows)
-    legend_beside(ax, bar_handles(named, (r.provenance for r in rows), unknown, has_bounds=has_bounds))
+def _draw_breakdowns(ax: Axes, own: Sequence[Breakdown], reach_j: float) -> None:
+    """A bar for each configuration of a device: its phases and the rest one behind the other, ± 95 % at the end."""
+    for y, b in enumerate(own):
+        left, unknown = 0.0, [p.phase for p in b.pieces if p.energy_j is None]
+        known = [(phase_colour(p.phase), p.energy_j, p.phase) for p in b.pieces if p.energy_j]
+        for colour, joules, name in [*known, (REST, b.rest_j, b.rest_name)]:
+            ax.barh(y, joules, left=left, height=0.7, color=colour, hatch=HATCHES[b.provenance], ec="white", lw=0)
+            if joules > 0.012 * (len(name) + 5) * reach_j / 1.3:
+                ax.text(
+                    left + joules / 2, y, f"{shown(name)} {digits(joules, 3)}", ha="center", va="center", fontsize=7.5
+                )
+            left += joules
+        text = "" if left else "n.r."
+        if b.energy_j is not None:
+            text = with_u95(b.energy_j, b.u95_j, "J", is_lower_bound=b.is_lower_bound)
+            ax.errorbar(b.energy_j, y + 0.43, xerr=b.u95_j, color="black", capsize=2.5, lw=1, ls="none")
+        text += f"; n.r.: {shown(', '.join(unknown), 60)}" if unknown else ""
+        ax.annotate(text, (max(left, b.reach_j), y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+    ax.set_yticks(range(len(own)), [shown(b.place, 50) for b in own], fontsize=8)
+    ax.set(xlim=(0, 1.3 * (reach_j or 1.0)), ylim=(len(own) - 0.4, -0.5), xlabel="energy a batch (J)")
+    device = shown(device_text(own[0].device, own[0].provenance), 120)
+    ax.set_title(f"{device}: joules of an iteration by phase; line below the end: 95 % interval", weight="bold")
 
 
 # ---- data quality: the clocks, the rate, the age of the newest reading, what is missing ------------------------------

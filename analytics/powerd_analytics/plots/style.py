@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
-"""Okabe and Ito's eight colours, told apart by people with any colour vision."""
 HATCHES = {"measured": "", "simulated": "//", "modelled": ".."}
 LEGEND_IN = 1.7
 """Room in inches that a legend beside the panels takes from the heading."""
@@ -130,11 +128,6 @@ def engineering_ticks(axis: Axis, unit: str) -> None:
 def interval_note(known: Iterable[float | None]) -> str:
     """What the foot says of error bars: a table may come without any."""
     return "error bars: 95 % interval" if any(known) else "no uncertainties are given"
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each name, in the order of their first occurrence."""
-    return {name: PALETTE[i % len(PALETTE)] for i, name in enumerate(dict.fromkeys(names))}
 
 
 def shown(text: str, most: int = 60) -> str:

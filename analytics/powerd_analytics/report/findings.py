@@ -6,15 +6,15 @@ That takes them as independent; `joules compare` knows what their sensors share,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import hypot, inf, isfinite
 
+from powerd_analytics.breakdown import KINDS, Breakdown, Piece, breakdowns, configuration
 from powerd_analytics.campaign import (
     averaged,
-    group_of,
-    innermost,
     of_a_batch,
-    of_configurations,
     of_trainings,
     parts_of_machines,
     without_gflops,
@@ -22,56 +22,85 @@ from powerd_analytics.campaign import (
 )
 from powerd_analytics.costs import CO2, Factors, with_factors
 from powerd_analytics.export import Cell
-from powerd_analytics.records import Record, attributes_of, figure_of, number_of
-from powerd_analytics.text import digits, first_of, seconds
+from powerd_analytics.metrics import J_PER_KWH
+from powerd_analytics.records import Record, figure_of, number_of
+from powerd_analytics.text import digits, figure_and_u95, first_of, seconds
+from powerd_core.text import printable
 
 NO_FACTORS = Factors()
-MOST_LINES = 6
-"""Recordings and phases that a summary names."""
-MOST_UNKNOWN = 0.25
-"""Where phases without joules last a larger share of the time of a configuration's phases, which of these takes most is
-not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """The figures of a device at one glance: of all its recordings."""
+
+    heading: str
+    provenance: str
+    figures: list[tuple[str, str, str]]
+    """Number, unit, and what stands below."""
+
+
+MOST_LINES, MOST_SENTENCES = 6, 4
+"""Phases that a summary names, and sentences that it opens with."""
+
+
+def tiles(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[Tiles]:
+    """The joules of all recordings of a device, measured ones first; the GPUs of a machine are added up, as are its
+    processors, but never with each other.
+
+    What the recordings are unsure of is added up as well: sensors share most of it, and that is the most it can be.
+    """
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for r in (r for r in records if r["kind"] == "run"):
+        groups.setdefault((re.sub(r"^([cg]pu)\d+$", r"\1", str(r["device"])), str(r["provenance"])), []).append(r)
+    every = []
+    for (_, provenance), same in groups.items():
+        known = [r for r in same if r["energy_j"] is not None]
+        joules = sum(number_of(r, "energy_j") or 0.0 for r in known)
+        time_s = sum({str(r["path"]): number_of(r, "time_s") or 0.0 for r in known}.values())
+        is_bound = any(r["is_lower_bound"] is True for r in known)
+        parts = [number_of(r, "u95_j") for r in known]
+        u95 = None if is_bound or None in parts else sum(u or 0.0 for u in parts)
+        least, (figure, reach) = "≥ " if is_bound else "", figure_and_u95(joules, u95)
+        names = first_of(list(dict.fromkeys(str(r["device"]) for r in same)), " + ", 8)
+        count = len({r["path"] for r in same})
+        wh, unit = (joules / J_PER_KWH, "kWh") if joules >= J_PER_KWH else (1000 * joules / J_PER_KWH, "Wh")
+        tiles = [(least + figure, "J", f"± {reach} J" if reach else ""), (least + digits(wh, 3), unit, "")]
+        tiles.append((least + digits(joules / time_s if time_s else None, 3), "W", f"mean of {seconds(time_s)}"))
+        if u95 is not None and joules > 0:
+            tiles.append((f"± {digits(100 * u95 / joules, 2)}", "%", "95 % interval"))
+        costs = factors.of(joules, u95)
+        for name in factors.columns[::2]:
+            u95_cost, unit = costs[f"u95_{name}"], (factors.currency or "").upper() or "of money"
+            sure = f"± {digits(u95_cost, 2)}" if u95_cost is not None else ""
+            tiles.append((least + digits(costs[name], 3), "g CO2e" if name == CO2 else unit, sure))
+        if not known:
+            tiles = [("–", "J", printable(f"no energy: {same[0]['note']}"))]
+        missing = f", {len(same) - len(known)} without energy" if 0 < len(known) < len(same) else ""
+        heading = f"{names}, {count} recordings{missing}" if count > 1 else f"{names}{missing}"
+        every.append((joules, Tiles(printable(heading), provenance, tiles)))
+    return [own for _, own in sorted(every, key=lambda own: (KINDS.index(own[1].provenance), -own[0]))]
 
 
 def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[str]:
     """Sentences on the records of one or many runs (`powerd_analytics.campaign_tables.prepared`), the first of which
-    matters most. ``factors``: of CO2 and money, where these are asked for.
+    matters most: the first `MOST_SENTENCES` hold the first of each kind. ``factors``: of CO2 and money, where these are
+    asked for.
     """
     several = [r for r in records if r["kind"] in ("phase", "total")]
     means = averaged(several)
     # By the batch, runs that made different numbers of batches are repeats.
     by_batch = without_summands(averaged(without_gflops(of_a_batch(r)) for r in several))
-    phases = of_configurations(innermost(by_batch))
-    lines = _largest_phases(phases)
-    if phases and all(r["j_per_batch"] is None for r in phases):
-        lines = ["No innermost phase has an energy that the sensors could resolve."]
+    figures = breakdowns(records)
+    largest = _largest_phases(figures)
+    if all(p.energy_j is None for own in figures for b in own for p in b.pieces):
+        largest = ["No innermost phase has an energy that the sensors could resolve."]
     totals = of_trainings([r for r in by_batch if r["kind"] == "total"])
-    lines += [*_best_configurations(totals), *_costs(means, factors)]
-    return [*lines, *_recordings([r for r in records if r["kind"] == "run"]), *_unknown(means)]
-
-
-def configuration(record: Record, among: Sequence[Record], *, without_model: bool = False) -> str:
-    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence.
-
-    ``without_model``: where the sentence has named it.
-    """
-    words = {
-        "model": "{}", "batch_size": "batch {}", "gpus": "GPUs {}", "device": "{}", "device_name": "{}",
-        "power_cap_w": "cap {} W",
-    }  # fmt: skip
-    parts = []
-    for name, word in words.items():
-        value = None if without_model and name == "model" else record[name]
-        if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
-            parts.append(word.format(f"{value:g}" if isinstance(value, float) else value))
-    others = attributes_of(record)
-    parts += [f"{k} {v}" for k, v in others.items() if len({str(attributes_of(r).get(k)) for r in among}) > 1]
-    return ", ".join(parts) or str(record["run"])
-
-
-def kind_order(provenance: Cell) -> int:
-    """Measured joules before others."""
-    return ("measured", "simulated", "modelled").index(str(provenance))
+    kinds = [largest, _best_configurations(totals), _costs(means, factors), _unknown(means)]
+    if not any("s_per_training" in r for r in means):
+        kinds[2:] = [kinds[3], kinds[2]]  # what the recordings cost stands in the tiles
+    first = [line for lines in kinds for line in lines[:1]]
+    return first + [line for lines in kinds for line in lines[1:]]
 
 
 def figure_text(record: Record, name: str = "j_per_batch", of_u95: str = "u95_j", unit: str = "J") -> str:
@@ -84,63 +113,41 @@ def figure_text(record: Record, name: str = "j_per_batch", of_u95: str = "u95_j"
 # ---- which phase takes most --------------------------------------------------------------------------------------
 
 
-def _largest_phases(phases: Sequence[Record]) -> list[str]:
+def _largest_phases(figures: Sequence[Sequence[Breakdown]]) -> list[str]:
     """A sentence for each device and phase that takes most joules there, in some of its configurations or in all.
 
-    ``phases``: innermost ones, averaged, GPUs that are added up once.
+    Phases that are not resolvable take at most the rest: which phase takes most is not known where that is larger.
     """
-    groups: dict[tuple[Cell, ...], list[Record]] = {}
-    for r in phases:
-        groups.setdefault(group_of(r), []).append(r)
-    devices: dict[tuple[Cell, Cell], dict[Cell, list[list[Record]]]] = {}
-    for every in groups.values():
-        known = [r for r in every if r["j_per_batch"] is not None]
-        known_s, every_s = (sum(_together(r, "s_per_batch") for r in some) for some in (known, every))
-        # What belongs to no configuration (a warm-up, an evaluation) is alone in its group. Of no joules at all, or of
-        # some that a shunt let flow back, nothing has a share.
-        if known_s >= (1 - MOST_UNKNOWN) * every_s and len(known) > 1 and sum(map(_together, known)) > 0:
-            ranked = sorted(known, key=_together, reverse=True)
-            by_phase = devices.setdefault((known[0]["device"], known[0]["provenance"]), {})
-            by_phase.setdefault(ranked[0]["phase"], []).append(ranked)
-
-    def order(device: tuple[Cell, Cell]) -> tuple[int, float]:
-        joules = sum(_together(r) for same in devices[device].values() for ranked in same for r in ranked)
-        return kind_order(device[1]), -joules
-
+    devices: dict[tuple[str, str], list[Breakdown]] = {}
+    for b in (b for own in figures for b in own):
+        devices.setdefault((b.device, b.provenance), []).append(b)
     lines = []
-    for device, provenance in sorted(devices, key=order):
-        own = [r for r in phases if (r["device"], r["provenance"]) == (device, provenance)]
-        count = len({group_of(r) for r in own})
-        whole = "its phases that have joules take" if any(r["j_per_batch"] is None for r in own) else "its phases take"
-        for phase, same in devices[device, provenance].items():
-            shares = sorted(100 * _together(ranked[0]) / sum(map(_together, ranked)) for ranked in same)
+    for (device, provenance), own in devices.items():
+        by_phase: dict[str, list[tuple[Breakdown, Piece, bool]]] = {}
+        for b in own:
+            known = [(p.energy_j, p.u95_j) for p in b.pieces if p.energy_j is not None]
+            unknown = [(b.rest_j, b.u95_j)] if len(known) < len(b.pieces) else []
+            first = max((p for p in b.pieces if p.energy_j), key=lambda p: p.energy_j or 0.0, default=None)
+            if first is None or not first.energy_j or len(b.pieces) < 2 or not b.energy_j or b.energy_j <= 0:
+                continue
+            known.remove((first.energy_j, first.u95_j))
+            next_j, next_u95 = max([*known, *unknown], key=lambda other: other[0])
+            if next_j <= first.energy_j:
+                is_known = first.u95_j is not None and next_u95 is not None
+                is_sure = is_known and first.energy_j - next_j > hypot(first.u95_j or 0.0, next_u95 or 0.0)
+                by_phase.setdefault(first.phase, []).append((b, first, is_sure))
+        for phase, same in by_phase.items():
+            shares = sorted(100 * (p.energy_j or 0.0) / (b.energy_j or 1.0) for b, p, _ in same)
             reach = " to ".join(dict.fromkeys((f"{shares[0]:.0f}", f"{shares[-1]:.0f}")))
-            sure = sum(map(_is_more, same))
-            where = ""
-            if count > 1:
-                where = f" in {'all' if len(same) == count else f'{len(same)} of'} {count} configurations"
-            of_them = f"in {'all' if sure == len(same) else sure or 'none'} of them it differs"
-            if len(same) == 1:
-                of_them = "it differs" if sure else "it does not differ"
-                reach = f"{figure_text(same[0][0])} a batch, {reach}"
+            of_all = "all" if len(same) == len(own) else f"{len(same)} of"
+            where = f" in {of_all} {len(own)} configurations" if len(own) > 1 else ""
+            sure = sum(is_sure for *_, is_sure in same)
+            words = "differs" if sure == len(same) else f"differs in {sure} of them" if sure else "does not differ"
             lines.append(
-                f"{phase} takes most of the joules on {device} ({provenance}){where}: {reach} % of what {whole}; "
-                f"{of_them} from the next phase by more than the 95 % interval."
+                f"{phase} takes most of the joules on {device} ({provenance}){where}: {reach} % of an iteration; it "
+                f"{words} from the next phase by more than the 95 % interval."
             )
     return lines
-
-
-def _together(record: Record, name: str = "j_per_batch") -> float:
-    """Joules or seconds of all phases of the kind together."""
-    return (number_of(record, name) or 0.0) * (number_of(record, "iterations") or 0.0)
-
-
-def _is_more(ranked: Sequence[Record]) -> bool:
-    """Whether the first differs from the second by more than their 95 % intervals."""
-    first, second = ranked[:2]
-    if number_of(first, "u95_j") is None or number_of(second, "u95_j") is None:
-        return False
-    return _together(first) - _together(second) > hypot(_together(first, "u95_j"), _together(second, "u95_j"))
 
 
 # ---- which configuration is best ---------------------------------------------------------------------------------
@@ -158,7 +165,7 @@ def _best_configurations(totals: Sequence[Record]) -> list[str]:
 
     def order(key: tuple[Cell, ...]) -> tuple[int, int, float]:
         joules = sum(number_of(r, "energy_j") or 0.0 for r in groups[key])
-        return kind_order(key[1]), models.index(key[0]), -joules
+        return KINDS.index(str(key[1])), models.index(key[0]), -joules
 
     lines = []
     for key in sorted(groups, key=order):
@@ -206,7 +213,7 @@ def _costs(records: Sequence[Record], factors: Factors) -> list[str]:
     names = list(zip(factors.columns[::2], factors.columns[1::2], strict=True))
     money = (factors.currency or "").upper() or "of money, its currency not stated"
     lines = []
-    for provenance in sorted({r["provenance"] for r in totals}, key=kind_order):
+    for provenance in sorted({r["provenance"] for r in totals}, key=lambda kind: KINDS.index(str(kind))):
         same = [r for r in totals if r["provenance"] == provenance]
         ranked = with_factors(sorted(same, key=lambda r: number_of(r, "energy_j") or 0.0), factors)
         texts = []
@@ -214,19 +221,6 @@ def _costs(records: Sequence[Record], factors: Factors) -> list[str]:
             text = " and ".join(figure_text(r, name, u95, "g CO2e" if name == CO2 else money) for name, u95 in names)
             texts.append(f"{text} ({configuration(r, same)})" if len(ranked) > 1 else text)
         lines.append(f"{what}: {' to '.join(texts)}, of {provenance} joules; {factors.stated}.")
-    return lines
-
-
-def _recordings(runs: Sequence[Record]) -> list[str]:
-    lines = []
-    for r in runs[:MOST_LINES]:
-        words = f"has no energy: {r['note']}"
-        if r["energy_j"] is not None:
-            words = f"took {figure_text(r, 'energy_j')} in {seconds(number_of(r, 'time_s') or 0.0)}, "
-            words += f"{digits(number_of(r, 'power_w'))} W on average ({r['provenance']})"
-        lines.append(f"{r['run']}: {r['device']} {words}.")
-    if len(runs) > MOST_LINES:
-        lines.append(f"{len(runs) - MOST_LINES} more recordings are in the table.")
     return lines
 
 

@@ -6,12 +6,11 @@ import base64
 import hashlib
 import json
 import zlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
-from math import ceil, floor, log10
+from math import floor, log10
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.campaign import (
-    Length,
-    averaged,
-    innermost,
-    of_configurations,
-    part_of,
-    parts_of_machines,
-    without_gflops,
-    without_summands,
-)
+from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
+from powerd_analytics.campaign import Length, part_of
 from powerd_analytics.campaign_tables import are_over_machines, field_tables, job_tables, prepared
+from powerd_analytics.colours import REST, phase_colour
 from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.rest import merged
-from powerd_analytics.export import Cell
 from powerd_analytics.index import run_files
 from powerd_analytics.jobs import merge_jobs
-from powerd_analytics.records import Record, check_campaign, check_run, number_of, records_of
+from powerd_analytics.records import Record, check_campaign, check_run, records_of
 from powerd_analytics.report import sheets
-from powerd_analytics.report.findings import configuration, figure_text, findings, kind_order
+from powerd_analytics.report.findings import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal, load_bounded
@@ -51,15 +42,15 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import group_line, table_of
-from powerd_analytics.text import digits, seconds
+from powerd_analytics.table import PhaseTable, group_line, table_of
+from powerd_analytics.text import digits, seconds, with_u95
 from powerd_analytics.uncertainty_table import BudgetRow, budget_rows
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
 LEAST_POINTS = 10_000
-AROUND = 6
-"""The first of the two colours of phases that have others inside; those of innermost ones are before it."""
+MOST_TILES = 4
+"""Devices whose joules the page opens with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +115,20 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
     lines = [(run, s, "feeds it") for p in loaded for s in p.signals]
     lines += [(run, s, "compared") for signals in compared.values() for s in signals]
     traces = [
-        trace_of(run, part, compared.pop(part.device, []), most_points // len(loaded), columns)
-        for part in (loaded if most_points else ())
+        trace_of(run, part, compared.pop(part.device, []), most_points // len(loaded), columns, _percent(part, table))
+        for part in sorted(loaded if most_points else (), key=lambda part: KINDS.index(part.provenance))
     ]
     phases = phases_of(run, columns) if traces and len(run.phases) else None
     progress(0.9, f"checksum of {path.name}")
     return _RunPart(run, records, budget, lines, traces, phases, sheets.sha256(path))
+
+
+def _percent(part: Part, table: PhaseTable) -> float | None:
+    """U95 of a part's joules over the run, two digits."""
+    whole = next((r for r in table.runs if (r.device, r.provenance) == (part.device, part.provenance)), None)
+    if whole is None or not whole.energy_j or whole.u95_j is None:
+        return None
+    return float(f"{100 * whole.u95_j / abs(whole.energy_j):.2g}")
 
 
 def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns) -> str:
@@ -145,11 +144,10 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
     runs, device, factors = [p.run for p in parts], options.device, options.factors
     names = sheets.run_names([r.path for r in runs])
     records = sheets.named(prepared(merge_jobs([r for p in parts for r in p.records]), options.length), names)
-    colours = _colours(records)
-    boxes, documents = _boxes(parts, names, colours)
+    boxes, documents = _boxes(parts, names)
+    own_tiles, sentences = tiles(records, factors), list(map(printable, findings(records, factors)))
     kinds = sorted({str(r["provenance"]) for r in records})
     others = " and ".join(k for k in kinds if k != "measured")
-    inner = of_configurations(innermost(averaged(without_gflops(r) for r in without_summands(records))))
     quality = [
         sheets.lines_sheet([line for p in parts for line in p.lines], names),
         *(sheet(runs, names) for sheet in (sheets.clocks_sheet, sheets.gaps_sheet, sheets.messages_sheet)),
@@ -160,9 +158,12 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
         title=printable(options.title or f"Energy of {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"),
         subtitle=printable(sheets.subtitle(runs)),
         provenances=kinds,
-        findings=list(map(printable, findings(records, factors))),
+        tiles=own_tiles[:MOST_TILES],
+        tiles_left_out=len(own_tiles[MOST_TILES:]),
+        findings=sentences[:MOST_SENTENCES],
+        more_findings=sentences[MOST_SENTENCES:],
         table_note=f"Power here is {' and '.join(kinds)}: {others} joules are no measurement." if others else "",
-        figures=[(Markup(svg), caption) for svg, caption in phase_bars(inner, colours)],
+        figures=[{**f, "svg": Markup(f["svg"])} for f in phase_figures(breakdowns(records))],
         tables=list(map(shown_sheet, _tables(records, factors))),
         traces_left_out=max(len(parts) - options.max_traces, 0),
         runs=boxes,
@@ -182,15 +183,13 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
     )
 
 
-def _boxes(
-    parts: Sequence[_RunPart], names: sheets.Names, colours: dict[str, int]
-) -> tuple[list[Document], list[Document]]:
+def _boxes(parts: Sequence[_RunPart], names: sheets.Names) -> tuple[list[Document], list[Document]]:
     """What the template shows of each run's traces, and what the script draws them from."""
     boxes, documents = [], []
     for i, p in enumerate(parts):
         phases, legend = None, {}
         if p.phases is not None:
-            of_classes = [colours.get(c.name, AROUND) for c in p.run.phases.classes]
+            of_classes = [phase_colour(c.name) for c in p.run.phases.classes]
             phases = {**p.phases, "colours": of_classes}
             legend = dict(list(zip(p.phases["names"], of_classes, strict=True))[:24])
         traces = [{"box": f"trace-{i}-{k}", **trace} for k, trace in enumerate(p.traces)]
@@ -202,18 +201,9 @@ def _boxes(
 
 def _tables(records: Sequence[Record], factors: Factors) -> list[pd.DataFrame]:
     of_jobs = job_tables(records) if are_over_machines(records) else []
-    tables = [s for s in field_tables(records, factors=factors) if s.attrs["name"] != "records"]
-    return [*tables, *of_jobs, sheets.recordings_sheet(records)]
-
-
-def _colours(records: Sequence[Record]) -> dict[str, int]:
-    """Innermost phases first, so that they have colours of their own; the last two of eight are for what is around."""
-    inner = dict.fromkeys(str(r["phase"]) for r in innermost(records))
-    colours = {name: i % AROUND for i, name in enumerate(inner)}
-    for r in records:
-        if r["kind"] == "phase":
-            colours.setdefault(str(r["phase"]), AROUND + len(str(r["phase_path"]).split("/")) % 2)
-    return colours
+    tables = {s.attrs["name"]: s for s in field_tables(records, factors=factors) if s.attrs["name"] != "records"}
+    phases = sheets.phases_sheet(tables.pop("time"), tables.pop("energy"))
+    return [phases, *tables.values(), *of_jobs, sheets.recordings_sheet(records)]
 
 
 def _json(document: Any) -> str:
@@ -226,111 +216,95 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-# ---- bars of joules, as SVG within the page; their colours are the style sheet's, light and dark ------------------
+# ---- bars of joules: SVG whose lengths are percent, so that it is as wide as the page without a scroll bar --------
 
-LEFT, TOP, HEIGHT = 62, 14, 210
-MOST_BARS = 90
-
-
-def phase_bars(records: Sequence[Record], colours: Mapping[str, int]) -> list[tuple[str, str]]:
-    """A figure for each device, provenance and model, of averaged innermost phases, measured ones first: markup that is
-    safe to stand in the page as it is (none where there is too much to draw), and what it shows in words.
-
-    ``colours`` are 0 to 7 by name.
-    """
-    groups: dict[tuple[Cell, ...], list[Record]] = {}
-    for r in records:
-        groups.setdefault((r["device"], r["provenance"], r["model"]), []).append(r)
-    several = len({model for _, _, model in groups}) > 1
-    parts = parts_of_machines(records)
-
-    def scale(r: Record) -> tuple[Cell, ...]:
-        """Figures of one model and part of the machine have one scale: they are there to be compared."""
-        return r["model"], r["provenance"], parts[str(r["device"])]
-
-    highest: dict[tuple[Cell, ...], float] = {}
-    for r in records:
-        top = (number_of(r, "j_per_batch") or 0.0) + (number_of(r, "u95_j") or 0.0)
-        highest[scale(r)] = max(highest.get(scale(r), 0.0), top)
-
-    def order(key: tuple[Cell, ...]) -> tuple[int, float]:
-        return kind_order(key[1]), -sum(number_of(r, "j_per_batch") or 0.0 for r in groups[key])
-
-    figures = []
-    for key in sorted(groups, key=order):
-        (device, provenance, model), same = key, groups[key]
-        places = [configuration(r, same, without_model=several) for r in same]
-        count = Counter((place, r["phase"]) for place, r in zip(places, same, strict=True))
-        bars = {  # two that no name tells apart have their runs' names too
-            (place if count[place, r["phase"]] == 1 else f"{place}, {r['run']}", str(r["phase"])): r
-            for place, r in zip(places, same, strict=True)
-        }
-        what = f"Joules a batch{f' of {model}' if several and model is not None else ''} on {device} ({provenance})"
-        svg, caption = "", f"{what}: too many bars to be drawn here (joules plot --kind phases)."
-        if len(bars) <= MOST_BARS:
-            svg = _svg(bars, colours, highest[scale(same[0])] or 1.0, is_measured=provenance == "measured")
-            caption = f"{what}: whiskers are 95 % intervals, an arrow a lower bound, n.r. what cannot be resolved."
-        figures.append((svg, printable(caption)))
-    return figures
+MOST_BARS = 40
+ROW, BAR, BELOW = 50, 22, 22
+"""Heights [px] of a configuration, of its bar, and of the axis."""
 
 
-def _svg(
-    bars: Mapping[tuple[str, str], Record], colours: Mapping[str, int], highest: float, *, is_measured: bool
-) -> str:
-    places, names = (list(dict.fromkeys(key[i] for key in bars)) for i in (0, 1))
-    bar = max(min(46.0, 900 / (len(places) * (len(names) + 0.8))), 6.0)
-    cluster = bar * (len(names) + 0.8)
-    width = LEFT + cluster * len(places) + 10
-    full = max(width, LEFT + sum(34 + 6.2 * min(len(n), 24) for n in names))
-    foot = TOP + HEIGHT + 16 + 13 * max(len(place.split(", ")) for place in places)
-    size = 10.0 ** floor(log10(highest / 5))
-    step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= highest / 5)
-    top = step * ceil(highest * 1.05 / step)
+def phase_figures(figures: Sequence[Sequence[Breakdown]]) -> list[Document]:
+    """For each device and model the phases of an iteration, stacked: markup that is safe to stand in the page as it is
+    (none where there is too much to draw), and what stands around it."""
+    most: dict[tuple[str, str, str], float] = {}
+    for b in (b for own in figures for b in own):
+        most[b.panel] = max(most.get(b.panel, 0.0), b.reach_j)
+    several = len({own[0].model for own in figures}) > 1
+    shown = []
+    for own in figures:
+        first = own[0]
+        of_model = f" of {first.model}" if several and first.model else ""
+        svg = _svg(own, most[first.panel] or 1.0) if len(own) <= MOST_BARS else ""
+        names = {p.phase: p.phase for b in own for p in b.pieces}
+        unknown = names.keys() - {p.phase for b in own for p in b.pieces if p.energy_j is not None}
+        names |= {name: f"{name} (not resolvable)" for name in unknown}
+        legend = [(printable(text), phase_colour(name)) for name, text in names.items()]
+        caption = (
+            "A bar: one iteration, its phases and the rest. The line below its end: the 95 % interval of the whole."
+        )
+        shown.append({
+            "heading": printable(f"Joules a batch{of_model} on {first.device}"),
+            "provenance": first.provenance,
+            "svg": svg,
+            "caption": caption if svg else f"{len(own)} configurations are too many bars for this page (joules plot).",
+            "legend": [*legend, ("rest", REST)] if svg else [],
+        })  # fmt: skip
+    return shown
 
-    def y(joules: float) -> float:
-        return TOP + HEIGHT * (1 - max(joules, 0.0) / top)
 
-    def text(x: float, y: float, words: str, anchor: str = "middle") -> str:
-        return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(printable(words))}</text>'
+def _svg(own: Sequence[Breakdown], highest: float) -> str:
+    size = 10.0 ** floor(log10(highest / 4))
+    step = next(m * size for m in (1, 2, 2.5, 5, 10) if m * size >= highest / 4)
+    scale = 98 / highest
+    foot = ROW * len(own)
 
-    values = {k: figure_text(r) if number_of(r, "j_per_batch") is not None else "not resolvable"
-              for k, r in bars.items()}  # fmt: skip
-    words = "; ".join(f"{place}, {name}: {values[place, name]}" for place, name in bars)
-    box = f'width="{full:.0f}" height="{foot + 14}" viewBox="0 0 {full:.0f} {foot + 14}"'
-    out = [f'<svg role="img" aria-label="{escape(printable(f"Bars of joules a batch. {words}"))}" {box}>{_HATCH}']
-    for i in range(round(top / step) + 1):
-        at = y(i * step)
-        out.append(f'<line class="grid" x1="{LEFT}" x2="{width:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(text(LEFT - 6, at + 4, f"{i * step:.10g}", "end"))
-    out.append(f'<text transform="translate(12 {TOP + HEIGHT / 2}) rotate(-90)" text-anchor="middle">J a batch</text>')
-    for (place, name), r in bars.items():
-        x = LEFT + places.index(place) * cluster + (names.index(name) + 0.4) * bar
-        middle, j, u = x + 0.45 * bar, number_of(r, "j_per_batch"), number_of(r, "u95_j")
-        out.append(f"<g><title>{escape(printable(f'{name}: {values[place, name]}'))}</title>")
-        if j is None:
-            out.append(text(middle, y(0) - 4, "n.r."))
-        else:
-            box = f'x="{x:.1f}" y="{y(j):.1f}" width="{0.9 * bar:.1f}" height="{max(y(0) - y(j), 0.5):.1f}"'
-            out.append(f'<rect class="c{colours.get(name, AROUND)}" {box}/>')
-            out.append("" if is_measured else f'<rect class="unmeasured" {box}/>')
-        if j is not None and r["is_lower_bound"] is True:
-            out.append(f'<path class="whisker" d="M{middle:.1f} {y(j):.1f}v-10m-3 4l3 -4l3 4"/>')
-        elif j is not None and u is not None:
-            high, low = y(j + u), y(j - u)
-            out.append(
-                f'<path class="whisker" d="M{middle:.1f} {high:.1f}V{low:.1f}m-3 0h6M{middle - 3:.1f} {high:.1f}h6"/>'
-            )
-        out.append("</g>")
-    for i, place in enumerate(places):
-        for k, part in enumerate(place.split(", ")):
-            cut = part[: max(int(cluster / 6), 4)]
-            out.append(text(LEFT + (i + 0.5) * cluster, TOP + HEIGHT + 16 + 13 * k, cut))
-    x = float(LEFT)
-    for name in names:
-        out.append(f'<rect class="c{colours.get(name, AROUND)}" x="{x:.1f}" y="{foot - 3}" width="10" height="10"/>')
-        out.append(text(x + 14, foot + 6, name[:24], "start"))
-        x += 34 + 6.2 * min(len(name), 24)
+    def text(x: str, y: float, words: str, anchor: str = "start") -> str:
+        return f'<text x="{x}" y="{y:.0f}" text-anchor="{anchor}">{escape(printable(words))}</text>'
+
+    words = "; ".join(f"{b.place}: {', '.join(text for _, _, text, _ in _pieces(b))}" for b in own)
+    out = [f'<svg role="img" aria-label="{escape(printable(f"Bars of joules a batch. {words}"))}" '
+           f'width="100%" height="{foot + BELOW}">{_HATCH}']  # fmt: skip
+    for i in range(int(highest / step) + 1):
+        at = f"{i * step * scale:.3f}%"
+        out.append(f'<line class="grid" x1="{at}" x2="{at}" y1="0" y2="{foot + 4}"/>')
+        out.append(text(at, foot + 16, f"{i * step:.10g}{' J' if i == 0 else ''}", "middle" if i else "start"))
+    for i, b in enumerate(own):
+        top, x, whole = ROW * i + 16, 0.0, b.known_j if b.energy_j is None else b.energy_j
+        place = b.place if len(b.place) <= 38 else f"{b.place[:18]}…{b.place[-19:]}"
+        out.append(text("0", top - 4, place))
+        has_joules = b.energy_j is not None or b.known_j > 0
+        number = with_u95(whole, b.u95_j, "J", is_lower_bound=b.is_lower_bound) if has_joules else "not resolvable"
+        out.append(text("100%", top - 4, number, "end"))
+        for name, colour, about, joules in _pieces(b):
+            if joules <= 0:
+                continue
+            box = f'x="{x:.3f}%" y="{top}" width="{joules * scale:.3f}%" height="{BAR}"'
+            hatch = "" if b.provenance == "measured" else f'<rect class="unmeasured" {box}/>'
+            out.append(f'<g data-text="{escape(printable(f"{b.place}: {about}"))}"><title>{escape(printable(about))}'
+                       f'</title><rect fill="{colour}" {box}/>{hatch}<svg {box}>'
+                       f'<text class="name" x="4" y="15">{escape(printable(name))}</text></svg></g>')  # fmt: skip
+            x += joules * scale
+        if b.energy_j is not None and b.u95_j is not None:
+            ends = [f"{max(b.energy_j + sign * b.u95_j, 0.0) * scale:.3f}%" for sign in (-1, 1)]
+            for left, right, half in ((ends[0], ends[1], 0), (ends[0], ends[0], 3), (ends[1], ends[1], 3)):
+                y1, y2 = top + BAR + 4 - half, top + BAR + 4 + half
+                out.append(f'<line class="whisker" x1="{left}" x2="{right}" y1="{y1}" y2="{y2}"/>')
     return "".join([*out, "</svg>"])
+
+
+def _pieces(b: Breakdown) -> list[tuple[str, str, str, float]]:
+    """Name, colour, words and joules of each piece of a bar, the rest last; what is not resolvable has 0 J."""
+    pieces = []
+    for p in b.pieces:
+        text = f"{p.phase} not resolvable"
+        if p.energy_j is not None:
+            share = f", {100 * p.energy_j / b.energy_j:.0f} %" if b.energy_j else ""
+            text = f"{p.phase} {with_u95(p.energy_j, p.u95_j, 'J', is_lower_bound=p.is_lower_bound)}{share}"
+        pieces.append((p.phase, phase_colour(p.phase), text, p.energy_j or 0.0))
+    if b.energy_j and b.rest_j > 0:
+        text = f"{b.rest_name} {digits(b.rest_j, 3)} J, {100 * b.rest_j / b.energy_j:.0f} %"
+        pieces.append((b.rest_name, REST, text, b.rest_j))
+    return pieces
 
 
 _HATCH = (
@@ -385,12 +359,19 @@ class Columns:
         return {"low": low, "step": step, "columns": packed}
 
 
-def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int, columns: Columns) -> Document:
+def trace_of(
+    run: Run,
+    part: Part,
+    compared: Sequence[Signal],
+    most_points: int,
+    columns: Columns,
+    u95_percent: float | None = None,
+) -> Document:
     """The trace of one device with at most about ``most_points`` points in all curves together.
 
-    Each line says how many readings it has and how many a point stands for (``block``, of which the least and the
-    greatest power are kept). Points farther apart than ``gap_us`` are not joined; ``gaps`` are stretches without
-    readings [us].
+    Each line says how many readings it has and how many a point stands for (``block``, of which the least, the greatest
+    and the mean power are kept). Points farther apart than ``gap_us`` are not joined; ``gaps`` are stretches without
+    readings [us]. ``u95_percent`` is what the joules of the whole run are unsure of.
     """
     feeds = [s for s in part.signals if len(s) > 1]
     others = [s for s in compared if len(s) > 1]
@@ -400,13 +381,13 @@ def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int,
 
     def add(name: str, role: str, points: Iterator[Points], n: int, spacing_ns: float) -> None:
         block = 1 if n <= each else int(np.ceil(2 * n / each))
-        t_ns, low, high = envelope_of(points, np.arange(0, n, block))
+        t_ns, low, mean, high = envelope_of(points, np.arange(0, n, block))
         lines.append({
             "name": printable(name), "role": role, "readings": n, "block": block,
             # What a block spans is known only to the next one's begin.
             "gap_us": LATE_FACTOR * spacing_ns / 1000 * (1 if block == 1 else block + 1),
             "time": columns.add(_microseconds(run, t_ns)),
-            "watts": columns.add_values(low) if block == 1 else columns.add_values(low, high),
+            "watts": columns.add_values(*((low,) if block == 1 else (low, high, mean))),
         })  # fmt: skip
 
     if has_sum:
@@ -416,7 +397,7 @@ def trace_of(run: Run, part: Part, compared: Sequence[Signal], most_points: int,
         for s in signals:
             add(s.line.name, role, _finite(s), count_points(s), s.spacing_ns)
     length_us = (run.end_ns - run.begin_ns) // 1000
-    about = {"device": printable(part.device), "provenance": part.provenance}
+    about = {"device": printable(part.device), "provenance": part.provenance, "u95_percent": u95_percent}
     return {**about, "length_us": length_us, "gaps": _gaps(run, feeds), "lines": lines}
 
 

@@ -25,7 +25,24 @@ async function rowsOf({ names, details, colours, columns }) {
   return { names, details, colour: colours, rows };
 }
 
+/** What stands in a figure's own words about the piece of a bar under the pointer, or under a finger. */
+function readOut(figure) {
+  const out = figure.querySelector("output");
+  for (const piece of figure.querySelectorAll("[data-text]")) {
+    for (const name of ["pointerenter", "click"]) piece.addEventListener(name, () => { out.textContent = piece.dataset.text; });
+  }
+}
+
+/** A region that is wider than the window says so, as not every system shows a scroll bar. */
+function tellOfScrolling(region) {
+  const isWider = region.scrollWidth > region.clientWidth + 1;
+  if (isWider) region.dataset.more = "↔ wider than this window: scroll it sideways"; else delete region.dataset.more;
+}
+
 async function start() {
+  document.querySelectorAll("figure").forEach(readOut);
+  const watcher = new ResizeObserver(entries => entries.forEach(e => tellOfScrolling(e.target)));
+  document.querySelectorAll(".wide").forEach(region => watcher.observe(region));
   for (const table of document.querySelectorAll("table.sorts")) {
     table.querySelectorAll("th button").forEach((button, i) => button.addEventListener("click", () => sortBy(table, i)));
   }

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from powerd_analytics.breakdown import KINDS
 from powerd_analytics.campaign import Length
 from powerd_analytics.costs import Factors
-from powerd_analytics.export import Cell, Column, Kind, rounded, rows_of, table_frame
+from powerd_analytics.export import Cell, Column, Kind, columns_of, rounded, rows_of, table_frame
 from powerd_analytics.records import Record, column
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import FAR_NS, Signal, parts_between
@@ -63,6 +64,8 @@ def shown_sheet(frame: pd.DataFrame, identity: str = "") -> dict[str, Any]:
     def cell(value: Cell, text: str, column: Column) -> tuple[str, str | None, str]:
         text = printable(text)
         if not column.is_numeric:
+            if column.name == "provenance" and text != "measured":
+                return text, None, "unmeasured"
             return text, None, "long" if len(text) > LONG else ""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         return text, repr(value) if is_number else None, "n"
@@ -97,7 +100,22 @@ def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str 
     return table_frame(name, title, tuple(columns), [tuple(r.values()) for r in rows], [note] if note else [])
 
 
-# ---- joules and their uncertainty --------------------------------------------------------------------------------
+# ---- seconds, joules and their uncertainty --------------------------------------------------------------------------
+
+
+def phases_sheet(time: pd.DataFrame, energy: pd.DataFrame) -> pd.DataFrame:
+    """The tables of time and of energy by phase as one: they have the same rows in the same order. What was measured
+    stands first, and last what belongs to no configuration, such as a warm-up."""
+    rows = [a | b for a, b in zip(time.to_dict("records"), energy.to_dict("records"), strict=True)]
+    rows.sort(key=lambda row: (KINDS.index(str(row["provenance"])), row["batch_size"] is None))
+    columns = {c.name: c for table in (time, energy) for c in columns_of(table)}
+    if all(row["gpus"] == 1 for row in rows):
+        del columns["gpus"]
+    last = ("runs", "provenance", "is_lower_bound", "note")
+    names = sorted(columns, key=lambda name: last.index(name) if name in last else -1)
+    notes = list(dict.fromkeys([*time.attrs["notes"], *energy.attrs["notes"]]))
+    ordered = [tuple(row[name] for name in names) for row in rows]
+    return table_frame("phases", "Time and energy by phase", [columns[name] for name in names], ordered, notes)
 
 
 def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:

@@ -59,14 +59,14 @@ function coarse({ time, low, high, gap_us }) {
 class Trace {
   constructor(box, spec, phases) {
     const canvas = box.querySelector("canvas"), out = box.querySelector("output"), context = canvas.getContext("2d");
-    Object.assign(this, { box, spec, phases, canvas, out, context, begin: 0, end: Math.max(spec.length_us, 1), cursor: null, lines: [] });
+    Object.assign(this, { box, spec, phases, canvas, out, context, begin: 0, end: Math.max(spec.length_us, 1), cursor: null, brush: null, lines: [] });
   }
 
   async load() {
     for (const spec of this.spec.lines) {
       const [time, ...watts] = await Promise.all([spec.time, ...spec.watts.columns].map(unpack));
-      const [low, high = low] = watts.map(steps => Float32Array.from(steps, q => spec.watts.low + spec.watts.step * q));
-      const points = { time, low, high, gap_us: spec.gap_us };
+      const [low, high = low, mean = low] = watts.map(steps => Float32Array.from(steps, q => spec.watts.low + spec.watts.step * q));
+      const points = { time, low, high, mean, gap_us: spec.gap_us };
       this.lines.push({ spec, ...points, coarse: coarse(points), shown: true });
     }
     this.canvas.style.height = PLOT + AXIS + (this.phases ? this.phases.rows.length : 0) * ROW + 6 + "px";
@@ -100,6 +100,13 @@ class Trace {
     this.cursor = begin + length / 2;
   }
 
+  /** Mark a stretch, whose joules are then read out; without one, all that is in view. */
+  mark(begin = this.begin, end = this.end) {
+    this.brush = [Math.max(Math.min(begin, end), 0), Math.min(Math.max(begin, end), this.spec.length_us)];
+    this.words = null;
+    this.later();
+  }
+
   later() {
     cancelAnimationFrame(this.waiting);
     this.waiting = requestAnimationFrame(() => this.draw());
@@ -116,11 +123,13 @@ class Trace {
     });
     on("pointerdown", e => {
       canvas.focus(); canvas.setPointerCapture(e.pointerId);
-      dragged = { x: e.clientX, begin: this.begin, end: this.end };
+      dragged = { x: e.clientX, at: at(e), begin: this.begin, end: this.end, moves: e.shiftKey };
+      if (!dragged.moves) this.brush = null;
     });
     on("pointermove", e => {
-      const d = dragged ? (e.clientX - dragged.x) / this.scale : 0;
-      if (dragged) this.setView(dragged.begin - d, dragged.end - d);
+      const x = dragged ? e.clientX - dragged.x : 0;
+      if (dragged?.moves) this.setView(dragged.begin - x / this.scale, dragged.end - x / this.scale);
+      else if (Math.abs(x) > 2) this.mark(dragged.at, at(e));
       this.cursor = at(e);
       this.later();
     });
@@ -128,8 +137,8 @@ class Trace {
     on("pointerleave", () => { this.cursor = null; this.later(); });
     on("dblclick", () => this.home());
     const actions = { in: () => this.zoom(0.5), out: () => this.zoom(2), all: () => this.home(), left: () => this.pan(-0.2),
-      right: () => this.pan(0.2), next: () => this.step(1), previous: () => this.step(-1) };
-    const keys = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", Home: "all", n: "next", p: "previous" };
+      right: () => this.pan(0.2), next: () => this.step(1), previous: () => this.step(-1), mark: () => this.mark() };
+    const keys = { ArrowLeft: "left", ArrowRight: "right", "+": "in", "=": "in", "-": "out", Home: "all", n: "next", p: "previous", j: "mark" };
     on("keydown", e => {
       if (!keys[e.key] || e.ctrlKey || e.metaKey || e.altKey) return;
       e.preventDefault();
@@ -139,6 +148,7 @@ class Trace {
     for (const b of this.box.querySelectorAll("button")) b.addEventListener("click", actions[b.dataset.do]);
     this.box.querySelectorAll("input").forEach((input, i) => input.addEventListener("change", () => {
       this.lines[i].shown = input.checked;
+      this.words = null;
       this.later();
     }));
     new ResizeObserver(() => this.later()).observe(canvas);
@@ -185,7 +195,12 @@ class Trace {
     }
     for (const shape of shapes) this.curve(c, shape, y, colour);
     c.setLineDash([]); c.globalAlpha = 1;
-    if (this.phases) this.phases.rows.forEach((row, r) => this.band(c, row, PLOT + 4 + r * ROW, colour));
+    if (this.phases) this.phases.rows.forEach((row, r) => this.band(c, row, PLOT + 4 + r * ROW));
+    if (this.brush) {
+      const [left, right] = this.brush.map(x);
+      c.fillStyle = colour("accent"); c.globalAlpha = 0.16;
+      c.fillRect(left, 0, Math.max(right - left, 1), height - AXIS);
+    }
     c.strokeStyle = colour("ink"); c.globalAlpha = 0.6; c.lineWidth = 1;
     if (this.cursor !== null) stroke(x(this.cursor), 0, x(this.cursor), height - AXIS);
     c.restore();
@@ -228,11 +243,11 @@ class Trace {
   }
 
   /** Phases of a row. Where several share a pixel their colours would be chance: one colour for all, and their number. */
-  band(c, row, top, colour) {
+  band(c, row, top) {
     const first = Math.max(countBelow(row.begin, this.begin) - 1, 0), last = countBelow(row.begin, this.end);
     c.textBaseline = "middle"; c.textAlign = "left";
     if (last - first > this.width) {
-      c.fillStyle = colour("phase6");
+      c.fillStyle = "#a0a09c";
       for (let x = 0; x < this.width; x++) {
         const t = this.begin + (x + 0.5) / this.scale, i = countBelow(row.begin, t) - 1;
         if (i >= 0 && row.begin[i] + row.length[i] >= t) c.fillRect(LEFT + x, top, 1, ROW - 2);
@@ -241,7 +256,7 @@ class Trace {
       c.fillText(`${last - first} phases: zoom in to see them`, LEFT + 6, top + ROW / 2 - 0.5);
       return;
     }
-    const fills = this.phases.colour.map(n => colour("phase" + n));
+    const fills = this.phases.colour;
     for (let i = first; i < last; i++) {
       const x = LEFT + (row.begin[i] - this.begin) * this.scale, w = row.length[i] * this.scale;
       c.fillStyle = fills[row.label[i]];
@@ -254,9 +269,42 @@ class Trace {
     }
   }
 
-  /** Time, power and phases at the cursor; without one, what is in view. */
+  /** Joules of a line between two moments: the integral of what is drawn, and the most by which that can be off: where
+   * the stretch begins and ends between two readings, by rounding, and where readings are missing in it. */
+  joules(line, begin, end) {
+    const { time, low, high, mean, spec } = line, n = time.length, isBlock = spec.block > 1;
+    let sum = 0, bound = 0, missing = 0;
+    const least = line.coarse.low.reduce((a, b) => Math.min(a, b), Infinity), most = line.coarse.high.reduce((a, b) => Math.max(a, b), -Infinity);
+    for (let i = Math.max(countBelow(time, begin) - 1, 0); i < n - 1 && time[i] < end; i++) {
+      const from = Math.max(time[i], begin), to = Math.min(time[i + 1], end), whole = time[i + 1] - time[i], part = to - from;
+      if (part <= 0) continue;
+      // A block's mean is of all its readings; between two readings power is taken to be straight.
+      const slope = isBlock ? 0 : (mean[i + 1] - mean[i]) / whole, watts = mean[i] + slope * ((from + to) / 2 - time[i]);
+      const span = isBlock ? high[i] - low[i] : Math.abs(mean[i + 1] - mean[i]);
+      sum += watts * part;
+      if (whole > spec.gap_us) { missing += part; bound += (most - least) * part; } else if (part < whole) bound += span * part;
+    }
+    const covered = Math.max(Math.min(end, time[n - 1]) - Math.max(begin, time[0]), 0);
+    return { sum: sum / 1e6, bound: (bound + spec.watts.step / 2 * covered) / 1e6, missing: missing + (end - begin) - covered };
+  }
+
+  /** The joules of the marked stretch, line by line. */
+  marked() {
+    const [begin, end] = this.brush, texts = [];
+    const shown = this.lines.filter(l => l.shown && l.time.length > 1), hasSum = shown.some(l => l.spec.role === "sum");
+    for (const line of shown.filter(l => !hasSum || l.spec.role !== "feed")) {
+      const { sum, bound, missing } = this.joules(line, begin, end), watts = sum / (end - begin) * 1e6;
+      const gap = missing > 0.001 * (end - begin) ? `, ${duration(missing)} of it without readings` : "";
+      texts.push(`${line.spec.name}: ${significant(sum)} ± ${Number(bound.toPrecision(2))} J (${significant(watts)} W)${gap}`);
+    }
+    const sensor = this.spec.u95_percent === null ? "" : ` · the sensor's own ± ${this.spec.u95_percent} % come on top`;
+    return `marked ${duration(end - begin)} from ${(begin / 1e6).toFixed(6)} s on · ${texts.join(" · ")}${sensor}`;
+  }
+
+  /** Joules of what is marked; else time, power and phases at the cursor, or without one what is in view. */
   said() {
     const t = this.cursor, begin = Math.max(this.begin, 0), texts = [], inside = [];
+    if (this.brush) return this.words ??= this.marked();
     if (t === null) return `${duration(this.end - begin)} from ${(begin / 1e6).toFixed(6)} s on`;
     for (const line of this.lines.filter(l => l.shown && l.time.length)) {
       let i = countBelow(line.time, t);

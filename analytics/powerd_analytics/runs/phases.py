@@ -16,7 +16,9 @@ from powerd_client.clock_map import check_times
 from powerd_client.runfile import BOUND_COLUMNS, read_objects
 
 OPERATIONS = "operations_per_sample"
-"""The attribute that describes the model's work; it does not tell one group of phases from another."""
+EXECUTED = "operations_executed_per_sample"
+"""The attributes that describe the model's work, as the paper counts it (one forward pass) and as forward and backward
+together run it (`joules operations` counts both); they do not tell one group of phases from another."""
 
 AT_A_TIME = 1 << 20
 """Phases for which more than what is kept of them is in memory together."""
@@ -48,7 +50,7 @@ class PhaseClass:
     @property
     def group(self) -> Group:
         """The attributes that set groups apart, such as model and batch size, sorted by name."""
-        return tuple(sorted((k, v) for k, v in self.attributes.items() if k != OPERATIONS))
+        return tuple(sorted((k, v) for k, v in self.attributes.items() if k not in (OPERATIONS, EXECUTED)))
 
 
 @dataclass(frozen=True, slots=True)

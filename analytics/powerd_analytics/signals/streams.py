@@ -184,15 +184,16 @@ def joined(points: Iterable[Points]) -> Points:
     return np.concatenate(t), np.concatenate(watts)
 
 
-def envelope_of(points: Iterable[Points], starts: Ints) -> tuple[Ints, Values, Values]:
-    """Time of the first point of each block, and the block's least and greatest watts.
+def envelope_of(points: Iterable[Points], starts: Ints) -> tuple[Ints, Values, Values, Values]:
+    """Time of the first point of each block, and the block's least, mean and greatest watts. The mean is over the time
+    up to the next block, power being straight between points.
 
     ``starts`` [b], in order from 0 on, are the numbers of the points at which blocks begin. Blocks without points are
     left out: when there are fewer points than was thought.
     """
-    at = np.zeros(len(starts), np.int64)
+    at, joules = np.zeros(len(starts), np.int64), np.zeros(len(starts))
     low, high = np.full(len(starts), np.inf), np.full(len(starts), -np.inf)
-    done = 0
+    done, before = 0, (np.zeros(0, np.int64), np.zeros(0))
     for t, watts in points:
         first, last = _blocks(starts, done, len(t))
         begins = np.maximum(starts[first:last] - done, 0)
@@ -200,9 +201,18 @@ def envelope_of(points: Iterable[Points], starts: Ints) -> tuple[Ints, Values, V
         high[first:last] = np.maximum(high[first:last], np.maximum.reduceat(watts, begins))
         new = starts[first:last] >= done
         at[first:last][new] = t[begins[new]]
-        done += len(t)
+        # What lies between two points belongs to the block of the earlier one, which may be of the piece before.
+        known = done - len(before[0])
+        edges_ns, edges_w = np.concatenate([before[0], t]), np.concatenate([before[1], watts])
+        if len(edges_ns) > 1:
+            first, last = _blocks(starts, known, len(edges_ns) - 1)
+            steps = np.diff(edges_ns) * (edges_w[1:] + edges_w[:-1]) / 2
+            joules[first:last] += np.add.reduceat(steps, np.maximum(starts[first:last] - known, 0))
+        done, before = done + len(t), (t[-1:], watts[-1:])
     there = int(np.searchsorted(starts, done, "left"))
-    return at[:there], low[:there], high[:there]
+    lasts = np.append(at[1:there], before[0])[:there] - at[:there]
+    mean = np.divide(joules[:there], lasts, out=(low[:there] + high[:there]) / 2, where=lasts > 0)
+    return at[:there], low[:there], mean, high[:there]
 
 
 def extremes_of(points: Iterable[Points], n: int, most: int) -> Points:

@@ -13,8 +13,8 @@ from powerd_client.torch_hooks import Watch, watch
 
 
 class PowerdCallback(TrainerCallback):  # type: ignore[misc]
-    """Marks ``data``, ``forward``, ``backward``, ``update`` and ``evaluation`` while a Trainer trains, and
-    ``iteration`` around forward, backward and update.
+    """Marks ``data``, ``forward``, ``backward``, ``update`` and ``evaluation`` while a Trainer trains; the run has an
+    ``iteration`` for each batch.
 
     A Trainer has no event for forward and backward: they are marked by PyTorch's hooks, as with `Meter.watch`, on the
     model without its wrapper (a Trainer does not show that to callbacks, so DDP's communication is not marked). It
@@ -26,8 +26,6 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         self._meter = meter
         self._layers = layers
         self._attributes = attributes
-        self._iteration = meter.phase("iteration", **attributes)
-        self._is_open = False
         self._watch: Watch | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -60,20 +58,7 @@ class PowerdCallback(TrainerCallback):  # type: ignore[misc]
         else:
             self._watch.on_remove(lambda: become(loader, kind))
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Trainer's event: the first of the accumulated steps."""
-        self.on_step_end()
-        self._iteration.__enter__()
-        self._is_open = True
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        """Trainer's event: the optimizer has made its step."""
-        if self._is_open:
-            self._iteration.__exit__()
-            self._is_open = False
-
     def on_train_end(self, *_: Any, **__: Any) -> None:
-        self.on_step_end()
         if self._watch is not None:
             self._watch.remove()
 

@@ -42,6 +42,8 @@ class Source(ABC):
 
     Options: ClassVar[type[Any]]
     """A frozen dataclass of the options that the configuration may give, with their defaults."""
+    catches_up: ClassVar[bool] = False
+    """Whether a late `poll` makes up for the deadlines before it, so that none is missed."""
 
     def __init__(self, options: Any, start: Start) -> None:
         """Keep what is needed; touch no hardware. Raises `ConfigError` for options that cannot work together."""

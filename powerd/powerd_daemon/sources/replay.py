@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import zlib
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,14 +20,14 @@ _PIECE_BYTES = 1 << 18
 
 
 def read_events(path: Path) -> Iterator[Event]:
-    """Every good frame of a journal in order; damaged stretches are passed over."""
+    """Every good frame of a journal, packed or not, in order; damaged stretches are passed over."""
     reader = FrameReader()
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 yield from (event for event, _ in reader.feed(piece) if not isinstance(event, Garbage))
-    except OSError as error:
-        raise SensorError(f"journal {path} cannot be read: {error.strerror}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise SensorError(f"journal {path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     yield from (event for event, _ in reader.close() if not isinstance(event, Garbage))
 
 
@@ -33,7 +35,7 @@ def read_events(path: Path) -> Iterator[Event]:
 class ReplayOptions:
     """At another speed than 1 the times are compressed and the powers stay, so joules shrink or grow with it."""
 
-    path: str = field(default="", metadata={"help": "a journal file, or the directory with journal.bin in it"})
+    path: str = field(default="", metadata={"help": "a journal, packed (RUN.h5.journal.gz) or not, or its directory"})
     speed: float = field(default=1.0, metadata={"help": "how many times faster than recorded; 1 keeps the joules"})
     loop: bool = field(default=False, metadata={"help": "begin again at the end"})
 

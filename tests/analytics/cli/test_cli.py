@@ -28,7 +28,8 @@ def test_the_columns_are_these_and_stay(run, capsys):
         "table", "model", "batch_size", "phase", "path", "device", "provenance", "timing", "iterations",
         "s_per_batch", "j_per_batch", "u95_j", "u_statistical_j", "u_systematic_j", "power_w", "samples_per_s",
         "time_s", "energy_j", "edp_js", "gflops_per_w_paper", "gflops_basis", "phases_j", "rest_j", "residual_j",
-        "missing_s", "off_by_j", "is_lower_bound", "method", "note",
+        "missing_s", "off_by_j", "is_lower_bound", "method", "note", "sd_s", "sd_j", "j_per_sample", "samples_per_j",
+        "ed2p_js2", "eds", "gflops_per_w_executed",
     )  # fmt: skip
     assert {r["table"] for r in rows} == {"phase", "total", "run"}
     unresolved = next(r for r in rows if r["phase"] == "update")

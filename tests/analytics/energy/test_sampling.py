@@ -18,7 +18,8 @@ from powerd_analytics.energy.sampling import (
 from powerd_analytics.runs.run import RunLine
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import Accuracy, Provenance, ShuntConversion
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy
+from powerd_daemon.sources.ina.accuracy import accuracy
+from powerd_daemon.sources.ina.sensor import Sensor
 
 MS = 1_000_000
 SHUNT = ShuntConversion(0.01, 1e-5, 1.0)

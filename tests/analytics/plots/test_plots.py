@@ -14,7 +14,6 @@ from make_run import LineSpec, make_run, training
 
 from powerd_analytics import phase_table, plots
 from powerd_analytics.campaign import read_campaign
-from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.layers import BOTH, layer_energies
 from powerd_analytics.metrics import eds, pareto_front
 from powerd_analytics.published import read_table
@@ -25,7 +24,7 @@ pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from powerd_analytics.plots.configurations import SMALLEST
-from powerd_analytics.plots.power import draw_power, phase_colours
+from powerd_analytics.plots.power import phase_colours
 from powerd_analytics.plots.style import BARS_LOG_FROM, Bar, draw_bars
 
 CAPS = """gpu,model,target,power_cap_w,energy_kj,u95_j,time_s
@@ -201,8 +200,8 @@ def test_layers_of_a_run_have_the_joules_of_its_table(tmp_path):
     # They are no configurations, and hide no passes.
     assert len([c for c in found_in(run.path) if not c.phase]) == 1
     assert list(phase_colours(run)) == ["forward", "backward"]
-    labels = texts(draw_power(run, table, load_parts(run), {}))
-    assert {"forward", "backward", "iteration"} <= set(labels)
+    labels = texts(plots.draw_run(run))
+    assert {"forward", "backward"} <= set(labels)
     assert "layer" not in labels
 
 

@@ -7,39 +7,46 @@ import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.energy.devices import load_parts
+from powerd_analytics.colours import REST, phase_colour
 from powerd_analytics.plots import draw_run, save
-from powerd_analytics.plots.power import draw_power, envelope_of_many, phase_colours, zoom_window
+from powerd_analytics.plots.power import envelope_of_many, phase_colours, zoom_window
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 
 pytest.importorskip("matplotlib")
+from matplotlib.colors import to_hex
+
 NONE = LineSpec("b", t_ns=np.zeros(0, np.int64), codes={"power_mw": np.zeros(0, np.int64)}, device="gpu1")
 
 
 def drawn(tmp_path, lines, phases=(), end_ns=S):
     run = read_run(make_run(tmp_path / "r.h5", lines, list(phases), end_ns=end_ns))
-    table = phase_table(run)
-    figure = draw_power(run, table, load_parts(run), {})
-    return run, table, figure, [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))]
+    figure = draw_run(run)
+    return run, phase_table(run), figure, [t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text"))]
 
 
 def test_the_envelope_keeps_every_extreme():
     t, p = np.arange(1_000_000, dtype=np.int64), np.zeros(1_000_000)
     p[123_456], p[654_321] = 500.0, -3.0
-    at, low, high = envelope_of_many([(t, p)], len(t), 800)
+    at, low, mean, high = envelope_of_many([(t, p)], len(t), 800)
     assert len(at) <= 800
     assert (high.max(), low.min()) == (500, -3)
+    lasts = np.diff(np.append(at, t[-1]))
+    assert float((mean * lasts).sum()) == pytest.approx(float(np.sum((p[1:] + p[:-1]) / 2 * np.diff(t))))
 
 
 def test_the_picture_has_units_provenance_a_few_iterations_and_no_bar_of_zero(tmp_path):
     tr = training((64, 128), 12)
     run, table, figure, texts = drawn(tmp_path, [LineSpec("gpu0.a", tr.power())], tr.phases, tr.end_ns)
-    for word in ("power (W)", "energy per phase (J)", "time (s)", "simulated", "n.r.", "forward", "batch 64"):
+    for word in ("power (W)", "energy a batch (J)", "time (s)", "gpu0 SIMULATED", "forward", "batch 64"):
         assert word in "\n".join(texts)
-    solid = [p.get_height() for p in figure.axes[-1].patches if p.get_hatch() != "xxxx"]
-    assert sorted(solid) == pytest.approx(sorted(r.j_per_batch for r in table.phases if r.is_resolvable))
-    assert min(solid) > 0
+    pieces = [(to_hex(p.get_facecolor()).upper(), p.get_width()) for p in figure.axes[-1].patches]
+    inner = [r for r in table.phases if r.phase in ("forward", "backward", "update")]
+    expected = [(phase_colour(r.phase), pytest.approx(r.j_per_batch)) for r in inner if r.is_resolvable]
+    assert len(expected) >= 4
+    assert sorted(p for p in pieces if p[0] != REST) == sorted(expected, key=lambda e: (e[0], e[1].expected))
+    wholes = sum(r.j_per_batch for r in table.phases if r.phase == "iteration")
+    assert sum(width for _, width in pieces) == pytest.approx(wholes, rel=0.02)
     begin, end = zoom_window(run)
     inside = (run.phases.begin_ns >= begin) & (run.phases.end_ns <= end)
     assert [run.phases.classes[i].name for i in run.phases.label[inside]].count("iteration") == 3
@@ -51,8 +58,7 @@ def test_a_lower_bound_has_a_sign_and_no_interval(tmp_path):
     flags = np.where(t == 500 * MS, int(Flag.SATURATED), 0).astype(np.uint16)
     line = LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags)
     *_, texts = drawn(tmp_path, [line], [PhaseSpec("p", 200 * MS, 800 * MS)])
-    assert "≥ 30.0" in texts
-    assert any("lower bound" in text for text in texts)
+    assert "≥ 30.00 J" in texts
 
 
 @pytest.mark.parametrize("phases", [[], [PhaseSpec("x", 100 * MS, 200 * MS)]])

@@ -8,10 +8,12 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report
 
+from powerd_analytics.breakdown import breakdowns
+from powerd_analytics.colours import phase_colour
 from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.records import COLUMNS
-from powerd_analytics.report.page import MOST_BARS, Columns, phase_bars, trace_of
+from powerd_analytics.report.page import MOST_BARS, Columns, phase_figures, trace_of
 from powerd_analytics.runs.run import read_run
 
 
@@ -38,7 +40,7 @@ def test_repeats_tell_configurations_apart_or_not(tmp_path, scale, is_sure):
         more = float(re.search(r"next is AlexNet, batch 64, old, ([\d.]+) % more", sentence).group(1))
         assert more == pytest.approx(100 * (1 / scale - 1), abs=1.5)
     # The bars are those of the GPUs' sum: single ones are no configurations of their own.
-    assert [a["aria-label"].count("forward") for t, a in page.tags if t == "svg"] == [2]
+    assert [a["aria-label"].count("forward") for t, a in page.tags if t == "svg" and "role" in a] == [2]
 
 
 def test_configurations_of_one_run_are_compared_by_the_sample_and_drawn_as_in_the_table(tmp_path):
@@ -48,13 +50,18 @@ def test_configurations_of_one_run_are_compared_by_the_sample_and_drawn_as_in_th
     (sentence,) = said(page, "least energy a sample")
     more = float(re.search(r"batch 128, .* next is AlexNet, batch 64, ([\d.]+) % more", sentence).group(1))
     assert more == pytest.approx(100 * (joules["64"] / joules["128"] - 1), rel=0.01)
-    rows = zip(*(page.column("energy", h) for h in ("phase", "J/batch", "± U95 J")), strict=True)
-    table = {(p[0], j[0], u[0]): float(j[1]) for p, j, u in rows if j[1] is not None}
-    svg = re.search(r'<svg role="img" aria-label="Bars.*?</svg>', text, re.S).group(0)
-    bars = re.findall(r'<title>(\S+): ([\d.]+) ± ([\d.]+) J</title><rect class="c\d" .*?height="([\d.]+)"', svg)
-    assert len(bars) >= 4
-    per_joule = {float(height) / table[phase, j, u] for phase, j, u, height in bars if float(height) > 5}
+    rows = zip(*(page.column("phases", h) for h in ("batch", "phase", "J/batch")), strict=True)
+    table = {(b[0], p[0]): float(j[1]) for b, p, j in rows if j[1] is not None}
+    drawn = r'="AlexNet, batch (\d+): (\w+)[^"]*"><title>[^<]*</title><rect fill="(#\w+)" .*?width="([\d.]+)%"'
+    bars = re.findall(drawn, text)
+    pieces = [(table[batch, phase], float(width)) for batch, phase, _, width in bars if phase != "rest"]
+    assert len(pieces) >= 4
+    per_joule = {width / joules for joules, width in pieces}
     assert max(per_joule) == pytest.approx(min(per_joule), rel=0.02)
+    assert {colour for _, phase, colour, _ in bars if phase == "forward"} == {phase_colour("forward")}
+    # The pieces of a bar and its rest are the iteration.
+    whole = sum(float(width) for batch, *_, width in bars if batch == "64") / max(per_joule)
+    assert whole == pytest.approx(table["64", "iteration"], rel=0.01)
 
 
 @pytest.mark.parametrize("watts", [0.0, -5.0])
@@ -91,17 +98,22 @@ def test_figures_are_of_one_model_and_share_a_scale():
                   "j_per_batch": joules, "is_lower_bound": False}  # fmt: skip
         return {**dict.fromkeys(COLUMNS), **values}
 
-    figures = phase_bars([record("a", "gpu0", 1.0), {**record("a", "gpu0+gpu1", 9.0), "path": "s.h5"},
-                          record("b", "gpu0", 2.0)], {"forward": 0})  # fmt: skip
-    assert [caption.split(" on ")[0] for _, caption in figures] == [f"Joules a batch of {m}" for m in "aba"]
-    tops = [max(float(t) for t in re.findall(r'text-anchor="end">([\d.]+)<', svg)) for svg, _ in figures]
-    assert tops[0] == tops[2] >= 9 > tops[1]
-    ((nothing, _),) = phase_bars([record("a", "gpu0", 1.0, f"p{i}") for i in range(MOST_BARS + 1)], {})
+    def drawn(*records):
+        return [(f["heading"], str(f["svg"])) for f in phase_figures(breakdowns(records))]
+
+    figures = drawn(record("a", "gpu0", 1.0), {**record("a", "gpu0+gpu1", 9.0), "path": "s.h5"},
+                    record("b", "gpu0", 2.0))  # fmt: skip
+    widths = {
+        h: float(re.search(r'<rect fill="#\w+" x="0.000%" .*?width="([\d.]+)%"', svg).group(1)) for h, svg in figures
+    }
+    of_a = [widths[f"Joules a batch of a on {device}"] for device in ("gpu0+gpu1", "gpu0")]
+    assert of_a[0] == pytest.approx(9 * of_a[1], rel=1e-3)
+    assert widths["Joules a batch of b on gpu0"] == of_a[0]
+    ((_, nothing),) = drawn(*({**record("a", "gpu0", 1.0), "batch_size": i} for i in range(1, MOST_BARS + 2)))
     assert nothing == ""
-    # Two that no name tells apart are two bars.
-    ((both, _),) = phase_bars([record("a", "gpu0", 1.0), {**record("a", "gpu0", 2.0), "run": "other"}], {})
+    # Two that nothing tells apart are repeats; of different runs that are none, there are two bars.
+    ((_, both),) = drawn(record("a", "gpu0", 1.0), {**record("a", "gpu0", 2.0), "run": "other", "clock_hz": 1e9})
     assert both.count("<title>") == 2
-    assert "other" in both
 
 
 @pytest.mark.parametrize("lines", [1, 3])
@@ -119,13 +131,14 @@ def test_gaps_that_overlap_are_one(tmp_path, lines):
 
 @pytest.mark.parametrize("short", [True, False])
 def test_nothing_takes_most_where_too_much_is_not_resolvable(tmp_path, short):
-    """Of forward and backward one is too short for the sensor: that the other takes most is not known."""
+    """One of two phases is too short for the sensor, and what it may have taken is more than the other did."""
     specs = [PhaseSpec("training", 0, 300 * MS, {"model": "m", "batch_size": 8})]
     for at in range(0, 300 * MS, 100 * MS):
         specs.append(PhaseSpec("backward", at + 45 * MS, at + 95 * MS, {}, 0))
         # Many forward passes of half a millisecond each: together they last as long.
         begins = [at + i * MS for i in range(44)] if short else [at]
         specs += [PhaseSpec("forward", b, b + (MS // 2 if short else 45 * MS), {}, 0) for b in begins]
-    line = LineSpec("gpu0.a", lambda at: np.where(at // (50 * MS) % 2, 150.0, 50.0), period_ns=5 * MS)
+    watts = (150.0, 50.0) if short else (50.0, 150.0)
+    line = LineSpec("gpu0.a", lambda at: np.where(at // (50 * MS) % 2, watts[1], watts[0]), period_ns=5 * MS)
     found = said(page_of(tmp_path, [line], specs, 300 * MS), "takes most of the joules")
     assert [sentence.split()[0] for sentence in found] == ([] if short else ["backward"])

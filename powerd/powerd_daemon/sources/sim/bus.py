@@ -1,4 +1,4 @@
-"""The I2C bus of simulated chips, faults on it by a seeded schedule, and a clock in which it takes no time.
+"""The I2C bus of simulated chips, faults on it by a seeded schedule, and the clocks in which both live.
 
 A transaction takes its clock periods, and an absent chip does not acknowledge.
 """
@@ -41,16 +41,25 @@ class VirtualClock:
     def sleep_until(self, t_ns: int) -> None:
         self.t_ns = max(self.t_ns, t_ns)
 
-    def spin_until(self, t_ns: int) -> None:
-        self.sleep_until(t_ns)
+
+class SimulationClock(VirtualClock):
+    """The time of a simulated board, which is never ahead of ``real``: however late this machine runs the simulation,
+    its board is late for nothing."""
+
+    def __init__(self, real: Clock) -> None:
+        super().__init__(real.now_ns(), real.wall_ns() - real.now_ns())
+        self._real = real
+
+    def sleep_until(self, t_ns: int) -> None:
+        super().sleep_until(t_ns)
+        self._real.sleep_until(self.t_ns)
 
 
 class SimBus:
     """A `powerd_daemon.sources.ina.bus.RegisterBus` in the time that a bus at ``scl_hz`` would take.
 
-    ``before`` is called with the end of each transaction before its registers are worked out. With ``wake_early_ns``
-    the caller's sleep ends ahead of the transaction's end, for the latency of a real clock's sleep; the rest is waited
-    busily when the bus is to be ``punctual``, else the call returns early. ``combines`` is what bcm2835 cannot do.
+    ``before`` is called with the end of each transaction before its registers are worked out. ``combines`` is what
+    bcm2835 cannot do.
     """
 
     def __init__(
@@ -59,14 +68,11 @@ class SimBus:
         chips: Mapping[int, SimChip],
         *,
         scl_hz: float = 400_000.0,
-        wake_early_ns: int = 0,
-        punctual: bool = False,
         before: Callable[[int], None] | None = None,
         combines: bool = True,
     ) -> None:
         self.chips = dict(chips)
         self.combines = combines
-        self.punctual = punctual
         self.trouble: Faults | None = None
         self.periods = 0.0
         """SCL periods for which the bus was busy so far."""
@@ -74,9 +80,9 @@ class SimBus:
         """Until then nothing is acknowledged, after `STUCK_NS` each."""
         self.delay_ns = 0
         """The next transaction begins so much later."""
-        self._clock, self._before, self._wake_early_ns = clock, before, wake_early_ns
+        self.clock, self._before = clock, before
         self._scl_ns = 1e9 / scl_hz
-        self._free_ns = self._end_ns = 0
+        self._free_ns = 0
         self._faults: dict[int, tuple[int, int]] = {}
 
     def fail(self, address: int, transfers: int, error: int = errno.EREMOTEIO) -> None:
@@ -85,7 +91,7 @@ class SimBus:
 
     def brown_out(self, address: int) -> None:
         """Reset a chip as a dip of its supply does."""
-        self.chips[address].reset(self._clock.now_ns())
+        self.chips[address].reset(self.clock.now_ns())
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         parts = []
@@ -119,23 +125,24 @@ class SimBus:
             # A narrower register than asked for is followed by ones: nobody pulls the line down.
             word = word << 8 | 0xFF if own < read.size else word >> 8 * (own - read.size)
             words.append(word.to_bytes(read.size, "big"))
-        self._end(refusal)
+        if refusal is not None:
+            raise refusal
         return b"".join(words)
 
     def write_word(self, address: int, register: int, word: int) -> None:
         self._meet_trouble()
         refusal = self._refusal(address)
         self._begin(NACK_PERIODS if refusal else WRITE_PERIODS)
-        if refusal is None:
-            self.chips[address].write_word(register, word, self._end_ns)
-        self._end(refusal)
+        if refusal is not None:
+            raise refusal
+        self.chips[address].write_word(register, word, self.clock.now_ns())
 
     def _meet_trouble(self) -> None:
-        now_ns = self._clock.now_ns()
+        now_ns = self.clock.now_ns()
         if self.trouble is not None:
             self.trouble.before(self, now_ns)
         if now_ns < self.stuck_until_ns:
-            self._clock.sleep_until(now_ns + STUCK_NS)
+            self.clock.sleep_until(now_ns + STUCK_NS)
             raise OSError(errno.ETIMEDOUT, "the bus is stuck")
 
     def _refusal(self, address: int) -> OSError | None:
@@ -150,21 +157,15 @@ class SimBus:
 
     def _begin(self, periods: float) -> int:
         """Let the transaction's time pass; returns its start."""
-        start_ns = max(self._clock.now_ns(), self._free_ns) + self.delay_ns
+        start_ns = max(self.clock.now_ns(), self._free_ns) + self.delay_ns
         self.delay_ns = 0
         self.periods += periods
         self._free_ns = start_ns + round((periods + BUS_FREE_PERIODS) * self._scl_ns)
-        self._end_ns = start_ns + round(periods * self._scl_ns)
-        self._clock.sleep_until(self._end_ns - self._wake_early_ns)
+        end_ns = start_ns + round(periods * self._scl_ns)
+        self.clock.sleep_until(end_ns)
         if self._before:
-            self._before(self._end_ns)
+            self._before(end_ns)
         return start_ns
-
-    def _end(self, refusal: OSError | None) -> None:
-        while self.punctual and self._clock.now_ns() < self._end_ns:
-            pass
-        if refusal is not None:
-            raise refusal
 
 
 class Faults:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import ClassVar, Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
-from powerd_daemon.clock import SystemClock
+from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.cpu_model import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu
 from powerd_daemon.sources.ina.bus import RegisterBus
-from powerd_daemon.sources.ina.scanner import wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
-from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus
+from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, SimulationClock
 from powerd_daemon.sources.sim.chip import NO_LOAD, ChipErrors, Load, SimChip, draw_errors
 from powerd_daemon.sources.sim.waveforms import (
     NOMINAL_V,
@@ -35,10 +34,10 @@ from powerd_daemon.sources.sim.waveforms import (
 FIRST_ADDRESS = 0x40
 SIMULATED_BUS = -1
 """What stands for the bus's number in a calibration file."""
-WAKE_EARLY_NS = 150_000
-"""Room for the latency of a real clock's sleep and for working out the registers, which a real bus does not need."""
-BUSY = 0.8
-"""Above this share of the wire's limit, the bus keeps time to the end of each transfer, waiting busily."""
+MOST_LATE_NS = 10_000_000_000
+"""A machine that runs the simulation later than this is too slow for it: what lies before is missing."""
+MOST_SCANS = 64
+"""Scans that are made up for in one poll: then readings are sent on before the next."""
 
 _WHAT = {
     "pcie_12v": "slot, 12 V",
@@ -76,7 +75,7 @@ class SimOptions(RailsOptions):
     )
     sensors: tuple[Sensor, ...] = field(
         default=(),
-        metadata={"help": "sensors of any types as for 'ina', which share the load; empty = the eight lines"},
+        metadata={"help": "sensors as for 'ina', which have equal currents; empty = the eight lines"},
     )
     adapter: Literal["combined", "single"] = field(
         default="combined", metadata={"help": "'single' refuses combined reads as the Raspberry Pi's adapter does"}
@@ -112,25 +111,39 @@ class SimOptions(RailsOptions):
         )
 
     def shares(self) -> dict[str, float]:
-        """Each line's share of the load; sensors that were given have equal ones."""
-        return {s.name: 1 / len(self.sensors) for s in self.sensors} if self.sensors else dict(SHARES)
+        """Each line's share of the load; sensors that were given have equal currents."""
+        total_v = sum(s.nominal_v for s in self.sensors)
+        return {s.name: s.nominal_v / total_v for s in self.sensors} or dict(SHARES)
+
+    def at_load(self, sensor: str, power_w: float) -> SimOptions:
+        """The same card, of which one line carries a steady power."""
+        return replace(self, waveform="constant", idle_w=0.0, peak_w=power_w / self.shares()[sensor])
 
 
 class SimSource(RailsSource):
     """Eight lines ``<device>.pcie_12v`` ... ``<device>.ext_12v_6`` at 0x40 ... 0x47 unless ``sensors`` are given.
 
-    The stream's ``detail`` holds the load (see `waveform_from_detail`) and the errors drawn.
+    The board lives in a time of its own (`SimulationClock`): a sampler that comes late reads what the chips held at the
+    moments of the scans that it has missed. The stream's ``detail`` holds the load (see `waveform_from_detail`) and the
+    errors drawn.
     """
 
     Options: ClassVar[type[SimOptions]] = SimOptions
     options: SimOptions
     provenance = Provenance.SIMULATED
     what = "simulated graphics card"
+    catches_up = True
 
     def __init__(self, options: SimOptions, start: Start) -> None:
+        self._real = start.clock
         super().__init__(
-            options, start, options.all_sensors(), bus=SIMULATED_BUS, combined=options.adapter == "combined"
+            options,
+            replace(start, clock=SimulationClock(start.clock)),
+            options.all_sensors(),
+            bus=SIMULATED_BUS,
+            combined=options.adapter == "combined",
         )
+        self._deadlines: Deadlines | None = None
         self._host: HostCpu | None = None
         self.bus: SimBus | None = None
         """The simulated bus, once open: faults are injected here."""
@@ -154,21 +167,35 @@ class SimSource(RailsSource):
             for mate in (s for s in self.bank.sensors if s.address == sensor.address):
                 loads[mate.channel - 1] = self._load(load, mate)
             chips[sensor.address] = SimChip(settings.type, loads, errors=errors[sensor.address], t_ns=t0_ns)
-        combines = o.adapter == "combined"
-        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=combines, bus_every=o.bus_every)
+        # What the host did until now is spread over all of the time until now, however late this is.
         self.bus = SimBus(
             clock,
             chips,
             scl_hz=o.scl_hz,
-            wake_early_ns=WAKE_EARLY_NS,
-            punctual=isinstance(clock, SystemClock) and o.rate_hz > BUSY * limit_hz,
-            before=load.waveform.advance,
-            combines=combines,
+            before=lambda end_ns: load.waveform.advance(max(end_ns, self._real.now_ns())),
+            combines=o.adapter == "combined",
         )
         if o.fault_every_s:
             self.bus.trouble = Faults(o.seed, every_s=o.fault_every_s, t0_ns=t0_ns, kinds=o.faults)
         drawn = {s.name: asdict(errors[s.address]) for s in self.bank.sensors}
         return self.bus, {"seed": o.seed, "errors": o.errors, "drawn": drawn} | load.detail(t0_ns)
+
+    def poll(self) -> None:
+        """The scans that were due until now, each at its moment of the board's time."""
+        now_ns, clock = self._real.now_ns(), self.start.clock
+        if self._deadlines is None:
+            self._deadlines = Deadlines(clock.now_ns(), self.period_ns)
+        # A poll that comes a little early must not miss its turn.
+        soon_ns = now_ns + self.period_ns // 2
+        if now_ns - self._deadlines.next_ns > MOST_LATE_NS:
+            clock.sleep_until(now_ns)
+            self._deadlines.next_ns = now_ns
+        for _ in range(MOST_SCANS):
+            if self._deadlines.next_ns > soon_ns:
+                return
+            clock.sleep_until(self._deadlines.next_ns)
+            self._deadlines.meet(clock.now_ns())
+            super().poll()
 
     def close(self) -> None:
         if self._host is not None:

@@ -1,0 +1,341 @@
+"""A run's table for a terminal of 80 columns: for each device its joules, and a tree of its phases with their shares.
+
+What is shown is a choice from `powerd_analytics.table`: `joules tables --wide` and every format for programs have the
+rest. Shares are of the joules of the group (such as one model at one batch size), from its first phase to its last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.text import Text
+
+from powerd_analytics.metrics import J_PER_KWH
+from powerd_analytics.table import (
+    LAYER,
+    MODELLED,
+    PhaseRow,
+    PhaseTable,
+    RunRow,
+    TotalRow,
+    above_idle,
+    common_settings,
+    group_key,
+    group_line,
+    quoted,
+)
+from powerd_analytics.terminal import hanging
+from powerd_analytics.text import digits, first_of, seconds, with_u95
+from powerd_core.text import printable
+
+MOST_DEVICES = 4
+"""Further ones have one line each."""
+MOST_ROWS = 20
+"""Of a group: of more kinds of phases, those with the most joules."""
+MOST_GROUPS = 8
+MOST_NOTES = 3
+_LEAST_SHARE = 0.005
+_BAR = 10
+_BATCH = "batch_size"
+_COLUMNS = ("batch", "phase", "n", "s/batch", "J/batch ± U95", "share", "", "samples/s")
+_RIGHT = (True, False, True, False, False, True, False, True)
+
+
+def print_tree(
+    table: PhaseTable, console: Console, name: str, *, is_chosen: bool = False, all_notes: bool = False
+) -> None:
+    """Print the table of the run file ``name``. Unless one device ``is_chosen``, modelled ones have a line each where
+    others are measured or simulated."""
+    primary = [r for r in table.runs if r.provenance != MODELLED or is_chosen] or list(table.runs)
+    primary = primary if is_chosen else primary[:MOST_DEVICES]
+    # A device without energy has its reason in the heading.
+    blocks = [_Block(table, row) for row in sorted(primary, key=lambda row: row.energy_j is None)]
+    settings = common_settings([total.group for total in table.totals])
+    each = [block.lines(settings) if block.run.energy_j is not None else [] for block in blocks]
+    widths = _widths([line for lines in each for line in lines], console.width)
+    name = f"{printable(name)} · {seconds(table.runs[0].time_s)}" if table.runs else printable(name)
+    for i, block in enumerate(blocks):
+        lead = f"{name} · " if i == 0 else "\n"
+        _print(console, f"{lead}{_heading(block.run)}", "bold")
+        if block.run.energy_j is None:
+            continue
+        if i == 0 and settings:
+            _print(console, group_line(settings), "dim")
+        for line in ([*_COLUMNS], *each[i]) if block.phases else ():
+            _print(console, _joined(line, widths))
+        if (rest_j := block.run.rest_j) and abs(rest_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
+            share = f" ({rest_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
+            _print(console, _joined(f"outside phases {digits(rest_j, 3)} J{share}", widths))
+    for row in table.runs:
+        if row not in primary:
+            _print(console, f"{_heading(row)} (--device {printable(row.device)})", "bold")
+    for line in _ranks(table, primary):
+        _print(console, line)
+    layers = len({str(row.group[LAYER]) for row in table.totals if LAYER in row.group})
+    if layers:
+        _print(console, f"{layers} layers: joules layers {name.partition(' · ')[0]}")
+    _print_notes(table, blocks, console, all_notes=all_notes)
+
+
+def _print(console: Console, line: str, style: str = "") -> None:
+    console.print(
+        Text("\n".join(map(printable, line.split("\n"))).rstrip(), style=style), soft_wrap=True, highlight=False
+    )
+
+
+def _heading(row: RunRow) -> str:
+    provenance = row.provenance if row.provenance == "measured" else row.provenance.upper()
+    return f"{row.device} {provenance}  {_whole(row)}"
+
+
+def _whole(row: RunRow | TotalRow) -> str:
+    """Joules, watt hours and watts of a total, or that it has none."""
+    if row.energy_j is None:
+        return f"no energy: {row.note.removeprefix('not resolvable: ')}"
+    kwh = row.energy_j / J_PER_KWH
+    hours = f"{digits(kwh, 3)} kWh" if abs(kwh) >= 1 else f"{digits(1e3 * kwh, 3)} Wh"
+    power = f" · {digits(row.power_w, 3)} W" if row.power_w is not None else ""
+    return f"{with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)} ({hours}){power}"
+
+
+# -- the tree of one device --------------------------------------------------------------------------------------------
+
+Line = list[str] | str
+"""Cells of the columns, or one text over all of them but the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What a table says of one device."""
+
+    table: PhaseTable
+    run: RunRow
+
+    def _is_own(self, row: PhaseRow | TotalRow) -> bool:
+        same = (row.device, row.provenance) == (self.run.device, self.run.provenance)
+        return same and LAYER not in row.group
+
+    @property
+    def phases(self) -> list[PhaseRow]:
+        return [row for row in self.table.phases if self._is_own(row)]
+
+    @property
+    def totals(self) -> list[TotalRow]:
+        return [row for row in self.table.totals if self._is_own(row)]
+
+    def lines(self, settings: Mapping[str, Any]) -> list[Line]:
+        """The groups one after the other, with what is not among the ``settings`` of all."""
+        lines: list[Line] = []
+        above = ""
+        for total in self.totals[:MOST_GROUPS]:
+            rows = [r for r in self.phases if group_key(r.group) == group_key(total.group)]
+            own = {k: v for k, v in total.group.items() if k != _BATCH and k not in settings}
+            if own and group_line(own) != above:
+                lines.append(group_line(own))
+            above = group_line(own)
+            lines += self._group(rows, total)
+        more = len(self.totals) - MOST_GROUPS
+        return [*lines, f"{more} more groups of phases (--wide)"] if more > 0 else lines
+
+    def _group(self, rows: list[PhaseRow], total: TotalRow) -> Iterator[Line]:
+        batch = quoted(total.group[_BATCH]) if _BATCH in total.group else ""
+        shares = {id(row): _share(row, total) if len(rows) > 1 else None for row in rows}
+        shown = sorted(rows, key=lambda row: -(shares[id(row)] or 0.0))[:MOST_ROWS]
+        shown = [row for row in rows if any(row is kept for kept in shown)]
+        for row, stem, name, parent in _tree(shown):
+            has_inner = any(other.path.startswith(row.path + "/") for other in shown)
+            yield _cells(row, stem + name, parent, batch, shares[id(row)], has_bar=not has_inner)
+            batch = ""
+        if more := len(rows) - len(shown):
+            hidden = sum(share for row in rows if row not in shown and (share := shares[id(row)]) is not None)
+            yield f"{more} more kinds of phases, together {_percent(hidden)} (--wide)"
+        rest_j = total.rest_j
+        share = rest_j / total.energy_j if rest_j is not None and total.energy_j else 0.0
+        if rest_j is not None and abs(share) >= _LEAST_SHARE:
+            each = digits(rest_j / total.iterations, 3) if total.iterations else ""
+            name = "(rest)" if all(row.is_resolvable for row in rows) else "(rest, n.r.)"
+            yield ["", name, "", "", each, _percent(share), _bar(share), ""]
+        if len(rows) != 1 or rows[0].iterations != 1:
+            speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
+            in_s = f" in {seconds(total.time_s)}"
+            yield f"total {_whole(total).replace(' · ', in_s + ' · ', 1)}{speed}"
+        idle = above_idle(total, self.table.idle)
+        if idle["above_idle_j"] is not None:
+            above = with_u95(idle["above_idle_j"], idle["above_idle_u95_j"], "J")
+            yield f"above idle {above} · idle {digits(idle['idle_w'], 3)} W"
+
+
+def _tree(rows: Sequence[PhaseRow]) -> Iterator[tuple[PhaseRow, str, str, PhaseRow | None]]:
+    """The rows in the order of a tree: each with the lines that lead to it, its name, and the row around it."""
+    around: dict[int, PhaseRow | None] = {}
+    for row in rows:
+        outer = [r for r in rows if row.path.startswith(r.path + "/")]
+        around[id(row)] = max(outer, key=lambda r: len(r.path), default=None)
+
+    def below(parent: PhaseRow | None, stem: str) -> Iterator[tuple[PhaseRow, str, str, PhaseRow | None]]:
+        inner = [row for row in rows if around[id(row)] is parent]
+        for i, row in enumerate(inner):
+            is_last = i == len(inner) - 1
+            name = row.phase if parent is None else row.path[len(parent.path) + 1 :]
+            if sum(other.path == row.path for other in rows) > 1:
+                name += f" ({row.timing})"
+            yield row, "" if parent is None else stem + ("└ " if is_last else "├ "), name, parent
+            yield from below(row, "" if parent is None else stem + ("  " if is_last else "│ "))
+
+    yield from below(None, "")
+
+
+def _share(row: PhaseRow, total: TotalRow) -> float | None:
+    """Joules of all phases of a kind, as a share of those of its group."""
+    if row.j_per_batch is None or not total.energy_j:
+        return None
+    return row.j_per_batch * row.iterations / total.energy_j
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else "< 1 %" if 0 < share < _LEAST_SHARE else f"{100 * share:.0f} %"
+
+
+def _bar(share: float | None) -> str:
+    eighths = round(8 * _BAR * min(max(share or 0.0, 0.0), 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
+
+
+def _cells(
+    row: PhaseRow, name: str, parent: PhaseRow | None, batch: str, share: float | None, *, has_bar: bool
+) -> list[str]:
+    joules = "n.r."
+    if row.j_per_batch is not None:
+        joules = with_u95(row.j_per_batch, row.u95_j, is_lower_bound=row.is_lower_bound)
+    return [
+        batch,
+        printable(name),
+        str(row.iterations) if parent is None or parent.iterations != row.iterations else "",
+        digits(row.s_per_batch, 3),
+        joules,
+        _percent(share),
+        _bar(share) if has_bar else "",
+        digits(row.samples_per_s, 3) if parent is None and row.samples_per_s is not None else "",
+    ]
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Widths:
+    """Widths of the columns, and where the decimal points of two of them stand."""
+
+    cells: list[int]
+    points: dict[int, tuple[int, int]]
+    between: str = " "
+
+    def placed(self, column: int, text: str) -> str:
+        """A figure with its decimal point below those of the others, and its uncertainty likewise."""
+        if column not in self.points or not _is_figure(text):
+            return text
+        before, after = self.points[column]
+        figure, sign, u95 = text.partition(" ± ")
+        whole, point, decimals = figure.partition(".")
+        return f"{whole:>{before}}{(point + decimals):<{after}}{sign}{u95}"
+
+
+def _is_figure(text: str) -> bool:
+    return text[:1] in tuple("0123456789-≥")
+
+
+def _widths(lines: Iterable[Line], width: int) -> _Widths:
+    rows = [line for line in lines if isinstance(line, list)]
+    points = {}
+    for column in (3, 4):
+        figures = [row[column].partition(" ± ")[0] for row in rows if _is_figure(row[column])]
+        parts = [figure.partition(".") for figure in figures]
+        before, after = (max((len(part[k]) for part in parts), default=0) for k in (0, 2))
+        points[column] = (before, after + bool(after))
+    aligned = _Widths([], points)
+    cells = [
+        max([cell_len(heading), *(cell_len(aligned.placed(k, row[k])) for row in rows)])
+        for k, heading in enumerate(_COLUMNS)
+    ]
+    if not any(row[0] for row in rows):
+        cells[0] = 0
+    for gap in (2, 1):
+        room = width - sum(cells) + cells[1] - gap * (len([c for c in cells if c]) - 1)
+        if room >= cells[1]:
+            break
+    return _Widths([cells[0], max(12, min(cells[1], room)), *cells[2:]], points, " " * gap)
+
+
+def _joined(line: Line, widths: _Widths) -> str:
+    if isinstance(line, str):
+        return " " * (widths.cells[0] + len(widths.between) if widths.cells[0] else 0) + line
+    cells = []
+    for k, (text, width) in enumerate(zip(line, widths.cells, strict=True)):
+        if width:
+            placed = widths.placed(k, text)
+            if cell_len(placed) > width:  # a long name
+                placed = set_cell_size(placed, width - 1) + "…"
+            cells.append(" " * (width - cell_len(placed)) + placed if _RIGHT[k] else set_cell_size(placed, width))
+    return widths.between.join(cells)
+
+
+# -- ranks and notes ---------------------------------------------------------------------------------------------------
+
+
+def _ranks(table: PhaseTable, shown: Sequence[RunRow]) -> Iterator[str]:
+    """A line for each job: joules of all ranks, and of the one that took the least and the most."""
+    devices = {(row.device, row.provenance) for row in shown}
+    for job in table.jobs:
+        own = [r.energy_j for r in table.ranks if r.device in job.devices and r.provenance == job.provenance]
+        known = [j for j in own if j is not None]
+        if job.energy_j is not None and devices & {(device, job.provenance) for device in job.devices}:
+            whole = with_u95(job.energy_j, job.u95_j, "J", is_lower_bound=job.is_lower_bound)
+            least, most = (digits(j) for j in (min(known), max(known)))
+            each = f"{least} J each" if least == most else f"{least} to {most} J each"
+            yield f"{job.ranks} ranks on {first_of(job.devices, ' + ', 2)}: {whole}, {each} (--wide)"
+
+
+_NUMBER = re.compile(r"[-+±]?\s*\d[\d.e+-]*\s*(%|[mµnk]?s\b|[mk]?J\b|[mk]?W\b)?")
+
+
+def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, *, all_notes: bool) -> None:
+    """The notes of all rows that are shown, those of one cause together; what shows no number comes first."""
+    has_devices = len(blocks) > 1
+    # By cause the first text, the rows that have it, and those that have it with other figures.
+    causes: dict[tuple[str, str], tuple[str, list[str], list[str]]] = {}
+    for block in blocks:
+        if block.run.energy_j is None:
+            continue
+        rows = [("", block.run.note, False)]
+        rows += [("total", row.note, row.energy_j is None) for row in block.totals]
+        rows += [(row.phase, row.note, not row.is_resolvable) for row in block.phases]
+        rows += [("idle", row.note, False) for row in table.idle if row.device == block.run.device]
+        for name, note, is_unresolved in rows:
+            texts = note.split("; ")
+            if is_unresolved:  # why nothing was folded either is one reason more
+                texts = [f"n.r., {(note if all_notes else texts[0]).removeprefix('not resolvable: ')}"]
+            for text in filter(None, texts):
+                key = (block.run.device, text if all_notes else _NUMBER.sub("", text.replace("mean off", "off")))
+                first, same, others = causes.setdefault(key, (text, [], []))
+                names = same if text == first else others
+                if name not in same + others and "" not in same:  # what is said of the run holds for all of it
+                    names.append(name)
+    notes: dict[tuple[str, str], list[str]] = {}
+    for (device, _), (text, same, others) in causes.items():
+        also = f" (and, with other figures, {first_of(others, ', ', 4)})" if others else ""
+        whose = first_of(list(filter(None, same)), ", ", 60 if all_notes else 6)
+        notes.setdefault((whose, text + also), []).append(device)
+    ordered = sorted(notes.items(), key=lambda note: not note[0][1].startswith("n.r."))
+    shown = ordered if all_notes else ordered[:MOST_NOTES]
+    for (whose, text), devices in shown:
+        about = " ".join(filter(None, (first_of(devices, ", ", 4) if has_devices else "", whose)))
+        line = printable(f"{about}: {text}" if about else text)
+        _print(console, hanging(f" {line}", min(console.width, 100)), "dim")
+    hidden = len(ordered) - len(shown)
+    more = f"; {hidden} more note{'s' * (hidden > 1)}: --notes" if hidden else ""
+    _print(console, f" ± U95: half of the 95 % interval; all columns: --wide{more}", "dim")
