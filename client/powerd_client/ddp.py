@@ -11,16 +11,13 @@ import atexit
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
-from powerd_client.phase import Attribute
-
-if TYPE_CHECKING:
-    from powerd_client.torch_hooks import PhaseCodes, TorchMarks, Watch
+from powerd_client.phase import Attribute, PhaseCodes
 
 _Hook = Callable[[Any, Any], Any]
 
@@ -30,11 +27,24 @@ kernels of an iteration take longer: marked each time, ResNet-34 was 8.7 % slowe
 """
 
 
+class Marks(Protocol):
+    """What marks: `powerd_client.torch_hooks.TorchMarks`."""
+
+    @property
+    def mark(self) -> Callable[..., object]: ...
+
+    def codes(self, name: str, attributes: Mapping[str, Attribute]) -> PhaseCodes: ...
+
+    def track(self) -> int: ...
+
+    def note(self, text: str, level: str = "warning") -> None: ...
+
+
 class Communication:
     """The communication hook of one DDP model. DDP takes one for good, so it stays when nothing is marked any more."""
 
     def __init__(self, model: DistributedDataParallel) -> None:
-        self._marks: TorchMarks | None = None
+        self._marks: Marks | None = None
         self._codes: PhaseCodes | None = None
         self._tracks: dict[int, int] = {}
         self._passes = 0
@@ -51,13 +61,13 @@ class Communication:
         self.inner: tuple[_Hook, Any] = (average, None)
         """What reduces: DDP's own arithmetic, or the user's hook, and that one's state."""
 
-    def mark_for(self, marks: TorchMarks, attributes: Mapping[str, Attribute]) -> None:
+    def mark_for(self, marks: Marks, attributes: Mapping[str, Attribute]) -> None:
         """Mark here from now on."""
         self._tracks = {}
         self._codes = marks.codes("communication", {**attributes, "overlaps": True})
         self._marks = marks
 
-    def stop(self, marks: TorchMarks) -> None:
+    def stop(self, marks: Marks) -> None:
         """Mark no longer, unless it is for somebody else by now."""
         if self._marks is marks:
             self._marks = None
@@ -111,17 +121,19 @@ def _wait_for_callbacks() -> None:
         time.sleep(0.001)
 
 
-def mark_communication(watch: Watch, marks: TorchMarks, model: Module, attributes: Mapping[str, Attribute]) -> None:
-    """Mark the reductions of a DDP model until the watch ends. Where it is not possible, a message says so."""
+def mark_communication(marks: Marks, model: Module, attributes: Mapping[str, Attribute]) -> Callable[[], None] | None:
+    """Mark the reductions of a DDP model until what is returned is called. Where it is not possible, a message says so
+    and None is returned, as for other models."""
     if not isinstance(model, DistributedDataParallel):
-        return
+        return None
     communication = _registered.get(model) or _register(marks, model)
-    if communication is not None:
-        communication.mark_for(marks, attributes)
-        watch.on_remove(lambda: communication.stop(marks))
+    if communication is None:
+        return None
+    communication.mark_for(marks, attributes)
+    return lambda: communication.stop(marks)
 
 
-def _register(marks: TorchMarks, model: DistributedDataParallel) -> Communication | None:
+def _register(marks: Marks, model: DistributedDataParallel) -> Communication | None:
     if model._comm_hooks:
         marks.note(
             "communication is not marked: a hook for it was registered before watch() (watch first), or by DDP itself "

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from powerd_client.hostclock import anchor_note, now_ns, take_anchor
+from powerd_client.job import MAX_TEXT, log
 from powerd_client.journal import MarkTail, read_events, run_of, sync_directory
 from powerd_client.link import LinkMemory
-from powerd_client.recorder import MAX_TEXT, log
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import Marks
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap

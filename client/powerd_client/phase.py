@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import ConfigError
@@ -29,6 +29,14 @@ BASELINE = "baseline"
 WHOLE = "run"
 """The name of the phase that lies over a whole command, in a recording in which nothing else is marked."""
 MOST_BASELINE_S = 3600.0
+
+
+class PhaseCodes(NamedTuple):
+    """The codes of a phase kind's marks: its begin, its end, and the end of one that an error ended."""
+
+    begin: int
+    end: int
+    cut: int
 
 
 class Phase:

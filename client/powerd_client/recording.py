@@ -30,10 +30,10 @@ from typing import Any, Literal
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
+from powerd_client.local_powerd import Attempts, manner_of_death
 from powerd_client.log import is_terminal, last_line, show, shown_path, tell
 from powerd_client.phase import check_seconds, mark_baseline, mark_whole
 from powerd_client.ranks import Rendezvous, rank_here
-from powerd_client.recorder import Attempts, manner_of_death
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, PowerdError
 from powerd_core.keys import control_url
 

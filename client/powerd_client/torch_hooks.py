@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import _C, Tensor, nn
@@ -29,7 +29,7 @@ from torch.utils import checkpoint
 
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import MODEL_BY_CLASS, common_attributes
-from powerd_client.phase import Attribute, Phase
+from powerd_client.phase import Attribute, Phase, PhaseCodes
 from powerd_core.errors import ConfigError
 
 _Function = Callable[..., Any]
@@ -37,14 +37,6 @@ _WRAPPERS = ("_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_orig_mod")
 
 graph_task: Callable[[], int] = _C._current_graph_task_id
 """The backward pass that the engine runs on this thread at the moment, -1 for none."""
-
-
-class PhaseCodes(NamedTuple):
-    """The codes of a phase kind's marks: its begin, its end, and the end of one that an error ended."""
-
-    begin: int
-    end: int
-    cut: int
 
 
 @dataclass(slots=True)
@@ -613,7 +605,9 @@ def watch(
     if communication and has_distributed():
         from powerd_client.ddp import mark_communication
 
-        mark_communication(watch, marks, getattr(model, "_orig_mod", model), attributes)
+        end = mark_communication(marks, getattr(model, "_orig_mod", model), attributes)
+        if end is not None:
+            watch.on_remove(end)
     for number, optimizer in enumerate(unwrapped):
         own = {**attributes, "optimizer": number} if len(unwrapped) > 1 else attributes
         watch.on_remove(UpdateMarks(marks, marks.codes("update", own), optimizer).close)

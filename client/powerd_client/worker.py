@@ -17,9 +17,9 @@ import zmq
 
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
+from powerd_client.job import Inherited, Job, Orders, log, say
 from powerd_client.link import BoardLink, LinkMemory
 from powerd_client.logbook import Logbook, Past, read_past
-from powerd_client.recorder import Guardian, Job, Orders, log, say
 from powerd_core.errors import PeerTimeout, PowerdError, RunFileError
 from powerd_core.model import Block, Gap
 from powerd_core.protocol import StreamReceiver
@@ -208,15 +208,15 @@ def _is_behind(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool
 class Worker:
     """Receives from every board and tails every process's marks until it is told to stop."""
 
-    def __init__(self, guardian: Guardian, past: Past) -> None:
+    def __init__(self, inherited: Inherited, past: Past) -> None:
         """``guardian``: as it was when it forked this process."""
-        self.orders = Orders(guardian.terminations, guardian.trainer)
-        self._guardian = guardian
+        self.orders = Orders(inherited.terminations, inherited.trainer)
+        self._inherited = inherited
         self._past = past
-        self._logbook = Logbook(guardian.job.journal, past if guardian.death else None)
+        self._logbook = Logbook(inherited.job.journal, past if inherited.death else None)
         self._is_ready = past.has_start
         self._boards = Boards(self._logbook)
-        self._guardian_pid = os.getppid()
+        self._inherited_pid = os.getppid()
         self._has_adopted = False
         # Both without the time in which this process was stopped.
         self._ran_ns = 0
@@ -225,7 +225,7 @@ class Worker:
 
     def open(self) -> None:
         """Connect, describe, and put what the run is into the journal. Raises `PowerdError`."""
-        job, daemon, death = self._guardian.job, self._guardian.daemon, self._guardian.death
+        job, daemon, death = self._inherited.job, self._inherited.daemon, self._inherited.death
         if not self._past.has_run:
             self._logbook.add(Message("run", job.message))
         if death:
@@ -245,14 +245,14 @@ class Worker:
 
     def _tell_sources(self) -> None:
         """Say which powerd measures nothing, and of a local one what of this machine it does not record."""
-        opened, notes = set(), list(self._guardian.notes)
+        opened, notes = set(), list(self._inherited.notes)
         for link in self._boards.links:
             streams = link.description.streams if link.description is not None else ()
             opened |= {stream.source for stream in streams}
             if not streams:
                 notes.append(f"powerd at {link.url} measures nothing: its configuration has no [[source]]")
-        if self._guardian.daemon is not None:
-            notes += self._guardian.daemon.left_out(opened)
+        if self._inherited.daemon is not None:
+            notes += self._inherited.daemon.left_out(opened)
         for text in notes:
             self._logbook.warn(text)
 
@@ -264,7 +264,7 @@ class Worker:
         if self.orders.is_ending and not was_ending:
             self._waited_ns = 0
             if not self.orders.is_complete:
-                self._guardian.user.close()
+                self._inherited.user.close()
         return self.orders.is_ending
 
     def run(self) -> None:
@@ -307,13 +307,13 @@ class Worker:
         self._logbook.end(Message("stop", body))
 
     def _say_ready(self) -> None:
-        self._guardian.ready[0] = 1
+        self._inherited.ready[0] = 1
         say(ready=True, pid=os.getpid())
 
     def _mind_daemon(self) -> None:
         """With the guardian dead, its powerd ends too: then this process takes its place."""
-        daemon = self._guardian.daemon
-        if daemon is None or self.orders.is_ending or os.getppid() == self._guardian_pid:
+        daemon = self._inherited.daemon
+        if daemon is None or self.orders.is_ending or os.getppid() == self._inherited_pid:
             return
         if not self._has_adopted:
             self._has_adopted = True
@@ -324,22 +324,22 @@ class Worker:
     def close(self) -> None:
         """Let go of sockets, of a powerd that was taken over, and of the journal's file (not of its lock)."""
         self._boards.close()
-        if self._has_adopted and self._guardian.daemon is not None:
-            self._guardian.daemon.stop()
+        if self._has_adopted and self._inherited.daemon is not None:
+            self._inherited.daemon.stop()
         self._logbook.close()
 
 
-def work(guardian: Guardian) -> int:
+def work(inherited: Inherited) -> int:
     """Record and build. The worker's exit status: 0 or 2 when all is done that can be; anything else, or an exception,
     when another worker should go on.
     """
     try:
-        if _record(guardian):
-            _build(guardian.job)
+        if _record(inherited):
+            _build(inherited.job)
         else:  # nobody wants it; the parent removes it too, if nothing interrupts that
-            journals.remove(guardian.job.journal)
+            journals.remove(inherited.job.journal)
     except (PowerdError, OSError) as error:
-        may_pass = guardian.ready[0] or getattr(error, "errno", None) == errno.ENOMEM
+        may_pass = inherited.ready[0] or getattr(error, "errno", None) == errno.ENOMEM
         if may_pass and not isinstance(error, RunFileError):
             raise
         say(error=str(error))
@@ -347,12 +347,12 @@ def work(guardian: Guardian) -> int:
     return 0
 
 
-def _record(guardian: Guardian) -> bool:
+def _record(inherited: Inherited) -> bool:
     """Whether there is something to build a run file from."""
-    past = read_past(guardian.job.journal) if guardian.death else Past()
-    if past.has_stop or (guardian.death and _is_built(guardian.job)):
+    past = read_past(inherited.job.journal) if inherited.death else Past()
+    if past.has_stop or (inherited.death and _is_built(inherited.job)):
         return True
-    worker = Worker(guardian, past)
+    worker = Worker(inherited, past)
     try:
         worker.open()
         worker.run()

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
+from importlib.metadata import entry_points
 from math import isfinite
 from pathlib import Path
 from textwrap import fill
@@ -40,10 +41,11 @@ _COMMANDS = {
     "check": "diagnostics:check",
     "calibrate": "calibrate:calibrate_lines",
     "keys": "keygen:keys",
+    "pmlib": "cli:_pmlib",
 }
 """The function of each command, which is given its arguments, and the module that is imported for it."""
 _GROUPS = {
-    "measure": ("run", "describe", "stats"),
+    "measure": ("run", "describe", "stats", "pmlib"),
     "set up": ("scan", "plan", "calibrate", "check", "sources"),
     "other": ("keys", "completion"),
 }
@@ -198,6 +200,18 @@ def make_parser() -> Parser:
     calibrate.add_argument("--seconds", type=_finite, default=10.0, metavar="S", help=duration)
     calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help="the calibration file to write")
     _add_keys(add)
+    pmlib = add(
+        "pmlib",
+        "let programs of pmlib's C library measure with a powerd",
+        " tcp://board:7360",
+        "Listens where programs that were compiled against pmlib's C library look for its server. Each of their "
+        "counters leaves a run file, pmlib.h5, pmlib-2.h5 and so on. Needs powerd[client].",
+    )
+    pmlib.add_argument("url", nargs="?", default=DEFAULT_LISTEN, metavar="URL", help=f"default {DEFAULT_LISTEN}")
+    listen = "where to listen for them (default 127.0.0.1:6526); the protocol has no keys"
+    pmlib.add_argument("--listen", default="127.0.0.1:6526", metavar="HOST:PORT", help=listen)
+    pmlib.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help="where the run files go")
+
     completion = add(
         "completion",
         "print a script that lets a shell complete commands and options",
@@ -358,6 +372,17 @@ def _sources(_: argparse.Namespace) -> None:
 
 def _indented(text: str, indent: str) -> str:
     return fill(" ".join(text.split()), WIDTH, initial_indent=indent, subsequent_indent=indent)
+
+
+def _pmlib(arguments: argparse.Namespace) -> int:
+    """The server is a part of the client, which this package does not import: it is found as an entry point."""
+    try:
+        (point,) = entry_points(group="powerd.commands", name="pmlib")
+        serve = point.load()
+    except (ValueError, ImportError) as error:
+        raise ConfigError("powerd pmlib is a part of the client: pip install 'powerd[client]'") from error
+    status: int = serve(arguments.url, arguments.listen, arguments.directory)
+    return status
 
 
 def _describe(arguments: argparse.Namespace) -> None:

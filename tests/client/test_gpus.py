@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from powerd_client import gpus
 from powerd_client.gpus import devices_here, each_once, usable_gpus, visible_gpu
 from powerd_client.link import BoardLink
-from powerd_client.recorder import LocalDaemon, local_sources
+from powerd_client.local_powerd import LocalDaemon, local_sources
 from powerd_core.model import pci_key, uuid_key
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "ab3c"]

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from powerd_client import Meter, open_run, recorder, recording, worker
+from powerd_client import Meter, local_powerd, open_run, recording, worker
 from powerd_client.journal import is_locked, journal_path
-from powerd_client.recorder import Attempts
+from powerd_client.local_powerd import Attempts
 from powerd_client.recover import recover
 from powerd_core import wire
 from powerd_core.protocol import StreamReceiver
@@ -322,12 +322,12 @@ def test_what_nobody_received_is_fetched_afterwards_from_the_board(daemon, tmp_p
 def test_directories_of_dead_local_daemons_are_removed_by_the_next_start(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / "powerd-of-others").mkdir()
-    dead, its_lock = recorder._private_directory()
+    dead, its_lock = local_powerd._private_directory()
     (dead / "powerd").touch()
-    living, lock = recorder._private_directory()
+    living, lock = local_powerd._private_directory()
     assert dead.exists()
     os.close(its_lock)  # as the kernel does when its last process dies
-    newest, last = recorder._private_directory()
+    newest, last = local_powerd._private_directory()
     assert {p.name for p in tmp_path.iterdir()} == {"powerd-of-others", living.name, newest.name}
     os.close(lock)
     os.close(last)

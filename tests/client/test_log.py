@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
+from powerd_client.job import MAX_TEXT, UserHandler
 from powerd_client.log import tell
-from powerd_client.recorder import MAX_TEXT, UserHandler
 
 
 class Broken(io.StringIO):

@@ -28,7 +28,9 @@ def marked(name: str) -> str:
 def card() -> tuple[BusPlan, dict[str, float]]:
     """The worked example, with the loads of its own command line."""
     command = make_parser().parse_args(shlex.split(marked("plan").splitlines()[0])[1:])
-    (plan,) = plan_file(ROOT / command.file, combined=command.adapter == "combined")
+    (plan,) = plan_file(
+        ROOT / command.file, combined=None if command.adapter is None else command.adapter == "combined"
+    )
     return plan, dict(command.load)
 
 

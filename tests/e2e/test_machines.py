@@ -40,8 +40,10 @@ def files(tmp_path_factory):
         )
         for rank in range(4)
     ]  # fmt: skip
-    said = [rank.communicate(timeout=110)[1].decode() for rank in ranks]
-    assert [(rank.returncode, text) for rank, text in zip(ranks, said, strict=True)] == [(0, "")] * 4
+    said = "".join(rank.communicate(timeout=110)[1].decode() for rank in ranks)
+    # On a busy machine one waits for the other's recording long enough to say so.
+    assert [line for line in said.splitlines() if "waits for local rank 0" not in line] == []
+    assert [rank.returncode for rank in ranks] == [0] * 4
     return [path / "run.h5", path / "run.node1.h5"]
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from powerd_analytics import phase_energies, read_run
 
-MODULE = "from powerd_client.pmlib.service import main; import sys; sys.exit(main(sys.argv[1:]))"
 ALL, FIRST_TWO = bytes(16), b"\x03" + bytes(15)
 """Masks of lines; an empty one means all."""
 
@@ -66,7 +65,18 @@ class Service:
         self.clients = []
         command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--sim", "--listen", url, "--rate-hz", "500"]
         self.board = subprocess.Popen([*command, "--waveform", "constant", "--quiet"], cwd=path)
-        command = [sys.executable, "-P", "-c", MODULE, url, "--listen", "127.0.0.1:0", "--directory", str(path)]
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "powerd_daemon",
+            "pmlib",
+            url,
+            "--listen",
+            "127.0.0.1:0",
+            "--directory",
+            str(path),
+        ]
         with (path / "log").open("w") as log:
             self.process = subprocess.Popen(command, stderr=log)
         self.wait_for(lambda: "pmlib's server at 127.0.0.1:" in self.log())

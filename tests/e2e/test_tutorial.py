@@ -36,7 +36,9 @@ def runs(tmp_path_factory, request):
 
 def shape(text):
     """The first word of each line; notes, which say how short of readings a machine was, are left out."""
-    lines = [line for line in text.splitlines() if not re.match(r" *\d+ {2}", line)]
+    lines = re.sub(r"^ \S.*\n(?: {5}\S.*\n)*", "", text + "\n", flags=re.MULTILINE).splitlines()
+    # What is in no phase, and what rests between them, shows only where it is more than half a per cent.
+    lines = [line for line in lines if "outside phases" not in line and "(rest" not in line]
     return [found[0] for line in lines if (found := re.search(r"[A-Za-z$][\w.]*", line))]
 
 

@@ -45,7 +45,10 @@ class Powerd:
         self.log = Path(self.directory.name) / "log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [*command, "--listen", "tcp://127.0.0.1:*"], stderr=log, env=environment, cwd=SUPPORT
+                [*command, "--listen", "tcp://127.0.0.1:*", "--parent-pid", str(os.getpid())],
+                stderr=log,
+                env=environment,
+                cwd=SUPPORT,
             )
         end = time.monotonic() + START_S
         while not (match := re.search(r"listens on \S+:(\d+) \(data on \S+:(\d+)\)", self.log.read_text())):

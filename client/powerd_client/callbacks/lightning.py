@@ -12,8 +12,8 @@ except ImportError:
     import pytorch_lightning as pl  # type: ignore[import-not-found]
 
 from powerd_client.meter import Meter
-from powerd_client.phase import Attribute
-from powerd_client.torch_hooks import PhaseCodes, TorchMarks, Watch, watch
+from powerd_client.phase import Attribute, PhaseCodes
+from powerd_client.torch_hooks import TorchMarks, Watch, watch
 
 _FETCH = ".train_dataloader_next"
 """How Lightning names, to its profilers, the wait for the next batch."""

@@ -13,13 +13,12 @@ times the duration is the set's energy. Each counter is a recording of its own, 
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
+import signal
 import socket
 import socketserver
 import struct
-import sys
 import threading
 import time
 import warnings
@@ -36,10 +35,6 @@ from powerd_client.pmlib.server import Counter, Server, devices_of
 from powerd_core.errors import ConfigError, PeerError, PowerdError
 
 CREATE, START, CONTINUE, STOP, GET, FINALISE, DEVICE, DEVICES, STATUS, LIVE = range(10)
-PORT = 6526
-"""Where pmlib's server listens."""
-DEFAULT_URL = "tcp://127.0.0.1:7360"
-"""Where a powerd listens that was told nothing else."""
 _LONGEST_TEXT = 1024
 _MASK_BYTES = MAX_LINES // 8
 _UNKNOWN_V = float("nan")
@@ -307,26 +302,18 @@ def _hertz(info: DeviceInfo) -> int:
     return max(int(info.max_frequency), 1)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """`powerd pmlib`. Returns the exit status."""
-    parser = argparse.ArgumentParser(prog="powerd pmlib", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("url", nargs="?", default=DEFAULT_URL, metavar="URL", help="the powerd (default: %(default)s)")
-    listen = f"where programs look for pmlib's server (default: 127.0.0.1:{PORT})"
-    parser.add_argument("--listen", default=f"127.0.0.1:{PORT}", metavar="HOST:PORT", help=listen)
-    run_files = "where the run files go, one a counter (default: this directory)"
-    parser.add_argument("--directory", type=Path, default=Path(), metavar="DIR", help=run_files)
-    arguments = parser.parse_args(argv)
+def serve(url: str, listen: str, directory: Path) -> int:
+    """`powerd pmlib`: serve until Ctrl-C or SIGTERM. Returns the exit status. Raises `ConfigError`."""
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(f"--listen {listen}: write HOST:PORT")
+    try:
+        os.chdir(directory)
+        service = Service((host.strip("[]"), int(port)), url)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"pmlib's server cannot begin at {listen} in {directory}: {error}") from error
     warnings.simplefilter("ignore")  # what readings a counter misses is told with its values
     logging.basicConfig(level=logging.INFO, format="powerd: %(message)s")
-    host, _, port = arguments.listen.rpartition(":")
-    try:
-        if not host or not port.isdigit():
-            raise ConfigError(f"--listen {arguments.listen}: write HOST:PORT")
-        os.chdir(arguments.directory)
-        service = Service((host.strip("[]"), int(port)), arguments.url)
-    except (PowerdError, OSError, OverflowError) as error:
-        print(f"powerd: pmlib's server cannot begin at {arguments.listen}: {error}", file=sys.stderr)
-        return 2
     where = "{}:{}".format(*service.server_address[:2])
     if host not in ("127.0.0.1", "localhost", "[::1]"):
         log.warning("pmlib's protocol has no keys: whoever reaches %s can read, and fill this disk with runs", where)
@@ -335,12 +322,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         log.info("pmlib's server at %s for the board %s: %s", where, board, ", ".join(devices))
     except PowerdError as error:
         log.warning("%s", error)
+    # As Ctrl-C: counters that run leave whole run files.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     loop = threading.Thread(target=service.serve_forever, name="pmlib")
     loop.start()
     try:
         loop.join()
     except KeyboardInterrupt:
-        log.info("ending: %d counters", len(service.counters))
+        log.info("ending %d counters", len(service.counters))
     finally:
         service.end()
         loop.join()

@@ -1,16 +1,14 @@
-"""How sure a reading of an INA chip on its shunt is: the limits of chip and shunt as standard uncertainties."""
+"""How sure a reading of an INA chip on its shunt is, from the limits of both as standard uncertainties, and the
+line that says so."""
 
 from __future__ import annotations
 
 from math import hypot, sqrt
-from typing import TYPE_CHECKING
 
 from powerd_core.calibration import Calibration
-from powerd_core.model import Accuracy
-
-if TYPE_CHECKING:
-    from powerd_daemon.sources.ina.chips import Settings
-    from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_core.model import Accuracy, Line, Provenance, ShuntConversion
+from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.sources.ina.sensor import Sensor
 
 _LATCH_NS = 15_000
 """The chip latches a word some SCL periods behind the middle of its transfer (5 of 48, at 400 kHz)."""
@@ -51,4 +49,28 @@ def accuracy(sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: fl
         centre_ns=round(half_ns + (age_ns + half_ns) * tolerance + _LATCH_NS + unsure_ns),
         update_ns=settings.cycle_ns if settings.cycle_ns > period_ns else 0,
         origin=origin,
+    )
+
+
+def conversion(sensor: Sensor, settings: Settings) -> ShuntConversion:
+    """What the raw codes of columns ``shunt`` and ``bus`` mean."""
+    kind, c = settings.type, sensor.calibration
+    return ShuntConversion(
+        sensor.shunt_ohm, settings.shunt.lsb_v, kind.bus_lsb_v, kind.bus_shift, offset_a=c.offset_a, gain=c.gain
+    )
+
+
+def line(
+    sensor: Sensor, settings: Settings, device: str, provenance: Provenance, *, period_ns: int, bus_hold: float = 0.0
+) -> Line:
+    """The sensor as a line of ``device`` unless it names its own."""
+    owner = sensor.device or device
+    channel = f", channel {sensor.channel}" if len(settings.type.channels) > 1 else ""
+    return Line(
+        f"{owner}.{sensor.name}",
+        owner,
+        conversion(sensor, settings),
+        provenance,
+        accuracy(sensor, settings, period_ns=period_ns, bus_hold=bus_hold),
+        f"{sensor.description or sensor.name} ({settings.chip} at {sensor.address:#04x}{channel})",
     )

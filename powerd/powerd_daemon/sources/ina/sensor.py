@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
-from powerd_core.model import Line, Provenance, ShuntConversion
-from powerd_daemon.sources.ina.accuracy import accuracy
 from powerd_daemon.sources.ina.chips import Settings, chip_type
 
 
@@ -88,27 +86,3 @@ def make_bank(sensors: Sequence[Sensor]) -> Bank:
                 raise ConfigError(f"{other.name} and {one.name} share a chip and must have the same settings")
     channels = {s.address: tuple(sorted(o.channel for o in sensors if o.address == s.address)) for s in sensors}
     return Bank(tuple(sensors), tuple(s.settings_of(channels[s.address]) for s in sensors))
-
-
-def conversion(sensor: Sensor, settings: Settings) -> ShuntConversion:
-    """What the raw codes of columns ``shunt`` and ``bus`` mean."""
-    kind, c = settings.type, sensor.calibration
-    return ShuntConversion(
-        sensor.shunt_ohm, settings.shunt.lsb_v, kind.bus_lsb_v, kind.bus_shift, offset_a=c.offset_a, gain=c.gain
-    )
-
-
-def line(
-    sensor: Sensor, settings: Settings, device: str, provenance: Provenance, *, period_ns: int, bus_hold: float = 0.0
-) -> Line:
-    """The sensor as a line of ``device`` unless it names its own."""
-    owner = sensor.device or device
-    channel = f", channel {sensor.channel}" if len(settings.type.channels) > 1 else ""
-    return Line(
-        f"{owner}.{sensor.name}",
-        owner,
-        conversion(sensor, settings),
-        provenance,
-        accuracy(sensor, settings, period_ns=period_ns, bus_hold=bus_hold),
-        f"{sensor.description or sensor.name} ({settings.chip} at {sensor.address:#04x}{channel})",
-    )

@@ -16,9 +16,10 @@ from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.model import Accuracy, Block, Column, Device, Gap, Line, Provenance, QuantityConversion, Stream
 from powerd_daemon.sources.base import Source, Start, devices_of
+from powerd_daemon.sources.ina.accuracy import line
 from powerd_daemon.sources.ina.calibration_file import calibrated, load_calibration
 from powerd_daemon.sources.ina.chips import CONFIG
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, line, make_bank
+from powerd_daemon.sources.ina.sensor import Bank, Sensor, make_bank
 from powerd_daemon.sources.node.link import NodeLink
 from powerd_daemon.sources.node.protocol import (
     MAX_SENSORS,
