@@ -31,8 +31,7 @@ from common import HERE, machine, median_interval
 from torch import nn
 
 from powerd_analytics import read_run
-from powerd_analytics.energy.devices import PhaseColumns, interval_energies, load_parts, part_phase_energies
-from powerd_analytics.energy.rest import rest_energy_j
+from powerd_analytics.energy.devices import interval_energies, load_parts, part_phase_energies
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
 
@@ -323,15 +322,14 @@ def show_run(path: Path, first: tuple[int, int], last: tuple[int, int]) -> int:
     ms = [1e3 * float(np.median(columns.duration_s[of_time & (names == name)])) for name in PHASES]
     say(f"    powerd: {' / '.join(PHASES)} in ms by events: {' / '.join(f'{x:.3f}' for x in ms)}")
 
-    begin, end, none = np.array([first[0]]), np.array([last[0]]), np.zeros(1, np.int64)
-    whole = interval_energies(part, begin, end, none, none)
+    begin, end = np.array([first[0]]), np.array([last[0]])
+    whole = interval_energies(part, begin, end, is_whole=True)
     u95_j = 2 * float(np.hypot(whole.u_random_j[0], whole.u_systematic_j[0]))
     chosen = of_energy & (names == "iteration") & columns.resolvable & (p.begin_ns >= begin[0]) & (p.end_ns <= end[0])
     counted_j = (last[1] - first[1]) / 1e3
     if chosen.any():
         phases_j = float(columns.energy_j[chosen].sum())
-        of_chosen = PhaseColumns(**{n: getattr(columns, n)[chosen] for n in PhaseColumns.__dataclass_fields__})
-        rest_j = rest_energy_j(part, (begin, end), (p.begin_ns[chosen], p.end_ns[chosen]), of_chosen)
+        rest_j = float(whole.energy_j[0]) - phases_j
         say(
             f"    powerd: {int(chosen.sum())} iterations {phases_j:.1f} J + rest {rest_j:.1f} J = "
             f"{(phases_j + rest_j) / counted_j:.4f} of the counter's {counted_j:.1f} J in "

@@ -35,7 +35,7 @@ import zmq
 from common import machine, powerd, progress
 
 from powerd_analytics import phase_energies, read_run
-from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, mean_of
+from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, average_of
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
@@ -181,7 +181,7 @@ def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> 
             rows.append((f"{name}: none left", np.nan, np.nan, np.nan))
             continue
         inside = np.abs(columns.energy_j - exact)[which] <= columns.u95_j[which]
-        mean = mean_of(*(getattr(columns, column)[which] for column in MEAN_COLUMNS))
+        mean = average_of(*(getattr(columns, column)[which] for column in MEAN_COLUMNS))
         error, u95 = mean.energy_j / exact[which].mean() - 1, mean.u95_j / mean.energy_j
         rows.append((f"{name} less {left_out}" if left_out else name, float(error), u95, float(inside.mean())))
     return rows

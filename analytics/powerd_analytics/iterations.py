@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clocks import wall_clock
-from powerd_analytics.energy.devices import Part, load_parts
+from powerd_analytics.energy.devices import Part, load_parts, part_phase_energies
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.export import Column, to_json_text
 from powerd_analytics.records import begin_unix_s
 from powerd_analytics.runs.phases import PhaseClass, pieces
 from powerd_analytics.runs.ranks import NOBODY, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.table import LAYER, check_attributes, energies_by_rank, groups, iteration_labels
+from powerd_analytics.table import LAYER, check_attributes, groups, iteration_labels
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
 
@@ -62,7 +62,7 @@ def _rows(whole: Run, parts: Sequence[Part], progress: Progress) -> Iterator[lis
         progress(0.6 + 0.4 * i / len(parts), f"iterations on {part.device}")
         run, sharing = ranks.on(whole, part.device)
         p, tracks = run.phases, ranks.tracks(run)
-        columns = energies_by_rank(run, part, tracks)
+        columns = part_phase_energies(run, part)
         good, u95_j = usable(columns), columns.u95_j
         kinds = [i for labels in groups(run).values() for i in iteration_labels(run, labels)]
         for label in (i for i in kinds if p.classes[i].name != BASELINE and LAYER not in p.classes[i].attributes):

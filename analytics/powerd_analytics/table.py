@@ -48,21 +48,19 @@ from powerd_analytics.energy.reasons import (
     usable,
     without_readings,
 )
-from powerd_analytics.energy.rest import Given, bounded_sum, merged, overlapping, rest_energy_j, whole_of
+from powerd_analytics.energy.rest import merged, overlapping, whole_of
 from powerd_analytics.energy.uncertainty import (
     COVERAGE_FACTOR,
     MEAN_COLUMNS,
     Estimate,
+    average_of,
     known,
-    mean_of,
     without_rounding,
 )
 from powerd_analytics.export import Cell, Column, is_number, table_frame
-from powerd_analytics.folding.design import PhaseSequence
-from powerd_analytics.folding.fold import Folded, fold
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import J_PER_KWH, ed2p_js2, edp_js, eds, gflops_per_w, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, Phases, as_range, identity, kept, pieces
+from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, Phases, as_range, identity, pieces
 from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import load_bounded
@@ -73,12 +71,9 @@ from powerd_core.text import printable
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""
-MOST_KINDS = 12
-"""Kinds of one level that are folded together: each is a dozen unknowns."""
-_MISSING = 0.05
-"""Share of the phases' time without readings above which nothing is folded."""
+READINGS_INSIDE = 2
+"""Times what the slowest sensor tells apart, from which on a phase has readings of its own."""
 UNSURE = "too few readings to tell how sure that is"
-TOO_SHORT = "too short for the sensor one by one: within what it showed at least and at most"
 
 INTEGRAL, FOLDED = "integral", "folded"
 MODELLED = "modelled"
@@ -122,9 +117,8 @@ class PhaseRow:
     ranks: int = 1
     """Ranks that share the device: joules and watts are then the mean of one rank's share."""
     method: str = INTEGRAL
-    """How ``j_per_batch`` came about: `INTEGRAL` of the readings of each phase, or `FOLDED` over all of them."""
-    folded_parts_j: tuple[tuple[str, float], ...] = ()
-    """Of a folded row what ``u_systematic_j`` consists of, by name."""
+    """Where ``j_per_batch`` comes from: mostly from readings inside each phase (`INTEGRAL`), or from the model that all
+    phases of the kind share (`FOLDED`)."""
 
     @property
     def is_resolvable(self) -> bool:
@@ -403,10 +397,8 @@ def phase_table(
     return replace(table, idle=idle)
 
 
-def table_of(
-    whole: Run, parts: Sequence[Part], *, is_folded: bool = True, progress: Progress = no_progress
-) -> PhaseTable:
-    """The same from parts whose readings are in memory; unless ``is_folded``, without what takes longest."""
+def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progress) -> PhaseTable:
+    """The same from parts whose readings are in memory."""
     ranks = ranks_of(whole)
     phases: list[PhaseRow] = []
     totals: list[TotalRow] = []
@@ -416,12 +408,10 @@ def table_of(
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
         tracks = ranks.tracks(run)
-        seen = _Seen(run, part, energies_by_rank(run, part, tracks), tracks, sharing)
+        seen = _Seen(run, part, part_phase_energies(run, part), tracks, sharing)
         of_groups: list[tuple[TotalRow, _Efficiency]] = []
         for labels in groups(run).values():
             rows = _phase_rows(seen, labels)
-            if is_folded:
-                rows |= _folded_rows(seen, labels, rows)
             phases += rows.values()
             of_groups.append((_total_row(seen, labels, rows), _gflops_by_basis(seen, labels, rows)))
         totals += _on_one_basis(of_groups)
@@ -430,25 +420,6 @@ def table_of(
         of_ranks += [_rank_row(seen, rank, len(users), runs[-1]) for rank in users]
     jobs = _job_rows(whole, ranks, of_ranks, runs)
     return PhaseTable(tuple(phases), tuple(totals), tuple(runs), ranks=tuple(of_ranks), jobs=tuple(jobs))
-
-
-def energies_by_rank(run: Run, part: Part, tracks: NDArray[np.int32]) -> PhaseColumns:
-    """Energies of all phases at the device's whole power, each rank's phases by themselves.
-
-    What the edges of a kind of phase have in common is learnt from its repeats; the same phases in another rank, seen
-    by the same readings, are no more of them.
-    """
-    present = present_in(tracks)
-    if len(present) < 2:
-        return part_phase_energies(run, part)
-    values: dict[str, NDArray[Any]] = {}
-    for track in present:
-        own = tracks == track
-        columns = part_phase_energies(replace(run, phases=kept(run.phases, own)), part)
-        for f in fields(PhaseColumns):
-            of_rank = getattr(columns, f.name)
-            values.setdefault(f.name, np.zeros(len(tracks), of_rank.dtype))[own] = of_rank
-    return PhaseColumns(**values)
 
 
 # -- phases ------------------------------------------------------------------------------------------------------------
@@ -486,15 +457,23 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
     clip = clipped(part, p.begin_ns, p.end_ns, ended)
     is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
-    mean, shares = None, ""
+    mean, shares, is_folded = None, "", False
     if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
         scale = s_mean / float(columns.duration_s[used].mean()) / ranks
         mean = without_rounding(_mean_by_rank(columns, used, seen.tracks).scaled(scale))
         note = phase_note(columns, of_kind, p.cut, clip)
+        slowest = max(part.signals, key=lambda s: s.resolution_ns)
+        is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
+        if is_folded:
+            note = _joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
-        note = not_resolvable(part, columns, ended) if ended.any() else "none ended: all were cut off"
+        note = (
+            not_resolvable(part, columns, ended, p.begin_ns, p.end_ns)
+            if ended.any()
+            else "none ended: all were cut off"
+        )
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -515,6 +494,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
         note=_joined(shares, note, clip.note(has_number=mean is not None)),
         ranks=ranks,
+        method=FOLDED if is_folded else INTEGRAL,
     )
 
 
@@ -526,7 +506,7 @@ def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[st
     """Fields of a row's uncertainty: none of a bound but its parts, and of what is no bound nothing."""
     has_parts = energy is not None and not clip.low
     return {
-        "u95_j": u95_j if energy is not None and not clip else None,
+        "u95_j": u95_j if energy is not None and not clip and not np.isnan(u95_j) else None,
         "u_statistical_j": energy.u_statistical_j if energy is not None and has_parts else None,
         "u_systematic_j": energy.u_systematic_j if energy is not None and has_parts else None,
         "is_lower_bound": clip.is_lower_bound and energy is not None,
@@ -534,71 +514,15 @@ def _uncertainties(energy: Estimate | None, clip: Clip, u95_j: float) -> dict[st
 
 
 def _mean_by_rank(columns: PhaseColumns, used: NDArray[np.bool_], tracks: NDArray[np.int32]) -> Estimate:
-    """`mean_of` over the phases ``used``. Ranks that share a device saw the same readings: their means are off
+    """`average_of` over the phases ``used``. Ranks that share a device saw the same readings: their means are off
     together, and more ranks are no more repeats."""
     values, of_rank = [getattr(columns, name)[used] for name in MEAN_COLUMNS], tracks[used]
     present = present_in(of_rank)
     if len(present) == 1:
-        return mean_of(*values)
-    means = [(mean_of(*(v[of_rank == t] for v in values)), int(np.sum(of_rank == t))) for t in present]
+        return average_of(*values)
+    means = [(average_of(*(v[of_rank == t] for v in values)), int(np.sum(of_rank == t))) for t in present]
     together = {f.name: sum(getattr(m, f.name) * n for m, n in means) / len(of_rank) for f in fields(Estimate)}
     return Estimate(**together | {"degrees": min(mean.degrees for mean, _ in means)})
-
-
-def _folded_rows(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> dict[int, PhaseRow]:
-    """Rows whose phases the sensor does not resolve, with the number of the phase-folded regression, or with one reason
-    more why there is none."""
-    classes = seen.run.phases.classes
-    folded_rows: dict[int, PhaseRow] = {}
-    wanted = [i for i, row in rows.items() if _can_be_folded(seen.part, row)]
-    for depth in sorted({len(classes[i].path) for i in wanted}):
-        level = [i for i in labels if len(classes[i].path) == depth and not classes[i].overlaps]
-        folded, reason = _fold_level(seen, level)
-        for i in (i for i in wanted if i in level):
-            kind = folded[level.index(i)] if folded else Folded(None, 0, reason)
-            folded_rows[i] = _with_folded(rows[i], seen.part, kind)
-    return folded_rows
-
-
-def _can_be_folded(part: Part, row: PhaseRow) -> bool:
-    time_s = (row.s_per_batch or 0.0) * row.iterations
-    is_seen = bool(part.signals) and all(len(s) > 2 or s.range_w is not None for s in part.signals)
-    return not row.is_resolvable and row.ranks == 1 and time_s > 0 and is_seen and row.missing_s <= _MISSING * time_s
-
-
-def _fold_level(seen: _Seen, level: list[int]) -> tuple[list[Folded], str]:
-    """The regression's result for each class of a level, or why it cannot be done."""
-    p = seen.run.phases
-    if len(level) > MOST_KINDS:
-        return [], f"folding tells at most {MOST_KINDS} kinds apart"
-    which = np.flatnonzero(np.isin(p.label, level) & ~p.cut & (p.end_ns > p.begin_ns))
-    which = which[np.argsort(p.begin_ns[which], kind="stable")]
-    begin, end = p.begin_ns[which], p.end_ns[which]
-    if np.any(begin[1:] < end[:-1]):
-        return [], "folding needs phases one after the other, these overlap"
-    if clip := clipped(seen.part, begin, end):
-        return [], f"nothing is folded where {clip}"
-    index = np.zeros(len(p.classes), np.int64)
-    index[level] = np.arange(len(level))
-    return fold(seen.part.signals, PhaseSequence(begin, end, index[p.label[which]], len(level))), ""
-
-
-def _with_folded(row: PhaseRow, part: Part, folded: Folded) -> PhaseRow:
-    if folded.per_s is None or row.s_per_batch is None:
-        return replace(row, note=_joined(row.note, folded.why))
-    mean = folded.per_s.scaled(row.s_per_batch)
-    slowest = max(part.signals, key=lambda s: s.resolution_ns)
-    return replace(
-        row,
-        j_per_batch=mean.energy_j,
-        u95_j=mean.u95_j,
-        u_statistical_j=mean.u_statistical_j,
-        u_systematic_j=mean.u_systematic_j,
-        power_w=folded.per_s.energy_j,
-        method=FOLDED,
-        folded_parts_j=tuple((name, u_w * row.s_per_batch) for name, u_w in folded.parts_w),
-        note=f"folded over {folded.iterations} phases: {sensor(slowest)}",
-    )
 
 
 def _joined(*texts: str) -> str:
@@ -616,25 +540,24 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     edges = merged(p.begin_ns[together], p.end_ns[together])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
     time_s, cut = whole.duration_s, int(np.sum(p.cut & outer))
-    total = whole.energy if whole.is_resolvable else bounded_sum(part, *edges)
-    # Where all readings are missing, 0 J would be no energy.
-    total = without_rounding(total) if total and whole.missing_s < time_s * (1 - 1e-9) else None
+    # Where all readings are missing, what the model says is no energy of this device.
+    is_known = np.isfinite(whole.energy.energy_j) and whole.missing_s < time_s * (1 - 1e-9)
+    total = without_rounding(whole.energy) if is_known else None
     ranks, counted = seen.sharing(labels), 1
     if ranks > 1:  # a rank that marks nothing has no part in the iterations
         counted = max(1, int((present_in(seen.tracks[p.of(labels)]) != NOBODY).sum()))
     rest_j = residual_j = None
     if total is None:
-        notes = [no_energy(part, whole.mostly_missing, whole.missing_s, time_s), clip.note(has_number=False)]
+        notes = [no_energy(part, 1.0, whole.missing_s, time_s), clip.note(has_number=False)]
     else:
         notes = [f"{cut} cut off, counted up to there"] if cut else []
-        notes += [] if whole.is_resolvable else [TOO_SHORT]
         if whole.missing_s > 1e-3 * time_s:
             notes.append(without_readings(whole.missing_s, whole.off_by_j, clip))
         notes.append(clip.note(has_number=True))
         if ranks > 1:
             of = f"all {ranks}" if counted >= ranks else f"{counted} of {ranks}"
             notes.append(f"n counts the iterations of {of} ranks; joules are the device's, once")
-        rest_j, residual_j, note = _balance(seen, labels, rows, outer, edges, total.energy_j)
+        rest_j, residual_j, note = _balance(seen, labels, rows, outer, total.energy_j)
         notes.append(note)
     batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
     is_mixed = _is_mixed(p, labels, outer)
@@ -674,16 +597,15 @@ def _is_mixed(p: Phases, labels: Sequence[int], outer: NDArray[np.bool_]) -> boo
 
 
 def _balance(
-    seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow], outer: NDArray[np.bool_],
-    outer_edges: tuple[NDArray[np.int64], NDArray[np.int64]], total_j: float,
-) -> tuple[float | None, float | None, str]:  # fmt: skip
+    seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow], outer: NDArray[np.bool_], total_j: float
+) -> tuple[float | None, float | None, str]:
     """Rest and residual of a group against its innermost resolvable phases, and a note where there are none.
 
     Ranks that share a device each have an equal part of it: their phases and rests are those of one rank on average. To
     a rank without phases in the group all of it is rest.
     """
     p, columns, tracks = seen.run.phases, seen.columns, seen.tracks
-    resolved = [i for i in labels if i in rows and _is_integral(rows[i])]
+    resolved = [i for i in labels if i in rows and rows[i].is_resolvable]
     around = _paths_around(resolved, seen.run)
     cover = p.of([i for i in resolved if p.classes[i].path not in around]) & columns.resolvable
     if not (cover & ~outer).any():
@@ -696,22 +618,17 @@ def _balance(
     cover &= ~(outer & overlaps)
     with_phases = present_in(tracks[cover])
     ranks = max(seen.sharing(labels), len(with_phases))
-    rest_j, phases_j = (ranks - len(with_phases)) * total_j, 0.0
+    rest_j = (ranks - len(with_phases)) * total_j
     for track in with_phases:
         own = as_range(cover & (tracks == track))
-        begin, end = p.begin_ns[own], p.end_ns[own]
-        if overlapping(begin, end):
+        if overlapping(p.begin_ns[own], p.end_ns[own]):
             return None, None, "phases overlap (several processes or threads): no rest"
-        rest_j += rest_energy_j(seen.part, outer_edges, (begin, end), Given(columns.begin_j[own], columns.end_j[own]))
-        phases_j += float(columns.energy_j[own].sum())
-    return rest_j / ranks, total_j - (phases_j + rest_j) / ranks, ""
+        rest_j += total_j - float(columns.energy_j[own].sum())
+    # Phases and rest are parts of one integral: nothing is left.
+    return rest_j / ranks, 0.0, ""
 
 
 _Efficiency = dict[str, tuple[float | None, float | None]]
-
-
-def _is_integral(row: PhaseRow) -> bool:
-    return row.is_resolvable and row.method == INTEGRAL
 
 
 def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> _Efficiency:
@@ -730,8 +647,7 @@ def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, Phas
         return paper, gflops_per_w(executed * batch, j_per_batch) if executed and batch and len(passes) == 2 else None
 
     by_basis: _Efficiency = {}
-    # A folded figure is by far less sure than that of the iterations around it.
-    joules = [rows[i].j_per_batch or 0.0 if i in rows and _is_integral(rows[i]) else 0.0 for i in passes.values()]
+    joules = [rows[i].j_per_batch or 0.0 if i in rows else 0.0 for i in passes.values()]
     if all(j > 0 for j in joules):
         by_basis[FORWARD_BACKWARD] = figures(sum(joules))
     for i in labels:
@@ -757,30 +673,24 @@ def _on_one_basis(rows: Sequence[tuple[TotalRow, _Efficiency]]) -> list[TotalRow
 
 def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     run, part, p = seen.run, seen.part, seen.run.phases
-    begin, end, none = np.array([run.begin_ns]), np.array([run.end_ns]), np.zeros(1, np.int64)
-    whole, clip = interval_energies(part, begin, end, none, none), clipped(part, begin, end)
+    begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
+    whole, clip = interval_energies(part, begin, end, is_whole=True), clipped(part, begin, end)
     power_w, silent = _mean_w(run, part)
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
-    energy_j = float(whole.linear_j[0]) if not silent else None
+    energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
     phases_j = rest_j = residual_j = None
-    together, bounded = as_range(p.parent < 0), None
-    edges = merged(p.begin_ns[together], p.end_ns[together])
-    if len(edges[0]) and energy_j is not None:
-        cover = whole_of(part, *edges, is_given=True)
-        if cover.is_resolvable:
-            phases_j = cover.energy.energy_j
-            rest_j = rest_energy_j(part, (begin, end), edges, cover.given)
-            residual_j = energy_j - phases_j - rest_j
-        elif (bounded := bounded_sum(part, *edges)) is not None:
-            phases_j, residual_j = bounded.energy_j, 0.0
-            rest_j = energy_j - phases_j
+    top = p.parent < 0
+    if top.any() and energy_j is not None:
+        together = as_range(top)
+        edges = merged(p.begin_ns[together], p.end_ns[together])
+        phases_j = whole_of(part, *edges).energy.energy_j
+        rest_j, residual_j = energy_j - phases_j, 0.0
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
     if energy_j is not None and not clip and np.isnan(u95_j):
         notes.append(UNSURE)
-    notes += [] if bounded is None else [f"phases ± {digits(bounded.u95_j, 2)} J, {TOO_SHORT}"]
     notes += ["used by no rank"] if is_unused else []
     notes += _gap_notes(run, part)
     if unordered := sum(s.unordered for s in part.signals):
@@ -839,15 +749,15 @@ def _counter_notes(run: Run, part: Part) -> list[str]:
         line = run.lines[name]
         if line.quantity != "energy_j" or line.provenance.value != part.provenance:
             continue
-        counter, none = Part(part.device, part.provenance, (load_bounded(run, name),)), np.zeros(1, np.int64)
-        whole = interval_energies(counter, np.array([run.begin_ns]), np.array([run.end_ns]), none, none)
+        counter = Part(part.device, part.provenance, (load_bounded(run, name),), run)
+        whole = interval_energies(counter, np.array([run.begin_ns]), np.array([run.end_ns]), is_whole=True)
         missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
         if not missing_s <= 0.5 * duration_s:
             notes.append(f"{name} counted for less than half of the run")
             continue
         sure = f", {UNSURE}" if np.isnan(u95_j) else f" ± {digits(u95_j, 2)}"
         short = f", {seconds(missing_s)} not counted" if missing_s > 1e-3 * duration_s else ""
-        notes.append(f"{name} itself counted {digits(float(whole.linear_j[0]))} J{sure}{short}")
+        notes.append(f"{name} itself counted {digits(float(whole.energy_j[0]))} J{sure}{short}")
     return notes
 
 
@@ -855,15 +765,9 @@ def _counter_notes(run: Run, part: Part) -> list[str]:
 
 
 def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRow:
-    run, part, p = seen.run, seen.part, seen.run.phases
+    part, p = seen.part, seen.run.phases
     own = (seen.tracks == rank.rank) & (p.parent < 0) & ~p.of([i for i, c in enumerate(p.classes) if c.overlaps])
-    # Between phases closer together than the sensors can tell there is no rest.
-    gap_ns = int(part.gap_ns)
-    begin, end = merged(p.begin_ns[own], p.end_ns[own] + gap_ns)
-    end = end - gap_ns
-    busy_begin, busy_end = merged(p.begin_ns[own], p.end_ns[own])
-    none = np.zeros(len(begin), np.int64)
-    cover = interval_energies(part, begin, end, none, none)
+    begin, end = merged(p.begin_ns[own], p.end_ns[own])
     phases_j = rest_j = residual_j = None
     energy_j = whole.energy_j / sharing if whole.energy_j is not None else None
     note = ""
@@ -872,23 +776,15 @@ def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRo
     elif not len(begin):
         note = "it marked no phases: all is rest"
         phases_j, rest_j, residual_j = 0.0, energy_j, 0.0
-    elif cover.resolvable.all():
-        phases_j = float(cover.energy_j.sum()) / sharing
-        edges = np.array([run.begin_ns]), np.array([run.end_ns])
-        rest_j = rest_energy_j(part, edges, (begin, end), cover) / sharing
-        residual_j = energy_j - phases_j - rest_j
-    elif (bounded := bounded_sum(part, begin, end)) is not None:
-        phases_j, residual_j = bounded.energy_j / sharing, 0.0
-        rest_j = energy_j - phases_j
-        note = f"phases ± {digits(bounded.u95_j / sharing, 2)} J, {TOO_SHORT}"
     else:
-        note = not_resolvable(part, cover, np.ones(len(begin), bool))
+        phases_j = whole_of(part, begin, end).energy.energy_j / sharing
+        rest_j, residual_j = energy_j - phases_j, 0.0
     return RankRow(
         rank=rank.rank,
         device=part.device,
         provenance=part.provenance,
         ranks=sharing,
-        busy_s=float((busy_end - busy_begin).sum()) * 1e-9,
+        busy_s=float((end - begin).sum()) * 1e-9,
         energy_j=energy_j,
         u95_j=whole.u95_j / sharing if whole.u95_j is not None else None,
         phases_j=phases_j,

@@ -13,17 +13,15 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from powerd_analytics import export
-from powerd_analytics.energy.budget import INNER, KINDS, Budget, distribution
+from powerd_analytics.energy.budget import KINDS, Budget
 from powerd_analytics.energy.devices import Part, interval_budget, load_parts, part_phase_budget
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.export import Cell, Column, table_frame, to_json_text
-from powerd_analytics.folding.fold import FOLDING
-from powerd_analytics.runs.phases import as_range, pieces
+from powerd_analytics.runs.phases import as_range
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
-    FOLDED,
     PhaseRow,
     PhaseTable,
     Row,
@@ -37,13 +35,11 @@ from powerd_analytics.table import (
     table_of,
 )
 
-REPEATS = "repeats"
 _LEAST_SHOWN = 0.01
 """Smaller shares of the variance are for programs."""
-REMEDIES = {name: kind.remedy for name, kind in KINDS.items()} | {
-    REPEATS: "measure more phases of the kind",
-    FOLDING: "read more often than once in a phase, so that nothing needs folding",
-}
+REMEDIES = {name: kind.remedy for name, kind in KINDS.items()}
+OWN = tuple(name for name, kind in KINDS.items() if not kind.of_repeats)
+"""Parts that each phase has of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
         if isinstance(row, PhaseRow):
             if phase in (None, row.phase):
                 labels = [i for i in by_group[group_key(row.group)] if _is_of(run, i, row)]
-                shares = _of_phases(part, budget, run.phases.of(labels) & is_used, row)
+                shares = _of_phases(budget, run.phases.of(labels) & is_used, row)
                 rows.append(_budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares))
         elif phase is None and isinstance(row, TotalRow):
             outer = as_range(outermost(run, by_group.get(group_key(row.group), [])))
@@ -118,53 +114,39 @@ def _is_of(run: Run, label: int, row: PhaseRow) -> bool:
     return ("/".join(kind.path), kind.timing) == (row.path, row.timing)
 
 
-def _of_phases(part: Part, budget: Budget, used: NDArray[np.bool_], row: PhaseRow) -> tuple[Share, ...]:
-    if row.method == FOLDED:
-        means = dict(row.folded_parts_j)
-        shapes = {name: {distribution(name, s) for s in part.signals} for name in means if name in KINDS}
-    else:
-        each = ((name, budget.part(name, used)) for name in KINDS if used.any() and _counts(name))
-        means, shapes = {name: float(np.mean(u)) for name, u in each if u is not None}, dict(budget.shapes)
-    return _shares(REPEATS, row.u_statistical_j, means, row.u_systematic_j, shapes)
+def _of_phases(budget: Budget, used: NDArray[np.bool_], row: PhaseRow) -> tuple[Share, ...]:
+    each = {name: u for name in KINDS if used.any() and (u := budget.part(name, used)) is not None}
+    random = {name: float(np.sqrt(np.sum(np.square(u)))) for name, u in each.items() if name in OWN}
+    means = {name: float(np.mean(u)) for name, u in each.items() if name not in OWN}
+    return _shares(random, row.u_statistical_j, means, row.u_systematic_j, budget.shapes)
 
 
 def _of_intervals(
     part: Part, row: TotalRow | RunRow, begin: NDArray[np.int64], end: NDArray[np.int64]
 ) -> tuple[Share, ...]:
-    """Of the sum over intervals, of which there may be millions: shared parts add up one to one."""
-    sums, shapes = dict.fromkeys(KINDS, 0.0), dict[str, set[str]]()
-    random2 = systematic = 0.0
-    for some in pieces(len(begin)):
-        none = np.zeros(some.stop - some.start, np.int64)
-        budget, _ = interval_budget(part, begin[some], end[some], none, none)
-        for name, u in budget.parts.items():
-            sums[name] += float(np.sum(np.nan_to_num(u)))
-        for name, names in budget.shapes.items():
-            shapes.setdefault(name, set()).update(names)
-        u_random_j, _, u_systematic_j, _ = budget.taken()
-        random2 += float(np.sum(np.nan_to_num(u_random_j) ** 2))
-        systematic += float(np.sum(np.nan_to_num(u_systematic_j)))
-    random = float(np.sqrt(random2))
+    """Of the sum over intervals: shared parts add up one to one."""
+    budget, _ = interval_budget(part, begin, end)
+    random = {name: float(np.sqrt(np.sum(np.square(u)))) for name, u in budget.parts.items() if name in OWN}
+    sums = {name: float(np.sum(u)) for name, u in budget.parts.items() if name not in OWN}
+    parts = [float(np.sqrt(sum(u**2 for u in some.values()))) for some in (random, sums)]
     if isinstance(row, TotalRow):
-        random, systematic = row.u_statistical_j or 0.0, row.u_systematic_j or 0.0
-    return _shares("sampling", random, {n: u for n, u in sums.items() if _counts(n) and u}, systematic, shapes)
+        parts = [row.u_statistical_j or 0.0, row.u_systematic_j or 0.0]
+    return _shares(random, parts[0], sums, parts[1], budget.shapes)
 
 
-def _counts(name: str) -> bool:
-    """Whether a part is one of those that phases of a kind share."""
-    return name != INNER and KINDS[name].of_repeats
+def _scaled(parts: Mapping[str, float], u_j: float) -> dict[str, float]:
+    norm = float(np.sqrt(sum(u**2 for u in parts.values())))
+    return {name: u * u_j / norm for name, u in parts.items()} if norm > 0 else {}
 
 
 def _shares(
-    random: str, u_random_j: float | None, parts: Mapping[str, float], u_systematic_j: float | None,
+    random: Mapping[str, float], u_random_j: float | None, parts: Mapping[str, float], u_systematic_j: float | None,
     shapes: Mapping[str, set[str]],
 ) -> tuple[Share, ...]:  # fmt: skip
-    """The largest first. ``parts`` tell how the systematic uncertainty is made up; how large it is, the table says."""
+    """The largest first. The parts tell how both uncertainties are made up; how large these are, the table says."""
     if u_random_j is None or u_systematic_j is None:
         return ()
-    norm = float(np.sqrt(sum(u**2 for u in parts.values())))
-    scale = u_systematic_j / norm if norm > 0 else 0.0
-    u = {random: u_random_j} | {name: value * scale for name, value in parts.items()}
+    u = _scaled(random, u_random_j) | _scaled(parts, u_systematic_j)
     variance = sum(value**2 for value in u.values())
     u = {name: known(value, variance**0.5) for name, value in u.items()}
     shares = [
@@ -173,8 +155,8 @@ def _shares(
             u_j=value,
             share=value**2 / variance,
             distribution=" and ".join(sorted(shapes.get(name, {"normal"}))),
-            shared_by_phases=name != random,
-            shared_by_lines=name in KINDS and KINDS[name].of_lines,
+            shared_by_phases=name not in OWN,
+            shared_by_lines=KINDS[name].of_lines,
         )
         for name, value in u.items()
         if value > 0

@@ -75,7 +75,7 @@ def _sums(run: Run, part: Part) -> Finding:
 def _balance(run: Run, parts: tuple[Part, ...]) -> Finding:
     """What the table calls its residual, against the uncertainty that it states."""
     residuals, wrong = [], []
-    for row in table_of(run, parts, is_folded=False).runs:
+    for row in table_of(run, parts).runs:
         if row.residual_j is None or row.energy_j is None:
             continue
         unknown = ", which has no ± to be compared with" if row.u95_j is None else ""

@@ -84,7 +84,14 @@ def sides(tmp_path_factory):
     for name, scale, accuracy in (("a", 1.0, GAIN), ("b", 1.03, GAIN), ("other", 1.03, {**GAIN, "u_gain": 0.021})):
         (folder / name).mkdir()
         found[name] = [
-            one_run(folder / name / f"{i}.h5", scale, accuracy=accuracy, noise_w=1.0, seed=10 * len(found) + i)
+            one_run(
+                folder / name / f"{i}.h5",
+                scale,
+                accuracy=accuracy,
+                noise_w=1.0,
+                iterations=60,
+                seed=10 * len(found) + i,
+            )
             for i in range(3)
         ]
     return found

@@ -92,7 +92,7 @@ class TestSums:
         (forward,) = of_kind(records, "phase", phase="forward")
         assert (forward["note"], of_kind(records, "total")[0]["note"]) == ("", "")
         alone = [p for p in phase_table(read_run(paths[0])).phases if p.phase == "forward"]
-        assert forward["j_per_batch"] == pytest.approx(2 * alone[0].j_per_batch, rel=1e-6)
+        assert forward["j_per_batch"] == pytest.approx(2 * alone[0].j_per_batch, rel=1e-3)
 
     def test_a_machine_without_readings_leaves_no_sum(self, tmp_path):
         paths = [machine(tmp_path / f"{i}.h5", i) for i in range(2)]

@@ -111,8 +111,8 @@ def test_a_pmlib_script_from_beginning_to_end(producer, tmp_path, capsys):
     assert not run.phases.cut.any()
     assert [m["text"] for m in run.messages if m["level"] != "info"] == []
     # The run's clocks are known better at its end than they were when the counters were read: by microseconds.
-    joules = phase_energies(run, "gpu0").linear_j
-    assert [joules[i] for i in np.flatnonzero(np.array(names) == "each line")] == pytest.approx(of_sets, rel=1e-3)
+    joules = phase_energies(run, "gpu0").energy_j
+    assert [joules[i] for i in np.flatnonzero(np.array(names) == "each line")] == pytest.approx(of_sets, rel=3e-3)
     assert joules[names.index("sum")] == pytest.approx(summed, rel=1e-3)
 
 
@@ -260,7 +260,7 @@ def test_a_script_under_joules_record_joins_its_run(producer, tmp_path):
     assert int(count) > 40
     run = read_run(out)
     assert [run.phases.classes[i].name for i in run.phases.label] == ["joined"]
-    assert phase_energies(run, "gpu0").linear_j[0] == pytest.approx(2 * float(joules), rel=1e-3)
+    assert phase_energies(run, "gpu0").energy_j[0] == pytest.approx(2 * float(joules), rel=5e-3)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["printed", "run.h5", "run.h5.journal.gz"]
 
 
@@ -274,7 +274,7 @@ def test_the_example_runs_on_the_simulated_board(tmp_path):
     run = read_run(tmp_path / "pmlib.h5")
     assert {line.provenance.value for line in run.lines.values()} == {"simulated"}
     printed = float(done.stdout.split(" J in 3 sets")[0].split()[-1])
-    assert phase_energies(run, "gpu0").linear_j.sum() == pytest.approx(printed, rel=2e-3)
+    assert phase_energies(run, "gpu0").energy_j.sum() == pytest.approx(printed, rel=2e-3)
 
 
 def test_the_surface():

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import Budget, line_parts
-from powerd_analytics.energy.edges import JOIN_SHARE
-from powerd_analytics.energy.lines import Numbers, Which, energies_of
+from powerd_analytics.energy.lines import Upto, upto
+from powerd_analytics.energy.model import LineModel, fit
+from powerd_analytics.energy.states import States
 from powerd_analytics.energy.uncertainty import factor
 from powerd_analytics.runs.phases import Phases
+from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import SLICE, Signal, load_together
 from powerd_analytics.signals.streams import plain_j
@@ -20,6 +23,7 @@ from powerd_core.errors import AnalysisError
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Numbers = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +33,41 @@ class Part:
     device: str
     provenance: str
     signals: tuple[Signal, ...]
+    run: Run
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What has been found out of it: the states, and a model for each signal."""
 
     @property
-    def gap_ns(self) -> float:
-        """Phases closer together than this have no gap between them that the sensors could tell."""
-        return JOIN_SHARE * min((s.resolution_ns for s in self.signals), default=0.0)
+    def states(self) -> States:
+        """What went on at each moment, by the phases of those who use the device."""
+        if "states" not in self.known:
+            self.known["states"] = States.of(ranks_of(self.run).on(self.run, self.device)[0].phases)
+        states: States = self.known["states"]
+        return states
+
+    def model(self, signal: Signal) -> LineModel:
+        """The power of the states as one of the signals tells it. The signal has two good readings or more."""
+        if id(signal) not in self.known:
+            clock = signal.clock
+            bound = (
+                float(np.max(clock.bound_ns(signal.t_ns[[0, -1]]))) if clock is not None and len(clock.t_ns) else 0.0
+            )
+            self.known[id(signal)] = fit(signal, self.states, bound)
+        model: LineModel = self.known[id(signal)]
+        return model
+
+    def upto(self, signal: Signal, moments_ns: Ints) -> Upto:
+        """What the signal has up to moments in order. Those asked for first, usually of all phases, are remembered."""
+        key = "upto", id(signal)
+        if key not in self.known:
+            ends = np.array([self.run.begin_ns, self.run.end_ns])
+            every = np.unique(np.concatenate([moments_ns, ends]))
+            self.known[key] = every, upto(self.model(signal), every)
+        every, grown = self.known[key]
+        at = np.minimum(np.searchsorted(every, moments_ns), len(every) - 1)
+        if np.array_equal(every[at], moments_ns):
+            return Upto(**{name: getattr(grown, name)[at] for name in Upto.__dataclass_fields__})
+        return upto(self.model(signal), moments_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,22 +85,19 @@ class PhaseColumns(Seen):
     """Energies of intervals [m] of one part; NaN in ``energy_j`` where ``resolvable`` is False."""
 
     energy_j: Values
-    linear_j: Values
-    begin_j: Values
-    end_j: Values
-    """Edge corrections contained in ``energy_j`` and not in ``linear_j``, the plain integral."""
     u_random_j: Values
-    u_inner_j: Values
-    """Random too, but cancelling between back-to-back phases of one kind: of single phases, not of their mean."""
+    """What each interval has of its own: what power did between readings, and noise."""
     u_systematic_j: Values
+    """What intervals of a class share."""
     rectangle_j: Values
     """The one rectangle that the limits within ``u_systematic_j`` amount to (`powerd_analytics.energy.uncertainty`)."""
     off_by_j: Values
+    """Guaranteed bound of what missing readings can have done: the whole range of the power for all that time."""
 
     @property
     def u95_j(self) -> Values:
-        """Expanded uncertainty of each single phase."""
-        u: Values = np.sqrt(self.u_random_j**2 + self.u_inner_j**2 + self.u_systematic_j**2)
+        """Expanded uncertainty of each single interval."""
+        u: Values = np.hypot(self.u_random_j, self.u_systematic_j)
         return factor(u, self.rectangle_j) * u
 
 
@@ -87,7 +118,9 @@ def load_parts(
         by_provenance: dict[str, list[Signal]] = {}
         for name in d.feeds:
             by_provenance.setdefault(run.lines[name].provenance.value, []).append(next(signals))
-        parts += [Part(d.name, provenance, tuple(of_provenance)) for provenance, of_provenance in by_provenance.items()]
+        parts += [
+            Part(d.name, provenance, tuple(of_provenance), run) for provenance, of_provenance in by_provenance.items()
+        ]
     return tuple(parts)
 
 
@@ -95,82 +128,92 @@ def interval_energies(
     part: Part,
     begin_ns: Ints,
     end_ns: Ints,
-    label: Numbers,
-    process: Numbers,
+    label: Numbers | None = None,
     edge_bound_ns: Numbers | None = None,
+    *,
+    is_whole: bool = False,
 ) -> PhaseColumns:
-    """Energies of intervals [m] that fall into classes ``label``.
+    """Energies of intervals [m] that fall into classes ``label``, one class without it.
 
-    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges.
+    ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. With ``is_whole`` they are parts of a
+    total, which has a number however unsure it is.
     """
-    sums = {name: np.zeros(len(begin_ns)) for name in ("energy_j", "linear_j", "begin_j", "end_j", "off_by_j")}
-    budget = Budget(len(begin_ns))
-    seen = _add_up(part, (begin_ns, end_ns, label, process), edge_bound_ns, budget, sums)
-    u_random, u_inner, u_systematic, rectangle = budget.taken()
+    sums = {name: np.zeros(len(begin_ns)) for name in ("energy_j", "off_by_j")}
+    budget, seen = _add_up(part, (begin_ns, end_ns), label, edge_bound_ns, sums, details=False, is_whole=is_whole)
+    sums["energy_j"][~seen.resolvable] = np.nan
+    u_random, u_systematic, rectangle = budget.taken()
     return PhaseColumns(
         seen.resolvable,
         seen.missing_s,
         seen.duration_s,
         **sums,
         u_random_j=u_random,
-        u_inner_j=u_inner,
         u_systematic_j=u_systematic,
         rectangle_j=rectangle,
     )
 
 
 def interval_budget(
-    part: Part, begin_ns: Ints, end_ns: Ints, label: Numbers, process: Numbers, edge_bound_ns: Numbers | None = None
+    part: Part,
+    begin_ns: Ints,
+    end_ns: Ints,
+    label: Numbers | None = None,
+    edge_bound_ns: Numbers | None = None,
 ) -> tuple[Budget, Seen]:
     """The parts of the uncertainty of `interval_energies` alone: of many phases there is no room for both."""
-    budget, off_by_j = Budget(len(begin_ns), details=True), {"off_by_j": np.zeros(len(begin_ns))}
-    return budget, _add_up(part, (begin_ns, end_ns, label, process), edge_bound_ns, budget, off_by_j)
+    return _add_up(part, (begin_ns, end_ns), label, edge_bound_ns, {}, details=True)
 
 
 def _add_up(
     part: Part,
-    intervals: tuple[Ints, Ints, Numbers, Numbers],
+    intervals: tuple[Ints, Ints],
+    label: Numbers | None,
     edge_bound_ns: Numbers | None,
-    budget: Budget,
-    sums: Mapping[str, Values],
-) -> Seen:
-    """Add what each line has of intervals (begins, ends, classes, processes) up in ``budget`` and ``sums``."""
-    begin_ns, end_ns, label, process = intervals
-    m = len(begin_ns)
-    missing, beyond, resolvable = np.zeros(m), np.zeros(m), np.full(m, bool(part.signals))
-    for signal in part.signals:
-        for which, energies in energies_of(signal, begin_ns, end_ns, label, process):
-            for name, column in sums.items():
-                _add(column, which, getattr(energies, name))
-            _add(beyond, which, energies.beyond_j)
-            bound = None if edge_bound_ns is None else edge_bound_ns[which].astype(np.float64)
-            length_s = (end_ns[which] - begin_ns[which]).astype(np.float64) * 1e-9
-            budget.add(which, signal, line_parts(signal, energies, length_s, bound))
-            if np.any(energies.missing_s):
-                missing[which] = np.maximum(missing[which], energies.missing_s)
-            resolvable[which] &= energies.resolvable
-    budget.add_missing(sums["off_by_j"], beyond)
-    duration = (end_ns - begin_ns).astype(np.float64)
-    duration *= 1e-9
-    return Seen(resolvable, missing, duration)
-
-
-def _add(column: Values, which: Which, values: Values) -> None:
-    """Add, but for zeros: of a column that stays 0 (nothing is missing anywhere), no memory is ever used."""
-    if np.any(values):
-        column[which] += values
+    sums: dict[str, Values],
+    *,
+    details: bool,
+    is_whole: bool = False,
+) -> tuple[Budget, Seen]:
+    """Add what each line has of intervals up, in ``sums`` and in the budget that is returned."""
+    begin, end = intervals
+    m = len(begin)
+    of = np.zeros(m, np.int64) if label is None else label.astype(np.int64, copy=False)
+    duration = np.asarray((end - begin) * 1e-9, np.float64)
+    budget = Budget(m, details=details)
+    missing: Values = np.zeros(m)
+    resolvable = np.full(m, bool(part.signals))
+    moments, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
+    ends = place[:m], place[m:]
+    for signal in part.signals if m else ():
+        if len(signal) < 2:
+            resolvable[:], missing = False, duration.copy()
+            continue
+        model = part.model(signal)
+        grown = part.upto(signal, moments)
+        energy = grown.between("energy_j", *ends)
+        lost, outside = grown.between("lost_s", *ends), grown.between("outside_s", *ends)
+        missing = np.maximum(missing, lost + outside)
+        low, high = signal.shown_w()
+        if "energy_j" in sums:
+            sums["energy_j"] += energy
+            sums["off_by_j"] += lost * (high - low) + outside * max(abs(high), abs(low))
+        own2 = grown.between("variance_j2", *ends), grown.between("missing_j2", *ends)
+        parts, told = line_parts(model, intervals, of, energy, own2, edge_bound_ns)
+        budget.add(signal, parts)
+        resolvable &= told | is_whole
+    return budget, Seen(resolvable, missing, duration)
 
 
 def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
     """Energies of all phases of a run, in the order of `Run.phases`."""
     p = run.phases
-    return interval_energies(part, p.begin_ns, p.end_ns, p.label, p.process, _edge_bound_ns(p))
+    return interval_energies(part, p.begin_ns, p.end_ns, p.label, _edge_bound_ns(p))
 
 
 def part_phase_budget(run: Run, part: Part) -> tuple[Budget, Seen]:
     """The parts of the uncertainty of all phases of a run."""
     p = run.phases
-    return interval_budget(part, p.begin_ns, p.end_ns, p.label, p.process, _edge_bound_ns(p))
+    return interval_budget(part, p.begin_ns, p.end_ns, p.label, _edge_bound_ns(p))
 
 
 def _edge_bound_ns(p: Phases) -> Numbers | None:

@@ -9,13 +9,17 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
 from powerd_analytics.runs.phases import pieces
-from powerd_analytics.signals.signal import Signal
+from powerd_analytics.signals.signal import Signal, parts_between
 from powerd_analytics.text import seconds
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
 """What follows for a row with a number from readings at full scale."""
 NO_BOUND = "energy and power are no lower bounds, and have no interval"
 """The same from readings at negative full scale."""
+REMEDY = "a faster sensor or a longer run would tell them apart"
+OUT_OF_STEP = "another batch size or another rate of readings would be out of step"
+ENOUGH = 20
+"""Readings that phases should have had by their time, from which on having none is no chance."""
 MOSTLY = 0.5
 """A phase of which more than this share has no readings gives no number."""
 
@@ -25,11 +29,33 @@ def usable(columns: Seen) -> NDArray[np.bool_]:
     return columns.resolvable & (columns.missing_s <= MOSTLY * columns.duration_s)
 
 
-def not_resolvable(part: Part, columns: Seen, which: NDArray[np.bool_]) -> str:
-    """Why the phases ``which`` of a kind have no energy."""
+def not_resolvable(
+    part: Part, columns: Seen, which: NDArray[np.bool_], begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]
+) -> str:
+    """Why the phases ``which`` of a kind, among those that begin and end so, have no energy."""
     missing, duration = columns.missing_s[which], columns.duration_s[which]
     share = float(np.mean(missing > MOSTLY * duration)) if len(missing) else 0.0
+    if share <= MOSTLY and (names := _in_step(part, begin_ns[which], end_ns[which])):
+        return f"not resolvable: {', '.join(names)} never looks at these phases, in step with them: {OUT_OF_STEP}"
     return no_energy(part, share, float(missing.sum()), float(duration.sum()))
+
+
+def _in_step(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> list[str]:
+    """Lines no reading of which sees any of these intervals, though by their time many would."""
+    names = []
+    for signal in part.signals:
+        guard = int(signal.window_ns / 2)
+        seen = expected = 0.0
+        first_ns = int(begin_ns[0]) if len(begin_ns) else 0
+        # One slice tells.
+        for t in (s.t_ns for s in parts_between(signal, first_ns, first_ns) if len(s) > 1):
+            inside = (begin_ns >= t[0]) & (end_ns <= t[-1])
+            begin, end = begin_ns[inside] - guard, end_ns[inside] + guard
+            seen += float(np.sum(np.searchsorted(t, end) - np.searchsorted(t, begin)))
+            expected += float(np.sum(end - begin)) / signal.spacing_ns
+        if not signal.is_counter and expected >= ENOUGH and seen < 0.05 * expected:
+            names.append(signal.line.name)
+    return names
 
 
 def no_energy(part: Part, mostly_missing: float, missing_s: float, duration_s: float) -> str:
@@ -39,7 +65,7 @@ def no_energy(part: Part, mostly_missing: float, missing_s: float, duration_s: f
     if mostly_missing > 0.5:
         return f"not resolvable: no readings in {seconds(missing_s)} of {seconds(duration_s)}"
     slowest = max(part.signals, key=lambda s: s.guard_ns * 2 + 2 * s.spacing_ns)
-    return f"not resolvable: phases too short, {sensor(slowest)}"
+    return f"not resolvable: phases too short, {sensor(slowest)}: {REMEDY}"
 
 
 def sensor(signal: Signal) -> str:

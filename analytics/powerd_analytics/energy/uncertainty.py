@@ -188,6 +188,12 @@ def without_rounding(estimate: Estimate) -> Estimate:
     return replace(estimate, **parts, rectangle_j=rectangle_j)
 
 
+def average_of(energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values) -> Estimate:
+    """Mean energy of just these intervals [n >= 1]: how sure the measurement is, whatever they are spread."""
+    n = len(energy_j)
+    return sum_of(energy_j, u_random_j, u_systematic_j, rectangle_j).scaled(1 / n)
+
+
 def mean_of(
     energy_j: Values, u_random_j: Values, u_systematic_j: Values, rectangle_j: Values | None = None
 ) -> Estimate:

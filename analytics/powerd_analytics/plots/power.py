@@ -420,9 +420,9 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
 # ---- the uncertainty budget --------------------------------------------------------------------------------------
 
 _PARTS = {
-    "repeats": "#0072B2", "sampling": "#56B4E9", "gain": "#D55E00", "offset": "#E69F00", "quantisation": "#F0E442",
-    "edges": "#009E73", "left over": "#44AA99", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000",
-    "place": "#332288", "lag": "#117733", "folding": "#999999",
+    "model": "#0072B2", "sampling": "#56B4E9", "gain": "#D55E00", "offset": "#E69F00", "quantisation": "#F0E442",
+    "misfit": "#009E73", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000",
+    "place": "#332288", "lag": "#117733",
 }  # fmt: skip
 """After Okabe and Ito, and Tol, told apart by colour-blind readers too; any other part is light grey."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,8 +70,6 @@ class Signal:
     """Least and greatest power of the whole line, where these readings are a part of it."""
     cuts_ns: Ints = field(default_factory=_no_times)
     """[k-1] times of good readings at which the k slices meet; a signal in memory is one slice."""
-    whole: dict[int, Any] = field(default_factory=dict)
-    """What one phase all through a slice is worth, by slice, once it has been computed (`energy.lines`)."""
     unordered: int = 0
     """Readings not later than the one before, as no line of a run file has them (`powerd_client.verify`)."""
     progress: Progress = no_progress

@@ -79,8 +79,6 @@ def test_names_say_device_provenance_group_and_unit(run):
     assert "powerd/cpu0.modelled/energy_j" in values
     assert values["powerd/gpu0.simulated/batch_size=64,model=AlexNet/energy_j"] < whole
     assert "powerd/gpu0.simulated/batch_size=64,model=AlexNet/forward/j_per_batch" in values
-    # Not resolvable is left out, never 0.
-    assert "powerd/gpu0.simulated/batch_size=64,model=AlexNet/update/j_per_batch" not in values
     assert "powerd/gpu0.simulated/batch_size=64,model=AlexNet/update/s_per_batch" in values
 
 

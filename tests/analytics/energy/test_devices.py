@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics.energy import budget as budgets
 from powerd_analytics.energy import rest
 from powerd_analytics.energy.devices import (
     interval_energies,
@@ -15,7 +14,7 @@ from powerd_analytics.energy.devices import (
     part_phase_energies,
 )
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.energy.rest import Gaps, Given, Moments, merged, overlapping, rest_energy_j, whole_of
+from powerd_analytics.energy.rest import merged, overlapping, whole_of
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
 from powerd_analytics.runs import phases
 from powerd_analytics.runs.run import read_run
@@ -43,36 +42,18 @@ def run(tmp_path_factory):
 
 
 @pytest.mark.parametrize("slices", [{}, {"in_memory": 0, "slice_size": 1000}])
-def test_columns_are_those_of_a_budget_in_parts(run, slices, monkeypatch):
-    monkeypatch.setattr(budgets, "AT_A_TIME", 17)
+def test_columns_are_those_of_a_budget_in_parts(run, slices):
     (part,) = load_parts(run, **slices)
     columns, (budget, seen) = part_phase_energies(run, part), part_phase_budget(run, part)
     np.testing.assert_array_equal(usable(seen), usable(columns))
     for name, u in budget.parts.items():
         np.testing.assert_array_equal(budget.part(name, usable(seen)), u[usable(seen)])
     assert budget.part("device clock") is None
-    names = ("u_random_j", "u_inner_j", "u_systematic_j", "rectangle_j")
+    names = ("u_random_j", "u_systematic_j", "rectangle_j")
     for name, u in zip(names, budget.taken(), strict=True):
         np.testing.assert_allclose(getattr(columns, name), u, rtol=1e-12, err_msg=name)
     assert np.nanmin(columns.u_systematic_j) > 0
     assert columns.missing_s.any()
-
-
-MOMENTS = st.lists(st.integers(0, 30), max_size=20).map(lambda x: np.array(sorted(x), np.int64))
-
-
-@given(st.tuples(MOMENTS, MOMENTS), st.tuples(MOMENTS, MOMENTS))
-def test_gaps_begin_and_end_in_order(outer, cover):
-    n, m = (min(len(a), len(b)) for a, b in (outer, cover))
-    gaps = Gaps(Moments(outer[0][:n], cover[1][:m], is_last=False), Moments(outer[1][:n], cover[0][:m], is_last=True))
-    begin, end = gaps.between(np.arange(len(gaps)))
-    assert np.all(end >= begin)
-    assert np.all(np.diff(begin) >= 0)
-    assert np.all(np.diff(end) >= 0)
-    moments = np.arange(-1, 32)
-    assert gaps.begins.before(moments).tolist() == np.searchsorted(begin, moments).tolist()
-    ended = np.minimum(gaps.begins.before(moments), gaps.ends.before(moments))
-    assert ended.tolist() == np.searchsorted(end, moments).tolist()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
@@ -87,38 +68,14 @@ def test_intervals_in_any_order_are_merged_as_in_order(intervals):
     assert {x for b, e in zip(*merged(begin, end), strict=True) for x in range(2 * b, 2 * e + 1)} == covered
 
 
-def test_rest_does_not_depend_on_the_order_of_phases(run):
-    (part,) = load_parts(run)
-    p, columns = run.phases, part_phase_energies(run, part)
-    inner = np.flatnonzero(columns.resolvable & (p.depth == p.depth.max()))
-    outer = np.array([run.begin_ns]), np.array([run.end_ns])
-    rests = []
-    for which in (inner, inner[::-1]):
-        given = Given(columns.begin_j[which], columns.end_j[which])
-        rests.append(rest_energy_j(part, outer, (p.begin_ns[which], p.end_ns[which]), given))
-    assert rests[0] == pytest.approx(rests[1], rel=1e-12)
-    assert rests[0] > 1
-
-
-def test_many_intervals_together_are_the_sum_of_all(run, monkeypatch):
+def test_many_intervals_together_are_the_sum_of_all(run):
     (part,) = load_parts(run, in_memory=0, slice_size=1000)
     which = part_phase_energies(run, part).resolvable & (run.phases.depth == run.phases.depth.max())
     begin, end = merged(run.phases.begin_ns[which], run.phases.end_ns[which] - MS)
-    none = np.zeros(len(begin), np.int64)
-    columns, whole = interval_energies(part, begin, end, none, none), whole_of(part, begin, end, is_given=True)
+    columns, whole = interval_energies(part, begin, end), whole_of(part, begin, end)
     assert whole.energy == sum_of(*(getattr(columns, name) for name in MEAN_COLUMNS))
-    np.testing.assert_array_equal(whole.given.end_j, columns.end_j)
-    assert whole.is_resolvable == columns.resolvable.all()
     assert whole.missing_s == columns.missing_s.sum()
     assert whole.duration_s == columns.duration_s.sum()
-    monkeypatch.setattr(rest, "AT_A_TIME", 7)
-    parted = whole_of(part, begin, end)
-    assert parted.energy.energy_j == pytest.approx(whole.energy.energy_j, abs=whole.energy.u_j)
-    assert parted.energy.u_j == pytest.approx(whole.energy.u_j, rel=0.5)
-    assert parted.off_by_j == pytest.approx(whole.off_by_j)
-    assert parted.missing_s == pytest.approx(whole.missing_s, abs=1e-12)
-    assert parted.duration_s == pytest.approx(whole.duration_s, rel=1e-12)
-    assert len(parted.given.begin_j) == 0
 
 
 @pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
@@ -159,16 +116,6 @@ def few(monkeypatch):
         monkeypatch.setattr(rest, "AT_A_TIME", count)
 
     return at_a_time
-
-
-def test_rest_between_phases_does_not_depend_on_pieces(gapped, few):
-    (part,) = load_parts(gapped)
-    columns, p = part_phase_energies(gapped, part), gapped.phases
-    given = Given(columns.begin_j, columns.end_j)
-    outer = np.array([gapped.begin_ns]), np.array([gapped.end_ns])
-    expected = rest_energy_j(part, outer, (p.begin_ns, p.end_ns), given)
-    few(10)
-    assert rest_energy_j(part, outer, (p.begin_ns, p.end_ns), given) == pytest.approx(expected, rel=0.01)
 
 
 def test_tables_and_shares_of_many_outermost_phases(gapped, few):

@@ -1,9 +1,7 @@
 """How sure energies and their means are: shapes of the parts, correlated repeats, and simulated sensors."""
 
 import math
-import sys
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -137,45 +135,6 @@ def test_few_repeats_widen_an_interval_as_student_says():
     assert student(30) * NORMAL == pytest.approx(2.042, abs=1e-3)
     grid = [student(n) for n in np.linspace(1, 60, 200)]
     assert all(a >= b - 1e-4 for a, b in pairwise(grid))
-
-
-@pytest.fixture(scope="module")
-def bench():
-    folder = str(Path(__file__).parents[3] / "benchmarks")
-    sys.path.insert(0, folder)
-    try:
-        import bench_coverage
-
-        yield bench_coverage
-    finally:
-        sys.path.remove(folder)
-
-
-# 120 runs: an interval half as wide as it should be holds in 70 %, one of twice the width in all.
-@pytest.mark.parametrize(
-    ("sensor", "kind", "length_ms", "low", "high"),
-    [
-        ("INA219, data sheet", "steps", 50, 0.90, 0.995),
-        ("INA219, calibrated", "square", 200, 0.92, 0.985),
-        ("INA219, calibrated", "edge ramps", 20, 0.90, 0.99),
-        ("counter, 500/s", "exponential", 200, 0.90, 0.99),
-        ("NVML, 50/s", "steps", 200, 0.88, 0.995),
-        ("counter, 500/s", "edge ramps", 10, 0.93, 0.97),
-        ("INA219 alone, 9 bit, 4500/s", "edge ramps", 2, 0.93, 0.995),
-        ("INA228 alone, 84 us, 4000/s", "edge ramps", 2, 0.93, 0.995),
-        ("INA226 alone, 140 us, 3500/s", "sine", 5, 0.90, 0.99),
-    ],
-)
-def test_true_joules_lie_in_intervals_of_simulated_runs(bench, sensor, kind, length_ms, low, high):
-    chosen = next(s for s in bench.SENSORS if s.name == sensor)
-    cell = bench.measure(chosen, kind, length_ms, 120, seed=7)
-    assert cell.resolvable == 1
-    assert low <= cell.single.value <= high
-    if kind not in bench.SLOW:
-        assert 0.88 <= cell.mean.value <= 0.995
-
-
-# The mean of correlated repeats against its posterior by brute force, and against what must change nothing.
 
 
 def repeats(n, rho, seed):

@@ -89,13 +89,10 @@ def test_forward_and_backward_share_their_systematic_part(rows):
     assert both.u_statistical_j == pytest.approx(np.hypot(a.u_statistical_j, b.u_statistical_j))
 
 
-def test_what_is_not_resolvable_or_not_counted_says_so(rows):
+def test_what_is_not_counted_says_so(rows):
     norm = rows["layer", "norm", "forward"]
-    assert norm.j_per_batch is None
     assert norm.paper.gflops_per_w is None
-    assert "not resolvable" in norm.note
     assert "not counted (paper)" in norm.note
-    assert ("layer", "norm", BOTH) not in rows
     relu = rows["layer", "relu", "forward"]
     assert relu.executed.gflops_per_w is None
     assert "no products (executed)" in relu.note

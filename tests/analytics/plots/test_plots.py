@@ -76,7 +76,7 @@ def found_in(*paths):
 def test_phases_of_a_campaign_have_the_tables_joules(records):
     low = [r for r in records if r["power_cap_w"] == 150]
     figure = plots.draw_phases(plots.configurations_of_records(records), "runs")
-    for word in ("energy a batch (J)", "time a batch (s)", "batch size", "n.r.", "150 W", "250 W"):
+    for word in ("energy a batch (J)", "time a batch (s)", "batch size", "150 W", "250 W"):
         assert word in texts(figure)
     wanted = [r["j_per_batch"] for r in low if r["phase"] in ("forward", "backward", "update") and r["j_per_batch"]]
     energy = [ax for ax in figure.axes if ax.get_ylabel().startswith("energy") and ax.get_title(loc="left") == "150 W"]
@@ -195,8 +195,7 @@ def test_layers_of_a_run_have_the_joules_of_its_table(tmp_path):
         if r.level == "layer" and r.passes == BOTH:
             assert (layers[r.layer].energy_j, layers[r.layer].u95_j) == (pytest.approx(r.j_per_batch), r.u95_j)
     assert layers["conv"].energy_j == pytest.approx(6.0, rel=0.02)  # 20 ms and 40 ms of 100 W
-    assert layers["norm"].parts == ()
-    assert {"norm", "n.r."} <= set(texts(plots.draw_layers(list(layers.values()), "n")))
+    assert "norm" in texts(plots.draw_layers(list(layers.values()), "n"))
     # They are no configurations, and hide no passes.
     assert len([c for c in found_in(run.path) if not c.phase]) == 1
     assert list(phase_colours(run)) == ["forward", "backward"]

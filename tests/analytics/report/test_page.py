@@ -150,7 +150,7 @@ def test_missing_readings_and_what_is_not_resolvable_are_said(tmp_path):
     t = np.concatenate([np.arange(0, S, 2 * MS), np.arange(2 * S, 4 * S, 2 * MS)])
     line = LineSpec("gpu0.a", lambda at: np.full(len(at), 50.0), t_ns=t)
     a = {"model": "m", "batch_size": 8}
-    phases = [PhaseSpec("a", 500 * MS, 2500 * MS, a), PhaseSpec("b", 3 * S, 3 * S + 1000, a)]
+    phases = [PhaseSpec("a", 500 * MS, 2500 * MS, a), PhaseSpec("b", 3 * S + MS, 3 * S + MS + 1000, a)]
     _, page = report([make_run(tmp_path / "r.h5", [line], phases, end_ns=4 * S)], tmp_path / "r.html")
     assert "Not resolvable: 1 of 2 kinds of phases (b on gpu0)" in " ".join(page.texts)
     assert ("–", None) in page.column("phases", "J/batch")

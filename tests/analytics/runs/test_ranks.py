@@ -186,7 +186,8 @@ def test_communication_is_in_no_sum(tmp_path):
     ]  # fmt: skip
     with_it = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], [*plain, *beside]))
     without = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], plain))
-    assert with_it.ranks == without.ranks
+    assert [r.energy_j for r in with_it.ranks] == pytest.approx([r.energy_j for r in without.ranks], rel=1e-6)
+    assert [r.phases_j for r in with_it.ranks] == pytest.approx([r.phases_j for r in without.ranks], rel=1e-4)
 
 
 def test_a_baseline_is_nobodys_and_whole(tmp_path):

@@ -1,0 +1,541 @@
+"""The power of every state as one line's readings tell it: a linear regression with priors, and what it leaves over.
+
+    y_k = sum over columns c of A[k, c] p[c] + drift(t_k) + r_k
+
+A[k, c] is the share of reading k's weight that lies in bin c of a state (`powerd_analytics.energy.states`), seen
+through the sensor (`powerd_analytics.energy.response`). Three unknowns enter by their derivatives, with priors of their
+own: the windows' place, the lag of power behind its marks, the time constant of a low-pass. How much power moves within
+a state is decided by the evidence of a few smoothness scales together. What is left over, r, is a process correlated in
+time. docs/explanation/energy.md has the theory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg
+
+from powerd_analytics.energy.response import Response, place_limit_ns
+from powerd_analytics.energy.states import Cells, States
+from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
+from powerd_core.errors import AnalysisError
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
+"""Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
+STRETCHES = 12
+SMOOTHNESS = (0.03, 0.1, 0.3)
+"""Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
+EARLY_S, EARLY = 10e-3, 2.5
+"""Age up to which the step from one bin to the next may be larger, and by how much."""
+BELIEVED = 500.0
+"""Independent readings' worth of evidence that is believed of one smoothness against another."""
+LEVEL_SHARE = 0.5
+"""Least standard deviation of a state's level beforehand, as a share of the mean power."""
+DRIFTS, DRIFT_SHARE = 4, 0.03
+"""Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+LEAST_ROBUST = 0.5
+"""Least factor of the covariance by which a correlated residual may make the power of states surer."""
+MISFIT = 4.0
+"""Factor of the variance of the states' power for what no residual shows: power within a bin, a prior that is none."""
+ROUNDS = 3
+"""Of finding the power at a shift of the windows, and the shift at that power."""
+TAU_SHARE = 0.06
+"""Standard uncertainty of a low-pass's time constant."""
+MOST_LAG_MS, LAG_VARIABLE = 2.0, "POWERD_LAG_MS"
+MOST_LAGS = 64
+"""Readings over which what is left over is looked at for correlation."""
+STANDS_OUT = 2.0
+"""Standard deviations of a correlation of independent values beyond which it counts."""
+_SCALES = np.geomspace(1e-9, 1.0, 55)
+
+
+def most_lag_ns() -> float:
+    """The most that power is taken to lag behind its marks. Raises `AnalysisError` for a variable that is no time."""
+    text = os.environ.get(LAG_VARIABLE, str(MOST_LAG_MS))
+    try:
+        lag_ms = float(text)
+    except ValueError:
+        lag_ms = -1.0
+    if not 0 <= lag_ms <= 50:
+        raise AnalysisError(f"{LAG_VARIABLE}={text}: give milliseconds between 0 and 50")
+    return lag_ms * 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """What the model leaves over of the readings, as a process: white, and correlated over ``length_s``. Watts."""
+
+    white2: float
+    slow2: float
+    length_s: float
+    spacing_s: float
+
+    @property
+    def all2(self) -> float:
+        return self.white2 + self.slow2
+
+    def bridged(self, gap_s: Values) -> tuple[Values, Values]:
+        """Of times that no reading saw [n] between two readings: by how much the line between both counts, and the
+        variance (J^2) of what lies between them. Exact for a process of first order."""
+        if self.slow2 <= 0:
+            # What is white in a hole is known at its ends only.
+            is_hole = gap_s > LATE_FACTOR * self.spacing_s
+            return np.where(is_hole, self.spacing_s / np.maximum(gap_s, 1e-12), 1.0), np.zeros(len(gap_s))
+        x = np.maximum(gap_s, 0.0) / self.length_s
+        damped = np.where(x > 1e-3, np.tanh(x / 2) / np.maximum(x / 2, 1e-9), 1.0)
+        left = np.where(x > 1e-2, x - 2 * np.tanh(x / 2), x**3 / 12)
+        return damped, 2 * self.slow2 * self.length_s**2 * left
+
+    def beyond(self, time_s: Values) -> tuple[Values, Values]:
+        """The same behind the last reading: seconds for which its residual counts, and the variance."""
+        x = time_s / self.length_s
+        left = np.exp(-x)
+        variance = self.slow2 * self.length_s**2 * np.maximum(2 * x - 3 + 4 * left - left**2, 0)
+        return self.length_s * (1 - left), np.asarray(variance)
+
+    def of_interval(self, length_s: Values, response: Response) -> Values:
+        """Variance (J^2) of intervals [n] by what is white and what windows let across their ends."""
+        unseen = 1.0 if response.is_counter else 2.0 - min(response.seen_s / self.spacing_s, 1.0)
+        spacing = self.spacing_s
+        variance = unseen * self.white2 * length_s * np.minimum(spacing, length_s)
+        width = max(response.seen_s, spacing if response.is_counter else 0.0)
+        return np.asarray(variance + self.all2 * width * np.minimum(length_s, width) / 2)
+
+
+RESTLESS = (0.25, 16.0)
+"""Least and greatest variance of the residual of one class of intervals, over that of all readings."""
+
+
+@dataclass(slots=True)
+class Stretch:
+    """Readings in a row that the regression sees."""
+
+    cells: Cells
+    t_s: Values
+    watts: Values
+    """[r] power of each reading, or of each interval between two of a counter."""
+    is_good: NDArray[np.bool_]
+    """[r]"""
+    design: Values = field(default_factory=lambda: np.zeros((0, 0)))
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        return tuple(round(float(x) * 1e9) + self.cells.origin_ns for x in (self.t_s[0], self.t_s[-1]))  # type: ignore[return-value]
+
+
+@dataclass(slots=True)
+class LineModel:
+    """One line's power by states, with the covariance of what is not known of it.
+
+    The unknowns are the power of each column, the place, the lag and the time constant; ``posterior`` is of all.
+    """
+
+    signal: Signal
+    states: States
+    response: Response
+    """With the place and the lag taken into account."""
+    lag_s: float
+    watts: Values
+    posterior: NDArray[np.float64]
+    misfit: float
+    """Factor of the posterior's variance by what is correlated in the residual, and by `MISFIT`."""
+    residual: Residual
+    stretches: list[Stretch]
+
+    @property
+    def columns(self) -> int:
+        return len(self.watts)
+
+    def upto(self, cells: Cells, t_s: Values) -> Values:
+        """Joules of the model from the first cell up to moments."""
+        joules = np.concatenate([[0.0], np.cumsum(np.diff(cells.at_s) * self.watts[cells.column])])
+        return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, joules))
+
+    def seen(self, cells: Cells, t_s: Values) -> Values:
+        """What readings at moments would show of the model."""
+        return self.response.seen(cells, self.watts[cells.column], t_s)
+
+    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Ints) -> tuple[Values, Values]:
+        """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
+        together, as the readings that the regression saw tell: the model's part less what its readings take back."""
+        labels = int(label.max(initial=-1)) + 1
+        total = np.zeros((labels, self.columns + 5))
+        seconds = np.zeros(labels)
+        for stretch in self.stretches:
+            low, high = stretch.span_ns
+            some = (end_ns > low) & (begin_ns < high)
+            if not some.any():
+                continue
+            begin, end = np.clip(begin_ns[some], low, high), np.clip(end_ns[some], low, high)
+            seconds += np.bincount(label[some], weights=(end - begin) * 1e-9, minlength=labels)
+            edges, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
+            upto = self._leverage_upto(stretch, stretch.cells.since(edges))
+            sign = np.concatenate([np.full(len(begin), -1.0), np.ones(len(end))])
+            both = np.concatenate([label[some], label[some]]) * len(edges) + place
+            pairs, where = np.unique(both, return_inverse=True)
+            weight = np.bincount(where, weights=sign)
+            for one in np.unique(pairs // len(edges)).tolist():
+                own = pairs // len(edges) == one
+                total[one] += weight[own] @ upto[pairs[own] % len(edges)]
+        length = np.bincount(label, weights=(end_ns - begin_ns) * 1e-9, minlength=labels)
+        of_all = np.maximum(self.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
+        restless = np.where(seconds > 0, np.clip(total[:, -1] / of_all, *RESTLESS), 1.0)
+        total = total[:, :-1] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
+        for one in np.flatnonzero((seconds <= 0) & (length > 0)):
+            total[one, : self.columns] = self._share_of(begin_ns[label == one], end_ns[label == one])
+        return total, restless
+
+    def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
+        cells, q = stretch.cells, self.columns
+        upto = np.zeros((len(at_s), q + 5))
+        lengths = np.diff(cells.at_s)
+        late = at_s - self.lag_s
+        for c in np.unique(cells.column).tolist():
+            upto[:, c] = np.interp(late, cells.at_s, np.concatenate([[0.0], np.cumsum(lengths * (cells.column == c))]))
+        step = 0.2e-3
+        upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s + step)) / (2 * step)
+        upto[:, q + 3] = -upto[:, q + 1]
+        back = self._line_upto(stretch, at_s)
+        upto[:, : q + 3] -= back[:, :-1]
+        upto[:, q + 4] = back[:, -1]
+        return upto
+
+    def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
+        """[n, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
+        left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
+        rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
+        t = stretch.t_s
+        dt = np.diff(t)
+        if self.response.is_counter:
+            steps, slope = rows * dt[:, None], None
+        else:
+            slope = np.ones((len(dt), rows.shape[1]))
+            slope[:, :-1] = self.residual.bridged(dt - self.response.seen_s)[0][:, None]
+            steps = (rows[1:] + rows[:-1]) / 2 * dt[:, None] * slope
+        prefix = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
+        into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
+        if slope is None:
+            return np.asarray(prefix[i] + steps[i] * into)
+        part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
+        return np.asarray(prefix[i] + part * into * dt[i][:, None] * slope[i])
+
+    def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
+        """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
+        some = np.linspace(0, len(begin_ns) - 1, min(len(begin_ns), 16)).astype(int)
+        share = np.zeros(self.columns)
+        for b, e in zip(begin_ns[some].tolist(), end_ns[some].tolist(), strict=True):
+            if e > b:
+                cells = self.states.cells(b, e)
+                share += np.bincount(cells.column, weights=np.diff(cells.at_s), minlength=self.columns)
+        total = share.sum()
+        return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
+
+    def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Ints, labels: int) -> NDArray[np.bool_]:
+        """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
+        readings."""
+        if self.states.lumped < 0:
+            return np.zeros(labels, bool)
+        middle = np.searchsorted(self.states.edge_ns, begin_ns + (end_ns - begin_ns) // 2, "right")
+        is_short = (end_ns - begin_ns) * 1e-9 < 20 * max(self.residual.spacing_s, self.response.width_s)
+        lumped = (self.states.state[middle] == self.states.lumped) & is_short
+        count = np.bincount(label, minlength=labels)
+        return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
+
+    def variance(self, leverage: Values) -> tuple[Values, Values]:
+        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, and by what the place, the lag
+        and the time constant add."""
+        q = self.columns
+        whole = np.einsum("lc,cd,ld->l", leverage, self.posterior, leverage)
+        alone = self.posterior[:q, :q]
+        other = self.posterior[q:, q:]
+        if np.any(other):
+            cross = self.posterior[:q, q:]
+            alone = alone - cross @ np.linalg.pinv(other) @ cross.T
+        power = np.einsum("lc,cd,ld->l", leverage[:, :q], alone, leverage[:, :q])
+        power = np.clip(power, 0, np.maximum(whole, 0))
+        return power, np.maximum(whole - power, 0)
+
+
+# -- the regression ----------------------------------------------------------------------------------------------------
+
+
+def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineModel:
+    """The model of a line with two good readings or more."""
+    response = Response.of(signal)
+    columns = int(states.first_column[-1])
+    stretches = list(_stretches(signal, states, response, columns))
+    watts = np.concatenate([s.watts[s.is_good] for s in stretches])
+    mean = float(np.mean(watts)) if len(watts) else 0.0
+    low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
+    scale = max(float(high - low), LEVEL_SHARE * abs(mean), 1e-9)
+    place_s = np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3)
+    lag_s = most_lag_ns() * 1e-9 / np.sqrt(6)
+    problem = _Problem(states, stretches, mean, scale, np.array([place_s, lag_s, TAU_SHARE if response.tau_s else 0.0]))
+    values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
+    values[:columns] = mean
+    if len(watts) >= 2:
+        known = np.zeros(3)
+        best = -np.inf
+        for round_ in range(ROUNDS):
+            power = values[:columns] if round_ else None
+            problem.see(response, known, power)
+            found, spread, time, evidence = problem.solve(time, known, is_last=round_ > 0)
+            if evidence > best:
+                # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
+                step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
+                best, values = evidence, np.concatenate([found[:columns] - step, known])
+                covariance = spread
+                kept = [s.design for s in stretches]
+            if round_:
+                known = known + np.clip(found[columns:], -problem.prior, problem.prior)
+            else:
+                values[:columns] = found[:columns]
+                best = -np.inf
+        for s, design in zip(stretches, kept, strict=True):
+            s.design = design
+    lag, response = values[columns + 1], _as_known(response, values[columns:])
+    misfit = MISFIT * time
+    covariance[:columns] *= np.sqrt(MISFIT)
+    covariance[:, :columns] *= np.sqrt(MISFIT)
+    model = LineModel(
+        signal, states, response, float(lag), values[:columns], covariance, misfit,
+        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
+    )  # fmt: skip
+    left = [s.watts - model.seen(s.cells, s.t_s) for s in stretches]
+    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, problem.freedom)
+    return model
+
+
+def _stretches(signal: Signal, states: States, response: Response, columns: int) -> Iterator[Stretch]:
+    """All readings where they are few, else stretches all over the run and where rare states are."""
+    budget = int(np.clip(MOST_ENTRIES // max(columns, 1), LEAST_ROWS, MOST_ROWS))
+    before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
+    if not len(signal.cuts_ns) and len(signal) <= budget:
+        wanted: list[tuple[int, int]] = [(-(1 << 61), 1 << 61)]
+    else:
+        first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
+        rare = np.unique(states.state, return_index=True)[1]
+        rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
+        spread = np.linspace(first, last, STRETCHES + 2).astype(np.int64)
+        moments = np.concatenate([spread, states.edge_ns[rare - 1]])
+        half = int(budget / len(moments) * signal.spacing_ns / 2)
+        wanted = _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
+    pieces = ((p, low, high) for low, high in wanted for p in parts_between(signal, low, high))
+    done_ns = -(1 << 62)
+    for piece, low, high in pieces:
+        # Pieces of a signal in slices overlap by their margins.
+        a, b = np.searchsorted(piece.t_ns, [max(low, done_ns), high])
+        if b - a < 2:
+            continue
+        done_ns = int(piece.t_ns[b - 1])
+        t = piece.t_ns[a:b]
+        cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
+        at = cells.since(t)
+        if signal.is_counter:
+            yield Stretch(cells, at, np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1])
+        else:
+            yield Stretch(cells, at, piece.value[a:b], np.ones(b - a, bool))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for low, high in spans:
+        if joined and low <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(high, joined[-1][1])
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def _as_known(response: Response, known: Values) -> Response:
+    place, lag, slower = known
+    return response.moved(float(place - lag)).slowed(float(slower))
+
+
+class _Problem:
+    """Normal equations of the regression, and their solution under each smoothness."""
+
+    def __init__(self, states: States, stretches: list[Stretch], mean: float, scale: float, prior: Values) -> None:
+        self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
+        self.columns = int(states.first_column[-1])
+        self.freedom = 0.0
+        ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
+        self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
+
+    def see(self, response: Response, known: Values, power: Values | None) -> None:
+        """Build the design at values of place, lag and time constant; with the power, also derivatives by them."""
+        q = self.columns
+        at = _as_known(response, known)
+        size = q + 3 + DRIFTS
+        self.normal, self.right, self.square, self.count = np.zeros((size, size)), np.zeros(size), 0.0, 0
+        step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
+        for s in self.stretches:
+            design = np.zeros((len(s.watts), size))
+            for c in np.unique(s.cells.column).tolist():
+                design[:, c] = at.seen(s.cells, (s.cells.column == c).astype(np.float64), s.t_s)
+            if power is not None:
+                watts = power[s.cells.column]
+                late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
+                design[:, q] = (late - early) / (2 * step)
+                design[:, q + 1] = -design[:, q]
+                if response.tau_s:
+                    slow, fast = (at.slowed(x).seen(s.cells, watts, s.t_s) for x in (0.03, -0.03))
+                    design[:, q + 2] = (slow - fast) / 0.06
+            t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
+            along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
+            design[:, q + 3 :] = along[:, 1:]
+            s.design = design
+            rows, good = design[s.is_good], s.watts[s.is_good] - self.mean
+            self.normal += rows.T @ rows
+            self.right += rows.T @ good
+            self.square += float(good @ good)
+            self.count += len(good)
+
+    def solve(self, time: float, known: Values, *, is_last: bool) -> tuple[Values, NDArray[np.float64], float, float]:
+        """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
+        what is left over; and the evidence.
+
+        Place, lag and time constant are told as differences from what is ``known``, and their prior is of the sum."""
+        q = self.columns
+        prior = np.zeros(len(self.right))
+        prior[q : q + 3] = known
+        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
+        moved = self.normal @ prior
+        square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
+        right = self.right + moved
+        found = [self._under(share, right, square) for share in SMOOTHNESS]
+        evidence = np.array([f.evidence for f in found])
+        weight = np.ones(len(found))
+        for _ in range(2):
+            # Every smoothness is a little wrong: a long run must not make one of them certain.
+            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.count, 1)) / time)
+            weight /= weight.sum()
+            whole = np.einsum("k,kc->c", weight, [f.values for f in found])
+            correlation = self._correlation(whole - prior)
+            time = 1 + 2 * float(correlation.sum())
+        repeated = self._repeated(correlation) if is_last else self.normal
+        covariance = sum(
+            w * (f.robust(self.normal, repeated) + np.outer(f.values - whole, f.values - whole))
+            for w, f in zip(weight, found, strict=True)
+        )
+        self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
+        values = (whole - prior)[: q + 3]
+        values[:q] += self.mean
+        return values, np.asarray(covariance)[: q + 3, : q + 3], time, float(evidence.max())
+
+    def _precision(self, share: float) -> Values:
+        """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
+        size, first = len(self.right), self.states.first_column
+        K = np.zeros((size, size))
+        for a_state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
+            n = b - a
+            # Power that comes from another level is most restless at first.
+            free = np.where(self.states.bin_ends_s[a_state] < EARLY_S, EARLY, 1.0)
+            steps = np.diff(np.eye(n), axis=0) / (share * self.scale * free[:, None])
+            level = np.full(n, 1 / n) / self.scale
+            K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
+        q = self.columns
+        K[q : q + 3, q : q + 3] = np.diag(1 / np.maximum(self.prior, 1e-9) ** 2)
+        K[q + 3 :, q + 3 :] = np.eye(DRIFTS) / (DRIFT_SHARE * self.scale) ** 2
+        return K
+
+    def _under(self, share: float, right: Values, square: float) -> _Found:
+        """The solution under one smoothness. With the prior's factor K = L L', both matrices become diagonal, and the
+        noise is found by a search."""
+        K = self._precision(share)
+        L = np.linalg.cholesky(K + 1e-12 * np.diag(np.diag(K)))
+        half = linalg.solve_triangular(L, self.normal, lower=True)
+        C = linalg.solve_triangular(L, half.T, lower=True)
+        eigen, U = np.linalg.eigh((C + C.T) / 2)
+        eigen = np.maximum(eigen, 0)
+        z = U.T @ linalg.solve_triangular(L, right, lower=True)
+        n = max(self.count, 1)
+        grid = np.maximum(_SCALES * self.scale**2, 1e-18)[:, None]
+        left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
+        noise = grid[:, 0]
+        evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
+        at = int(np.argmax(evidence))
+        back = linalg.solve_triangular(L.T, U, lower=False)
+        shrunk = noise[at] / (eigen + noise[at])
+        values = back @ (z / (eigen + noise[at]))
+        factor = back * np.sqrt(shrunk)
+        return _Found(values, factor, float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
+
+    def _correlation(self, values: Values) -> Values:
+        """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
+        left = [s.watts - self.mean - s.design @ values for s in self.stretches]
+        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
+        rho = covariance[1:] / covariance[0] if covariance[0] > 0 else np.zeros(MOST_LAGS)
+        last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
+        return np.asarray(rho[:last])
+
+    def _repeated(self, correlation: Values) -> Values:
+        """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
+
+        Of many lags some stand for those around them."""
+        total = self.normal.copy()
+        if not len(correlation):
+            return total
+        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
+        edges = np.concatenate([[0], (lags[1:] + lags[:-1]) // 2, [len(correlation)]]).astype(int)
+        for i, lag in enumerate(lags.tolist()):
+            weight = float(correlation[edges[i] : edges[i + 1]].sum())
+            for s in self.stretches:
+                rows = s.design * s.is_good[:, None]
+                if len(rows) > lag:
+                    both = rows[lag:].T @ rows[:-lag]
+                    total += weight * (both + both.T)
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The solution under one smoothness."""
+
+    values: Values
+    factor: NDArray[np.float64]
+    """The posterior's covariance, if what is left over were independent, is its product with its transpose."""
+    noise2: float
+    evidence: float
+    freedom: float
+
+    def robust(self, normal: Values, repeated: Values) -> Values:
+        """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
+        one without in any direction."""
+        middle = self.factor.T @ (repeated - normal) @ self.factor / self.noise2
+        eigen, U = np.linalg.eigh((middle + middle.T) / 2)
+        wide = (self.factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
+        return np.asarray(wide @ wide.T)
+
+
+def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
+    """Mean products of values so many places apart [lags + 1], 0 where bad, and how many values there are."""
+    total, count = np.zeros(lags + 1), np.zeros(lags + 1)
+    for values, is_good in zip(series, good, strict=True):
+        x, n = np.where(is_good, values, 0.0), len(values)
+        for lag in range(min(lags, n - 1) + 1):
+            total[lag] += float(np.dot(x[lag:], x[: n - lag]))
+            count[lag] += n - lag
+    return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
+
+
+def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
+    """The process of what is left over, from its correlation over one and two readings."""
+    (c0, c1, c2), count = _autocovariance(left, good, 2)
+    more = count / max(count - freedom, 0.25 * count, 1.0)
+    c0, c1, c2 = (float(c) * more for c in (c0, c1, c2))
+    if c0 <= 0:
+        return Residual(0.0, 0.0, spacing_s, spacing_s)
+    if c1 < STANDS_OUT * c0 / np.sqrt(count):
+        return Residual(c0, 0.0, spacing_s / 4, spacing_s)
+    kept = float(np.clip(c2 / c1, 0.05, 0.9999))
+    slow = min(c1 / kept, c0)
+    return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s)

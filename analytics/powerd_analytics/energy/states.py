@@ -1,0 +1,175 @@
+"""What went on at every moment of a run, by its marks: the states whose power the model estimates.
+
+A state is the set of phases that are open, of whatever process or thread. Where no innermost phase is open it is a
+rest, and what lies before and behind tells rests apart: the pause between iterations is another state than the moment
+between forward and backward. Since when a state lasts matters too, as power moves within a phase: states are cut into
+bins of age, fine at the beginning, and one bin of one state is a column of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.runs.phases import Phases
+
+Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
+
+MOST_STATES = 48
+"""States with bins of their own; those with the least time beyond that are one state together."""
+FINEST_S, FINEST_SHARE = 0.1e-3, 1 / 64
+"""Age of the first bin's end: so many seconds, or this share of the state's usual length where that is longer."""
+EARLY_S = np.array([0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2]) * 1e-3
+"""Ages at which bins end while a regulator's ramp or a lag may still go on. Later ones end `GROWS` times as late as the
+one before, and from an eighth of the usual length on at eighths."""
+GROWS = 1.7
+_SEED = 20240817
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """The intervals between marks [e], from ``edge_ns[i]`` to ``edge_ns[i + 1]``, and what each of them is.
+
+    The first interval reaches back and the last one on for ever.
+    """
+
+    edge_ns: Ints
+    """[e - 1] moments at which an interval ends and the next one begins."""
+    state: NDArray[np.int32]
+    """[e] number of the state."""
+    bin_ends_s: tuple[Values, ...]
+    """For each state the ages [k] at which its bins end but the last one, which has no end."""
+    lumped: int
+    """Number of the state that stands for several rare ones, -1 for none."""
+
+    @property
+    def first_column(self) -> NDArray[np.int64]:
+        """[s + 1] number of each state's first column, and of all columns."""
+        return np.concatenate([[0], np.cumsum([len(ends) + 1 for ends in self.bin_ends_s])]).astype(np.int64)
+
+    @classmethod
+    def of(cls, phases: Phases) -> States:
+        """States of all phases, but for those without length and those that run beside others (DDP's communication),
+        which are in no sum either."""
+        some = (phases.end_ns > phases.begin_ns) & ~phases.of([i for i, c in enumerate(phases.classes) if c.overlaps])
+        begin, end, label = phases.begin_ns, phases.end_ns, phases.label
+        if not some.all():
+            begin, end, label = begin[some], end[some], label[some]
+        edge_ns = np.unique(np.concatenate([begin, end]))
+        count = len(phases.classes)
+        is_around = np.zeros(count + 1, bool)
+        is_around[phases.label[phases.parent[phases.parent >= 0]]] = True
+        is_inner = ~is_around[:count]
+        # The sum of random numbers of the open phases tells sets of phases apart, and is exact below 2^53.
+        weight = np.random.default_rng(_SEED).integers(1, 1 << 40, max(count, 1)).astype(np.float64)
+        columns = np.stack([weight, np.append(is_inner, [False])[: len(weight)].astype(np.float64)])
+        opened = np.searchsorted(edge_ns, begin)
+        closed = np.searchsorted(edge_ns, end)
+        open_sum = [
+            np.concatenate(
+                [[0.0], np.cumsum(_counted(opened, c[label], edge_ns) - _counted(closed, c[label], edge_ns))]
+            )
+            for c in columns
+        ]
+        keys, inner = open_sum[0], open_sum[1] > 0.5
+        state = _told_apart(keys, inner)
+        length = np.zeros(len(state))
+        length[1:-1] = np.diff(edge_ns) * 1e-9
+        state, lumped = _most_common(state, length)
+        numbers = int(state.max(initial=0)) + 1
+        usual = _usual_length(state, length, numbers)
+        return cls(edge_ns, state.astype(np.int32), tuple(_bin_ends(x) for x in usual), lumped)
+
+    def cells(self, begin_ns: int, end_ns: int) -> Cells:
+        """All cells between two moments, the first and the last cut there."""
+        first = int(np.searchsorted(self.edge_ns, begin_ns, "right"))
+        last = int(np.searchsorted(self.edge_ns, end_ns, "left"))
+        state = self.state[first : last + 1]
+        inner = self.edge_ns[first:last]
+        # An interval that began earlier keeps its age; the one before all marks is as old as it can be.
+        since = self.edge_ns[first - 1] if first else begin_ns - (1 << 50)
+        starts = np.concatenate([[since], inner]).astype(np.int64)
+        stops = np.concatenate([inner, [end_ns]]).astype(np.int64)
+        length_s = (stops - starts) * 1e-9
+        column, at_ns = [], []
+        base = self.first_column
+        for s in np.unique(state).tolist():
+            which = np.flatnonzero(state == s)
+            ends = self.bin_ends_s[s]
+            count = np.searchsorted(ends, length_s[which], "left") + 1
+            age = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            begins = np.concatenate([[0], np.round(ends * 1e9)]).astype(np.int64)
+            at_ns.append(np.repeat(starts[which], count) + begins[age])
+            column.append(base[s] + age)
+        at, of = np.concatenate(at_ns), np.concatenate(column)
+        order = np.argsort(at, kind="stable")
+        at, of = at[order], of[order]
+        keep = max(int(np.searchsorted(at, begin_ns, "right")) - 1, 0)
+        at, of = at[keep:].copy(), of[keep:]
+        at[0] = begin_ns
+        return Cells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, of)
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Time between two moments cut into cells, each a bin of a state. Seconds since ``origin_ns``."""
+
+    origin_ns: int
+    at_s: Values
+    """[n + 1] where cells begin, and the end of the last one."""
+    column: NDArray[np.int64]
+    """[n]"""
+
+    def since(self, t_ns: Ints) -> Values:
+        """Seconds since the first cell's begin."""
+        return np.asarray((t_ns - self.origin_ns) * 1e-9, np.float64)
+
+
+def _counted(at: Ints, weight: Values, edge_ns: Ints) -> Values:
+    return np.asarray(np.bincount(at, weights=weight, minlength=len(edge_ns)), np.float64)
+
+
+def _told_apart(keys: Values, inner: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """[e] numbers of states: sets of phases, and for rests also the sets before and behind."""
+    own = np.unique(keys, return_inverse=True)[1].astype(np.int64) + 1
+    place = np.arange(len(own))
+    before = np.maximum.accumulate(np.where(inner, place, -1))
+    behind = np.minimum.accumulate(np.where(inner, place, len(own))[::-1])[::-1]
+    of = np.concatenate([own, [0]])  # 0 where there is none, by the indexes -1 and len(own)
+    kinds = int(own.max(initial=0)) + 1
+    around = np.where(inner, 0, of[before] * kinds + of[behind] + 1)
+    return np.unique(own * (kinds * kinds + 1) + around, return_inverse=True)[1].astype(np.int64)
+
+
+def _most_common(state: NDArray[np.int64], length: Values) -> tuple[NDArray[np.int64], int]:
+    """Numbers [e] of at most `MOST_STATES` states, and which of them stands for several."""
+    numbers = int(state.max(initial=0)) + 1
+    if numbers <= MOST_STATES:
+        return state, -1
+    time = np.bincount(state, weights=length, minlength=numbers)
+    order = np.argsort(-time, kind="stable")
+    new = np.full(numbers, MOST_STATES - 1)
+    new[order[: MOST_STATES - 1]] = np.arange(MOST_STATES - 1)
+    return new[state], MOST_STATES - 1
+
+
+def _usual_length(state: NDArray[np.int64], length: Values, numbers: int) -> Values:
+    """[s] upper quartile of how long each state lasts."""
+    order = np.lexsort((length, state))
+    first = np.searchsorted(state[order], np.arange(numbers + 1))
+    at = first[:-1] + np.maximum((first[1:] - first[:-1]) * 3 // 4, 0)
+    return np.asarray(length[order][np.clip(at, 0, len(order) - 1)])
+
+
+def _bin_ends(usual_s: float) -> Values:
+    finest = max(FINEST_S, FINEST_SHARE * usual_s)
+    eighths = np.arange(1, 8) / 8 * usual_s
+    early = EARLY_S[(finest <= EARLY_S) & (0.9 * usual_s > EARLY_S)]
+    last = early[-1] if len(early) else finest / GROWS
+    late = last * GROWS ** np.arange(1, 16)
+    late = late[late < 0.8 * eighths[0]]
+    last = max(last, late[-1] if len(late) else 0.0)
+    return np.concatenate([early, late, eighths[eighths > max(1.15 * last, finest)]])

@@ -1,0 +1,411 @@
+# ruff: noqa: E501, PERF401
+"""How often the tables hold the truth: runs of exactly known energy, made here from the text of docs/reference/run-file.md.
+
+Power is straight between knots, so that every joule, every window's mean and every low-pass is exact. Nothing of
+powerd makes the run files, neither its simulator nor its estimator. Twelve sensors, five families of waveforms, iterations of
+a few milliseconds to seconds, with and without pauses, with missing readings, with power that lags behind its marks, and
+a grid of iterations in resonance with the readings. Gain, zero, the windows' place and noise are drawn as a line states
+them.
+
+    python benchmarks/bench_truth.py --runs 120            # random cases: shares inside U95 by kind of figure
+    python benchmarks/bench_truth.py --grid                # resonance of iterations and readings
+    python benchmarks/bench_truth.py --pauses              # short pauses between iterations
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+MS = 1e-3
+KINDS = ("single", "mean", "iteration", "total")
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """What a line states, in seconds, watts and shares; what it really does is drawn from that."""
+
+    name: str
+    period: float
+    window: float = 0.0
+    low_pass: float = 0.0
+    counter: bool = False
+    centre: float = 0.0
+    noise: float = 0.3
+    u_gain: float = 0.003
+    u_offset: float = 0.1
+    lines: int = 1
+    update: float = 0.0
+
+
+SENSORS = (
+    Sensor("point 1000/s", 1 * MS),
+    Sensor("chip 500/s", 2 * MS, 1.06 * MS, centre=0.3 * MS, u_gain=0.005, noise=1.0),
+    Sensor("two rails 500/s", 2 * MS, 1.06 * MS, centre=0.1 * MS, u_gain=0.005, lines=2),
+    Sensor("counter 500/s", 2 * MS, counter=True, noise=0.0),
+    Sensor("point 100/s", 10 * MS),
+    Sensor("counter 10/s", 100 * MS, counter=True, centre=0.2 * MS, noise=0.0, u_gain=0.003),
+    Sensor("low-pass 50/s", 20 * MS, low_pass=13.3 * MS, centre=1.0 * MS, u_gain=0.003, noise=2.0),
+    Sensor("window 20 of 20 ms", 20 * MS, 20 * MS, centre=0.5 * MS, u_gain=0.003),
+    Sensor("window 100 of 100 ms", 100 * MS, 100 * MS, centre=1.0 * MS, u_gain=0.003),
+    Sensor("window 25 of 100 ms", 100 * MS, 25 * MS, centre=1.0 * MS, u_gain=0.003),
+    Sensor("average of 1 s, 10/s", 100 * MS, 1000 * MS, centre=5 * MS, u_gain=0.003, noise=0.5),
+    Sensor("wall 10/s", 100 * MS, 100 * MS, centre=0.5 * MS, u_gain=0.001, u_offset=0.2, noise=0.2),
+)
+FAMILIES = ("steps", "ramps", "exponential", "restless", "bursts")
+
+
+@dataclass(frozen=True)
+class Case:
+    sensor: Sensor
+    family: str
+    iteration: float
+    """Seconds of an iteration."""
+    pause: float = 0.0
+    """Share of the iteration that is waited after it."""
+    jitter: float = 0.02
+    missing: float = 0.0
+    lag: float = 0.0
+    seed: int = 0
+    seconds: float = 12.0
+    shares: tuple[float, ...] = (0.10, 0.32, 0.48, 0.10)
+    watts: tuple[float, ...] = (110.0, 330.0, 250.0, 140.0)
+    names: tuple[str, ...] = ("data", "forward", "backward", "update")
+    rest: float = 60.0
+
+
+@dataclass
+class Power:
+    """Straight between knots: from ``first[i]`` at ``at[i]`` to ``last[i]`` at ``at[i + 1]``."""
+
+    at: np.ndarray
+    first: np.ndarray
+    last: np.ndarray
+    _sum: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        joules = np.diff(self.at) * (self.first + self.last) / 2
+        self._sum = np.concatenate([[0.0], np.cumsum(joules)])
+
+    def _piece(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        i = np.clip(np.searchsorted(self.at, t, "right") - 1, 0, len(self.first) - 1)
+        slope = (self.last[i] - self.first[i]) / (self.at[i + 1] - self.at[i])
+        return i, t - self.at[i], slope
+
+    def watts(self, t: np.ndarray) -> np.ndarray:
+        i, x, slope = self._piece(t)
+        return self.first[i] + slope * x
+
+    def joules(self, t: np.ndarray) -> np.ndarray:
+        """Since the first knot."""
+        i, x, slope = self._piece(t)
+        return self._sum[i] + self.first[i] * x + slope * x * x / 2
+
+    def filtered(self, t: np.ndarray, tau: float) -> np.ndarray:
+        """Behind a low-pass of first order, exactly: on a piece a + b x it is c exp(-x / tau) + a + b (x - tau)."""
+        length = np.diff(self.at)
+        slope = (self.last - self.first) / length
+        away = np.exp(-length / tau)
+        level, offset = self.first[0], np.zeros(len(length))
+        for i in range(len(length)):
+            offset[i] = level - self.first[i] + slope[i] * tau
+            level = offset[i] * away[i] + self.first[i] + slope[i] * (length[i] - tau)
+        i, x, b = self._piece(t)
+        return offset[i] * np.exp(-x / tau) + self.first[i] + b * (x - tau)
+
+
+def knots_of(family: str, length: float, level: float, before: float, rng: np.random.Generator):
+    """Moments since the phase began and watts there; two at one moment are a step."""
+    if family == "ramps":
+        rise = min(0.8 * MS, length / 2)
+        return [0.0, rise, length], [before, level, level]
+    if family == "exponential":
+        x = np.concatenate([[0.0], np.geomspace(0.2 * MS, max(length, 0.3 * MS), 14)])
+        x = np.concatenate([x[x < length], [length]])
+        return list(x), list(level + (before - level) * np.exp(-x / (5 * MS)))
+    if family == "restless":
+        n = int(np.clip(length / (3 * MS), 2, 40))
+        x = np.linspace(0, length, n + 1)
+        return list(x), list(
+            level * (1 + 0.03 * rng.normal()) + 0.05 * level * np.cumsum(rng.normal(size=n + 1)) / np.sqrt(n)
+        )
+    if family == "bursts":
+        x = [0.0, 0.1 * length, 0.1 * length, 0.85 * length, 0.85 * length, length]
+        return x, [1.25 * level] * 2 + [level] * 2 + [0.7 * level] * 2
+    return [0.0, length], [level, level]
+
+
+@dataclass
+class Made:
+    path: Path
+    case: Case
+    power: Power
+    phases: list[tuple[str, float, float, int]]
+    """Name, begin, end, number of the phase around it."""
+    end: float
+
+
+def make(path: Path, case: Case) -> Made:
+    rng = np.random.default_rng(case.seed)
+    at, first, last = [0.0], [], []
+    phases: list[tuple[str, float, float, int]] = []
+
+    def add(x, w, begin):
+        for x0, x1, w0, w1 in zip(x[:-1], x[1:], w[:-1], w[1:], strict=True):
+            if x1 - x0 > 1e-9:
+                at.append(begin + x1)
+                first.append(w0)
+                last.append(w1)
+
+    now, level = 0.5 + rng.uniform(0, 0.1), case.rest
+    add([0.0, now], [level, level], 0.0)
+    phases.append(("training", now, now, -1))
+    began = now
+    slow = 1.0
+    while now - began < case.seconds:
+        outer = len(phases)
+        phases.append(("iteration", now, now, 0))
+        whole = case.iteration * (1 + case.jitter * rng.uniform(-1, 1))
+        slow *= 1 + 0.001 * rng.normal() if case.family == "restless" else 1.0
+        for name, share, watts in zip(case.names, case.shares, case.watts, strict=True):
+            length = round(whole * share * (1 + case.jitter * rng.uniform(-1, 1)), 9)
+            x, w = knots_of(case.family, length, watts * slow, level, rng)
+            add(x, w, now)
+            phases.append((name, now, now + length, outer))
+            level, now = w[-1], now + length
+        phases[outer] = ("iteration", phases[outer][1], now, 0)
+        if case.pause:
+            length = round(case.pause * whole * (1 + case.jitter * rng.uniform(-1, 1)), 9)
+            x, w = knots_of(
+                "steps" if case.family in ("restless", "bursts") else case.family, length, case.rest, level, rng
+            )
+            add(x, w, now)
+            level, now = w[-1], now + length
+    phases[0] = ("training", began, now, -1)
+    end = now + 0.5
+    add([0.0, 0.6], [case.rest, case.rest], now)
+    t = np.array(at)
+    t[1:-1] += case.lag
+    power = Power(t, np.array(first), np.array(last))
+    write(path, case, power, phases, end, rng)
+    return Made(path, case, power, phases, end)
+
+
+def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.random.Generator) -> None:
+    s = case.sensor
+    with h5py.File(path, "w") as f:
+        f.attrs.update({
+            "format": "powerd-run", "format_version": 1, "run_id": f"{path.stem}-{case.seed}", "created_utc": "2026-01-01T12:00:00Z",
+            "powerd_version": "0.1.0", "host_clock": "CLOCK_MONOTONIC_RAW", "t_start_ns": 0, "t_stop_ns": round(end * 1e9),
+            "complete": 1, "rebuilt": 0, "command": "[]", "environment": json.dumps({"host": "truth"}),
+        })  # fmt: skip
+        place, tau = rng.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * rng.uniform(-1, 1))
+        names = [f"gpu0.{'abcdefgh'[i]}" for i in range(s.lines)]
+        begin = rng.uniform(0, s.period) + 0.02
+        for name in names:
+            offset = begin + rng.uniform(0, s.period) / 3
+            t_ns = np.round((offset + np.arange(int((end - offset) / s.period)) * s.period) * 1e9).astype(np.int64)
+            at = t_ns * 1e-9 + place
+            if s.counter:
+                watts = None
+            elif s.low_pass:
+                watts = power.filtered(at + s.low_pass, tau)
+            elif s.window:
+                early = np.maximum(at - s.window / 2, 0)
+                watts = (power.joules(at + s.window / 2) - power.joules(early)) / (at + s.window / 2 - early)
+            else:
+                watts = power.watts(at)
+            gain, zero = 1 + np.sqrt(3) * s.u_gain * rng.uniform(-1, 1), np.sqrt(3) * s.u_offset * rng.uniform(-1, 1)
+            if watts is None:
+                value = (power.joules(at) * gain + zero * at) / s.lines * 1e6
+            else:
+                value = ((watts * gain + zero) / s.lines + s.noise * rng.normal(size=len(at))) * 1e3
+            keep = rng.random(len(at)) >= case.missing
+            g = f.create_group(f"lines/{name}")
+            conversion = {"kind": "counter", "column": "c", "j_per_code": 1e-6, "background_w": 0.0, "bits": 64} if s.counter \
+                else {"kind": "scaled", "column": "c", "w_per_code": 1e-3}  # fmt: skip
+            accuracy = {"u_gain": s.u_gain, "u_offset_w": s.u_offset / s.lines, "step_w": 1e-3, "window_ns": round(s.window * 1e9),
+                        "centre_ns": round(s.centre * 1e9), "filter_ns": round(s.low_pass * 1e9)}  # fmt: skip
+            accuracy = {k: v for k, v in accuracy.items() if v or k != "filter_ns"}
+            g.attrs.update({
+                "device": "gpu0", "source": "truth", "board": "b", "provenance": "simulated",
+                "quantity": "energy_j" if s.counter else "power_w", "description": "", "period_ns": round(s.period * 1e9),
+                "conversion": json.dumps(conversion), "accuracy": json.dumps(accuracy), "detail": "{}", "clock": "b",
+            })  # fmt: skip
+            g["t_board_ns"], g["t_ns"], g["flags"] = t_ns, t_ns, np.where(keep, 0, 8).astype(np.uint16)
+            g["c"] = np.rint(value).astype(np.int64)
+        f.create_group("devices/gpu0").attrs.update(
+            {"feeds": np.array(names, dtype=h5py.string_dtype()), "description": ""}
+        )
+        kinds = list(dict.fromkeys(p[0] for p in phases))
+        g = f.create_group("phases")
+        g["begin_ns"] = np.array([round(p[1] * 1e9) for p in phases], np.int64)
+        g["end_ns"] = np.array([round(p[2] * 1e9) for p in phases], np.int64)
+        g["kind"] = np.array([kinds.index(p[0]) for p in phases], np.int32)
+        g["parent"] = np.array([p[3] for p in phases], np.int64)
+        g["process"], g["cut"] = np.zeros(len(phases), np.int32), np.zeros(len(phases), np.uint8)
+        texts = [json.dumps({"name": k, "attributes": {}, "timing": "host"}) for k in kinds]
+        g.create_dataset("kinds", data=texts, dtype=h5py.string_dtype())
+        clock = f.create_group("clocks/b")
+        clock.attrs.update({"board": "b", "epoch": 1, "drift_ppm": 0.0})
+        clock["exchanges"], clock["map_piece"] = np.zeros((2, 4), np.int64), np.zeros(2, np.int32)
+        clock["map"] = np.tile([0.0, -1000.0, 1000.0], (2, 1))
+        clock["map_t_board_ns"] = np.array([0, round(end * 1e9)])
+        gaps = f.create_group("gaps")
+        for name in ("begin_ns", "end_ns", "lost"):
+            gaps[name] = np.zeros(0, np.int64)
+        for name in ("stream", "lines", "cause"):
+            gaps.create_dataset(name, (0,), h5py.string_dtype())
+        f.create_dataset("processes", data=['{"pid": 1}'], dtype=h5py.string_dtype())
+        f.create_dataset("messages", (0,), h5py.string_dtype())
+
+
+@dataclass(frozen=True)
+class Figure:
+    kind: str
+    name: str
+    error_j: float
+    u95_j: float
+    truth_j: float
+    without_gain: float = 1.0
+
+    @property
+    def off(self) -> float:
+        return self.error_j / self.u95_j if self.u95_j > 0 else np.sign(self.error_j) * np.inf
+
+
+def score(made: Made, rng: np.random.Generator, singles: int = 12) -> tuple[list[Figure], int]:
+    """The figures of a run's table against the truth, and how many were refused."""
+    from powerd_analytics import phase_energies, phase_table, read_run
+
+    run = read_run(made.path)
+    table, each = phase_table(run), phase_energies(run, "gpu0")
+    names = np.array([p[0] for p in made.phases])
+    begin, end = (np.round(np.array([p[k] for p in made.phases]) * 1e9) * 1e-9 for k in (1, 2))
+    truth = made.power.joules(end) - made.power.joules(begin)
+    found, refused = [], 0
+    for row in table.phases:
+        exact = float(truth[names == row.phase].mean())
+        if row.j_per_batch is None or row.u95_j is None:
+            refused += 1
+            continue
+        kind = "iteration" if row.phase == "iteration" else "mean"
+        found.append(Figure(kind, row.phase, row.j_per_batch - exact, row.u95_j, exact))
+        if kind == "mean":
+            for i in rng.permutation(np.flatnonzero((names == row.phase) & each.resolvable))[:singles]:
+                u95 = float(each.u95_j[i])
+                found.append(Figure("single", row.phase, float(each.energy_j[i] - truth[i]), u95, float(truth[i])))
+    for row, exact in [(t, truth[0]) for t in table.totals] + [
+        (r, float(np.diff(made.power.joules(np.array([0.0, made.end])))[0])) for r in table.runs
+    ]:
+        if row.energy_j is None or row.u95_j is None:
+            refused += 1
+        else:
+            found.append(Figure("total", "total", row.energy_j - exact, row.u95_j, float(exact)))
+    return found, refused
+
+
+LENGTHS = (13.1 * MS, 31 * MS, 48 * MS, 74.3 * MS, 203 * MS, 0.71, 2.3, 7.1)
+
+
+def random_case(seed: int) -> Case:
+    rng = np.random.default_rng([seed, 17])
+    length = float(rng.choice(LENGTHS)) * rng.uniform(0.85, 1.15)
+    return Case(
+        sensor=SENSORS[seed % len(SENSORS)],
+        family=FAMILIES[(seed // len(SENSORS)) % len(FAMILIES)],
+        iteration=length,
+        pause=float(rng.choice([0.0, 0.0, 0.02, 0.05, 0.09])),
+        missing=float(rng.choice([0.0, 0.0, 0.0, 0.07])),
+        lag=float(rng.choice([0.0, 0.0, 0.3 * MS, 1.0 * MS])),
+        seed=seed,
+        seconds=float(np.clip(60 * length, 8, 60)),
+    )
+
+
+def grid_cases() -> list[Case]:
+    cases = []
+    for sensor in ("point 100/s", "window 25 of 100 ms", "chip 500/s", "point 1000/s"):
+        s = replace(next(s for s in SENSORS if s.name == sensor), centre=0.0, noise=0.1)
+        for half in (1, 2, 3, 4, 6, 7) if s.period > 5 * MS else (3, 4, 6, 7, 10):
+            for off in (0.0007, 0.013):
+                for family in ("steps", "ramps"):
+                    cases.append(Case(s, family, s.period * half / 2 * (1 + off), 0.0, 0.02 if half % 2 else 0.0, seed=half, seconds=20,
+                                      shares=(0.3, 0.7), watts=(450.0, 250.0), names=("forward", "backward")))  # fmt: skip
+    return cases
+
+
+def pause_cases() -> list[Case]:
+    cases = []
+    for sensor in ("counter 10/s", "low-pass 50/s", "chip 500/s", "window 100 of 100 ms", "point 100/s"):
+        s = next(s for s in SENSORS if s.name == sensor)
+        for length in (10 * MS, 20 * MS, 50 * MS):
+            for pause in (0.02, 0.05, 0.09):
+                cases.append(Case(s, "steps", length, pause, 0.05, seed=int(pause * 100), shares=(1.0,), watts=(300.0,), names=("forward",),
+                                  seconds=20))  # fmt: skip
+    return cases
+
+
+def report(figures: dict[tuple[str, str], list[Figure]], by: int, title: str) -> None:
+    print(f"\n{title:28} " + "".join(f"{k:>34}" for k in KINDS))
+    for name in dict.fromkeys(key[by] for key in figures):
+        cells = []
+        for kind in KINDS:
+            some = [f for key, fs in figures.items() if key[by] == name for f in fs if f.kind == kind]
+            if not some:
+                cells.append(f"{'–':>34}")
+                continue
+            off = np.array([f.off for f in some])
+            u = np.median([f.u95_j / abs(f.truth_j) for f in some])
+            rms = np.sqrt(np.mean([(f.error_j / f.truth_j) ** 2 for f in some]))
+            text = f"{100 * np.mean(np.abs(off) <= 1):5.1f}% of {len(some):5} max {np.abs(off).max():5.2f}"
+            cells.append(f"{text} {100 * rms:4.1f}/{100 * u:4.1f}".rjust(34))
+        print(f"{name!s:28} " + "".join(cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default="", help="text in the sensor's or the family's name")
+    parser.add_argument("--grid", action="store_true")
+    parser.add_argument("--pauses", action="store_true")
+    parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
+    args = parser.parse_args()
+    cases = [random_case(args.seed + i) for i in range(args.runs)]
+    cases += grid_cases() if args.grid else []
+    cases += pause_cases() if args.pauses else []
+    figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
+    began, refused, rng = time.perf_counter(), 0, np.random.default_rng(1)
+    with tempfile.TemporaryDirectory() as folder:
+        for case in cases:
+            if args.only not in case.sensor.name + " " + case.family:
+                continue
+            made = make(Path(folder) / "run.h5", case)
+            found, none = score(made, rng)
+            refused += none
+            figures[case.sensor.name, case.family] += found
+            if args.list:
+                for f in found:
+                    if abs(f.off) > 1.5:
+                        print(f"{case.sensor.name:22} {case.family:12} T={case.iteration * 1e3:8.3f} ms pause {case.pause:.2f} lag {case.lag * 1e3:.1f} "
+                              f"miss {case.missing:.2f} seed {case.seed:4} {f.kind:9} {f.name:9} {f.off:+7.2f} U95  "
+                              f"{100 * f.error_j / f.truth_j:+8.3f} %", flush=True)  # fmt: skip
+    if figures:
+        report(figures, 0, "sensor")
+        report(figures, 1, "family")
+        every = {("all", "all"): [f for fs in figures.values() for f in fs]}
+        report(every, 0, "")
+        print(f"{refused} figures refused; {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Tables of runs whose joules are exactly known, made by a generator that knows nothing of the estimator."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
+import bench_truth as truth
+
+
+def figures_of(cases, path):
+    rng, found = np.random.default_rng(1), []
+    for case in cases:
+        found += truth.score(truth.make(path / "run.h5", case), rng, singles=6)[0]
+    return found
+
+
+def inside(figures, kind):
+    return np.mean([abs(f.off) <= 1 for f in figures if f.kind == kind])
+
+
+def test_figures_lie_within_their_intervals(tmp_path):
+    # Two families for each sensor, each family about as often as the others.
+    cases = [replace(c, seconds=min(c.seconds, 15.0)) for c in (truth.random_case(s) for s in range(0, 60, 5))]
+    cases += [replace(c, seconds=min(c.seconds, 15.0)) for c in (truth.random_case(s) for s in range(2, 60, 5))]
+    figures = figures_of(cases, tmp_path)
+    for kind in truth.KINDS:
+        assert inside(figures, kind) >= 0.88, kind
+    assert max(abs(f.off) for f in figures) < 3
+
+
+def test_totals_do_not_alias(tmp_path):
+    cases = [replace(c, seconds=8.0) for c in truth.grid_cases()[::9]]
+    figures = figures_of(cases, tmp_path)
+    assert max(abs(f.off) for f in figures if f.kind == "total") < 1.5
+
+
+def test_pauses_take_no_joules_from_iterations(tmp_path):
+    cases = [replace(c, seconds=8.0) for c in truth.pause_cases()[::5]]
+    figures = figures_of(cases, tmp_path)
+    assert max(abs(f.off) for f in figures if f.kind in ("iteration", "total")) < 2
+    assert inside(figures, "iteration") >= 0.7
+
+
+def test_a_state_that_no_reading_sees_has_no_number(tmp_path):
+    # A reading every 10 ms, always at the same moment of an iteration of 20 ms.
+    sensor = replace(truth.SENSORS[4], noise=0.0)
+    case = truth.Case(sensor, "steps", 0.02, jitter=0.0, seconds=8.0)
+    made = truth.make(tmp_path / "run.h5", case)
+    figures, refused = truth.score(made, np.random.default_rng(0))
+    assert refused >= 1
+    totals = [f for f in figures if f.kind == "total"]
+    assert len(totals) == 2
+    assert all(abs(f.off) < 1.5 for f in totals)
+
+
+def test_missing_readings_cost_little(tmp_path):
+    whole, holed = (
+        [f for f in figures_of([truth.Case(truth.SENSORS[1], "ramps", 0.2, missing=share, seconds=15.0)], tmp_path)
+         if f.kind in ("mean", "total")]
+        for share in (0.0, 0.07)
+    )  # fmt: skip
+    for a, b in zip(whole, holed, strict=True):
+        assert abs(b.off) < 1.5
+        assert b.u95_j == pytest.approx(a.u95_j, rel=0.3)
