@@ -13,7 +13,6 @@ from powerd_analytics.energy.rest import merged
 from powerd_analytics.runs.phases import as_range
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run
 from powerd_analytics.signals.streams import plain_j
-from powerd_analytics.table import table_of
 from powerd_client.verify import Finding, finding_of, verify_file
 from powerd_core.errors import PowerdError
 
@@ -36,12 +35,9 @@ def verify_sums(path: str | Path, progress: Progress = no_progress) -> Iterator[
     """Findings on the energies of a run file that could be opened; raises nothing of its own."""
     try:
         run = read_run(path)
-        parts = load_parts(run, progress=lambda share, text: progress(0.6 * share, text))
+        parts = load_parts(run, progress=progress)
         for part in parts:
             yield _sums(run, part)
-        progress(0.6, "comparing phases and rest with the run")
-        if parts:
-            yield _balance(run, parts)
     except PowerdError as error:
         yield Finding("energy", "wrong", str(error))
 
@@ -70,19 +66,3 @@ def _sums(run: Run, part: Part) -> Finding:
     ]
     text = f"{total:.6g} J = {len(part.signals)} lines = phases + rest = {_PIECES} pieces, within {ROUNDING:g}"
     return finding_of(f"energy of {part.device} ({part.provenance})", wrong, text)
-
-
-def _balance(run: Run, parts: tuple[Part, ...]) -> Finding:
-    """What the table calls its residual, against the uncertainty that it states."""
-    residuals, wrong = [], []
-    for row in table_of(run, parts).runs:
-        if row.residual_j is None or row.energy_j is None:
-            continue
-        unknown = ", which has no ± to be compared with" if row.u95_j is None else ""
-        residuals.append(f"{row.device} ({row.provenance}) {row.residual_j:.2g} J{unknown}")
-        # Clipped, or of too few readings: there is no uncertainty that it could be more than.
-        if row.u95_j is not None and not abs(row.residual_j) <= max(row.u95_j, ROUNDING * max(abs(row.energy_j), 1.0)):
-            more = f"more than its ± {row.u95_j:.3g} J"
-            wrong.append(f"{row.device}: phases and rest miss {row.residual_j:.3g} J of the run, {more}")
-    text = f"phases + rest = run but for {', '.join(residuals)}" if residuals else "no phases to compare with the run"
-    return finding_of("table", wrong, text)

@@ -205,7 +205,8 @@ class Meter:
         ``layers``         mark every layer too, in forward and backward
         ``loader``         mark the waits for its batches as ``data``: iterate over the returned watch's ``loader``
         ``communication``  mark what DDP reduces while backward goes on (by a communication hook)
-        ``attributes``     of all these phases; of ``backward``, which knows no model, only if all watches have the same
+        ``attributes``     of all these phases; ``backward``, which knows no model, has those of the models that ran
+                           forward before it
 
         A model that this meter watches already is watched anew, not twice. Raises `ConfigError` for arguments of the
         wrong type; after that, nothing.

@@ -46,7 +46,8 @@ class EnergyLog:
             return
         thread.join()
         try:
-            self._log(self._figures, self._iteration)
+            if self._figures:  # a busy machine may not have any yet
+                self._log(self._figures, self._iteration)
         except Exception as error:  # noqa: BLE001  (trackers raise what they like: the training goes on)
             self._is_broken = True
             tell(f"energies are not logged any more: {type(error).__name__}: {error}")
