@@ -15,7 +15,6 @@ renew = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(renew)
 PAGE = (HERE / "scripts.md").read_text(encoding="utf-8")
 BLOCKS = {name: text for _, name, text in renew.BLOCK.findall(PAGE)}
-NO_TOTALS_YET = {"watch", "trainer", "lightning_fit", "unmarked", "ranks"}
 MARKS = {"ranks": [pytest.mark.soak]}  # three processes with torch
 for block, library in renew.NEEDS.items():
     MARKS[block] = [pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library}")]
@@ -46,8 +45,6 @@ def shape(text):
 def test_a_script_prints_what_the_page_shows_and_its_sums_agree(runs, name):
     transcript, place = runs[name]
     assert shape(transcript.result()) == shape(BLOCKS[name])
-    if name in NO_TOTALS_YET:
-        return
     table = phase_table(read_run(place / f"{name}.h5"))
     assert table.totals
     assert all(row.energy_j > 0 and row.u95_j > 0 for row in table.totals)
