@@ -54,7 +54,8 @@ def run(line: str, directory: Path) -> str:
     given_up = time.monotonic() + PATIENCE_S
     while list(directory.glob("*.journal")) and time.monotonic() < given_up:  # of a killed training's recorder
         time.sleep(0.05)
-    return "\n".join(row.rstrip() for row in done.stdout.replace(f"{ROOT}/", "").strip("\n").splitlines())
+    printed = re.sub(r"(system: \w+-\d+\.\d+)\S*", r"\1", done.stdout.replace(f"{ROOT}/", ""))  # of whatever machine
+    return "\n".join(row.rstrip() for row in printed.strip("\n").splitlines())
 
 
 def transcript(text: str, directory: Path) -> str:
