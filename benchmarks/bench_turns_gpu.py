@@ -1,6 +1,6 @@
 """Forward, backward and update of real trainings in turns, against blocks of the same phase alone.
 
-ResNet-34 at several batch sizes, and GPT-2. Each phase also runs alone, before and after the training, again and again for
+ResNet-34 at several batch sizes, and GPT-2. Each phase also runs alone, before and after the training, repeated for
 seconds, which any sensor can measure: joules of one repetition there are what the phase should take. Both come from
 the same readings, so that the gain of the sensor, the largest part of a stated interval, cancels. A learning rate of
 1e-6 leaves the weights, and with them the data that the kernels see, as they are.
@@ -155,7 +155,8 @@ def main() -> int:
     if not torch.cuda.is_available():
         say("phases in turns on a GPU: no CUDA here, nothing was measured")
         return 0
-    say(f"phases in turns against blocks: one {torch.cuda.get_device_name()} ({machine()}, PyTorch {torch.__version__})")
+    name = torch.cuda.get_device_name()
+    say(f"phases in turns against blocks: one {name} ({machine()}, PyTorch {torch.__version__})")
     results = []
     for case in args.cases:
         name, _, batch = case.partition(":")

@@ -220,7 +220,7 @@ def _solve(loads: Loads, names: Sequence[str], response: Response) -> _Solution:
     for _ in range(TRIMS):
         for _ in range(ROUNDS):
             J, root = now.jacobian(loads, names), np.sqrt(now.weight)
-            step = np.linalg.lstsq(J * root[:, None], now.left * root, rcond=None)[0][: 1 + len(names)]
+            step: Values = np.linalg.lstsq(J * root[:, None], now.left * root, rcond=None)[0][: 1 + len(names)]
             limit = np.array([5e-3] + [0.5 * getattr(now.response, name) + 1e-3 for name in names])
             step = step / max(1.0, float(np.max(np.abs(step) / limit)))
             for _ in range(6):

@@ -40,13 +40,14 @@ _COMMANDS = {
     "scan": "scan:scan",
     "check": "diagnostics:check",
     "calibrate": "calibrate:calibrate_lines",
+    "identify": "gpus:identify",
     "keys": "keygen:keys",
     "pmlib": "cli:_pmlib",
 }
 """The function of each command, which is given its arguments, and the module that is imported for it."""
 _GROUPS = {
     "measure": ("run", "describe", "stats", "pmlib"),
-    "set up": ("scan", "plan", "calibrate", "check", "sources"),
+    "set up": ("scan", "plan", "calibrate", "identify", "check", "sources"),
     "other": ("keys", "completion"),
 }
 """The commands as `powerd --help` lists them."""
@@ -199,6 +200,21 @@ def make_parser() -> Parser:
     duration = "how many seconds to read (default 10)"
     calibrate.add_argument("--seconds", type=_finite, default=10.0, metavar="S", help=duration)
     calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help="the calibration file to write")
+    identify = add(
+        "identify",
+        "how a GPU's driver sees its power, from random loads",
+        " gpu0",
+        "Runs random loads on an idle GPU (matrix products, copies, waits of 2.5 to 90 ms), fits how the driver's "
+        "readings follow them, and stores the delay and the time constant for every later run. It sets nothing on the "
+        "GPU. Needs powerd[analytics,torch].",
+    )
+    identify.add_argument("gpu", nargs="?", default="gpu0", metavar="GPU", help="gpu0, gpu1, ... (default gpu0)")
+    identify.add_argument("--seconds", type=_finite, default=90.0, metavar="S", help="of loads (default 90)")
+    identify.add_argument(
+        "--run", type=Path, metavar="FILE", help="fit a run file of such loads instead of running them"
+    )
+    gpu_file = "file to write (default: gpus.toml beside the keys, where every later run finds it)"
+    identify.add_argument("--out", type=Path, metavar="FILE", help=gpu_file)
     _add_keys(add)
     pmlib = add(
         "pmlib",
