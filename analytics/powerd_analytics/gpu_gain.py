@@ -32,12 +32,13 @@ FIELDS = ("nvml_samples", "nvml", "nvml_energy")
 PARTS = 10
 """Of the common time; how their ratios differ says how sure the ratio of all is."""
 LEAST_S = 10.0
-BLOCK_S = 2.0
-"""Means of wall and driver that are held against each other: longer than either averages."""
+BLOCK_S, STEADY = 1.0, 0.05
+"""Means of wall and driver that are held against each other, longer than either averages: of blocks whose neighbours
+have the same power to within this share of its span, so that no step that one of them smears is in them."""
 CONTRAST = 0.3
 """Standard deviation of the driver's power over its mean that a wall meter needs, so that the GPU can be told from the
 rest of the machine."""
-LOADS_MS = (2000.0, 6000.0)
+LOADS_MS = (4000.0, 8000.0)
 """Lengths of random loads that give it."""
 
 
@@ -54,16 +55,24 @@ class Reference:
     def watts(self) -> float | None:
         """Of a stated wattage."""
         try:
-            watts = float(self.what.rstrip("W "))
+            return float(self.what)
         except ValueError:
             return None
-        return watts
 
 
 def gains(
-    gpu: str, reference: Reference, *, run: Path | None, url: Sequence[str] | None, seconds: float
+    gpu: str,
+    what: str,
+    *,
+    u: float,
+    efficiency: float,
+    u_efficiency: float,
+    run: Path | None,
+    url: Sequence[str] | None,
+    seconds: float,
 ) -> list[GpuGain]:
     """By a recording, or by one that is made now. Raises `PowerdError`."""
+    reference = Reference(what, u, efficiency, u_efficiency)
     if run is not None:
         return gains_of(read_run(run), gpu, reference)
     if not seconds >= LEAST_S:
@@ -96,7 +105,7 @@ def gains_of(run: Run, gpu: str, reference: Reference) -> list[GpuGain]:
         if end - begin < LEAST_S * 1e9:
             raise AnalysisError(f"{signal.line.name} and {what} overlap for less than {LEAST_S:g} s: record longer")
         gain, u = _gain(signal, others, begin, end, reference)
-        was = signal.line.detail.get("told", {}).get(signal.line.name, {}).get("factor", 1.0)
+        was = signal.line.detail.get("calibration", {}).get(signal.line.name, {}).get("factor", 1.0)
         found.append(
             GpuGain(
                 str(signal.line.detail.get("uuid")),
@@ -116,11 +125,11 @@ def _others(run: Run, gpu: str, reference: Reference) -> tuple[list[Signal], str
         if not watts > 0 or not reference.u > 0:
             raise ConfigError("a stated wattage is above 0, and has a --reference-u (0.01 is 1 %)")
         return [], f"{watts:g} W as stated"
-    measured = [x for x in run.lines.values() if x.provenance == Provenance.MEASURED and not x.is_auxiliary]
+    measured = [x for x in run.lines.values() if x.quantity == "power_w" and x.provenance != Provenance.MODELLED]
     if reference.what == "rails":
-        lines = [x for x in measured if x.device == gpu and x.source != "nvml" and ".nvml" not in x.name]
+        lines = [x for x in measured if x.device == gpu and ".nvml" not in x.name]
     elif reference.what == "wall":
-        lines = [x for x in measured if x.device == "node" or x.name.endswith("wall")]
+        lines = [x for x in measured if x.name == "wall"]
         if not reference.efficiency:
             raise ConfigError("a wall meter needs --efficiency, that of the power supply, and --efficiency-u")
     else:
@@ -148,13 +157,18 @@ def _gain(signal: Signal, others: Sequence[Signal], begin: int, end: int, refere
     u_gain = sum(a.u_gain * abs(watts) for a, watts in accuracy) / abs(float(np.mean(true)))
     u_gain = hypot(u_gain, reference.u)
     if reference.what == "wall":
-        if np.std(shown) < CONTRAST * np.mean(shown):
-            raise AnalysisError("the GPU's power hardly changed: a wall meter needs load and idle in turns")
+        step = np.abs(np.diff(shown, prepend=shown[0], append=shown[-1]))
+        steady = np.maximum(step[:-1], step[1:]) < STEADY * np.ptp(shown)
+        shown, true, count = shown[steady], true[steady], int(steady.sum())
+        if count < PARTS or np.std(shown) < CONTRAST * np.mean(shown):
+            raise AnalysisError(
+                "the GPU's power hardly changed: a wall meter needs load and idle in turns, seconds each"
+            )
         design = np.column_stack([shown, np.ones(count)])
-        (slope, _), *_ = np.linalg.lstsq(design, true, rcond=None)
-        left = true - design @ np.array([slope, _])
+        solution = np.linalg.lstsq(design, true, rcond=None)[0]
+        slope, left = float(solution[0]), true - design @ solution
         u_slope = float(np.std(left, ddof=2) / np.std(shown) / sqrt(count) / slope)
-        return float(slope) * reference.efficiency, hypot(u_slope, u_gain, reference.u_efficiency)
+        return slope * reference.efficiency, hypot(u_slope, u_gain, reference.u_efficiency)
     ratio = true / shown
     u_offset = hypot(*(a.u_offset_w for a, _ in accuracy)) / float(np.mean(true))
     u_ratio = float(np.std(ratio, ddof=1)) / sqrt(count)

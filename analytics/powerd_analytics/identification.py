@@ -9,7 +9,7 @@ Each load has a power of its own in the first 0.8 ms, while the regulators follo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,6 +24,7 @@ Values = NDArray[np.float64]
 RAMP_S = 0.8e-3
 DRIFTS, SLOW_S = 2, 100.0
 """Orders of a slow drift, as the chip warms, and the seconds in which it goes on."""
+PRIOR = 1e-3
 REACH_S = 4.0
 """Before and behind a reading's timestamp, in which loads can matter."""
 PARTS = 10
@@ -36,9 +37,10 @@ LEAST_READINGS, LEAST_LOADS = 200, 200
 BLOCKS, DRAWS, SEED = 60, 1000, 1
 """Of the bootstrap: blocks of readings in a row, drawn with replacement."""
 ROUNDS, TRIMS, ENOUGH_S = 12, 6, 5e-6
-COARSE_READINGS = 1000
-WIDTHS_S = (2e-3, 5e-3, 10e-3, 20e-3, 40e-3, 100e-3, 300e-3, 1.0)
-"""Time constants and windows that the search begins with, and how far the weight may lie off its stamp."""
+COARSE_READINGS = 400
+LEAST_WIDTH_S, WIDTHS_S = 0.5e-3, (3e-3, 10e-3, 30e-3, 100e-3, 300e-3, 1.0)
+"""The least time constant and window that are tried, those that the search begins with, and how far the weight may lie
+off its stamp."""
 FARTHEST_S, SHIFT_STEPS = 0.12, 25
 OUTLYING = 4.0
 """Readings farther from the fit than so many (robust) standard deviations are left out: the driver stamps one in twenty
@@ -141,12 +143,12 @@ def _design(loads: Loads, response: Response) -> Values:
 
 
 def _powers(loads: Loads, design: Values, weight: Values) -> Values:
-    """[c] by least squares. A prior worth one reading, about the mean, keeps what is hardly seen where it can be."""
+    """[c] by least squares. A prior worth a thousandth of a reading keeps what is not seen near the mean."""
     mean = np.zeros(design.shape[1])
     mean[: loads.columns] = np.mean(loads.watts)
     weighted = design * weight[:, None]
     normal, right = weighted.T @ design, weighted.T @ (loads.watts - design @ mean)
-    return np.asarray(mean + np.linalg.solve(normal + np.eye(len(mean)), right))
+    return np.asarray(mean + np.linalg.solve(normal + PRIOR * np.eye(len(mean)), right))
 
 
 def _spread(left: Values) -> float:
@@ -167,13 +169,20 @@ def _start(loads: Loads, names: Sequence[str], found: dict[str, Response]) -> Re
 
     shifts = np.linspace(-FARTHEST_S, FARTHEST_S, SHIFT_STEPS)
     tries = [Response(0.0, 0.0, False, float(shift)) for shift in shifts]
-    return min((replace(r, **{names[0]: width}) for r in tries for width in WIDTHS_S), key=left)
+    widths = ({names[0]: width} for width in WIDTHS_S)
+    return min((_with(r, new) for new in widths for r in tries), key=left)
+
+
+def _with(response: Response, new: Mapping[str, float]) -> Response:
+    return replace(response, window_s=new.get("window_s", response.window_s), tau_s=new.get("tau_s", response.tau_s))
 
 
 def _moved(response: Response, names: Sequence[str], step: Values) -> Response:
-    """By a step [place, parameters]; these stay above 0."""
-    new = {name: max(getattr(response, name) + float(x), 1e-5) for name, x in zip(names, step[1:], strict=True)}
-    return replace(response, shift_s=response.shift_s + float(step[0]), **new)
+    """By a step [place, parameters]; these stay above the least."""
+    new = {
+        name: max(getattr(response, name) + float(x), LEAST_WIDTH_S) for name, x in zip(names, step[1:], strict=True)
+    }
+    return replace(_with(response, new), shift_s=response.shift_s + float(step[0]))
 
 
 def _slopes(loads: Loads, names: Sequence[str], response: Response, watts: Values) -> Values:
@@ -220,14 +229,14 @@ def _solve(loads: Loads, names: Sequence[str], response: Response) -> _Solution:
     for _ in range(TRIMS):
         for _ in range(ROUNDS):
             J, root = now.jacobian(loads, names), np.sqrt(now.weight)
-            step: Values = np.linalg.lstsq(J * root[:, None], now.left * root, rcond=None)[0][: 1 + len(names)]
+            step = np.asarray(np.linalg.lstsq(J * root[:, None], now.left * root, rcond=None)[0][: 1 + len(names)])
             limit = np.array([5e-3] + [0.5 * getattr(now.response, name) + 1e-3 for name in names])
-            step = step / max(1.0, float(np.max(np.abs(step) / limit)))
+            step = np.asarray(step) / max(1.0, float(np.max(np.abs(step) / limit)))
             for _ in range(6):
                 new = _Solution.of(loads, _moved(now.response, names, step), now.weight)
                 if new.square < now.square:
                     break
-                step = step / 2
+                step = np.asarray(step / 2)
             else:
                 break
             now = new

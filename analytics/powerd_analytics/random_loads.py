@@ -54,18 +54,22 @@ def responses(run: Run, gpu: str) -> list[GpuResponse]:
         raise AnalysisError(f"{run.path} is no recording of random loads: it lacks phases called {', '.join(KINDS)}")
     origin_ns = int(run.phases.begin_ns[some][0])
     kinds = np.array([label[int(i)] for i in run.phases.label[some]])
-    begin_s, end_s = ((x[some] - origin_ns) * 1e-9 for x in (run.phases.begin_ns, run.phases.end_ns))
+    times = (run.phases.begin_ns[some], run.phases.end_ns[some])
+    begin_s, end_s = (np.asarray((x - origin_ns) * 1e-9, np.float64) for x in times)
     found = []
     for field in FIELDS:
         if (name := f"{gpu}.{field}") not in run.lines:
             continue
         signal = load_signal(run, name)
         detail = signal.line.detail
-        result = fit(Loads(begin_s, end_s, kinds, (signal.t_ns - origin_ns) * 1e-9, signal.value))
+        t_s = np.asarray((signal.t_ns - origin_ns) * 1e-9, np.float64)
+        result = fit(Loads(begin_s, end_s, kinds, t_s, signal.value))
         response, at_ms = result.response, 1e3
         # Runs of 0.1.0 do not tell what was taken off the instants: samples had 16.5 ms, the instant power 20.
         before_ns = (
-            detail.get("told", {}).get(name, {}).get("age_ns", {"nvml_samples": 16_500_000}.get(field, 20_000_000))
+            detail.get("calibration", {})
+            .get(name, {})
+            .get("age_ns", {"nvml_samples": 16_500_000}.get(field, 20_000_000))
         )
         age_ms = before_ns * 1e-6 - response.shift_s * at_ms
         found.append(

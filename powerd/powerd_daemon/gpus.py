@@ -41,6 +41,28 @@ def identify(arguments: argparse.Namespace) -> None:
     _say_where(path, bool(arguments.out))
 
 
+def calibrate(arguments: argparse.Namespace) -> None:
+    """Hold the driver's power against a reference, print the gains, and keep them. Raises `PowerdError`."""
+    what = arguments.reference or (arguments.reference_w and str(arguments.reference_w))
+    if not what:
+        raise ConfigError(f"{arguments.file}: a GPU is calibrated with --reference rails, wall or WATTS")
+    found = ask_analytics("calibrate")(
+        str(arguments.file),
+        what.removesuffix("W"),
+        u=arguments.reference_u or 0.0,
+        efficiency=arguments.efficiency or 0.0,
+        u_efficiency=arguments.efficiency_u or 0.0,
+        run=arguments.run,
+        url=arguments.url,
+        seconds=arguments.seconds,
+    )
+    path = gpu_file_path(arguments.out or "")
+    for g in found:
+        print(f"{arguments.file}.{g.field:<13} gain {g.gain:.4f} ± {1.96 * g.u_gain:.2%} by {printable(g.reference)}")
+    save_gpus(path, GpuFile(gain=tuple(found)))
+    _say_where(path, bool(arguments.out))
+
+
 def _say_where(path: Path, is_told: bool) -> None:
     option = f'; load it in the [[source]] of kind nvml with: calibration = "{path.absolute()}"' if is_told else ""
     print(f"± is 95 %; written to {path}{option}")

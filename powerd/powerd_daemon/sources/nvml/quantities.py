@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar
 
@@ -103,7 +103,7 @@ class Quantity(ABC):
         self.detail = gpu.detail
         self.response = next((r for r in gpu.known.response if r.field == self.suffix), None)
         """As it was identified."""
-        gain = self.calibrated = next((g for g in gpu.known.gain if g.field == self.suffix), None)
+        gain = self.gain = next((g for g in gpu.known.gain if g.field == self.suffix), None)
         self.u_gain, self.gain_origin = U_GAIN, GAIN_ORIGIN
         self.age_ns = 0
         """From the centre of what a reading shows to the moment at which it is taken or renewed."""
@@ -127,12 +127,13 @@ class Quantity(ABC):
         """The lines of its stream."""
         return (self.line(self.suffix, self.conversion, self.accuracy, self.description),)
 
-    def told(self) -> dict[str, object]:
+    def calibration(self) -> dict[str, object]:
         """For a run's description: whether its response and its gain were found for this very GPU."""
         return {
             "response": "assumed" if self.response is None else f"identified {self.response.taken[:10]}",
-            "gain": "published" if self.calibrated is None else f"calibrated {self.calibrated.taken[:10]}",
+            "gain": "published" if self.gain is None else f"calibrated {self.gain.taken[:10]}",
             "age_ns": self.age_ns,
+            "factor": 1.0 if self.gain is None else self.gain.gain,
         }
 
     def identified(self, response: GpuResponse) -> Accuracy:
@@ -224,7 +225,9 @@ class InstantPower(Quantity):
         centre_ns = shown.centre_ns + interval_ns
         self.accuracy = Accuracy(self.u_gain, 0.0, 1e-3, shown.window_ns, centre_ns, 0, origin, shown.low_pass_ns)
         if self.response is not None:
-            self.accuracy = self.identified(self.response)
+            accuracy = self.identified(self.response)
+            # Looks and renewals keep step for a whole run: half a look stays unknown.
+            self.accuracy = replace(accuracy, centre_ns=accuracy.centre_ns + interval_ns // 2)
         self._value: int | None = None
         self._polled_ns = self._renewed_ns = clock.now_ns()
         """When it last answered, and when the value was renewed."""

@@ -177,8 +177,8 @@ class NvmlSource(Source):
         add(ModulePower, o.scope_ms)
         add(AuxiliaryChannels, o.side_ms)
         detail["not_supported"] = lacking
-        detail["told"] = {
-            q.name: q.told() for q in quantities if isinstance(q, SampleBuffer | InstantPower | EnergyCounter)
+        detail["calibration"] = {
+            q.name: q.calibration() for q in quantities if isinstance(q, SampleBuffer | InstantPower | EnergyCounter)
         }
         return quantities, Device(gpu.name, (quantities[0].name,), description, uuid=uuid, pci=pci_bus_id)
 
