@@ -125,17 +125,19 @@ def _others(run: Run, gpu: str, reference: Reference) -> tuple[list[Signal], str
         if not watts > 0 or not reference.u > 0:
             raise ConfigError("a stated wattage is above 0, and has a --reference-u (0.01 is 1 %)")
         return [], f"{watts:g} W as stated"
-    measured = [x for x in run.lines.values() if x.quantity == "power_w" and x.provenance != Provenance.MODELLED]
+    powers = [x for x in run.lines.values() if x.quantity == "power_w" and x.provenance != Provenance.MODELLED]
     if reference.what == "rails":
-        lines = [x for x in measured if x.device == gpu and ".nvml" not in x.name]
+        lines = [x for x in powers if x.device == gpu and ".nvml" not in x.name]
     elif reference.what == "wall":
-        lines = [x for x in measured if x.name == "wall"]
+        lines = [x for x in powers if x.name == "wall"]
         if not reference.efficiency:
             raise ConfigError("a wall meter needs --efficiency, that of the power supply, and --efficiency-u")
     else:
         raise ConfigError(f"--reference {reference.what!r}: rails, wall, or watts such as 350")
     if not lines:
-        raise AnalysisError(f"{run.path} has no {reference.what} beside {gpu}: its lines are {', '.join(run.lines)}")
+        raise AnalysisError(
+            f"{run.path} has no {reference.what} beside {gpu}: its powers are {', '.join(x.name for x in powers)}"
+        )
     return [load_signal(run, x.name) for x in lines], " + ".join(x.name for x in lines)
 
 

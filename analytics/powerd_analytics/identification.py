@@ -31,7 +31,7 @@ PARTS = 10
 """Stretches that are fitted and held out in turn, the even and the odd ones."""
 MOST_LEFT = 0.5
 """Of the spread of the readings: with more held out nothing is explained."""
-SIMPLER = 1.02
+SIMPLER = 1.1
 """A response of one parameter more must leave less than one part in this of the held-out residual."""
 LEAST_READINGS, LEAST_LOADS = 200, 200
 BLOCKS, DRAWS, SEED = 60, 1000, 1

@@ -36,7 +36,7 @@ def identify(arguments: argparse.Namespace) -> None:
     path = gpu_file_path(arguments.out or "")
     for r in found:
         age = f"centre {r.age_ms:.2f} ± {r.u95_age_ms:.2f} ms"
-        print(f"{arguments.gpu}.{r.field:<13} {r.family}: {printable(r.text)}, {age}, leaves {r.residual_w:.1f} W")
+        print(f"{arguments.gpu}.{r.field:<13} {printable(r.text)}, {age}, residual {r.residual_w:.1f} W")
     save_gpus(path, GpuFile(response=tuple(found)))
     _say_where(path, bool(arguments.out))
 
