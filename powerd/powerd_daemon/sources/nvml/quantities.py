@@ -52,7 +52,7 @@ U95 = 1.96
 """Half of a 95 % interval over the standard uncertainty."""
 FILTER_NS = 13_000_000
 """On an H200 a value is what a low-pass of first order has made of the power. Fitted to matrix products, copies and
-waiting that took turns every 5 to 50 ms (`benchmarks/bench_folding_gpu.py`): samples 12 to 13.5 ms, instant power 12 to
+waiting that took turns every 5 to 50 ms (release 0.1.0): samples 12 to 13.5 ms, instant power 12 to
 17 ms."""
 FITTED = "low-pass fitted on one H200, driver 580"
 UNKNOWN = "window not characterised for this architecture"

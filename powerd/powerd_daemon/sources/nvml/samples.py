@@ -43,9 +43,9 @@ WAITED = 5
 GIVEN_UP = 12
 """Samples of which none was stamped at once: they are not of the grid."""
 OTHER_INSTANT_NS = 10_000_000
-"""Samples stamped at least this late are left out. In random loads on one H200 the values of those stamped 13 to 15 ms
-late, one in twenty, were those of 11 ms after their instants, and nobody knows why: with them a fit left 20 W of the
-readings, without them 6 W."""
+"""Samples stamped at least this late are left out. In random loads on two H200 they were one in twenty, and off by 60
+to 100 W where the others were by 5: the values of those stamped 13 to 15 ms late were those of 11 ms after their
+instants, and nobody knows why."""
 LATE_PERIODS = 2
 """No sample is stamped later than this many periods after its instant."""
 SLOW = 1.2
