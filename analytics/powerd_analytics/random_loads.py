@@ -58,20 +58,15 @@ def responses(run: Run, gpu: str) -> list[GpuResponse]:
     begin_s, end_s = (np.asarray((x - origin_ns) * 1e-9, np.float64) for x in times)
     found = []
     for field in FIELDS:
-        if (name := f"{gpu}.{field}") not in run.lines:
+        detail = run.lines[name].detail if (name := f"{gpu}.{field}") in run.lines else {}
+        if (known := detail.get("calibration", {}).get(name)) is None:
             continue
         signal = load_signal(run, name)
-        detail = signal.line.detail
         t_s = np.asarray((signal.t_ns - origin_ns) * 1e-9, np.float64)
         result = fit(Loads(begin_s, end_s, kinds, t_s, signal.value))
         response, at_ms = result.response, 1e3
-        # Runs of 0.1.0 do not tell what was taken off the instants: samples had 16.5 ms, the instant power 20.
-        before_ns = (
-            detail.get("calibration", {})
-            .get(name, {})
-            .get("age_ns", {"nvml_samples": 16_500_000}.get(field, 20_000_000))
-        )
-        age_ms = before_ns * 1e-6 - response.shift_s * at_ms
+        # Timestamps are instants less what was taken for the centre's age when the run was recorded.
+        age_ms = int(known["age_ns"]) * 1e-6 - response.shift_s * at_ms
         found.append(
             GpuResponse(
                 uuid=str(detail.get("uuid")),

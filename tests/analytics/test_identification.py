@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from make_run import MS, LineSpec, PhaseSpec, make_run
 from scipy.signal import lfilter
 
 from powerd_analytics.identification import Loads, fit
-from powerd_core.errors import AnalysisError
+from powerd_analytics.random_loads import KINDS, identify
+from powerd_core.errors import AnalysisError, ConfigError
 from powerd_daemon.sources.nvml.samples import SampleGrid
 
 DATA = Path(__file__).parents[1] / "data" / "nvml"
@@ -81,6 +84,28 @@ def test_a_low_pass_lies_inside_twice_its_interval(seed: int, tau_ms: float, del
     centre_s = -found.response.shift_s
     assert abs(centre_s - (tau_ms + delay_ms) / 1e3) <= 2 * found.u95_shift_s + STEP_S
     assert abs(found.response.tau_s - tau_ms / 1e3) <= 2 * found.u95_tau_s + STEP_S or found.response.window_s > 0
+
+
+def test_a_run_of_random_loads_gives_what_the_source_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The age that was taken off the timestamps is put back."""
+    loads = telegraph(5, tau_s=13e-3, window_s=0, delay_s=3e-3, seconds=10, noise_w=4)
+    begin, end = (np.round(x * 1e9).astype(np.int64) for x in (loads.begin_s, loads.end_s))
+    phases = [PhaseSpec(KINDS[k], int(b), int(e)) for k, b, e in zip(loads.kind, begin, end, strict=True)]
+    name, age_ns = "gpu0.nvml_samples", 16_500_000
+    detail = {"uuid": "GPU-1", "driver_version": "580.1", "calibration": {name: {"age_ns": age_ns}}}
+    t_ns = np.round(loads.t_s * 1e9).astype(np.int64) - age_ns
+    codes = {"power_mw": np.round(loads.watts * 1e3).astype(np.int64)}
+    line = LineSpec(name, provenance="measured", period_ns=20 * MS, t_ns=t_ns, codes=codes, detail=detail)
+    path = make_run(tmp_path / "run.h5", [line], phases, end_ns=int(end[-1]))
+    (found,) = identify("gpu0", 90.0, path)
+    assert (found.uuid, found.driver, found.field) == ("GPU-1", "580.1", "nvml_samples")
+    assert found.age_ms == pytest.approx(16.0, abs=0.3)
+    assert (found.tau_ms, found.delay_ms) == (pytest.approx(13.0, abs=0.3), pytest.approx(3.0, abs=0.3))
+    with pytest.raises(AnalysisError, match="no line gpu1"):
+        identify("gpu1", 90.0, path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ConfigError, match="need PyTorch"):
+        identify("gpu0", 90.0, None)
 
 
 def test_what_tells_nothing_is_refused() -> None:
