@@ -36,12 +36,12 @@ SIMPLER = 1.1
 LEAST_READINGS, LEAST_LOADS = 200, 200
 BLOCKS, DRAWS, SEED = 60, 1000, 1
 """Of the bootstrap: blocks of readings in a row, drawn with replacement."""
-ROUNDS, TRIMS, ENOUGH_S = 12, 6, 5e-6
+ROUNDS, TRIMS, ENOUGH_S = 12, 4, 10e-6
 COARSE_READINGS = 400
 LEAST_WIDTH_S, WIDTHS_S = 0.5e-3, (3e-3, 10e-3, 30e-3, 100e-3, 300e-3, 1.0)
 """The least time constant and window that are tried, those that the search begins with, and how far the weight may lie
 off its stamp."""
-FARTHEST_S, SHIFT_STEPS = 0.12, 25
+FARTHEST_S, SHIFT_STEPS = 0.12, 13
 OUTLYING = 4.0
 """Readings farther from the fit than so many (robust) standard deviations are left out: the driver stamps one in twenty
 with an instant that its value is not of."""
