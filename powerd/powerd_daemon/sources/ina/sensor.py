@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
+from powerd_core.serde import option
 from powerd_daemon.sources.ina.chips import Settings, chip_type
 
 
@@ -16,22 +17,20 @@ class Sensor:
 
     name: str = field(metadata={"help": "name of the line, after the device's: gpu0.<name>"})
     address: int = field(metadata={"help": "7-bit address on the bus, such as 0x40"})
-    chip: str = field(default="INA219", metadata={"help": "INA219, INA226, INA228 or INA3221"})
-    channel: int = field(default=1, metadata={"help": "channel of an INA3221: 1 to 3"})
-    shunt_ohm: float = field(default=0.05, metadata={"help": "resistance of the shunt"})
-    shunt_tolerance: float = field(default=0.01, metadata={"help": "limit of the shunt's relative error"})
-    nominal_v: float = field(default=12.0, metadata={"help": "voltage of the line"})
-    shunt_adc: str = field(default="", metadata={"help": "shunt conversion: INA219 9bit ... avg128, others 140us ..."})
-    bus_adc: str = field(default="", metadata={"help": "bus voltage conversion, likewise"})
-    averages: int = field(
-        default=1, metadata={"help": "conversions that are averaged (INA226, INA228; for the INA219 see shunt_adc)"}
-    )
-    shunt_range: str = field(default="", metadata={"help": "such as 320mV (INA219) or 41mV (INA228); empty = widest"})
-    bus_range: str = field(default="", metadata={"help": "16V or 32V (INA219); empty = widest"})
-    grade: str = field(default="", metadata={"help": "grade of an INA219: A or B"})
-    device: str = field(default="", metadata={"help": "device that the line belongs to; empty = the source's"})
-    description: str = field(default="", metadata={"help": "what the line is, in words"})
-    calibration: Calibration = field(default=Calibration(), metadata={"help": "what a calibration found"})
+    chip: str = option("INA219", "INA219, INA226, INA228 or INA3221")
+    channel: int = option(1, "channel of an INA3221: 1 to 3")
+    shunt_ohm: float = option(0.05, "resistance of the shunt")
+    shunt_tolerance: float = option(0.01, "limit of the shunt's relative error")
+    nominal_v: float = option(12.0, "voltage of the line")
+    shunt_adc: str = option("", "shunt conversion: INA219 9bit ... avg128, others 140us ...")
+    bus_adc: str = option("", "bus voltage conversion, likewise")
+    averages: int = option(1, "conversions that are averaged (INA226, INA228; for the INA219 see shunt_adc)")
+    shunt_range: str = option("", "such as 320mV (INA219) or 41mV (INA228); empty = widest")
+    bus_range: str = option("", "16V or 32V (INA219); empty = widest")
+    grade: str = option("", "grade of an INA219: A or B")
+    device: str = option("", "device that the line belongs to; empty = the source's")
+    description: str = option("", "what the line is, in words")
+    calibration: Calibration = option(Calibration(), "what a calibration found")
 
     def __post_init__(self) -> None:
         if not self.name:

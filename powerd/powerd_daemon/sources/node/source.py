@@ -15,6 +15,7 @@ from typing import ClassVar
 from powerd_core.calibration import CalibrationFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.model import Accuracy, Block, Column, Device, Gap, Line, Provenance, QuantityConversion, Stream
+from powerd_core.serde import option
 from powerd_daemon.sources.base import Source, Start, devices_of
 from powerd_daemon.sources.ina.accuracy import line
 from powerd_daemon.sources.ina.calibration_file import calibrated, load_calibration
@@ -55,7 +56,7 @@ SLOT_NS = 100_000
 class NodeSensor(Sensor):
     """One table of ``sensors``."""
 
-    controller: int = field(default=0, metadata={"help": "I2C controller of the Pico: 0 (GP4, GP5) or 1 (GP6, GP7)"})
+    controller: int = option(0, "I2C controller of the Pico: 0 (GP4, GP5) or 1 (GP6, GP7)")
 
     def __post_init__(self) -> None:
         # Written out: a class with slots is made anew, and super() would look for the old one.
@@ -72,17 +73,14 @@ class NodeOptions:
 
     port: str = field(metadata={"help": "serial port, best by its lasting name: /dev/serial/by-id/usb-..."})
     sensors: tuple[NodeSensor, ...] = field(metadata={"help": "the INA219 on the node: [[source.sensors]]"})
-    rate_hz: float = field(default=250.0, metadata={"help": "scans per second"})
-    baud: int = field(default=115_200, metadata={"help": "means nothing on USB; else at least 10 bits a byte"})
-    device: str = field(default="gpu0", metadata={"help": "device that the lines belong to and feed"})
-    marker: str = field(default="marker", metadata={"help": "name of the marker input's line; empty = leave it out"})
-    clock_limit_us: float = field(
-        default=1000.0,
-        metadata={"help": "readings whose time is not guaranteed to this are a gap; part of each line's accuracy"},
+    rate_hz: float = option(250.0, "scans per second")
+    baud: int = option(115_200, "means nothing on USB; else at least 10 bits a byte")
+    device: str = option("gpu0", "device that the lines belong to and feed")
+    marker: str = option("marker", "name of the marker input's line; empty = leave it out")
+    clock_limit_us: float = option(
+        1000.0, "readings whose time is not guaranteed to this are a gap; part of each line's accuracy"
     )
-    calibration: str = field(
-        default="", metadata={"help": "calibration file that `powerd calibrate` wrote; changes metadata, never codes"}
-    )
+    calibration: str = option("", "calibration file that `powerd calibrate` wrote; changes metadata, never codes")
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.sensors) <= MAX_SENSORS:
