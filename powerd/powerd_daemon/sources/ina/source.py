@@ -16,11 +16,9 @@ from powerd_core.errors import ConfigError
 from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
 from powerd_core.serde import option
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
-from powerd_daemon.sources.ina.accuracy import line
 from powerd_daemon.sources.ina.bus import LinuxBus, RegisterBus
-from powerd_daemon.sources.ina.calibration_file import calibrated_by
 from powerd_daemon.sources.ina.scanner import Scanner, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.sensor import Sensor, calibrated_by, line, make_bank
 
 MOST_BUS_EVERY = 200
 

@@ -17,8 +17,17 @@ from powerd_daemon.sources.cpu_model import HOST_TICK_NS, PROCESS_LUMP_NS, HostC
 from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
-from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, SimulationClock
-from powerd_daemon.sources.sim.chip import NO_LOAD, ChipErrors, Load, SimChip, draw_errors
+from powerd_daemon.sources.sim.bus import (
+    KINDS,
+    NO_LOAD,
+    ChipErrors,
+    Faults,
+    Load,
+    SimBus,
+    SimChip,
+    SimulationClock,
+    draw_errors,
+)
 from powerd_daemon.sources.sim.waveforms import (
     NOMINAL_V,
     SHARES,
