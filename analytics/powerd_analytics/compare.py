@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from powerd_analytics.campaign import summed_devices
-from powerd_analytics.energy.devices import Part, load_parts, part_phase_energies
+from powerd_analytics.energy.devices import Part, load_parts
+from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.uncertainty import mean_of
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
