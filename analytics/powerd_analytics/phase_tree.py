@@ -305,7 +305,7 @@ _NUMBER = re.compile(r"[-+±]?\s*\d[\d.e+-]*\s*(%|[mµnk]?s\b|[mk]?J\b|[mk]?W\b)
 
 def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, *, all_notes: bool) -> None:
     """The notes of all rows that are shown, those of one cause together; what shows no number comes first, then
-    what was lost and why."""
+    what was lost and why, then what was repeated alone."""
     has_devices = len(blocks) > 1
     # By cause the first text, the rows that have it, and those that have it with other figures.
     causes: dict[tuple[str, str], tuple[str, list[str], list[str]]] = {}
@@ -331,7 +331,8 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
         also = f" (and, with other figures, {first_of(others, ', ', 4)})" if others else ""
         whose = first_of(list(filter(None, same)), ", ", 60 if all_notes else 6)
         notes.setdefault((whose, text + also), []).append(device)
-    ordered = sorted(notes.items(), key=lambda note: [not note[0][1].startswith(s) for s in ("n.r.", "missing ")])
+    first_ones = ("n.r.", "missing ", "magnified", "not magnified")
+    ordered = sorted(notes.items(), key=lambda note: [not note[0][1].startswith(s) for s in first_ones])
     shown = ordered if all_notes else ordered[:MOST_NOTES]
     for (whose, text), devices in shown:
         about = " ".join(filter(None, (first_of(devices, ", ", 4) if has_devices else "", whose)))

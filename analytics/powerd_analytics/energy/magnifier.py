@@ -103,12 +103,10 @@ def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
 
 @dataclass(frozen=True, slots=True)
 class _Stretches:
-    """The repetitions of one kind of phase, without what is left out of each stretch."""
+    """The repetitions of one kind of phase [m], without what is left out of each stretch."""
 
     begin_ns: Ints
     end_ns: Ints
-    count: int
-    """Stretches, those included that are too short."""
     each_s: float
     """Mean duration of a repetition."""
 
@@ -116,38 +114,29 @@ class _Stretches:
 def _stretches(p: Phases) -> dict[int, _Stretches]:
     """By class of the ordinary phases: those of the same name that came last before the repetitions, in the same
     process, or else first behind them."""
-    rows: dict[int, list[NDArray[np.intp]]] = {}
-    for label, kind in enumerate(p.classes):
+    repeated: dict[int, list[NDArray[np.intp]]] = {}
+    for number, kind in enumerate(p.classes):
         if not (kind.is_magnified and kind.name.startswith(MAGNIFIED)):
             continue
-        name = kind.name.removeprefix(MAGNIFIED)
-        ordinary = np.flatnonzero(
-            p.of([i for i, c in enumerate(p.classes) if c.name == name and not c.is_magnified and not c.overlaps])
-        )
-        repeated = np.flatnonzero((p.label == label) & ~p.cut)
-        for own in _by_parent(p, repeated):
-            of_process = ordinary[p.process[ordinary] == p.process[own[0]]]
-            if len(of_process):
-                last = max(int(np.searchsorted(of_process, own[0])) - 1, 0)
-                rows.setdefault(int(p.label[of_process[last]]), []).append(own)
-    return {label: _joined(p, np.concatenate(own)) for label, own in rows.items()}
-
-
-def _by_parent(p: Phases, rows: NDArray[np.intp]) -> Iterator[NDArray[np.intp]]:
-    for parent in np.unique(p.parent[rows]):
-        yield rows[p.parent[rows] == parent]
+        alike = (c.name == kind.name.removeprefix(MAGNIFIED) and not c.is_magnified for c in p.classes)
+        ordinary = np.flatnonzero(p.of([i for i, is_alike in enumerate(alike) if is_alike]))
+        rows = np.flatnonzero((p.label == number) & ~p.cut)
+        for own in (rows[p.parent[rows] == call] for call in np.unique(p.parent[rows])):
+            known = ordinary[p.process[ordinary] == p.process[own[0]]]
+            if len(known):
+                last = max(int(np.searchsorted(known, own[0])) - 1, 0)
+                repeated.setdefault(int(p.label[known[last]]), []).append(own)
+    return {label: _joined(p, np.sort(np.concatenate(rows))) for label, rows in repeated.items()}
 
 
 def _joined(p: Phases, rows: NDArray[np.intp]) -> _Stretches:
-    rows = np.sort(rows)
     begin, end = p.begin_ns[rows], p.end_ns[rows]
-    is_first = np.append(True, begin[1:] - end[:-1] > APART_NS)
-    first, last = np.flatnonzero(is_first), np.append(np.flatnonzero(is_first)[1:] - 1, len(rows) - 1)
-    from_ns, to_ns = begin[first] + SETTLE_NS, end[last]
-    settled = begin >= np.repeat(from_ns, last - first + 1)
-    each = p.duration_s[rows][settled if settled.any() else slice(None)]
+    first = np.flatnonzero(np.append(True, begin[1:] - end[:-1] > APART_NS))
+    from_ns, to_ns = begin[first] + SETTLE_NS, end[np.append(first[1:], len(rows)) - 1]
+    settled = begin >= np.repeat(from_ns, np.diff(np.append(first, len(rows))))
+    each_s = p.duration_s[rows][settled if settled.any() else slice(None)]
     is_long = to_ns > from_ns + SETTLE_NS
-    return _Stretches(from_ns[is_long], to_ns[is_long], len(first), float(each.mean()))
+    return _Stretches(from_ns[is_long], to_ns[is_long], float(each_s.mean()))
 
 
 # -- what it says of the ordinary phases -------------------------------------------------------------------------------
@@ -230,16 +219,16 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
     opening = float(parts_j.sum()) / together_j - 1
     limit = max(MOST_OPEN, NORMAL * float(np.hypot(np.hypot.reduce(share * u_power), u_together)))
     clock = _clock_change(run, part, iterations, alone)
+    off = f"{100 * opening:+.1f} % off the iteration"
+    why = ""
     if abs(opening) > limit:
-        why = f"repeated alone, phases sum to {opening:+.1%} of the iteration (limit {limit:.1%})"
+        why = f"their sum is {off} (limit {100 * limit:.1f} %)"
     elif clock is not None and abs(clock) > MOST_CLOCK:
-        why = f"repeated alone, a phase has another clock ({clock:+.1%}, limit {MOST_CLOCK:.0%})"
-    else:
-        why = ""
+        why = f"one has another clock ({100 * clock:+.1f} %, limit {100 * MOST_CLOCK:.0f} %)"
     if why:
-        return dict.fromkeys(labels, Magnification(_spaced(f"not magnified: {why}")))
+        return dict.fromkeys(labels, Magnification(f"not magnified: repeated alone, {why}"))
     length_s = sum(r.time_s for r in repeated)
-    note = f"magnified, {seconds(length_s)} repeated alone: sum {opening:+.1%} off the iteration"
+    note = f"magnified: {seconds(length_s)} repeated alone, their sum {off}"
     of_power = np.hypot(u_power, U_ALONE)
     whole_u = (taken.u_constant_j / taken.energy_j, taken.rectangle_j / taken.energy_j)
     kinds = {}
@@ -247,12 +236,8 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
         weight = -share.copy()
         weight[k] += 1  # what moves a phase's power moves the sum too
         u = float(np.hypot.reduce([*(weight * of_power), u_together]))
-        kinds[label] = Magnification(_spaced(note), float(power_w[k] / (1 + opening)), u, *whole_u)
+        kinds[label] = Magnification(note, float(power_w[k] / (1 + opening)), u, *whole_u)
     return kinds
-
-
-def _spaced(text: str) -> str:
-    return text.replace("%", " %")
 
 
 def _clock_change(

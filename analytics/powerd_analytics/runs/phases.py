@@ -87,7 +87,8 @@ class Phases:
     @property
     def magnify(self) -> NDArray[np.intp]:
         """Numbers of the phases of `Meter.magnify`."""
-        return np.flatnonzero(self.of([i for i, kind in enumerate(self.classes) if kind.name == MAGNIFY]))
+        labels = [i for i, kind in enumerate(self.classes) if kind.name == MAGNIFY]
+        return np.flatnonzero(self.of(labels)) if labels else np.zeros(0, np.intp)
 
     @property
     def interrupted(self) -> NDArray[np.bool_]:
