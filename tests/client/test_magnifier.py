@@ -104,7 +104,9 @@ def test_a_training_goes_on_to_the_same_bits(device, when, exact):
                 gradients = [p.grad for p in training.model.parameters()]
                 with TapedMeter() as meter:
                     meter.magnify(
-                        training.model, *training.optimizers, loss=lambda: training.loss(training.x * random.random())
+                        training.model,
+                        *training.optimizers,
+                        loss=lambda: training.loss(training.x * (random.random() + np.random.rand())),
                     )
                     assert meter.tree().count("magnified update") > 2
                 assert same(generators(), drawn)
