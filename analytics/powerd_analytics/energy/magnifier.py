@@ -42,8 +42,8 @@ ALIKE = 0.1
 MOST_OPEN, MOST_CLOCK = 0.02, 0.01
 """Closure and change of the clock beyond which the repetitions say nothing of the iteration."""
 U_ALONE = 0.01
-"""Relative standard uncertainty of a phase's power by what is different when it is repeated alone: on one H200 blocks
-of one phase and repetitions of it differ by 2 % at most (docs/explanation/energy.md)."""
+"""Relative standard uncertainty of a phase's power by what is different when it is repeated alone: on two H200 what
+follows lay within 1.2 % of blocks of one phase (docs/results/h200/README.md)."""
 CONSTANT = ("gain", "offset", "quantisation")
 """Parts of the budget that the repeated and the ordinary phases have in common."""
 
