@@ -68,9 +68,10 @@ def print_tree(
             _print(console, group_line(settings), "dim")
         for line in ([*_COLUMNS], *each[i]) if block.phases else ():
             _print(console, _joined(line, widths))
-        if (rest_j := block.run.rest_j) and abs(rest_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
-            share = f" ({rest_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
-            _print(console, _joined(f"outside phases {digits(rest_j, 3)} J{share}", widths))
+        for what, part_j in (("repeated alone", block.run.magnified_j), ("outside phases", block.run.rest_j)):
+            if part_j and abs(part_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
+                share = f" ({part_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
+                _print(console, _joined(f"{what} {digits(part_j, 3)} J{share}", widths))
     for row in table.runs:
         if row not in primary:
             _print(console, f"{_heading(row)} (--device {printable(row.device)})", "bold")

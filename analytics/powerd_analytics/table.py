@@ -178,6 +178,8 @@ class RunRow:
     missing_s: float
     is_lower_bound: bool
     note: str
+    magnified_j: float | None = None
+    """The part of ``phases_j`` in which `Meter.magnify` repeated phases, which is in no group's total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -689,13 +691,15 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
-    phases_j = rest_j = residual_j = None
+    phases_j = rest_j = residual_j = magnified_j = None
     top = p.parent < 0
     if top.any() and energy_j is not None:
         together = as_range(top)
         edges = merged(p.begin_ns[together], p.end_ns[together])
         phases_j = whole_of(part, *edges).energy.energy_j
         rest_j, residual_j = energy_j - phases_j, 0.0
+        if len(p.magnify):
+            magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
@@ -721,6 +725,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         missing_s=missing_s,
         is_lower_bound=clip.is_lower_bound and energy_j is not None,
         note=_joined(*notes),
+        magnified_j=magnified_j,
     )
 
 
