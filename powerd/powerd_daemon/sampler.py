@@ -1,6 +1,6 @@
 """The sampler process: one source, polled at absolute deadlines, and nothing else.
 
-The supervisor starts it, tells it on stdin what to do (`Spec`) and takes what it sends over a socket. Three parts: the
+The supervisor starts it, tells it on stdin what to do (`Spec`) and takes what it sends through a pipe. Three parts: the
 `Outbox` holds what waits to be sent, in bounded memory and without a silent loss; `Sampling` is the loop, on any clock
 and without a process: open, poll, take, reopen after an interruption; `main` is the process around them.
 """
@@ -19,9 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import zmq
 
 from powerd_core.errors import ConfigError, PowerdError, SensorError, WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Block, Device, Gap, Stream
@@ -34,10 +31,11 @@ from powerd_daemon.sources.base import Source, Start, find_source
 OVERFLOW = "powerd did not take the sampler's readings in time"
 MAX_CAUSE = 300
 STATISTICS_NS = 1_000_000_000
-SEND_HWM = 64
 LINGER_MS = 500
 REOPEN_MIN_NS = 100_000_000
 REOPEN_MAX_NS = 5_000_000_000
+GAP_TOLD_WITHIN_NS = 1_000_000_000
+"""The gap of an interruption waits for the reading that ends it, but not longer than this."""
 
 
 class Outbox:
@@ -166,6 +164,8 @@ class Sampling:
         self._pause_ns = REOPEN_MIN_NS
         self._retry_ns = self._clock.now_ns()
         self._flush_ns = self._retry_ns + block_ns
+        self._untold: dict[int, tuple[int, str]] = {}
+        """By stream: when its source was opened again and why it had to be, until the gap before that is told."""
         self.deadlines: Deadlines | None = None
         self.reopened = 0
 
@@ -223,7 +223,11 @@ class Sampling:
             self._lose(error)
             return
         for event in events:
+            if event.stream in self._untold:
+                self._tell_gap(event.stream, first_ns=event.t_first_ns)
             self._put(event)
+        if last or (self._untold and self._clock.now_ns() - min(self._untold.values())[0] > GAP_TOLD_WITHIN_NS):
+            self._tell_gaps()
 
     def close(self) -> None:
         """Take what is left and let go of the sensor."""
@@ -232,6 +236,7 @@ class Sampling:
 
     def abandon(self) -> None:
         """Let go of the sensor of a source that has failed in a way it must not: nothing more is asked of it."""
+        self._tell_gaps()
         if self._source is not None:
             with suppress(Exception):
                 self._source.close()
@@ -266,6 +271,7 @@ class Sampling:
                 self._lose(error)
 
     def _lose(self, error: SensorError) -> None:
+        self._tell_gaps()
         self._let_go()
         self._cause = str(error) or "the sensor was lost"
         self._pause_ns = REOPEN_MIN_NS
@@ -285,19 +291,28 @@ class Sampling:
             self.open()
         except SensorError as refusal:
             error = str(refusal) or self._cause
-        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
         now_ns = self._clock.now_ns()
-        for number, sequence in self._next.items():
-            begin = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
-            self._put(
-                Gap(number, self._start.epoch, sequence, begin, max(now_ns, begin), 1, -1, self._cause[:MAX_CAUSE])
-            )
+        self._untold = dict.fromkeys(self._next, (now_ns, self._cause[:MAX_CAUSE]))
         self._cause = error
         if self._source is not None:
             self.reopened += 1
             return
+        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
+        self._tell_gaps()
         self._retry_ns = now_ns + self._pause_ns
         self._pause_ns = min(self._pause_ns * 2, REOPEN_MAX_NS)
+
+    def _tell_gaps(self) -> None:
+        for number in list(self._untold):
+            self._tell_gap(number)
+
+    def _tell_gap(self, number: int, first_ns: int | None = None) -> None:
+        """The interruption of one stream, up to its first reading where that is of a moment before the opening: what a
+        sensor gives out is as old as its conversion."""
+        end_ns, cause = self._untold.pop(number)
+        end_ns = end_ns if first_ns is None else min(end_ns, first_ns)
+        begin_ns = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
+        self._put(Gap(number, self._start.epoch, self._next[number], begin_ns, max(end_ns, begin_ns), 1, -1, cause))
 
     def _put(self, event: Block | Gap) -> None:
         self._outbox.put(event)
@@ -336,8 +351,8 @@ class Spec:
     source: SourceConfig
     epoch: int
     first_stream: int
-    endpoint: str
-    """Where the server pulls: an ipc socket in its private directory."""
+    out: int
+    """The descriptor of the pipe to the supervisor."""
     block_ns: int
     outbox_bytes: int
     parent_pid: int
@@ -354,34 +369,38 @@ def main() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    spec = from_document(Spec, json.load(sys.stdin))
-    context = zmq.Context()
-    push = context.socket(zmq.PUSH)
-    push.set(zmq.SNDHWM, SEND_HWM)
-    push.connect(spec.endpoint)
-    try:
-        return _run(spec, push, stop)
-    finally:
-        is_orphan = spec.is_orphan
-        push.close(linger=0 if is_orphan else LINGER_MS)
-        context.term()
-        if is_orphan:
-            # A supervisor that was killed could not remove the socket; the last sampler takes the directory.
-            path = Path(spec.endpoint.removeprefix("ipc://"))
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-                path.parent.rmdir()
+    return _run(from_document(Spec, json.load(sys.stdin)), stop)
 
 
-def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
-    outbox, clock, status = Outbox(spec.outbox_bytes), SystemClock(), 2
+class Pipe:
+    """The way to the supervisor, which takes as many bytes as there is room for."""
 
-    def send(frame: bytes) -> bool:
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._rest = b""
+        """Of a frame that was begun."""
+
+    def send(self, frame: bytes) -> bool:
+        """Whether a frame was begun, which it is when the one before was sent to its end."""
+        if not self.flush():
+            return False
+        self._rest = frame
+        self.flush()
+        return True
+
+    def flush(self) -> bool:
+        """Whether nothing is left of the last frame."""
         try:
-            push.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
+            while self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        except OSError:  # there is no room now, or the supervisor is gone, which the loop will notice
             return False
         return True
+
+
+def _run(spec: Spec, stop: threading.Event) -> int:
+    outbox, pipe, clock, status = Outbox(spec.outbox_bytes), Pipe(spec.out), SystemClock(), 2
 
     def announce(streams: tuple[Stream, ...], devices: tuple[Device, ...]) -> None:
         outbox.put_message(Message("streams", to_document({"streams": streams, "devices": devices})))
@@ -412,7 +431,8 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
             if now_ns >= statistics_ns:
                 outbox.put_statistics(Message("statistics", sampling.statistics()))
                 statistics_ns = now_ns + STATISTICS_NS
-            outbox.drain(send)
+            outbox.drain(pipe.send)
+            pipe.flush()
         sampling.close()
         outbox.put_statistics(Message("statistics", sampling.statistics()))
         status = 0
@@ -425,7 +445,7 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
     if sampling is not None:
         sampling.abandon()
     give_up_ns = clock.now_ns() + LINGER_MS * 1_000_000
-    while not spec.is_orphan and not outbox.drain(send) and clock.now_ns() < give_up_ns:
+    while not (outbox.drain(pipe.send) and pipe.flush()) and not spec.is_orphan and clock.now_ns() < give_up_ns:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     return status
 
