@@ -78,9 +78,15 @@ def _device(run: Run, signals: list[Signal], feeds: set[str]) -> Iterator[str]:
             continue
         text += f"{j:.6g} J, {j / ((end - begin) * 1e-9):.4g} W" if end > begin else "no time that all lines cover"
         text += f", {good_readings_of(s)} good readings, {s.bad} bad; {sensor(s)}"
+        if known := s.line.detail.get("calibration", {}).get(s.line.name):
+            text += f"; response {known.get('response')}, gain {known.get('gain')}"
         if s.line.name not in feeds and end > begin:
             text += f"; compared, not added: {j / total:.4f} of the sum of the feeds" if total > 0 else "; compared"
         yield text
+    by_driver = {s.line.name for s in signals if ".nvml" in s.line.name}
+    if by_driver and feeds and not feeds & by_driver and end - begin >= 10_000_000_000:
+        device = signals[0].line.device
+        yield f"  the rails can tell the gain: powerd calibrate {device} --reference rails --run {run.path}"
     provenances = {s.line.provenance.value for s in signals if s.line.name in feeds}
     unknown = [name for name in silent if name in feeds]
     if unknown or end <= begin:
