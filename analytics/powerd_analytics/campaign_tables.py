@@ -18,14 +18,15 @@ from powerd_analytics.campaign import (
     CONFIGURATION,
     RUNS,
     WHOLE,
+    Factors,
     Length,
     averaged,
     of_a_batch,
     summed_devices,
     whole_trainings,
+    with_factors,
     without_summands,
 )
-from powerd_analytics.costs import Factors, with_factors
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
 from powerd_analytics.records import (
     COLUMNS,

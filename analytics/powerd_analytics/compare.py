@@ -23,7 +23,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from powerd_analytics.campaign import summed_devices
 from powerd_analytics.energy.devices import Part, load_parts, part_phase_energies
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.uncertainty import mean_of
@@ -230,20 +229,6 @@ def merge_samples(samples: Sequence[Sample], others: Sequence[Record]) -> list[S
         for r in merge_jobs([*(s.record for s in samples), *others])
         if r["kind"] in ("phase", "total")
     ]
-
-
-def summed_samples(samples: Sequence[Sample]) -> list[Sample]:
-    """A further sample for each row of `summed_devices`: joules of each single phase added up, seconds those of the
-    slowest GPU, the sensors of all. Without single phases where the GPUs do not have the same ones."""
-    at = {_place(s.record): s for s in samples}
-    summed = []
-    for record in summed_devices([s.record for s in samples]):
-        same = [at[_place(record, device)] for device in str(record["device"]).split("+")]
-        joules, seconds = [s.joules for s in same], [s.seconds for s in same]
-        total_j = np.sum(joules, axis=0) if len({len(j) for j in joules}) == 1 else _NONE
-        slowest_s = np.max(seconds, axis=0) if len({len(s) for s in seconds}) == 1 else _NONE
-        summed.append(Sample(record, total_j, slowest_s, tuple(sensor for s in same for sensor in s.sensors)))
-    return summed
 
 
 # -- what the sensors leave open ---------------------------------------------------------------------------------------

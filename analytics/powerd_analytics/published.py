@@ -409,11 +409,16 @@ class Condition:
     column: str
     value: str
 
+    def holds(self, cell: str) -> bool:
+        """Whether a cell is that value."""
+        number = parsed(self.value)
+        return cell == self.value or (number is not None and parsed(cell) == number)
+
     def rows(self, table: TableFile, among: Sequence[int]) -> list[int]:
         """The rows for which it holds. Raises `AnalysisError` for a column that is not there, and for none."""
         table.require(self.column)
-        cells, number = table.cells[self.column], parsed(self.value)
-        rows = [i for i in among if cells[i] == self.value or (number is not None and parsed(cells[i]) == number)]
+        cells = table.cells[self.column]
+        rows = [i for i in among if self.holds(cells[i])]
         if not rows:
             values = printable(", ".join(dict.fromkeys(filter(None, cells))), limit=300)
             raise AnalysisError(f"{table.name}: no row has {self}; {self.column} is {values}")

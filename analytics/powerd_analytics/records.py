@@ -193,11 +193,6 @@ def text_of(value: Any) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
-def joined(texts: Iterable[Cell]) -> str:
-    """Texts of several records as one, each once."""
-    return "; ".join(dict.fromkeys(str(text) for text in texts if text))
-
-
 # -- looking into records ----------------------------------------------------------------------------------------------
 
 _ALIASES = {

@@ -10,9 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich.console import Console
 
-from powerd_analytics import export
 from powerd_analytics.energy.budget import KINDS, Budget
 from powerd_analytics.energy.devices import Part, interval_budget, load_parts, part_phase_budget
 from powerd_analytics.energy.reasons import usable
@@ -230,18 +228,3 @@ def budget_frames(rows: Sequence[BudgetRow]) -> list[pd.DataFrame]:
 def to_json(rows: Sequence[BudgetRow]) -> str:
     """The budget as a JSON object: ``rows``, each with its ``parts``."""
     return to_json_text({"rows": [asdict(r) for r in rows]}) + "\n"
-
-
-def to_csv(rows: Sequence[BudgetRow]) -> str:
-    """The parts as CSV."""
-    return export.to_csv(parts_frame(rows))
-
-
-def to_markdown(rows: Sequence[BudgetRow]) -> str:
-    """The budget for people, in Markdown."""
-    return export.to_markdown(budget_frames(rows))
-
-
-def print_table(rows: Sequence[BudgetRow], console: Console) -> None:
-    """The budget for people, on a terminal."""
-    export.print_tables(budget_frames(rows), console)

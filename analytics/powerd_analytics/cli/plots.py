@@ -14,7 +14,7 @@ from powerd_core.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal["power", "phases", "pareto", "caps", "layers", "quality"]
+Kind = Literal["power", "phases", "pareto", "caps", "quality"]
 OF_CONFIGURATIONS = ("phases", "pareto", "caps")
 
 
@@ -24,7 +24,7 @@ def plot(
         Kind | None,
         Parameter(
             help="power over time with phases; energy and time by phases and batch size; pareto: energy against time; "
-            "curves over power caps; layers as bars; clock and data quality. "
+            "curves over power caps; clock and data quality. "
             "Power and phases in one picture without it."
         ),
     ] = None,
@@ -80,7 +80,6 @@ def _figure(
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
     from powerd_analytics.campaign import read_campaign
-    from powerd_analytics.layers import layer_energies
     from powerd_analytics.published import read_table
 
     path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
@@ -93,9 +92,6 @@ def _figure(
         if kind == "phases":
             return plots.draw_phases(configurations, name)
         return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
-    if kind == "layers":
-        rows = layer_energies(shared.table_of(path, device, calibration, progress))
-        return plots.draw_layers(plots.layers_of_rows(rows), name)
     run = shared.open_run(path, calibration, progress, is_checked=True)
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from powerd_analytics.breakdown import KINDS
-from powerd_analytics.campaign import Length
-from powerd_analytics.costs import Factors
+from powerd_analytics.campaign import KINDS, Factors, Length
 from powerd_analytics.export import Cell, Column, Kind, columns_of, rounded, rows_of, table_frame
 from powerd_analytics.records import Record, column
 from powerd_analytics.runs.run import Run
