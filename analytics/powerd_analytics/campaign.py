@@ -401,11 +401,6 @@ def innermost(records: Sequence[Record]) -> list[Record]:
     ]  # fmt: skip
 
 
-def paths_of(record: Record) -> list[str]:
-    """The run files that a record is made of: several, where it is a mean of repeats."""
-    return str(record["path"]).split("; ")
-
-
 def parts_of_machines(records: Iterable[Record]) -> dict[str, str]:
     """By device, which part of the machine it is: ``gpu`` for ``gpu0`` and for ``gpu0+gpu1``. Of recordings that have
     several of one name, not added up, each is a part of its own; all are "" where no recording has several parts.
@@ -414,7 +409,7 @@ def parts_of_machines(records: Iterable[Record]) -> dict[str, str]:
     """
     recordings: dict[tuple[Cell, ...], set[str]] = {}
     for r in records:
-        for path in paths_of(r):
+        for path in str(r["path"]).split("; "):  # several, where it is a mean of repeats
             recordings.setdefault((path, r["provenance"]), set()).add(str(r["device"]))
 
     def name(device: str) -> str:

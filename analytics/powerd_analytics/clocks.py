@@ -8,9 +8,8 @@ traces of other tools.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import h5py
 import numpy as np
@@ -209,11 +208,6 @@ def describe_clocks(run: Run, reports: Sequence[ClockReport], others: Sequence[O
     for other in others:
         bound = f"± {seconds(other.bound_median_s)} median, ± {seconds(other.bound_max_s)} largest"
         yield f"{other.name}: {bound} ({other.what})"
-
-
-def clocks_document(reports: Sequence[ClockReport], others: Sequence[OtherClock]) -> dict[str, Any]:
-    """The same for programs: SI units, ready for JSON."""
-    return {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
 
 
 # ---- the wired check ---------------------------------------------------------------------------------------------

@@ -150,16 +150,11 @@ def run_samples(
     run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
     parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
     records = records_of(run, table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text)))
-    return samples_of(run, parts, records), [r for r in records if r["kind"] not in ("phase", "total")]
-
-
-def samples_of(run: Run, parts: Sequence[Part], records: Sequence[Record]) -> list[Sample]:
-    """The phases and totals among a run's records with what is behind them."""
     samples: list[Sample] = []
     for part in parts:
         own = [r for r in records if (r["device"], r["provenance"]) == (part.device, part.provenance)]
         samples += _samples_of_part(run, part, [r for r in own if r["kind"] in ("phase", "total")])
-    return samples
+    return samples, [r for r in records if r["kind"] not in ("phase", "total")]
 
 
 def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:

@@ -67,6 +67,8 @@ class Column:
     """For programs: people see it as a sign or a footnote."""
     missing: str = "–"
     """What people see where a number has no value."""
+    per: float = 1.0
+    """People see a number in these: 1e6 for millions."""
 
     @property
     def is_numeric(self) -> bool:
@@ -149,6 +151,7 @@ def _shown(column: Column, value: Cell, *, is_bound: bool) -> str:
         return "yes" if value else ""
     if isinstance(value, bool | str):
         return str(value)
+    value = value if column.per == 1 else value / column.per
     text = cell_text(column.name, value, 2 if column.is_uncertainty else 4)
     return f"{column.sign} {text}" if is_bound and column.sign else text
 
@@ -268,7 +271,11 @@ def write_rows(
     columns: Sequence[Column], pieces: Iterable[Sequence[Mapping[str, Any]]], format: Literal["csv", "json", "parquet"],
     target: TextIO | Path,
 ) -> None:  # fmt: skip
-    """Rows that come in pieces, of which one is in memory: text to an open file, Parquet to a new one."""
+    """Rows that come in pieces, of which one is in memory: to a new file, or text to an open one."""
+    if isinstance(target, Path) and format != "parquet":
+        with target.open("w", encoding="utf-8", newline="") as file:
+            write_rows(columns, pieces, format, file)
+        return
     if isinstance(target, Path):
         import pyarrow.parquet as pq
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -70,7 +71,7 @@ def plot(
     with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
         figure = _figure(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
         progress(0.9, "drawing")
-        shared.write(out, lambda partial: save(figure, partial), overwrite)
+        shared.write(out, lambda path: save(figure, path), overwrite)
     print(out)
 
 
@@ -132,7 +133,7 @@ def report(
     )
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
-        shared.write(output, lambda partial: write_report(runs, partial, options, progress=progress), overwrite)
+        shared.write(output, lambda path: write_report(runs, path, options, progress=progress), overwrite)
     print(output)
 
 
@@ -168,15 +169,11 @@ def trace(
         raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
-        opened, done = shared.open_run(run, None, progress), []
-        options: dict[str, Any] = {
-            "device": device,
-            "most_points": max_points,
-            "whole_run": whole_run,
-            "progress": progress,
-        }
-        shared.write(output, lambda partial: done.append(write_trace(opened, partial, profile, **options)), overwrite)
-    words = [
-        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((done[0].counters, "counter"), (done[0].phases, "phase"))
-    ]
-    print(f"{output}: {', '.join(filter(None, [*words, done[0].alignment]))}")
+        make = partial(
+            write_trace, shared.open_run(run, None, progress), profile=profile, device=device, most_points=max_points,
+            whole_run=whole_run, progress=progress,
+        )  # fmt: skip
+        written = shared.write(output, make, overwrite)
+    counts = (written.counters, "counter"), (written.phases, "phase")
+    words = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts]
+    print(f"{output}: {', '.join(filter(None, [*words, written.alignment]))}")

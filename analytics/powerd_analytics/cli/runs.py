@@ -185,7 +185,7 @@ def clock(
 
             shared.write(plot, lambda partial: save(draw_clocks(opened, traces), partial), overwrite)
     if format == "json":
-        document = clocks.clocks_document(reports, others)
+        document = {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
         print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
         return
     lines = list(clocks.describe_clocks(opened, reports, others))

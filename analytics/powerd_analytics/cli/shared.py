@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
+T = TypeVar("T")
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -130,15 +131,16 @@ def _check_no_run(path: Path) -> None:
         raise RunFileError(f"{path} is an HDF5 file, as runs are: give the output another name")
 
 
-def write(path: Path, make: Callable[[Path], object], overwrite: bool) -> None:
-    """Make a file under another name and move it into place when it is whole. Raises `RunFileError`."""
+def write(path: Path, make: Callable[[Path], T], overwrite: bool) -> T:
+    """Make a file under another name and move it into place when it is whole. Returns what ``make`` does; raises
+    `RunFileError`."""
     from powerd_analytics.export import whole_file
     from powerd_client.journal import check_replaceable
 
     check_replaceable(path)
     _check_no_run(path)
     with whole_file(path, overwrite=overwrite) as partial:
-        make(partial)
+        return make(partial)
 
 
 @contextlib.contextmanager

@@ -182,16 +182,8 @@ def _print_iterations(
         rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
         if output is None:
             write_rows(COLUMNS, rows, format, sys.stdout)
-            return
-
-        def make(partial: Path) -> None:
-            if format == "parquet":
-                write_rows(COLUMNS, rows, format, partial)
-                return
-            with partial.open("w", encoding="utf-8", newline="") as file:
-                write_rows(COLUMNS, rows, format, file)
-
-        shared.write(output, make, overwrite)
+        else:
+            shared.write(output, lambda path: write_rows(COLUMNS, rows, format, path), overwrite)
 
 
 def _refuse(text: str, is_wrong: bool) -> None:
@@ -411,17 +403,17 @@ def operations(
       joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
     """
     from powerd_analytics.export import to_json_text
-    from powerd_analytics.operations import listing
     from powerd_analytics.operations.count import count_named
     from powerd_analytics.operations.counts import to_document
+    from powerd_analytics.operations.listing import operation_frame
 
     shared.refuse_existing(output, overwrite)
     count = count_named(model, input, batch, backward=not forward_only)
     if format == "json":
         text = to_json_text(to_document(count)) + "\n"
     else:
-        make = listing.operation_frame if format == "csv" else listing.people_frame
-        text = shared.frames_text([make(count)], format, output, WIDE)
+        frame = operation_frame(count, with_notes=format == "csv")
+        text = shared.frames_text([frame], format, output, WIDE)
     shared.put_out(text, output, overwrite)
 
 
