@@ -1,4 +1,5 @@
-"""Many runs as one campaign: their records, repeats averaged, scaled to whole trainings, several GPUs added up.
+"""Many runs as one campaign: their records, repeats averaged, scaled to whole trainings, several GPUs added up; and
+what follows from these: CO2 and money, and what an iteration consists of.
 
 Two runs are repeats where everything in `CONFIGURATION` agrees and their clocks do within `CLOCK_SHARE`. Their mean
 keeps what is statistical apart from what is systematic: the first averages out, the second does not.
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 from math import hypot, isfinite
 from pathlib import Path
 
+from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR
 from powerd_analytics.export import Cell
 from powerd_analytics.index import index_records, is_index, run_files
 from powerd_analytics.jobs import merge_jobs
-from powerd_analytics.metrics import edp_js, iterations_of
+from powerd_analytics.metrics import Quantity, co2_g, edp_js, iterations_of, money
 from powerd_analytics.records import (
     Figure,
     Record,
@@ -23,7 +25,6 @@ from powerd_analytics.records import (
     check_campaign,
     check_run,
     figure_of,
-    joined,
     joules_column,
     mean_figure,
     number_of,
@@ -33,8 +34,10 @@ from powerd_analytics.records import (
 )
 from powerd_analytics.runs.run import Progress, no_progress
 from powerd_analytics.table import LAYER
+from powerd_analytics.text import joined
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError, ConfigError
+from powerd_core.text import printable
 
 
 def read_campaign(
@@ -157,9 +160,9 @@ def _mean_record(same: Sequence[Record]) -> Record:
         # Joules of some runs beside the seconds of all would be a row of two populations.
         record = _mean_record([r for r in same if r[name] is not None])
         note = f"mean of {n - others} of {n} runs, the others have no joules"
-        return record | {"note": joined((record["note"], note))}
-    notes = [joined(r["note"] for r in same)]
-    record |= {c: joined(r[c] for r in same) or None for c in ("run", "path", "run_id", "created_utc", "method")}
+        return record | {"note": joined(record["note"], note)}
+    notes = [joined(*(r["note"] for r in same))]
+    record |= {c: joined(*(r[c] for r in same)) or None for c in ("run", "path", "run_id", "created_utc", "method")}
     record |= {c: _mean(same, c) for c in _MEANS if c in record}
     iterations = [int(v) for v in _numbers(same, "iterations")]
     record["iterations"] = sum(iterations) if is_phase else next(iter(iterations), None)
@@ -215,7 +218,7 @@ def _mean_of(same: Sequence[Record], name: str) -> Figure | None:
 
 _SAME = ("path", "run_id", "model", "batch_size", "gpus", "provenance", "attributes", "power_cap_w")
 MOST = 1e12
-"""Of iterations, epochs and samples: more than this is a slip."""
+"""Of iterations, epochs and samples, of grams and any currency a kilowatt-hour: more than this is a slip."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +337,7 @@ def _sum(same: Sequence[Record]) -> Record:
     is_phase = same[0]["kind"] == "phase"
     total = dict(same[0]) | {"device": "+".join(str(r["device"]) for r in same), "clock_hz": None}
     total["device_name"] = " + ".join(dict.fromkeys(str(r["device_name"]) for r in same if r["device_name"])) or None
-    total["note"] = joined(r["note"] for r in same)
+    total["note"] = joined(*(r["note"] for r in same))
     total["is_lower_bound"] = any(r["is_lower_bound"] is True for r in same)
     if total["ranks"] != 1:
         # Each rank has its own batch. A phase's rate is that of one rank, a total's that of all on its GPU.
@@ -398,11 +401,6 @@ def innermost(records: Sequence[Record]) -> list[Record]:
     ]  # fmt: skip
 
 
-def paths_of(record: Record) -> list[str]:
-    """The run files that a record is made of: several, where it is a mean of repeats."""
-    return str(record["path"]).split("; ")
-
-
 def parts_of_machines(records: Iterable[Record]) -> dict[str, str]:
     """By device, which part of the machine it is: ``gpu`` for ``gpu0`` and for ``gpu0+gpu1``. Of recordings that have
     several of one name, not added up, each is a part of its own; all are "" where no recording has several parts.
@@ -411,7 +409,7 @@ def parts_of_machines(records: Iterable[Record]) -> dict[str, str]:
     """
     recordings: dict[tuple[Cell, ...], set[str]] = {}
     for r in records:
-        for path in paths_of(r):
+        for path in str(r["path"]).split("; "):  # several, where it is a mean of repeats
             recordings.setdefault((path, r["provenance"]), set()).add(str(r["device"]))
 
     def name(device: str) -> str:
@@ -442,3 +440,231 @@ def without_summands(records: Sequence[Record]) -> list[Record]:
 def without_gflops(record: Record) -> Record:
     """For figures of energy and time: runs whose GFLOPS/W are of different phases are repeats in these."""
     return {**record, **dict.fromkeys((*_GFLOPS, *BASIS))}
+
+
+# -- CO2 and money: by factors that the user states, with what these and the joules are unsure of ----------------------
+
+CO2 = "co2_g"
+"""Column of CO2 equivalents; that of money has the currency in its name: ``cost_eur``, or ``cost``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """Grams of CO2 equivalent and the price of a kilowatt-hour, each with its standard uncertainty. None: not asked."""
+
+    co2_g_per_kwh: float | None = None
+    u_co2_g_per_kwh: float | None = None
+    price_per_kwh: float | None = None
+    u_price_per_kwh: float | None = None
+    currency: str | None = None
+    """The three letters of ISO 4217."""
+
+    def __post_init__(self) -> None:
+        options = {name: f"--{name.replace('_', '-')}" for name in self.__slots__}
+        for name, option in options.items():
+            value = getattr(self, name)
+            if name != "currency" and value is not None and not (isfinite(value) and 0 <= value < MOST):
+                raise ConfigError(f"{option} {value:g}: it must be 0 or more, and less than {MOST:g}")
+            of = "price_per_kwh" if name == "currency" else name.removeprefix("u_")
+            if value is not None and getattr(self, of) is None:
+                raise ConfigError(f"{option} is of {options[of]}: give that too")
+        if (text := self.currency) is not None and not (len(text) == 3 and text.isascii() and text.isalpha()):
+            raise ConfigError(f"--currency {printable(text, limit=40)}: write its three letters, as in EUR")
+
+    def __bool__(self) -> bool:
+        return self.co2_g_per_kwh is not None or self.price_per_kwh is not None
+
+    @property
+    def cost(self) -> str:
+        """Name of the column of money."""
+        return f"cost_{self.currency.lower()}" if self.currency else "cost"
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `with_factors` adds."""
+        return list(self.of(0.0, None))
+
+    @property
+    def stated(self) -> str:
+        """The factors in words; empty where there is none."""
+        per = f"{self.currency.upper()}/kWh" if self.currency else "a kWh"
+        factors = []
+        if self.co2_g_per_kwh is not None:
+            factors.append(f"CO2 equivalents at {_stated(self.co2_g_per_kwh, self.u_co2_g_per_kwh)} g/kWh")
+        if self.price_per_kwh is not None:
+            factors.append(f"cost at {_stated(self.price_per_kwh, self.u_price_per_kwh)} {per}")
+        return f"{', '.join(factors)}, as stated" if factors else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know of these columns."""
+        return (f"{self.stated}, of the joules in the same row",) if self else ()
+
+    def of(self, energy_j: float, u95_j: float | None) -> dict[str, float | None]:
+        """The columns of an energy; without an interval where its own is not known."""
+        joules = Quantity.measured(energy_j, 0.0, (u95_j or 0.0) / COVERAGE_FACTOR)
+        costs = {}
+        if self.co2_g_per_kwh is not None:
+            costs[CO2] = co2_g(joules, Quantity.measured(self.co2_g_per_kwh, 0.0, self.u_co2_g_per_kwh or 0.0))
+        if self.price_per_kwh is not None:
+            costs[self.cost] = money(joules, Quantity.measured(self.price_per_kwh, 0.0, self.u_price_per_kwh or 0.0))
+        columns: dict[str, float | None] = {}
+        for name, cost in costs.items():
+            columns |= {name: cost.value, f"u95_{name}": None if u95_j is None else cost.u95}
+        return columns
+
+
+def with_factors(records: Sequence[Record], factors: Factors) -> list[Record]:
+    """The records with the columns of ``factors``: of ``energy_j``, and of phases of a whole training of
+    ``j_per_training``. Averaged before: what repeats share of a factor's error does not average out."""
+    return [{**r, **dict.fromkeys(factors.columns), **_of_record(r, factors)} for r in records]
+
+
+def _of_record(record: Record, factors: Factors) -> dict[str, Cell]:
+    names = ("j_per_training", "u95_j_per_training") if record["kind"] == "phase" else ("energy_j", "u95_j")
+    energy, u95 = (number_of(record, n) if n in record else None for n in names)
+    if energy is None:
+        return {}
+    return dict(factors.of(energy, None if record["is_lower_bound"] is True else u95))
+
+
+def _stated(factor: float, u: float | None) -> str:
+    return f"{factor:g}" if u is None else f"{factor:g} (u = {u:g})"
+
+
+# -- what an iteration's joules consist of: its phases and the rest between them ---------------------------------------
+
+KINDS = ("measured", "simulated", "modelled")
+"""In the order in which they are shown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """All phases of a kind within one iteration. Without joules the sensor could not resolve them."""
+
+    phase: str
+    energy_j: float | None
+    u95_j: float | None
+    is_lower_bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """One iteration of one configuration on one device: means."""
+
+    place: str
+    """The configuration in words."""
+    device: str
+    provenance: str
+    model: str
+    panel: tuple[str, str, str]
+    """Part of the machine, provenance and model: what agrees in these has one scale, and nothing else has."""
+    energy_j: float | None
+    u95_j: float | None
+    pieces: tuple[Piece, ...]
+    is_lower_bound: bool
+
+    @property
+    def known_j(self) -> float:
+        return sum(max(p.energy_j or 0.0, 0.0) for p in self.pieces)
+
+    @property
+    def rest_j(self) -> float:
+        """What no resolvable phase has; an overlap of some intervals is none."""
+        return max((self.energy_j or 0.0) - self.known_j, 0.0)
+
+    @property
+    def reach_j(self) -> float:
+        """Where its bar ends, its interval included."""
+        return max(self.known_j, (self.energy_j or 0.0) + (self.u95_j or 0.0))
+
+    @property
+    def rest_name(self) -> str:
+        """What the rest is: between the phases, or also in those that are not resolvable."""
+        return "rest, n.r." if any(p.energy_j is None for p in self.pieces) else "rest"
+
+
+def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
+    """The configurations of each device and model, measured ones first, then those with most joules. Of `prepared`
+    records (`powerd_analytics.campaign_tables`); repeats are averaged, and GPUs that are added up are there once."""
+    parts_and_totals = [of_a_batch(r) for r in records if r["kind"] in ("phase", "total")]
+    means = without_summands(averaged(map(without_gflops, parts_and_totals)))
+
+    def grouped(some: Sequence[Record]) -> dict[tuple[Cell, ...], list[Record]]:
+        groups: dict[tuple[Cell, ...], list[Record]] = {}
+        for r in some:
+            groups.setdefault((*group_of(r), r["run"]), []).append(r)
+        return groups
+
+    every = grouped(means)
+    parts = parts_of_machines(means)
+    by_figure: dict[tuple[str, ...], list[tuple[list[Record], Record | None]]] = {}
+    for key, phases in grouped(of_configurations(innermost(means))).items():
+        figure = tuple(str(phases[0][name] or "") for name in ("device", "provenance", "model"))
+        by_figure.setdefault(figure, []).append((phases, _whole(every[key], phases)))
+    for same in by_figure.values():
+        same.sort(key=lambda own: number_of(own[0][0], "batch_size") or 0.0)
+    figures = [
+        [_breakdown(phases, whole, [others for others, _ in same], parts) for phases, whole in same]
+        for same in by_figure.values()
+    ]
+    return sorted(figures, key=lambda own: (KINDS.index(own[0].provenance), -sum(b.reach_j for b in own)))
+
+
+def _whole(group: Sequence[Record], phases: Sequence[Record]) -> Record | None:
+    """The phase around all of these as often as them, such as an iteration; else the total of their group."""
+    most = max(number_of(r, "iterations") or 0.0 for r in phases)
+    around = [
+        r for r in group
+        if r["kind"] == "phase" and number_of(r, "iterations") == most
+        and all(str(p["phase_path"]).startswith(f"{r['phase_path']}/") for p in phases)
+    ]  # fmt: skip
+    around.sort(key=lambda r: -len(str(r["phase_path"])))
+    return next(iter([*around, *(r for r in group if r["kind"] == "total")]), None)
+
+
+def _breakdown(
+    phases: Sequence[Record], whole: Record | None, figure: Sequence[Sequence[Record]], parts: dict[str, str]
+) -> Breakdown:
+    """``figure``: the phases of every configuration that it stands beside; all of them have one order."""
+    first = phases[0]
+    # As `powerd_analytics.table.iterations_of` counts them; a total is of one batch here.
+    counts = {str(r["phase"]): number_of(r, "iterations") or 0.0 for r in phases}
+    n = number_of(whole, "iterations") if whole is not None and whole["kind"] == "phase" else None
+    n = n or counts.get("forward") or max(counts.values()) or 1.0
+    pieces, order = [], list(dict.fromkeys(r["phase"] for own in figure for r in own))
+    for r in sorted(phases, key=lambda r: order.index(r["phase"])):
+        times = (number_of(r, "iterations") or n) / n
+        j, u95 = (None if (v := number_of(r, name)) is None else v * times for name in ("j_per_batch", "u95_j"))
+        pieces.append(Piece(str(r["phase"]), j, u95, r["is_lower_bound"] is True))
+    provenance, model = str(first["provenance"]), str(first["model"] or "")
+    return Breakdown(
+        place=configuration(first, [own[0] for own in figure]),
+        device=str(first["device"]),
+        provenance=provenance,
+        model=model,
+        panel=(parts[str(first["device"])], provenance, model),
+        energy_j=number_of(whole, "j_per_batch") if whole is not None else None,
+        u95_j=number_of(whole, "u95_j") if whole is not None else None,
+        pieces=tuple(pieces),
+        is_lower_bound=whole is not None and whole["is_lower_bound"] is True,
+    )
+
+
+def configuration(record: Record, among: Sequence[Record], *, without_model: bool = False) -> str:
+    """What tells a record from others: model, batch size, GPUs, device, cap; in the order of a sentence.
+
+    ``without_model``: where the sentence has named it.
+    """
+    words = {
+        "model": "{}", "batch_size": "batch {}", "gpus": "GPUs {}", "device": "{}", "device_name": "{}",
+        "power_cap_w": "cap {} W",
+    }  # fmt: skip
+    parts = []
+    for name, word in words.items():
+        value = None if without_model and name == "model" else record[name]
+        if value is not None and (len({r[name] for r in among}) > 1 or name in ("model", "batch_size")):
+            parts.append(word.format(f"{value:g}" if isinstance(value, float) else value))
+    others = attributes_of(record)
+    parts += [f"{k} {v}" for k, v in others.items() if len({str(attributes_of(r).get(k)) for r in among}) > 1]
+    return ", ".join(parts) or str(record["run"])

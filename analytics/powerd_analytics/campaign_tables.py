@@ -18,14 +18,15 @@ from powerd_analytics.campaign import (
     CONFIGURATION,
     RUNS,
     WHOLE,
+    Factors,
     Length,
     averaged,
     of_a_batch,
     summed_devices,
     whole_trainings,
+    with_factors,
     without_summands,
 )
-from powerd_analytics.costs import Factors, with_factors
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
 from powerd_analytics.records import (
     COLUMNS,
@@ -428,7 +429,6 @@ _JOBS = ("run", "machine", "host", "device", "provenance", "ranks", "energy_j", 
          "is_lower_bound", "note")  # fmt: skip
 _RANKS = ("run", "machine", "rank", "device", "provenance", "sharing", "time_s", "energy_j", "phases_j", "rest_j",
           "residual_j", "is_lower_bound", "note")  # fmt: skip
-_HEADINGS = {"rest_j": "rest J", "residual_j": "residual J", "devices_j": "devices J", "phases_j": "phases J"}
 
 
 def job_tables(records: Sequence[Record]) -> list[pd.DataFrame]:
@@ -440,8 +440,8 @@ def job_tables(records: Sequence[Record]) -> list[pd.DataFrame]:
     jobs.sort(key=lambda r: (order.get(str(r["run_id"]).split("; ", maxsplit=1)[0], -1), r["machines"] is not None))
     title = "Jobs: ranks = devices" + (", machine by machine" if wholes else "")
     frames = [
-        _frame("jobs", title, _JOBS, jobs, _HEADINGS | {"energy_j": "ranks J"}),
-        _frame("ranks", "Ranks", _RANKS, ranks, _HEADINGS | {"time_s": "busy s"}),
+        _frame("jobs", title, _JOBS, jobs, {"energy_j": "ranks J"}),
+        _frame("ranks", "Ranks", _RANKS, ranks, {"time_s": "busy s"}),
     ]
     return [frame for frame in frames if len(frame)]
 

@@ -1,16 +1,15 @@
 """How the clocks of a run went: those of its boards, and the wall clock, against the host's.
 
 `read_traces` and `clock_report` say how sure the times of a board's clock are; `compare_marker` checks them against a
-pin that the training moves where a phase begins and ends. No energy depends on the wall clock (`wall_drifts`,
-`WallClock`): it dates traces of other tools.
+pin that the training moves where a phase begins and ends. No energy depends on the wall clock (`WallClock`): it dates
+traces of other tools.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import h5py
 import numpy as np
@@ -211,11 +210,6 @@ def describe_clocks(run: Run, reports: Sequence[ClockReport], others: Sequence[O
         yield f"{other.name}: {bound} ({other.what})"
 
 
-def clocks_document(reports: Sequence[ClockReport], others: Sequence[OtherClock]) -> dict[str, Any]:
-    """The same for programs: SI units, ready for JSON."""
-    return {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
-
-
 # ---- the wired check ---------------------------------------------------------------------------------------------
 
 
@@ -313,73 +307,6 @@ def _nearest(among: Ints, to: Ints) -> Ints:
 
 
 # ---- the wall clock of a run -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class WallDrift:
-    """Growth of wall clock less ``against`` (``host``, or a board and its line) from the first reading to the last."""
-
-    against: str
-    readings: int
-    duration_s: float
-    drift_s: float
-    """Without what it was set by."""
-    drift_ppm: float | None
-    """None for a single reading."""
-    half_s: float | None
-    """Largest half-width of a single reading, where it is known."""
-    steps_s: tuple[float, ...]
-    """What it was set by: changes from one reading to the next that no slewing makes (`SLEW`)."""
-
-
-def wall_drifts(run: Run) -> tuple[WallDrift, ...]:
-    """Against the host's clock by the run's anchors, then against each board's by its first line of offsets."""
-    drifts: dict[str | None, WallDrift] = {}
-    if (wall := wall_clock(run)) is not None:
-        drifts[None] = _drift("host", wall.t_host_ns, wall.offset_ns, float(wall.half_ns.max()))
-    for line in run.lines.values():
-        c = line.conversion
-        if isinstance(c, QuantityConversion) and c.quantity == "clock_offset_s" and line.board not in drifts:
-            read = run.good_readings(line.name, c.column)
-            codes = read.codes[c.column].astype(np.int64)
-            if len(codes):
-                # Since the first one: a float of nanoseconds since 1970 would lose hundreds of them.
-                offset_ns = np.rint((codes - codes[0]).astype(np.float64) * (c.per_code * 1e9)).astype(np.int64)
-                drifts[line.board] = _drift(f"{line.board}, {line.name}", read.t_ns, offset_ns, None)
-    return tuple(drifts.values())
-
-
-def _drift(against: str, t_ns: Ints, offset_ns: Ints, half_ns: float | None) -> WallDrift:
-    """From times and offsets [n], at least one."""
-    apart, moved = np.diff(t_ns).astype(np.float64), np.diff(offset_ns)
-    is_step = np.abs(moved) > SLEW * np.abs(apart) + 2 * (half_ns or 0.0)
-    drift_ns, slewed_ns = float(moved[~is_step].sum()), float(apart[~is_step].sum())
-    return WallDrift(
-        against=against,
-        readings=len(t_ns),
-        duration_s=float(t_ns[-1] - t_ns[0]) * 1e-9,
-        drift_s=drift_ns * 1e-9,
-        drift_ppm=drift_ns / slewed_ns * 1e6 if slewed_ns > 0 else None,
-        half_s=None if half_ns is None else half_ns * 1e-9,
-        steps_s=tuple((moved[is_step] * 1e-9).tolist()),
-    )
-
-
-def describe_wall(drifts: Sequence[WallDrift]) -> Iterator[str]:
-    """One line of text for people."""
-    yield "wall clock: " + ("; ".join(map(_drift_text, drifts)) or "the run holds no readings of it")
-
-
-def _drift_text(d: WallDrift) -> str:
-    whose = "the host's clock" if d.against == "host" else f"the clock of {d.against}"
-    if d.drift_ppm is None and not d.steps_s:
-        return f"one reading, nothing is known of its drift against {whose}"
-    drifted = f"drifted {'-' if d.drift_s < 0 else '+'}{seconds(abs(d.drift_s))} in {seconds(d.duration_s)}"
-    ppm = "" if d.drift_ppm is None else f"{d.drift_ppm:+.3f} ppm, "
-    half = "" if d.half_s is None else f" of ± {seconds(d.half_s)} at most"
-    was_set = f"; it was set by {', '.join(f'{s:+.6f} s' for s in d.steps_s[:3])}" if d.steps_s else ""
-    more = f" and {len(d.steps_s) - 3} times more" if len(d.steps_s) > 3 else ""
-    return f"{drifted} against {whose} ({ppm}{d.readings} readings{half}){was_set}{more}"
 
 
 @dataclass(frozen=True, slots=True)

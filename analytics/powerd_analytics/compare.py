@@ -23,7 +23,6 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from powerd_analytics.campaign import summed_devices
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.energy.reasons import usable
@@ -152,16 +151,11 @@ def run_samples(
     run = read_run(path, progress=lambda share, text: progress(0.1 * share, text))
     parts = load_parts(run, device, lambda share, text: progress(0.1 + 0.4 * share, text))
     records = records_of(run, table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.5 * share, text)))
-    return samples_of(run, parts, records), [r for r in records if r["kind"] not in ("phase", "total")]
-
-
-def samples_of(run: Run, parts: Sequence[Part], records: Sequence[Record]) -> list[Sample]:
-    """The phases and totals among a run's records with what is behind them."""
     samples: list[Sample] = []
     for part in parts:
         own = [r for r in records if (r["device"], r["provenance"]) == (part.device, part.provenance)]
         samples += _samples_of_part(run, part, [r for r in own if r["kind"] in ("phase", "total")])
-    return samples
+    return samples, [r for r in records if r["kind"] not in ("phase", "total")]
 
 
 def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Sample]:
@@ -231,20 +225,6 @@ def merge_samples(samples: Sequence[Sample], others: Sequence[Record]) -> list[S
         for r in merge_jobs([*(s.record for s in samples), *others])
         if r["kind"] in ("phase", "total")
     ]
-
-
-def summed_samples(samples: Sequence[Sample]) -> list[Sample]:
-    """A further sample for each row of `summed_devices`: joules of each single phase added up, seconds those of the
-    slowest GPU, the sensors of all. Without single phases where the GPUs do not have the same ones."""
-    at = {_place(s.record): s for s in samples}
-    summed = []
-    for record in summed_devices([s.record for s in samples]):
-        same = [at[_place(record, device)] for device in str(record["device"]).split("+")]
-        joules, seconds = [s.joules for s in same], [s.seconds for s in same]
-        total_j = np.sum(joules, axis=0) if len({len(j) for j in joules}) == 1 else _NONE
-        slowest_s = np.max(seconds, axis=0) if len({len(s) for s in seconds}) == 1 else _NONE
-        summed.append(Sample(record, total_j, slowest_s, tuple(sensor for s in same for sensor in s.sensors)))
-    return summed
 
 
 # -- what the sensors leave open ---------------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ class Column:
     """For programs: people see it as a sign or a footnote."""
     missing: str = "–"
     """What people see where a number has no value."""
+    per: float = 1.0
+    """People see a number in these: 1e6 for millions."""
 
     @property
     def is_numeric(self) -> bool:
@@ -149,6 +151,7 @@ def _shown(column: Column, value: Cell, *, is_bound: bool) -> str:
         return "yes" if value else ""
     if isinstance(value, bool | str):
         return str(value)
+    value = value if column.per == 1 else value / column.per
     text = cell_text(column.name, value, 2 if column.is_uncertainty else 4)
     return f"{column.sign} {text}" if is_bound and column.sign else text
 
@@ -268,7 +271,11 @@ def write_rows(
     columns: Sequence[Column], pieces: Iterable[Sequence[Mapping[str, Any]]], format: Literal["csv", "json", "parquet"],
     target: TextIO | Path,
 ) -> None:  # fmt: skip
-    """Rows that come in pieces, of which one is in memory: text to an open file, Parquet to a new one."""
+    """Rows that come in pieces, of which one is in memory: to a new file, or text to an open one."""
+    if isinstance(target, Path) and format != "parquet":
+        with target.open("w", encoding="utf-8", newline="") as file:
+            write_rows(columns, pieces, format, file)
+        return
     if isinstance(target, Path):
         import pyarrow.parquet as pq
 
@@ -432,6 +439,39 @@ def _html(text: str) -> str:
     return escape(printable(text))
 
 
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
+    """Another name to write a file under, which is moved into its place when it is whole.
+
+    A link keeps its place, and what it leads to is written. Raises `RunFileError`, which names another file than
+    ``path`` where writing met that.
+    """
+    place = path.resolve() if path.is_symlink() else path
+    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
+    try:
+        yield partial
+        if overwrite:
+            partial.replace(place)
+        else:
+            os.link(partial, place)  # unlike a rename, refuses to replace a file that appeared meanwhile
+    except FileExistsError as error:
+        raise RunFileError(f"{path} exists: give another name or --overwrite") from error
+    except OSError as error:
+        if isinstance(error, PowerdError):
+            raise
+        # Libraries put their own words around the system's.
+        why = os.strerror(error.errno) if error.errno else error
+        if error.filename is not None and Path(os.fsdecode(error.filename)) not in (partial, place):
+            raise RunFileError(f"{os.fsdecode(error.filename)} cannot be opened: {why}") from error
+        raise RunFileError(f"{path} cannot be written: {why}") from error
+    finally:
+        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
+            partial.unlink(missing_ok=True)
+
+
 # -- HDF5 --------------------------------------------------------------------------------------------------------------
 
 FORMAT, FORMAT_VERSION = "powerd-tables", 1
@@ -446,27 +486,20 @@ def write_tables(path: Path, frames: Sequence[pd.DataFrame], *, overwrite: bool 
     the copy changed and signed anew, and moved into its place when it is whole and on the disk. ``overwrite`` replaces
     tables of the same names; others stay. Raises `RunFileError`, also for a run file that is damaged.
     """
-    place = path.resolve()
-    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
-    try:
-        with _translated(path, "written"):
-            is_there = path.exists()
-            is_run = is_there and _is_run(path)
-            if is_there:
-                shutil.copy2(path, partial)
-            with steady_hdf5(partial, "r+" if is_there else "x") as (file, _):
-                if not is_there:
-                    file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
-                for frame in frames:
-                    _add(path, file.require_group(TABLES), frame, overwrite)
-                if is_run and "attributes" in file:
-                    del file["attributes"]
-                if is_run and DIGEST in file.attrs:
-                    file.attrs[DIGEST] = digest(file)
-            partial.replace(place)
-    finally:
-        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
-            partial.unlink(missing_ok=True)
+    with whole_file(path) as partial, _translated(path, "written"):
+        is_there = path.exists()
+        is_run = is_there and _is_run(path)
+        if is_there:
+            shutil.copy2(path, partial)
+        with steady_hdf5(partial, "r+" if is_there else "x") as (file, _):
+            if not is_there:
+                file.attrs.update({"format": FORMAT, "format_version": FORMAT_VERSION})
+            for frame in frames:
+                _add(path, file.require_group(TABLES), frame, overwrite)
+            if is_run and "attributes" in file:
+                del file["attributes"]
+            if is_run and DIGEST in file.attrs:
+                file.attrs[DIGEST] = digest(file)
 
 
 def _add(path: Path, tables: h5py.Group, frame: pd.DataFrame, overwrite: bool) -> None:

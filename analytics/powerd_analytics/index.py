@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_table, table_frame
+from powerd_analytics.export import Cell, Column, Kind, arrow_schema, arrow_table, table_frame, whole_file
 from powerd_analytics.jobs import apart, job_records, jobs_of
 from powerd_analytics.records import COLUMNS, RECORD_VERSION, Record, run_records, to_frame
 from powerd_analytics.runs.run import Progress, no_progress, pick
@@ -132,12 +132,6 @@ INDEX_COLUMNS = {
 }
 ROW_GROUP = 100_000
 AGAIN = "make it again with `joules index DIR`"
-
-
-def schema_of(root: str, of_release: str) -> pa.Schema:
-    """The columns of an index of the run files below ``root``, with their units and what is known of the whole."""
-    about = {"version": CURRENT, "runs": root, "powerd_version": of_release}
-    return arrow_schema(INDEX_COLUMNS.values(), {METADATA: json.dumps(about)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,11 +288,11 @@ def reduce_runs(
     else:
         count = min(jobs or cores(), len(todo))
         while left := [path for path in todo if path not in results]:
-            # After a death one process reads what is left, so that the next death names its file.
-            count = _on_processes(count, function, left, done)
+            _on_processes(count, function, left, done)
+            count = 1  # after a death one process reads what is left, so that the next death names its file
     # Under the names by which the caller knows the files.
-    found = [(path, results[path.absolute()]) for path in given]
-    return [replace(r, path=p, error=r.error and r.error.replace(str(r.path), str(p))) for p, r in found]
+    of_given = [(path, results[path.absolute()]) for path in given]
+    return [replace(r, path=p, error=r.error and r.error.replace(str(r.path), str(p))) for p, r in of_given]
 
 
 def cores() -> int:
@@ -321,8 +315,8 @@ def _failed(path: Path, error: BaseException) -> Reduced[Any]:
     return Reduced(path, None, line if str(path) in line else f"{path}: {line}")
 
 
-def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]) -> int:
-    """Returns with how many processes to go on with what has no result: a process that dies takes its pool along."""
+def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done: Callable[[Reduced[T]], None]) -> None:
+    """A process that dies takes its pool along: some of the files then have no result."""
     others = multiprocessing.active_children()
     # Spawned, not forked: HDF5 and numerical libraries hold locks and threads that a fork would copy in any state.
     with ProcessPoolExecutor(count, multiprocessing.get_context("spawn")) as pool:
@@ -333,9 +327,7 @@ def _on_processes(count: int, function: Reducer[T], paths: Sequence[Path], done:
                 process.kill()  # it only reads
             raise
     if unread and count == 1:
-        died = PeerError("the process that read it was killed (out of memory?)")
-        done(_failed(unread[0], died))
-    return 1
+        done(_failed(unread[0], PeerError("the process that read it was killed (out of memory?)")))
 
 
 def _in_executor(
@@ -454,9 +446,8 @@ def index_runs(
     todo = [name for name, state in states.items() if known.get(name) != state]
     vanished = sorted({r["path"] for r in rows} - set(states))
     is_due = before is None or bool(todo or vanished)
-    if is_due:
-        with _writing(out) as partial:
-            partial.touch()  # before hours of reading are for nothing
+    if is_due and not os.access(out.parent, os.W_OK):  # before hours of reading are for nothing
+        raise RunFileError(f"{out} cannot be written: its directory takes no files, or is none")
     unchanged = [name for name in states if name not in set(todo)]
     tables = [_rows_kept(before, unchanged)] if before is not None else []
     read = 0
@@ -553,27 +544,12 @@ def _with_jobs(table: pa.Table) -> pa.Table:
     return pa.concat_tables([table.set_column(at, table.schema.field(at), marks), of_jobs.cast(table.schema)])
 
 
-@contextlib.contextmanager
-def _writing(out: Path) -> Iterator[Path]:
-    """Another name to write under: whoever reads the index meanwhile has the old one. Raises `RunFileError`."""
-    partial = out.with_name(f".{out.stem}.{os.getpid()}.partial{out.suffix}")
-    try:
-        yield partial
-    except OSError as error:
-        # pyarrow's own words are about bytes and files that nobody has heard of.
-        why = os.strerror(error.errno) if error.errno else error
-        raise RunFileError(f"{out} cannot be written: {why}") from error
-    finally:
-        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
-            partial.unlink(missing_ok=True)
-
-
 def write(out: Path, table: pa.Table, root: str) -> None:
     """Write the index at once. Raises `RunFileError`."""
-    with _writing(out) as partial:
-        whole = table.cast(schema_of(root, release()))
+    with whole_file(out) as partial:
+        about = {METADATA: json.dumps({"version": CURRENT, "runs": root, "powerd_version": release()})}
+        whole = table.cast(arrow_schema(INDEX_COLUMNS.values(), about))
         pq.write_table(whole, partial, compression="zstd", row_group_size=ROW_GROUP)
-        partial.replace(out)
 
 
 # -- SQL ---------------------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from math import sqrt
 
 from powerd_analytics.export import Cell
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
-from powerd_analytics.records import Record, independent, joined, number_of, summed_joules, total_of
+from powerd_analytics.records import Record, independent, number_of, summed_joules, total_of
 from powerd_analytics.runs.ranks import missing_ranks
+from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
 
 # -- which runs are parts of one training ------------------------------------------------------------------------------
@@ -223,7 +224,7 @@ class _Job:
 # -- records of whole trainings ----------------------------------------------------------------------------------------
 
 
-def merge_jobs(records: Sequence[Record], *, by_hand: bool = False, strict: bool = True) -> list[Record]:
+def merge_jobs(records: Sequence[Record], *, by_hand: bool = False) -> list[Record]:
     """All records, those of runs that are parts of one training replaced by the training's.
 
     Phases and totals are then of all its ranks and devices together; runs, ranks and jobs stay machine by machine, with
@@ -232,7 +233,7 @@ def merge_jobs(records: Sequence[Record], *, by_hand: bool = False, strict: bool
     parts that cannot be of one training.
     """
     alone, members = apart(records)
-    jobs = [_one_job(members, alone)] if by_hand else jobs_of(members, strict=strict)
+    jobs = [_one_job(members, alone)] if by_hand else jobs_of(members)
     if not members:
         return list(records)
     merged = [r for job in jobs for r in (_lone_part(job[0]) if len(job) == 1 else job_records(job))]
@@ -247,7 +248,7 @@ def _lone_part(member: Member) -> list[Record]:
 
 
 def _noted(record: Record, note: str) -> Record:
-    return record | {"note": "; ".join(str(text) for text in (record["note"], note) if text)}
+    return record | {"note": joined(record["note"], note)}
 
 
 def job_records(members: Sequence[Member]) -> list[Record]:
@@ -295,7 +296,7 @@ def _of_all(members: Sequence[Member]) -> tuple[Record, str]:
     if len(hosts) < len(members):
         notes.append("machines have the same host name: a device that two of them see unknowingly counts twice")
     gpus = sum((number_of(r, "gpus") or 0.0) * len(m.ranks) / world for r, m in zip(firsts, members, strict=True))
-    columns: Record = {name: joined(r[name] for r in firsts) or None for name in ("run", "run_id", "created_utc")}
+    columns: Record = {name: joined(*(r[name] for r in firsts)) or None for name in ("run", "run_id", "created_utc")}
     columns |= {name: firsts[0][name] for name in ("path", "job", "world_size")}
     columns |= {"host": "; ".join(hosts) or None, "ranks": len(ranks), "rank_numbers": json.dumps(sorted(ranks))}
     columns |= {"machines": len(members), "job_machines": machines, "gpus": max(1, round(gpus))}
@@ -377,7 +378,7 @@ def _sum(job: _Job, parts: Parts, about: Record) -> Record:
     is_total = every[0]["kind"] == "total"
     # A batch is one in every rank: how many ranks share a device does not count.
     record = every[0] | about | dict.fromkeys(("s_by_rank", "sharing", "ranks_counted"))
-    record |= {name: joined(r[name] for r in every) or None for name in ("device_name", "method")}
+    record |= {name: joined(*(r[name] for r in every)) or None for name in ("device_name", "method")}
     for name in ("power_cap_w", "clock_hz"):
         whole = total_of(number_of(r, name) for r in every)
         record[name] = None if whole is None else whole / len(every)
@@ -416,7 +417,7 @@ def _sum(job: _Job, parts: Parts, about: Record) -> Record:
         record["j_per_batch"] = joules / mean_n if joules is not None and mean_n else None
     record["power_w"] = joules / seconds if joules is not None and seconds else None
     record["edp_js"] = edp_js(joules, seconds) if joules is not None and seconds is not None else None
-    return record | {"note": joined(notes)}
+    return record | {"note": joined(*notes)}
 
 
 def _u_seconds(records: Sequence[Record]) -> float | None:

@@ -21,6 +21,7 @@ from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, table_frame
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
+from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
 
 PASSES = ("forward", "backward")
@@ -252,7 +253,7 @@ def _calls(row: PhaseRow, around: Mapping[str, PhaseRow]) -> float:
 
 def _joined(*notes: str) -> str:
     """Each part once."""
-    return "; ".join(dict.fromkeys(part for note in notes for part in note.split("; ") if part))
+    return joined(*(part for note in notes for part in note.split("; ")))
 
 
 @dataclass(frozen=True, slots=True)

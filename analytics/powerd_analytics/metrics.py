@@ -143,8 +143,6 @@ def _combined(value: float, *parts: tuple[Quantity, float]) -> Quantity:
 
 N = TypeVar("N", float, Quantity, Values)
 
-EDS_K = (2.0, 1.5)
-"""Krzywaniak et al. weigh with these: k = 2 holds energy and time equal, less favours time."""
 J_PER_KWH = 3.6e6
 
 

@@ -409,11 +409,17 @@ class Condition:
     column: str
     value: str
 
+    def holds(self, cell: str) -> bool:
+        """Whether a cell is that value."""
+        value, wanted = parsed(cell), parsed(self.value)
+        is_number = value is not None and wanted is not None and math.isclose(value, wanted, rel_tol=1e-9)
+        return is_number or cell == self.value
+
     def rows(self, table: TableFile, among: Sequence[int]) -> list[int]:
         """The rows for which it holds. Raises `AnalysisError` for a column that is not there, and for none."""
         table.require(self.column)
-        cells, number = table.cells[self.column], parsed(self.value)
-        rows = [i for i in among if cells[i] == self.value or (number is not None and parsed(cells[i]) == number)]
+        cells = table.cells[self.column]
+        rows = [i for i in among if self.holds(cells[i])]
         if not rows:
             values = printable(", ".join(dict.fromkeys(filter(None, cells))), limit=300)
             raise AnalysisError(f"{table.name}: no row has {self}; {self.column} is {values}")
@@ -426,7 +432,7 @@ class Condition:
 def parse_condition(option: str, text: str) -> Condition:
     """``COLUMN=VALUE``, at the first ``=``. Raises `ConfigError`."""
     column, equals, value = (piece.strip() for piece in text.partition("="))
-    if not (column and equals and value):
+    if not (column and equals):
         raise ConfigError(f"{option} {printable(text)}: is not COLUMN=VALUE, as in power_cap_w=260")
     return Condition(column, value)
 

@@ -30,6 +30,7 @@ from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
+from powerd_analytics.published import parse_condition
 from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
@@ -133,11 +134,11 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("u_systematic_gflops_per_w", "number", "1e9/J", "standard uncertainty of that, what repeats share"),
     ("gflops_convention", "text", "", "paper: forward and backward count the operations once each"),
     ("gflops_basis", "text", "", "whose joules it divides by", "over the joules of"),
-    ("phases_j", "number", "J", "of runs and ranks: joules in the outermost phases"),
-    ("rest_j", "number", "J", "joules in no phase"),
-    ("devices_j", "number", "J", "of kind job: joules of the devices, each once"),
-    ("residual_j", "number", "J", "what phases and rest leave of the whole"),
-    ("missing_s", "number", "s", "seconds without readings"),
+    ("phases_j", "number", "J", "of runs and ranks: joules in the outermost phases", "phases J"),
+    ("rest_j", "number", "J", "joules in no phase", "rest J"),
+    ("devices_j", "number", "J", "of kind job: joules of the devices, each once", "devices J"),
+    ("residual_j", "number", "J", "what phases and rest leave of the whole", "residual J"),
+    ("missing_s", "number", "s", "seconds without readings", "missing s"),
     ("is_lower_bound", "flag", "", "a line stood at full scale: joules are the least they can be"),
     ("note", "text", "", "why a number is missing or weaker"),
 )  # fmt: skip
@@ -193,11 +194,6 @@ def text_of(value: Any) -> str | None:
     return None if value is None or value == "" else str(value)
 
 
-def joined(texts: Iterable[Cell]) -> str:
-    """Texts of several records as one, each once."""
-    return "; ".join(dict.fromkeys(str(text) for text in texts if text))
-
-
 # -- looking into records ----------------------------------------------------------------------------------------------
 
 _ALIASES = {
@@ -235,26 +231,15 @@ def value_in(record: Record, name: str) -> Cell:
 def where(records: Sequence[Record], conditions: Sequence[str]) -> list[Record]:
     """The records for which every ``COLUMN=VALUE`` holds. Raises `AnalysisError` for one that none fulfils."""
     chosen = list(records)
-    for condition in conditions:
-        name, equals, wanted = condition.partition("=")
-        if not equals:
-            raise AnalysisError(f"--where {condition}: write it as COLUMN=VALUE, as in batch_size=64")
-        name = dimension(name, records)
-        values = [value_in(r, name) for r in chosen]
-        chosen = [r for r, value in zip(chosen, values, strict=True) if _equals(value, wanted)]
+    for text in conditions:
+        condition = parse_condition("--where", text)
+        name = dimension(condition.column, records)
+        values = ["" if (value := value_in(r, name)) is None else str(value) for r in chosen]
+        chosen = [r for r, value in zip(chosen, values, strict=True) if condition.holds(value)]
         if not chosen:
-            there = ", ".join(dict.fromkeys(str(v) for v in values if v is not None)) or "no value"
+            there = ", ".join(dict.fromkeys(filter(None, values))) or "no value"
             raise AnalysisError(f"--where {condition}: no row has it; {name} is {there}")
     return chosen
-
-
-def _equals(value: Cell, wanted: str) -> bool:
-    if is_number_cell(value):
-        try:
-            return isclose(float(wanted), value, rel_tol=1e-9)
-        except ValueError:
-            return False
-    return ("" if value is None else str(value)) == wanted
 
 
 def to_frame(records: Sequence[Record]) -> pd.DataFrame:
@@ -634,7 +619,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
         if ranks.ranks and row.device in run.devices:
             record |= {"sharing": max(1, len(ranks.users(row.device)))} | _of_devices(run, ranks, [row.device])
         if not isinstance(row, RunRow):
-            labels = _labels_of(run, row)
+            labels = labels_of(run, row)
             if isinstance(row, PhaseRow):
                 record["u_s_per_batch"] = _u_mean_s(run, labels)
             if _is_part(ranks):
@@ -663,7 +648,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
     return [{n: None if isinstance(v, float) and not isfinite(v) else v for n, v in r.items()} for r in records]
 
 
-def _labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
+def labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
     """The classes of phases that a row is about."""
     key = group_key(row.group)
     kinds = ((i, kind) for i, kind in enumerate(run.phases.classes) if not kind.is_magnified)

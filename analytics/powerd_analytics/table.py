@@ -26,9 +26,7 @@ from typing import Any, TypeGuard
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich.console import Console
 
-from powerd_analytics import export
 from powerd_analytics.energy.devices import (
     Part,
     PhaseColumns,
@@ -64,7 +62,7 @@ from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, Phases, as_range,
 from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import load_bounded
-from powerd_analytics.text import digits, seconds
+from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
@@ -475,7 +473,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         if magnified is not None and magnified.power_w is not None:
             method = MAGNIFIED
         elif is_folded:
-            note = _joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
+            note = joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
         note = (
@@ -484,7 +482,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
             else "none ended: all were cut off"
         )
     if magnified is not None:
-        note = _joined(note, magnified.note) if mean is None else _joined(magnified.note, note)
+        note = joined(note, magnified.note) if mean is None else joined(magnified.note, note)
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -503,7 +501,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
-        note=_joined(shares, note, clip.note(has_number=mean is not None)),
+        note=joined(shares, note, clip.note(has_number=mean is not None)),
         ranks=ranks,
         method=method,
     )
@@ -534,10 +532,6 @@ def _mean_by_rank(columns: PhaseColumns, used: NDArray[np.bool_], tracks: NDArra
     means = [(average_of(*(v[of_rank == t] for v in values)), int(np.sum(of_rank == t))) for t in present]
     together = {f.name: sum(getattr(m, f.name) * n for m, n in means) / len(of_rank) for f in fields(Estimate)}
     return Estimate(**together | {"degrees": min(mean.degrees for mean, _ in means)})
-
-
-def _joined(*texts: str) -> str:
-    return "; ".join(text for text in texts if text)
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------
@@ -593,7 +587,7 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_j=rest_j,
         residual_j=residual_j,
         missing_s=whole.missing_s,
-        note=_joined(*notes),
+        note=joined(*notes),
         is_mixed=is_mixed,
         ranks_counted=counted,
     )
@@ -726,7 +720,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         residual_j=residual_j,
         missing_s=missing_s,
         is_lower_bound=clip.is_lower_bound and energy_j is not None,
-        note=_joined(*notes),
+        note=joined(*notes),
         magnified_j=magnified_j,
     )
 
@@ -808,7 +802,7 @@ def _rank_row(seen: _Seen, rank: RunRank, sharing: int, whole: RunRow) -> RankRo
         rest_j=rest_j,
         residual_j=residual_j,
         is_lower_bound=whole.is_lower_bound,
-        note=_joined(f"each of {sharing} ranks has 1/{sharing} of the device's power" if sharing > 1 else "", note),
+        note=joined(f"each of {sharing} ranks has 1/{sharing} of the device's power" if sharing > 1 else "", note),
     )
 
 
@@ -851,7 +845,7 @@ def _job_row(members: list[RunRow], rows: Sequence[RankRow], missing: str) -> Jo
         devices_j=devices_j,
         residual_j=devices_j - ranks_j if devices_j is not None and ranks_j is not None else None,
         is_lower_bound=is_lower_bound,
-        note=_joined(note, AT_LEAST if is_lower_bound else "", missing),
+        note=joined(note, AT_LEAST if is_lower_bound else "", missing),
     )
 
 
@@ -1045,23 +1039,3 @@ def _cell(row: Mapping[str, Any], name: str) -> Cell:
     if value is not None and (name == "batch_size" or name.startswith(_ATTRIBUTE)):
         return quoted(value)
     return str(value) if name == "model" and value is not None else value
-
-
-def to_csv(table: PhaseTable) -> str:
-    """All rows as CSV."""
-    return export.to_csv(rows_frame(table))
-
-
-def to_json(table: PhaseTable) -> str:
-    """All rows as a JSON list."""
-    return export.rows_to_json(rows_frame(table))
-
-
-def to_markdown(table: PhaseTable) -> str:
-    """The table for people, in Markdown."""
-    return export.to_markdown(table_frames(table))
-
-
-def print_table(table: PhaseTable, console: Console) -> None:
-    """The table for people, on a terminal."""
-    export.print_tables(table_frames(table), console)

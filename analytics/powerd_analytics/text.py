@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
-__all__ = ["digits", "figure_and_u95", "first_of", "seconds", "with_u95"]
+__all__ = ["bar", "digits", "figure_and_u95", "first_of", "joined", "seconds", "with_u95"]
 
 
 def digits(value: float | None, places: int = 4) -> str:
@@ -26,3 +26,14 @@ def seconds(value_s: float) -> str:
 def first_of(texts: Sequence[str], between: str, most: int = 8) -> str:
     """The first of some texts, and how many more there are."""
     return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
+
+
+def joined(*texts: object) -> str:
+    """Notes or names of several as one text, each once, without what is empty."""
+    return "; ".join(dict.fromkeys(str(text) for text in texts if text))
+
+
+def bar(share: float, width: int) -> str:
+    """A share of so many characters, to an eighth of one."""
+    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()

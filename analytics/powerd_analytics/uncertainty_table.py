@@ -10,15 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from rich.console import Console
 
-from powerd_analytics import export
 from powerd_analytics.energy.budget import KINDS, Budget
 from powerd_analytics.energy.devices import Part, interval_budget, load_parts, part_phase_budget
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.export import Cell, Column, table_frame, to_json_text
+from powerd_analytics.records import labels_of
 from powerd_analytics.runs.phases import as_range
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
@@ -29,9 +28,7 @@ from powerd_analytics.table import (
     RunRow,
     TotalRow,
     common_settings,
-    group_key,
     group_line,
-    groups,
     outermost,
     table_of,
 )
@@ -92,27 +89,22 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
     every: list[Row] = [*table.phases, *table.totals, *table.runs]
     own = [r for r in every if (r.device, r.provenance) == (part.device, part.provenance)]
     budget, seen = part_phase_budget(run, part)
-    is_used, by_group = usable(seen) & ~run.phases.cut, groups(run)
+    is_used = usable(seen) & ~run.phases.cut
     rows = []
     for row in own:
         if isinstance(row, PhaseRow):
             if phase in (None, row.phase):
-                labels = [i for i in by_group[group_key(row.group)] if _is_of(run, i, row)]
-                shares = () if row.method == MAGNIFIED else _of_phases(budget, run.phases.of(labels) & is_used, row)
+                of_kind = run.phases.of(labels_of(run, row))
+                shares = () if row.method == MAGNIFIED else _of_phases(budget, of_kind & is_used, row)
                 rows.append(_budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares))
         elif phase is None and isinstance(row, TotalRow):
-            outer = as_range(outermost(run, by_group.get(group_key(row.group), [])))
+            outer = as_range(outermost(run, labels_of(run, row)))
             shares = _of_intervals(part, row, *merged(run.phases.begin_ns[outer], run.phases.end_ns[outer]))
             rows.append(_budget_row("total", row, "", row.iterations, row.energy_j, shares))
         elif phase is None and isinstance(row, RunRow):
             shares = _of_intervals(part, row, np.array([run.begin_ns]), np.array([run.end_ns]))
             rows.append(_budget_row("run", row, "", 1, row.energy_j, shares))
     return rows
-
-
-def _is_of(run: Run, label: int, row: PhaseRow) -> bool:
-    kind = run.phases.classes[label]
-    return ("/".join(kind.path), kind.timing) == (row.path, row.timing)
 
 
 def _of_phases(budget: Budget, used: NDArray[np.bool_], row: PhaseRow) -> tuple[Share, ...]:
@@ -231,18 +223,3 @@ def budget_frames(rows: Sequence[BudgetRow]) -> list[pd.DataFrame]:
 def to_json(rows: Sequence[BudgetRow]) -> str:
     """The budget as a JSON object: ``rows``, each with its ``parts``."""
     return to_json_text({"rows": [asdict(r) for r in rows]}) + "\n"
-
-
-def to_csv(rows: Sequence[BudgetRow]) -> str:
-    """The parts as CSV."""
-    return export.to_csv(parts_frame(rows))
-
-
-def to_markdown(rows: Sequence[BudgetRow]) -> str:
-    """The budget for people, in Markdown."""
-    return export.to_markdown(budget_frames(rows))
-
-
-def print_table(rows: Sequence[BudgetRow], console: Console) -> None:
-    """The budget for people, on a terminal."""
-    export.print_tables(budget_frames(rows), console)

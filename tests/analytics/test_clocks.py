@@ -12,7 +12,6 @@ from powerd_analytics import clocks, read_run
 from powerd_analytics.cli import main
 from powerd_analytics.clocks import compare_marker
 from powerd_client import build, journal
-from powerd_client.hostclock import WallAnchor, anchor_note
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
@@ -165,60 +164,3 @@ class TestMarker:
         assert r.pairs <= 35
         assert r.p99_s == pytest.approx(1e-6)
         assert r.holds
-
-
-UNIX_NS = 1_800_000_000 * S
-
-
-def anchored(path, offsets_ns, lines=(), texts=()):
-    """A run with an anchor a second, the wall clock ``offsets_ns`` ahead of what it was at first."""
-    end_ns = len(offsets_ns) * S
-    make_run(path, [LineSpec("gpu0.a", lambda t: np.full(len(t), 9.0)), *lines], end_ns=end_ns)
-    notes = [anchor_note(WallAnchor(k * S, UNIX_NS + k * S + by, 400)) for k, by in enumerate(offsets_ns)]
-    notes += [{"t_ns": 0, "level": "info", "text": text} for text in texts]
-    with h5py.File(path, "r+") as file:
-        del file["messages"]
-        file.create_dataset("messages", data=[json.dumps(n) for n in notes], dtype=h5py.string_dtype())
-    return path
-
-
-def said_of_the_wall(path, capsys, *more):
-    with pytest.raises(SystemExit) as stopped:
-        main(["clock", str(path), *more])
-    out, err = capsys.readouterr()
-    assert (stopped.value.code, err) == (0, "")
-    return out if more else [line for line in out.splitlines() if line.startswith("wall clock: ")]
-
-
-def test_the_drift_of_the_wall_clock_is_one_line(tmp_path, capsys):
-    path = anchored(tmp_path / "run.h5", [k * -2500 for k in range(61)])
-    assert said_of_the_wall(path, capsys) == [
-        "wall clock: drifted -150 µs in 60 s against the host's clock (-2.500 ppm, 61 readings of ± 400 ns at most)"
-    ]
-    (found,) = json.loads(said_of_the_wall(path, capsys, "--json"))["wall_clock"]
-    assert (found["against"], found["readings"], found["steps_s"]) == ("host", 61, [])
-    assert found["drift_s"] == pytest.approx(-150e-6)
-    assert found["drift_ppm"] == pytest.approx(-2.5)
-
-
-def test_a_wall_clock_that_was_set_is_said_apart_from_its_drift(tmp_path, capsys):
-    path = anchored(tmp_path / "run.h5", [k * 1000 + (k >= 20) * 2 * S for k in range(41)])
-    (line,) = said_of_the_wall(path, capsys)
-    assert "(+1.000 ppm, " in line
-    assert line.endswith("; it was set by +2.000001 s")
-
-
-def test_the_offsets_that_a_board_reports_are_in_it(tmp_path, capsys):
-    t = np.arange(0, 11 * S, S)
-    lines = [
-        LineSpec(
-            f"gpu{n}.wall_offset", device=f"gpu{n}", period_ns=S, t_ns=t, codes={"ns": UNIX_NS + 3 * t // 10**6},
-            conversion={"kind": "quantity", "column": "ns", "quantity": "clock_offset_s", "per_code": 1e-9},
-        )
-        for n in range(2)
-    ]  # fmt: skip
-    path = tmp_path / "run.h5"
-    make_run(path, lines, devices={}, end_ns=10 * S)
-    assert said_of_the_wall(path, capsys) == [
-        "wall clock: drifted +30 µs in 10 s against the clock of board, gpu0.wall_offset (+3.000 ppm, 11 readings)"
-    ]

@@ -8,7 +8,8 @@ from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, t
 
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.devices import load_parts
-from powerd_analytics.table import to_markdown
+from powerd_analytics.export import to_markdown
+from powerd_analytics.table import table_frames
 from powerd_client.runfile import seal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
@@ -228,7 +229,7 @@ def test_a_line_at_full_scale_is_named_wherever_it_counts(tmp_path):
 def test_figures_per_joule_of_a_clipped_group_are_upper_bounds(tmp_path):
     attributes = {"model": "A", "batch_size": 1, "operations_per_sample": 10**9}
     table = _clipped(tmp_path, [PhaseSpec("forward", 3 * S, 6 * S, attributes)])
-    assert "≤ 0.003333" in to_markdown(table)
+    assert "≤ 0.003333" in to_markdown(table_frames(table))
 
 
 def test_a_clipped_reading_counts_as_far_as_it_averages(tmp_path):

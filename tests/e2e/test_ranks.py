@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.export import to_markdown
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table, to_markdown
+from powerd_analytics.table import phase_table, table_frames
 
 PROGRAM = Path(__file__).parent / "ddp_training.py"
 JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]
@@ -125,6 +126,6 @@ def test_commands_show_ranks(under_torchrun):
     run, _ = under_torchrun
     info = list(describe_run(run))
     assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
-    text = to_markdown(phase_table(run))
+    text = to_markdown(table_frames(phase_table(run)))
     assert "**Job: all ranks = devices**" in text
     assert "each of 2 ranks has 1/2 of the device's power" in text

@@ -52,8 +52,8 @@ app = App(
 COMMANDS = {
     "Record": ("runs:record", "runs:top", "runs:import_"),
     "Look": ("tables:tables", "plots:plot", "plots:report", "runs:info", "plots:trace"),
-    "Compare": ("tables:compare", "tables:index", "tables:query", "published:totals", "published:pick"),
-    "Models": ("models:layers", "models:operations"),
+    "Compare": ("tables:compare", "tables:index", "tables:query", "tables:totals", "tables:pick"),
+    "Models": ("tables:layers", "tables:operations"),
     "Trust": ("tables:uncertainty", "runs:clock", "runs:verify"),
     "Keep": ("runs:tag", "runs:recover", "runs:tidy"),
     "Other": ("app:completion",),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -14,7 +15,7 @@ from powerd_core.errors import ConfigError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal["power", "phases", "pareto", "caps", "layers", "quality"]
+Kind = Literal["power", "phases", "pareto", "caps", "quality"]
 OF_CONFIGURATIONS = ("phases", "pareto", "caps")
 
 
@@ -24,7 +25,7 @@ def plot(
         Kind | None,
         Parameter(
             help="power over time with phases; energy and time by phases and batch size; pareto: energy against time; "
-            "curves over power caps; layers as bars; clock and data quality. "
+            "curves over power caps; clock and data quality. "
             "Power and phases in one picture without it."
         ),
     ] = None,
@@ -70,7 +71,7 @@ def plot(
     with LateProgress() as progress, shared.naming(runs[0] if len(runs) == 1 else None):
         figure = _figure(runs, kind, device, calibration, reference, k, progress, is_table=is_table)
         progress(0.9, "drawing")
-        shared.write(out, lambda partial: save(figure, partial), overwrite)
+        shared.write(out, lambda path: save(figure, path), overwrite)
     print(out)
 
 
@@ -80,7 +81,6 @@ def _figure(
 ) -> Figure:  # fmt: skip
     from powerd_analytics import plots
     from powerd_analytics.campaign import read_campaign
-    from powerd_analytics.layers import layer_energies
     from powerd_analytics.published import read_table
 
     path, name = runs[0], runs[0].name if len(runs) == 1 else f"{len(runs)} files"
@@ -93,9 +93,6 @@ def _figure(
         if kind == "phases":
             return plots.draw_phases(configurations, name)
         return (plots.draw_pareto if kind == "pareto" else plots.draw_sweep)(configurations, name, reference, k)
-    if kind == "layers":
-        rows = layer_energies(shared.table_of(path, device, calibration, progress))
-        return plots.draw_layers(plots.layers_of_rows(rows), name)
     run = shared.open_run(path, calibration, progress, is_checked=True)
     if kind == "quality":
         return plots.draw_quality(run, device, progress=progress)
@@ -136,7 +133,7 @@ def report(
     )
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
-        shared.write(output, lambda partial: write_report(runs, partial, options, progress=progress), overwrite)
+        shared.write(output, lambda path: write_report(runs, path, options, progress=progress), overwrite)
     print(output)
 
 
@@ -172,15 +169,11 @@ def trace(
         raise ConfigError(f"--max-points {max_points}: a counter has at least 2 points")
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
-        opened, done = shared.open_run(run, None, progress), []
-        options: dict[str, Any] = {
-            "device": device,
-            "most_points": max_points,
-            "whole_run": whole_run,
-            "progress": progress,
-        }
-        shared.write(output, lambda partial: done.append(write_trace(opened, partial, profile, **options)), overwrite)
-    words = [
-        f"{n} {what}{'' if n == 1 else 's'}" for n, what in ((done[0].counters, "counter"), (done[0].phases, "phase"))
-    ]
-    print(f"{output}: {', '.join(filter(None, [*words, done[0].alignment]))}")
+        make = partial(
+            write_trace, shared.open_run(run, None, progress), profile=profile, device=device, most_points=max_points,
+            whole_run=whole_run, progress=progress,
+        )  # fmt: skip
+        written = shared.write(output, make, overwrite)
+    counts = (written.counters, "counter"), (written.phases, "phase")
+    words = [f"{n} {what}{'' if n == 1 else 's'}" for n, what in counts]
+    print(f"{output}: {', '.join(filter(None, [*words, written.alignment]))}")

@@ -165,7 +165,7 @@ def clock(
 ) -> None:
     """Say how the clocks went, and how sure their times are.
 
-    Those of the boards and the wall clock, against the host's.
+    Those of the boards, against the host's.
 
     For example: joules clock run.h5 --plot clock.png
     """
@@ -177,7 +177,7 @@ def clock(
         shared.refuse_picture(plot, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress)
-        traces, others, walls = clocks.read_traces(opened), clocks.other_clocks(opened), clocks.wall_drifts(opened)
+        traces, others = clocks.read_traces(opened), clocks.other_clocks(opened)
         reports = [clocks.clock_report(t) for t in traces]
         edges = clocks.compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
         if plot is not None:
@@ -185,10 +185,10 @@ def clock(
 
             shared.write(plot, lambda partial: save(draw_clocks(opened, traces), partial), overwrite)
     if format == "json":
-        document = clocks.clocks_document(reports, others) | {"wall_clock": [asdict(w) for w in walls]}
+        document = {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
         print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
         return
-    lines = [*clocks.describe_clocks(opened, reports, others), *clocks.describe_wall(walls)]
+    lines = list(clocks.describe_clocks(opened, reports, others))
     lines += clocks.describe_marker(edges) if edges else ()
     print_lines(lines)
     if plot is not None:
@@ -206,7 +206,7 @@ def top(
 ) -> None:
     """Show watts, joules and the current phase while a run goes on.
 
-    Losses too. Keys: q, p, s, d.
+    Losses too. The key q ends it.
 
     For example:
 

@@ -7,31 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
 
 from cyclopts import Parameter
 from rich.console import Console
 
 from powerd_analytics.terminal import LateProgress
-from powerd_core.errors import AnalysisError, PowerdError, RunFileError
+from powerd_core.errors import AnalysisError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from powerd_analytics.campaign import Length
-    from powerd_analytics.costs import Factors
+    from powerd_analytics.campaign import Factors, Length
     from powerd_analytics.runs.run import Run
     from powerd_analytics.table import PhaseTable
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_NOTES = 40
+T = TypeVar("T")
 
 
 # ---- options -----------------------------------------------------------------------------------------------------
@@ -80,7 +78,7 @@ class Costs:
     currency: Currency = None
 
     def factors(self) -> Factors:
-        from powerd_analytics.costs import Factors
+        from powerd_analytics.campaign import Factors
 
         return Factors(
             self.co2_g_per_kwh, self.u_co2_g_per_kwh, self.price_per_kwh, self.u_price_per_kwh, self.currency
@@ -133,37 +131,16 @@ def _check_no_run(path: Path) -> None:
         raise RunFileError(f"{path} is an HDF5 file, as runs are: give the output another name")
 
 
-def write(path: Path, make: Callable[[Path], object], overwrite: bool) -> None:
-    """Make a file under another name and move it into place when it is whole.
-
-    A link keeps its place, and what it leads to is written. Raises `RunFileError`, which names another file than
-    ``path`` where ``make`` met that.
-    """
+def write(path: Path, make: Callable[[Path], T], overwrite: bool) -> T:
+    """Make a file under another name and move it into place when it is whole. Returns what ``make`` does; raises
+    `RunFileError`."""
+    from powerd_analytics.export import whole_file
     from powerd_client.journal import check_replaceable
 
     check_replaceable(path)
     _check_no_run(path)
-    place = path.resolve() if path.is_symlink() else path
-    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
-    try:
-        make(partial)
-        if overwrite:
-            partial.replace(place)
-        else:
-            os.link(partial, place)  # unlike a rename, refuses to replace a file that appeared meanwhile
-    except FileExistsError as error:
-        raise RunFileError(f"{path} exists: give another name or --overwrite") from error
-    except OSError as error:
-        if isinstance(error, PowerdError):
-            raise
-        # Libraries put their own words around the system's.
-        why = os.strerror(error.errno) if error.errno else error
-        if error.filename is not None and Path(os.fsdecode(error.filename)) not in (partial, place):
-            raise RunFileError(f"{os.fsdecode(error.filename)} cannot be opened: {why}") from error
-        raise RunFileError(f"{path} cannot be written: {why}") from error
-    finally:
-        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
-            partial.unlink(missing_ok=True)
+    with whole_file(path, overwrite=overwrite) as partial:
+        return make(partial)
 
 
 @contextlib.contextmanager
@@ -235,14 +212,6 @@ def frames_text(frames: Sequence[pd.DataFrame], format: str, output: Path | None
     if format == "csv":
         return export.to_csv(frames[0])
     text: str = getattr(export, f"to_{format}")(frames)  # json, markdown, latex or html
-    return text
-
-
-def listing_text(listing: ModuleType, subject: Any, format: str, output: Path | None, width: int = 200) -> str:
-    """The same of what a module of listings (of a run's table, of its uncertainty, of layers, of operations) is for."""
-    if format == "text":
-        return printed(lambda console: listing.print_table(subject, console), output, width)
-    text: str = getattr(listing, f"to_{format}")(subject)
     return text
 
 

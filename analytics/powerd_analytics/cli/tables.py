@@ -1,12 +1,14 @@
-"""`joules tables`, `compare`, `uncertainty`, `index` and `query`: what was recorded, as tables.
+"""`joules tables`, `compare`, `uncertainty`, `index`, `query`, `operations`, `layers`, `totals` and `pick`: all tables.
 
 Their columns, with units, stand in `powerd_analytics.table` (one run) and `powerd_analytics.records` (several).
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -18,7 +20,10 @@ from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from powerd_analytics.campaign_tables import Choice
+    from powerd_analytics.layers import CountOf
 
 TableFormat = Literal["text", "csv", "json", "markdown", "latex", "html", "parquet"]
 Which = Literal["time", "energy", "totals", "efficiency", "gain", "jobs", "ranks", "records", "iterations"]
@@ -109,8 +114,9 @@ def tables(
         choice = Choice(names, tuple(where or ()), request, averages, of_training, pair_of(gain), factors)
         _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
-    from powerd_analytics import table as listing
+    from powerd_analytics.export import rows_to_json
     from powerd_analytics.phase_tree import print_tree
+    from powerd_analytics.table import rows_frame, table_frames
 
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
@@ -120,8 +126,10 @@ def tables(
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80
         )
+    elif format == "json":
+        text = rows_to_json(rows_frame(of_run))
     else:
-        text = shared.listing_text(listing, of_run, format, output)
+        text = shared.frames_text([rows_frame(of_run)] if format == "csv" else table_frames(of_run), format, output)
     shared.put_out(text, output, overwrite)
 
 
@@ -174,16 +182,8 @@ def _print_iterations(
         rows = iteration_rows(shared.open_run(path, calibration, progress, is_checked=True), device, progress=progress)
         if output is None:
             write_rows(COLUMNS, rows, format, sys.stdout)
-            return
-
-        def make(partial: Path) -> None:
-            if format == "parquet":
-                write_rows(COLUMNS, rows, format, partial)
-                return
-            with partial.open("w", encoding="utf-8", newline="") as file:
-                write_rows(COLUMNS, rows, format, file)
-
-        shared.write(output, make, overwrite)
+        else:
+            shared.write(output, lambda path: write_rows(COLUMNS, rows, format, path), overwrite)
 
 
 def _refuse(text: str, is_wrong: bool) -> None:
@@ -256,7 +256,6 @@ def uncertainty(
     phase: Annotated[str | None, Parameter(help="Only phases of this name; totals and run are left out.")] = None,
     format: shared.Format = "text",
     output: shared.Output = None,
-    plot: Annotated[Path | None, Parameter(help="Draw the shares as bars as well (.png, .pdf, .svg).")] = None,
     overwrite: shared.Overwrite = False,
 ) -> None:
     """Say what the uncertainty of each energy comes from.
@@ -267,14 +266,10 @@ def uncertainty(
 
       joules uncertainty run.h5
 
-      joules uncertainty run.h5 --phase forward --plot budget.png
+      joules uncertainty run.h5 --phase forward
     """
     from powerd_analytics import uncertainty_table
 
-    if plot is not None:
-        if output is not None and plot.absolute() == output.absolute():
-            raise AnalysisError(f"{plot}: the picture and the table need two names")
-        shared.refuse_picture(plot, overwrite)
     shared.refuse_existing(output, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress, is_checked=True)
@@ -284,17 +279,14 @@ def uncertainty(
             "has no phases: mark them with `meter.phase(...)`" if rows else "is empty: no line feeds any of its devices"
         )
         raise AnalysisError(f"{run}: this run {what}")
-    is_empty = phase is None and not any(row.energy_j for row in rows if row.table != "run")
-    if is_empty or (plot is not None and not any(row.parts for row in rows)):
+    if phase is None and not any(row.energy_j for row in rows if row.table != "run"):
         raise AnalysisError(f"{run}: there is no energy whose uncertainty could be told: {rows[0].words}")
-    if plot is not None:
-        from powerd_analytics.plots import draw_budget, save
-
-        figure = draw_budget(rows)
-        shared.write(plot, lambda partial: save(figure, partial), overwrite)
-    shared.put_out(shared.listing_text(uncertainty_table, rows, format, output), output, overwrite)
-    if plot is not None:
-        sys.stderr.write(f"{plot}\n")
+    if format == "json":
+        text = uncertainty_table.to_json(rows)
+    else:
+        frames = uncertainty_table.budget_frames(rows)
+        text = shared.frames_text([uncertainty_table.parts_frame(rows)] if format == "csv" else frames, format, output)
+    shared.put_out(text, output, overwrite)
 
 
 def index(
@@ -377,3 +369,248 @@ def query(
         title, _, rest = whole.partition("\n")
         text = type(whole)(rest.lstrip("\n")) if not title.strip(" *") else whole
     shared.put_out(text, output, overwrite)
+
+
+# ---- models and their layers ---------------------------------------------------------------------------------------
+
+WIDE = 240
+"""Characters a line where no terminal says how many it has."""
+Inputs = Annotated[
+    tuple[str, ...],
+    Parameter(help="Shape of one sample (3x224x224, 128:int64); again for each further argument.", negative=""),
+]
+
+
+def operations(
+    model: Annotated[str, Parameter(help="A model of ours (resnet50, caffenet, ...), or FILE.py:FUNCTION.")],
+    /,
+    *,
+    input: Inputs = (),
+    batch: Annotated[int, Parameter(help="Samples a batch.")] = 1,
+    forward_only: Annotated[bool, Parameter(negative="", help="Leave backward out.")] = False,
+    format: shared.Format = "text",
+    output: shared.Output = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Count a model's operations by layer.
+
+    They are counted by the paper's equations, and as torch executes them.
+
+    For example:
+
+      joules operations caffenet
+
+      joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
+    """
+    from powerd_analytics.export import to_json_text
+    from powerd_analytics.operations.count import count_named
+    from powerd_analytics.operations.counts import to_document
+    from powerd_analytics.operations.listing import operation_frame
+
+    shared.refuse_existing(output, overwrite)
+    count = count_named(model, input, batch, backward=not forward_only)
+    if format == "json":
+        text = to_json_text(to_document(count)) + "\n"
+    else:
+        frame = operation_frame(count, with_notes=format == "csv")
+        text = shared.frames_text([frame], format, output, WIDE)
+    shared.put_out(text, output, overwrite)
+
+
+def layers(
+    run: Annotated[Path, Parameter(help="A run file whose layers were marked: meter.watch(model, layers=True).")],
+    *,
+    operations: Annotated[
+        str | None,
+        Parameter(help="What they compute: MODEL as `joules operations` takes it, or the OPS.json that it wrote."),
+    ] = None,
+    input: Inputs = (),
+    batch: Annotated[int | None, Parameter(help="Samples a batch, where the run's phases do not say.")] = None,
+    model: Annotated[str | None, Parameter(help="Only phases of this model; all of them without it.")] = None,
+    device: shared.Device = None,
+    plot: Annotated[Path | None, Parameter(help="Draw the roofline as well (.png, .pdf, .svg).")] = None,
+    format: shared.Format = "text",
+    output: shared.Output = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Print joules, and GFLOPS/W, of every layer.
+
+    GFLOPS/W of layers, phases and models need --operations.
+
+    For example:
+
+      joules layers run.h5
+
+      joules layers run.h5 --operations resnet50 --plot roofline.png
+    """
+    from powerd_analytics.export import to_json_text
+    from powerd_analytics.layers import layer_energies, layer_frame
+    from powerd_analytics.operations.count import count_named
+    from powerd_analytics.operations.counts import CONVENTIONS, read_count
+    from powerd_analytics.runs.run import read_run
+    from powerd_analytics.table import phase_table
+
+    if plot is not None:
+        if operations is None:
+            raise ConfigError("--plot draws operations per byte against operations per joule: give --operations too")
+        shared.refuse_picture(plot, overwrite)
+    shared.refuse_existing(output, overwrite)
+    count_of: CountOf | None = None
+    if operations is not None and operations.endswith(".json"):
+        count = read_count(Path(operations))
+        count_of = lambda _batch: count  # noqa: E731
+    elif operations is not None:
+        count_of = partial(count_named, operations, input)
+    with LateProgress() as progress:
+        opened = read_run(run, progress=progress.part(0.0, 0.3))
+        with shared.naming(run):
+            table = phase_table(opened, device, progress=progress.part(0.3, 0.9))
+            rows = layer_energies(table, count_of, batch_size=batch, model=model)
+        if plot is not None:
+            from powerd_analytics.plots import draw_roofline, save
+
+            progress(0.9, "drawing")
+            figure = draw_roofline(rows, run.name)
+            shared.write(plot, lambda path: save(figure, path), overwrite)
+    frame = layer_frame(rows)
+    if format == "json":
+        text = to_json_text({"conventions": CONVENTIONS, "rows": frame.to_dict("records")}) + "\n"
+    else:
+        text = shared.frames_text([frame], format, output, WIDE)
+    shared.put_out(text, output, overwrite)
+
+
+# ---- tables that anybody published ---------------------------------------------------------------------------------
+
+Metric = Literal["e", "edp", "eds", "cost"]
+
+
+def totals(
+    *phases: Annotated[Path, Parameter(help="Tables of phases, CSV or Parquet; several are joined.")],
+    operations: Annotated[
+        Path | None, Parameter(help="Table with model,operations (of one sample), for GFLOPS/W.")
+    ] = None,
+    mix: Annotated[
+        list[str] | None,
+        Parameter(
+            negative="", help="What a configuration of that many GPUs in all is made of, as in pascal=2,maxwell=2."
+        ),
+    ] = None,
+    output: shared.Output = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Sum published tables of phases into whole trainings.
+
+    Prints seconds, joules, EDP and GFLOPS/W of each as CSV.
+
+    A row is device,gpus,model,phase,batch with iterations,s_per_batch,j_per_batch
+    or s_per_training,j_per_training; joules are of one GPU. What lacks a phase
+    stays empty, and the error stream says why.
+
+    For example:
+
+      joules totals phases.csv
+
+      joules totals time.csv energy.csv --operations operations.csv --mix pascal=2,maxwell=2 -o totals.csv
+    """
+    from powerd_analytics.published import parse_mixes, read_operations, read_phases, training_totals
+
+    if not phases:
+        raise ConfigError("nothing to sum: give a table of phases")
+    mixes = parse_mixes(mix or [])
+    shared.refuse_existing(output, overwrite, (*phases, *([operations] if operations else [])))
+    with LateProgress() as progress:
+        counts = read_operations(operations) if operations is not None else None
+        table = read_phases(phases, progress)
+        progress(0.8, "summing")
+        trainings, notes = training_totals(table, counts, mixes)
+    shared.warn(notes)
+    shared.put_out(_csv(trainings), output, overwrite)
+
+
+def pick(
+    table: Annotated[Path, Parameter(help="Configurations with energy_j and time_s, CSV or Parquet.")],
+    /,
+    *,
+    reference: Annotated[str, Parameter(help="COLUMN=VALUE of the row that the others are compared with.")],
+    metric: Annotated[Metric, Parameter(help="What is to be lowest: energy, EDP, EDS or the cost of Zeus.")],
+    k: Annotated[float, Parameter(help="Of EDS: 2 weighs energy and time alike, less favours time.")] = 2.0,
+    eta: Annotated[float, Parameter(help="Of the cost: 1 counts energy alone, 0 time alone.")] = 0.5,
+    max_power: Annotated[
+        float | None, Parameter(help="Of the cost: maximum power of the GPU in W; else the highest cap in the table.")
+    ] = None,
+    where: Annotated[
+        list[str] | None, Parameter(negative="", help="COLUMN=VALUE: only these rows. May be repeated.")
+    ] = None,
+    by: Annotated[
+        list[str] | None, Parameter(negative="", help="COLUMN: one pick for each of its values. May be repeated.")
+    ] = None,
+    co2_g_per_kwh: shared.Co2 = None,
+    price_per_kwh: shared.Price = None,
+    currency: shared.Currency = None,
+    format: Annotated[
+        Literal["text", "csv"] | None, Parameter(help="How to print it; csv unless it goes to a terminal.")
+    ] = None,
+    output: shared.Output = None,
+    overwrite: shared.Overwrite = False,
+) -> None:
+    """Print the best row of a table of configurations.
+
+    With the metric, and what it saves and costs against a reference.
+
+    For example:
+
+      joules pick caps.csv --reference power_cap_w=260 --metric edp
+
+      joules pick caps.csv --reference target=default --metric eds --k 1.5 --by model
+
+      joules pick totals.csv --reference gpus=1 --metric e --price-per-kwh 0.30 --currency EUR
+    """
+    import pandas as pd
+
+    from powerd_analytics.campaign import Factors
+    from powerd_analytics.published import COLUMN_OF, choose, parse_condition, read_table
+    from powerd_analytics.text import digits
+
+    if not (math.isfinite(k) and k >= 1):
+        raise ConfigError(f"--k {k:g}: must be 1 or more")
+    if not 0 <= eta <= 1:
+        raise ConfigError(f"--eta {eta:g}: must lie between 0 and 1")
+    if max_power is not None and not (math.isfinite(max_power) and max_power > 0):
+        raise ConfigError(f"--max-power {max_power:g}: must be above 0")
+    factors = Factors(co2_g_per_kwh=co2_g_per_kwh, price_per_kwh=price_per_kwh, currency=currency)
+    ref = parse_condition("--reference", reference)
+    conditions = [parse_condition("--where", text) for text in where or []]
+    shared.refuse_existing(output, overwrite, [table])
+    with LateProgress() as progress:
+        configurations = read_table(table, progress)
+        choices, notes = choose(configurations, ref, metric, conditions, by or [], k=k, eta=eta, max_power_w=max_power)
+    shared.warn(notes)
+    # A table of configurations says nothing of what its joules are unsure of.
+    costs = [name for name in factors.columns if not name.startswith("u95_")]
+    computed = [COLUMN_OF[metric], "energy_saving_pct", "performance_loss_pct", "saving_minus_loss_pct", *costs]
+    given = [name for name in configurations.columns if name and name not in computed]
+    cells = [[configurations.cells[name][c.row] for name in given] for c in choices]
+    figures = [
+        [c.value, c.energy_saving_pct, c.performance_loss_pct, c.saving_minus_loss_pct]
+        + [cost or 0.0 for name, cost in factors.of(c.energy_j, None).items() if name in costs]
+        for c in choices
+    ]
+    header = [*given, *computed]
+    if format == "text" or (format is None and shared.goes_to_terminal(output)):
+        # One line for each column: tables of configurations are wide, and picks are few.
+        columns = [[printable(text, limit=200) for text in row] for row in zip(*cells, strict=True)]
+        columns += [[digits(figure) for figure in row] for row in zip(*figures, strict=True)]
+        width = max(map(len, header))
+        lines = (f"{printable(name):{width}}  {'  '.join(row)}" for name, row in zip(header, columns, strict=True))
+        text = "".join(f"{line}\n" for line in lines)
+    else:
+        text = _csv(pd.DataFrame([[*of, *own] for of, own in zip(cells, figures, strict=True)], columns=header))
+    shared.put_out(text, output, overwrite)
+
+
+def _csv(frame: pd.DataFrame) -> str:
+    """A table for programs: figures with 15 digits, so that sums of decimals read as such."""
+    rounded = frame.map(lambda value: float(f"{value:.15g}") if isinstance(value, float) else value)
+    text: str = rounded.to_csv(index=False, lineterminator="\n")
+    return text

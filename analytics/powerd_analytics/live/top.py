@@ -9,7 +9,7 @@ import sys
 import termios
 import time
 import tty
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -32,15 +32,10 @@ from powerd_analytics.live.feed import (
     powerds_here,
     runs_here,
 )
-from powerd_analytics.text import digits, seconds
+from powerd_analytics.text import bar, digits, seconds
 from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.text import printable
 
-SORTS: dict[str, Callable[[LiveLine], Any]] = {
-    "name": lambda line: line.line.name,
-    "watts": lambda line: -(line.power_w or 0.0),
-    "joules": lambda line: -line.energy_j,
-}
 _NARROW, _MIDDLE = 50, 76
 """Columns of a terminal from which tables have more of their own."""
 _LOOK_S, _LINE_S, _RECORDER_S = 0.25, 1.0, 15.0
@@ -124,14 +119,11 @@ def _show(watch: Watch, run: RunPhases | None) -> None:
     screen, descriptor, due_s = Screen(watch, run), sys.stdin.fileno(), 0.0
     with _raw_keys(descriptor), Live(console=Console(), screen=True, auto_refresh=False) as live:
         while True:
-            is_pressed = watch.step(0.05, descriptor)
-            if is_pressed:
+            if watch.step(0.05, descriptor):
                 keys = os.read(descriptor, 64).decode(errors="replace")
                 if not keys or "q" in keys or "\x03" in keys:
                     return
-                for key in keys:
-                    screen.press(key)
-            if is_pressed or (time.monotonic() >= due_s and not screen.is_paused):
+            if time.monotonic() >= due_s:
                 due_s = time.monotonic() + _LOOK_S
                 live.update(screen, refresh=True)
 
@@ -155,16 +147,6 @@ class Screen:
 
     def __init__(self, watch: Watch, run: RunPhases | None = None) -> None:
         self._watch, self._run = watch, run
-        self._sort, self._devices_only, self.is_paused = "name", False, False
-
-    def press(self, key: str) -> None:
-        if key == "p":
-            self.is_paused = not self.is_paused
-        elif key == "d":
-            self._devices_only = not self._devices_only
-        elif key == "s":
-            names = list(SORTS)
-            self._sort = names[(names.index(self._sort) + 1) % len(names)]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width, height = options.max_width, options.height or console.height
@@ -177,16 +159,14 @@ class Screen:
         if phases and room > 4:
             parts.append(_table((on_device, "n", "W", "J", "share", ""), phases[: min(room - 3, _MOST_PHASES)]))
             room = max(room - 1 - min(len(phases), room - 3, _MOST_PHASES), 1)
-        if not self._devices_only:
-            lines = sorted(self._watch.lines(), key=SORTS[self._sort])
-            headings = ("line", "W", "J", "Hz", "flagged", "")
-            shown = headings[: 6 if width >= _MIDDLE else 4 if width >= _NARROW else 3]
-            most = room - 1 - (len(lines) > room - 1) if room > 2 else 1
-            parts.append(_table(shown, [_row(line) for line in lines[:most]]))
-            if len(lines) > most:
-                parts.append(Text(f"… {len(lines) - most} more lines", style="dim"))
-        keys = f"q quit · p pause · s sort · d devices or lines   [{self._sort}{', paused' if self.is_paused else ''}]"
-        parts.append(Text(keys, style="dim", no_wrap=True, overflow="ellipsis"))
+        lines = sorted(self._watch.lines(), key=lambda line: line.line.name)
+        headings = ("line", "W", "J", "Hz", "flagged", "")
+        shown = headings[: 6 if width >= _MIDDLE else 4 if width >= _NARROW else 3]
+        most = room - 1 - (len(lines) > room - 1) if room > 2 else 1
+        parts.append(_table(shown, [_row(line) for line in lines[:most]]))
+        if len(lines) > most:
+            parts.append(Text(f"… {len(lines) - most} more lines", style="dim"))
+        parts.append(Text("q quits", style="dim"))
         yield Group(*parts)
 
     def _device(self, d: DeviceFigures, width: int) -> tuple[str | Text, ...]:
@@ -244,12 +224,6 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tab
         cells = row[: len(headings)]
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
     return table
-
-
-def bar(share: float, width: int) -> str:
-    """A share of so many characters, to an eighth of one."""
-    eighths = round(8 * width * min(max(share, 0.0), 1.0))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def sparkline(values: Sequence[float | None], most: float) -> str:

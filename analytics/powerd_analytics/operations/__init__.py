@@ -3,7 +3,6 @@
 from powerd_analytics.operations.count import count_operations
 from powerd_analytics.operations.counts import (
     BYTES_PER_VALUE,
-    CONVENTION,
     CONVENTIONS,
     EXECUTED,
     PAPER,
@@ -17,7 +16,6 @@ from powerd_analytics.operations.counts import (
 
 __all__ = [
     "BYTES_PER_VALUE",
-    "CONVENTION",
     "CONVENTIONS",
     "EXECUTED",
     "PAPER",

@@ -13,8 +13,6 @@ from powerd_core.errors import ConfigError
 
 PAPER = "paper"
 EXECUTED = "executed"
-CONVENTION = PAPER
-"""The convention of `OperationCount.total`."""
 CONVENTIONS = {
     PAPER: (
         'Castro et al., "Energy-based tuning of convolutional neural networks on multi-GPUs", equations 1 to 7: a'
@@ -80,7 +78,6 @@ class OperationCount:
     layers: tuple[LayerCount, ...]
     not_counted: tuple[str, ...]
     """For the paper's convention: modules that ran, or hold parameters, and have no equation: ``name (Kind)``."""
-    convention: str = CONVENTION
     batch_size: int = 1
     executed: tuple[ExecutedCount, ...] = ()
     executed_not_counted: tuple[str, ...] = ()

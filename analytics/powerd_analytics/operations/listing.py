@@ -1,8 +1,6 @@
-"""An `OperationCount` as a table: for programs with plain numbers, for people in millions and megabytes."""
+"""An `OperationCount` as a table: for programs in plain numbers, for people in millions."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import pandas as pd
 
@@ -10,43 +8,32 @@ from powerd_analytics.export import Cell, Column, table_frame
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, CONVENTIONS, OperationCount, Work
 
 COLUMNS = (
-    Column("model"),
-    Column("batch_size", "integer"),
+    Column("model", is_hidden=True),
+    Column("batch_size", "integer", is_hidden=True),
     Column("layer"),
     Column("kind"),
-    Column("calls", "integer", "1"),
-    Column("input_shape"),
-    Column("output_shape"),
-    Column("operations_paper", "integer", "1"),
-    Column("mb_read_paper", "number", "MiB"),
-    Column("mb_written_paper", "number", "MiB"),
-    Column("ctc_paper", "number", "1"),
-    Column("operations_executed_forward", "integer", "1"),
-    Column("operations_executed_backward", "integer", "1"),
-    Column("elementwise_executed_forward", "integer", "1"),
-    Column("elementwise_executed_backward", "integer", "1"),
-    Column("bytes_executed_forward", "integer", "B"),
-    Column("bytes_executed_backward", "integer", "B"),
-    Column("note"),
-)
-"""For programs. The paper's operations are one forward pass; all figures are of one batch. None: not counted."""
-_PEOPLE = (
-    Column("layer"),
-    Column("kind"),
+    Column("calls", "integer", "1", is_hidden=True),
     Column("input_shape", heading="input"),
     Column("output_shape", heading="output"),
-    Column("operations_paper", "number", "1e6", heading="Mops (paper)"),
+    Column("operations_paper", "integer", "1", heading="Mops (paper)", per=1e6),
     Column("mb_read_paper", "number", "MiB", heading="MB read (paper)"),
     Column("mb_written_paper", "number", "MiB", heading="MB written (paper)"),
     Column("ctc_paper", "number", "1", heading="CTC (paper)"),
-    Column("operations_executed_forward", "number", "1e6", heading="Mops forward (executed)"),
-    Column("operations_executed_backward", "number", "1e6", heading="Mops backward (executed)"),
-    Column("elementwise", "number", "1e6", heading="M element-wise, both (executed)"),
+    Column("operations_executed_forward", "integer", "1", heading="Mops forward (executed)", per=1e6),
+    Column("operations_executed_backward", "integer", "1", heading="Mops backward (executed)", per=1e6),
+    Column("elementwise_executed_forward", "integer", "1", heading="M element-wise forward (executed)", per=1e6),
+    Column("elementwise_executed_backward", "integer", "1", heading="M element-wise backward (executed)", per=1e6),
+    Column("bytes_executed_forward", "integer", "B", is_hidden=True),
+    Column("bytes_executed_backward", "integer", "B", is_hidden=True),
+    Column("note"),
 )
+"""The paper's operations are one forward pass; all figures are of one batch. None: not counted. People see millions of
+operations, and what is not counted in the notes below."""
 
 
-def operation_frame(count: OperationCount) -> pd.DataFrame:
-    """A row a layer, what is not counted as rows with a note and no figure for it, and the total."""
+def operation_frame(count: OperationCount, *, with_notes: bool = True) -> pd.DataFrame:
+    """A row a layer, what is not counted as rows with a note and no figure for it, and the total. The column of notes
+    is for programs."""
     silent = {name: kind.rstrip(")") for name, _, kind in (text.rpartition(" (") for text in count.not_counted)}
     rows = []
     for layer in count.rows():
@@ -68,18 +55,10 @@ def operation_frame(count: OperationCount) -> pd.DataFrame:
     missing += [f"{len(count.not_counted)} modules not counted (paper)"] if count.not_counted else []
     rows.append(total | _executed(count.forward, count.backward) | {"note": "; ".join([*missing, *count.notes])})
     of_all: dict[str, Cell] = {"model": count.model, "batch_size": batch}
-    cells = [[(of_all | row).get(c.name) for c in COLUMNS] for row in rows]
-    return table_frame("operations", _title(count), COLUMNS, cells, remarks(count))
-
-
-def people_frame(count: OperationCount) -> pd.DataFrame:
-    """The same in millions of operations and megabytes of 2^20 bytes, with what is not counted in the notes."""
-    rows = []
-    for row in operation_frame(count).to_dict("records"):
-        forward, backward = row["elementwise_executed_forward"], row["elementwise_executed_backward"]
-        row["elementwise"] = None if forward is None else forward + backward
-        rows.append([_millions(row[c.name]) if c.units == "1e6" else row[c.name] for c in _PEOPLE])
-    return table_frame("operations", _title(count), _PEOPLE, rows, remarks(count))
+    columns = COLUMNS if with_notes else COLUMNS[:-1]
+    title = f"{count.model}, one batch of {batch}; Mops: 10^6 operations, MB: 2^20 bytes, –: not counted"
+    cells = [[(of_all | row).get(c.name) for c in columns] for row in rows]
+    return table_frame("operations", title, columns, cells, remarks(count))
 
 
 def remarks(count: OperationCount) -> list[str]:
@@ -114,11 +93,3 @@ def _executed(forward: Work, backward: Work) -> dict[str, Cell]:
             ("operations", work.operations), ("elementwise", work.elementwise), ("bytes", work.moved_bytes)
         )
     }  # fmt: skip
-
-
-def _title(count: OperationCount) -> str:
-    return f"{count.model}, one batch of {count.batch_size}; Mops: 10^6 operations, MB: 2^20 bytes, –: not counted"
-
-
-def _millions(value: Any) -> float | None:
-    return None if value is None else value / 1e6

@@ -8,24 +8,20 @@ from powerd_analytics.plots.configurations import (
     draw_phases,
     draw_sweep,
 )
-from powerd_analytics.plots.layers import Layer, draw_layers, draw_roofline, layers_of_rows
-from powerd_analytics.plots.power import draw_budget, draw_clocks, draw_quality, draw_run
+from powerd_analytics.plots.power import draw_clocks, draw_quality, draw_run
+from powerd_analytics.plots.roofline import draw_roofline
 from powerd_analytics.plots.style import save
 
 __all__ = [
     "Configuration",
-    "Layer",
     "configurations_of_records",
     "configurations_of_table",
-    "draw_budget",
     "draw_clocks",
-    "draw_layers",
     "draw_pareto",
     "draw_phases",
     "draw_quality",
     "draw_roofline",
     "draw_run",
     "draw_sweep",
-    "layers_of_rows",
     "save",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import hypot, isclose
+from math import hypot
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +42,7 @@ from powerd_analytics.plots.style import (
     shown,
     styled,
 )
-from powerd_analytics.published import CAPS_W, ENERGY_J, TIME_S, TableFile, column_in, parse_condition, parsed
+from powerd_analytics.published import CAPS_W, ENERGY_J, TIME_S, TableFile, column_in, parse_condition
 from powerd_analytics.records import Record, attributes_of, figure_of, number_of, text_of
 from powerd_analytics.table import group_line
 from powerd_analytics.text import digits
@@ -120,13 +120,7 @@ def _reference(same: Sequence[Configuration], condition: str | None, fallback: C
     if condition is None:
         return fallback
     wanted = parse_condition("--reference", condition)
-    number = parsed(wanted.value)
-
-    def fulfils(cell: str) -> bool:
-        value = parsed(cell)
-        return cell == wanted.value or (value is not None and number is not None and isclose(value, number))
-
-    match = [c for c in same if wanted.column in c.cells and fulfils(c.cells[wanted.column])]
+    match = [c for c in same if wanted.column in c.cells and wanted.holds(c.cells[wanted.column])]
     if len(match) != 1:
         raise AnalysisError(f"--reference {condition}: {len(match)} configurations of a panel have it; one must")
     return match[0]

@@ -1,4 +1,4 @@
-"""Pictures of one run: power over time with the joules of its phases, data quality, clocks, the uncertainty budget.
+"""Pictures of one run: power over time with the joules of its phases, data quality, clocks.
 
 A trace has far more readings than pixels. It is drawn as the envelope of the least and the greatest reading of each
 column, so that no peak is lost, and the readings come piece by piece, so that a run may be larger than the memory.
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
-from powerd_analytics.campaign import Length
+from powerd_analytics.campaign import KINDS, Breakdown, Length, breakdowns
 from powerd_analytics.campaign_tables import prepared
 from powerd_analytics.clocks import ClockTrace
 from powerd_analytics.colours import PALETTE, REST, device_text, phase_colour
@@ -43,9 +42,8 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.table import LAYER, group_line, group_text, table_of
+from powerd_analytics.table import LAYER, group_text, table_of
 from powerd_analytics.text import digits, seconds, with_u95
-from powerd_analytics.uncertainty_table import BudgetRow
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:
@@ -414,43 +412,4 @@ def draw_clocks(run: Run, traces: Sequence[ClockTrace]) -> Figure:
         offset.legend(fontsize=8, frameon=False)
     title = f"{shown(run.path.name, 100)}: clocks of the boards against the host's"
     figure.suptitle(title, x=0.01, ha="left", fontsize=11)
-    return figure
-
-
-# ---- the uncertainty budget --------------------------------------------------------------------------------------
-
-_PARTS = {
-    "model": "#0072B2", "sampling": "#56B4E9", "gain": "#D55E00", "offset": "#E69F00", "quantisation": "#F0E442",
-    "misfit": "#009E73", "clock": "#CC79A7", "device clock": "#882255", "missing": "#000000",
-    "place": "#332288", "lag": "#117733",
-}  # fmt: skip
-"""After Okabe and Ito, and Tol, told apart by colour-blind readers too; any other part is light grey."""
-
-
-@styled
-def draw_budget(rows: Sequence[BudgetRow]) -> Figure:
-    """A bar for each row that has parts: shares of the variance, and ± U95 beside it."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
-
-    rows = [r for r in rows if r.parts]
-    figure = Figure(figsize=(9, 1.6 + 0.42 * max(len(rows), 1)), layout="constrained")
-    ax = figure.add_subplot()
-    handles = {}
-    for y, row in enumerate(rows):
-        left = 0.0
-        for part in row.parts:
-            colour, share = _PARTS.get(part.part, "#DDDDDD"), 100 * part.share
-            ax.barh(y, share, left=left, color=colour, edgecolor="white", lw=0.5, hatch=HATCHES[row.provenance])
-            handles[part.part] = Patch(facecolor=colour, label=part.part)
-            left += share
-        ax.text(101, y, f"{digits(row.energy_j)} J ± {digits(row.u95_j, 2)}", va="center", fontsize=8)
-    words = [(group_line(r.group), r.phase or f"({r.table})", r.device, r.provenance) for r in rows]
-    ax.set_yticks(range(len(rows)), [shown(" ".join(filter(None, w)), 100) for w in words], fontsize=8)
-    ax.set_ylim(len(rows) - 0.4, -0.6)
-    ax.set_xlim(0, 100)
-    ax.set_xlabel("share of the variance (%); beside it: energy ± 95 % half-width")
-    if handles:
-        legend = list(handles.values())
-        figure.legend(handles=legend, loc="outside upper left", ncols=min(len(legend), 6), fontsize=8)
     return figure

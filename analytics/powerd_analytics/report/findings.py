@@ -11,16 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, inf, isfinite
 
-from powerd_analytics.breakdown import KINDS, Breakdown, Piece, breakdowns, configuration
 from powerd_analytics.campaign import (
+    CO2,
+    KINDS,
+    Breakdown,
+    Factors,
+    Piece,
     averaged,
+    breakdowns,
+    configuration,
     of_a_batch,
     of_trainings,
     parts_of_machines,
     without_gflops,
     without_summands,
 )
-from powerd_analytics.costs import CO2, Factors, with_factors
 from powerd_analytics.export import Cell
 from powerd_analytics.metrics import J_PER_KWH
 from powerd_analytics.records import Record, figure_of, number_of
@@ -82,10 +87,9 @@ def tiles(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[Tile
     return [own for _, own in sorted(every, key=lambda own: (KINDS.index(own[1].provenance), -own[0]))]
 
 
-def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[str]:
+def findings(records: Sequence[Record]) -> list[str]:
     """Sentences on the records of one or many runs (`powerd_analytics.campaign_tables.prepared`), the first of which
-    matters most: the first `MOST_SENTENCES` hold the first of each kind. ``factors``: of CO2 and money, where these are
-    asked for.
+    matters most: the first `MOST_SENTENCES` hold the first of each kind.
     """
     several = [r for r in records if r["kind"] in ("phase", "total")]
     means = averaged(several)
@@ -96,18 +100,9 @@ def findings(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[s
     if all(p.energy_j is None for own in figures for b in own for p in b.pieces):
         largest = ["No innermost phase has an energy that the sensors could resolve."]
     totals = of_trainings([r for r in by_batch if r["kind"] == "total"])
-    kinds = [largest, _best_configurations(totals), _costs(means, factors), _unknown(means)]
-    if not any("s_per_training" in r for r in means):
-        kinds[2:] = [kinds[3], kinds[2]]  # what the recordings cost stands in the tiles
+    kinds = [largest, _best_configurations(totals), _unknown(means)]
     first = [line for lines in kinds for line in lines[:1]]
     return first + [line for lines in kinds for line in lines[1:]]
-
-
-def figure_text(record: Record, name: str = "j_per_batch", of_u95: str = "u95_j", unit: str = "J") -> str:
-    """A value of a record with its 95 % half-width: ``at least 3.21 ± 0.04 J``."""
-    u95 = number_of(record, of_u95)
-    least = "at least " if record["is_lower_bound"] is True else ""
-    return f"{least}{digits(number_of(record, name))}{f' ± {digits(u95, 2)}' if u95 is not None else ''} {unit}"
 
 
 # ---- which phase takes most --------------------------------------------------------------------------------------
@@ -201,27 +196,7 @@ def _least(rated: Sequence[Record], names: Sequence[str], power: int) -> str:
     return f"{names[first]}, {number}, {sure}; next is {names[others[0]]}, {float(f'{more:.3g}'):.15g} % more"
 
 
-# ---- what it costs, and what is not known ------------------------------------------------------------------------
-
-
-def _costs(records: Sequence[Record], factors: Factors) -> list[str]:
-    """A sentence for each provenance, by the same functions as the columns of ``totals``: of several configurations
-    that with least joules and that with most. ``records``: averaged. None where no factor is stated."""
-    totals = [r for r in records if r["kind"] == "total" and r["energy_j"] is not None] if factors else []
-    totals = of_trainings(without_summands(totals))
-    what = "The whole training" if any("s_per_training" in r for r in totals) else "What was recorded of training"
-    names = list(zip(factors.columns[::2], factors.columns[1::2], strict=True))
-    money = (factors.currency or "").upper() or "of money, its currency not stated"
-    lines = []
-    for provenance in sorted({r["provenance"] for r in totals}, key=lambda kind: KINDS.index(str(kind))):
-        same = [r for r in totals if r["provenance"] == provenance]
-        ranked = with_factors(sorted(same, key=lambda r: number_of(r, "energy_j") or 0.0), factors)
-        texts = []
-        for r in [ranked[0], *ranked[1:][-1:]]:
-            text = " and ".join(figure_text(r, name, u95, "g CO2e" if name == CO2 else money) for name, u95 in names)
-            texts.append(f"{text} ({configuration(r, same)})" if len(ranked) > 1 else text)
-        lines.append(f"{what}: {' to '.join(texts)}, of {provenance} joules; {factors.stated}.")
-    return lines
+# ---- what is not known -------------------------------------------------------------------------------------------
 
 
 def _unknown(records: Sequence[Record]) -> list[str]:

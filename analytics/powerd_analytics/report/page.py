@@ -18,11 +18,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from powerd_analytics.breakdown import KINDS, Breakdown, breakdowns
-from powerd_analytics.campaign import Length, part_of
+from powerd_analytics.campaign import KINDS, Breakdown, Factors, Length, breakdowns, part_of
 from powerd_analytics.campaign_tables import are_over_machines, field_tables, job_tables, prepared
 from powerd_analytics.colours import REST, phase_colour
-from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.index import run_files
@@ -145,7 +143,7 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
     names = sheets.run_names([r.path for r in runs])
     records = sheets.named(prepared(merge_jobs([r for p in parts for r in p.records]), options.length), names)
     boxes, documents = _boxes(parts, names)
-    own_tiles, sentences = tiles(records, factors), list(map(printable, findings(records, factors)))
+    own_tiles, sentences = tiles(records, factors), list(map(printable, findings(records)))
     kinds = sorted({str(r["provenance"]) for r in records})
     others = " and ".join(k for k in kinds if k != "measured")
     quality = [

@@ -14,9 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from powerd_analytics.breakdown import KINDS
-from powerd_analytics.campaign import Length
-from powerd_analytics.costs import Factors
+from powerd_analytics.campaign import KINDS, Factors, Length
 from powerd_analytics.export import Cell, Column, Kind, columns_of, rounded, rows_of, table_frame
 from powerd_analytics.records import Record, column
 from powerd_analytics.runs.run import Run
@@ -122,8 +120,7 @@ def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
     """One row for each recording and device: joules from begin to end, and what phases and rest make of them."""
     names = ("run", "device", "provenance", "time_s", "energy_j", "u95_j", "power_w", "phases_j", "rest_j",
              "residual_j", "missing_s", "is_lower_bound", "note")  # fmt: skip
-    headings = {"phases_j": "phases J", "rest_j": "rest J", "residual_j": "residual J", "missing_s": "missing s"}
-    columns = tuple(column(name, heading=headings.get(name, "")) for name in names)
+    columns = tuple(map(column, names))
     rows = tuple(tuple(r[name] for name in names) for r in records if r["kind"] == "run")
     note = (
         "phases + rest + residual = the whole; the residual is what straight lines across the phases' edges get wrong"

@@ -1,7 +1,6 @@
 """The plots of `joules plot --kind`: which configurations and layers they draw, as what, and what they refuse; bars."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,9 +11,8 @@ from make_campaign import one_run
 from make_layers import write_run as write_layers
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics import phase_table, plots
+from powerd_analytics import plots
 from powerd_analytics.campaign import read_campaign
-from powerd_analytics.layers import BOTH, layer_energies
 from powerd_analytics.metrics import eds, pareto_front
 from powerd_analytics.published import read_table
 from powerd_analytics.runs.run import read_run
@@ -186,47 +184,13 @@ def test_energy_without_any_time_is_drawn_alone(configurations):
 # Layers
 
 
-def test_layers_of_a_run_have_the_joules_of_its_table(tmp_path):
+def test_layers_are_no_configurations_and_hide_no_passes(tmp_path):
     run = read_run(write_layers(tmp_path / "layers.h5"))
-    table = phase_table(run)
-    rows = layer_energies(table)
-    layers = {x.name: x for x in plots.layers_of_rows(rows)}
-    for r in rows:
-        if r.level == "layer" and r.passes == BOTH:
-            assert (layers[r.layer].energy_j, layers[r.layer].u95_j) == (pytest.approx(r.j_per_batch), r.u95_j)
-    assert layers["conv"].energy_j == pytest.approx(6.0, rel=0.02)  # 20 ms and 40 ms of 100 W
-    assert "norm" in texts(plots.draw_layers(list(layers.values()), "n"))
-    # They are no configurations, and hide no passes.
     assert len([c for c in found_in(run.path) if not c.phase]) == 1
     assert list(phase_colours(run)) == ["forward", "backward"]
     labels = texts(plots.draw_run(run))
     assert {"forward", "backward"} <= set(labels)
     assert "layer" not in labels
-
-
-def layer(name, passes, joules, u95=None, bound=False):
-    return SimpleNamespace(level="layer", group={}, layer=name, passes=passes, device="gpu0", provenance="measured",
-                           j_per_batch=joules, u95_j=None if bound else u95, is_lower_bound=bound)  # fmt: skip
-
-
-def test_layers_keep_their_passes_and_their_interval():
-    rows = [layer("conv1", "forward", 2.0, 0.1), layer("conv1", "backward", 4.0, 0.2), layer("conv1", BOTH, 6.0, 0.25),
-            layer("fc", "forward", 1.0, 0.1, bound=True), layer("relu", "forward", None)]  # fmt: skip
-    layers = plots.layers_of_rows(rows)
-    assert [(x.name, x.energy_j, x.u95_j, x.is_lower_bound) for x in layers] == [
-        ("conv1", 6.0, 0.25, False), ("fc", 1.0, None, True), ("relu", 0, None, False),
-    ]  # fmt: skip
-    figure = plots.draw_layers(layers, "n")
-    assert sorted(p.get_width() for p in figure.axes[0].patches) == [1.0, 2.0, 4.0]
-    assert {"conv1", "relu", "≥ 1.00"} <= set(texts(figure))
-
-
-def test_a_pass_that_is_not_resolvable_is_said_beside_the_other():
-    rows = [layer(f"l{i}", p, j) for i in range(44) for p, j in (("forward", None), ("backward", 50 - i))]
-    rows += [layer("x", "forward", None), layer("x", "backward", None)]
-    said = texts(plots.draw_layers(plots.layers_of_rows(rows), "layers"))
-    # 10 + 9 + 8 + 7: what has no bar of its own is not lost.
-    assert {"50.0 + forward n.r.", "34.0; 1 of them n.r.", "5 more layers"} <= set(said)
 
 
 # The command
@@ -248,13 +212,11 @@ def test_the_command_writes_each_format(campaign, tmp_path, capsys, kind, ending
         (CAPS, [], "t.csv is a table"),
         (CAPS, ["--kind", "quality"], "t.csv is a table"),
         (CAPS, ["--kind", "phases"], "t.csv: no phases"),
-        (CAPS, ["--kind", "layers"], "t.csv is a table"),
         (CAPS, ["--kind", "caps", "--reference", "target=none"], "target=none"),
         (CAPS, ["--kind", "caps", "--k", "0.5"], "--k"),
         ("energy_j,time_s\n3,soon\n", ["--kind", "pareto"], "row 1, column time_s"),
         ("energy_j,time_s\n1,2\n2,1e-300\n", ["--kind", "pareto"], "row 2, column time_s"),
         ("phase,batch,j_per_batch\nforward,8,1\nforward,8,2\n", ["--kind", "phases"], "two rows for one bar"),
-        (None, ["--kind", "layers"], "layers"),
         (None, ["--kind", "caps"], "no power caps"),
         (None, ["b.h5", "--kind", "power"], "--kind phases, pareto, caps"),
     ],

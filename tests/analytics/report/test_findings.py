@@ -8,9 +8,8 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report
 
-from powerd_analytics.breakdown import breakdowns
+from powerd_analytics.campaign import breakdowns
 from powerd_analytics.colours import phase_colour
-from powerd_analytics.costs import Factors
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.records import COLUMNS
 from powerd_analytics.report.page import MOST_BARS, Columns, phase_figures, trace_of
@@ -79,16 +78,6 @@ def test_a_processor_is_never_the_best_configuration_of_its_gpu(tmp_path):
     found = said(page_of(tmp_path, lines, tr.phases, tr.end_ns), "least energy a sample")
     assert [line.split(":")[0] for line in found] == ["gpu", "cpu"]  # more joules first
     assert all("2 configurations" in line and "cpu0" not in line and "gpu0" not in line for line in found)
-
-
-def test_a_warm_up_has_no_price_of_a_training(tmp_path):
-    tr = training((64,), 4, model="m")
-    begin = tr.phases[0].begin_ns
-    phases = [*tr.phases, PhaseSpec("warm-up", begin - 60 * MS, begin - 10 * MS)]
-    factors = Factors(380.0, None, None, None, None)
-    page = page_of(tmp_path, [LineSpec("gpu0.a", tr.power(1.0))], phases, tr.end_ns, factors=factors)
-    (sentence,) = said(page, "recorded of training")
-    assert sentence.count("g CO2e") == 1
 
 
 def test_figures_are_of_one_model_and_share_a_scale():

@@ -16,8 +16,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report, unpacked
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.campaign import Length
-from powerd_analytics.costs import Factors
+from powerd_analytics.campaign import Factors, Length
 from powerd_analytics.report.page import STEPS, Columns, phases_of
 from powerd_analytics.table import records as csv_rows
 
@@ -182,16 +181,6 @@ def pair(tmp_path_factory):
                 accuracy={"u_gain": 0.005})  # fmt: skip
     factors, length = Factors(380.0, 20.0, 0.3, None, "eur"), Length(None, 90.0, 1281167.0)
     return folder, *report([folder], folder / "page.html", length=length, factors=factors)
-
-
-def test_the_sentence_on_cost_has_the_figures_of_the_totals(pair):
-    page = pair[2]
-    columns = [page.column("totals", head) for head in ("g CO2e", "± U95 g CO2e", "EUR", "± U95 EUR", "product")]
-    said = next(t for t in page.texts if t.startswith("The whole training: "))
-    found = re.findall(r"([\d.]+) ± ([\d.]+) g CO2e and ([\d.]+) ± ([\d.]+) EUR \(.*?(old|new)\)", said)
-    assert sorted(found) == sorted(tuple(c[0] for c in row) for row in zip(*columns, strict=True))
-    assert [row[4] for row in found] == ["new", "old"]
-    assert "380 (u = 20) g/kWh" in said
 
 
 def test_files_of_one_name_are_told_apart_everywhere(pair):

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.export import to_csv
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table, to_csv
+from powerd_analytics.table import phase_table, rows_frame
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
 TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)
@@ -200,8 +201,8 @@ def test_a_baseline_is_nobodys_and_whole(tmp_path):
     assert idle.idle_w == pytest.approx(60, rel=0.01)
     rows = {r.phase: r for r in table.phases}
     assert (rows["baseline"].ranks, rows["forward"].ranks) == (1, 2)
-    forward = next(line for line in to_csv(table).splitlines() if ",forward," in line)
-    above = float(next(csv.DictReader(io.StringIO(to_csv(table).splitlines()[0] + "\n" + forward)))["above_idle_j"])
+    lines = csv.DictReader(io.StringIO(to_csv(rows_frame(table))))
+    above = float(next(line for line in lines if line["phase"] == "forward")["above_idle_j"])
     row = rows["forward"]
     assert above == pytest.approx(row.j_per_batch - 60 * row.s_per_batch / 2, rel=0.01)
 

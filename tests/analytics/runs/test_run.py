@@ -17,7 +17,8 @@ from powerd_analytics import cli, phase_table
 from powerd_analytics.cli.app import main
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.cli.tags import flat
-from powerd_analytics.clocks import _edges, other_clocks, wall_drifts
+from powerd_analytics.clocks import _edges, other_clocks
+from powerd_analytics.export import rows_to_json, to_csv, to_markdown
 from powerd_analytics.idle import IdleRow
 from powerd_analytics.records import Setting, records_of
 from powerd_analytics.runs.run import (
@@ -25,7 +26,7 @@ from powerd_analytics.runs.run import (
     read_run,
     recalibrate,
 )
-from powerd_analytics.table import PhaseTable, to_csv, to_json, to_markdown
+from powerd_analytics.table import PhaseTable, rows_frame, table_frames
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_analytics.verify import verify_sums
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
@@ -69,14 +70,12 @@ def run(tmp_path_factory):
 def test_the_whole_line_says_what_its_good_readings_are(run):
     good = FLAGS == 0
     t, clock, limit, bound = (x[good] for x in (T, *(s.codes["code"] for s in LINES[1:4])))
-    seen, (other,), (drift,) = Setting(run), other_clocks(run), wall_drifts(run)
+    seen, (other,) = Setting(run), other_clocks(run)
     here = (t >= 100 * MS) & (t <= 700 * MS)
     assert seen.power_cap_w("gpu0", 100 * MS, 700 * MS) == pytest.approx(np.median(limit[here]))
     assert seen.clock_hz("gpu0", 100 * MS, 700 * MS) == pytest.approx(np.median(clock[here]) * 1e6)
     assert seen.power_cap_w("gpu0", 5000 * MS, 6000 * MS) is None
     assert (other.bound_median_s, other.bound_max_s) == pytest.approx((np.median(bound) * 1e-9, bound.max() * 1e-9))
-    assert drift.readings == good.sum()
-    assert drift.steps_s == pytest.approx((5e-3,), abs=1e-6)
     rising, falling = _edges(run, "gpu0.pin", "code")
     assert set(rising.tolist()) <= set(t[1:][np.diff(LEVEL[good]) > 0].tolist())
     assert len(rising) > 25 < len(falling)
@@ -146,7 +145,7 @@ def test_the_row_of_the_run_has_no_uncertainty_that_nobody_knows(tmp_path: Path)
     assert row.energy_j > 0
     assert row.u95_j is None
     assert "too few readings to tell how sure that is" in row.note
-    (shown,) = json.loads(to_json(table))
+    (shown,) = json.loads(rows_to_json(rows_frame(table)))
     assert shown["u95_j"] is None
     (budget,) = budget_rows(run, "node")
     assert (budget.u95_j, budget.parts) == (None, ())
@@ -196,12 +195,12 @@ def test_no_output_holds_a_zero_for_it(run_path: Path) -> None:
     table = phase_table(run)
     idle = (IdleRow("gpu1", "simulated", 5.0, 0.1, 5.0, 5.0, 1.0, ""),)
     both = PhaseTable(table.phases, table.totals, table.runs, idle)
-    for row in json.loads(to_json(both)):
+    for row in json.loads(rows_to_json(rows_frame(both))):
         if row["device"] == "gpu1":
             known = ("energy_j", "j_per_batch", "power_w", "u95_j", "edp_js", "idle_j", "above_idle_j", "rest_j")
             assert [row[name] for name in known] == [None] * len(known)
-    assert ",gpu1," in to_csv(both)
-    (shown,) = [x for x in to_markdown(table).splitlines() if x.startswith("| gpu1")]
+    assert ",gpu1," in to_csv(rows_frame(both))
+    (shown,) = [x for x in to_markdown(table_frames(table)).splitlines() if x.startswith("| gpu1")]
     assert shown.split(" | ")[1:3] == ["1.000", "n.r."]
     values = flat(table)
     assert [name for name in values if "gpu1" in name and not name.endswith(("/time_s", "/s_per_batch"))] == []
