@@ -103,24 +103,6 @@ def main_ok(arguments):
     assert ended.value.code == 0
 
 
-def test_clocks_behind_a_board_are_told(tmp_path):
-    t = np.arange(5, dtype=np.int64) * 100 * MS
-    bound = LineSpec(
-        "node.clock_bound", device="node", t_ns=t, codes={"ns": np.array([100, 200, 300, 400, 9]) * 1000},
-        conversion={"kind": "quantity", "column": "ns", "quantity": "clock_bound_s", "per_code": 1e-9},
-        flags=np.array([0, 0, 0, 0, 8], np.uint16), description="of a node",
-    )  # fmt: skip
-    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 0.0 * t + 5), bound], devices={"gpu0": ["gpu0.a"]})
-    with h5py.File(path, "a") as file:
-        file["lines/gpu0.a"].attrs["detail"] = json.dumps(
-            {"port": "/dev/ttyACM0", "clock_half_ns": 150_000, "clock_limit_ns": 2_000_000}
-        )
-    found = {o.name: o for o in clocks.other_clocks(read_run(path))}
-    assert found["node.clock_bound"].bound_median_s == pytest.approx(250e-6)
-    assert found["node.clock_bound"].bound_max_s == pytest.approx(400e-6)
-    assert found["sim at /dev/ttyACM0"].bound_median_s == pytest.approx(150e-6)
-
-
 class TestMarker:
     BOUND_NS = 60_000.0
     PHASES = tuple(PhaseSpec("forward", k * 50 * MS, k * 50 * MS + 20 * MS) for k in range(1, 20))
@@ -188,17 +170,6 @@ def said_of_the_wall(path, capsys, *more):
     out, err = capsys.readouterr()
     assert (stopped.value.code, err) == (0, "")
     return out if more else [line for line in out.splitlines() if line.startswith("wall clock: ")]
-
-
-def test_the_drift_of_the_wall_clock_is_one_line(tmp_path, capsys):
-    path = anchored(tmp_path / "run.h5", [k * -2500 for k in range(61)])
-    assert said_of_the_wall(path, capsys) == [
-        "wall clock: drifted -150 µs in 60 s against the host's clock (-2.500 ppm, 61 readings of ± 400 ns at most)"
-    ]
-    (found,) = json.loads(said_of_the_wall(path, capsys, "--json"))["wall_clock"]
-    assert (found["against"], found["readings"], found["steps_s"]) == ("host", 61, [])
-    assert found["drift_s"] == pytest.approx(-150e-6)
-    assert found["drift_ppm"] == pytest.approx(-2.5)
 
 
 def test_a_wall_clock_that_was_set_is_said_apart_from_its_drift(tmp_path, capsys):

@@ -1,6 +1,5 @@
 """The recorder's guardian and workers, killed and stopped in every order: nothing that powerd has may be missing."""
 
-import contextlib
 import errno
 import json
 import os
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 
 from powerd_client import Meter, local_powerd, open_run, recording, worker
-from powerd_client.journal import is_locked, journal_path
-from powerd_client.local_powerd import Attempts
+from powerd_client.journal import journal_path
 from powerd_client.recover import recover
 from powerd_core import wire
 from powerd_core.protocol import StreamReceiver
@@ -118,27 +116,6 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_
         assert file["phases/cut"][:].tolist() == [0, 0]
 
 
-def test_a_worker_that_is_killed_at_the_end_is_told_the_end_again(daemon, tmp_path):
-    """The command to stop is in the pipe, or was taken by a worker that could not obey any more."""
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    guardian = meter._recording.guardian_pid
-    go_on(daemon)
-    closing = threading.Thread(target=meter.close)
-    closing.start()
-    killed = set()
-    while len(killed) < 3 and closing.is_alive():
-        for pid in set(workers(guardian)) - killed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
-    closing.join(20)
-    assert not closing.is_alive()
-    attributes, _ = check_whole(out, daemon)
-    assert attributes["complete"] == 1
-    assert not journal_path(out).exists()
-
-
 @pytest.mark.parametrize("taken", ["all", "half"])
 def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp_path, taken):
     out = tmp_path / "run.h5"
@@ -166,26 +143,6 @@ def kill_both(meter):
     os.kill(guardian, signal.SIGKILL)
     kill(recording.pid)
     return guardian
-
-
-def test_a_recorder_that_is_killed_with_its_guardian_is_started_again_and_nothing_is_missing(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    with meter.phase("before"):
-        go_on(daemon)
-        old = kill_both(meter)
-        wait_for(lambda: meter._recording.guardian_pid != old)
-        assert is_locked(journal_path(out))
-    with meter.phase("after"):
-        go_on(daemon)
-    meter.close()
-    died = "the recorder died (SIGKILL) with its guardian"
-    assert capfd.readouterr().err == f"powerd: {died} {AGAIN}\n"
-    attributes, texts = check_whole(out, daemon)
-    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
-    assert texts == [f"{died} and was started again"]
-    with open_run(out) as file:
-        assert file["phases/cut"][:].tolist() == [0, 0]
 
 
 def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(daemon, tmp_path):
@@ -343,11 +300,3 @@ def test_readings_behind_the_end_of_a_run_are_none_of_its_own(epoch, begin_ns, i
     )
     assert worker._is_behind(event, link, 4000) != is_kept
     assert not worker._is_behind(event, link, None)
-
-
-def test_what_dies_again_and_again_is_given_up():
-    attempts = Attempts()
-    pauses = [attempts.pause(float(second)) for second in range(6)]
-    assert pauses[:5] == sorted(pauses[:5])
-    assert pauses[5] is None
-    assert attempts.pause(100.0) == 0

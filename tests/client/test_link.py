@@ -13,7 +13,7 @@ import zmq
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink, Exchanges, credentials_for
 from powerd_core import wire
-from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
+from powerd_core.errors import ConfigError, PeerError
 from powerd_core.keys import AllowedClient, KeyPair
 from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Gap
 from powerd_core.wire import decode, encode
@@ -59,28 +59,6 @@ def receive(link, count, timeout_s=10.0):
 
 def numbers(events):
     return [e.sequence for e in events]
-
-
-def test_nobody_there_is_said_within_the_time(context):
-    link = BoardLink(context, "tcp://127.0.0.1:9")
-    with pytest.raises(PeerTimeout, match="tcp://127.0.0.1:9"):
-        link.describe(timeout_s=0.2)
-    link.close()
-
-
-def test_a_description_that_cannot_be_read_is_not_taken_for_silence(link, daemon, monkeypatch):
-    def newer(document):
-        raise WireError("Description.streams[0].lines[0].accuracy: unknown key 'drift'")
-
-    monkeypatch.setattr("powerd_client.link.read_description", newer)
-    with pytest.raises(PeerError, match="unknown key 'drift'"):
-        link.describe()
-
-
-def test_another_version_is_named_with_its_address(link, daemon):
-    daemon.version = 2
-    with pytest.raises(VersionError, match=rf"{daemon.url}.*version 2"):
-        link.describe()
 
 
 def test_lost_frames_are_asked_for_again(link, daemon):

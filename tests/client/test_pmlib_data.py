@@ -175,18 +175,6 @@ def test_values_times_durations_of_a_trace_are_the_energy(tmp_path_factory, draw
         assert joules_in(events[kind], unit) == pytest.approx(joules, abs=rounding + 1e-9)
 
 
-def test_the_files_beside_a_trace_name_what_is_in_it(tmp_path):
-    t = np.arange(12) * MS
-    part = CounterSet(0, MS, 10 * MS, {0: power(t, [1000] * 12), 3: power(t, [500] * 12)})
-    write_paraver(tmp_path / "out.prv", data_of(part), Lines([3]), 0)
-    assert list(parsed(tmp_path / "out.prv")[1]) == [SET_TYPE, SUM_TYPE, LINE_TYPE + 3]
-    labels = (tmp_path / "out.pcf").read_text()
-    assert f"0    {LINE_TYPE + 3}    gpu0.rail_3, power (mW)" in labels
-    assert f"{LINE_TYPE}    " not in labels
-    assert "UNITS               NANOSEC" in labels
-    assert "LEVEL THREAD SIZE 1\ngpu0\n" in (tmp_path / "out.row").read_text()
-
-
 def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     t = np.arange(0, 101) * MS
     ramp = [1000 + 10 * i for i in range(101)]

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from powerd_daemon.sources.ina.bus import Read
-from powerd_daemon.sources.ina.chips import CHIPS, CNVR, RST, Settings
+from powerd_daemon.sources.ina.chips import CHIPS, CNVR, Settings
 from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, VirtualClock
 from powerd_daemon.sources.sim.chip import Load, SimChip, draw_errors
 
@@ -47,23 +47,6 @@ def test_reset_values_identities_and_read_only_registers(kind):
         for register in pair:
             c.write_word(register, 0x1234, 0)
             assert read(c, register, 0) == 0
-
-
-@pytest.mark.parametrize("kind", CHIPS)
-def test_rst_restores_everything_and_clears_itself(kind):
-    c = write(chip(kind=kind), Settings(kind))
-    c.write_word(CONFIG, RST, 5 * MS)
-    assert read(c, CONFIG, 5 * MS) == c.type.resets[CONFIG]
-    assert all(read(c, r, 5 * MS) == 0 for pair in c.type.channels for r in pair)
-
-
-def test_the_pointer_is_kept():
-    c = chip()
-    c.write_word(CONFIG, ONE_OHM_12V, 0)
-    c.select(BUS)
-    assert c.read_word(2 * MS) == c.read_word(2 * MS) == (3000 << 3) | CNVR
-    c.write_word(CONFIG, ONE_OHM_12V, 2 * MS)
-    assert c.read_word(2 * MS) == ONE_OHM_12V
 
 
 def test_the_shunt_holds_the_average_over_its_window_only():
@@ -138,12 +121,6 @@ def test_shunt_and_bus_clip_at_their_ranges(name):
     assert read(c, BUS, 2 * MS) >> 3 == 4000
 
 
-def test_coarse_resolution_makes_coarse_codes():
-    c = write(chip(lambda t0, t1: 0.10003, bus_v=12.01), Settings("INA219", "9bit", "10bit"))
-    assert read(c, SHUNT, 2 * MS) == 10000
-    assert read(c, BUS, 2 * MS) >> 3 == 3004
-
-
 def test_drawn_errors_stay_within_the_limits_and_follow_the_seed():
     settings = Settings()
     drawn = [draw_errors(Random(seed), settings, shunt_tolerance=0.02) for seed in range(200)]
@@ -172,10 +149,6 @@ class TestBus:
         began = bus.periods
         assert bytes(bus.prepare([Read(0x40, None)])()) == b"\0\0"
         assert bus.periods - began == 29
-
-    def test_words_come_most_significant_byte_first(self):
-        bus = SimBus(VirtualClock(), {0x40: chip(), 0x41: chip(kind="INA228")})
-        assert bytes(bus.prepare([Read(0x40, 0), Read(0x41, 0x3F)])()) == b"\x39\x9f\x22\x80"
 
     def test_an_absent_address_is_not_acknowledged_and_a_fault_lasts_as_long_as_asked(self):
         bus = SimBus(VirtualClock(), {0x40: chip()})

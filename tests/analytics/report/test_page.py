@@ -4,11 +4,10 @@ import base64
 import hashlib
 import json
 import re
-import shlex
 
 import numpy as np
 import pytest
-from command import joules, refused
+from command import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
@@ -192,25 +191,3 @@ def test_the_sentence_on_cost_has_the_figures_of_the_totals(pair):
     assert sorted(found) == sorted(tuple(c[0] for c in row) for row in zip(*columns, strict=True))
     assert [row[4] for row in found] == ["new", "old"]
     assert "380 (u = 20) g/kWh" in said
-
-
-def test_files_of_one_name_are_told_apart_everywhere(pair):
-    page = pair[2]
-    assert sorted(c[0] for c in page.column("recordings", "run")) == ["new/0", "old/0"]
-    for table, head in (("lines", "run"), ("clocks", "run"), ("files", "file")):
-        assert sorted(c[0] for c in page.column(table, head)) == ["new/0.h5", "old/0.h5"]
-    assert {f"Uncertainty budget of {n}/0.h5" for n in ("old", "new")} <= {t["caption"] for t in page.tables.values()}
-    environment = [page.column("environment", head) for head in ("what", "value", "runs")]
-    assert ("host", "box", "all") in [tuple(c[0] for c in row) for row in zip(*environment, strict=True)]
-
-
-def test_the_commands_of_the_page_make_its_figures_again(pair, capsys, monkeypatch):
-    folder, text, page = pair
-    monkeypatch.chdir(folder)
-    commands = [shlex.split(line) for t in page.texts for line in t.splitlines() if line.startswith("joules ")]
-    again = next(c for c in commands if c[1] == "report")
-    assert joules(capsys, *again[1:])[0] == 0
-    assert (folder / again[-1]).read_text().count("1281167") == text.count("1281167") > 0
-    tables = next(c for c in commands if c[1] == "tables")
-    code, out, _ = joules(capsys, *tables[1:-2])
-    assert (code, "co2_g" in out.splitlines()[0]) == (0, True)

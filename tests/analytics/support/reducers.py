@@ -14,11 +14,5 @@ def dies_of_1(path):
     return path.name
 
 
-def stumbles_over_1(path):
-    if path.name == "1.h5":
-        raise RuntimeError("a fault\nof two lines")
-    return path.name
-
-
 def returns_what_cannot_be_sent(path):
     return lambda: path
