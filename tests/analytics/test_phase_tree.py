@@ -58,17 +58,6 @@ def test_a_tree_with_shares_and_a_total(tmp_path, capsys):
     assert "cpu0 MODELLED" in shown(capsys, run, "--device", "cpu0").splitlines()[0]
 
 
-def test_phases_and_rest_are_the_total(tmp_path, capsys):
-    phases, end_ns = training([{"batch_size": 8}])
-    for phase in phases[1:]:
-        if phase.name == "backward":
-            phase.end_ns -= 10 * MS
-    run = make_run(tmp_path / "r.h5", [line()], phases, end_ns=end_ns)
-    shares = [int(row.split(" %")[0].split()[-1]) for row in shown(capsys, run).splitlines() if "█" in row]
-    assert shares == [40, 50, 10]
-    assert "(rest)" in shown(capsys, run)
-
-
 @pytest.mark.parametrize(
     ("settings", "plan"),
     [

@@ -94,12 +94,10 @@ def block_times(frame):
     return np.frombuffer(block.payload, "<i8", block.count).tolist()
 
 
-@pytest.mark.parametrize("moment", ["start", "middle"])
-def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_path, capfd, moment):
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_path, capfd):
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
-    if moment == "middle":
-        go_on(daemon)
+    go_on(daemon)
     with meter.phase("before"):
         old = meter._recording.pid
         kill(old)
@@ -130,7 +128,7 @@ def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp
     assert os.read(pipe, 65536 if taken == "all" else 10).startswith(b'{"stop_ns"')
     os.close(pipe)
     kill(recording.pid)
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     attributes, _ = check_whole(out, daemon)
     assert attributes["complete"] == 1
@@ -156,7 +154,7 @@ def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(dae
     wait_for(lambda: meter._recording is None)
     for pid in (guardian, worker):
         os.kill(pid, signal.SIGKILL)
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     attributes, _ = check_whole(out, daemon)
     assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
@@ -200,7 +198,7 @@ def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, cap
     assert f"joules recover {out}" in capfd.readouterr().err
     assert not out.exists()
     kill(pid, signal.SIGCONT)  # the recorder has its commands, and does what is left to do
-    process.wait(20)
+    process.wait(60)
     attributes, _ = check_whole(out, daemon)
     assert attributes["complete"] == 1
 

@@ -44,7 +44,7 @@ def link(context, daemon):
     made.close()
 
 
-def receive(link, count, timeout_s=10.0):
+def receive(link, count, timeout_s=60.0):
     """The next ``count`` events, asking as the recorder does."""
     found, deadline = [], time.monotonic() + timeout_s
     while len(found) < count:
@@ -86,7 +86,7 @@ def hurry(link):
     link._described_ns = 0
 
 
-def settle(link, timeout_s=10.0):
+def settle(link, timeout_s=60.0):
     """All events and notes until nothing of an earlier epoch is open."""
     found, notes, deadline = [], [], time.monotonic() + timeout_s
     while link.description.epoch == 5 or link.earlier.open:
@@ -160,7 +160,7 @@ def test_the_rest_of_an_epoch_comes_from_the_spool_and_so_does_one_that_nobody_s
     second.close()
 
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Pair:

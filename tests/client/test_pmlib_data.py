@@ -195,18 +195,6 @@ def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     assert float(found[-1]["Sum"]) == pytest.approx(1.6 + 2.0)
 
 
-def test_a_power_that_nobody_knows_is_an_empty_cell(tmp_path):
-    t = np.arange(20) * MS
-    flags = [Flag.IO_ERROR if 8 <= i < 12 else 0 for i in range(20)]
-    part = CounterSet(0, 5 * MS, 15 * MS, {0: power(t, [1000] * 20), 1: power(t, [2000] * 20, flags)})
-    data_of(part).write_text(tmp_path / "out.csv", None, 0, ";")
-    rows = [line.split(";") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
-    unknown = [row[1] for row in rows if row[3] == ""]
-    assert unknown == ["0.003000000", "0.004000000", "0.005000000", "0.006000000"]
-    assert all((row[3] == "") == (row[4] == "") for row in rows)
-    assert all(row[2] == "1.000000" for row in rows)
-
-
 NUMBERS = st.sets(st.integers(0, 127), min_size=1)
 
 

@@ -230,7 +230,7 @@ def test_close_raises_nothing_whatever_a_library_throws(daemon, tmp_path, capfd,
     told = capfd.readouterr().err
     assert told.count("\n") == 1
     assert str(error) in told
-    guardian.wait(20)
+    guardian.wait(60)
     if part != "build":
         with open_run(out) as file:
             assert [str(error) in text for text in messages(file)] == ([True] if part == "devices" else [])

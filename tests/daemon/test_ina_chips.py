@@ -10,8 +10,6 @@ from powerd_daemon.sources.ina.accuracy import accuracy, conversion
 from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
 from powerd_daemon.sources.ina.sensor import Sensor
 
-EIGHT = tuple(Sensor(f"l{i}", 0x40 + i) for i in range(8))
-
 
 @pytest.mark.parametrize(
     ("settings", "words", "cycle_ns"),
@@ -115,11 +113,3 @@ def test_no_conversion_lasts_longer_than_the_tolerance_says(chip, longest_us):
     kind = chip_type(chip)
     for name, longest in longest_us.items():
         assert abs(kind.adc[name].conversion_ns * (1 + kind.clock_tolerance) / 1000 - longest) < 1
-
-
-def test_the_rest_of_an_accuracy():
-    sensor, slow = EIGHT[0], EIGHT[0].settings_of((1,))
-    fresh, held = (accuracy(sensor, slow, period_ns=1, bus_hold=h) for h in (0.0, 0.02))
-    assert isclose(held.u_gain**2 - fresh.u_gain**2, 0.02**2 / 3)
-    oldest_ns = (slow.cycle_ns + slow.window_ns / 2) * 1.1
-    assert fresh.centre_ns >= oldest_ns - slow.age_ns()

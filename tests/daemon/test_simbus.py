@@ -1,14 +1,13 @@
 """The simulated chips keep to the data sheets' rules: pointer, read-only bits, conversions, flags, NACK, faults."""
 
 import errno
-from random import Random
 
 import pytest
 
 from powerd_daemon.sources.ina.bus import Read
 from powerd_daemon.sources.ina.chips import CHIPS, CNVR, Settings
 from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import Load, SimChip, draw_errors
+from powerd_daemon.sources.sim.chip import Load, SimChip
 
 CONFIG, SHUNT, BUS, POWER = range(4)
 ONE_OHM_12V = 0x39C7
@@ -78,28 +77,6 @@ def test_the_others_average_over_the_sequence_and_renew_at_its_end():
     assert windows == [(n * 344_000, n * 344_000 + 140_000) for n in range(4)]
 
 
-def test_channels_are_converted_in_turn_and_only_where_enabled():
-    windows = {}
-
-    def load(channel):
-        return Load(lambda t0, t1: windows.setdefault(channel, (t0, t1)) and 0.1 * channel, 5.0 * channel, 1.0)
-
-    c = SimChip("INA3221", [load(1), load(2), load(3)])
-    write(c, Settings("INA3221", "140us", "140us", channels=(1, 3)))
-    windows.clear()
-    assert [signed(read(c, r, 560_000)) * 5e-6 for r in (1, 3, 5)] == pytest.approx([0.1, 0, 0.1638], abs=1e-4)
-    assert [read(c, r, 560_000) >> 3 for r in (2, 4, 6)] == [625, 0, 1875]
-    assert windows == {1: (0, 140_000), 3: (280_000, 420_000)}
-
-
-def test_an_ina3221_renews_each_register_when_its_own_conversion_ends():
-    c = write(chip(kind="INA3221"), Settings("INA3221", "140us", "204us", channels=(1, 2)))
-    ends_ns = {1: 140_000, 2: 344_000, 3: 484_000, 4: 688_000}
-    for register, end_ns in ends_ns.items():
-        assert read(c, register, end_ns - 1) == 0
-        assert read(c, register, end_ns) > 0
-
-
 def test_cnvr_is_sticky_until_power_is_read_or_the_mode_is_written():
     c = chip()
     c.write_word(CONFIG, ONE_OHM_12V, 0)
@@ -119,18 +96,6 @@ def test_shunt_and_bus_clip_at_their_ranges(name):
     c = write(chip(lambda t0, t1: -0.5, bus_v=20.0), settings)
     assert signed(read(c, SHUNT, 2 * MS)) == -int(name[:-2]) * 100
     assert read(c, BUS, 2 * MS) >> 3 == 4000
-
-
-def test_drawn_errors_stay_within_the_limits_and_follow_the_seed():
-    settings = Settings()
-    drawn = [draw_errors(Random(seed), settings, shunt_tolerance=0.02) for seed in range(200)]
-    assert draw_errors(Random(7), settings, shunt_tolerance=0.02) == drawn[7]
-    assert 0.009 < max(abs(e.current_gain) for e in drawn) <= 0.01
-    assert 180e-6 < max(abs(e.offset_v) for e in drawn) <= 200e-6
-    assert 0.018 < max(abs(e.shunt_gain) for e in drawn) <= 0.02
-    exact = draw_errors(Random(7), settings, exact=True)
-    assert (exact.current_gain, exact.bus_gain, exact.offset_v, exact.shunt_gain) == (0, 0, 0, 0)
-    assert exact.clock == drawn[7].clock != 0
 
 
 class TestBus:

@@ -37,13 +37,6 @@ def test_the_columns_are_these_and_stay(run, capsys):
     assert unresolved["note"].startswith("not resolvable")
 
 
-def test_info_tells_what_is_there(run, capsys):
-    code, out, _ = joules(capsys, "info", run)
-    assert code == 0
-    for word in ("gpu0.a", "modelled", "20 forward", "guaranteed bound", "host: box"):
-        assert word in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

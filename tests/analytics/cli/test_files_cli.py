@@ -9,7 +9,6 @@ from command import joules
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
-from powerd_client.journal import packed_path
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -53,16 +52,6 @@ def test_a_file_that_is_no_run_is_wrong_and_one_that_is_not_there_an_error(tmp_p
     code, _, err = joules(capsys, "verify", tmp_path / "absent.h5")
     assert (code, err.count("\n")) == (2, 1)
     assert joules(capsys, "verify")[0] == 2
-
-
-def test_a_damaged_run_file_without_its_journal_is_not_mended(run, tmp_path, capsys):
-    packed_path(run).unlink()
-    data = run.read_bytes()
-    run.write_bytes(data[: int(0.9 * len(data))])
-    code, out, err = joules(capsys, "recover", run)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert list(tmp_path.iterdir()) == [run]
-    assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
 
 
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):

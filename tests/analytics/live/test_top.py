@@ -42,7 +42,7 @@ from powerd_core.wire import encode
 from support.fake_daemon import PERIOD_NS, FakeDaemon, make_block, make_description, make_stream
 
 EPOCH = 5
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """The plots of `joules plot --kind`: which configurations and layers they draw, as what, and what they refuse; bars."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -118,16 +117,6 @@ def test_curves_over_caps_are_relative_and_carry_errors(configurations):
     assert list(curve.get_ydata()) == pytest.approx([0.7, 0.75, 1.025, 1.0])
     half = [np.ptp(segment[:, 1]) / 2 for segment in bars[0].get_segments()]
     assert half == pytest.approx([0.7 * 0.01 * 2**0.5, 0.75 * 0.01 * 2**0.5, 1.025 * 0.01 * 2**0.5, 0.0])
-
-
-def test_gpus_of_one_job_are_one_configuration(tmp_path):
-    every = found_in(one_run(tmp_path / "two.h5", batches=(64, 128), iterations=4, gpus=2))
-    assert {c.device for c in every} == {"gpu0+gpu1"}  # else the bars of three devices stand on one place
-    totals = [c for c in every if not c.phase]
-    assert [(c.gpus, c.batch) for c in totals] == [(2, 64), (2, 128)]
-    # Joules of two kinds never stand in one panel.
-    kinds = [replace(c, provenance=p) for c, p in zip(totals, ("measured", "modelled"), strict=True)]
-    assert len(plots.draw_pareto(kinds, "n").axes) == 2
 
 
 @pytest.mark.parametrize("attribute", ["optimizer", "device_name"])

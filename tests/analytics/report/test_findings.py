@@ -8,8 +8,6 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, make_run
 from page import report
 
-from powerd_analytics.colours import phase_colour
-
 
 def said(page, words):
     """The sentences with these words."""
@@ -35,27 +33,6 @@ def test_repeats_tell_configurations_apart_or_not(tmp_path, scale, is_sure):
         assert more == pytest.approx(100 * (1 / scale - 1), abs=1.5)
     # The bars are those of the GPUs' sum: single ones are no configurations of their own.
     assert [a["aria-label"].count("forward") for t, a in page.tags if t == "svg" and "role" in a] == [2]
-
-
-def test_configurations_of_one_run_are_compared_by_the_sample_and_drawn_as_in_the_table(tmp_path):
-    text, page = report([one_run(tmp_path / "r.h5", batches=(64, 128), noise_w=4.0)], tmp_path / "page.html")
-    columns = (page.column("totals", head) for head in ("batch", "J", "n"))
-    joules = {b[0]: float(j[1]) / float(n[1]) / float(b[1]) for b, j, n in zip(*columns, strict=True)}
-    (sentence,) = said(page, "least energy a sample")
-    more = float(re.search(r"batch 128, .* next is AlexNet, batch 64, ([\d.]+) % more", sentence).group(1))
-    assert more == pytest.approx(100 * (joules["64"] / joules["128"] - 1), rel=0.01)
-    rows = zip(*(page.column("phases", h) for h in ("batch", "phase", "J/batch")), strict=True)
-    table = {(b[0], p[0]): float(j[1]) for b, p, j in rows if j[1] is not None}
-    drawn = r'="AlexNet, batch (\d+): (\w+)[^"]*"><title>[^<]*</title><rect fill="(#\w+)" .*?width="([\d.]+)%"'
-    bars = re.findall(drawn, text)
-    pieces = [(table[batch, phase], float(width)) for batch, phase, _, width in bars if phase != "rest"]
-    assert len(pieces) >= 4
-    per_joule = {width / joules for joules, width in pieces}
-    assert max(per_joule) == pytest.approx(min(per_joule), rel=0.02)
-    assert {colour for _, phase, colour, _ in bars if phase == "forward"} == {phase_colour("forward")}
-    # The pieces of a bar and its rest are the iteration.
-    whole = sum(float(width) for batch, *_, width in bars if batch == "64") / max(per_joule)
-    assert whole == pytest.approx(table["64", "iteration"], rel=0.01)
 
 
 @pytest.mark.parametrize("short", [True, False])
