@@ -4,8 +4,6 @@ import csv
 import io
 import json
 import re
-import shutil
-import subprocess
 
 import h5py
 import numpy as np
@@ -180,43 +178,3 @@ def test_markdown_takes_nothing_in_a_name_for_its_own(tmp_path, capsys, text, ma
 
 
 # -- LaTeX that compiles, whatever the models and devices are called
-
-NAME = "A_b%&#~^\\ {x} $ é±µ≥–ñøß \"q\" 'p' `r` <z>|y ² -- [*]"
-PDFLATEX = shutil.which("pdflatex")
-
-
-def compiled(folder, body):
-    """What pdflatex says of a document with ``body`` in it and booktabs in its preamble; None where all is well."""
-    text = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n" + body + "\\listoftables\n"
-    (folder / "document.tex").write_text(text + "\\end{document}\n", encoding="utf-8")
-    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "document.tex"]
-    for _ in range(2):  # the second reads the captions that the first wrote
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", check=False)
-    wrong = [line for line in done.stdout.splitlines() if line.startswith("!")]
-    return wrong or None if done.returncode or wrong else None
-
-
-@pytest.mark.skipif(PDFLATEX is None, reason="there is no pdflatex on this machine")
-def test_every_latex_output_compiles(tmp_path, capsys):
-    for name, scale in (("a", 1.0), ("b", 0.8)):
-        (tmp_path / name).mkdir()
-        for i in range(2):
-            path = tmp_path / name / f"{i}_&%.h5"
-            one_run(path, scale, model=NAME, iterations=5, noise_w=2.0, seed=i, device_name=name + NAME)
-    a, b = tmp_path / "a", tmp_path / "b"
-    whole = ("--epochs", 2, "--dataset-size", 1000)
-    outputs = [("tables", a, b, "--table", t, *whole) for t in ("time", "energy", "totals", "efficiency", "gain")]
-    outputs += [
-        ("tables", a, b, "--table", "records"),
-        ("tables", a, b, "--pivot", "phase,model:product,batch:j-per-batch", "--averages"),
-        ("tables", a / "0_&%.h5"),
-        ("compare", a, b),
-    ]
-    body = []
-    for arguments in outputs:
-        code, out, err = joules(capsys, *arguments, "--format", "latex")
-        assert (code, err.strip()) == (0, "")
-        assert r"\toprule" in out
-        body.append(out)
-    assert compiled(tmp_path, "\n\\clearpage\n".join(body)) is None
-    assert (tmp_path / "document.pdf").stat().st_size > 10_000

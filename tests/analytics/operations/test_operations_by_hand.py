@@ -117,19 +117,6 @@ def test_a_checkpoint_computes_again_what_executed_counts_and_paper_does_not(is_
     assert torch.empty(0).device.type == "cpu"
 
 
-def test_weights_that_are_made_from_others_have_the_layers_equation():
-    for normed in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm):
-        model = normed(nn.Linear(8, 8))
-        found = count_operations(model, (8,), batch_size=2)
-        assert found.total == 64
-        assert found.layers[0].values_read == 8 + 64
-        assert any("parametrizations" in text for text in found.not_counted)
-    from torch.nn.utils.prune import l1_unstructured
-
-    pruned = l1_unstructured(nn.Linear(8, 8), "weight", 0.5)
-    assert products(count_operations(pruned, (8,), batch_size=2)) == (LINEAR, LINEAR)
-
-
 def test_wrappers_of_torch_leave_the_layers_names():
     inner = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     plain = count_operations(inner, (8,), batch_size=2)

@@ -1,7 +1,5 @@
 """The plots of `joules plot --kind`: which configurations and layers they draw, as what, and what they refuse; bars."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from command import joules, refused
@@ -151,23 +149,6 @@ def test_layers_of_a_run_have_the_joules_of_its_table(tmp_path):
     labels = texts(plots.draw_run(run))
     assert {"forward", "backward"} <= set(labels)
     assert "layer" not in labels
-
-
-def layer(name, passes, joules, u95=None, bound=False):
-    return SimpleNamespace(level="layer", group={}, layer=name, passes=passes, device="gpu0", provenance="measured",
-                           j_per_batch=joules, u95_j=None if bound else u95, is_lower_bound=bound)  # fmt: skip
-
-
-def test_layers_keep_their_passes_and_their_interval():
-    rows = [layer("conv1", "forward", 2.0, 0.1), layer("conv1", "backward", 4.0, 0.2), layer("conv1", BOTH, 6.0, 0.25),
-            layer("fc", "forward", 1.0, 0.1, bound=True), layer("relu", "forward", None)]  # fmt: skip
-    layers = plots.layers_of_rows(rows)
-    assert [(x.name, x.energy_j, x.u95_j, x.is_lower_bound) for x in layers] == [
-        ("conv1", 6.0, 0.25, False), ("fc", 1.0, None, True), ("relu", 0, None, False),
-    ]  # fmt: skip
-    figure = plots.draw_layers(layers, "n")
-    assert sorted(p.get_width() for p in figure.axes[0].patches) == [1.0, 2.0, 4.0]
-    assert {"conv1", "relu", "≥ 1.00"} <= set(texts(figure))
 
 
 # The command

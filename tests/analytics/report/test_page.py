@@ -7,7 +7,6 @@ import re
 
 import numpy as np
 import pytest
-from command import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
@@ -15,8 +14,6 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report, unpacked
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.campaign import Length
-from powerd_analytics.costs import Factors
 from powerd_analytics.report.page import STEPS, Columns, phases_of
 from powerd_analytics.table import records as csv_rows
 
@@ -155,39 +152,3 @@ def test_missing_readings_and_what_is_not_resolvable_are_said(tmp_path):
     assert ("–", None) in page.column("phases", "J/batch")
     assert float(page.column("lines", "longest gap s")[0][1]) == pytest.approx(1.002)
     assert documents(page)[0]["traces"][0]["gaps"] == [[998_000, 2_000_000]]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["run.h5"], ["run.h5", "-o", "x.pdf"], ["run.h5", "-o", "x.html", "--max-points", "5"],
-     ["run.h5", "-o", "x.html", "--device", "gpu7"], ["none.h5", "-o", "x.html"], ["text.h5", "-o", "x.html"]],
-)  # fmt: skip
-def test_bad_input_is_one_line_and_no_file(made, tmp_path, capsys, monkeypatch, arguments):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.h5").write_bytes(made[0].read_bytes())
-    make_run(tmp_path / "none.h5", [LineSpec("a", lambda t: 0.0 * t + 5)])
-    (tmp_path / "text.h5").write_text("no")
-    refused(capsys, "report", *arguments)
-    assert {p.name for p in tmp_path.iterdir()} == {"run.h5", "none.h5", "text.h5"}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A run in each of two directories, under one name, and the page of both."""
-    folder = tmp_path_factory.mktemp("runs")
-    for seed, product in enumerate(("old", "new")):
-        (folder / product).mkdir()
-        one_run(folder / product / "0.h5", 1.0 - 0.2 * seed, iterations=8, seed=seed, device_name=product,
-                accuracy={"u_gain": 0.005})  # fmt: skip
-    factors, length = Factors(380.0, 20.0, 0.3, None, "eur"), Length(None, 90.0, 1281167.0)
-    return folder, *report([folder], folder / "page.html", length=length, factors=factors)
-
-
-def test_the_sentence_on_cost_has_the_figures_of_the_totals(pair):
-    page = pair[2]
-    columns = [page.column("totals", head) for head in ("g CO2e", "± U95 g CO2e", "EUR", "± U95 EUR", "product")]
-    said = next(t for t in page.texts if t.startswith("The whole training: "))
-    found = re.findall(r"([\d.]+) ± ([\d.]+) g CO2e and ([\d.]+) ± ([\d.]+) EUR \(.*?(old|new)\)", said)
-    assert sorted(found) == sorted(tuple(c[0] for c in row) for row in zip(*columns, strict=True))
-    assert [row[4] for row in found] == ["new", "old"]
-    assert "380 (u = 20) g/kWh" in said
