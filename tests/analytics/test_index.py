@@ -3,6 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -197,6 +201,28 @@ def test_an_index_of_another_version_is_refused_and_made_again(campaign):
     report = index_runs(campaign, jobs=1)
     assert (report.read, report.afresh) == (3, "another release of powerd made the index")
     assert open_index(index).runs == campaign
+
+
+def test_ctrl_c_leaves_no_traces(made, tmp_path):
+    for i in range(400):
+        os.link(made / "a.h5", tmp_path / f"{i}.h5")
+    command = [sys.executable, "-m", "powerd_analytics", "index", str(tmp_path), "--jobs", "2"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as running:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        while running.poll() is None and sum(is_worker(pid) for pid in children.read_text().split()) < 2:
+            time.sleep(0.01)
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate()
+    assert (running.returncode, out) == (130, "")
+    assert err.strip() in ("", "joules: interrupted")  # nothing of the processes
+    assert not [p.name for p in tmp_path.iterdir() if p.suffix != ".h5"]
+
+
+def is_worker(pid):
+    try:
+        return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 # -- SQL over an index: answers that agree with the run files, and nothing else that can be done
