@@ -163,7 +163,8 @@ class Exchanges:
         self._open: deque[int] = deque(maxlen=_OPEN_EXCHANGES)
         self._late: list[ClockExchange] = []
         self._filter = ClockFilter()
-        self._offsets: dict[int, float] = {}
+        self._offsets: dict[int, tuple[float, float]] = {}
+        """Of each epoch: the estimate, and the least that it can be."""
 
     def make(self, clock: zmq.Socket[bytes], timeout_ms: int) -> ClockExchange | None:
         """One exchange, or None when the answer does not come at once: it is then among `late`."""
@@ -193,11 +194,15 @@ class Exchanges:
 
     def offset_ns(self, epoch: int) -> float | None:
         """Host minus board time, as well as it is known by now."""
-        return self._offsets.get(epoch)
+        return self._offsets[epoch][0] if epoch in self._offsets else None
+
+    def least_offset_ns(self, epoch: int) -> float | None:
+        """The least that host minus board time can be: the lower end of its guaranteed bound."""
+        return self._offsets[epoch][1] if epoch in self._offsets else None
 
     def board_now_ns(self, epoch: int) -> int:
         """Now on the clock of an epoch."""
-        offset = self._offsets.get(epoch)
+        offset = self.offset_ns(epoch)
         return UNKNOWN_TIME_NS if offset is None else now_ns() - round(offset)
 
     def _take(self, clock: zmq.Socket[bytes]) -> ClockExchange | None:
@@ -214,7 +219,7 @@ class Exchanges:
         exchange = replace(event, t4_host_ns=t4)
         self._filter.add(exchange)
         try:
-            self._offsets[exchange.epoch] = self._filter.at(exchange.t_board_ns)[0]
+            self._offsets[exchange.epoch] = self._filter.at(exchange.t_board_ns)[:2]
         except ClockError:
             self._offsets.pop(exchange.epoch, None)
         return exchange
@@ -394,8 +399,13 @@ class BoardLink:
 
     @property
     def offset_ns(self) -> float | None:
-        """Host minus board time, as well as it is known by now: good enough to know when to stop."""
+        """Host minus board time, as well as it is known by now; over a bad network that is off by milliseconds."""
         return None if self.description is None else self._exchanges.offset_ns(self.description.epoch)
+
+    @property
+    def least_offset_ns(self) -> float | None:
+        """The least that host minus board time can be: what it says of a run's end is certain."""
+        return None if self.description is None else self._exchanges.least_offset_ns(self.description.epoch)
 
     def ask(self) -> None:
         """Ask for what is missing wherever it is time to."""

@@ -294,7 +294,16 @@ def test_readings_behind_the_end_of_a_run_are_none_of_its_own(epoch, begin_ns, i
     stream = replace(make_stream(), period_ns=1000)
     event = make_block(stream, epoch, 0, begin_ns, [7])
     link = SimpleNamespace(
-        description=make_description(stream, 5), offset_ns=1000.0, streams={0: StreamReceiver(stream, 5)}
+        description=make_description(stream, 5), least_offset_ns=1000.0, streams={0: StreamReceiver(stream, 5)}
     )
     assert worker._is_behind(event, link, 4000) != is_kept
     assert not worker._is_behind(event, link, None)
+
+
+def test_the_end_of_a_run_is_reached_where_the_clocks_leave_no_doubt():
+    """Over a bad network the estimate is off by milliseconds, and the run's last readings would be missing."""
+    stream = replace(make_stream(), period_ns=1000)
+    receiver = StreamReceiver(stream, 5)
+    receiver.t_last_board_ns = 3000
+    link = SimpleNamespace(offset_ns=2500.0, least_offset_ns=500.0, streams={0: receiver})
+    assert worker._reached_ns(link, 4000) == 3500

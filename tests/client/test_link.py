@@ -318,6 +318,7 @@ def test_an_answer_that_comes_late_is_kept_and_brackets_the_truth(board):
     (late,) = exchanges.late(board.clock)
     assert abs(late.offset_ns + AHEAD_NS) <= late.delay_ns / 2 + 1
     assert exchanges.offset_ns(EPOCH) == pytest.approx(-AHEAD_NS, abs=late.delay_ns)
+    assert -AHEAD_NS - late.delay_ns <= exchanges.least_offset_ns(EPOCH) <= -AHEAD_NS
     assert exchanges.board_now_ns(EPOCH) >= now_ns() + AHEAD_NS - 2 * late.delay_ns
     assert exchanges.late(board.clock) == []
 
