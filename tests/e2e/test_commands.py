@@ -22,7 +22,7 @@ SIM = '[server]\nlisten = "{url}"\n[[source]]\nkind = "sim"\nname = "rails"\nrat
 
 def call(*command, cwd, **environment):
     variables = os.environ | environment
-    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=110, check=False)
 
 
 def pick(name, *options):

@@ -64,7 +64,8 @@ class Service:
         self.path, url = path, f"ipc://{path}/powerd"
         self.clients = []
         command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--sim", "--listen", url, "--rate-hz", "500"]
-        self.board = subprocess.Popen([*command, "--waveform", "constant", "--quiet"], cwd=path)
+        self.process = self.board = subprocess.Popen([*command, "--waveform", "constant", "--quiet"], cwd=path)
+        self.wait_for((path / "powerd").exists)
         command = [
             sys.executable,
             "-P",
@@ -88,8 +89,8 @@ class Service:
     def wait_for(self, condition):
         end = time.monotonic() + 60
         while not condition():
-            assert self.process.poll() is None, self.log()
-            assert time.monotonic() < end, self.log()
+            assert self.process.poll() is None, list(self.path.glob("*"))
+            assert time.monotonic() < end, list(self.path.glob("*"))
             time.sleep(0.02)
 
     def client(self):

@@ -49,7 +49,7 @@ def script(module, *argv, at="", without=()):
 
 
 def call(command, cwd, **settings):
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, **settings)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False, **settings)
 
 
 @pytest.mark.parametrize(
