@@ -20,16 +20,12 @@ import sys
 import time
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import pi, sin
 
-import zmq
-from common import free_port, machine, p50_p99_max, powerd, progress
+from common import connected, free_port, machine, p50_p99_max, powerd, progress
 
-from powerd_client.link import BoardLink
 from powerd_core.clock import map_clock, piece_at
 from powerd_core.model import ClockExchange
 
@@ -360,18 +356,6 @@ def simulations(runs: int, processes: int) -> bool:
 
 
 # --- Exchanges with a powerd on this machine, over TCP: both sides read one clock, so the true offset is zero
-
-
-@contextmanager
-def connected(url: str) -> Iterator[BoardLink]:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    link = BoardLink(context, url, client=f"clock benchmark {os.getpid()}")
-    try:
-        link.describe(10)
-        yield link
-    finally:
-        link.close()
-        context.destroy(linger=0)
 
 
 def take_everything(url: str) -> None:

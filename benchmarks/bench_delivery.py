@@ -23,10 +23,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import zmq
-from common import cpu_seconds, free_port, machine, p50_p99_max, powerd, progress, wait_until
+from common import connected, cpu_seconds, free_port, machine, p50_p99_max, powerd, progress, wait_until
 
 from powerd_client.hostclock import now_ns
-from powerd_client.link import BoardLink
 from powerd_core.model import Gap
 from powerd_daemon.sockets import SEND_HWM
 
@@ -65,29 +64,25 @@ def key_command(keys: str, *words: str) -> None:
 def receive(url: str, keys: str, seconds: float, results: Connection) -> None:
     """One client: takes everything for some seconds, and sends frames, bytes, blocks lost, scans a second, its share of
     a core and the blocks' ages [ns]."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     os.environ["POWERD_KEYS"] = keys
-    link = BoardLink(context, url)
-    link.describe(10.0)
-    ages = array("q")
-    frames = size = lost = scans = 0
-    begin_ns, cpu = now_ns(), time.process_time()
-    while now_ns() - begin_ns < seconds * 1e9:
-        link.ask()
-        if link.data is None or not link.data.poll(10):
-            continue
-        for event, frame in link.receive():
-            frames += 1
-            size += len(frame)
-            if isinstance(event, Gap):
-                lost += event.span
-            else:
-                scans += event.count
-            ages.append(now_ns() - event.t_last_ns)
-    elapsed = (now_ns() - begin_ns) / 1e9
-    results.send((frames, size / elapsed, lost, scans / elapsed, (time.process_time() - cpu) / elapsed, ages.tobytes()))
-    link.close()
-    context.destroy(0)
+    with connected(url) as link:
+        ages = array("q")
+        frames = size = lost = scans = 0
+        begin_ns, cpu = now_ns(), time.process_time()
+        while now_ns() - begin_ns < seconds * 1e9:
+            link.ask()
+            if link.data is None or not link.data.poll(10):
+                continue
+            for event, frame in link.receive():
+                frames += 1
+                size += len(frame)
+                if isinstance(event, Gap):
+                    lost += event.span
+                else:
+                    scans += event.count
+                ages.append(now_ns() - event.t_last_ns)
+        elapsed, share = (now_ns() - begin_ns) / 1e9, time.process_time() - cpu
+        results.send((frames, size / elapsed, lost, scans / elapsed, share / elapsed, ages.tobytes()))
 
 
 def measure(rate: float, clients: int, seconds: float, *, curve: bool) -> dict[str, float]:

@@ -31,14 +31,12 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
-import zmq
-from common import machine, powerd, progress
+from common import connected, machine, powerd, progress
 
 from powerd_analytics import phase_energies, read_run
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, average_of
 from powerd_client import Meter
 from powerd_client.hostclock import now_ns
-from powerd_client.link import BoardLink
 from powerd_daemon.calibrate import calibrate_lines
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.sim.bus import VirtualClock
@@ -68,13 +66,8 @@ idle_ms = 7.3
 
 def load_of(url: str) -> CardLoad:
     """The load as powerd describes it."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    link = BoardLink(context, url)
-    try:
-        return waveform_from_detail(link.describe(10).streams[0].detail)
-    finally:
-        link.close()
-        context.destroy(linger=0)
+    with connected(url) as link:
+        return waveform_from_detail(link.description.streams[0].detail)
 
 
 def calibrate(seed: int, directory: Path) -> str:
@@ -157,7 +150,7 @@ def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> 
         out = directory / "run.h5"
         with powerd(source) as (url, _):
             load = load_of(url)
-            with Meter(url, out) as meter:
+            with Meter(url, out, quiet=True) as meter:
                 plan = list(aligned(load, phases) if kind == "aligned" else free(length_ms, phases))
                 for name, begin, end in plan:
                     progress(f"{kind}, {length_ms:g} ms")
@@ -172,9 +165,11 @@ def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> 
     exact = np.array([load.energy_j(int(b), int(e)) for b, e in zip(begins, ends, strict=True)])
     names = np.array([run.phases.classes[i].name for i in run.phases.label], dtype=object)
     wanted = np.array([(begin, end) for _, begin, end in plan])
-    late = np.max([begins - wanted[:, 0], ends - wanted[:, 1]], axis=0) > LATE_NS
+    marked = np.isin(names, [name for name, _, _ in plan])  # iterations around them were marked by nobody
+    late = np.zeros(len(names), bool)
+    late[marked] = np.max([begins[marked] - wanted[:, 0], ends[marked] - wanted[:, 1]], axis=0) > LATE_NS
     rows = []
-    for name in dict.fromkeys(names.tolist()):
+    for name in dict.fromkeys(names[marked].tolist()):
         which = (names == name) & columns.resolvable & (~late if kind == "aligned" else True)
         left_out = int((names == name).sum() - which.sum())
         if not which.any():

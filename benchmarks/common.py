@@ -16,6 +16,8 @@ from pathlib import Path
 
 import zmq
 
+from powerd_client.link import BoardLink
+
 HERE = Path(__file__).parent
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -51,6 +53,19 @@ def powerd(
         finally:
             process.terminate()
             process.wait(10)
+
+
+@contextmanager
+def connected(url: str) -> Iterator[BoardLink]:
+    """A link to a powerd whose description is known."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    link = BoardLink(context, url, client=f"benchmark {os.getpid()}")
+    try:
+        link.describe(10)
+        yield link
+    finally:
+        link.close()
+        context.destroy(linger=0)
 
 
 def free_port() -> int:

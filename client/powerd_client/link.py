@@ -23,6 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from powerd_client.hostclock import now_ns
 from powerd_core import wire
+from powerd_core.clock import DRIFT_PPM
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
@@ -198,6 +199,14 @@ class Exchanges:
         """Host minus board time by the quickest of the latest exchanges; None before there are any."""
         latest = self._latest.get(epoch)
         return min(latest, key=lambda e: e.delay_ns).offset_ns if latest else None
+
+    def least_offset_ns(self, epoch: int) -> float | None:
+        """The least that host minus board time can be by any of the latest exchanges; None before there are any."""
+        latest = self._latest.get(epoch)
+        if not latest:
+            return None
+        drift, end_ns = DRIFT_PPM * 1e-6, latest[-1].t4_host_ns
+        return max(e.offset_ns - e.delay_ns / 2 - drift * (end_ns - e.t1_host_ns) for e in latest)
 
     def board_now_ns(self, epoch: int) -> int:
         """Now on the clock of an epoch."""
@@ -401,8 +410,13 @@ class BoardLink:
 
     @property
     def offset_ns(self) -> float | None:
-        """Host minus board time, as well as it is known by now: good enough to know when to stop."""
+        """Host minus board time, as well as it is known by now; over a bad network that is off by milliseconds."""
         return None if self.description is None else self._exchanges.offset_ns(self.description.epoch)
+
+    @property
+    def least_offset_ns(self) -> float | None:
+        """The least that host minus board time can be: what it says of a run's end is certain."""
+        return None if self.description is None else self._exchanges.least_offset_ns(self.description.epoch)
 
     def ask(self) -> None:
         """Ask for what is missing wherever it is time to."""

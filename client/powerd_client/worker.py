@@ -155,7 +155,7 @@ class Boards:
     def have_reached(self, stop_ns: int) -> bool:
         """Whether everything up to ``stop_ns`` was received."""
         return all(
-            link.offset_ns is not None and not link.earlier.open and _reached_ns(link, stop_ns) >= stop_ns
+            link.least_offset_ns is not None and not link.earlier.open and _reached_ns(link, stop_ns) >= stop_ns
             for link in self.links
         )
 
@@ -184,25 +184,29 @@ def _fast(link: BoardLink) -> list[StreamReceiver]:
 
 
 def _reached_ns(link: BoardLink, stop_ns: int) -> float:
-    """How far every fast stream was received, on the host's clock; ``stop_ns`` where nothing tells."""
-    offset = link.offset_ns
+    """How far every fast stream was received for certain, on the host's clock; ``stop_ns`` where nothing tells.
+
+    By the least that the clocks can differ: an estimate may be off by more than the distance of two readings, and the
+    last ones of the run would be missing without a word.
+    """
+    offset = link.least_offset_ns
     return min([s.t_last_board_ns + offset for s in _fast(link)] if offset is not None else [], default=stop_ns)
 
 
 def _is_needed(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:
     """Whether it was worth waiting for: taken before the end of the run."""
     is_live = link.description is not None and link.description.epoch == event.epoch
-    if stop_ns is None or link.offset_ns is None or not is_live:
+    if stop_ns is None or link.least_offset_ns is None or not is_live:
         return True
-    return event.t_last_ns + link.offset_ns < stop_ns
+    return event.t_last_ns + link.least_offset_ns < stop_ns
 
 
 def _is_behind(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:
     """Whether all of it was taken behind the end of the run, and behind the reading that follows the end."""
     is_live = link.description is not None and link.description.epoch == event.epoch
-    if stop_ns is None or link.offset_ns is None or not is_live or not isinstance(event, Block):
+    if stop_ns is None or link.least_offset_ns is None or not is_live or not isinstance(event, Block):
         return False
-    return event.t_first_ns + link.offset_ns > stop_ns + 2 * link.streams[event.stream].stream.period_ns
+    return event.t_first_ns + link.least_offset_ns > stop_ns + 2 * link.streams[event.stream].stream.period_ns
 
 
 class Worker:

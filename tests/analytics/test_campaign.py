@@ -8,7 +8,7 @@ import pytest
 from command import joules
 from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
-from make_run import MS, LineSpec, PhaseSpec, make_run, training
+from make_run import LineSpec, make_run, training
 
 from powerd_analytics.campaign import (
     RUNS,
@@ -92,47 +92,12 @@ def test_repeats_are_of_one_program_with_the_same_arguments(tmp_path, commands, 
     assert [r[RUNS] for r in found] == runs
 
 
-def test_a_row_has_the_seconds_of_those_runs_that_it_has_joules_of(records):
-    (total, *_) = [r for r in records if r["kind"] == "total"]
-    none = dict.fromkeys(("energy_j", "power_w", "edp_js", "u95_j", "u_statistical_j", "u_systematic_j"))
-    slow = {**total, **none, "time_s": 3 * total["time_s"], "run": "slow"}
-    (mean,) = averaged([total, slow])
-    assert mean["energy_j"] / mean["time_s"] == pytest.approx(mean["power_w"])
-    assert (mean[RUNS], mean["run"]) == (1, total["run"])
-    assert "1 of 2 runs" in mean["note"]
-
-
 def test_measured_and_modelled_are_never_averaged(tmp_path):
     for name, provenance in (("a", "measured"), ("b", "modelled")):
         one_run(tmp_path / f"{name}.h5", provenance=provenance)
     found = averaged(read_campaign([tmp_path]))
     assert {r[RUNS] for r in found} == {1}
     assert {r["provenance"] for r in found} == {"measured", "modelled"}
-
-
-def test_runs_of_other_numbers_of_batches_are_repeats_in_what_a_batch_takes(tmp_path):
-    one_run(tmp_path / "a.h5", 1.0, iterations=12)
-    one_run(tmp_path / "b.h5", 1.02, iterations=15)
-    sheets = {s.attrs["name"]: rows_of(s) for s in field_tables(prepared(read_campaign([tmp_path]), Length()))}
-    for name, column in (("time", "s_per_batch"), ("energy", "j_per_batch")):
-        (whole,) = [r for r in sheets[name] if r["phase"] == "all"]
-        assert whole[RUNS] == 2
-        assert whole[column] == pytest.approx(next(r[column] for r in sheets[name] if r["phase"] == "iteration"))
-    assert sorted(r["iterations"] for r in sheets["totals"]) == [12, 15]
-    (cell,) = [r for r in sheets["efficiency"] if r["model"] != "average"]
-    assert "iterations" not in cell
-
-
-def test_clocks_that_were_observed_may_differ_a_little(tmp_path):
-    t = np.arange(0, 2000 * MS, 100 * MS)
-    for i, mhz in enumerate((1400, 1410, 1200)):
-        line = LineSpec(
-            "gpu0.sm_clock", t_ns=t, codes={"value": np.full(len(t), mhz)},
-            conversion={"kind": "quantity", "column": "value", "quantity": "clock_hz", "per_code": 1e6},
-        )  # fmt: skip
-        one_run(tmp_path / f"{i}.h5", lines=[line])
-    found = [r for r in averaged(read_campaign([tmp_path])) if r["phase"] == "forward"]
-    assert [(round(r["clock_hz"] / 1e6), r[RUNS]) for r in found] == [(1405, 2), (1200, 1)]
 
 
 def test_a_whole_training_is_iterations_times_a_batch(records):
@@ -147,21 +112,6 @@ def test_a_whole_training_is_iterations_times_a_batch(records):
     assert total["energy_j"] == pytest.approx(before["energy_j"] / before["iterations"] * n)
     assert total["edp_js"] == pytest.approx(total["energy_j"] * total["time_s"])
     assert total["u95_j"] / total["energy_j"] == pytest.approx(before["u95_j"] / before["energy_j"])
-
-
-def test_a_phase_that_comes_more_than_once_an_iteration_counts_as_often(tmp_path):
-    phases, t = [PhaseSpec("training", 0, 1, {"model": "m", "batch_size": 8})], 100 * MS
-    for _ in range(5):
-        it = len(phases)
-        phases.append(PhaseSpec("iteration", t, t + 120 * MS, {}, 0))
-        phases += [PhaseSpec("step", t + k * 40 * MS, t + (k + 1) * 40 * MS, {}, it) for k in range(3)]
-        t += 120 * MS
-    phases[0].begin_ns, phases[0].end_ns = 100 * MS, t
-    power = lambda at: np.full(len(at), 100.0)  # noqa: E731
-    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", power)], phases, end_ns=t + 100 * MS)
-    scaled = whole_trainings(read_campaign([path]), Length(iterations=1000))
-    of = {r["phase"]: r["s_per_training"] for r in scaled if r["kind"] == "phase"}
-    assert of == {"iteration": pytest.approx(120.0), "step": pytest.approx(120.0)}
 
 
 @pytest.mark.parametrize(
@@ -228,30 +178,6 @@ def test_the_tables_of_the_field(records):
 
 def lines(**given):
     return [LineSpec("gpu0.a", None if "codes" in given else training((64,), 4).power(), **given)]
-
-
-def bad_run(path, what):
-    """A run file of which no table of a campaign can be made."""
-    if what == "operations":
-        return one_run(path, operations_per_sample=5e6)
-    tr = training((64,), 4)
-    t = np.arange(100, dtype=np.int64) * MS
-    return make_run(path, lines(codes={"power_mw": np.full(100, 5000)}, t_ns=t), tr.phases, end_ns=tr.end_ns)
-
-
-@pytest.mark.parametrize(
-    ("what", "text"), [("outside", "clocks or times do not overlap"), ("operations", "has 5e+06 operations per sample")]
-)
-def test_bad_runs_are_named_and_nothing_is_written(tmp_path, capsys, what, text):
-    good, bad = one_run(tmp_path / "a.h5"), bad_run(tmp_path / "b.h5", what)
-    out, into = tmp_path / "out.csv", tmp_path / "into.h5"
-    arguments = ["tables", good, bad, "--format", "csv", "-o", out, "--into", into]
-    code, said, err = joules(capsys, *arguments)
-    assert (code, said) == (2, "")
-    assert err.strip().startswith(f"joules: {bad}: ")
-    assert text in err
-    assert "\n" not in err.strip()
-    assert sorted(tmp_path.iterdir()) == [good, bad]
 
 
 # -- What pictures and the report compare: alternatives, not the parts of one machine; repeats by the batch

@@ -2,7 +2,6 @@
 
 import json
 
-import h5py
 import numpy as np
 import pytest
 from bench_clock import IDLE, MS, Quartz, S, Step, simulate
@@ -100,24 +99,6 @@ def main_ok(arguments):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
     assert ended.value.code == 0
-
-
-def test_clocks_behind_a_board_are_told(tmp_path):
-    t = np.arange(5, dtype=np.int64) * 100 * MS
-    bound = LineSpec(
-        "node.clock_bound", device="node", t_ns=t, codes={"ns": np.array([100, 200, 300, 400, 9]) * 1000},
-        conversion={"kind": "quantity", "column": "ns", "quantity": "clock_bound_s", "per_code": 1e-9},
-        flags=np.array([0, 0, 0, 0, 8], np.uint16), description="of a node",
-    )  # fmt: skip
-    path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", lambda t: 0.0 * t + 5), bound], devices={"gpu0": ["gpu0.a"]})
-    with h5py.File(path, "a") as file:
-        file["lines/gpu0.a"].attrs["detail"] = json.dumps(
-            {"port": "/dev/ttyACM0", "clock_half_ns": 150_000, "clock_limit_ns": 2_000_000}
-        )
-    found = {o.name: o for o in clocks.other_clocks(read_run(path))}
-    assert found["node.clock_bound"].bound_median_s == pytest.approx(250e-6)
-    assert found["node.clock_bound"].bound_max_s == pytest.approx(400e-6)
-    assert found["sim at /dev/ttyACM0"].bound_median_s == pytest.approx(150e-6)
 
 
 class TestMarker:

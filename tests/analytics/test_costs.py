@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 
 import pytest
@@ -39,20 +38,6 @@ def test_totals_say_what_their_own_joules_cost(run, capsys, length):
     assert row["cost_eur"] == pytest.approx(0.3 * kwh)
     assert row["u95_cost_eur"] == pytest.approx(0.3 * u_kwh)
     assert u_kwh > 0
-
-
-def test_phases_of_a_whole_training_cost_what_their_joules_do(run, capsys):
-    options = ("--table", "energy", "--format", "json", "--iterations", "1000")
-    _, out, _ = joules(capsys, "tables", run, *options, *BOTH)
-    sheet = json.loads(out)["energy"]
-    assert {c: sheet["units"][c] for c in COLUMNS} == dict(zip(COLUMNS, ("g", "g", "EUR", "EUR"), strict=True))
-    assert sheet["notes"][1:] == [
-        "CO2 equivalents at 380 (u = 20) g/kWh, cost at 0.3 EUR/kWh, as stated, of the joules in the same row"
-    ]
-    of = {r["phase"]: r for r in sheet["rows"]}
-    assert of["forward"]["co2_g"] == pytest.approx(380 * of["forward"]["j_per_training"] / 3.6e6)
-    _, out, _ = joules(capsys, "tables", run, "--table", "energy", "--format", "csv", *BOTH)
-    assert "co2_g" not in out  # of a single batch nobody asks
 
 
 @given(energy=st.floats(1.0, 1e9), u=st.floats(0.0, 0.1), factor=st.floats(0.001, 1e3), u_factor=st.floats(0.0, 0.1))

@@ -10,8 +10,6 @@ from powerd_analytics import metrics
 from powerd_analytics.metrics import Quantity
 from powerd_core.errors import AnalysisError
 
-POSITIVE = st.floats(1e-3, 1e6)
-
 
 def test_values_by_hand():
     assert metrics.energy_j(200.0, 3.0) == 600.0

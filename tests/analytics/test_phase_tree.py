@@ -7,7 +7,7 @@ import json
 import make_layers
 import numpy as np
 import pytest
-from command import joules, refused
+from command import joules
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics.runs.run import read_run
@@ -58,17 +58,6 @@ def test_a_tree_with_shares_and_a_total(tmp_path, capsys):
     assert "cpu0 MODELLED" in shown(capsys, run, "--device", "cpu0").splitlines()[0]
 
 
-def test_phases_and_rest_are_the_total(tmp_path, capsys):
-    phases, end_ns = training([{"batch_size": 8}])
-    for phase in phases[1:]:
-        if phase.name == "backward":
-            phase.end_ns -= 10 * MS
-    run = make_run(tmp_path / "r.h5", [line()], phases, end_ns=end_ns)
-    shares = [int(row.split(" %")[0].split()[-1]) for row in shown(capsys, run).splitlines() if "█" in row]
-    assert shares == [40, 50, 10]
-    assert "(rest)" in shown(capsys, run)
-
-
 @pytest.mark.parametrize(
     ("settings", "plan"),
     [
@@ -85,14 +74,6 @@ def test_whatever_was_recorded_fits_80_columns_and_a_few_screens(tmp_path, capsy
     rows = [row for row in out if "0.0" in row]
     assert max(map(len, rows)) <= 80
     assert len(out) < 150
-
-
-def test_what_is_not_resolvable_has_one_note(tmp_path, capsys):
-    phases, end_ns = training([{"batch_size": 8}], (("forward", 1), ("backward", 2)), count=5)
-    slow = LineSpec("gpu0.rail", lambda t: np.full(len(t), 100.0), provenance="measured", period_ns=100 * MS)
-    out = shown(capsys, make_run(tmp_path / "r.h5", [slow], phases, end_ns=end_ns))
-    assert out.count("n.r.") >= 3
-    assert " forward, backward: n.r., phases too short" in " ".join(out.split())
 
 
 def test_layers_are_one_line(tmp_path, capsys):
@@ -149,10 +130,3 @@ def test_every_iteration_in_every_format_for_programs(tmp_path, capsys):
     parquet = pytest.importorskip("pyarrow.parquet")
     shown(capsys, path, "--table", "iterations", "--format", "parquet", "--output", tmp_path / "i.parquet")
     assert parquet.read_table(tmp_path / "i.parquet").to_pylist() == rows
-
-
-def test_iterations_are_for_programs(tmp_path, capsys):
-    phases, end_ns = training([{}])
-    path = make_run(tmp_path / "r.h5", [line()], phases, end_ns=end_ns)
-    assert "--format csv" in refused(capsys, "tables", path, "--table", "iterations")
-    assert "one run file" in refused(capsys, "tables", path, path, "--table", "iterations", "--format", "csv")

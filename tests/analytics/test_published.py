@@ -5,11 +5,11 @@ import pytest
 from command import joules, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from published_tables import CAPS, CASTRO, ENERGIES, ITERATIONS, OPERATIONS, TIMES, rows, write
+from published_tables import CAPS, CASTRO, ENERGIES, OPERATIONS, TIMES, rows, write
 
 from powerd_analytics import metrics
-from powerd_analytics.published import COLUMNS, parse_mixes, read_phases, read_table, training_totals
-from powerd_core.errors import AnalysisError, ConfigError, PowerdError
+from powerd_analytics.published import COLUMNS, read_phases, read_table, training_totals
+from powerd_core.errors import AnalysisError, PowerdError
 
 
 def table(tmp_path, data, name="t.csv"):
@@ -82,17 +82,6 @@ def keyed(*paths):
     return {tuple(r[k] for k in KEYS): r for path in paths for r in rows(path)}
 
 
-def joined(*names):
-    """Tables 3, 4, 5, 7 and 8 as one long table with these columns of figures."""
-    times, energies = keyed(*TIMES), keyed(*ENERGIES)
-    iterations = {(r["model"], r["batch"]): r["iterations"] for r in rows(ITERATIONS)}
-    made = []
-    for key, time in times.items():
-        figures = {**time, **energies[key], "iterations": iterations[time["model"], time["batch"]]}
-        made.append({name: figures[name] for name in (*KEYS, *names)})
-    return made
-
-
 def is_rounded(value, printed):
     """Within half a unit of the printed value's last digit."""
     unit = Decimal(1).scaleb(Decimal(printed).as_tuple().exponent)
@@ -121,19 +110,6 @@ def test_table_6_on_every_row_from_the_files_as_they_are(capsys):
     assert tuple(out.splitlines()[0].split(",")) == COLUMNS
     assert COLUMNS == ("device", "model", "gpus", "batch", "time_s", "energy_j", "edp_js", "gflops_per_w")
     assert "pascal, ResNetIm, 1 GPU, batch 256: no time of forward and backward" in err
-
-
-def test_table_6_from_one_joined_table_and_from_one_of_times_and_one_of_energies(tmp_path, capsys):
-    one = write(tmp_path / "one.csv", joined("s_per_training", "j_per_training"))
-    every = write(tmp_path / "every.csv", joined("iterations", "s_per_batch", "j_per_batch", "s_per_training",
-                                                 "j_per_training"))  # fmt: skip
-    times = write(tmp_path / "t.csv", joined("iterations", "s_per_batch", "s_per_training"))
-    energies = write(tmp_path / "e.csv", joined("j_per_training", "iterations", "j_per_batch"))
-    outs = [
-        joules(capsys, "totals", *files, *MIX)[1] for files in ([one], [every], [times, energies], [energies, times])
-    ]
-    assert len(set(outs)) == 1
-    assert matches_table_6(outs[0]) == 36
 
 
 def test_gflops_per_w_of_forward_and_backward_over_all_gpus(capsys):
@@ -178,20 +154,6 @@ def test_what_lacks_a_phase_has_no_total_never_a_part(tmp_path, capsys):
         assert [r["energy_j"] for r in rows(out)] == ["", "960.0"]
         assert rows(out)[0]["edp_js"] == ""
         assert said in err
-
-
-def test_kinds_train_together_so_the_slowest_decides(tmp_path, capsys):
-    both = [{**r, "device": d, "gpus": 3, "s_per_training": r["s_per_training"] + n, "j_per_training": 10 * (n + 1)}
-            for d, n in (("g", 0), ("h", 1)) for r in LONG]  # fmt: skip
-    both[0]["s_per_training"] = 100
-    code, out, err = joules(capsys, "totals", write(tmp_path / "t.csv", both), "--mix", "g=2,h=1")
-    assert code == 0
-    made = {(r["device"], r["batch"]): (r["time_s"], r["energy_j"], r["edp_js"]) for r in rows(out)}
-    assert made["g", "8"] == ("116.0", "80.0", "9280.0")  # energy: 2 x (10 + 10) + (20 + 20)
-    assert made["g", "16"] == ("66.0", "80.0", "5280.0")  # here h is the slower
-    assert {batch: made["h", batch] for batch in ("8", "16")} == {batch: made["g", batch] for batch in ("8", "16")}
-    assert "m, 3 GPUs, batch 8: 116 s on g and 34 s on h; they train together: that of the slowest counts" in err
-    assert err.count("they train together") == 2
 
 
 def test_who_is_done_with_one_phase_waits_in_the_next(tmp_path, capsys):
@@ -287,42 +249,6 @@ def test_units_of_the_columns_and_rows_that_were_not_run(tmp_path, capsys):
     assert (rows(out)[0]["cap"], rows(out)[0]["energy_j"]) == ("100", "1000.0")
 
 
-def both_units(**cells):
-    """The table with energies in joules beside those in kilojoules, and times in seconds beside milliseconds."""
-    full = [r for r in TABLE if r["energy_kj"] and r["time_ms"]]
-    made = [{**r, "energy_j": float(r["energy_kj"]) * 1e3, "time_s": float(r["time_ms"]) / 1e3} for r in full]
-    return [{**made[0], **cells}, *made[1:]]
-
-
-@pytest.mark.parametrize(
-    ("cells", "said"),
-    [
-        ({"energy_j": 17}, "row 1, columns energy_j and energy_kj"),
-        ({"energy_j": ""}, "row 1, columns energy_j and energy_kj"),
-    ],
-)
-def test_two_columns_of_one_quantity_must_agree(tmp_path, capsys, cells, said):
-    table, out = write(tmp_path / "t.csv", both_units(**cells)), tmp_path / "made.csv"
-    err = refused(capsys, "pick", table, "--reference", "cap=200", "--metric", "e", "-o", out)
-    assert said in err
-    assert not out.exists()
-    picture = tmp_path / "made.png"
-    assert said in refused(capsys, "plot", table, "--kind", "pareto", "-o", picture)
-    assert not picture.exists()
-
-
-def test_what_the_pick_costs(tmp_path, capsys):
-    table = write(tmp_path / "t.csv", [{"cap": 1, "energy_kwh": 2.5, "time_h": 1}, {"cap": 2, "energy_kwh": 3,
-                  "time_h": 1}])  # fmt: skip
-    options = ("--co2-g-per-kwh", 400, "--price-per-kwh", 0.3, "--currency", "CHF")
-    code, out, err = joules(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", *options)
-    assert (code, err) == (0, "")
-    assert out.splitlines()[0].endswith("saving_minus_loss_pct,co2_g,cost_chf")
-    assert (rows(out)[0]["co2_g"], rows(out)[0]["cost_chf"]) == ("1000.0", "0.75")
-    said = refused(capsys, "pick", table, "--reference", "cap=2", "--metric", "e", "--currency", "CHF")
-    assert "--price-per-kwh" in said
-
-
 # -- what is refused
 
 
@@ -371,12 +297,6 @@ def test_tables_of_phases_that_are_none(tmp_path, capsys, records, place):
     assert not out.exists()
 
 
-@pytest.mark.parametrize("text", ["pascal", "pascal=", "=2", "pascal=0", "pascal=1.5", "a=1,a=2", "", "a=1,"])
-def test_what_is_no_mix(text):
-    with pytest.raises(ConfigError):
-        parse_mixes([text])
-
-
 @pytest.mark.parametrize(
     ("options", "place"),
     [
@@ -399,13 +319,3 @@ def test_what_cannot_be_picked(tmp_path, capsys, options, place):
     metric = () if "--metric" in options else ("--metric", "e")
     assert place in refused(capsys, "pick", write(tmp_path / "t.csv", TABLE), *options, *metric, "-o", out)
     assert not out.exists()
-
-
-def test_a_zero_and_a_tie_are_said_and_what_overflows_is_refused(tmp_path, capsys):
-    pick = ("pick", tmp_path / "t.csv", "--reference", "cap=200", "--metric")
-    write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 0}, TABLE[1], {**TABLE[0], "energy_kj": 0}])
-    code, out, err = joules(capsys, *pick, "e")
-    assert (code, rows(out)[0]["cap"]) == (0, "100")
-    assert "row 1: 0 counts as 0" in err
-    write(tmp_path / "t.csv", [{**TABLE[0], "energy_kj": 1e300, "time_ms": 1e300}, *TABLE[1:]])
-    assert "too large" in refused(capsys, *pick, "edp")

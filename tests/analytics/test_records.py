@@ -5,11 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from command import joules
 from make_campaign import one_run, with_attributes
 from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
-from powerd_analytics.records import COLUMNS, gpus_of, run_records
+from powerd_analytics.records import gpus_of, run_records
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError
 
@@ -17,10 +16,6 @@ from powerd_core.errors import AnalysisError
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     return one_run(tmp_path_factory.mktemp("records") / "first.h5", batches=(64, 128))
-
-
-def test_every_record_has_the_columns(run):
-    assert all(list(r) == list(COLUMNS) for r in run_records(run))
 
 
 def test_uncertainty_of_gflops_is_that_of_the_joules_it_divides_by(run):
@@ -99,26 +94,3 @@ def test_a_figure_that_is_none_is_refused_with_file_row_and_attribute(tmp_path, 
     path = make_run(tmp_path / "r.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
     with pytest.raises(AnalysisError, match=re.escape(f"{path}: phase row 1 ('training'), attribute {name}")):
         run_records(path)
-
-
-def of_values(path, name, *values):
-    """A run with a training for each value of an attribute."""
-    phases = []
-    for i, value in enumerate(values):
-        begin = (100 + 400 * i) * MS
-        phases.append(PhaseSpec("training", begin, begin + 300 * MS, {"model": "m", name: value}))
-        k = len(phases) - 1
-        phases += [
-            PhaseSpec("forward", begin + (10 + 40 * j) * MS, begin + (40 + 40 * j) * MS, {}, k) for j in range(5)
-        ]
-    return make_run(path, [LineSpec("gpu0.a", lambda t: 0.0 * t + 50)], phases, end_ns=2 * S)
-
-
-@pytest.mark.parametrize(("values", "count"), [((64, "64"), 2), ((64, 64.0), 1), (("x", "x"), 1), ((None, "None"), 2)])
-def test_a_text_that_reads_like_a_number_is_a_group_of_its_own(tmp_path, capsys, values, count):
-    path = of_values(tmp_path / "r.h5", "depth", *values)
-    records = [r for r in run_records(path) if r["kind"] == "phase"]
-    assert [r["iterations"] for r in records] == [10 // count] * count
-    assert len({r["attributes"] for r in records}) == count
-    _, out, _ = joules(capsys, "tables", path, "--format", "markdown")
-    assert ('"64"' in out) == (values == (64, "64"))

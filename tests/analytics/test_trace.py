@@ -1,4 +1,3 @@
-import gzip
 import json
 
 import h5py
@@ -13,7 +12,6 @@ from powerd_analytics.clocks import SLEW, WallClock, wall_clock
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.trace import MARGIN_NS, laid_out, write_trace
 from powerd_client.hostclock import WallAnchor, anchor_note, take_anchor
-from powerd_core.errors import AnalysisError
 
 UNIX_NS = 1_790_000_000_123_456_789
 """The wall clock at host time 0 of the runs below; beyond what a float holds to the nanosecond."""
@@ -125,32 +123,6 @@ def test_the_profile_stays_as_it_is_and_both_are_on_one_timeline(run, tmp_path):
     assert 30 < written.bound_ns < 0.5 * SLEW * S + 100
     assert "aligned within" in document["traceEvents"][2]["args"]["labels"]
     assert write_trace(run, out, profile, whole_run=True).phases == len(p)
-
-
-def test_packed_profiles_and_those_of_older_torch(run, tmp_path):
-    profile, plain = tmp_path / "p.json.gz", tmp_path / "p.json"
-    plain.write_text(profile_text(300 * MS, 500 * MS))
-    profile.write_bytes(gzip.compress(plain.read_bytes()))
-    write_trace(run, tmp_path / "a.json.gz", profile)
-    write_trace(run, tmp_path / "b.json", plain)
-    assert gzip.decompress((tmp_path / "a.json.gz").read_bytes()) == (tmp_path / "b.json").read_bytes()
-    older = json.loads(profile_text(300 * MS, 500 * MS, base_ns=0))
-    del older["baseTimeNanoseconds"]
-    plain.write_text(json.dumps(older))
-    assert write_trace(run, tmp_path / "o.json", plain).phases > 0
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "{}", '{"traceEvents": []}', profile_text(300 * MS, 500 * MS)[:-200], profile_text(3600 * S, 3601 * S),
-     profile_text(-90 * S, -80 * S, base_ns=UNIX_NS - 100 * S)],
-)  # fmt: skip
-def test_what_is_no_profile_of_this_run(run, tmp_path, text):
-    profile = tmp_path / "p.json"
-    for data in (text.encode(), gzip.compress(text.encode())[:-9]):
-        profile.write_bytes(data)
-        with pytest.raises(AnalysisError, match=r"p\.json"):
-            write_trace(run, tmp_path / "o.json", profile)
 
 
 def test_a_run_without_anchors_has_a_trace_of_its_own_only(tmp_path, capsys):

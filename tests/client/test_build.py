@@ -1,7 +1,6 @@
 """From a journal to a run file, whole or damaged."""
 
 import json
-import os
 from dataclasses import replace
 
 import h5py
@@ -11,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client import build, journal, open_run
-from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support import small_run
-from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
+from support.fake_daemon import PERIOD_NS, make_block, make_description
 from support.small_run import EPOCH, OFFSET_NS, STREAM, description, exchange, head, stop
 
 
@@ -73,31 +71,6 @@ def test_every_reading_and_setting_is_in_the_run_file(out):
         assert texts(file) == []
 
 
-def test_marks_in_the_journal_and_in_segments_are_taken_once(out):
-    directory = make_journal(out, head() + frames())
-    writer = MarkWriter(directory, segment_records=8)
-    kind = writer.kind("forward", {"batch_size": 4}, "host")
-    tail, copied = journal.MarkTail(directory, consume=True), []
-    for k in range(10):
-        writer.mark_at(kind, OFFSET_NS + 2 * k)
-        writer.mark_at(~kind, OFFSET_NS + 2 * k + 1)
-        if k == 5:
-            names, marks = tail.read()
-            copied += [Message("phase-names", n) for n in names] + marks
-    writer.close()
-    with (directory / "journal.bin").open("ab") as file:
-        file.write(b"".join(encode(c) for c in copied + copied))
-    with open_run(out) as file:
-        assert file["phases/begin_ns"][:].tolist() == [OFFSET_NS + 2 * k for k in range(10)]
-        assert file["phases/end_ns"][:].tolist() == [OFFSET_NS + 2 * k + 1 for k in range(10)]
-        assert json.loads(file["phases/kinds"].asstr()[0]) == {
-            "name": "forward", "attributes": {"batch_size": 4}, "timing": "host",
-        }  # fmt: skip
-        assert json.loads(file["processes"].asstr()[0])["pid"] == os.getpid()
-        assert file.attrs["rebuilt"] == 1
-        assert "recorder ended before the run did" in texts(file)[-1]
-
-
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_a_journal_cut_off_anywhere_opens_with_everything_before_the_cut(tmp_path_factory, data):
@@ -130,15 +103,6 @@ def test_damage_in_the_middle_loses_that_block_and_says_so(out):
         assert begin == OFFSET_NS + 4 * PERIOD_NS + 10_000
         assert end == OFFSET_NS + 10 * PERIOD_NS
         assert any("could not be read (checksum" in t for t in texts(file))
-
-
-def test_a_frame_that_claims_to_be_longer_than_the_file_swallows_none_behind_it(out):
-    pieces = head() + frames(4, 5)
-    pieces[5] = pieces[5][:44] + (1 << 16).to_bytes(4, "little") + pieces[5][48:]  # the length of its payload
-    make_journal(out, pieces + stop(20 * PERIOD_NS))
-    with open_incomplete(out, "bytes of the journal at") as file:
-        assert len(file["lines/gpu0.rail_0/t_ns"]) == 15
-        assert file["gaps/numbers"][:].tolist() == [1]
 
 
 def test_a_powerd_that_was_started_anew_leaves_a_gap_between_its_lives(out):
@@ -175,15 +139,6 @@ def test_two_boards_that_call_their_lines_alike_do_not_mix(out):
         assert any("gpu0.rail_0 is there twice at a time" in text for text in texts(file))
 
 
-def test_blocks_that_do_not_fit_their_stream_are_missing_and_said(out):
-    pieces = head() + frames(4, 5)
-    pieces[5] = encode(make_block(make_stream(3), EPOCH, 1, 5 * PERIOD_NS, [1] * 5))
-    make_journal(out, pieces + stop(20 * PERIOD_NS))
-    with open_incomplete(out, "1 of 4 blocks of stream 0") as file:
-        assert len(file["lines/gpu0.rail_0/t_ns"]) == 15
-        assert file["gaps/cause"].asstr()[:].tolist() == ["1 blocks did not fit their stream"]
-
-
 def test_a_file_that_appears_meanwhile_is_not_replaced(out):
     directory = make_journal(out, head() + frames())
     out.write_text("precious")
@@ -191,20 +146,6 @@ def test_a_file_that_appears_meanwhile_is_not_replaced(out):
         build.build_run(directory, out)
     assert out.read_text() == "precious"
     assert directory.exists()
-    assert list(out.parent.glob("*.partial")) == []
-
-
-def test_a_disk_that_is_full_leaves_the_journal(out, monkeypatch):
-    directory = make_journal(out, head() + frames())
-
-    def full(*_, **__):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(build, "_write_stream", full)
-    with pytest.raises(RunFileError, match="No space left"):
-        build.build_run(directory, out)
-    assert not out.exists()
-    assert (directory / "journal.bin").exists()
     assert list(out.parent.glob("*.partial")) == []
 
 

@@ -25,29 +25,6 @@ def loader(items=4):
     return DataLoader(TensorDataset(torch.randn(2 * items, 3), torch.randn(2 * items, 2)), batch_size=2)
 
 
-def lightning_module(pl, manual=False):
-    class Module(pl.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.net = nn.Linear(3, 2)
-            self.automatic_optimization = not manual
-
-        def training_step(self, batch, index):
-            loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
-            if manual:
-                self.manual_backward(loss)
-                self.optimizers().step()
-            return loss
-
-        def validation_step(self, batch, index):
-            self.net(batch[0])
-
-        def configure_optimizers(self):
-            return torch.optim.Adam(self.parameters(), lr=0.1)
-
-    return Module()
-
-
 def fit(pl, tmp_path, meter, module, callback=None, **options):
     from powerd_client.callbacks.lightning import PowerdCallback
 
@@ -60,64 +37,11 @@ def fit(pl, tmp_path, meter, module, callback=None, **options):
     trainer.fit(module, loader(), loader(2) if "limit_val_batches" not in options else None)
 
 
-def without_data(meter):
-    return " ".join(meter.tree(drop=["data"]).split())
-
-
 @pytest.fixture
 def pl():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return pytest.importorskip("lightning.pytorch")
-
-
-def test_lightning(pl, meter, tmp_path):
-    fit(pl, tmp_path, meter, lightning_module(pl))
-    assert without_data(meter) == "forward backward update " * 4 + "evaluation evaluation"
-    assert meter.tree().count("data") >= 3  # a batch may be fetched before anybody listens
-    assert meter.tape.notes == []
-
-
-def test_lightning_under_manual_optimization(pl, meter, tmp_path):
-    fit(pl, tmp_path, meter, lightning_module(pl, manual=True), limit_val_batches=0)
-    assert without_data(meter) == " ".join(["iteration[backward update]"] * 4)
-
-
-class Regression(nn.Module):
-    """A model in the form that a Trainer calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Linear(3, 2)
-
-    def forward(self, x, labels):
-        y = self.net(x)
-        return {"loss": nn.functional.mse_loss(y, labels), "logits": y}
-
-
-def test_transformers(meter, tmp_path):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        transformers = pytest.importorskip("transformers")
-        from powerd_client.callbacks.transformers import PowerdCallback
-
-        data = [{"x": torch.randn(3), "labels": torch.randn(2)} for _ in range(8)]
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=2, num_train_epochs=1, report_to=[], use_cpu=True,
-            save_strategy="no", logging_strategy="no", disable_tqdm=True, gradient_accumulation_steps=2,
-            eval_strategy="epoch",
-        )  # fmt: skip
-        trainer = transformers.Trainer(
-            model=Regression(),
-            args=arguments,
-            train_dataset=data,
-            eval_dataset=data[:2],
-            callbacks=[PowerdCallback(meter)],
-        )
-        trainer.train()
-    step = "data data forward backward forward backward update"
-    assert meter.tree() == f"{step} {step} evaluation"
-    assert meter.tape.notes == []
 
 
 X = torch.randn(4, 3)

@@ -1,4 +1,4 @@
-"""DDP and FSDP over gloo, each rank a process."""
+"""DDP and FSDP over gloo, each rank a process; what they import takes longest, and the forks share it."""
 
 import json
 import os
@@ -27,8 +27,13 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
 from support.tape import TapedMeter
 
-rank, ranks = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[3], rank=rank, world_size=ranks)
+ranks, rendezvous = int(sys.argv[1]), sys.argv[2]
+for rank in range(ranks):
+    if os.fork() == 0:
+        break
+else:
+    sys.exit(any([os.wait()[1] for _ in range(ranks)]))
+dist.init_process_group("gloo", init_method="file://" + rendezvous, rank=rank, world_size=ranks)
 pair = dist.new_group([0, 1])
 x = torch.randn(4, 3) * (rank + 1)
 found = {}
@@ -118,7 +123,8 @@ found = {
     "hooks": hooks(),
     "fsdp": [trained(sharded()), trained(wrapped())],
 }
-print("found " + json.dumps(found), flush=True)
+with open(f"{rendezvous}-{rank}.json", "w") as file:
+    json.dump(found, file)
 dist.destroy_process_group()
 # A worker thread of gloo wakes the rank before it drops the collective's tensors. Where it comes to that only while the
 # interpreter ends, and a tensor is a Python object (FSDP's are, watched or not), it is refused the interpreter's lock
@@ -136,27 +142,10 @@ def ranks(tmp_path_factory):
     rendezvous = tmp_path_factory.mktemp("ddp") / "rendezvous"
     paths = os.pathsep.join(filter(None, [str(TESTS), os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(rank), str(RANKS), str(rendezvous)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(RANKS)
-    ]
-    found = []
-    try:
-        for process in processes:
-            out, err = process.communicate(timeout=200)
-            assert process.returncode == 0, err
-            found += [json.loads(line[6:]) for line in out.splitlines() if line.startswith("found ")]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    return found
+    command = [sys.executable, "-c", PROGRAM, str(RANKS), str(rendezvous)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(Path(f"{rendezvous}-{rank}.json").read_text()) for rank in range(RANKS)]
 
 
 def test_reductions_lie_beside_backward_and_change_no_gradient(ranks):

@@ -10,28 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_client import gpus
-from powerd_client.gpus import devices_here, each_once, usable_gpus, visible_gpu
+from powerd_client.gpus import devices_here, each_once, usable_gpus
 from powerd_client.link import BoardLink
 from powerd_client.local_powerd import LocalDaemon, local_sources
 from powerd_core.model import pci_key, uuid_key
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "ab3c"]
 GPUS = [{"uuid": f"GPU-{u}", "pci": f"0000:{i + 1:02x}:00.0", "name": "H200"} for i, u in enumerate(U)]
-
-
-@pytest.mark.parametrize(
-    ("entry", "index"), [("2", 2), (" 1 ", 1), ("-1", None), ("9", None), ("", None), ("GPU-bbbb", 1), ("GPU-", None)]
-)
-def test_an_entry_is_read_as_cuda_reads_it(entry, index):
-    assert visible_gpu(entry, GPUS) == (None if index is None else GPUS[index])
-
-
-def test_what_names_none():
-    twins = [{**GPUS[0], "uuid": f"GPU-aaaa{i}"} for i in (1, 2)]
-    assert visible_gpu("GPU-aaaa", twins) is None
-    mixed = [GPUS[0], {**GPUS[1], "name": "T4"}]  # CUDA sorts these by speed
-    assert visible_gpu("1", mixed) is None
-    assert visible_gpu("1", mixed, "PCI_BUS_ID") == mixed[1]
 
 
 @given(st.uuids())
@@ -44,11 +29,6 @@ def test_all_spellings_of_an_address_are_one(domain, bus, device):
     key = f"{domain:04x}:{bus:02x}:{device:02x}.0"
     assert pci_key(f"{domain:08X}:{bus:02X}:{device:02X}.0") == pci_key(key) == key
     assert pci_key(f"{bus:02x}:{device:02x}.0") == f"0000:{bus:02x}:{device:02x}.0"
-
-
-@pytest.mark.parametrize("text", ["", None, "GPU-0", "3b", "0000:3b:20.0", "0000:3b:00.8", "x:3b:00.0", 7, "GPU-" * 9])
-def test_what_is_no_uuid_and_no_address(text):
-    assert (uuid_key(text), pci_key(text)) == ("", "")
 
 
 def torch(*, initialized=True):

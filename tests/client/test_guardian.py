@@ -1,6 +1,5 @@
 """The recorder's guardian and workers, killed and stopped in every order: nothing that powerd has may be missing."""
 
-import contextlib
 import errno
 import json
 import os
@@ -16,8 +15,7 @@ import numpy as np
 import pytest
 
 from powerd_client import Meter, local_powerd, open_run, recording, worker
-from powerd_client.journal import is_locked, journal_path
-from powerd_client.local_powerd import Attempts
+from powerd_client.journal import journal_path
 from powerd_client.recover import recover
 from powerd_core import wire
 from powerd_core.protocol import StreamReceiver
@@ -96,12 +94,10 @@ def block_times(frame):
     return np.frombuffer(block.payload, "<i8", block.count).tolist()
 
 
-@pytest.mark.parametrize("moment", ["start", "middle"])
-def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_path, capfd, moment):
+def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_path, capfd):
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
-    if moment == "middle":
-        go_on(daemon)
+    go_on(daemon)
     with meter.phase("before"):
         old = meter._recording.pid
         kill(old)
@@ -118,27 +114,6 @@ def test_a_worker_that_is_killed_is_replaced_and_nothing_is_missing(daemon, tmp_
         assert file["phases/cut"][:].tolist() == [0, 0]
 
 
-def test_a_worker_that_is_killed_at_the_end_is_told_the_end_again(daemon, tmp_path):
-    """The command to stop is in the pipe, or was taken by a worker that could not obey any more."""
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    guardian = meter._recording.guardian_pid
-    go_on(daemon)
-    closing = threading.Thread(target=meter.close)
-    closing.start()
-    killed = set()
-    while len(killed) < 3 and closing.is_alive():
-        for pid in set(workers(guardian)) - killed:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            killed.add(pid)
-    closing.join(20)
-    assert not closing.is_alive()
-    attributes, _ = check_whole(out, daemon)
-    assert attributes["complete"] == 1
-    assert not journal_path(out).exists()
-
-
 @pytest.mark.parametrize("taken", ["all", "half"])
 def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp_path, taken):
     out = tmp_path / "run.h5"
@@ -153,7 +128,7 @@ def test_a_worker_that_was_killed_with_the_last_command_in_its_hands(daemon, tmp
     assert os.read(pipe, 65536 if taken == "all" else 10).startswith(b'{"stop_ns"')
     os.close(pipe)
     kill(recording.pid)
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     attributes, _ = check_whole(out, daemon)
     assert attributes["complete"] == 1
@@ -168,26 +143,6 @@ def kill_both(meter):
     return guardian
 
 
-def test_a_recorder_that_is_killed_with_its_guardian_is_started_again_and_nothing_is_missing(daemon, tmp_path, capfd):
-    out = tmp_path / "run.h5"
-    meter = Meter(daemon.url, out)
-    with meter.phase("before"):
-        go_on(daemon)
-        old = kill_both(meter)
-        wait_for(lambda: meter._recording.guardian_pid != old)
-        assert is_locked(journal_path(out))
-    with meter.phase("after"):
-        go_on(daemon)
-    meter.close()
-    died = "the recorder died (SIGKILL) with its guardian"
-    assert capfd.readouterr().err == f"powerd: {died} {AGAIN}\n"
-    attributes, texts = check_whole(out, daemon)
-    assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
-    assert texts == [f"{died} and was started again"]
-    with open_run(out) as file:
-        assert file["phases/cut"][:].tolist() == [0, 0]
-
-
 def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(daemon, tmp_path):
     out = tmp_path / "run.h5"
     meter = Meter(daemon.url, out)
@@ -199,7 +154,7 @@ def test_a_recorder_that_is_killed_with_its_guardian_while_the_run_is_closed(dae
     wait_for(lambda: meter._recording is None)
     for pid in (guardian, worker):
         os.kill(pid, signal.SIGKILL)
-    closing.join(20)
+    closing.join(60)
     assert not closing.is_alive()
     attributes, _ = check_whole(out, daemon)
     assert (attributes["complete"], attributes["rebuilt"]) == (1, 0)
@@ -243,7 +198,7 @@ def test_the_close_gives_up_at_last_and_leaves_the_journal(daemon, tmp_path, cap
     assert f"joules recover {out}" in capfd.readouterr().err
     assert not out.exists()
     kill(pid, signal.SIGCONT)  # the recorder has its commands, and does what is left to do
-    process.wait(20)
+    process.wait(60)
     attributes, _ = check_whole(out, daemon)
     assert attributes["complete"] == 1
 
@@ -339,15 +294,16 @@ def test_readings_behind_the_end_of_a_run_are_none_of_its_own(epoch, begin_ns, i
     stream = replace(make_stream(), period_ns=1000)
     event = make_block(stream, epoch, 0, begin_ns, [7])
     link = SimpleNamespace(
-        description=make_description(stream, 5), offset_ns=1000.0, streams={0: StreamReceiver(stream, 5)}
+        description=make_description(stream, 5), least_offset_ns=1000.0, streams={0: StreamReceiver(stream, 5)}
     )
     assert worker._is_behind(event, link, 4000) != is_kept
     assert not worker._is_behind(event, link, None)
 
 
-def test_what_dies_again_and_again_is_given_up():
-    attempts = Attempts()
-    pauses = [attempts.pause(float(second)) for second in range(6)]
-    assert pauses[:5] == sorted(pauses[:5])
-    assert pauses[5] is None
-    assert attempts.pause(100.0) == 0
+def test_the_end_of_a_run_is_reached_where_the_clocks_leave_no_doubt():
+    """Over a bad network the estimate is off by milliseconds, and the run's last readings would be missing."""
+    stream = replace(make_stream(), period_ns=1000)
+    receiver = StreamReceiver(stream, 5)
+    receiver.t_last_board_ns = 3000
+    link = SimpleNamespace(offset_ns=2500.0, least_offset_ns=500.0, streams={0: receiver})
+    assert worker._reached_ns(link, 4000) == 3500

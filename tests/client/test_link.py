@@ -13,7 +13,7 @@ import zmq
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink, Exchanges, credentials_for
 from powerd_core import wire
-from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
+from powerd_core.errors import ConfigError, PeerError
 from powerd_core.keys import AllowedClient, KeyPair
 from powerd_core.model import UNKNOWN_TIME_NS, ClockExchange, Gap
 from powerd_core.wire import decode, encode
@@ -44,7 +44,7 @@ def link(context, daemon):
     made.close()
 
 
-def receive(link, count, timeout_s=10.0):
+def receive(link, count, timeout_s=60.0):
     """The next ``count`` events, asking as the recorder does."""
     found, deadline = [], time.monotonic() + timeout_s
     while len(found) < count:
@@ -59,28 +59,6 @@ def receive(link, count, timeout_s=10.0):
 
 def numbers(events):
     return [e.sequence for e in events]
-
-
-def test_nobody_there_is_said_within_the_time(context):
-    link = BoardLink(context, "tcp://127.0.0.1:9")
-    with pytest.raises(PeerTimeout, match="tcp://127.0.0.1:9"):
-        link.describe(timeout_s=0.2)
-    link.close()
-
-
-def test_a_description_that_cannot_be_read_is_not_taken_for_silence(link, daemon, monkeypatch):
-    def newer(document):
-        raise WireError("Description.streams[0].lines[0].accuracy: unknown key 'drift'")
-
-    monkeypatch.setattr("powerd_client.link.read_description", newer)
-    with pytest.raises(PeerError, match="unknown key 'drift'"):
-        link.describe()
-
-
-def test_another_version_is_named_with_its_address(link, daemon):
-    daemon.version = 2
-    with pytest.raises(VersionError, match=rf"{daemon.url}.*version 2"):
-        link.describe()
 
 
 def test_lost_frames_are_asked_for_again(link, daemon):
@@ -108,7 +86,7 @@ def hurry(link):
     link._described_ns = 0
 
 
-def settle(link, timeout_s=10.0):
+def settle(link, timeout_s=60.0):
     """All events and notes until nothing of an earlier epoch is open."""
     found, notes, deadline = [], [], time.monotonic() + timeout_s
     while link.description.epoch == 5 or link.earlier.open:
@@ -182,7 +160,7 @@ def test_the_rest_of_an_epoch_comes_from_the_spool_and_so_does_one_that_nobody_s
     second.close()
 
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Pair:
@@ -340,6 +318,7 @@ def test_an_answer_that_comes_late_is_kept_and_brackets_the_truth(board):
     (late,) = exchanges.late(board.clock)
     assert abs(late.offset_ns + AHEAD_NS) <= late.delay_ns / 2 + 1
     assert exchanges.offset_ns(EPOCH) == pytest.approx(-AHEAD_NS, abs=late.delay_ns)
+    assert -AHEAD_NS - late.delay_ns <= exchanges.least_offset_ns(EPOCH) <= -AHEAD_NS
     assert exchanges.board_now_ns(EPOCH) >= now_ns() + AHEAD_NS - 2 * late.delay_ns
     assert exchanges.late(board.clock) == []
 

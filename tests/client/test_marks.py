@@ -109,21 +109,6 @@ def test_a_forked_child_leaves_its_parents_marks_alone(tmp_path):
     writer.close()
 
 
-def test_notes_and_cuts_are_lines_among_the_names(tmp_path):
-    writer = MarkWriter(tmp_path)
-    kind = writer.kind("p", {}, "host")
-    assert writer.cut(kind) == writer.cut(kind) != kind
-    writer.note("something", "info")
-    writer.close()
-    number = writer.cut(17)
-    writer.note("too late")
-    names, _ = all_marks(MarkTail(tmp_path, consume=False))
-    assert [(n.get("cuts"), n.get("note"), n.get("level")) for n in names[2:]] == [
-        (kind, None, None), (None, "something", "info")
-    ]  # fmt: skip
-    assert number not in (kind, writer.cut(kind))
-
-
 def test_attributes_become_what_json_knows(tmp_path):
     writer = MarkWriter(tmp_path)
     numbers = {"batch_size": np.int64(64), "learning_rate": np.float32(0.5), "amp": np.bool_(True)}
@@ -197,7 +182,7 @@ def test_a_signals_handler_may_mark_wherever_it_comes(tmp_path, monkeypatch):
 
     thread = threading.Thread(target=train, daemon=True)
     thread.start()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert writer.failure is None
     writer.close()

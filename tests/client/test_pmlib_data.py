@@ -175,18 +175,6 @@ def test_values_times_durations_of_a_trace_are_the_energy(tmp_path_factory, draw
         assert joules_in(events[kind], unit) == pytest.approx(joules, abs=rounding + 1e-9)
 
 
-def test_the_files_beside_a_trace_name_what_is_in_it(tmp_path):
-    t = np.arange(12) * MS
-    part = CounterSet(0, MS, 10 * MS, {0: power(t, [1000] * 12), 3: power(t, [500] * 12)})
-    write_paraver(tmp_path / "out.prv", data_of(part), Lines([3]), 0)
-    assert list(parsed(tmp_path / "out.prv")[1]) == [SET_TYPE, SUM_TYPE, LINE_TYPE + 3]
-    labels = (tmp_path / "out.pcf").read_text()
-    assert f"0    {LINE_TYPE + 3}    gpu0.rail_3, power (mW)" in labels
-    assert f"{LINE_TYPE}    " not in labels
-    assert "UNITS               NANOSEC" in labels
-    assert "LEVEL THREAD SIZE 1\ngpu0\n" in (tmp_path / "out.row").read_text()
-
-
 def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     t = np.arange(0, 101) * MS
     ramp = [1000 + 10 * i for i in range(101)]
@@ -205,18 +193,6 @@ def test_rows_have_the_readings_own_times_and_add_up(tmp_path):
     )
     assert float(found[len(first)]["Time"]) == pytest.approx(0.0395)
     assert float(found[-1]["Sum"]) == pytest.approx(1.6 + 2.0)
-
-
-def test_a_power_that_nobody_knows_is_an_empty_cell(tmp_path):
-    t = np.arange(20) * MS
-    flags = [Flag.IO_ERROR if 8 <= i < 12 else 0 for i in range(20)]
-    part = CounterSet(0, 5 * MS, 15 * MS, {0: power(t, [1000] * 20), 1: power(t, [2000] * 20, flags)})
-    data_of(part).write_text(tmp_path / "out.csv", None, 0, ";")
-    rows = [line.split(";") for line in (tmp_path / "out.csv").read_text().splitlines()[1:]]
-    unknown = [row[1] for row in rows if row[3] == ""]
-    assert unknown == ["0.003000000", "0.004000000", "0.005000000", "0.006000000"]
-    assert all((row[3] == "") == (row[4] == "") for row in rows)
-    assert all(row[2] == "1.000000" for row in rows)
 
 
 NUMBERS = st.sets(st.integers(0, 127), min_size=1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from powerd_client.pmlib.readings import JournalReader
 from powerd_core import wire
-from powerd_core.model import ClockExchange, Gap
+from powerd_core.model import ClockExchange
 from powerd_core.serde import to_document
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
 
@@ -68,24 +68,6 @@ def test_any_pieces_give_the_same_readings(tmp_path_factory, cuts):
         t = S + AHEAD_NS + PERIOD_NS * np.arange(200) + 10_000 * j
         assert np.abs(found[name].t_ns - t).max() < 100
         assert found[name].watts_at(found[name].t_ns) == pytest.approx(np.full(200, 2.0))
-
-
-def test_a_stretch_has_a_block_on_either_side(tmp_path):
-    reader = reader_of(tmp_path, events())
-    begin = S + AHEAD_NS + 85 * PERIOD_NS
-    t = reader.readings(NAMES, [(begin, begin + 10 * PERIOD_NS)])[0][NAMES[0]].t_ns
-    assert (round((t[0] - AHEAD_NS - S) / PERIOD_NS), len(t)) == (60, 60)
-    # Between two blocks there is none, but those on either side say what the power was.
-    begin = S + AHEAD_NS + 79 * PERIOD_NS + 200_000
-    assert len(reader.readings(NAMES, [(begin, begin + 100_000)])[0][NAMES[0]].t_ns) == 40
-
-
-def test_how_far_readings_reach(tmp_path):
-    reader = reader_of(tmp_path, [*events(), Gap(0, 5, 10, S, S + 500 * PERIOD_NS, 1, 300, "lost")])
-    assert reader.reaches(NAMES, S + AHEAD_NS + 499 * PERIOD_NS)
-    assert not reader.reaches(NAMES, S + AHEAD_NS + 501 * PERIOD_NS)
-    assert not reader.reaches([*NAMES, "another"], 0)
-    assert not reader_of(tmp_path, [described(), block(0, S)]).reaches(NAMES, 0)
 
 
 def test_a_powerd_that_was_started_anew(tmp_path):

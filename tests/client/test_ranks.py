@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -227,13 +226,11 @@ def test_a_rank_that_is_killed_leaves_the_others_whole(tmp_path):
     """Real processes, recorder and all: rank 2 closes after local rank 0, and is not cut."""
     hidden = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "POWERD_RUN")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    begin_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-P", "-c", RANKS, tmp_path / "run.h5", ""],
         capture_output=True, text=True, env=environment, timeout=60, check=True,
     )  # fmt: skip
     assert done.stdout == f"{[0, -signal.SIGKILL, 0]}\n", done.stderr
-    assert time.monotonic() - begin_s < APPEAR_S
     with open_run(tmp_path / "run.h5") as file:
         ranks = [json.loads(p)["rank"] for p in file["processes"].asstr()]
         cut = {ranks[p]: bool(c) for p, c in zip(file["phases/process"][:], file["phases/cut"][:], strict=True)}

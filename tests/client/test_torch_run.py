@@ -1,9 +1,6 @@
 """A watched training in a run file, from a real meter and its recorder."""
 
 import os
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
@@ -53,31 +50,3 @@ def test_a_watched_training(tmp_path):
     texts = [m["text"] for m in run.messages]
     assert len([t for t in texts if "skipped" in t]) == 1
     assert not any("fork" in t or "without being begun" in t for t in texts)
-
-
-SCRIPT = """
-import os, signal, sys, torch
-from torch import nn
-from powerd_client import Meter
-meter = Meter(out=sys.argv[1])
-model = nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-meter.watch(model, optimizer)
-model(torch.randn(3, 2)).sum().backward()
-optimizer.step()
-optimizer.step()
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def test_a_script_that_is_killed_leaves_its_phases(tmp_path):
-    out = tmp_path / "run.h5"
-    process = subprocess.run([sys.executable, "-c", SCRIPT, out], check=False, timeout=100)
-    assert process.returncode == -9
-    deadline = time.monotonic() + 60
-    while not out.exists() and time.monotonic() < deadline:  # the recorder ends by itself
-        time.sleep(0.02)
-    assert names(read_run(out)) == [
-        "iteration",
-        *(f"iteration/{name}" for name in ("forward", "backward", "update", "update")),
-    ]

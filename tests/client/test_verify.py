@@ -5,7 +5,6 @@ import pytest
 
 from powerd_client.runfile import DIGEST, seal
 from powerd_client.verify import verify_file, wrong_at_first_sight
-from powerd_core.errors import RunFileError
 from powerd_core.model import Gap
 from powerd_core.wire import encode
 from support.fake_daemon import PERIOD_NS
@@ -114,11 +113,3 @@ def test_what_an_older_release_did_not_store_is_neither_right_nor_wrong(run):
         "checksums", "metadata", "counts",
     }  # fmt: skip
     assert "wrong" not in states.values()
-
-
-def test_only_a_file_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(RunFileError):
-        list(verify_file(tmp_path / "absent.h5"))
-    (tmp_path / "text.h5").write_text("hello")
-    (finding,) = verify_file(tmp_path / "text.h5")
-    assert finding.state == "wrong"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import socket
 import subprocess
 import sys
@@ -118,12 +117,6 @@ def test_the_serving_process_loads_no_other_command(tmp_path: Path) -> None:
     assert not loaded & {"calibrate", "diagnostics", "keygen", "peer", "plan", "scan"}
 
 
-def test_options_of_run() -> None:
-    simulated = run_config(make_parser().parse_args(["run", "--sim", "--rate-hz", "100", "--ring-mib", "2"]))
-    assert simulated.sources[0].options == {"rate_hz": 100.0}
-    assert (simulated.server.ring_bytes, simulated.server.data) == (2 << 20, "tcp://127.0.0.1:7361")
-
-
 def test_bad_input_of_run(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
     taken = f"tcp://127.0.0.1:{listener.getsockname()[1]}"
@@ -152,15 +145,6 @@ def test_describe_and_stats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert "ring_bytes: " in capsys.readouterr().out
         assert main(["stats", url, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["streams"][0]["number"] == 0
-
-
-def test_every_command_is_listed_once_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    listed = [
-        line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ") and line[2] != "-"
-    ]
-    assert sorted(listed) == sorted(next(a.choices for a in make_parser()._actions if a.dest == "command"))
 
 
 def test_without_sensors_it_measures_nothing_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -208,17 +192,6 @@ def test_a_board_is_rehearsed_on_a_simulated_one(
     lines = json.loads(capsys.readouterr().out)["streams"][0]["lines"]
     u_gain = {line["name"]: line["accuracy"]["u_gain"] for line in lines}
     assert u_gain["gpu0.at_40_1"] < u_gain["gpu0.at_42_1"] / 4
-
-
-def test_a_signal_ends_it_cleanly(file: Path, tmp_path: Path) -> None:
-    with command("run", "--config", file) as process:
-        until_it_listens(process)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=PATIENCE_S)[1]
-        assert process.returncode == 0
-    assert "powerd ran for" in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "s").exists()
 
 
 def test_it_ends_with_its_parent(file: Path) -> None:

@@ -21,11 +21,8 @@ from powerd_daemon.diagnostics import (
     Finding,
     Machine,
     check_bus_speed,
-    check_disk,
-    check_nvml,
     check_ports,
     check_powercap,
-    check_scheduler,
     check_sensors,
 )
 from powerd_daemon.sources.ina.chips import Settings
@@ -139,44 +136,9 @@ def test_a_powerd_that_measures_is_not_disturbed(tmp_path: Path) -> None:
     assert [f.verdict for f in check_sensors(here, config(bus=2, sensors=SENSORS))] == [OK]
 
 
-class Slow(VirtualClock):
-    """Every reading costs some time, and it wakes up late."""
-
-    def __init__(self, cost_ns: int = 0, late_ns: int = 0) -> None:
-        super().__init__()
-        self.cost_ns, self.late_ns = cost_ns, late_ns
-
-    def now_ns(self) -> int:
-        self.t_ns += self.cost_ns
-        return self.t_ns
-
-    def sleep_until(self, t_ns: int) -> None:
-        super().sleep_until(t_ns + self.late_ns)
-
-
-@pytest.mark.parametrize(("late_ns", "verdict"), [(50_000, OK), (3_000_000, WARN)])
-def test_scheduler(tmp_path: Path, late_ns: int, verdict: str) -> None:
-    found = only(check_scheduler(Machine(tmp_path, clock=Slow(late_ns=late_ns)), None))
-    assert found.verdict == verdict
-    assert f"{late_ns // 1000} us late (median)" in found.what
-
-
-def test_disk(tmp_path: Path) -> None:
-    assert check_disk(machine(tmp_path, clock=Slow(1000)), tmp_path).verdict == OK
-    assert list(tmp_path.iterdir()) == []
-    assert check_disk(machine(tmp_path, clock=Slow(10_000_000_000)), tmp_path).verdict == WARN
-    assert check_disk(machine(tmp_path), tmp_path / "none").verdict == FAIL
-
-
 class NoNvml(Nvml):
     def start(self) -> None:
         raise SensorError("NVML does not start: install the NVIDIA driver")
-
-
-def test_nvml(tmp_path: Path) -> None:
-    assert only(check_nvml(machine(tmp_path, nvml=NoNvml), None)).verdict == OK
-    found = only(check_nvml(machine(tmp_path, nvml=NoNvml), config("nvml")))
-    assert (found.verdict, found.remedy) == (FAIL, "install the NVIDIA driver")
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -161,12 +161,6 @@ def test_longer_registers_are_read_as_blocks(opened):
     bus.close()
 
 
-@pytest.mark.parametrize("opened", [0x10000], indirect=True)
-def test_an_adapter_that_can_do_neither_is_refused(opened):
-    with pytest.raises(SensorError, match="neither"):
-        opened(2, ioctl=Kernel())
-
-
 def test_a_bus_that_cannot_be_opened(monkeypatch):
     def fail(path):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))

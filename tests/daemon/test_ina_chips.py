@@ -7,9 +7,7 @@ import pytest
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
 from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion, make_bank
-
-EIGHT = tuple(Sensor(f"l{i}", 0x40 + i) for i in range(8))
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion
 
 
 @pytest.mark.parametrize(
@@ -114,30 +112,3 @@ def test_no_conversion_lasts_longer_than_the_tolerance_says(chip, longest_us):
     kind = chip_type(chip)
     for name, longest in longest_us.items():
         assert abs(kind.adc[name].conversion_ns * (1 + kind.clock_tolerance) / 1000 - longest) < 1
-
-
-def test_the_rest_of_an_accuracy():
-    sensor, slow = EIGHT[0], EIGHT[0].settings_of((1,))
-    fresh, held = (accuracy(sensor, slow, period_ns=1, bus_hold=h) for h in (0.0, 0.02))
-    assert isclose(held.u_gain**2 - fresh.u_gain**2, 0.02**2 / 3)
-    oldest_ns = (slow.cycle_ns + slow.window_ns / 2) * 1.1
-    assert fresh.centre_ns >= oldest_ns - slow.age_ns()
-
-
-def test_channels_of_one_chip_share_their_settings():
-    a = Sensor("a", 0x40, "INA3221", 1)
-    assert make_bank([a, Sensor("b", 0x40, "INA3221", 3)]).settings[0].channels == (1, 3)
-    with pytest.raises(ConfigError, match="same settings"):
-        make_bank([a, Sensor("b", 0x40, "INA3221", 3, shunt_adc="140us")])
-    with pytest.raises(ConfigError, match="0x40"):
-        make_bank([Sensor("a", 0x40), Sensor("b", 0x40)])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"address": 0x50}, {"address": 0x44, "chip": "INA3221"}, {"shunt_ohm": 0.0}, {"nominal_v": -1.0},
-     {"grade": "C"}, {"channel": 2}, {"shunt_tolerance": 1.5}],
-)  # fmt: skip
-def test_a_sensor_that_cannot_be_is_refused(wrong):
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Sensor(**({"name": "x", "address": 0x40} | wrong))

@@ -75,19 +75,6 @@ class TestProtocol:
     def test_what_the_node_says(self, name, event):
         assert p.decode_body(golden(name)) == event
 
-    def test_what_the_node_is_told(self):
-        wanted = [p.WantedSensor(0, 0x40, 0x3C4F), p.WantedSensor(1, 0x4F, 0x399F)]
-        commands = {
-            "describe": p.encode_command(p.Kind.DESCRIBE, 12),
-            "configure": p.encode_command(p.Kind.CONFIGURE, 13, p.configure_payload(4000, wanted)),
-            "start": p.encode_command(p.Kind.START, 14),
-            "stop": p.encode_command(p.Kind.STOP, 15),
-            "echo": p.encode_command(p.Kind.ECHO, 16),
-        }
-        for name, body in commands.items():
-            assert encode_frame(body).hex() == GOLDEN[name], name
-        assert len(GOLDEN) == len(p.Kind)
-
     def test_another_version_says_what_to_do(self):
         with pytest.raises(VersionError, match="firmware"):
             p.decode_body(b"\x02" + golden("edge")[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from math import hypot, sqrt
 from pathlib import Path
@@ -11,12 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerd_core.errors import ConfigError
 from powerd_daemon.cli import main
 from powerd_daemon.diagnostics import FAIL, OK, check_plan
-from powerd_daemon.plan import Bus, BusPlan, line_loads_w, plan_bus, read_bus
+from powerd_daemon.plan import Bus, BusPlan, plan_bus, read_bus
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.sensor import Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.sim.bus import VirtualClock
@@ -90,18 +87,6 @@ def test_more_than_bus_or_chips_can_do_is_refused(options: dict[str, object], fi
     assert figure in problem
 
 
-def test_off_the_board_the_slower_adapter_is_assumed_unless_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "board.toml"
-    sensors = ", ".join(f'{{name = "{s["name"]}", address = {s["address"]}}}' for s in EIGHT)
-    file.write_text(f'[[source]]\nkind = "ina"\nbus = 1\nrate_hz = 520\nsensors = [{sensors}]\n')
-    assert main(["plan", str(file), "--adapter", "combined"]) == 0
-    assert main(["plan", str(file)]) == 2
-    assert "--adapter combined" in capsys.readouterr().err
-    assert main(["check", str(file), "--file-only"]) == 0, "which one it is, powerd finds when it opens the bus"
-
-
 @given(st.integers(1, 8), st.floats(1e4, 4e5), st.integers(1, 20))
 def test_single_reads_never_beat_combined_ones(count: int, scl_hz: float, bus_every: int) -> None:
     bank = make_bank([Sensor(f"s{i}", 0x40 + i) for i in range(count)])
@@ -109,13 +94,6 @@ def test_single_reads_never_beat_combined_ones(count: int, scl_hz: float, bus_ev
         Bus("s", "f", 1, RailsOptions(scl_hz=scl_hz, rate_hz=1.0, bus_every=bus_every), bank)
     ).modes
     assert combined.limit_hz >= single.limit_hz
-
-
-def test_loads_are_shared_by_what_lines_can_carry() -> None:
-    budgets = planned(sensors=[*EIGHT[:2], {"name": "low", "address": 0x4A, "nominal_v": 3.0}]).budgets
-    assert line_loads_w(budgets, {"gpu0": 90.0}) == pytest.approx({"gpu0.l0": 40, "gpu0.l1": 40, "gpu0.low": 10})
-    assert line_loads_w(budgets, {"gpu0": 90.0, "gpu0.low": 30.0})["gpu0.l0"] == pytest.approx(30.0)
-    assert line_loads_w(budgets, {})["gpu0.l0"] == pytest.approx(76.8 / 2)
 
 
 def test_the_commands_print_and_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,20 +115,3 @@ def test_the_commands_print_and_refuse(tmp_path: Path, capsys: pytest.CaptureFix
     assert "which allows 105 Hz" in capsys.readouterr().out.replace("\n      ", " ")
     assert [(f.verdict, "105 Hz" in f.what) for f in check_plan(fast)] == [(FAIL, True)]
     assert [f.verdict for f in check_plan(good)] == [OK]
-
-
-def test_an_adapter_found_to_read_singly_is_held_to_what_that_allows() -> None:
-    """The configuration passes as long as nobody knows the adapter; probing finds out."""
-
-    class Probed(SimSource):
-        def connect(self) -> tuple[RegisterBus, Mapping[str, object]]:
-            bus, detail = super().connect()
-            assert self.bus is not None
-            self.bus.combines = False
-            return bus, detail
-
-    source = Probed(SimOptions(rate_hz=520.0), Start("sim", 1, 0, VirtualClock()))
-    with pytest.raises(ConfigError, match=r"cannot combine reads: at most 515"):
-        source.open()
-    slower = Probed(SimOptions(rate_hz=510.0), Start("sim", 1, 0, VirtualClock()))
-    assert slower.open()[0]

@@ -7,9 +7,8 @@ from daemon_harness import block, following
 from steady_source import steady_stream
 
 from powerd_core import Block, Gap, WireError, decode, encode
-from powerd_core.model import UNKNOWN_TIME_NS
 from powerd_core.wire import read_header
-from powerd_daemon.ring import EVICTED, FRAME_OVERHEAD_BYTES, LOST_ON_THE_WAY, Intake, Ring
+from powerd_daemon.ring import FRAME_OVERHEAD_BYTES, LOST_ON_THE_WAY, Intake, Ring
 
 STREAM = steady_stream()
 FRAME_BYTES = len(encode(block(STREAM, 0))) + FRAME_OVERHEAD_BYTES
@@ -48,30 +47,6 @@ def test_bounded_in_bytes_and_keeps_the_newest() -> None:
     put(store, huge)
     assert found(store.ring, 10) == huge
     assert len(store.ring) == 1
-
-
-def test_evicted_frames_are_one_gap() -> None:
-    store = intake(2 * FRAME_BYTES)
-    for n in range(10):
-        put(store, block(STREAM, n))
-    assert found(store.ring, 3) == Gap(0, 7, 3, UNKNOWN_TIME_NS, 8_000_000_000, 5, -1, EVICTED)
-
-
-def test_evicted_up_to_a_gap_that_begins_somewhere() -> None:
-    store = intake(1)
-    put(store, block(STREAM, 0))
-    put(store, Gap(0, 7, 1, UNKNOWN_TIME_NS, 77, 1, -1, "restarted"))
-    assert found(store.ring, 0).t_last_ns == 77
-
-
-def test_inside_a_gap_comes_its_rest() -> None:
-    store = intake()
-    put(store, block(STREAM, 0))
-    put(store, gap(1, 4))
-    put(store, gap(5, 2))
-    put(store, block(STREAM, 7))
-    assert found(store.ring, 3) == Gap(0, 7, 3, UNKNOWN_TIME_NS, 5_000_000_000, 2, -1, "cut")
-    assert found(store.ring, 6).sequence == 6
 
 
 def test_current_is_the_newest_block_held() -> None:

@@ -10,7 +10,7 @@ import pytest
 from powerd_core.serde import build_options
 from powerd_daemon import scan as scan_module
 from powerd_daemon.cli import main
-from powerd_daemon.scan import scan_bus, to_toml
+from powerd_daemon.scan import scan_bus
 from powerd_daemon.sources.ina.bus import Read, ReadWords
 from powerd_daemon.sources.ina.chips import CHIPS, Settings
 from powerd_daemon.sources.ina.source import InaOptions
@@ -75,25 +75,6 @@ def test_an_ina219_that_was_set_up_is_still_recognised(bus: Watched, clock: Virt
     assert found.chip == "INA219"
     assert found.config == settings.words[0][1]
     assert "probably" in found.how
-
-
-class Imitation(SimChip):
-    """Another device: answers every register with the same word."""
-
-    word = 0xFFFF
-
-    def read_word(self, t_ns: int) -> int:
-        return self.word
-
-
-@pytest.mark.parametrize(("word", "how"), [(0xFFFF, "not like"), (0x5449, "Texas Instruments")])
-def test_another_device_is_not_taken_for_one(clock: VirtualClock, word: int, how: str) -> None:
-    other = Imitation("INA219", [Load(lambda _a, _b: 0.0, 0.0, 1.0)])
-    other.word = word
-    (found,) = scan_bus(SimBus(clock, {0x48: other}), 1)
-    assert found.chip == ""
-    assert how in found.how
-    assert to_toml([found]) == ""
 
 
 def test_the_command_and_its_toml(

@@ -150,14 +150,6 @@ def test_garbage_is_counted_and_not_answered(bench: Bench, socket: str) -> None:
         assert client.ask(Message("describe")).subject == "description"
 
 
-def test_frames_on_the_wrong_socket(bench: Bench) -> None:
-    assert bench.client().ask(Message("describe")).subject == "error"
-    assert bench.client("control").ask(Want(0, 0, 0, 1)).subject == "error"
-    assert bench.client("control").ask(ClockExchange(0, 1)).subject == "error"
-    assert bench.client("clock").ask(Want(0, 0, 0, 1)).subject == "error"
-    assert bench.server.garbage == {"control": 2, "data": 1, "clock": 1}
-
-
 def test_the_number_of_clients_is_bounded_and_idle_ones_make_room(bench: Bench) -> None:
     first = bench.client()
     for n in range(MAX_CLIENTS):
@@ -179,12 +171,6 @@ class _Identity:
 
     def get(self, _: str) -> str:
         return "here"
-
-
-def test_an_address_in_use(bench: Bench, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on ipc://.*/c: it is in use, perhaps by another powerd: stop"):
-        bind_router(bench.context, f"ipc://{tmp_path}/c", mandatory=False)
-    assert bench.client("control").ask(Message("describe")).subject == "description", "the one that was there lives on"
 
 
 def test_a_stale_socket_is_replaced_and_other_files_are_not(bench: Bench, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from powerd_core import Message
 from powerd_core.wire import encode
 from powerd_daemon.sockets import ALLOWED_BYTES
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 MOST_BYTES = 4 << 30
 
 

@@ -71,14 +71,6 @@ class TestWhatThereIs:
             },
         }
 
-    def test_a_quantity_that_is_not_supported_is_left_out_and_named(self, clock):
-        nvml = FakeNvml(clock)
-        nvml.refuse = {"nvmlDeviceGetSamples": NOT_SUPPORTED, "nvmlDeviceGetTotalEnergyConsumption": NOT_SUPPORTED}
-        o = opened(nvml)
-        assert names(o) == ["gpu0.nvml"]
-        assert set(o.streams[0].detail["not_supported"]) == {"gpu0.nvml_samples", "gpu0.nvml_energy"}
-        assert "gpu0.nvml_samples" in o.devices[0].description
-
     @pytest.mark.parametrize(("architecture", "window_ms"), [(VOLTA, 100), (AMPERE, 1000)])
     def test_without_instant_power_the_usage_stands_in_and_says_so(self, clock, architecture, window_ms):
         nvml = FakeNvml(clock, architecture=architecture)
@@ -86,16 +78,6 @@ class TestWhatThereIs:
         line = next(line for s in opened(nvml).streams for line in s.lines if line.name == "gpu0.nvml")
         assert "nvmlDeviceGetPowerUsage" in line.description
         assert line.accuracy.window_ns == window_ms * MS
-
-    def test_only_hopper_is_characterised(self, clock):
-        hopper, volta = (
-            {line.name: line.accuracy for s in opened(FakeNvml(clock, architecture=a)).streams for line in s.lines}
-            for a in (9, VOLTA)
-        )
-        samples = hopper["gpu0.nvml_samples"]
-        assert (samples.window_ns, samples.filter_ns, samples.centre_ns) == (1 * MS, 13 * MS, 1 * MS)
-        assert (volta["gpu0.nvml_samples"].window_ns, volta["gpu0.nvml_samples"].centre_ns) == (100 * MS, 50 * MS)
-        assert "not characterised" in volta["gpu0.nvml"].origin
 
 
 AGE_NS = 16_500_000
@@ -383,17 +365,3 @@ class TestFailures:
         nvml.refuse = {"nvmlDeviceGetSamples": GPU_IS_LOST}
         with pytest.raises(SensorError):
             o.run(20)
-
-    @pytest.mark.parametrize(
-        "options",
-        [
-            {"instant_ms": 0.0, "samples_ms": 0.0, "energy_ms": 0.0},
-            {"energy_ms": -1.0},
-            {"samples_ms": 1500.0},
-            {"gpus": (1, 1)},
-            {"side_ms": 0.5},
-        ],
-    )
-    def test_options_that_cannot_work_are_refused(self, options):
-        with pytest.raises(ConfigError, match=next(iter(options))):
-            NvmlOptions(**options)

@@ -9,7 +9,7 @@ from conformance import EPOCH, Opened, SourceConformance
 from simulated_wt310e import SimLink, SimWt310
 
 import powerd_daemon.sources.wt310e as wt310
-from powerd_core.errors import ConfigError, SensorError
+from powerd_core.errors import SensorError
 from powerd_core.model import Flag, Gap, Provenance
 from powerd_daemon.sampler import Outbox, Sampling
 from powerd_daemon.sources.base import Start
@@ -200,22 +200,6 @@ class TestSetUp:
         bench.meter.transmit(bench.clock.now_ns() + 2 * S)
         assert bench.meter.meter.integration == "STOP"
         assert bench.meter.meter.settings[":COMM:REM"] == "OFF"
-
-    @pytest.mark.parametrize(
-        "wrong",
-        [
-            {"volts": 230.0},
-            {"amperes": 3.0},
-            {"volts": 600.0, "crest_factor": 6},
-            {"update_s": 0.1},
-            {"poll_ms": 100.0},
-            {"line": ""},
-            {"update_s": 0.3},
-        ],
-    )
-    def test_options_that_cannot_work_are_refused(self, wrong):
-        with pytest.raises(ConfigError, match=next(iter(wrong))):
-            Wt310eOptions(**{"port": "/dev/ttyUSB0", **RANGES, **wrong})
 
 
 class TestTrouble:

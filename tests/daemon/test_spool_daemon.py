@@ -49,9 +49,9 @@ def test_an_end_in_order_loses_nothing_and_the_next_life_serves_it(tmp_path: Pat
 
 
 def test_what_a_short_ring_has_let_go_is_read_from_disk(tmp_path: Path) -> None:
-    config = steady_config(tmp_path, server=f'spool = "{tmp_path}/spool"\nring_mib = 0.01')
+    config = steady_config(tmp_path, server=f'spool = "{tmp_path}/spool"\nring_mib = 0.04')
     with running(config) as powerd, powerd.data() as data, powerd.control() as control:
-        stats = eventually(control.stats, lambda s: s["streams"][0]["oldest"] > 50)
+        stats = eventually(control.stats, lambda s: s["streams"][0]["oldest"] > 5)
         events = data.frames(0, 0, lambda got: got[-1].sequence > stats["streams"][0]["newest"] if got else False)
         assert all(isinstance(e, Block) for e in events)
         stats = control.stats()

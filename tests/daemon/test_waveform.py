@@ -7,8 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.errors import ConfigError
-from powerd_daemon.sources.sim import waveforms
 from powerd_daemon.sources.sim.waveforms import (
     SHARES,
     CardLoad,
@@ -91,22 +89,6 @@ def test_a_telegraph_is_the_same_in_any_order_of_asking():
     assert Telegraph(T0, **(make | {"seed": 10})).power_w(T0) != there.power_w(T0)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: Training(0, idle_w=1, peak_w=2, update_ms=0.5, ramp_ms=0.8),
-        lambda: Training(0, idle_w=1, peak_w=2, forward_ms=0, backward_ms=0, update_ms=0, idle_ms=0),
-        lambda: Training(0, idle_w=1, peak_w=2, forward_ms=-1),
-        lambda: Telegraph(0, low_w=0, high_w=1, dwell_ms=0, seed=1),
-        lambda: waveform_from_detail({}),
-        lambda: waveform_from_detail({"waveform": {"kind": "host", "t0_ns": 0, "parameters": {}}, "shares": {}}),
-    ],
-)
-def test_impossible_waveforms_are_refused(make):
-    with pytest.raises(ConfigError):
-        make()
-
-
 @pytest.mark.parametrize("name", WAVEFORMS)
 def test_a_load_is_made_again_from_its_detail(name):
     load = CardLoad(WAVEFORMS[name], SHARES)
@@ -154,10 +136,3 @@ class TestHost:
             w.energy_j(T0, T0 + 11 * MS)
         with pytest.raises(ValueError, match="known from"):
             w.power_w(T0 - 1)
-
-    def test_its_memory_is_bounded(self, monkeypatch):
-        monkeypatch.setattr(waveforms, "HISTORY", 100)
-        w = self.make()
-        self.follow(w, 1000, 0)
-        assert len(w._ends_ns) <= 100
-        assert w.power_w(T0 + 2000 * MS) == 20

@@ -1,6 +1,6 @@
-"""A DDP training over gloo for the tests of ranks, a few iterations with phases: `ddp_training.py run{}.h5 2 4`.
+"""A DDP training of two ranks over gloo for the tests of ranks, a few iterations with phases: `ddp_training.py`.
 
-Forks 2 ranks, then 4, told of it as by a launcher. What DDP imports takes longer than all the rest; the forks share it.
+Forks the ranks, told of it as by a launcher. What DDP imports takes longer than all the rest; the forks share it.
 """
 
 import os
@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from powerd_client import Meter
 
 
-def train(out):
+def train():
     torch.manual_seed(int(os.environ["RANK"]))
-    with Meter(out=out) as meter:
+    with Meter(out="elsewhere.h5") as meter:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 8)))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -33,9 +33,8 @@ def train(out):
     sys.stdout.write(f"rank {os.environ['RANK']} has trained\n")  # in one piece, whatever the buffering
 
 
-def fork(ranks, out):
+def fork(ranks):
     pids = []
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + ranks)
     for rank in range(ranks):
         pid = os.fork()
         if pid == 0:
@@ -43,7 +42,7 @@ def fork(ranks, out):
             try:
                 os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 os.environ |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-                train(out)
+                train()
                 status = 0
             finally:
                 sys.stdout.flush()
@@ -55,4 +54,4 @@ def fork(ranks, out):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    sys.exit(max(fork(int(size), sys.argv[1].format(size)) for size in sys.argv[2:]))
+    sys.exit(fork(2))

@@ -22,7 +22,7 @@ from powerd_core.errors import PeerError
 from powerd_daemon.cli import main
 
 DOCS = Path(__file__).parents[2] / "docs" / "howto" / "security.md"
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 class Place:

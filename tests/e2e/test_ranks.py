@@ -16,24 +16,15 @@ from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table, table_frames
 
 PROGRAM = Path(__file__).parent / "ddp_training.py"
-JOULES = [sys.executable, "-P", "-m", "powerd_analytics"]
 
 
-# Without torch, whose import torchrun's ranks cannot share.
-RANK = """
-import os, sys, time
-from powerd_client import Meter
-with Meter(out="elsewhere.h5") as meter, meter.phase("training", batch_size=16):
-    for _ in range(4):
-        with meter.phase("iteration"):
-            for name in ("forward", "backward", "update"):
-                with meter.phase(name):
-                    time.sleep(0.02)
-sys.stdout.write(f"rank {os.environ['RANK']} has trained\\n")
-"""
+RANKS = 2
 
 
-def call(*command, cwd, sizes):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Under `joules record` and DDP: every rank joins."""
+    path = tmp_path_factory.mktemp("ranks")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -41,54 +32,32 @@ def call(*command, cwd, sizes):
     environment = {k: v for k, v in os.environ.items() if k not in unset}
     environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
     environment |= {"GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    python = [sys.executable, "-P"]
+    done = subprocess.run(
+        [*python, "-m", "powerd_analytics", "record", "--out", "run.h5", "--", *python, str(PROGRAM)],
+        cwd=path, env=environment, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr + done.stdout
-    trained = sorted(f"rank {rank} has trained" for size in sizes for rank in range(size))
-    assert sorted(done.stdout.splitlines()) == trained
-    return done
-
-
-@pytest.fixture(scope="module")
-def under_torchrun(tmp_path_factory):
-    path = tmp_path_factory.mktemp("torchrun")
-    (path / "train.py").write_text(RANK)
-    torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    call(*JOULES, "record", "--out", "run.h5", "--", *torchrun, "train.py", cwd=path, sizes=[2])
-    return read_run(path / "run.h5"), 2
-
-
-@pytest.fixture(scope="module")
-def joined(tmp_path_factory):
-    """Without `joules record`, under DDP: local rank 0 records, the others join."""
-    path = tmp_path_factory.mktemp("joined")
-    done = call(sys.executable, "-P", PROGRAM, "run{}.h5", "2", cwd=path, sizes=[2])
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} has trained" for rank in range(RANKS)]
     assert "powerd:" not in done.stderr
     assert not list(path.glob("*.journal"))
-    return read_run(path / "run2.h5"), 2
-
-
-@pytest.fixture(params=["under_torchrun", "joined"])
-def run(request):
-    """A run and how many ranks it has."""
-    return request.getfixturevalue(request.param)
+    return read_run(path / "run.h5")
 
 
 def test_every_rank_is_a_process_of_the_run(run):
-    run, ranks = run
     found, devices = ranks_of(run).ranks, tuple(run.devices)
-    assert [(r.rank, r.local_rank, r.devices) for r in found] == [(i, i, devices) for i in range(ranks)]
-    assert {p["world_size"] for p in run.processes} == {ranks}
-    assert len({p["pid"] for p in run.processes}) == ranks
+    assert [(r.rank, r.local_rank, r.devices) for r in found] == [(i, i, devices) for i in range(RANKS)]
+    assert {p["world_size"] for p in run.processes} == {RANKS}
+    assert len({p["pid"] for p in run.processes}) == RANKS
     assert run.is_complete
     assert not [m for m in run.messages if m["level"] in ("warning", "error")]
     assert not run.phases.cut.any()
 
 
 def test_phases_and_rest_are_the_iteration_on_every_rank(run):
-    run, ranks = run
     p, tracks = run.phases, ranks_of(run).tracks(run)
     names = np.array([c.name for c in p.classes])[p.label]
-    for rank in range(ranks):
+    for rank in range(RANKS):
         iterations = np.flatnonzero((tracks == rank) & (names == "iteration"))
         assert len(iterations) == 4
         for i in iterations:
@@ -101,18 +70,16 @@ def test_phases_and_rest_are_the_iteration_on_every_rank(run):
             assert (ends - begins).sum() + rest.sum() == p.end_ns[i] - p.begin_ns[i]
 
 
-def test_communication_is_beside_them(joined):
-    run, ranks = joined
+def test_communication_is_beside_them(run):
     tracks = ranks_of(run).tracks(run)
     beside = np.array([c.overlaps for c in run.phases.classes])[run.phases.label]
-    assert set(tracks[beside]) == set(range(ranks))
+    assert set(tracks[beside]) == set(range(RANKS))
     assert (run.phases.parent[beside] == -1).all()
 
 
 def test_joules_of_the_ranks_are_those_of_the_devices(run):
-    run, ranks = run
     table = phase_table(run)
-    assert [row.rank for row in table.ranks] == list(range(ranks)) * len(run.devices)
+    assert [row.rank for row in table.ranks] == list(range(RANKS)) * len(run.devices)
     for whole in table.runs:
         own = [row for row in table.ranks if row.device == whole.device]
         assert sum(row.energy_j for row in own) == pytest.approx(whole.energy_j, rel=1e-9)
@@ -122,8 +89,7 @@ def test_joules_of_the_ranks_are_those_of_the_devices(run):
     assert [job.energy_j for job in table.jobs] == pytest.approx([job.devices_j for job in table.jobs], rel=1e-9)
 
 
-def test_commands_show_ranks(under_torchrun):
-    run, _ = under_torchrun
+def test_commands_show_ranks(run):
     info = list(describe_run(run))
     assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
     text = to_markdown(table_frames(phase_table(run)))

@@ -1,11 +1,12 @@
-"""The ways in which a training is recorded all end with totals, iterations and phases + rest = total: loops with marks
-by hand and by hooks, trainers of other libraries, a command without marks, two ranks, and a training that is killed."""
+"""The ways in which a training is recorded all end with totals, iterations and phases + rest = total: in this process,
+and as the tutorial's scripts, which print what their page shows, but for the numbers."""
 
-import os
+import importlib.util
+import re
 import subprocess
 import sys
 import time
-import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,40 @@ from powerd_client import Meter
 
 STEPS = 12
 CONFIG = '[server]\nlisten = "{url}"\n[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 200.0\n'
+
+
+TUTORIAL = Path(__file__).parents[2] / "docs" / "tutorial"
+spec = importlib.util.spec_from_file_location("renew", TUTORIAL / "renew.py")
+renew = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(renew)
+PAGE = (TUTORIAL / "scripts.md").read_text(encoding="utf-8")
+BLOCKS = {name: text for _, name, text in renew.BLOCK.findall(PAGE)}
+MARKS = {name: [pytest.mark.soak] for name in ("watch", "ranks", "killed")}  # done with other scripts in these tests
+for block, library in renew.NEEDS.items():
+    MARKS[block] = [pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library}")]
+
+
+def shape(text):
+    """The first word of each line; notes, which say how short of readings a machine was, are left out."""
+    lines = re.sub(r"^ \S.*\n(?: {5}\S.*\n)*", "", text + "\n", flags=re.MULTILINE).splitlines()
+    # What is in no phase, and what rests between them, shows only where it is more than half a per cent.
+    lines = [line for line in lines if "outside phases" not in line and "(rest" not in line]
+    return [found[0] for line in lines if (found := re.search(r"[A-Za-z$][\w.]*", line))]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=MARKS.get(name, [])) for name in BLOCKS])
+def test_a_script_of_the_tutorial_prints_what_the_page_shows_and_its_sums_agree(name, tmp_path):
+    renew.set_scene(tmp_path / name)
+    assert shape(renew.transcript(BLOCKS[name], tmp_path / name)) == shape(BLOCKS[name])
+    table = phase_table(read_run(tmp_path / name / f"{name}.h5"))
+    assert table.totals
+    assert all(row.energy_j > 0 and row.u95_j > 0 for row in table.totals)
+    assert all(abs(row.residual_j) <= row.u95_j for row in table.runs)
+
+
+def test_the_scripts_in_the_page_are_the_files():
+    assert renew.with_scripts(PAGE) == PAGE
 
 
 @pytest.fixture(scope="module")
@@ -47,25 +82,14 @@ def parts():
     return model, torch.optim.SGD(model.parameters(), lr=0.1), [torch.randn(8, 4)] * STEPS
 
 
-def plain_loop(meter, _):
-    model, optimizer, batches = parts()
-    for x in meter.iterations(batches, batch_size=8):
-        with meter.phase("forward"):
-            loss = model(x).sum()
-        with meter.phase("backward"):
-            loss.backward()
-        with meter.phase("update"):
-            optimizer.step()
-
-
-def short_phases_far_apart(meter, _):
+def short_phases_far_apart(meter):
     for _ in range(STEPS):
         with meter.phase("query", batch_size=8):
             time.sleep(0.001)
         time.sleep(0.008)
 
 
-def watched(meter, _):
+def watched(meter):
     model, optimizer, batches = parts()
     watch = meter.watch(model, optimizer, loader=batches, batch_size=8)
     for x in watch.loader:
@@ -74,125 +98,21 @@ def watched(meter, _):
     model.eval()(x)
 
 
-def stand_in(patch, name, base, callback):
-    """Instead of a library, a module with the class that the module ``callback`` derives from."""
-    *packages, leaf = name.split(".")
-    module = types.ModuleType(name)
-    setattr(module, base, type(base, (), {}))
-    patch.setitem(sys.modules, name, module)
-    for package in packages:
-        patch.setitem(sys.modules, package, types.SimpleNamespace(**{leaf: module}))
-    patch.setitem(sys.modules, callback, None)  # so that what is imported now is forgotten again
-    del sys.modules[callback]
-
-
-def trainer(meter, patch):
-    stand_in(patch, "transformers", "TrainerCallback", "powerd_client.callbacks.transformers")
-    from powerd_client.callbacks.transformers import PowerdCallback
-
-    callback, (model, optimizer, batches) = PowerdCallback(meter, batch_size=8), parts()
-    loader = torch.utils.data.DataLoader(batches, batch_size=None)
-    callback.on_train_begin(None, None, None, model=model, optimizer=optimizer, train_dataloader=loader)
-    for x in loader:
-        model(x).sum().backward()
-        optimizer.step()
-    callback.on_train_end(None, None, None)
-
-
-def lightning(meter, patch):
-    stand_in(patch, "lightning.pytorch", "Callback", "powerd_client.callbacks.lightning")
-    from powerd_client.callbacks.lightning import PowerdCallback
-
-    callback, (model, optimizer, batches) = PowerdCallback(meter, batch_size=8), parts()
-    model.automatic_optimization = True
-    profiler = types.SimpleNamespace(start=lambda name: None, stop=lambda name: None)
-    strategy = types.SimpleNamespace(model=model)
-    fitting = types.SimpleNamespace(profiler=profiler, optimizers=[optimizer], strategy=strategy)
-    callback.setup(fitting, model, "fit")
-    callback.on_train_start(fitting, model)
-    for i, x in enumerate(batches):
-        fitting.profiler.start("[_TrainingEpochLoop].train_dataloader_next")
-        fitting.profiler.stop("[_TrainingEpochLoop].train_dataloader_next")
-        callback.on_train_batch_start(fitting, model, x, i)
-
-        def closure(x=x):
-            loss = model(x).sum()
-            callback.on_before_zero_grad(fitting, model, optimizer)
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-        callback.on_train_batch_end(fitting, model, None, x, i)
-    callback.teardown(fitting, model, "fit")
-
-
-def in_this_process(train, url, out):
-    with pytest.MonkeyPatch.context() as patch, Meter(url, out) as meter:
-        train(meter, patch)
-
-
-MARKED = """
-import os, signal, sys, time
-from powerd_client import Meter
-with Meter(sys.argv[1], sys.argv[2]) as meter:
-    for i in range({steps}):
-        for name in ("forward", "backward", "update"):
-            with meter.phase(name, batch_size=8):
-                time.sleep(0.003)
-    if len(sys.argv) > 3:
-        meter.begin("forward", batch_size=8)
-        os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-def start(*words, **environment):
-    return subprocess.Popen([sys.executable, "-P", *map(str, words)], env=os.environ | environment)
-
-
-def two_ranks(url, out):
-    told = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(os.getpid())}
-    script = MARKED.format(steps=STEPS)
-    ranks = [start("-c", script, url, out, RANK=str(r), LOCAL_RANK=str(r), **told) for r in range(2)]
-    assert [rank.wait(timeout=60) for rank in ranks] == [0, 0]
-
-
-def killed(url, out):
-    assert start("-c", MARKED.format(steps=STEPS), url, out, "dies").wait(timeout=60) == -9
-    deadline = time.monotonic() + 60
-    while not out.exists() and time.monotonic() < deadline:  # the recorder ends by itself
-        time.sleep(0.02)
-
-
-def command_without_marks(url, out):
-    code = "import numpy, time; time.sleep(0.2); numpy.ones(9) @ numpy.ones(9)"
-    record = ("-m", "powerd_analytics", "record", "--url", url, "--out", out)
-    assert start(*record, "--", sys.executable, "-c", code).wait(timeout=60) == 0
-
-
-HERE = (plain_loop, short_phases_far_apart, watched, trainer, lightning)
-ALONE = {two_ranks: 2 * STEPS, killed: STEPS, command_without_marks: None, short_phases_far_apart: None}
-"""How many iterations a run has: none, or another number than steps."""
-
-
-@pytest.mark.parametrize("training", [*HERE, two_ranks, killed, command_without_marks], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("training", [short_phases_far_apart, watched], ids=lambda f: f.__name__)
 def test_every_way_of_recording_ends_with_totals_that_agree(training, url, tmp_path):
     out = tmp_path / "run.h5"
-    if training in HERE:
-        in_this_process(training, url, out)
-    else:
-        training(url, out)
+    with Meter(url, out) as meter:
+        training(meter)
     table = phase_table(read_run(out), "gpu0")
     (whole,) = table.runs
-    assert abs(whole.energy_j - (whole.phases_j or 0.0) - (whole.rest_j or whole.energy_j)) <= whole.u95_j
+    assert abs(whole.energy_j - whole.phases_j - (whole.rest_j or 0.0)) <= whole.u95_j
     for total in table.totals:
         assert total.energy_j > 0
         assert total.u95_j > 0
         assert total.power_w == pytest.approx(total.energy_j / total.time_s)
-    if training is not command_without_marks:
-        of_phases = sum(total.energy_j for total in table.totals)
-        assert abs(of_phases - whole.phases_j) <= sum(total.u95_j for total in table.totals)
+    of_phases = sum(total.energy_j for total in table.totals)
+    assert abs(of_phases - whole.phases_j) <= sum(total.u95_j for total in table.totals)
     counts = [row.iterations for row in table.phases if row.phase == "iteration"]
-    expected = ALONE.get(training, STEPS)
-    assert counts == ([] if expected is None else [expected])
-    if training in (watched, trainer, lightning):
+    assert counts == ([STEPS] if training is watched else [])
+    if training is watched:
         assert {row.group.get("model") for row in table.phases} == {"Net-10"}

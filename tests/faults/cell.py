@@ -12,7 +12,9 @@ from faults.acts import ACTS, PROCESSES, Act
 from faults.rows import Cell
 from faults.stage import FULL, QUICK, Scale, Stage, hold, staged
 from faults.witness import WITNESSES, Evidence
+from powerd_analytics.verify import verify_run
 from powerd_client.hostclock import now_ns
+from powerd_client.recover import recover
 
 BRIEF_S = 0.3
 LONGEST_STEP_S = 1.5
@@ -102,10 +104,8 @@ def _play(stage: Stage, outcome: Outcome, scale: Scale, act: Act) -> None:
 
 def _look(stage: Stage, outcome: Outcome) -> None:
     cell, problems = outcome.cell, outcome.problems
-    if stage.has_journal():
-        made = stage.joules("recover", stage.out)
-        if made.returncode:
-            problems.append(f"joules recover: {made.stderr.strip()}")
+    if stage.has_journal() and not recover(stage.out).readings:
+        problems.append("there is no reading in what is recovered")
     account = outcome.account = take_account(stage.out, stage.ledger)
     problems += account.problems
     # Where powerd's processes are not what is struck, a source that sleeps is the fault of a busy machine. Garbage
@@ -117,9 +117,7 @@ def _look(stage: Stage, outcome: Outcome) -> None:
     if account.lost != account.declared:
         problems.append(f"{account.lost} readings are lost, {account.declared} declared lost")
     _check_training(stage, outcome)
-    checked = stage.joules("verify", stage.out)
-    if checked.returncode:
-        problems.append(f"joules verify: {(checked.stderr or checked.stdout).strip()[-600:]}")
+    problems += [f"joules verify: {f.check}: {f.text[-600:]}" for f in verify_run(stage.out) if f.state == "wrong"]
     further = stage.further_clients()
     outcome.clients_frames, outcome.clients_missing = sum(further["frames"]), sum(further["missing"])
     # A client beside the recorder must not notice what happens to it or to its way.

@@ -83,7 +83,7 @@ CELLS = (
         "`kill -9` of the process that receives; its guardian starts another one",
         says="the recorder died .*SIGKILL.* started again",
         is_brief=True,
-        quick=("middle", "end"),
+        quick=("end",),
     ),
     Cell("recorder", "stop", "SIGSTOP, later SIGCONT, of the process that receives", quick=("middle",)),
     Cell(
@@ -116,7 +116,6 @@ CELLS = (
         "`kill -9`; the recorder ends the run",
         says="the training process ended without closing the run",
         is_brief=True,
-        quick=("middle",),
     ),
     Cell("trainer", "stop", "SIGSTOP, later SIGCONT"),
     Cell(
@@ -154,7 +153,6 @@ CELLS = (
         Bound(3.0, 1.0),
         says="started anew|powerd sent nothing more|powerd ended",
         is_brief=True,
-        quick=("start",),
     ),
     Cell("powerd", "slow", "the serving process runs for a seventh of the time"),
     Cell(
@@ -232,7 +230,7 @@ CELLS = (
         "cut: connections are reset, new ones refused, and later it works again",
         stage=_NETWORK,
         loses_at_end=_CUT_OFF,
-        quick=("middle", "end"),
+        quick=("end",),
     ),
     Cell(
         "network",
@@ -256,7 +254,6 @@ CELLS = (
         "a tenth of all pieces is damaged, both ways",
         stage=_NETWORK,
         loses_at_end=_CUT_OFF,
-        quick=("middle",),
     ),
     Cell(
         "network",

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -282,10 +281,6 @@ class Stage:
     def await_file(self, patience_s: float = 60.0) -> None:
         """Until the recorder of a training that is gone has written the run file."""
         wait_for("the recorder ends", lambda: not self.recorders(), patience_s)
-
-    def joules(self, *arguments: object) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "powerd_analytics", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     def further_clients(self) -> dict[str, Any]:
         """What the other clients received; ends them."""

@@ -20,7 +20,7 @@ from fuzzing.picker import Picker
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"NULL".ljust(20, b"\0") + bytes(32)
 WHOLE, MORE, LONG = 0, 1, 2
 """Flags of a frame: the last one of its message, followed by more, with eight bytes of length."""
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 def command(name: bytes, body: bytes = b"") -> bytes:

@@ -106,6 +106,8 @@ class Reader:
         while self._socket.poll(0):
             event = decode(self._socket.recv())
             assert isinstance(event, Block), event
+            if event.sequence < self.next:
+                continue  # asked for again while it was on its way
             assert event.sequence == self.next, f"{event.sequence} came, not {self.next}"
             self.next += 1
         self._ask()

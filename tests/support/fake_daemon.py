@@ -102,7 +102,7 @@ class FakeDaemon:
 
     def _bind_again(self, endpoint: str) -> None:
         """A socket that was closed lets go of its port a moment later, in ZeroMQ's own thread."""
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while True:
             try:
                 self._control.bind(endpoint)

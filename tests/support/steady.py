@@ -39,7 +39,7 @@ def steady_daemon() -> Iterator[FakeDaemon]:
         context.destroy(linger=0)
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 20) -> Any:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60) -> Any:
     """What ``condition`` says as soon as it says something."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -37,13 +37,6 @@ def test_the_columns_are_these_and_stay(run, capsys):
     assert unresolved["note"].startswith("not resolvable")
 
 
-def test_info_tells_what_is_there(run, capsys):
-    code, out, _ = joules(capsys, "info", run)
-    assert code == 0
-    for word in ("gpu0.a", "modelled", "20 forward", "guaranteed bound", "host: box"):
-        assert word in out
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -66,59 +59,9 @@ def test_bad_input_is_one_line_and_status_2(run, capsys, arguments, text):
     assert text.lower() in err.lower()
 
 
-def test_record_hands_the_command_on(monkeypatch, capsys, tmp_path):
-    seen = {}
-
-    def record_command(command, **options):
-        seen.update(options, command=list(command))
-        return 7
-
-    monkeypatch.setattr("powerd_client.recording.record_command", record_command)
-    out = tmp_path / "r.h5"
-    code, _, _ = joules(
-        capsys,
-        "record",
-        "-o",
-        out,
-        "--quiet",
-        "--url",
-        "a",
-        "--url",
-        "b",
-        "--",
-        "python",
-        "train.py",
-        "--out",
-        "x",
-        "-v",
-    )
-    assert code == 7
-    assert seen == {
-        "command": ["python", "train.py", "--out", "x", "-v"], "url": ["a", "b"], "out": out, "overwrite": False,
-        "quiet": True, "keys": None,
-    }  # fmt: skip
-
-
 def test_options_of_earlier_releases_still_work(run, capsys):
     assert joules(capsys, "verify", run, "--json") == joules(capsys, "verify", run, "--format", "json")
     assert joules(capsys, "tables", run, "--format", "table") == joules(capsys, "tables", run, "--format=text")
     assert modern(["clock", "run.h5", "--out=clock.png"]) == ["clock", "run.h5", "--plot=clock.png"]
     own = ["record", "--out", "r.h5", "--", "python", "--out", "x", "--json", "--format", "table"]
     assert modern(own) == ["record", "--output", *own[2:]]
-
-
-def test_interrupt_is_quiet(monkeypatch, capsys, run):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("powerd_analytics.runs.run.read_run", interrupted)
-    code, _, err = joules(capsys, "tables", run)
-    assert code == 130
-    assert "Traceback" not in err
-
-
-def test_version_and_help(capsys):
-    assert joules(capsys, "--version")[1].startswith("joules (powerd)")
-    code, out, _ = joules(capsys, "tables", "--help")
-    assert code == 0
-    assert "joules tables run.h5 --format csv" in out

@@ -5,14 +5,10 @@ import json
 import h5py
 import pytest
 from command import joules
-from make_run import LineSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.signals.streams import plain_j
 from powerd_analytics.table import phase_table
-from powerd_analytics.verify import verify_sums
-from powerd_client.journal import packed_path
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
 
 
@@ -58,24 +54,6 @@ def test_a_file_that_is_no_run_is_wrong_and_one_that_is_not_there_an_error(tmp_p
     assert joules(capsys, "verify")[0] == 2
 
 
-def test_a_run_of_an_older_release_is_told_from_a_bad_one(tmp_path, capsys):
-    tr = training((64,), 10)
-    path = make_run(tmp_path / "old.h5", [LineSpec("gpu0.a", tr.power())], tr.phases, end_ns=tr.end_ns)
-    code, out, _ = joules(capsys, "verify", path)
-    assert code == 0
-    assert "  --     metadata: " in out
-
-
-def test_a_damaged_run_file_without_its_journal_is_not_mended(run, tmp_path, capsys):
-    packed_path(run).unlink()
-    data = run.read_bytes()
-    run.write_bytes(data[: int(0.9 * len(data))])
-    code, out, err = joules(capsys, "recover", run)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert list(tmp_path.iterdir()) == [run]
-    assert joules(capsys, "recover", tmp_path / "absent.h5")[0] == 2
-
-
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     directory = make_journal(tmp_path / "run.h5", whole())
     code, out, _ = joules(capsys, "recover", directory, "-o", tmp_path / "saved.h5")
@@ -104,18 +82,6 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
     said = "\n".join(describe_run(run))
     for cause in ("2 blocks were not received", "powerd was started anew", "1 blocks were not received"):
         assert cause in said
-
-
-def test_sums_that_do_not_agree_are_said(run, monkeypatch):
-    assert {f.state for f in verify_sums(run)} == {"ok"}
-
-    def without_first_rest(signal, whole, phases, rest, pieces):
-        return plain_j(signal, whole, phases, (rest[0][1:], rest[1][1:]), pieces)
-
-    monkeypatch.setattr("powerd_analytics.verify.plain_j", without_first_rest)
-    (energy,) = verify_sums(run)
-    assert energy.state == "wrong"
-    assert "phases and rest give 2." in energy.text
 
 
 def test_journals_that_nobody_needs_are_listed_and_deleted_when_told(run, tmp_path, capsys):

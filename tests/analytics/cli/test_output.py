@@ -12,7 +12,7 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
-from powerd_analytics.cli.shared import printed, put_out, write
+from powerd_analytics.cli.shared import put_out, write
 from powerd_core.errors import RunFileError
 
 COMMANDS = {
@@ -111,19 +111,6 @@ def test_standard_output_on_a_full_disk_is_one_clear_line():
     assert done.stderr == "joules: the output cannot be written: No space left on device\n"
 
 
-def test_a_pipe_or_device_is_not_replaced_even_with_overwrite(tmp_path, capsys):
-    pipe, table = tmp_path / "pipe", tmp_path / "t.csv"
-    os.mkfifo(pipe)
-    table.write_text("cap,energy_j,time_s\n250,100,10\n")
-    asked = ("pick", table, "--reference", "cap=250", "--metric", "e", "-o", pipe)
-    for options in ((), ("--overwrite",)):
-        assert "pipe" in refused(capsys, *asked, *options)
-    with pytest.raises(RunFileError, match="pipe"):
-        write(pipe, lambda path: path.write_text("x"), overwrite=True)
-    assert pipe.is_fifo()
-    assert sorted(tmp_path.iterdir()) == [pipe, table]
-
-
 def test_a_link_stays_and_its_file_is_written(tmp_path):
     (tmp_path / "far").mkdir()
     link = tmp_path / "link.txt"
@@ -147,13 +134,6 @@ def test_a_terminal_does_not_obey_the_name_of_a_phase(stream, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream())
     put_out(text, None, False)
     assert sys.stdout.getvalue() == (text if stream is io.StringIO else "phase,joules\n\\x1b]0;owned\\x07,1\n")
-
-
-def test_a_terminal_gets_our_headings_and_not_their_codes(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    put_out(printed(lambda console: console.print("phase", style="bold"), None), None, False)
-    assert sys.stdout.getvalue().strip() == "\x1b[1mphase\x1b[0m"
 
 
 def test_no_text_takes_the_place_of_a_run(tmp_path, capsys):

@@ -94,30 +94,6 @@ def test_the_command_writes_to_all_three(run, trackers, capsys, tmp_path):
     assert trackers.closed == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ((), "nothing to tag"),
-        (("--wandb", "a//b"), "is no run of W&B"),
-        (("--mlflow", "other"), "Run 'other' not found"),
-    ],
-)
-def test_bad_input_is_one_line(run, trackers, capsys, arguments, said):
-    code, out, err = joules(capsys, "tag", run, *arguments)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert said in err
-    assert trackers.mlflow == {}
-
-
-def test_a_tracker_that_is_not_installed_is_said_before_anything_runs(run, monkeypatch, capsys):
-    monkeypatch.setattr(tags, "_is_installed", lambda name: False)
-    monkeypatch.setattr("powerd_client.recording.record_command", lambda *_, **__: pytest.fail("it was started"))
-    for package in ("wandb", "mlflow", "tensorboard"):
-        code, _, err = joules(capsys, "tag", run, f"--{package}", "a")
-        assert (code, f"pip install {package}" in err) == (2, True)
-        assert joules(capsys, "record", f"--tag-{package}", "a", "--", "true")[0] == 2
-
-
 def test_recording_tags_afterwards_and_keeps_the_commands_status(run, trackers, monkeypatch, capsys):
     def record_command(command, *, out, afterwards, **_):
         afterwards(out)

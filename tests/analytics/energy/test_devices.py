@@ -4,24 +4,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
+from make_run import MS, LineSpec, make_run, training
 
-from powerd_analytics.energy import rest
 from powerd_analytics.energy.devices import (
     interval_energies,
     load_parts,
-    part_phase_budget,
     part_phase_energies,
 )
-from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.rest import merged, overlapping, whole_of
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
-from powerd_analytics.runs import phases
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.streams import plain_j
-from powerd_analytics.table import phase_table
-from powerd_analytics.uncertainty_table import budget_rows
-from powerd_core.model import Flag
 
 
 @pytest.fixture(scope="module")
@@ -39,21 +32,6 @@ def run(tmp_path_factory):
     lines = [LineSpec(name, t_ns=times, codes=codes, flags=flags, accuracy=accuracy) for name in ("gpu0.a", "gpu0.b")]
     path = make_run(tmp_path_factory.mktemp("d") / "r.h5", lines, t.phases, end_ns=t.end_ns, bound_ns=20_000.0)
     return read_run(path)
-
-
-@pytest.mark.parametrize("slices", [{}, {"in_memory": 0, "slice_size": 1000}])
-def test_columns_are_those_of_a_budget_in_parts(run, slices):
-    (part,) = load_parts(run, **slices)
-    columns, (budget, seen) = part_phase_energies(run, part), part_phase_budget(run, part)
-    np.testing.assert_array_equal(usable(seen), usable(columns))
-    for name, u in budget.parts.items():
-        np.testing.assert_array_equal(budget.part(name, usable(seen)), u[usable(seen)])
-    assert budget.part("device clock") is None
-    names = ("u_random_j", "u_systematic_j", "rectangle_j")
-    for name, u in zip(names, budget.taken(), strict=True):
-        np.testing.assert_allclose(getattr(columns, name), u, rtol=1e-12, err_msg=name)
-    assert np.nanmin(columns.u_systematic_j) > 0
-    assert columns.missing_s.any()
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 9)), max_size=20))
@@ -90,42 +68,3 @@ def test_joules_of_a_part_of_the_run_need_its_slices_alone(run, share):
 
 
 # Millions of intervals are looked at a piece at a time: what comes of a few at a time is what comes of all.
-
-
-@pytest.fixture(scope="module")
-def gapped(tmp_path_factory):
-    """Outermost phases of three kinds, a gap after each; a line stands at full scale within one of them."""
-    specs = [
-        PhaseSpec(("f", "b", "u")[k % 3], k * 50 * MS, (k * 50 + 30 + k % 7) * MS, {"model": "m"}, cut=k == 38)
-        for k in range(39)
-    ]
-    t = np.arange(0, 2 * S, 2 * MS)
-    flags = np.zeros(len(t), np.uint16)
-    flags[(t > 701 * MS) & (t < 709 * MS)] = Flag.SATURATED
-    lines = [
-        LineSpec("gpu0.a", lambda t: 50 + 20 * (t // (50 * MS) % 3), t_ns=t, flags=flags),
-        LineSpec("gpu0.b", lambda t: 30 + 5 * np.sin(t * 1e-8), period_ns=3 * MS),
-    ]
-    return read_run(make_run(tmp_path_factory.mktemp("gapped") / "r.h5", lines, specs, end_ns=2 * S))
-
-
-@pytest.fixture
-def few(monkeypatch):
-    def at_a_time(count):
-        monkeypatch.setattr(phases, "AT_A_TIME", count)
-        monkeypatch.setattr(rest, "AT_A_TIME", count)
-
-    return at_a_time
-
-
-def test_tables_and_shares_of_many_outermost_phases(gapped, few):
-    table, shares = phase_table(gapped), budget_rows(gapped)
-    few(10)
-    for a, b in zip(phase_table(gapped).totals, table.totals, strict=True):
-        assert a.energy_j == pytest.approx(b.energy_j, abs=b.u_statistical_j or 0.01)
-        assert (a.iterations, a.time_s, a.note) == (b.iterations, pytest.approx(b.time_s), b.note)
-    for a, b in zip(budget_rows(gapped), shares, strict=True):
-        assert (a.table, a.phase, a.n) == (b.table, b.phase, b.n)
-        if a.table == "phase":
-            assert a == b
-        assert {s.part for s in a.parts} >= {s.part for s in b.parts if s.share > 0.01}

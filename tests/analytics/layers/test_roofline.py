@@ -89,15 +89,6 @@ def test_forward_and_backward_share_their_systematic_part(rows):
     assert both.u_statistical_j == pytest.approx(np.hypot(a.u_statistical_j, b.u_statistical_j))
 
 
-def test_what_is_not_counted_says_so(rows):
-    norm = rows["layer", "norm", "forward"]
-    assert norm.paper.gflops_per_w is None
-    assert "not counted (paper)" in norm.note
-    relu = rows["layer", "relu", "forward"]
-    assert relu.executed.gflops_per_w is None
-    assert "no products (executed)" in relu.note
-
-
 def test_backward_without_the_models_attributes_is_the_only_models(tmp_path):
     """`Meter.watch(model, model="net")` gives its attributes to forward and layers; autograd's passes have none."""
     phases, t = [], 100 * MS

@@ -19,7 +19,6 @@ from contextlib import closing
 import numpy as np
 import pytest
 import zmq
-from command import joules
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
@@ -40,11 +39,10 @@ from powerd_core.model import (
     Stream,
 )
 from powerd_core.wire import encode
-from powerd_daemon.auth import KeyDirectory, make_pair
 from support.fake_daemon import PERIOD_NS, FakeDaemon, make_block, make_description, make_stream
 
 EPOCH = 5
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 @pytest.fixture
@@ -192,40 +190,6 @@ def test_phases_get_the_joules_of_their_time_since_the_run_began(daemon, journal
     writer.close()
 
 
-def test_a_run_that_has_not_begun_is_waited_for(daemon, tmp_path):
-    daemon.add_block([50_000] * 10)
-    arguments = ["top", daemon.url, "--run", str(tmp_path / "run.h5"), "--json", "--once"]
-    command = [sys.executable, "-P", "-m", "powerd_analytics", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert "run.h5 has not begun" in process.stderr.readline()
-        (tmp_path / "run.h5.journal").mkdir()
-        (tmp_path / "run.h5.journal" / "lock").touch()
-        (tmp_path / "run.h5.journal" / "journal.bin").touch()
-        assert json.loads(process.stdout.readline())["run"]["path"] == str(tmp_path / "run.h5")
-        assert process.wait(DEADLINE_S) == 0
-
-
-def test_it_fits_any_terminal(daemon, journal):
-    with listening(daemon) as watch:
-        screen = Screen(watch, RunPhases(journal.with_name("run.h5")))
-        for width, height in ((20, 6), (20, 40), (40, 40), (60, 6), (120, 40)):
-            text = printed(screen, width, height)
-            assert max(map(len, text.splitlines())) <= width
-            assert "gpu0" in text
-            assert "SIMUL" in text
-            assert (height == 6) == ("1 more lines" in text)
-
-
-def test_a_boards_words_cannot_control_the_terminal(daemon):
-    with listening(daemon) as watch:
-        t_ns = daemon.add_block([50_000] * 10).t_last_ns
-        daemon.ring.append(encode(Gap(0, EPOCH, 2, t_ns, t_ns + 1, 1, 5, "gone\x1b[2J\x07")))
-        listen(watch, lambda: watch.feeds[0].board.gaps)
-        text = printed(Screen(watch), 160)
-        assert "\\x1b[2J\\x07" in text
-        assert "\x07" not in text
-
-
 def test_the_current_phase_is_read_from_the_marks(journal):
     writer = MarkWriter(journal, segment_records=4)
     outer, inner = (writer.kind(name, {}, "host") for name in ("training", "forward"))
@@ -257,16 +221,6 @@ def test_runs_of_this_machine_are_found(journal):
         assert journal.with_name("run.h5") in runs_here()
     assert journal.with_name("run.h5") not in runs_here()
     assert all("://" in url for url in powerds_here())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "name"),
-    [(["nonsense"], "nonsense"), (["run.h5"], "--run run.h5")],
-)
-def test_nobody_there(capsys, tmp_path, monkeypatch, arguments, name):
-    monkeypatch.chdir(tmp_path)
-    code, _, err = joules(capsys, "top", *arguments)
-    assert (code, err.count("\n"), name in err) == (2, 1, True), err
 
 
 class Terminal:
@@ -323,16 +277,6 @@ def test_keys_on_a_terminal(daemon, journal):
     writer.close()
 
 
-def test_ctrl_c_gives_the_terminal_back(daemon):
-    daemon.add_block([50_000] * 10)
-    terminal = Terminal(daemon.url)
-    terminal.await_text("gpu0")
-    os.kill(terminal.process.pid, signal.SIGINT)
-    code, err = terminal.end()
-    assert code == 130
-    assert "Traceback" not in err
-
-
 def test_without_a_terminal_it_prints_an_object_a_second_until_its_reader_goes(daemon):
     daemon.add_block([50_000] * 10)
     command = [sys.executable, "-P", "-m", "powerd_analytics", "top", daemon.url, "--json"]
@@ -340,15 +284,3 @@ def test_without_a_terminal_it_prints_an_object_a_second_until_its_reader_goes(d
         assert json.loads(process.stdout.readline())["powerds"][0]["board"] == "fake board"
         process.stdout.close()  # as `head` does
         assert process.wait(DEADLINE_S) == 141
-
-
-def test_the_named_directory_of_keys_is_read(tmp_path, monkeypatch, capsys):
-    """Its secret could be read by others: whoever reads it says so."""
-    monkeypatch.setenv("POWERD_KEYS", str(tmp_path / "none"))
-    keys = KeyDirectory(tmp_path / "keys")
-    with keys.changing():
-        keys.write_pair("client.toml", make_pair())
-        keys.write_boards({"127.0.0.1:9": make_pair().public})
-    (tmp_path / "keys" / "client.toml").chmod(0o644)
-    code, _, err = joules(capsys, "top", "tcp://127.0.0.1:9", "--once", "--keys", tmp_path / "keys")
-    assert (code, str(tmp_path / "keys" / "client.toml") in err) == (2, True), err

@@ -1,7 +1,5 @@
 """The plots of `joules plot --kind`: which configurations and layers they draw, as what, and what they refuse; bars."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from command import joules, refused
@@ -9,21 +7,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
 from make_layers import write_run as write_layers
-from make_run import LineSpec, make_run, training
 
 from powerd_analytics import plots
 from powerd_analytics.campaign import read_campaign
 from powerd_analytics.metrics import eds, pareto_front
 from powerd_analytics.published import read_table
 from powerd_analytics.runs.run import read_run
-from powerd_core.errors import AnalysisError
 
 pytest.importorskip("matplotlib")
 from matplotlib.figure import Figure
 
 from powerd_analytics.plots.configurations import SMALLEST
 from powerd_analytics.plots.power import phase_colours
-from powerd_analytics.plots.style import BARS_LOG_FROM, Bar, draw_bars
+from powerd_analytics.plots.style import Bar, draw_bars
 
 CAPS = """gpu,model,target,power_cap_w,energy_kj,u95_j,time_s
 X,Net,default,250,4.0,40,20
@@ -120,45 +116,6 @@ def test_curves_over_caps_are_relative_and_carry_errors(configurations):
     assert half == pytest.approx([0.7 * 0.01 * 2**0.5, 0.75 * 0.01 * 2**0.5, 1.025 * 0.01 * 2**0.5, 0.0])
 
 
-def test_two_configurations_at_one_cap(configurations):
-    head = "target,power_cap_w,energy_j,time_s\n"
-    same = configurations(head + "default,200,4,2\nbest,100,3,3\nbest too,100,3,3\n")
-    curve = plots.draw_sweep(same, "t", "target=best too").axes[0].containers[0][0]
-    assert list(curve.get_ydata()) == pytest.approx([1.0, 4 / 3])
-    with pytest.raises(AnalysisError, match="100 W"):
-        plots.draw_sweep(configurations(head + "default,200,4,2\na,100,3,3\nb,100,3,4\n"), "t")
-
-
-def test_values_over_decades_are_on_logarithmic_axes(configurations):
-    rows = "".join(f"{2**i},{10.0**i},{10.0**-i}\n" for i in range(6))
-    ax = plots.draw_pareto(configurations("batch,energy_j,time_s\n" + rows), "t").axes[0]
-    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
-    assert (ax.get_xlabel(), ax.get_ylabel()) == ("time (s), logarithmic", "energy (J), logarithmic")
-    small = plots.draw_pareto(configurations("batch,energy_j,time_s\n1,2e8,1\n2,3e8,2\n"), "t").axes[0]
-    assert small.get_ylabel() == "energy (J)"
-    assert "200 MJ" in [label.get_text() for label in small.get_yticklabels()]
-
-
-def test_gpus_of_one_job_are_one_configuration(tmp_path):
-    every = found_in(one_run(tmp_path / "two.h5", batches=(64, 128), iterations=4, gpus=2))
-    assert {c.device for c in every} == {"gpu0+gpu1"}  # else the bars of three devices stand on one place
-    totals = [c for c in every if not c.phase]
-    assert [(c.gpus, c.batch) for c in totals] == [(2, 64), (2, 128)]
-    # Joules of two kinds never stand in one panel.
-    kinds = [replace(c, provenance=p) for c, p in zip(totals, ("measured", "modelled"), strict=True)]
-    assert len(plots.draw_pareto(kinds, "n").axes) == 2
-
-
-def test_gpus_that_are_not_added_up_and_processors_are_told_apart(tmp_path):
-    tr = training((64,), 4, model="m")
-    phases = [replace(p, attributes={**p.attributes, "device_name": "H200"} if p.parent < 0 else {}) for p in tr.phases]
-    lines = [LineSpec(f"{d}.a", tr.power(0.5), d, "measured") for d in ("gpu0", "gpu1", "cpu0")]
-    found = found_in(make_run(tmp_path / "r.h5", lines, phases, end_ns=tr.end_ns))
-    assert {"H200 gpu0", "H200 gpu1"} <= {c.device for c in found}
-    assert {c.part for c in found} >= {"cpu"}
-    assert any("cpu" in title for title in titles(plots.draw_pareto(found, "runs")))
-
-
 @pytest.mark.parametrize("attribute", ["optimizer", "device_name"])
 def test_what_differs_has_panels_of_its_own_on_one_scale(tmp_path, attribute):
     for name, watts in (("one", 1.0), ("two", 0.5)):
@@ -170,15 +127,6 @@ def test_what_differs_has_panels_of_its_own_on_one_scale(tmp_path, attribute):
     hatches = {what: {p.get_hatch() for ax in axes for p in ax.patches} - {"xxxx"} for what, axes in of.items()}
     assert hatches["time"] <= {"", None}  # time is the host's own
     assert not hatches["energy"] <= {"", None}
-
-
-def test_energy_without_any_time_is_drawn_alone(configurations):
-    rows = "m,1,8,f,1\nn,1,8,f,9\nm,2,8,f,2000\nm,2,8,b,\n"
-    figure = plots.draw_phases(configurations("model,gpus,batch,phase,j_per_batch\n" + rows), "t")
-    labels = [label for ax in figure.axes if (label := ax.get_ylabel())]
-    assert sorted(labels) == ["energy a batch (J)", *["energy a batch (J), logarithmic"] * 2]
-    assert titles(figure) == ["m, 1 GPU", "m, 2 GPUs", "n, 1 GPU"]  # those of a model side by side
-    assert "–: no figure" in texts(figure)
 
 
 # Layers
@@ -261,21 +209,3 @@ def test_every_bar_and_interval_is_on_the_axis(heights):
         if h is not None:
             assert low <= h <= high
             assert h + (u or 0.0) <= high
-
-
-@pytest.mark.parametrize(
-    ("heights", "scale"),
-    [([1.0, BARS_LOG_FROM * 0.9], "linear"), ([1e-4, None, 2e3], "log"), ([-1.0, None, 2e3], "linear")],
-)
-def test_heights_over_decades_are_logarithmic_and_what_is_not_known_has_a_box_of_one_size(heights, scale):
-    ax = drawn([(h, None) for h in heights])
-    assert ax.get_yscale() == scale
-    boxes = [p.get_height() for p in ax.patches if p.get_hatch() == "xxxx"]
-    assert boxes == [pytest.approx(0.035)] * heights.count(None)
-    assert [t.get_text() for t in ax.texts].count("n.r.") == heights.count(None)
-
-
-def test_numbers_stand_upright_turned_or_not_at_all_and_a_bound_has_a_sign():
-    for count, rotations in ((3, {0.0}), (30, {90.0}), (90, set())):
-        assert {t.get_rotation() for t in drawn([(1.2345, None)] * count).texts} == rotations
-    assert [t.get_text() for t in drawn([(3.0, None)], is_lower_bound=True).texts] == ["≥ 3.00"]

@@ -8,10 +8,9 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.colours import REST, phase_colour
-from powerd_analytics.plots import draw_run, save
+from powerd_analytics.plots import draw_run
 from powerd_analytics.plots.power import envelope_of_many, phase_colours, zoom_window
 from powerd_core.errors import AnalysisError
-from powerd_core.model import Flag
 
 pytest.importorskip("matplotlib")
 from matplotlib.colors import to_hex
@@ -51,21 +50,6 @@ def test_the_picture_has_units_provenance_a_few_iterations_and_no_bar_of_zero(tm
     inside = (run.phases.begin_ns >= begin) & (run.phases.end_ns <= end)
     assert [run.phases.classes[i].name for i in run.phases.label[inside]].count("iteration") == 3
     assert list(phase_colours(run)) == ["forward", "backward", "update"]
-
-
-def test_a_lower_bound_has_a_sign_and_no_interval(tmp_path):
-    t = np.arange(0, S + 1, 2 * MS, dtype=np.int64)
-    flags = np.where(t == 500 * MS, int(Flag.SATURATED), 0).astype(np.uint16)
-    line = LineSpec("gpu0.a", lambda t: np.full(len(t), 50.0), t_ns=t, flags=flags)
-    *_, texts = drawn(tmp_path, [line], [PhaseSpec("p", 200 * MS, 800 * MS)])
-    assert "≥ 30.00 J" in texts
-
-
-@pytest.mark.parametrize("phases", [[], [PhaseSpec("x", 100 * MS, 200 * MS)]])
-def test_runs_with_hardly_a_phase_are_drawn(tmp_path, phases):
-    run = read_run(make_run(tmp_path / "r.h5", [LineSpec("a", lambda t: 0.0 * t + 5)], phases))
-    save(draw_run(run), tmp_path / "p.svg")
-    assert (tmp_path / "p.svg").stat().st_size > 1000
 
 
 def test_a_line_without_readings_is_named_beside_others_and_alone_has_no_picture(tmp_path):

@@ -4,11 +4,9 @@ import base64
 import hashlib
 import json
 import re
-import shlex
 
 import numpy as np
 import pytest
-from command import joules, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_campaign import one_run
@@ -16,7 +14,6 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run, training
 from page import report, unpacked
 
 from powerd_analytics import phase_table, read_run
-from powerd_analytics.campaign import Factors, Length
 from powerd_analytics.report.page import STEPS, Columns, phases_of
 from powerd_analytics.table import records as csv_rows
 
@@ -155,51 +152,3 @@ def test_missing_readings_and_what_is_not_resolvable_are_said(tmp_path):
     assert ("–", None) in page.column("phases", "J/batch")
     assert float(page.column("lines", "longest gap s")[0][1]) == pytest.approx(1.002)
     assert documents(page)[0]["traces"][0]["gaps"] == [[998_000, 2_000_000]]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [[], ["run.h5"], ["run.h5", "-o", "x.pdf"], ["run.h5", "-o", "x.html", "--max-points", "5"],
-     ["run.h5", "-o", "x.html", "--device", "gpu7"], ["none.h5", "-o", "x.html"], ["text.h5", "-o", "x.html"]],
-)  # fmt: skip
-def test_bad_input_is_one_line_and_no_file(made, tmp_path, capsys, monkeypatch, arguments):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.h5").write_bytes(made[0].read_bytes())
-    make_run(tmp_path / "none.h5", [LineSpec("a", lambda t: 0.0 * t + 5)])
-    (tmp_path / "text.h5").write_text("no")
-    refused(capsys, "report", *arguments)
-    assert {p.name for p in tmp_path.iterdir()} == {"run.h5", "none.h5", "text.h5"}
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A run in each of two directories, under one name, and the page of both."""
-    folder = tmp_path_factory.mktemp("runs")
-    for seed, product in enumerate(("old", "new")):
-        (folder / product).mkdir()
-        one_run(folder / product / "0.h5", 1.0 - 0.2 * seed, iterations=8, seed=seed, device_name=product,
-                accuracy={"u_gain": 0.005})  # fmt: skip
-    factors, length = Factors(380.0, 20.0, 0.3, None, "eur"), Length(None, 90.0, 1281167.0)
-    return folder, *report([folder], folder / "page.html", length=length, factors=factors)
-
-
-def test_files_of_one_name_are_told_apart_everywhere(pair):
-    page = pair[2]
-    assert sorted(c[0] for c in page.column("recordings", "run")) == ["new/0", "old/0"]
-    for table, head in (("lines", "run"), ("clocks", "run"), ("files", "file")):
-        assert sorted(c[0] for c in page.column(table, head)) == ["new/0.h5", "old/0.h5"]
-    assert {f"Uncertainty budget of {n}/0.h5" for n in ("old", "new")} <= {t["caption"] for t in page.tables.values()}
-    environment = [page.column("environment", head) for head in ("what", "value", "runs")]
-    assert ("host", "box", "all") in [tuple(c[0] for c in row) for row in zip(*environment, strict=True)]
-
-
-def test_the_commands_of_the_page_make_its_figures_again(pair, capsys, monkeypatch):
-    folder, text, page = pair
-    monkeypatch.chdir(folder)
-    commands = [shlex.split(line) for t in page.texts for line in t.splitlines() if line.startswith("joules ")]
-    again = next(c for c in commands if c[1] == "report")
-    assert joules(capsys, *again[1:])[0] == 0
-    assert (folder / again[-1]).read_text().count("1281167") == text.count("1281167") > 0
-    tables = next(c for c in commands if c[1] == "tables")
-    code, out, _ = joules(capsys, *tables[1:-2])
-    assert (code, "co2_g" in out.splitlines()[0]) == (0, True)

@@ -1,7 +1,5 @@
 """Every joule once: ranks mapped to devices, shares of devices, rows of ranks and of the job."""
 
-import csv
-import io
 import json
 from dataclasses import replace
 
@@ -9,14 +7,13 @@ import h5py
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_run import MS, LineSpec, PhaseSpec, make_run, training
+from make_run import MS, LineSpec, make_run, training
 
 from powerd_analytics.cli.describe import describe_run
-from powerd_analytics.export import to_csv
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
-from powerd_analytics.table import phase_table, rows_frame
+from powerd_analytics.table import phase_table
 
 U = [f"{c * 8}-1111-2222-3333-{c * 12}" for c in "0123"]
 TRAINED = training(batches=(64,), iterations=12, update_ms=22.9)
@@ -112,14 +109,6 @@ class TestMapping:
         assert "  used by no rank: gpu2" in list(describe_run(run))
         assert [j.devices for j in table.jobs] == [("gpu0", "gpu1"), ("node",)]
 
-    def test_a_rank_that_was_started_anew_is_one_rank(self, tmp_path):
-        run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(0)), rank(1, 2, gpu(1)), rank(1, 2, gpu(1)) | {"pid": 7}])
-        assert [r.pids for r in ranks_of(run).ranks] == [(100,), (101, 7)]
-        assert list(describe_run(run))[4:6] == [
-            f"  rank 0 (process 100) on GPU-{U[0]} at 0000:00:00.0: gpu0",
-            f"  rank 1 (process 101, 7) on GPU-{U[1]} at 0000:01:00.0: gpu1",
-        ]
-
 
 def joules(rows, device, name="energy_j"):
     return sum(getattr(r, name) for r in rows if r.device == device)
@@ -189,22 +178,6 @@ def test_communication_is_in_no_sum(tmp_path):
     without = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2)], plain))
     assert [r.energy_j for r in with_it.ranks] == pytest.approx([r.energy_j for r in without.ranks], rel=1e-6)
     assert [r.phases_j for r in with_it.ranks] == pytest.approx([r.phases_j for r in without.ranks], rel=1e-4)
-
-
-def test_a_baseline_is_nobodys_and_whole(tmp_path):
-    """`joules record` marks it before the ranks begin: idle power is the device's, of which each rank has its part."""
-    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
-    phases = [PhaseSpec("baseline", 0, 190 * MS, process=2), *phases_of(2)]
-    phases = [replace(p, parent=p.parent + 1) if p.parent >= 0 else p for p in phases]
-    table = phase_table(run_of(tmp_path, [line], [rank(0, 2), rank(1, 2), {"pid": 9}], phases), above_idle=True)
-    (idle,) = table.idle
-    assert idle.idle_w == pytest.approx(60, rel=0.01)
-    rows = {r.phase: r for r in table.phases}
-    assert (rows["baseline"].ranks, rows["forward"].ranks) == (1, 2)
-    lines = csv.DictReader(io.StringIO(to_csv(rows_frame(table))))
-    above = float(next(line for line in lines if line["phase"] == "forward")["above_idle_j"])
-    row = rows["forward"]
-    assert above == pytest.approx(row.j_per_batch - 60 * row.s_per_batch / 2, rel=0.01)
 
 
 CHOICE = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=2, max_size=5)

@@ -22,7 +22,6 @@ from powerd_analytics.export import rows_to_json, to_csv, to_markdown
 from powerd_analytics.idle import IdleRow
 from powerd_analytics.records import Setting, records_of
 from powerd_analytics.runs.run import (
-    read_calibration,
     read_run,
     recalibrate,
 )
@@ -30,7 +29,7 @@ from powerd_analytics.table import PhaseTable, rows_frame, table_frames
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_analytics.verify import verify_sums
 from powerd_core.calibration import CalibrationFile, Point, SensorCalibration
-from powerd_core.errors import AnalysisError, ConfigError, RunFileError
+from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag, Stream
 from powerd_core.serde import to_document
 from powerd_daemon.sources.base import Start
@@ -124,31 +123,7 @@ def test_auxiliary_channels_are_shown_and_compared_with_nothing(path):
     assert "clock_events_bits: gpu_idle in 54.5%, sw_power_cap in 54.5%; 11" in text
 
 
-def test_a_device_fed_by_one_is_refused(path):
-    with h5py.File(path, "r+") as file:
-        file["devices/gpu0"].attrs["feeds"] = np.array(["gpu0.a", "gpu0.temperature"], dtype=h5py.string_dtype())
-    with pytest.raises(RunFileError, match="gpu0.temperature"):
-        read_run(path)
-
-
 # Lines of too few readings to tell how sure a run's energy is, or that clipped: never ± 0 J, and `verify` goes on.
-
-
-def test_the_row_of_the_run_has_no_uncertainty_that_nobody_knows(tmp_path: Path) -> None:
-    t, codes = np.array([50 * MS, 150 * MS], np.int64), {"power_mw": np.array([150_000, 40_000])}
-    accuracy = {"window_ns": 100 * MS, "u_gain": 0.01}
-    wall = LineSpec("wall", device="node", t_ns=t, codes=codes, accuracy=accuracy, period_ns=100 * MS)
-    run = read_run(make_run(tmp_path / "run.h5", [wall]))
-    table = phase_table(run)
-    (row,) = table.runs
-    assert row.energy_j is not None
-    assert row.energy_j > 0
-    assert row.u95_j is None
-    assert "too few readings to tell how sure that is" in row.note
-    (shown,) = json.loads(rows_to_json(rows_frame(table)))
-    assert shown["u95_j"] is None
-    (budget,) = budget_rows(run, "node")
-    assert (budget.u95_j, budget.parts) == (None, ())
 
 
 # A device without readings has no energy: nothing that reads a run makes 0 J of it.
@@ -176,18 +151,6 @@ def single() -> LineSpec:
 def run_path(request, tmp_path: Path) -> Path:
     phases = [PhaseSpec("forward", 100 * MS, 900 * MS, {"batch_size": 8})]
     return make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant), request.param()], phases)
-
-
-def test_the_row_of_the_run_says_that_there_are_none(run_path: Path) -> None:
-    table = phase_table(read_run(run_path))
-    good, row = table.runs
-    assert good.energy_j == pytest.approx(100, rel=0.01)
-    assert (row.energy_j, row.u95_j, row.power_w, row.phases_j, row.rest_j, row.residual_j) == (None,) * 6
-    assert not row.is_lower_bound
-    assert row.note.startswith("not resolvable: no readings of gpu1.a")
-    _, total = table.totals
-    assert (total.energy_j, total.u95_j, total.power_w, total.edp_js) == (None,) * 4
-    assert "not resolvable" in total.note
 
 
 def test_no_output_holds_a_zero_for_it(run_path: Path) -> None:
@@ -363,13 +326,6 @@ def test_a_record_that_does_not_fit_is_refused(tmp_path: Path, file: Path, chang
     save_calibration(file, CalibrationFile((replace(RECORD, **change),)))
     with pytest.raises(AnalysisError):
         recalibrate(run, file)
-
-
-@pytest.mark.parametrize("text", ["sensor = 3", "[[sensor]]\nline = 4", "[[sensor]", "[[sensors]]"])
-def test_a_bad_file_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "c.toml").write_text(text)
-    with pytest.raises(ConfigError, match=r"c\.toml"):
-        read_calibration(tmp_path / "c.toml")
 
 
 def test_the_tables_are_computed_with_it(tmp_path: Path, file: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
-from powerd_analytics.energy.devices import interval_energies, line_energies, load_parts, part_phase_energies
+from powerd_analytics.energy.devices import load_parts, part_phase_energies
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.signal import load_signal, load_sliced
 from powerd_analytics.table import phase_table, table_of
@@ -27,21 +27,6 @@ def both(run, size):
     (whole,) = load_parts(run)
     (sliced,) = load_parts(run, in_memory=0, slice_size=size)
     return whole, sliced
-
-
-@pytest.mark.parametrize("size", SIZES)
-def test_plain_integrals_are_the_same(tmp_path, size):
-    run = trained(tmp_path)
-    whole, sliced = both(run, size)
-    assert line_energies(sliced.signals, run.begin_ns, run.end_ns) == pytest.approx(
-        line_energies(whole.signals, run.begin_ns, run.end_ns), rel=1e-9
-    )
-    rng = np.random.default_rng(size)
-    begin = rng.integers(run.begin_ns - 100 * MS, run.end_ns, 500)
-    end = begin + rng.integers(0, 3000 * MS, 500)
-    a, b = (interval_energies(p, begin, end) for p in (whole, sliced))
-    assert np.all(np.abs(b.energy_j - a.energy_j) <= np.maximum(a.u95_j, b.u95_j))
-    np.testing.assert_allclose(b.missing_s, a.missing_s, atol=1e-9)
 
 
 def test_the_table_is_the_same(tmp_path):

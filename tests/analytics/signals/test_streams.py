@@ -1,6 +1,5 @@
 """A line read slice by slice gives the points, holes, joules and pictures that it gives in memory."""
 
-import json
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -22,7 +21,6 @@ from powerd_analytics.signals.streams import (
     count_points,
     extremes_of,
     fastest_of,
-    good_readings_of,
     holes_of,
     points_of,
     summed_of,
@@ -90,18 +88,6 @@ def signals(run):
 def together(points):
     found = list(points)
     return [np.concatenate(x) if found else np.zeros(0) for x in zip(*found, strict=True)] or [np.zeros(0)] * 2
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("is_step", [False, True])
-def test_every_point_comes_once(signals, name, is_step):
-    whole, sliced = signals[name]
-    view = View(is_step=is_step)
-    (t, watts), (t_sliced, watts_sliced) = (together(points_of(s, view)) for s in (whole, sliced))
-    np.testing.assert_array_equal(t_sliced, t)
-    np.testing.assert_allclose(watts_sliced, watts, rtol=1e-9)
-    assert count_points(sliced, view) == count_points(whole, view) == len(t)
-    assert good_readings_of(sliced) == len(whole)
 
 
 MOMENTS = st.tuples(st.sampled_from(["any", "reading", "cut"]), st.integers(0, 6999 * MS))
@@ -211,32 +197,3 @@ def test_commands_hold_few_slices(run, small, monkeypatch, tmp_path):
             cli.main(words)
         assert len(asked) > 20, words
         assert max(asked) <= 3 * SIZE, words
-
-
-def test_what_commands_say_does_not_depend_on_slices(run, monkeypatch, tmp_path, capsys, request):
-    def said(*words):
-        capsys.readouterr()
-        with pytest.raises(SystemExit):
-            cli.main([*words])
-        return capsys.readouterr().out
-
-    def counters(path):
-        with pytest.raises(SystemExit):
-            cli.main(["trace", str(run.path), "--max-points", "500", "-o", str(path)])
-        return [
-            (e["name"], e["ts"], e.get("dur"), e["args"].get("W"))
-            for e in json.loads(path.read_text())["traceEvents"]
-            if e["ph"] != "M" and e.get("cat") != "phase"
-        ]
-
-    def info():
-        """Without what limits a sensor in time, which slices estimate each for themselves."""
-        return [
-            line.partition("; the counter")[0].partition("; sensor")[0]
-            for line in said("info", str(run.path)).splitlines()
-        ]
-
-    before = info(), counters(tmp_path / "a.json")
-    request.getfixturevalue("small")
-    assert info() == before[0]
-    assert counters(tmp_path / "b.json") == before[1]

@@ -18,7 +18,7 @@ from powerd_daemon.config import Config, parse_config
 from powerd_daemon.daemon import Daemon
 from powerd_daemon.log import Console
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class FakeClock:
