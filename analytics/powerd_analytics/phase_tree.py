@@ -30,7 +30,7 @@ from powerd_analytics.table import (
     quoted,
 )
 from powerd_analytics.terminal import hanging
-from powerd_analytics.text import digits, first_of, seconds, with_u95
+from powerd_analytics.text import bar, digits, first_of, seconds, with_u95
 from powerd_core.text import printable
 
 MOST_DEVICES = 4
@@ -159,7 +159,7 @@ class _Block:
         if rest_j is not None and abs(share) >= _LEAST_SHARE:
             each = digits(rest_j / total.iterations, 3) if total.iterations else ""
             name = "(rest)" if all(row.is_resolvable for row in rows) else "(rest, n.r.)"
-            yield ["", name, "", "", each, _percent(share), _bar(share), ""]
+            yield ["", name, "", "", each, _percent(share), bar(share, _BAR), ""]
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
             in_s = f" in {seconds(total.time_s)}"
@@ -201,11 +201,6 @@ def _percent(share: float | None) -> str:
     return "" if share is None else "< 1 %" if 0 < share < _LEAST_SHARE else f"{100 * share:.0f} %"
 
 
-def _bar(share: float | None) -> str:
-    eighths = round(8 * _BAR * min(max(share or 0.0, 0.0), 1.0))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
-
-
 def _cells(
     row: PhaseRow, name: str, parent: PhaseRow | None, batch: str, share: float | None, *, has_bar: bool
 ) -> list[str]:
@@ -219,7 +214,7 @@ def _cells(
         digits(row.s_per_batch, 3),
         joules,
         _percent(share),
-        _bar(share) if has_bar else "",
+        bar(share or 0.0, _BAR) if has_bar else "",
         digits(row.samples_per_s, 3) if parent is None and row.samples_per_s is not None else "",
     ]
 

@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
-__all__ = ["digits", "figure_and_u95", "first_of", "seconds", "with_u95"]
+__all__ = ["bar", "digits", "figure_and_u95", "first_of", "seconds", "with_u95"]
 
 
 def digits(value: float | None, places: int = 4) -> str:
     """Rounded to significant digits; a dash for what has no value."""
     return "–" if value is None else significant(value, places)
+
+
+def bar(share: float, width: int) -> str:
+    """A share of so many characters, to an eighth of one."""
+    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def seconds(value_s: float) -> str:

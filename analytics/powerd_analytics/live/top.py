@@ -32,7 +32,7 @@ from powerd_analytics.live.feed import (
     powerds_here,
     runs_here,
 )
-from powerd_analytics.text import digits, seconds
+from powerd_analytics.text import bar, digits, seconds
 from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.text import printable
 
@@ -244,12 +244,6 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str | Text]]) -> Tab
         cells = row[: len(headings)]
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in cells))
     return table
-
-
-def bar(share: float, width: int) -> str:
-    """A share of so many characters, to an eighth of one."""
-    eighths = round(8 * width * min(max(share, 0.0), 1.0))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def sparkline(values: Sequence[float | None], most: float) -> str:

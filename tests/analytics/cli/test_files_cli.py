@@ -7,7 +7,7 @@ import pytest
 from command import joules
 from make_run import LineSpec, make_run, training
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.streams import plain_j
 from powerd_analytics.table import phase_table
@@ -101,7 +101,7 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
         "missing 40.0 ms in 1 gaps: 1 blocks were not received",
     ):
         assert text.split(": ")[1] in row.note
-    said = "\n".join(describe_run(run))
+    said = "\n".join(describe_run(run_document(run)))
     for cause in ("2 blocks were not received", "powerd was started anew", "1 blocks were not received"):
         assert cause in said
 

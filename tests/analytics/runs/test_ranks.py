@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, PhaseSpec, make_run, training
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
@@ -108,13 +108,13 @@ class TestMapping:
         table = phase_table(run)
         assert [r.note for r in table.runs if r.device == "gpu2"] == ["used by no rank"]
         assert not [r for r in (*table.phases, *table.totals) if r.device == "gpu2"]
-        assert "  used by no rank: gpu2" in list(describe_run(run))
+        assert "  used by no rank: gpu2" in list(describe_run(run_document(run)))
         assert [j.devices for j in table.jobs] == [("gpu0", "gpu1"), ("node",)]
 
     def test_a_rank_that_was_started_anew_is_one_rank(self, tmp_path):
         run = run_of(tmp_path, GPUS, [rank(0, 2, gpu(0)), rank(1, 2, gpu(1)), rank(1, 2, gpu(1)) | {"pid": 7}])
         assert [r.pids for r in ranks_of(run).ranks] == [(100,), (101, 7)]
-        assert list(describe_run(run))[4:6] == [
+        assert list(describe_run(run_document(run)))[4:6] == [
             f"  rank 0 (process 100) on GPU-{U[0]} at 0000:00:00.0: gpu0",
             f"  rank 1 (process 101, 7) on GPU-{U[1]} at 0000:01:00.0: gpu1",
         ]
