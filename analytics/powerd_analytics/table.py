@@ -693,8 +693,10 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         notes.append(UNSURE)
     notes += ["used by no rank"] if is_unused else []
     notes += _gap_notes(run, part)
+    wrong = list(run.wrong)
     if unordered := sum(s.unordered for s in part.signals):
-        notes.append(f"the times of {unordered} readings go back: the file is wrong (joules verify says more)")
+        wrong.append(f"the times of {unordered} readings go back")
+    notes += [f"{what}: the file is wrong (joules verify says more)" for what in wrong]
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [clip.note(has_number=energy_j is not None), *_counter_notes(run, part)]

@@ -72,6 +72,14 @@ def verify_file(path: str | os.PathLike[str], progress: Progress = lambda share,
             yield _judge(run, check.__name__.removeprefix("_"), check(file))
 
 
+def wrong_at_first_sight(file: h5py.File) -> list[str]:
+    """What `verify_file` would call wrong and can be told without going through the readings."""
+    findings = [
+        _judge(Path(file.filename), check.__name__.strip("_"), check(file)) for check in (_metadata, _gaps, _counts)
+    ]
+    return [finding.text for finding in findings if finding.state == "wrong"]
+
+
 def _judge(run: Path, name: str, check: Check) -> Finding:
     wrong: list[str] = []
     try:

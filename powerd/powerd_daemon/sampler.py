@@ -38,6 +38,8 @@ SEND_HWM = 64
 LINGER_MS = 500
 REOPEN_MIN_NS = 100_000_000
 REOPEN_MAX_NS = 5_000_000_000
+GAP_TOLD_WITHIN_NS = 1_000_000_000
+"""The gap of an interruption waits for the reading that ends it, but not longer than this."""
 
 
 class Outbox:
@@ -166,6 +168,8 @@ class Sampling:
         self._pause_ns = REOPEN_MIN_NS
         self._retry_ns = self._clock.now_ns()
         self._flush_ns = self._retry_ns + block_ns
+        self._untold: dict[int, tuple[int, str]] = {}
+        """By stream: when its source was opened again and why it had to be, until the gap before that is told."""
         self.deadlines: Deadlines | None = None
         self.reopened = 0
 
@@ -223,7 +227,11 @@ class Sampling:
             self._lose(error)
             return
         for event in events:
+            if event.stream in self._untold:
+                self._tell_gap(event.stream, first_ns=event.t_first_ns)
             self._put(event)
+        if last or (self._untold and self._clock.now_ns() - min(self._untold.values())[0] > GAP_TOLD_WITHIN_NS):
+            self._tell_gaps()
 
     def close(self) -> None:
         """Take what is left and let go of the sensor."""
@@ -232,6 +240,7 @@ class Sampling:
 
     def abandon(self) -> None:
         """Let go of the sensor of a source that has failed in a way it must not: nothing more is asked of it."""
+        self._tell_gaps()
         if self._source is not None:
             with suppress(Exception):
                 self._source.close()
@@ -266,6 +275,7 @@ class Sampling:
                 self._lose(error)
 
     def _lose(self, error: SensorError) -> None:
+        self._tell_gaps()
         self._let_go()
         self._cause = str(error) or "the sensor was lost"
         self._pause_ns = REOPEN_MIN_NS
@@ -285,19 +295,28 @@ class Sampling:
             self.open()
         except SensorError as refusal:
             error = str(refusal) or self._cause
-        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
         now_ns = self._clock.now_ns()
-        for number, sequence in self._next.items():
-            begin = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
-            self._put(
-                Gap(number, self._start.epoch, sequence, begin, max(now_ns, begin), 1, -1, self._cause[:MAX_CAUSE])
-            )
+        self._untold = dict.fromkeys(self._next, (now_ns, self._cause[:MAX_CAUSE]))
         self._cause = error
         if self._source is not None:
             self.reopened += 1
             return
+        # A failed attempt leaves a gap too: whoever reads along learns within seconds why nothing comes.
+        self._tell_gaps()
         self._retry_ns = now_ns + self._pause_ns
         self._pause_ns = min(self._pause_ns * 2, REOPEN_MAX_NS)
+
+    def _tell_gaps(self) -> None:
+        for number in list(self._untold):
+            self._tell_gap(number)
+
+    def _tell_gap(self, number: int, first_ns: int | None = None) -> None:
+        """The interruption of one stream, up to its first reading where that is of a moment before the opening: what a
+        sensor gives out is as old as its conversion."""
+        end_ns, cause = self._untold.pop(number)
+        end_ns = end_ns if first_ns is None else min(end_ns, first_ns)
+        begin_ns = self._t_last_ns.get(number, UNKNOWN_TIME_NS)
+        self._put(Gap(number, self._start.epoch, self._next[number], begin_ns, max(end_ns, begin_ns), 1, -1, cause))
 
     def _put(self, event: Block | Gap) -> None:
         self._outbox.put(event)

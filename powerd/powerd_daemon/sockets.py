@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import logging
+import mmap
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -31,6 +32,8 @@ ALLOWED_TOTAL_BYTES = 512 << 10
 """… for all of them together. An empty message has two bytes on the wire and costs a hundred in memory."""
 BACKLOG = 4000
 """Requests that wait at one socket: honest clients, each with a few on the way, never get so far."""
+BACKLOG_BYTES = 16 << 20
+"""… and what memory may grow by while they wait."""
 THROWN_AWAY = 5000
 """Parts of messages that are thrown away in one round: a few milliseconds."""
 LEAK_BYTES_PER_S = 4096
@@ -238,11 +241,21 @@ class Door:
         self._router = router
         self._endpoint = bound_endpoint(router)
         self._backlog = 0
+        self._resident_bytes = 0
+        """Of powerd, when the backlog began."""
 
     def served(self, count: int, *, is_drained: bool) -> None:
         """So many requests were taken just now, and whether none is left."""
-        self._backlog = 0 if is_drained else self._backlog + count
-        if self._backlog >= BACKLOG and self._endpoint.startswith("tcp://"):
+        if is_drained:
+            self._backlog = 0
+            return
+        if not self._backlog:
+            self._resident_bytes = _resident_bytes()
+        self._backlog += count
+        if not self._endpoint.startswith("tcp://"):
+            return
+        # How many wait libzmq does not tell, and on a busy machine it may take a million while a hundred are answered.
+        if self._backlog >= BACKLOG or _resident_bytes() - self._resident_bytes > BACKLOG_BYTES:
             _log.warning(f"{self._endpoint} is flooded with requests: all its clients have to connect anew")
             self._router.unbind(self._endpoint)
             self.is_open = False
@@ -259,6 +272,13 @@ class Door:
             with suppress(zmq.ZMQError):  # the old listener may not be gone yet: the next round tries again
                 self._router.bind(self._endpoint)
                 self._backlog, self.is_open = 0, True
+
+
+def _resident_bytes() -> int:
+    """The memory that this process holds; 0 where the system does not tell."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    return 0
 
 
 def _received(descriptor: int) -> int | None:

@@ -1,6 +1,7 @@
 import dataclasses
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, training
@@ -8,6 +9,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, Training, constant, make_run, t
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.table import to_markdown
+from powerd_client.runfile import seal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 
@@ -132,6 +134,17 @@ def test_a_file_whose_times_go_back_is_told_in_one_note(tmp_path):
     assert row.note.count("the times of 2 readings go back: the file is wrong") == 1
     assert row.energy_j == pytest.approx(tr.joules(0, tr.end_ns), rel=0.02)
     assert [s.unordered for s in load_parts(run, in_memory=0, slice_size=50)[0].signals] == [2]
+
+
+def test_a_file_that_is_not_as_it_was_written_is_told_in_the_table(tmp_path):
+    tr = training((64,), 20)
+    run = run_of(tmp_path, tr)
+    with h5py.File(run.path, "r+") as file:
+        seal(file)
+    assert "is wrong" not in phase_table(read_run(run.path)).runs[0].note
+    with h5py.File(run.path, "r+") as file:
+        file.attrs["board"] = "another"
+    assert "the file is wrong (joules verify says more)" in phase_table(read_run(run.path)).runs[0].note
 
 
 def test_phases_cut_off_are_told_and_left_out(tmp_path):

@@ -4,7 +4,7 @@ import h5py
 import pytest
 
 from powerd_client.runfile import DIGEST, seal
-from powerd_client.verify import verify_file
+from powerd_client.verify import verify_file, wrong_at_first_sight
 from powerd_core.errors import RunFileError
 from powerd_core.model import Gap
 from powerd_core.wire import encode
@@ -78,6 +78,8 @@ def test_a_number_that_nobody_declared_is_found(tmp_path):
     path = make_run_file(tmp_path / "r.h5", [*head(), description(), *made, *stop(1200 * PERIOD_NS)])
     change(path, "gaps/numbers", 0, 0)
     assert "gaps declare 0 numbers lost, 1 are" in wrong(path)["counts"]
+    with h5py.File(path) as file:
+        assert any("gaps declare 0 numbers lost, 1 are" in text for text in wrong_at_first_sight(file))
 
 
 def test_a_byte_in_a_chunk_is_found(run):

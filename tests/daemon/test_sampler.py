@@ -107,10 +107,13 @@ class World:
 
     clock: FakeClock = field(default_factory=FakeClock)
     poll_ns: int = 0
+    age_ns: int = 0
+    """How long before a poll the reading that it takes was sampled."""
     open_errors: list[Exception] = field(default_factory=list)
     poll_errors: dict[int, Exception] = field(default_factory=dict)
     """Error of the n-th poll since the beginning."""
     lines: tuple[str, ...] = ("a",)
+    is_mute: bool = False
     polled_at: list[int] = field(default_factory=list)
     opened: int = 0
     closed: int = 0
@@ -141,8 +144,11 @@ class Scripted(Source):
         if error := self.world.poll_errors.pop(len(self.world.polled_at), None):
             raise error
         n = len(self.lines)
-        self.builders[0].append(self.world.clock.t_ns, [0] * n, [0] * n, [[1] * n])
+        self.builders[0].append(self.world.clock.t_ns - self.world.age_ns, [0] * n, [0] * n, [[1] * n])
         self.world.clock.t_ns += self.world.poll_ns
+
+    def take(self) -> list[Block | Gap]:
+        return [] if self.world.is_mute else super().take()
 
     def health(self) -> dict[str, object]:
         return {"polls": len(self.world.polled_at), "closed": self.world.closed}
@@ -219,6 +225,26 @@ def test_a_lost_source_is_reopened_with_a_gap_that_says_why() -> None:
     assert after.t_first_ns >= gap.t_last_ns
     assert (bench.world.opened, bench.world.closed) == (2, 1)
     assert bench.sampling.statistics()["missed_deadlines"] == 0, "the gap accounts for the interruption"
+
+
+def test_the_gap_of_a_reopening_ends_at_a_first_reading_that_is_older_than_the_opening() -> None:
+    bench = Bench(World(age_ns=30 * MS, poll_errors={30: SensorError("reset")}))
+    bench.sampling.open()
+    bench.run(400 * MS)
+    place = next(n for n, event in enumerate(bench.events) if isinstance(event, Gap))
+    before, gap, after = bench.events[place - 1 : place + 2]
+    assert isinstance(after, Block)
+    assert before.t_last_ns == gap.t_first_ns < gap.t_last_ns == after.t_first_ns
+
+
+def test_a_reopened_source_that_gives_no_reading_tells_its_gap_all_the_same() -> None:
+    bench = Bench(World(poll_errors={3: SensorError("reset")}))
+    bench.sampling.open()
+    bench.run(20 * MS)
+    bench.world.is_mute = True
+    bench.run(3000 * MS)
+    assert isinstance(bench.events[-1], Gap)
+    assert bench.events[-1].cause == "reset"
 
 
 def test_reopening_waits_longer_each_time_and_leaves_a_gap_each_time() -> None:

@@ -225,15 +225,13 @@ def _count_grid(scans: Scans, gaps: list[FileGap], account: Account) -> None:
         account.problems.append(f"{scans.name}: {len(number) - len(held)} readings are there twice")
     if strange := len(np.setdiff1d(held, counted)):
         account.problems.append(f"{scans.name}: {strange} readings are there that their source never counted out")
-    if len(t) and (error_ns := np.abs(t - number * period).max()) > EDGE_SHARE * period:
+    error_ns = int(np.abs(t - number * period).max(initial=0))
+    if error_ns > EDGE_SHARE * period:
         account.problems.append(f"{scans.name}: a reading is {error_ns / 1000:.0f} us from its true time")
     lost, declared = np.setdiff1d(due, held), _declared_numbers(scans, gaps, set(held.tolist()), account)
-    # A scan that is due within what times may be off of the run's ends lies on either side of them.
-    edge_ns = EDGE_SHARE * period
-    lost, declared = (
-        n[(n * period - start > edge_ns) & (stop - n * period > edge_ns)]
-        for n in (lost, np.asarray(declared, np.int64))
-    )
+    # Times of this run are off by up to error_ns: a scan that is due nearer than that to the run's ends may lie beyond.
+    edge_ns = min(error_ns, EDGE_SHARE * period)
+    lost, declared = (n[(n * period - start >= edge_ns) & (stop - n * period >= edge_ns)] for n in (lost, declared))
     account.due += scans.lines * len(due)
     account.sent += scans.lines * len(counted)
     account.received += scans.lines * len(held)

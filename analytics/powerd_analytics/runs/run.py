@@ -22,6 +22,7 @@ from powerd_analytics.runs.phases import Phases, read_phases
 from powerd_client.clock_map import check_times
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
+from powerd_client.verify import wrong_at_first_sight
 from powerd_core.calibration import CalibrationFile, SensorCalibration, recalibrated
 from powerd_core.errors import AnalysisError, ConfigError, WireError
 from powerd_core.model import BAD, Accuracy, Conversion, Provenance, QuantityConversion, ShuntConversion, quantity_of
@@ -169,6 +170,8 @@ class Run:
     messages: tuple[Mapping[str, Any], ...] = ()
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
+    wrong: tuple[str, ...] = ()
+    """How the file contradicts itself, as far as that is seen without its readings; see `powerd_client.verify`."""
 
     @property
     def begin_ns(self) -> int:
@@ -259,6 +262,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             messages=tuple(read_objects(file["messages"])),
             environment=dict(read_json(attributes.get("environment") or "{}")),
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
+            wrong=tuple(wrong_at_first_sight(file)),
         )
 
 
