@@ -33,15 +33,12 @@ COLUMNS = (
 _PEOPLE = (
     Column("layer"),
     Column("kind"),
-    Column("input_shape", heading="input"),
     Column("output_shape", heading="output"),
-    Column("operations_paper", "number", "1e6", heading="Mops (paper)"),
-    Column("mb_read_paper", "number", "MiB", heading="MB read (paper)"),
-    Column("mb_written_paper", "number", "MiB", heading="MB written (paper)"),
-    Column("ctc_paper", "number", "1", heading="CTC (paper)"),
-    Column("operations_executed_forward", "number", "1e6", heading="Mops forward (executed)"),
-    Column("operations_executed_backward", "number", "1e6", heading="Mops backward (executed)"),
-    Column("elementwise", "number", "1e6", heading="M element-wise, both (executed)"),
+    Column("operations_paper", "number", "1e6", heading="Mops paper"),
+    Column("mb_paper", "number", "MiB", heading="MB paper"),
+    Column("ctc_paper", "number", "1", heading="CTC paper"),
+    Column("operations_executed_forward", "number", "1e6", heading="Mops fwd"),
+    Column("operations_executed_backward", "number", "1e6", heading="Mops bwd"),
 )
 
 
@@ -73,18 +70,19 @@ def operation_frame(count: OperationCount) -> pd.DataFrame:
 
 
 def people_frame(count: OperationCount) -> pd.DataFrame:
-    """The same in millions of operations and megabytes of 2^20 bytes, with what is not counted in the notes."""
+    """Its main columns in millions of operations and megabytes of 2^20 bytes, with what is not counted in the notes."""
     rows = []
     for row in operation_frame(count).to_dict("records"):
-        forward, backward = row["elementwise_executed_forward"], row["elementwise_executed_backward"]
-        row["elementwise"] = None if forward is None else forward + backward
+        read = row["mb_read_paper"]
+        row["mb_paper"] = None if read is None else read + row["mb_written_paper"]
         rows.append([_millions(row[c.name]) if c.units == "1e6" else row[c.name] for c in _PEOPLE])
     return table_frame("operations", _title(count), _PEOPLE, rows, remarks(count))
 
 
 def remarks(count: OperationCount) -> list[str]:
     """What the columns mean, and what is in none of them."""
-    notes = [f"{name}: {text}" for name, text in CONVENTIONS.items()]
+    notes = ["Mops: 10^6 operations; MB: 2^20 bytes, read and written; –: not counted"]
+    notes += [f"{name}: {text}" for name, text in CONVENTIONS.items()]
     kinds: dict[str, list[str]] = {}
     for text in count.not_counted:
         name, _, kind = text.rpartition(" (")
@@ -117,7 +115,7 @@ def _executed(forward: Work, backward: Work) -> dict[str, Cell]:
 
 
 def _title(count: OperationCount) -> str:
-    return f"{count.model}, one batch of {count.batch_size}; Mops: 10^6 operations, MB: 2^20 bytes, –: not counted"
+    return f"{count.model}, one batch of {count.batch_size}; fwd, bwd: forward and backward as executed"
 
 
 def _millions(value: Any) -> float | None:
