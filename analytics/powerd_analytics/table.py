@@ -175,7 +175,7 @@ class RunRow:
     phases_j: float | None
     rest_j: float | None
     residual_j: float | None
-    """``energy_j`` less phases and rest: what straight lines across the edges get wrong."""
+    """``energy_j`` less phases and rest: 0, as all are of one estimator."""
     missing_s: float
     is_lower_bound: bool
     note: str

@@ -125,9 +125,7 @@ def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
     headings = {"phases_j": "phases J", "rest_j": "rest J", "residual_j": "residual J", "missing_s": "missing s"}
     columns = tuple(column(name, heading=headings.get(name, "")) for name in names)
     rows = tuple(tuple(r[name] for name in names) for r in records if r["kind"] == "run")
-    note = (
-        "phases + rest + residual = the whole; the residual is what straight lines across the phases' edges get wrong"
-    )
+    note = "phases + rest = the whole"
     return table_frame("recordings", "Whole recordings", columns, rows, (note,))
 
 
