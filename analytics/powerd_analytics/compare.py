@@ -24,7 +24,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from powerd_analytics.campaign import summed_devices
-from powerd_analytics.energy.devices import Part, load_parts, part_phase_energies
+from powerd_analytics.energy.devices import Part, load_parts
+from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.uncertainty import mean_of
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
@@ -42,7 +43,7 @@ from powerd_analytics.records import (
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
 from powerd_analytics.table import FOLDED as BY_MODEL
-from powerd_analytics.table import is_number_cell, table_of
+from powerd_analytics.table import MAGNIFIED, is_number_cell, table_of
 from powerd_analytics.text import first_of, with_u95
 from powerd_core.errors import AnalysisError
 
@@ -507,7 +508,7 @@ def _mean_of_phases(sample: Sample, figure: str) -> Mean | None:
     measured = (number_of(sample.record, "u_statistical_j") or 0.0) if is_joules else 0.0
     # Phases that happen to agree are still known no better than their readings let them be; those that share a model
     # differ by their lengths alone, and what readings do not know of each comes on top.
-    is_shared = is_joules and sample.record["method"] == BY_MODEL
+    is_shared = is_joules and sample.record["method"] in (BY_MODEL, MAGNIFIED)
     return replace(mean, u=hypot(mean.u, measured) if is_shared else max(mean.u, measured))
 
 

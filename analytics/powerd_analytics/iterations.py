@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.clocks import wall_clock
-from powerd_analytics.energy.devices import Part, load_parts, part_phase_energies
+from powerd_analytics.energy.devices import Part, load_parts
+from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.export import Column, to_json_text
 from powerd_analytics.records import begin_unix_s

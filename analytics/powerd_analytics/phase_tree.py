@@ -68,9 +68,10 @@ def print_tree(
             _print(console, group_line(settings), "dim")
         for line in ([*_COLUMNS], *each[i]) if block.phases else ():
             _print(console, _joined(line, widths))
-        if (rest_j := block.run.rest_j) and abs(rest_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
-            share = f" ({rest_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
-            _print(console, _joined(f"outside phases {digits(rest_j, 3)} J{share}", widths))
+        for what, part_j in (("repeated alone", block.run.magnified_j), ("outside phases", block.run.rest_j)):
+            if part_j and abs(part_j) > _LEAST_SHARE * abs(block.run.energy_j or 0.0):
+                share = f" ({part_j / (block.run.energy_j or 1.0):.0%})".replace("%", " %")
+                _print(console, _joined(f"{what} {digits(part_j, 3)} J{share}", widths))
     for row in table.runs:
         if row not in primary:
             _print(console, f"{_heading(row)} (--device {printable(row.device)})", "bold")
@@ -300,7 +301,7 @@ _NUMBER = re.compile(r"[-+±]?\s*\d[\d.e+-]*\s*(%|[mµnk]?s\b|[mk]?J\b|[mk]?W\b)
 
 def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, *, all_notes: bool) -> None:
     """The notes of all rows that are shown, those of one cause together; what shows no number comes first, then
-    what was lost and why."""
+    what was lost and why, then what was repeated alone."""
     has_devices = len(blocks) > 1
     # By cause the first text, the rows that have it, and those that have it with other figures.
     causes: dict[tuple[str, str], tuple[str, list[str], list[str]]] = {}
@@ -326,7 +327,8 @@ def _print_notes(table: PhaseTable, blocks: Sequence[_Block], console: Console, 
         also = f" (and, with other figures, {first_of(others, ', ', 4)})" if others else ""
         whose = first_of(list(filter(None, same)), ", ", 60 if all_notes else 6)
         notes.setdefault((whose, text + also), []).append(device)
-    ordered = sorted(notes.items(), key=lambda note: [not note[0][1].startswith(s) for s in ("n.r.", "missing ")])
+    first_ones = ("n.r.", "missing ", "magnified", "not magnified")
+    ordered = sorted(notes.items(), key=lambda note: [not note[0][1].startswith(s) for s in first_ones])
     shown = ordered if all_notes else ordered[:MOST_NOTES]
     for (whose, text), devices in shown:
         about = " ".join(filter(None, (first_of(devices, ", ", 4) if has_devices else "", whose)))

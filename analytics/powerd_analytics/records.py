@@ -419,6 +419,8 @@ def groups_of(run: Run) -> dict[GroupKey, Group]:
     np.maximum.at(last, p.label, p.end_ns)
     groups: dict[GroupKey, Group] = {}
     for kind, begin, end in zip(p.classes, first.tolist(), last.tolist(), strict=True):
+        if kind.is_magnified:
+            continue
         key = group_key(dict(kind.group))
         before = groups.get(key, Group({}, begin, end))
         both = {**kind.attributes, **before.attributes}
@@ -664,7 +666,8 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
 def _labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
     """The classes of phases that a row is about."""
     key = group_key(row.group)
-    own = [(i, kind) for i, kind in enumerate(run.phases.classes) if group_key(dict(kind.group)) == key]
+    kinds = ((i, kind) for i, kind in enumerate(run.phases.classes) if not kind.is_magnified)
+    own = [(i, kind) for i, kind in kinds if group_key(dict(kind.group)) == key]
     if isinstance(row, PhaseRow):
         own = [(i, kind) for i, kind in own if ("/".join(kind.path), kind.timing) == (row.path, row.timing)]
     return [i for i, _ in own]

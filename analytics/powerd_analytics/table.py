@@ -35,8 +35,8 @@ from powerd_analytics.energy.devices import (
     interval_energies,
     line_energies,
     load_parts,
-    part_phase_energies,
 )
+from powerd_analytics.energy.magnifier import magnified_kinds, part_phase_energies
 from powerd_analytics.energy.reasons import (
     AT_LEAST,
     Clip,
@@ -48,7 +48,7 @@ from powerd_analytics.energy.reasons import (
     usable,
     without_readings,
 )
-from powerd_analytics.energy.rest import merged, overlapping, whole_of
+from powerd_analytics.energy.rest import merged, overlapping, whole_of, without
 from powerd_analytics.energy.uncertainty import (
     COVERAGE_FACTOR,
     MEAN_COLUMNS,
@@ -75,7 +75,7 @@ READINGS_INSIDE = 2
 """Times what the slowest sensor tells apart, from which on a phase has readings of its own."""
 UNSURE = "too few readings to tell how sure that is"
 
-INTEGRAL, FOLDED = "integral", "folded"
+INTEGRAL, FOLDED, MAGNIFIED = "integral", "folded", "magnified"
 MODELLED = "modelled"
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
@@ -117,8 +117,8 @@ class PhaseRow:
     ranks: int = 1
     """Ranks that share the device: joules and watts are then the mean of one rank's share."""
     method: str = INTEGRAL
-    """Where ``j_per_batch`` comes from: mostly from readings inside each phase (`INTEGRAL`), or from the model that all
-    phases of the kind share (`FOLDED`)."""
+    """Where ``j_per_batch`` comes from: mostly from readings inside each phase (`INTEGRAL`), from the model that all
+    phases of the kind share (`FOLDED`), or from repetitions of the phase alone (`MAGNIFIED`)."""
 
     @property
     def is_resolvable(self) -> bool:
@@ -179,6 +179,8 @@ class RunRow:
     missing_s: float
     is_lower_bound: bool
     note: str
+    magnified_j: float | None = None
+    """The part of ``phases_j`` in which `Meter.magnify` repeated phases, which is in no group's total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,12 +250,13 @@ def group_key(group: Mapping[str, Any]) -> GroupKey:
 
 
 def groups(run: Run) -> dict[GroupKey, list[int]]:
-    """The classes of each group; groups and classes in the order in which they first occur."""
+    """The classes of each group; groups and classes in the order in which they first occur. What `Meter.magnify`
+    repeats is in none."""
     label = run.phases.label
     first: dict[int, int] = {}
-    for i in range(len(run.phases.classes)):
+    for i, kind in enumerate(run.phases.classes):
         of_class = label == i
-        if of_class.any():
+        if of_class.any() and not kind.is_magnified:
             first[i] = int(np.argmax(of_class))
     by_group: dict[GroupKey, list[int]] = {}
     for i in sorted(first, key=first.__getitem__):
@@ -286,7 +289,9 @@ def iteration_labels(run: Run, labels: Sequence[int]) -> list[int]:
 
 
 def _ended(run: Run, label: int) -> int:
-    return int(np.sum((run.phases.label == label) & ~run.phases.cut))
+    """Phases of a class that came to their end; one with repetitions inside is none for means, but it is counted."""
+    p = run.phases
+    return int(np.sum((p.label == label) & (~p.cut | p.interrupted)))
 
 
 def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
@@ -435,7 +440,7 @@ def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
     outer = {int(i) for i in p.label[outermost(seen.run, labels)] if classes[i].name != BASELINE}
     rows = {}
     for i in labels:
-        is_each_batch = int(np.sum((p.label == i) & ~p.cut)) == n
+        is_each_batch = _ended(seen.run, i) == n
         has_inner = classes[i].path in around
         if outer != {i} or not has_inner or is_each_batch:
             name = classes[i].name if names[classes[i].name] == 1 else "/".join(classes[i].path)
@@ -458,7 +463,8 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
     s_mean = float(columns.duration_s[ended].mean()) if ended.any() else None
     clip = clipped(part, p.begin_ns, p.end_ns, ended)
     is_resolvable = (ended & columns.resolvable).sum() >= RESOLVABLE_SHARE * ended.sum()
-    mean, shares, is_folded = None, "", False
+    magnified = magnified_kinds(seen.run, part).get(label)
+    mean, shares, method = None, "", INTEGRAL
     if s_mean and used.sum() >= 0.5 * ended.sum() and is_resolvable:
         # Those left out are the short ones: the mean power holds for them too, the mean energy does not.
         scale = s_mean / float(columns.duration_s[used].mean()) / ranks
@@ -466,7 +472,10 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         note = phase_note(columns, of_kind, p.cut, clip)
         slowest = max(part.signals, key=lambda s: s.resolution_ns)
         is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
-        if is_folded:
+        method = FOLDED if is_folded else INTEGRAL
+        if magnified is not None and magnified.power_w is not None:
+            method = MAGNIFIED
+        elif is_folded:
             note = _joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
@@ -475,6 +484,8 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
             if ended.any()
             else "none ended: all were cut off"
         )
+    if magnified is not None:
+        note = _joined(note, magnified.note) if mean is None else _joined(magnified.note, note)
     batch = number(kind.attributes, "batch_size")
     return PhaseRow(
         group=dict(kind.group),
@@ -495,7 +506,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
         note=_joined(shares, note, clip.note(has_number=mean is not None)),
         ranks=ranks,
-        method=FOLDED if is_folded else INTEGRAL,
+        method=method,
     )
 
 
@@ -538,9 +549,10 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
     p, part, kind = seen.run.phases, seen.part, seen.run.phases.classes[labels[0]]
     outer = outermost(seen.run, labels)
     together = as_range(outer)
-    edges = merged(p.begin_ns[together], p.end_ns[together])
+    # What was repeated in between is no part of it.
+    edges = without(*merged(p.begin_ns[together], p.end_ns[together]), p.begin_ns[p.magnify], p.end_ns[p.magnify])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
-    time_s, cut = whole.duration_s, int(np.sum(p.cut & outer))
+    time_s, cut = whole.duration_s, int(np.sum(p.cut & outer & ~p.interrupted))
     # Where all readings are missing, what the model says is no energy of this device.
     is_known = np.isfinite(whole.energy.energy_j) and whole.missing_s < time_s * (1 - 1e-9)
     total = without_rounding(whole.energy) if is_known else None
@@ -689,13 +701,15 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
-    phases_j = rest_j = residual_j = None
+    phases_j = rest_j = residual_j = magnified_j = None
     top = p.parent < 0
     if top.any() and energy_j is not None:
         together = as_range(top)
         edges = merged(p.begin_ns[together], p.end_ns[together])
         phases_j = whole_of(part, *edges).energy.energy_j
         rest_j, residual_j = energy_j - phases_j, 0.0
+        if len(p.magnify):
+            magnified_j = whole_of(part, *merged(p.begin_ns[p.magnify], p.end_ns[p.magnify])).energy.energy_j
     notes = [f"not resolvable: no readings of {', '.join(silent)}"] if energy_j is None else []
     if energy_j is not None and missing_s > 1e-3 * duration_s:
         notes.append(without_readings(missing_s, float(np.nan_to_num(whole.off_by_j[0])), clip))
@@ -723,6 +737,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         missing_s=missing_s,
         is_lower_bound=clip.is_lower_bound and energy_j is not None,
         note=_joined(*notes),
+        magnified_j=magnified_j,
     )
 
 

@@ -32,7 +32,8 @@ from numpy.typing import NDArray
 
 from powerd_analytics.clocks import WallClock, needed_wall_clock, wall_clock
 from powerd_analytics.colours import device_text
-from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts, part_phase_energies
+from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts
+from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import Signal, load_bounded
 from powerd_analytics.signals.streams import (

@@ -22,6 +22,7 @@ from powerd_analytics.export import Cell, Column, table_frame, to_json_text
 from powerd_analytics.runs.phases import as_range
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
+    MAGNIFIED,
     PhaseRow,
     PhaseTable,
     Row,
@@ -97,7 +98,7 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
         if isinstance(row, PhaseRow):
             if phase in (None, row.phase):
                 labels = [i for i in by_group[group_key(row.group)] if _is_of(run, i, row)]
-                shares = _of_phases(budget, run.phases.of(labels) & is_used, row)
+                shares = () if row.method == MAGNIFIED else _of_phases(budget, run.phases.of(labels) & is_used, row)
                 rows.append(_budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares))
         elif phase is None and isinstance(row, TotalRow):
             outer = as_range(outermost(run, by_group.get(group_key(row.group), [])))

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from powerd_client.energies import Energy
     from powerd_client.meter import Meter
-    from powerd_client.notebook import load_ipython_extension
     from powerd_client.phase import Phase
     from powerd_client.recover import open_run
-    from powerd_client.trackers import EnergyLog
+    from powerd_client.trackers import EnergyLog, load_ipython_extension
 
 __all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "open_run"]
 
@@ -17,7 +16,7 @@ _HOME = {
     "EnergyLog": "trackers",
     "Meter": "meter",
     "Phase": "phase",
-    "load_ipython_extension": "notebook",
+    "load_ipython_extension": "trackers",
     "open_run": "recover",
 }
 

@@ -48,12 +48,12 @@ from powerd_core.errors import ClockError, RunFileError, WireError
 from powerd_core.marks import Edges, Marks
 from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Flag, Gap, Stream, columns
 from powerd_core.serde import read_description, to_document
-from powerd_core.wire import Event, Garbage, Message, decode
+from powerd_core.wire import Event, FrameReader, Garbage, Message, decode
 
 Int64 = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 
-_BATCH_BYTES = 8 << 20
+_BATCH_BYTES, _PIECE_BYTES = 8 << 20, 1 << 20
 _CODES = np.dtype([("code", "<i4"), ("thread", "<u4"), ("t_ns", "<i8")])
 _LOST_RUN = {"run_id": "unknown", "created_utc": "", "powerd_version": "", "command": [], "environment": {}}
 """What a run is called whose journal lost its beginning."""
@@ -199,6 +199,30 @@ def _take_leftovers(contents: Contents, journal: Path) -> None:
             contents.take(event)
     for text in problems:
         contents.refuse(text)
+
+
+class JournalFollower:
+    """Takes in what a recorder appends to a journal while its run goes on. Each byte is decoded once."""
+
+    def __init__(self, journal: Path) -> None:
+        self.contents = Contents()
+        self.file = journal / "journal.bin"
+        self._reader = FrameReader()
+        self._bytes_read = self._at = 0
+
+    def update(self) -> None:
+        """Take in what is new. Raises `RunFileError` when the journal cannot be read."""
+        try:
+            with self.file.open("rb") as file:
+                file.seek(self._bytes_read)
+                while data := file.read(_PIECE_BYTES):
+                    self._bytes_read += len(data)
+                    for event, frame in self._reader.feed(data):
+                        size = event.count if isinstance(event, Garbage) else len(frame)
+                        self.contents.take(event, self._at, size)
+                        self._at += size
+        except OSError as error:
+            raise RunFileError(f"cannot read {self.file}: {error.strerror}") from error
 
 
 def _is_in_time(event: Block | Gap | ClockExchange) -> bool:
@@ -439,13 +463,13 @@ def _write_stream(
             if not epoch.pieces:
                 continue
             unknown = np.zeros(len(epoch.pieces), np.int64)
-            for arrays in _batches(file, epoch.frames, epoch.stream):
+            for arrays in batches(file, epoch.frames, epoch.stream):
                 unknown += _append_readings(groups, epoch.stream, arrays, epoch.pieces)
                 yield sum(array.nbytes for array in arrays.values())
             account.add_steps(epoch, unknown.tolist())
 
 
-def _batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Arrays]:
+def batches(file: BinaryIO, frames: StreamFrames, stream: Stream) -> Iterator[Arrays]:
     """The stream's arrays, a few megabytes at a time, in the order of sequence numbers."""
     types: dict[str, Any] = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
     types |= {c.name: np.dtype(c.typecode).newbyteorder("<") for c in stream.columns}

@@ -22,7 +22,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from powerd_client.build import Contents, write_run
+from powerd_client.build import Contents, JournalFollower, write_run
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import MarkTail, has_begun
 from powerd_client.log import install_hint, shown_path
@@ -32,7 +32,7 @@ from powerd_client.runfile import read_objects
 from powerd_core.errors import AnalysisError, PowerdError
 from powerd_core.marks import RECORD
 from powerd_core.text import printable, with_u95
-from powerd_core.wire import FrameReader, Garbage, Message
+from powerd_core.wire import Message
 
 MEASURED = "measured"
 _GROUP = "powerd.energies"
@@ -119,9 +119,9 @@ class LiveRun:
     def __init__(self, journal: Path, out: Path, token: int) -> None:
         """``token``: the marking process."""
         self._journal, self._out, self._token = journal, out, token
-        self._contents, self._reader = Contents(), FrameReader()
+        self._follower = JournalFollower(journal)
+        self._contents = self._follower.contents
         self._marks = MarkTail(journal, consume=False)
-        self._at = 0
         self._mutex = threading.Lock()
 
     def ask(
@@ -171,7 +171,7 @@ class LiveRun:
         path = folder / "live.h5"
         part = self._since(since_ns - _MARGIN_NS)
         with h5py.File(path, "w") as file:
-            for _ in write_run(file, part, self._journal / "journal.bin"):
+            for _ in write_run(file, part, self._follower.file):
                 pass
         return path, None if number is None else self._row(path, part, number, name)
 
@@ -179,12 +179,7 @@ class LiveRun:
         """Take what has come since: marks first, as the recorder deletes what it has copied into its journal."""
         names, marks = self._marks.read()
         frames = [event for event, _ in self._marks.read_frames()]
-        with (self._journal / "journal.bin").open("rb") as file:
-            file.seek(self._at)
-            for event, frame in self._reader.feed(file.read()):
-                size = event.count if isinstance(event, Garbage) else len(frame)
-                self._contents.take(event, self._at, size)
-                self._at += size
+        self._follower.update()
         for event in (*(Message("phase-names", document) for document in names), *marks, *frames):
             self._contents.take(event)
 

@@ -23,8 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from powerd_client.hostclock import now_ns
 from powerd_core import wire
-from powerd_core.clock import ClockFilter
-from powerd_core.errors import ClockError, ConfigError, PeerError, PeerTimeout, VersionError, WireError
+from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
 from powerd_core.protocol import OTHER_BOARD, RING_LOST, SILENCE_NS, WINDOW, Backfill, PastEpoch, StreamReceiver
@@ -43,6 +42,10 @@ peer that refused it or broke the protocol, be it that the way damaged a single 
 _OPEN_EXCHANGES = 64
 """Exchanges that may wait for their answers; on a slow way there are always some."""
 _DESCRIBE_AGAIN_NS = 100_000_000
+_LATEST = 10
+"""Exchanges that say what the offset of a clock is now; the run file has a better estimate."""
+_STEP_NS = 1_000_000
+"""Two exchanges whose offsets are farther apart than they can be, and this for the clocks' drift: one has stepped."""
 
 
 def credentials_for(url: str, keys: str | os.PathLike[str] | None = None) -> Credentials | None:
@@ -162,8 +165,8 @@ class Exchanges:
         """When anything came last."""
         self._open: deque[int] = deque(maxlen=_OPEN_EXCHANGES)
         self._late: list[ClockExchange] = []
-        self._filter = ClockFilter()
-        self._offsets: dict[int, float] = {}
+        self._latest: dict[int, deque[ClockExchange]] = {}
+        """By epoch, since its clock was last seen to step."""
 
     def make(self, clock: zmq.Socket[bytes], timeout_ms: int) -> ClockExchange | None:
         """One exchange, or None when the answer does not come at once: it is then among `late`."""
@@ -192,12 +195,13 @@ class Exchanges:
         return late
 
     def offset_ns(self, epoch: int) -> float | None:
-        """Host minus board time, as well as it is known by now."""
-        return self._offsets.get(epoch)
+        """Host minus board time by the quickest of the latest exchanges; None before there are any."""
+        latest = self._latest.get(epoch)
+        return min(latest, key=lambda e: e.delay_ns).offset_ns if latest else None
 
     def board_now_ns(self, epoch: int) -> int:
         """Now on the clock of an epoch."""
-        offset = self._offsets.get(epoch)
+        offset = self.offset_ns(epoch)
         return UNKNOWN_TIME_NS if offset is None else now_ns() - round(offset)
 
     def _take(self, clock: zmq.Socket[bytes]) -> ClockExchange | None:
@@ -212,11 +216,14 @@ class Exchanges:
             return None
         self._open.remove(event.t1_host_ns)
         exchange = replace(event, t4_host_ns=t4)
-        self._filter.add(exchange)
-        try:
-            self._offsets[exchange.epoch] = self._filter.at(exchange.t_board_ns)[0]
-        except ClockError:
-            self._offsets.pop(exchange.epoch, None)
+        latest = self._latest.setdefault(exchange.epoch, deque(maxlen=_LATEST))
+        if (
+            latest
+            and abs(exchange.offset_ns - latest[-1].offset_ns) > exchange.delay_ns + latest[-1].delay_ns + _STEP_NS
+        ):
+            latest.clear()
+        if exchange.delay_ns >= 0:  # else its clock stepped in the middle of it
+            latest.append(exchange)
         return exchange
 
 

@@ -120,7 +120,6 @@ class LocalDaemon:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                env=os.environ | {"TMPDIR": str(self._directory)},  # what it leaves when killed goes with it
                 start_new_session=True,
             )
 

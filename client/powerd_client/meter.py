@@ -12,6 +12,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
@@ -264,6 +265,40 @@ class Meter:
         check_seconds(seconds)
         with self.phase(BASELINE):
             time.sleep(seconds)
+
+    def magnify(self, model: Module, /, *optimizers: Any, loss: Callable[[], Any], seconds: float = 1.0) -> None:
+        """Repeat forward, backward and update alone, each for about ``seconds``, so that a sensor too slow to tell the
+        phases of an iteration apart sees the power of each. Call it between two iterations, a time or two a run::
+
+            if step in (100, 500):
+                meter.magnify(model, optimizer, loss=lambda: loss_of(model(images), labels))
+
+        ``model``       all modules that ``loss`` changes: several as ``nn.ModuleList([generator, discriminator])``
+        ``optimizers``  whose steps are ``update``; without any, only forward and backward are repeated
+        ``loss``        runs forward on one batch, as the training does, and returns what has ``backward``
+
+        The training goes on as if nothing had been: parameters, buffers, gradients, optimizers and random generators
+        are put back to the last bit. `joules tables` then shows what follows for the ordinary phases ``forward``,
+        ``backward`` and ``update``, or why nothing does. Nothing is repeated where nothing is recorded, and in a
+        training of several processes. Raises `ConfigError` for arguments of the wrong type; what fails after that is
+        told and stands in the run.
+        """
+        from powerd_client import magnifier
+
+        magnifier.check_magnify(model, optimizers, loss, seconds)
+        if self._writer is None or os.getpid() != self._pid:
+            return
+        failure = magnifier.reason_against()
+        if not failure:
+            marks = self._torch_marks
+            try:
+                with marks.muted() if marks is not None else nullcontext():
+                    magnifier.magnify(self.phase, model, optimizers, loss, seconds)
+            except Exception as error:  # noqa: BLE001  (memory, a loss without backward: the training goes on)
+                failure = f"{type(error).__name__}: {error}"
+        if failure:
+            self._writer.note(f"phases could not be magnified: {failure}")
+            tell(f"phases could not be magnified: {failure}")
 
     def close(self) -> None:
         """End the recording and wait until the run file is complete. Further calls and marks do nothing.

@@ -239,7 +239,7 @@ class _Pairing:
 
 _FORWARD, _DATA = "forward", "data"
 _PASSES = (_FORWARD, "backward", "gradient", "update")
-_APART = ("evaluation", "baseline")
+_APART = ("evaluation", "baseline", "magnify")
 _OWN_ITERATION = ("iter", "step", "batch")
 """A phase that has one of these in its name is the user's own iteration, whatever it holds."""
 

@@ -26,6 +26,9 @@ Attribute = str | int | float | bool | None
 
 BASELINE = "baseline"
 """The name of the phases in which the power of a machine that does nothing for us is measured."""
+MAGNIFY, MAGNIFIED = "magnify", "magnified "
+"""The name of the phases in which other phases are repeated (`Meter.magnify`), and what the names of these begin with
+inside."""
 WHOLE = "run"
 """The name of the phase that lies over a whole command, in a recording in which nothing else is marked."""
 MOST_BASELINE_S = 3600.0

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
@@ -96,6 +96,15 @@ class TorchMarks:
         forward in its thread since the last one; where that is not marked, those of all watches."""
         trained = self._trained.get(thread) or list(self.watches.values())
         return self.codes(name, common_attributes(trained))
+
+    @contextlib.contextmanager
+    def muted(self) -> Iterator[None]:
+        """Mark nothing meanwhile, but keep track of what runs."""
+        mark, self.mark = self.mark, lambda *_: None
+        try:
+            yield
+        finally:
+            self.mark = mark
 
     def note(self, text: str, level: str = "warning") -> None:
         """Put a message into the run, once."""
@@ -588,7 +597,7 @@ def watch(
     is recorded."""
     if not isinstance(model, nn.Module):
         raise ConfigError(f"watch() wants a torch.nn.Module first, not {type(model).__name__}")
-    unwrapped = [_unwrapped(optimizer) for optimizer in optimizers]
+    unwrapped = [unwrapped_optimizer(optimizer, "watch") for optimizer in optimizers]
     watch = Watch(marks, model, loader)
     if marks is None:
         return watch
@@ -628,10 +637,11 @@ def _class_and_size(model: nn.Module) -> str:
     return f"{name}-{float(f'{count / size:.3g}'):g}{unit}"
 
 
-def _unwrapped(optimizer: Any) -> Any:
-    """The `torch.optim.Optimizer` inside what wraps it, as Accelerate does. Raises `ConfigError` for none."""
+def unwrapped_optimizer(optimizer: Any, asks: str) -> Any:
+    """The `torch.optim.Optimizer` inside what wraps it, as Accelerate does. Raises `ConfigError` for none, in the name
+    of the method that ``asks``."""
     while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
         if not (hasattr(optimizer, "param_groups") and hasattr(optimizer, "optimizer")):
-            raise ConfigError(f"watch() wants torch.optim optimizers after the model, not {type(optimizer).__name__}")
+            raise ConfigError(f"{asks}() wants torch.optim optimizers after the model, not {type(optimizer).__name__}")
         optimizer = optimizer.optimizer
     return optimizer

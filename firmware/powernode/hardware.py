@@ -12,7 +12,7 @@ import time
 import machine
 import micropython
 
-from powernode import framing
+from powernode import protocol
 from powernode.ring import EdgeQueue
 
 SCL_HZ = 400000
@@ -22,7 +22,7 @@ TRANSFER_US = 1000
 """After this long a transfer has failed; a word takes 120 us."""
 WATCHDOG_MS = 2000
 
-_TABLE = framing._TABLE
+_TABLE = protocol._TABLE
 
 
 @micropython.viper
@@ -84,7 +84,7 @@ class Pico:
     """What `node.Node` asks of its hardware."""
 
     def __init__(self):
-        self.crc = _crc16_viper if _crc16_viper(b"123456789") == 0x29B1 else framing.crc16
+        self.crc = _crc16_viper if _crc16_viper(b"123456789") == 0x29B1 else protocol.crc16
         self.bus = PicoBus()
         self.uid = machine.unique_id()
         self.boot = int.from_bytes(os.urandom(4), "little")

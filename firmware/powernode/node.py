@@ -8,8 +8,7 @@ bytes that have come (never waiting), ``write(buffer)`` giving how many it took,
 """
 
 from powernode import protocol as p
-from powernode.clock import NodeClock, since
-from powernode.framing import Deframer, encode
+from powernode.protocol import Deframer, encode
 from powernode.ring import ByteRing
 from powernode.scanner import Scanner
 
@@ -21,6 +20,33 @@ CHECK_ALL_US = 20000
 """With a period from here on, every scan reads all settings back."""
 PIECE = 64
 """Bytes a write: one packet of USB full speed."""
+
+
+class NodeClock:
+    """``ticks`` reads the counter, ``diff`` subtracts two readings. Ask at least every few minutes."""
+
+    def __init__(self, ticks, diff):
+        self._ticks = ticks
+        self._diff = diff
+        self._last = ticks()
+        self._us = 0
+
+    def now(self):
+        """Microseconds since start modulo 2**32."""
+        ticks = self._ticks()
+        self._us = (self._us + self._diff(ticks, self._last)) & 0xFFFFFFFF
+        self._last = ticks
+        return self._us
+
+    def at(self, ticks):
+        """The same for a reading of the counter a short while ago."""
+        return (self.now() - self._diff(self._last, ticks)) & 0xFFFFFFFF
+
+
+def since(later, earlier):
+    """Microseconds from ``earlier`` to ``later``, negative when they come the other way round."""
+    span = (later - earlier) & 0xFFFFFFFF
+    return span - 0x100000000 if span & 0x80000000 else span
 
 
 class Node:

@@ -6,12 +6,13 @@ stay as they are, so a run taken before can be computed again with the calibrati
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import hypot, isfinite, sqrt
 from typing import Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, ShuntConversion
+from powerd_core.serde import option
 
 SPAN_K = 15.0
 """A calibration is meant to hold this far around the temperature at which it was taken."""
@@ -25,17 +26,15 @@ OFFSET_DRIFT_V_PER_K = 0.2e-6
 class Calibration:
     """Metadata of a line, never applied to codes: current_a = (shunt_v / shunt_ohm + offset_a) * gain."""
 
-    offset_a: float = field(default=0.0, metadata={"help": "added to the current before the gain"})
-    gain: float = field(default=1.0, metadata={"help": "factor of the current"})
-    u_offset_a: float | None = field(
-        default=None, metadata={"help": "standard uncertainty of the zero; without it, the data sheet's limit counts"}
+    offset_a: float = option(0.0, "added to the current before the gain")
+    gain: float = option(1.0, "factor of the current")
+    u_offset_a: float | None = option(
+        None, "standard uncertainty of the zero; without it, the data sheet's limit counts"
     )
-    u_gain: float | None = field(
-        default=None, metadata={"help": "standard uncertainty of the power's gain; without it, the data sheet's counts"}
-    )
-    date: str = field(default="", metadata={"help": "when it was calibrated, such as '2025-06-30'"})
-    temperature_c: float | None = field(default=None, metadata={"help": "at which temperature"})
-    reference: str = field(default="", metadata={"help": "against what"})
+    u_gain: float | None = option(None, "standard uncertainty of the power's gain; without it, the data sheet's counts")
+    date: str = option("", "when it was calibrated, such as '2025-06-30'")
+    temperature_c: float | None = option(None, "at which temperature")
+    reference: str = option("", "against what")
 
     @property
     def what_and_when(self) -> str:

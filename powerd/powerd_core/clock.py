@@ -14,8 +14,6 @@ of queueing, each in its own direction, even where no single exchange is; the of
 two are apart, beyond what they are in quieter times, says how little to trust them. They are joined by a smoother in
 both directions of time, whose model is an offset that changes at a rate, and a rate that wanders as that of a quartz
 does.
-
-`map_clock` maps a whole run afterwards; `ClockFilter` follows while exchanges come in.
 """
 
 from __future__ import annotations
@@ -46,8 +44,6 @@ QUIET_NS = 600_000_000_000
 """How far around a moment the quietest moment is looked for: routes change."""
 ROUGH_NS = 1_000_000_000
 FINE_NS = 2_000_000_000
-FULL = 25
-"""Exchanges after which a stretch of `ClockFilter` ends even before its time: at first they come fast."""
 _LONG_AGO_NS = -(1 << 62)
 
 
@@ -390,103 +386,3 @@ def _part(before: ClockPiece, after: ClockPiece) -> tuple[ClockPiece, ClockPiece
     host_ns = ceil(first + after.high_ns[0] - last - before.low_ns[-1])
     reach_ns = ceil(max(0, host_ns) * (1 + 2e-6 * before.drift_ppm)) + 1
     return replace(before, end_ns=last + reach_ns), replace(after, begin_ns=first - reach_ns)
-
-
-class ClockFilter:
-    """Host minus board time now, from the exchanges so far: for a recorder and for live views.
-
-    Only the past counts, so this is less exact than `map_clock` after the run; its bound is as much of a guarantee.
-    Another epoch or a step begins anew. Memory and time for each exchange are bounded.
-    """
-
-    def __init__(self, *, window_ns: int = QUIET_NS) -> None:
-        self._drift = DRIFT_PPM * 1e-6
-        self._window_ns = window_ns
-        self.epoch = 0
-        self.count = 0
-        """Exchanges since the last step."""
-        self.steps = 0
-        self._base_ns = 0
-        self._known = Interval(0, 0.0, 0.0)
-        self._origin_s = 0.0
-        self._line = RateFilter(0.0, 0.0)
-        # The least and the greatest that the present stretch allows above the line, the stretch's start and count.
-        self._least = self._most = 0.0
-        self._stretch_ns = self._inside = 0
-        # Widths of past stretches that may still be the least of the window: times and widths increase.
-        self._quick: deque[tuple[int, float]] = deque()
-
-    def add(self, exchange: ClockExchange) -> bool:
-        """Take an exchange. True when it shows that a clock stepped or another board answers: all before is void."""
-        if exchange.delay_ns >= 0 and self.count and exchange.epoch == self.epoch:
-            interval = interval_of(exchange, self._base_ns, self._drift)
-            known = _joined(self._known, interval, self._drift)
-            if known.low_ns <= known.high_ns:
-                self.count += 1
-                self._known = known
-                self._follow(*interval)
-                return False
-        was_known = self.count > 0
-        self.steps += was_known
-        self.count = 0
-        # A step in the middle of an exchange: not even this one says where the clocks are now.
-        if exchange.delay_ns >= 0:
-            self._begin(exchange)
-        return was_known
-
-    def at(self, t_board_ns: int) -> tuple[float, float, float]:
-        """Estimate, lower and upper bound of the offset at a board time. Raises `ClockError` before any exchange."""
-        if not self.count:
-            raise ClockError("no clock exchange with the board succeeded since its clock was last known")
-        spread = self._drift * abs(t_board_ns - self._known.t_ns)
-        low, high = self._known.low_ns - spread, self._known.high_ns + spread
-        value = self._expected(t_board_ns)
-        if not self._quick:
-            # Before there is a line, the least delays of the present stretch are all that there is.
-            value += (self._least + self._most) / 2
-        return self._base_ns + min(max(value, low), high), self._base_ns + low, self._base_ns + high
-
-    def _begin(self, exchange: ClockExchange) -> None:
-        self.epoch, self.count = exchange.epoch, 1
-        self._base_ns = exchange.t1_host_ns - exchange.t2_board_ns
-        self._known = interval_of(exchange, self._base_ns, self._drift)
-        t_ns, low, high = self._known
-        self._origin_s = t_ns * 1e-9
-        middle = (low + high) / 2
-        # Corrected by the first stretch's end, and until then by what is found in it.
-        self._line = RateFilter(0.0, middle, p_offset=(high - low) ** 2)
-        self._least, self._most = low - middle, high - middle
-        self._stretch_ns, self._inside = t_ns, 1
-        self._quick.clear()
-
-    def _expected(self, t_ns: int) -> float:
-        """The line's offset, above the base."""
-        line = self._line
-        return line.offset + line.rate * (t_ns * 1e-9 - self._origin_s - line.t_s)
-
-    def _follow(self, t_ns: int, low: float, high: float) -> None:
-        """Keep the least delay of either direction; at a stretch's end, correct the line by them."""
-        line, expected = self._line, self._expected(t_ns)
-        if self._inside:
-            self._least = max(self._least, low - expected)
-            self._most = min(self._most, high - expected)
-        else:
-            self._least, self._most, self._stretch_ns = low - expected, high - expected, t_ns
-        self._inside += 1
-        if self._inside < FULL and t_ns - self._stretch_ns < FINE_NS:
-            return
-        self._inside = 0
-        middle_ns = (self._stretch_ns + t_ns) // 2
-        width = max(self._most - self._least, 0.0)
-        line.predict(middle_ns * 1e-9 - self._origin_s)
-        sigma = FLOOR_NS + DOUBT * (width - self._quietest(middle_ns, width))
-        line.update(line.offset + (self._least + self._most) / 2, sigma)
-
-    def _quietest(self, t_ns: int, width: float) -> float:
-        quick = self._quick
-        while quick and quick[-1][1] >= width:
-            quick.pop()
-        quick.append((t_ns, width))
-        while quick[0][0] < t_ns - self._window_ns:
-            quick.popleft()
-        return quick[0][1]

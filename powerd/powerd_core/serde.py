@@ -17,7 +17,7 @@ import tomllib
 import types
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, astuple, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, astuple, dataclass, field, fields, is_dataclass
 from enum import Enum
 from math import isfinite
 from typing import Any, TypeVar
@@ -244,6 +244,11 @@ def _is_path(kind: Any) -> bool:
 def _is_fixed(kind: Any) -> bool:
     """Whether a type hint is that of a tuple with so many members, each of its own type."""
     return typing.get_origin(kind) is tuple and typing.get_args(kind)[-1] is not Ellipsis
+
+
+def option(default: T, help_text: str) -> T:
+    """A dataclass's field that is an option of a configuration: its default, and what `powerd sources` says of it."""
+    return field(default=default, metadata={"help": help_text})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""One powerd: its sockets, samplers and rings in one loop, and what surrounds its process.
+"""One powerd: its sockets, samplers and rings in one loop, what surrounds its process, and what it says of itself.
 
 Everything is done in one thread, by one poller: samplers' frames go into the rings, clients' requests are answered,
 and what is due goes out. Only the disk of a spool may stall, and has threads of its own (`powerd_daemon.spool`).
@@ -11,24 +11,99 @@ import os
 import secrets
 import select
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import zmq
 
 from powerd_core.errors import ConfigError, WireError
-from powerd_core.model import CLOCK_NAME, Description, QuantityConversion
+from powerd_core.model import CLOCK_NAME, Description, QuantityConversion, Stream
+from powerd_core.protocol import Subscriber
 from powerd_core.serde import read_description, to_document
-from powerd_core.wire import Message, encode
+from powerd_core.wire import HEADER_BYTES, Message, encode
 from powerd_daemon.auth import ANYONE, Guard
 from powerd_daemon.clock import Clock, SystemClock
-from powerd_daemon.config import NOTHING, Config, check_lines, merge_devices, public_endpoint, release
-from powerd_daemon.ring import Store
+from powerd_daemon.config import NOTHING, Config, ServerConfig, check_lines, merge_devices, public_endpoint, release
+from powerd_daemon.ring import FRAME_OVERHEAD_BYTES, Intake, Store
 from powerd_daemon.server import Answer, Server
 from powerd_daemon.sockets import bind_sockets, bound_endpoint
 from powerd_daemon.spool import Spool, open_spool
-from powerd_daemon.status import Status, ready_lines
-from powerd_daemon.supervisor import Supervisor
+from powerd_daemon.supervisor import Sampler, Supervisor
+
+
+def ring_seconds(stream: Stream, ring_bytes: int, block_ns: int, overhead: int = FRAME_OVERHEAD_BYTES) -> float:
+    """For how long a ring holds a stream at its nominal rate. A frame takes ``overhead`` bytes beside its own."""
+    frame_ns = max(block_ns, stream.period_ns)
+    frame_bytes = HEADER_BYTES + overhead + stream.scan_bytes * frame_ns / stream.period_ns
+    return ring_bytes / frame_bytes * frame_ns / 1e9
+
+
+def spool_seconds(streams: Sequence[Stream], spool_bytes: int, block_ns: int) -> float:
+    """For how long a spool holds all streams at their nominal rates."""
+    return 1 / sum(1 / ring_seconds(stream, spool_bytes, block_ns, 0) for stream in streams)
+
+
+def ready_lines(description: Description, listen: str, data: str, server: ServerConfig) -> list[str]:
+    """Where powerd listens, what it measures, and for how long it keeps that."""
+    rows = [f"powerd {description.version} on {description.board} listens on {listen} (data on {data})"]
+    for stream in description.streams:
+        held = duration(ring_seconds(stream, server.ring_bytes, server.block_ns))
+        provenance = ", ".join(sorted({line.provenance.value for line in stream.lines}))
+        rows += [
+            f"  stream {stream.number} {stream.source}: {plural(len(stream.lines), 'line')} at "
+            f"{1e9 / stream.period_ns:.6g} Hz, {provenance}, the ring lasts {held}",
+            f"    {', '.join(line.name for line in stream.lines)}",
+        ]
+    rows += [f"  device {device.name} = {' + '.join(device.feeds)}" for device in description.devices]
+    if server.spool is not None:
+        held = duration(spool_seconds(description.streams, server.spool_bytes, server.block_ns))
+        rows.append(f"  spool {server.spool}: {server.spool_mib:.6g} MiB last {held}")
+    return rows
+
+
+def _stream(intake: Intake, sampler: Sampler) -> dict[str, object]:
+    ring, counters = intake.ring, ("frames", "scans", "gaps", "lost_scans", "duplicates", "holes")
+    return {
+        "number": intake.stream.number,
+        "source": intake.stream.source,
+        **{name: getattr(intake, name) for name in counters},
+        "ring_bytes": ring.size_bytes,
+        "ring_frames": len(ring),
+        "held_s": ring.held_ns / 1e9,
+        "oldest": ring.oldest,
+        "newest": ring.next - 1,
+        "sampler": {
+            "state": sampler.state,
+            "pid": sampler.process.pid if sampler.process else None,
+            "restarts": sampler.restarts,
+            "failure": sampler.failure,
+            **sampler.statistics,
+        },
+    }
+
+
+def _client(subscriber: Subscriber, now_ns: int) -> dict[str, object]:
+    return {
+        **{name: getattr(subscriber, name) for name in ("number", "address", "frames", "bytes", "replayed", "evicted")},
+        "blocked": subscriber.retry_ns is not None,
+        "idle_s": (now_ns - subscriber.active_ns) / 1e9,
+        "streams": [
+            {"epoch": epoch, "number": number, "next": f.next, "limit": f.limit}
+            for (epoch, number), f in subscriber.cursors.items()
+        ],
+    }
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def duration(seconds: float) -> str:
+    """A duration for a person: ``12.3 s``, ``4 min``, ``5.2 h``."""
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+
 
 IDLE_MS = 50
 """The longest sleep: so soon a dead sampler, a signal or the end of a parent process is noticed."""
@@ -122,7 +197,7 @@ class Daemon:
             self._guard.watch(self._sockets)
             self._spool = open_spool(server, self.epoch, self._clock)
             self._store = Store(self.epoch, server.ring_bytes, self._spool)
-            self._supervisor = Supervisor(config, self._store, self._context, self._clock)
+            self._supervisor = Supervisor(config, self._store, self._clock)
         except BaseException:
             self._release()
             raise
@@ -131,7 +206,6 @@ class Daemon:
         self.clock = bound_endpoint(self._sockets.clock)
         subjects: dict[str, Answer] = {"describe": lambda _: self._answer, "stats": self._stats, "epochs": self._epochs}
         self._server = Server(self._sockets, self._store, self._clock, subjects, self._guard.may_read)
-        self._status = Status(self._store, self._supervisor, self._server, self._spool)
         self._answer = b""
         self._poller = zmq.Poller()
         self._guard.register(self._poller)
@@ -202,7 +276,7 @@ class Daemon:
             busy = self._cycle(0 if busy else self._patience_ms())
             if show_status is not None and self._clock.now_ns() >= status_ns:
                 status_ns += STATUS_NS
-                show_status(self._status.line(self.uptime_s))
+                show_status(self._line())
         self._supervisor.stop()
         give_up_ns = self._clock.now_ns() + FAREWELL_NS
         self._cycle(0)
@@ -210,8 +284,10 @@ class Daemon:
             self._cycle(5)
         if self._spool is not None:
             self._spool.finish()
-        for line in self._status.summary(self.uptime_s):
-            _log.info(line)
+        _log.info(self._line())
+        for i in self._store.intakes.values():
+            counts = f"{plural(i.scans, 'scan')} in {plural(i.frames, 'frame')}"
+            _log.info(f"  stream {i.stream.number} {i.stream.source}: {counts}")
 
     def close(self) -> None:
         """Release everything, samplers included. Safe after any error."""
@@ -256,6 +332,35 @@ class Daemon:
         return encode(Message("epochs", body, self.epoch))
 
     def _stats(self, request: Mapping[str, object]) -> bytes:
+        """The answer to *stats*; docs/reference/protocol.md lists its keys."""
         assert self.description is not None
-        body = self._status.stats(self.description, self.uptime_s, self._clock.now_ns())
+        server, delivery, now_ns = self._server, self._server.delivery, self._clock.now_ns()
+        samplers = {stream.number: s for s in self._supervisor.samplers for stream in s.streams or ()}
+        body = {
+            "board": self.description.board,
+            "version": self.description.version,
+            "uptime_s": self.uptime_s,
+            "streams": [_stream(intake, samplers[number]) for number, intake in self._store.intakes.items()],
+            "clients": [_client(s, now_ns) for s in delivery.subscribers.values()],
+            "served_clients": delivery.served_clients,
+            "sent_frames": delivery.sent_frames,
+            "replayed_frames": delivery.replayed_frames,
+            "spool": None if self._spool is None else self._spool.stats(),
+            "denied": server.denied,
+            "cut_off": server.flood.cut_off,
+            "handshakes_failed": server.handshakes_failed,
+            "garbage": {**server.garbage, "samplers": self._supervisor.garbage},
+        }
         return encode(Message("stats", body, self.epoch))
+
+    def _line(self) -> str:
+        """How it went so far, in one line."""
+        intakes, samplers = self._store.intakes.values(), self._supervisor.samplers
+        counts = (s.statistics.get("missed_deadlines") for s in samplers)
+        missed = sum(count for count in counts if isinstance(count, int))
+        restarts, clients = sum(s.restarts for s in samplers), len(self._server.delivery.subscribers)
+        return (
+            f"powerd ran for {duration(self.uptime_s)}: {sum(i.scans for i in intakes)} scans, "
+            f"{plural(sum(i.gaps for i in intakes), 'gap')}, {plural(missed, 'missed deadline')}, "
+            f"{plural(restarts, 'sampler restart')}, {plural(clients, 'client')}"
+        )

@@ -24,9 +24,8 @@ from powerd_daemon.peer import ask
 from powerd_daemon.plan import plan_file, read_bus
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, open_simulated, scan_bus
 from powerd_daemon.sources.ina.bus import RegisterBus
-from powerd_daemon.sources.ina.calibration_file import bus_number
 from powerd_daemon.sources.ina.chips import Settings
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor import Sensor, bus_number
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.port import is_usbtmc
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions

@@ -20,12 +20,10 @@ from powerd_core.text import did_you_mean, printable
 from powerd_daemon.config import Document, SamplerConfig, load_config
 from powerd_daemon.documents import read_document
 from powerd_daemon.sources.base import find_source
-from powerd_daemon.sources.ina.accuracy import accuracy
 from powerd_daemon.sources.ina.bus import split
-from powerd_daemon.sources.ina.calibration_file import bus_number, calibrated_by
 from powerd_daemon.sources.ina.chips import Grade, Settings
 from powerd_daemon.sources.ina.scanner import mean_periods, reads_of, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, make_bank
+from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, bus_number, calibrated_by, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 
 COVERAGE_FACTOR = 2

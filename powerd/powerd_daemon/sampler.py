@@ -1,6 +1,6 @@
 """The sampler process: one source, polled at absolute deadlines, and nothing else.
 
-The supervisor starts it, tells it on stdin what to do (`Spec`) and takes what it sends over a socket. Three parts: the
+The supervisor starts it, tells it on stdin what to do (`Spec`) and takes what it sends through a pipe. Three parts: the
 `Outbox` holds what waits to be sent, in bounded memory and without a silent loss; `Sampling` is the loop, on any clock
 and without a process: open, poll, take, reopen after an interruption; `main` is the process around them.
 """
@@ -19,9 +19,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import zmq
 
 from powerd_core.errors import ConfigError, PowerdError, SensorError, WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Block, Device, Gap, Stream
@@ -34,7 +31,6 @@ from powerd_daemon.sources.base import Source, Start, find_source
 OVERFLOW = "powerd did not take the sampler's readings in time"
 MAX_CAUSE = 300
 STATISTICS_NS = 1_000_000_000
-SEND_HWM = 64
 LINGER_MS = 500
 REOPEN_MIN_NS = 100_000_000
 REOPEN_MAX_NS = 5_000_000_000
@@ -355,8 +351,8 @@ class Spec:
     source: SourceConfig
     epoch: int
     first_stream: int
-    endpoint: str
-    """Where the server pulls: an ipc socket in its private directory."""
+    out: int
+    """The descriptor of the pipe to the supervisor."""
     block_ns: int
     outbox_bytes: int
     parent_pid: int
@@ -373,34 +369,38 @@ def main() -> int:
     stop = threading.Event()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    spec = from_document(Spec, json.load(sys.stdin))
-    context = zmq.Context()
-    push = context.socket(zmq.PUSH)
-    push.set(zmq.SNDHWM, SEND_HWM)
-    push.connect(spec.endpoint)
-    try:
-        return _run(spec, push, stop)
-    finally:
-        is_orphan = spec.is_orphan
-        push.close(linger=0 if is_orphan else LINGER_MS)
-        context.term()
-        if is_orphan:
-            # A supervisor that was killed could not remove the socket; the last sampler takes the directory.
-            path = Path(spec.endpoint.removeprefix("ipc://"))
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-                path.parent.rmdir()
+    return _run(from_document(Spec, json.load(sys.stdin)), stop)
 
 
-def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
-    outbox, clock, status = Outbox(spec.outbox_bytes), SystemClock(), 2
+class Pipe:
+    """The way to the supervisor, which takes as many bytes as there is room for."""
 
-    def send(frame: bytes) -> bool:
+    def __init__(self, descriptor: int) -> None:
+        os.set_blocking(descriptor, False)
+        self._descriptor = descriptor
+        self._rest = b""
+        """Of a frame that was begun."""
+
+    def send(self, frame: bytes) -> bool:
+        """Whether a frame was begun, which it is when the one before was sent to its end."""
+        if not self.flush():
+            return False
+        self._rest = frame
+        self.flush()
+        return True
+
+    def flush(self) -> bool:
+        """Whether nothing is left of the last frame."""
         try:
-            push.send(frame, zmq.NOBLOCK)
-        except zmq.Again:
+            while self._rest:
+                self._rest = self._rest[os.write(self._descriptor, self._rest) :]
+        except OSError:  # there is no room now, or the supervisor is gone, which the loop will notice
             return False
         return True
+
+
+def _run(spec: Spec, stop: threading.Event) -> int:
+    outbox, pipe, clock, status = Outbox(spec.outbox_bytes), Pipe(spec.out), SystemClock(), 2
 
     def announce(streams: tuple[Stream, ...], devices: tuple[Device, ...]) -> None:
         outbox.put_message(Message("streams", to_document({"streams": streams, "devices": devices})))
@@ -431,7 +431,8 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
             if now_ns >= statistics_ns:
                 outbox.put_statistics(Message("statistics", sampling.statistics()))
                 statistics_ns = now_ns + STATISTICS_NS
-            outbox.drain(send)
+            outbox.drain(pipe.send)
+            pipe.flush()
         sampling.close()
         outbox.put_statistics(Message("statistics", sampling.statistics()))
         status = 0
@@ -444,7 +445,7 @@ def _run(spec: Spec, push: zmq.Socket[bytes], stop: threading.Event) -> int:
     if sampling is not None:
         sampling.abandon()
     give_up_ns = clock.now_ns() + LINGER_MS * 1_000_000
-    while not spec.is_orphan and not outbox.drain(send) and clock.now_ns() < give_up_ns:
+    while not (outbox.drain(pipe.send) and pipe.flush()) and not spec.is_orphan and clock.now_ns() < give_up_ns:
         clock.sleep_until(clock.now_ns() + 5_000_000)
     return status
 

@@ -1,39 +1,35 @@
 """The sampler processes as powerd sees them: started, listened to, restarted when they die or hang.
 
 Each source has a process of its own, so that a driver that hangs or crashes costs no other source a reading. A process
-sends frames and rare messages over a socket of its own in a private directory; whatever its predecessor left on the way
-cannot be mistaken for its own. A process that ends is started again after a pause, which grows unless it ran for long.
+sends frames and rare messages through a pipe of its own; whatever its predecessor left on the way cannot be mistaken
+for its own. A process that ends is started again after a pause, which grows unless it ran for long.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import zmq
 
-from powerd_core.errors import PeerError, SensorError, WireError
+from powerd_core.errors import SensorError, WireError
 from powerd_core.model import Device, Stream
 from powerd_core.serde import from_document, to_document
-from powerd_core.wire import BLOCK, GAP, HEADER_BYTES, MAX_PAYLOAD, Message, decode, read_header
+from powerd_core.wire import BLOCK, GAP, FrameReader, Garbage, Message, decode, read_header
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import STREAMS_PER_SOURCE, Config, ServerConfig, SourceConfig
 from powerd_daemon.ring import Store
 from powerd_daemon.sampler import Resume, Spec, same_streams
 
-_DIRECTORY = "powerd-samplers-"
 OUTBOX_BYTES = 16 << 20
-SLICE_FRAMES = 64
+SLICE_BYTES = 1 << 16
+"""What is taken of one sampler in a turn: as much as a pipe holds."""
 RESTART_MIN_NS = 100_000_000
 RESTART_MAX_NS = 10_000_000_000
 STOP_NS = 2_000_000_000
@@ -51,51 +47,18 @@ _log = logging.getLogger(__name__)
 def spawn(spec: Spec) -> subprocess.Popen[bytes]:
     """A sampler process that has been told what to do."""
     # Its own process group: Ctrl-C in the terminal reaches powerd alone, which then ends its samplers in order.
+    # What a driver prints must not get among the frames.
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "powerd_daemon.sampler"],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         process_group=0,
+        pass_fds=(spec.out,),
     )
     assert process.stdin is not None
     with suppress(BrokenPipeError), process.stdin as stdin:
         stdin.write(json.dumps(to_document(spec)).encode())
     return process
-
-
-def private_directory() -> tuple[Path, int]:
-    """A new directory that only this user can enter, with a path short enough for sockets, and its lock, which the
-    kernel drops with this process. Those that dead powerds have left are removed.
-    """
-    base = tempfile.gettempdir()
-    base = base if len(base.encode()) < 70 else "/tmp"
-    for leftover in Path(base).glob(f"{_DIRECTORY}*"):
-        with suppress(OSError):
-            if leftover.lstat().st_uid == os.getuid() and (lock := _lock(leftover)) is not None:
-                shutil.rmtree(leftover, ignore_errors=True)
-                os.close(lock)
-    try:
-        while True:
-            directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=base))
-            lock = _lock(directory)
-            if lock is not None and directory.exists():  # else another powerd took it for a leftover
-                return directory, lock
-    except OSError as error:
-        raise PeerError(f"no place for the samplers' sockets: {error}") from error
-
-
-def _lock(directory: Path) -> int | None:
-    """The descriptor of a directory's lock, None where somebody holds it or it is gone. Raises `OSError`."""
-    try:
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +92,10 @@ class Sampler:
         self._numbers = range(index * STREAMS_PER_SOURCE, (index + 1) * STREAMS_PER_SOURCE)
         self._is_foreign = False
         self._pause_ns = RESTART_MIN_NS
-        self._pull: zmq.Socket[bytes] | None = None
+        self._pipe: int | None = None
+        """Where its process is heard."""
+        self._reader = FrameReader()
+        self._poller = zmq.Poller()
         self._store = store
         self._clock = clock
 
@@ -148,41 +114,40 @@ class Sampler:
     def is_alive(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    def start(
-        self, directory: Path, server: ServerConfig, context: zmq.Context[zmq.Socket[bytes]], poller: zmq.Poller
-    ) -> None:
-        """Start a process, which goes on where its predecessor stopped."""
-        self.close(poller)
-        endpoint = f"ipc://{directory / f'{self._index}.{self.restarts}'}"
-        self._pull = context.socket(zmq.PULL)
-        self._pull.set(zmq.LINGER, 0)
-        self._pull.set(zmq.MAXMSGSIZE, MAX_PAYLOAD + HEADER_BYTES)
-        self._pull.bind(endpoint)
-        poller.register(self._pull, zmq.POLLIN)
+    def start(self, server: ServerConfig, poller: zmq.Poller) -> None:
+        """Start a process, which goes on where its predecessor stopped; ``poller`` minds its pipe. Raises `OSError`."""
+        self.close()
         rings = [self._store.intakes[stream.number].ring for stream in self.streams or ()]
-        self.process = spawn(
-            Spec(
-                source=self.config,
-                epoch=self._store.epoch,
-                first_stream=self._numbers[0],
-                endpoint=endpoint,
-                block_ns=server.block_ns,
-                outbox_bytes=min(OUTBOX_BYTES, server.ring_bytes),
-                parent_pid=os.getpid(),
-                resume=tuple(Resume(ring.stream, ring.next, ring.t_last_ns) for ring in rings),
+        self._pipe, out = os.pipe()
+        try:
+            os.set_blocking(self._pipe, False)
+            self.process = spawn(
+                Spec(
+                    source=self.config,
+                    epoch=self._store.epoch,
+                    first_stream=self._numbers[0],
+                    out=out,
+                    block_ns=server.block_ns,
+                    outbox_bytes=min(OUTBOX_BYTES, server.ring_bytes),
+                    parent_pid=os.getpid(),
+                    resume=tuple(Resume(ring.stream, ring.next, ring.t_last_ns) for ring in rings),
+                )
             )
-        )
+        finally:
+            os.close(out)
+        self._reader, self._poller = FrameReader(), poller
+        poller.register(self._pipe, zmq.POLLIN)
         self.started_ns = self.heard_ns = self._clock.now_ns()
         self.has_opened = False
         self.restart_ns = None
 
-    def close(self, poller: zmq.Poller) -> None:
-        """Close the socket of the last process."""
-        if self._pull is not None:
-            if self._pull in poller:
-                poller.unregister(self._pull)
-            self._pull.close()
-            self._pull = None
+    def close(self) -> None:
+        """Close the pipe of the last process."""
+        if self._pipe is not None:
+            if self._pipe in self._poller:
+                self._poller.unregister(self._pipe)
+            os.close(self._pipe)
+            self._pipe = None
 
     def ended(self, status: int, now_ns: int) -> None:
         """Its process ended: the next one is due after a pause, which grows unless this one ran for long."""
@@ -200,20 +165,25 @@ class Sampler:
 
     def receive(self) -> bool:
         """Take one slice of what was sent. True when there may be more."""
-        if self._pull is None:
+        if self._pipe is None:
             return False
-        for _ in range(SLICE_FRAMES):
-            try:
-                frame = self._pull.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            self.heard_ns = self._clock.now_ns()
+        try:
+            data = os.read(self._pipe, SLICE_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.close()  # its process is gone, and all that it sent was taken
+            return False
+        self.heard_ns = self._clock.now_ns()
+        for event, frame in self._reader.feed(data):
+            if isinstance(event, Garbage):
+                self._drop(event.reason)
+                continue
             try:
                 self.take(frame)
             except WireError as error:
-                self.garbage += 1
-                self._warn(f"sent what was dropped: {error}")
-        return True
+                self._drop(str(error))
+        return len(data) == SLICE_BYTES
 
     def take(self, frame: bytes) -> None:
         """Take one frame. Raises `WireError` for one that the sampler may not send."""
@@ -280,6 +250,10 @@ class Sampler:
         # A process that the kernel does not let go, since its driver hangs, is asked for again after as long.
         self.heard_ns = now_ns
 
+    def _drop(self, why: str) -> None:
+        self.garbage += 1
+        self._warn(f"sent what was dropped: {why}")
+
     def _warn(self, what: str) -> None:
         _log.warning("the sampler of source %r %s", self.config.name, what)
 
@@ -287,22 +261,19 @@ class Sampler:
 class Supervisor:
     """Runs one `Sampler` for each source of ``config`` and puts what they send into ``store``."""
 
-    def __init__(self, config: Config, store: Store, context: zmq.Context[zmq.Socket[bytes]], clock: Clock) -> None:
+    def __init__(self, config: Config, store: Store, clock: Clock) -> None:
         self.samplers = tuple(Sampler(source, i, store, clock) for i, source in enumerate(config.sources))
         self._server = config.server
-        self._context = context
         self._clock = clock
         self._poller = zmq.Poller()
         self._has_stopped = False
         self._minded_ns = clock.now_ns()
-        self._lock: int | None
-        self._directory, self._lock = private_directory()
 
     def start(self, poller: zmq.Poller) -> None:
-        """Start all samplers; their sockets are watched by ``poller``."""
+        """Start all samplers; their pipes are watched by ``poller``."""
         self._poller = poller
         for sampler in self.samplers:
-            sampler.start(self._directory, self._server, self._context, poller)
+            sampler.start(self._server, poller)
 
     @property
     def garbage(self) -> int:
@@ -360,8 +331,8 @@ class Supervisor:
             return
         s.restarts += 1
         try:
-            s.start(self._directory, self._server, self._context, self._poller)
-        except (OSError, zmq.ZMQError) as error:
+            s.start(self._server, self._poller)
+        except OSError as error:
             # Out of processes or file descriptors, which strangers can bring about: that may pass.
             s.postpone(now_ns)
             _log.warning("the sampler of source %r cannot be started now: %s", s.config.name, error)
@@ -382,11 +353,7 @@ class Supervisor:
             pass
 
     def close(self) -> None:
-        """Kill what still runs and remove the private directory."""
+        """Kill what still runs."""
         for s in self.samplers:
             s.kill()
-            s.close(self._poller)
-        shutil.rmtree(self._directory, ignore_errors=True)
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            s.close()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from powerd_analytics.signals.integral import counter_energy_j, energy_j
 from powerd_client import pmlib
 from powerd_client.pmlib import pm_set_lines
-from powerd_client.pmlib.data import (
+from powerd_client.pmlib.readings import (
     LINE_TYPE,
     SET_TYPE,
     SUM_TYPE,
@@ -20,9 +20,9 @@ from powerd_client.pmlib.data import (
     CounterData,
     CounterSet,
     Lines,
+    convert,
     write_paraver,
 )
-from powerd_client.pmlib.readings import convert
 from powerd_core.errors import ConfigError
 from powerd_core.model import (
     Accuracy,

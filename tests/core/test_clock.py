@@ -8,7 +8,7 @@ from bench_clock import IDLE, LOADED, MS, NetworkPath, Quartz, S, Step, draw_cas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.clock import ClockFilter, ClockPiece, map_clock, piece_at
+from powerd_core.clock import ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError
 from powerd_core.model import ClockExchange
 
@@ -167,66 +167,3 @@ def test_a_piece_between_its_knots():
     assert piece.at(120) == pytest.approx((45, -10.002, 60.002))
     # The rate would lead out of the bound.
     assert piece.at(-100)[0] == piece.at(-100)[1] == pytest.approx(-40.01)
-
-
-@pytest.mark.parametrize(("kind", "limit_ns"), [("idle", 30_000), ("loaded", 300_000), ("wild", None)])
-def test_the_filter_s_bound_holds_after_every_exchange_and_ahead(kind, limit_ns):
-    rng, found = random.Random(4), []
-    for _ in range(20):
-        sim = draw_case(rng, kind)
-        if sim.steps:
-            continue
-        clock = ClockFilter()
-        for exchange in sim.exchanges:
-            assert not clock.add(exchange)
-            t_host = exchange.t4_host_ns + rng.uniform(-S, S)
-            t_board = sim.clocks.read(t_host)
-            estimate, low, high = clock.at(t_board)
-            assert low <= estimate <= high
-            assert sim.clocks.error_ns(t_board, low, t_host) <= 1e-6
-            assert sim.clocks.error_ns(t_board, high, t_host) >= -1e-6
-            if clock.count > 60:
-                found.append(abs(sim.clocks.error_ns(t_board, estimate, t_host)))
-        assert clock.steps == 0
-    assert limit_ns is None or sorted(found)[len(found) * 99 // 100] < limit_ns
-
-
-@pytest.mark.parametrize("by_ns", [50 * MS, -50 * MS, 10**13])
-def test_a_step_begins_the_filter_anew(by_ns):
-    sim = simulate(1, IDLE, length_ns=20 * S, steps=(Step(10 * S, by_ns=by_ns),))
-    clock, told = ClockFilter(), []
-    for exchange in sim.exchanges:
-        if clock.add(exchange):
-            told.append(exchange.t1_host_ns)
-            assert clock.count == 1
-    (t_ns,) = told
-    assert 10 * S <= t_ns < 10.3 * S
-    assert clock.steps == 1
-    t_board = sim.clocks.read(20 * S)
-    assert abs(sim.clocks.error_ns(t_board, clock.at(t_board)[0], 20 * S)) < 30_000
-
-
-def test_another_epoch_and_a_torn_exchange_begin_the_filter_anew():
-    first, second, third = simulate(1, IDLE, length_ns=S).exchanges[:3]
-    clock = ClockFilter()
-    with pytest.raises(ClockError):
-        clock.at(0)
-    assert not clock.add(first)
-    assert clock.add(replace(second, epoch=9))
-    assert (clock.epoch, clock.count, clock.steps) == (9, 1, 1)
-    assert clock.add(replace(second, epoch=9, t4_host_ns=second.t1_host_ns))
-    with pytest.raises(ClockError):
-        clock.at(0)
-    assert not clock.add(replace(third, epoch=9))
-    assert clock.count == 1
-
-
-def test_the_filter_s_memory_stays_bounded():
-    sim = simulate(1, IDLE, length_ns=100 * S)
-    clock = ClockFilter(window_ns=20 * S)
-    most = 0
-    for k, exchange in enumerate(sim.exchanges):
-        # Ever slower: the worst case for a window that keeps the quickest.
-        clock.add(replace(exchange, t4_host_ns=exchange.t4_host_ns + 1_000 * k))
-        most = max(most, len(clock._quick))
-    assert 5 < most <= 16

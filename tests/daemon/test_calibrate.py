@@ -15,9 +15,15 @@ from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorC
 from powerd_core.errors import ConfigError, SensorError
 from powerd_daemon.calibrate import Readings, calibrate_lines, judge, read_lines
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.accuracy import accuracy, conversion
-from powerd_daemon.sources.ina.calibration_file import calibrated, calibrated_by, load_calibration, save_calibration
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor import (
+    Sensor,
+    accuracy,
+    calibrated,
+    calibrated_by,
+    conversion,
+    load_calibration,
+    save_calibration,
+)
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 

@@ -18,9 +18,10 @@ from daemon_harness import PATIENCE_S, Client, running, steady_config
 from powerd_core import Block, Gap, Message, PeerError, SensorError
 from powerd_core.model import CLOCK_NAME, Device
 from powerd_core.serde import read_description
-from powerd_daemon import supervisor
+from powerd_daemon import daemon
 from powerd_daemon.config import parse_config
 from powerd_daemon.daemon import Daemon
+from powerd_daemon.supervisor import Supervisor
 
 
 def eventually(control: Client, is_so: Callable[[Any], bool]) -> Any:
@@ -87,34 +88,20 @@ def test_a_killed_sampler_is_restarted_with_a_gap_and_goes_on_counting(tmp_path:
 
 
 def test_a_powerd_that_cannot_be_made_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No place for the samplers' sockets: what was opened before is let go of, and the next attempt finds it free."""
+    """Whatever fails last: what was opened before is let go of, and the next attempt finds it free."""
     config = parse_config(
         f'[server]\nlisten = "ipc://{tmp_path}/s"\nspool = "{tmp_path}/spool"\n[[source]]\nkind = "sim"\n', "test"
     )
 
-    def full() -> tuple[Path, int]:
-        raise PeerError("no place for the samplers' sockets")
+    def full(*_: object) -> Supervisor:
+        raise PeerError("no memory for the samplers")
 
     with monkeypatch.context() as patch:
-        patch.setattr(supervisor, "private_directory", full)
+        patch.setattr(daemon, "Supervisor", full)
         with pytest.raises(PeerError):
             Daemon(config)
     assert [p.name for p in tmp_path.iterdir()] == ["spool"]
     Daemon(config).close()
-
-
-def test_directories_of_dead_powerds_are_removed_by_the_next_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path) if len(str(tmp_path)) < 70 else "/tmp")
-    dead, lock = supervisor.private_directory()
-    os.close(lock)  # as the kernel does
-    living, lock = supervisor.private_directory()
-    newest, last = supervisor.private_directory()
-    assert [path.exists() for path in (dead, living, newest)] == [False, True, True]
-    for path, descriptor in ((living, lock), (newest, last)):
-        path.rmdir()
-        os.close(descriptor)
 
 
 def test_a_driver_s_own_fault_restarts_its_sampler(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

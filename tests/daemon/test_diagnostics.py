@@ -30,8 +30,7 @@ from powerd_daemon.diagnostics import (
 )
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.nvml.api import Nvml
-from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import Load, SimChip
+from powerd_daemon.sources.sim.bus import Load, SimBus, SimChip, VirtualClock
 
 
 def never(_path: Path, _mode: int) -> bool:

@@ -6,9 +6,8 @@ import pytest
 
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
-from powerd_daemon.sources.ina.accuracy import accuracy, conversion
 from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
-from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion, make_bank
 
 EIGHT = tuple(Sensor(f"l{i}", 0x40 + i) for i in range(8))
 

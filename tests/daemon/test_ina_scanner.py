@@ -16,8 +16,7 @@ from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
 from powerd_daemon.sources.ina.sensor import Sensor
-from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import ChipErrors, Load, SimChip
+from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
 from powerd_daemon.sources.sim.waveforms import Square
 
 MIXED = (

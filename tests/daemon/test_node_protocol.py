@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 import powerd_daemon.sources.node.protocol as p
 from powerd_core.errors import VersionError, WireError
-from powerd_daemon.sources.node.link import NodeTime
 from powerd_daemon.sources.node.protocol import MAX_BODY, MAX_ENCODED, Deframer, crc16, decode_frame, encode_frame
+from powerd_daemon.sources.node.source import NodeTime
 
 GOLDEN = dict(
     line.split() for line in (Path(__file__).parents[1] / "firmware/golden/frames.txt").read_text().splitlines()

@@ -14,8 +14,7 @@ from powerd_daemon.scan import scan_bus, to_toml
 from powerd_daemon.sources.ina.bus import Read, ReadWords
 from powerd_daemon.sources.ina.chips import CHIPS, Settings
 from powerd_daemon.sources.ina.source import InaOptions
-from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import Load, SimChip
+from powerd_daemon.sources.sim.bus import Load, SimBus, SimChip, VirtualClock
 
 POWER = 3
 

@@ -7,8 +7,7 @@ import pytest
 
 from powerd_daemon.sources.ina.bus import Read
 from powerd_daemon.sources.ina.chips import CHIPS, CNVR, RST, Settings
-from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import Load, SimChip, draw_errors
+from powerd_daemon.sources.sim.bus import KINDS, Faults, Load, SimBus, SimChip, VirtualClock, draw_errors
 
 CONFIG, SHUNT, BUS, POWER = range(4)
 ONE_OHM_12V = 0x39C7

@@ -6,7 +6,7 @@ import pytest
 
 from powerd_core.model import Column, Line, Provenance, ShuntConversion, Stream
 from powerd_daemon.config import ServerConfig
-from powerd_daemon.status import ring_seconds, spool_seconds
+from powerd_daemon.daemon import ring_seconds, spool_seconds
 
 
 def rails(rate_hz: float, lines: int = 8) -> Stream:

@@ -1,6 +1,7 @@
 """A sampler that hangs in its sensor's driver is killed and started again; one that talks is left alone."""
 
 import io
+import os
 import subprocess
 
 import pytest
@@ -19,16 +20,14 @@ SECOND = 1_000_000_000
 class Process:
     """A sampler process as far as its parent sees it, which sends what the test says."""
 
-    def __init__(self, spec, context):
+    def __init__(self, spec):
         self.returncode, self.pid = None, 4711
         self.killed = 0
         self.mortal = True
-        self.push = context.socket(zmq.PUSH)
-        self.push.set(zmq.LINGER, 0)
-        self.push.connect(spec.endpoint)
+        self.out = os.dup(spec.out)
 
     def send(self, subject, body):
-        self.push.send(encode(Message(subject, body)))
+        os.write(self.out, encode(Message(subject, body)))
 
     def poll(self):
         return self.returncode
@@ -49,18 +48,18 @@ class Process:
 
 class Bench:
     def __init__(self, tmp_path, monkeypatch):
-        self.clock, self.said, self.context = FakeClock(), io.StringIO(), zmq.Context()
+        self.clock, self.said = FakeClock(), io.StringIO()
         self.processes = []
         self.console = Console(self.said, self.clock).__enter__()
         monkeypatch.setattr(supervisor, "spawn", self._spawn)
         config = steady_config(tmp_path)
         self.poller = zmq.Poller()
         store = Store(7, config.server.ring_bytes)
-        self.supervisor = Supervisor(config, store, self.context, self.clock)
+        self.supervisor = Supervisor(config, store, self.clock)
         self.supervisor.start(self.poller)
 
     def _spawn(self, spec):
-        self.processes.append(Process(spec, self.context))
+        self.processes.append(Process(spec))
         return self.processes[-1]
 
     def hear(self, subject, body):
@@ -78,8 +77,7 @@ class Bench:
     def close(self):
         self.supervisor.close()
         for process in self.processes:
-            process.push.close()
-        self.context.term()
+            os.close(process.out)
         self.console.__exit__()
 
 

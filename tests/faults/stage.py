@@ -40,7 +40,7 @@ class Scale:
     after_steps: int
 
     def ring_mib(self, share: float) -> float:
-        """A ring that lasts ``share`` times a fault, as `powerd_daemon.status.ring_seconds` reckons."""
+        """A ring that lasts ``share`` times a fault, as `powerd_daemon.daemon.ring_seconds` reckons."""
         scan_bytes = 8 + 10 * self.lines
         bytes_per_s = BLOCKS_PER_S * FRAME_BYTES + scan_bytes * self.rate_hz
         return share * self.length_s * bytes_per_s / (1 << 20)

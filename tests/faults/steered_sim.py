@@ -14,8 +14,7 @@ from typing import ClassVar
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.ina.bus import Read, ReadWords, RegisterBus
 from powerd_daemon.sources.ina.chips import INA226
-from powerd_daemon.sources.sim.bus import SimBus
-from powerd_daemon.sources.sim.chip import SimChip
+from powerd_daemon.sources.sim.bus import SimBus, SimChip
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 
 SHUNT = 1

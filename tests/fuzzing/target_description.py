@@ -9,7 +9,7 @@ from powerd_core.errors import WireError
 from powerd_core.serde import read_description, to_document
 from powerd_daemon.cli import _tree, description_rows
 from powerd_daemon.config import ServerConfig
-from powerd_daemon.status import ready_lines
+from powerd_daemon.daemon import ready_lines
 
 
 def one(data: bytes) -> None:

@@ -16,7 +16,7 @@ for _folder in (ROOT / "firmware", ROOT / "tests" / "firmware" / "support"):
     if str(_folder) not in sys.path:
         sys.path.insert(0, str(_folder))
 
-from powernode import framing, protocol  # noqa: E402
+from powernode import protocol  # noqa: E402
 from powernode.node import Node  # noqa: E402
 from simulated_pico import SimulatedPico, chips  # noqa: E402
 
@@ -26,12 +26,12 @@ def one(data: bytes) -> None:
     if picker.flip():
         return _commands(picker)
     encoded = picker.rest().replace(b"\0", b"\1")
-    found = framing.decode(encoded)
+    found = protocol.decode(encoded)
     try:
         assert decode_frame(encoded) == found
     except WireError:
         assert found is None
-    ours, theirs = framing.Deframer(), HostDeframer()
+    ours, theirs = protocol.Deframer(), HostDeframer()
     assert ours.feed(data) == theirs.feed(data)
     assert ours.damaged == theirs.damaged
     return None

@@ -1,4 +1,4 @@
-"""The samplers' private socket: whatever a sampler sends, the rings stay whole and hold only what clients can read."""
+"""The samplers' pipes: whatever a sampler sends, the rings stay whole and hold only what clients can read."""
 
 from __future__ import annotations
 

@@ -29,6 +29,20 @@ def merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
     return begin[starts], reach[np.append(starts[1:] - 1, len(begin) - 1)]
 
 
+def without(begin: Ints, end: Ints, hole_begin: Ints, hole_end: Ints) -> tuple[Ints, Ints]:
+    """Disjoint intervals in order, less others: what is left of them, as disjoint intervals in order."""
+    if not len(hole_begin):
+        return begin, end
+    hole_begin, hole_end = merged(hole_begin, hole_end)
+    at = np.unique(np.concatenate([begin, end, hole_begin, hole_end]))
+
+    def is_open(begins: Ints, ends: Ints) -> NDArray[np.bool_]:
+        return np.asarray(np.searchsorted(begins, at[:-1], "right") > np.searchsorted(ends, at[:-1], "right"))
+
+    left = is_open(begin, end) & ~is_open(hole_begin, hole_end)
+    return at[:-1][left], at[1:][left]
+
+
 def overlapping(begin: Ints, end: Ints) -> bool:
     """Whether any two of the intervals overlap by more than an edge."""
     begin, end = _sorted(begin, end)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_client.clock_map import check_times
+from powerd_client.phase import MAGNIFY
 from powerd_client.runfile import BOUND_COLUMNS, read_objects
 
 OPERATIONS = "operations_per_sample"
@@ -48,6 +49,11 @@ class PhaseClass:
         return self.attributes.get("overlaps") is True
 
     @property
+    def is_magnified(self) -> bool:
+        """A phase of `Meter.magnify`, or inside one: an experiment beside the training, in none of its figures."""
+        return MAGNIFY in self.path
+
+    @property
     def group(self) -> Group:
         """The attributes that set groups apart, such as model and batch size, sorted by name."""
         return tuple(sorted((k, v) for k, v in self.attributes.items() if k not in (OPERATIONS, EXECUTED)))
@@ -77,6 +83,21 @@ class Phases:
     @property
     def duration_s(self) -> NDArray[np.float64]:
         return (self.end_ns - self.begin_ns).astype(np.float64) * 1e-9
+
+    @property
+    def magnify(self) -> NDArray[np.intp]:
+        """Numbers of the phases of `Meter.magnify`."""
+        labels = [i for i, kind in enumerate(self.classes) if kind.name == MAGNIFY]
+        return np.flatnonzero(self.of(labels)) if labels else np.zeros(0, np.intp)
+
+    @property
+    def interrupted(self) -> NDArray[np.bool_]:
+        """[m] phases with one of `Meter.magnify` inside. They count as cut: none is an ordinary one of its kind."""
+        around, rows = np.zeros(len(self), bool), self.parent[self.magnify]
+        while len(rows := rows[rows >= 0]):
+            around[rows] = True
+            rows = self.parent[rows]
+        return around
 
     def of(self, labels: Sequence[int]) -> NDArray[np.bool_]:
         """[m] which phases are of these classes."""
@@ -122,7 +143,9 @@ def read_phases(group: h5py.Group) -> Phases:
     depth, label, classes = _classify(kind, parent, kinds)
     cut = group["cut"][:].astype(bool)
     bounds = [_bound(group, name, len(begin)) for name in BOUND_COLUMNS]
-    return Phases(begin, end, label, parent, depth, process, cut, classes, *bounds)
+    phases = Phases(begin, end, label, parent, depth, process, cut, classes, *bounds)
+    cut |= phases.interrupted
+    return phases
 
 
 def _bound(group: h5py.Group, name: str, m: int) -> Whole:

@@ -1,34 +1,38 @@
-"""Readings out of the journal of a run that goes on, as watts at moments and joules between them."""
+"""What a counter of pmlib's has measured.
+
+Readings come out of the journal of a run that goes on, as watts at moments and joules between them. Of these are made
+pmlib's joules, rows and traces, for its sets of line numbers (``line_t``) and its devices.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from powerd_client.build import Arrays, JournalFollower, batches
 from powerd_client.clock_map import have_host_time, to_host_ns
+from powerd_client.losses import StreamFrames
 from powerd_core.clock import ClockPiece, map_clock
-from powerd_core.errors import ClockError, RunFileError, WireError
+from powerd_core.errors import ClockError, ConfigError
 from powerd_core.model import (
     BAD,
-    Block,
-    ClockExchange,
     CounterConversion,
     Description,
     Flag,
-    Gap,
     Line,
     ShuntConversion,
     Stream,
-    columns,
 )
-from powerd_core.serde import read_description
-from powerd_core.wire import FrameReader, Garbage, Message, decode
 
 Times = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -37,7 +41,6 @@ Columns = Mapping[str, NDArray[Any]]
 _LATE, _FLAGGED = 3.5, 1.8
 """Good readings farther apart than this many usual distances miss some between them; the second where a bad one lies
 there. The same limits as in the tables."""
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,62 +151,19 @@ def _spacing_ns(t: Times, period_ns: int) -> float:
     return float(np.median(np.diff(t))) if len(t) > 2 else float(max(period_ns, 1))
 
 
-@dataclass(slots=True)
-class _Epoch:
-    """What one life of one powerd has sent so far."""
-
-    description: Description
-    exchanges: list[ClockExchange] = field(default_factory=list)
-    blocks: dict[int, dict[int, tuple[int, int, int, int]]] = field(default_factory=dict)
-    """By stream and sequence number of a block: offset and bytes in the journal, first and last board time."""
-    newest_ns: dict[int, int] = field(default_factory=dict)
-    """By stream: board time up to which readings, or the knowledge that they are lost, have arrived."""
-
-
 class JournalReader:
-    """Follows the ``journal.bin`` of one journal. Its calls may not overlap."""
+    """The readings of a run that goes on, out of its journal. Its calls may not overlap."""
 
     def __init__(self, journal: Path) -> None:
         self.journal = journal
-        self._path = journal / "journal.bin"
-        self._frames = FrameReader()
-        self._bytes_read = self._offset = 0
-        self._epochs: dict[int, _Epoch] = {}
+        self._follower = JournalFollower(journal)
+        self._contents = self._follower.contents
+        self.update = self._follower.update
 
     @property
     def descriptions(self) -> tuple[Description, ...]:
         """What every powerd of the run said it measures, in the order in which they were first heard."""
-        return tuple(epoch.description for epoch in self._epochs.values())
-
-    def update(self) -> None:
-        """Take in what has been appended. Raises `RunFileError` when the journal cannot be read."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._bytes_read)
-                while data := file.read(_CHUNK_BYTES):
-                    self._bytes_read += len(data)
-                    for event, frame in self._frames.feed(data):
-                        size = event.count if isinstance(event, Garbage) else len(frame)
-                        self._take(event, size)
-                        self._offset += size
-        except OSError as error:
-            raise RunFileError(f"cannot read {self._path}: {error.strerror}") from error
-
-    def _take(self, event: object, size: int) -> None:
-        """An event of so many bytes at the offset that has been reached."""
-        if isinstance(event, Message) and event.subject == "description":
-            with contextlib.suppress(WireError):  # the run file will tell
-                description = read_description(event.body)
-                self._epochs.setdefault(description.epoch, _Epoch(description))
-        elif isinstance(event, Block | Gap | ClockExchange) and (epoch := self._epochs.get(event.epoch)):
-            if isinstance(event, ClockExchange):
-                epoch.exchanges.append(event)
-                return
-            if isinstance(event, Block):
-                place = (self._offset, size, event.t_first_ns, event.t_last_ns)
-                epoch.blocks.setdefault(event.stream, {}).setdefault(event.sequence, place)
-            newest_ns = epoch.newest_ns.get(event.stream, event.t_last_ns)
-            epoch.newest_ns[event.stream] = max(newest_ns, event.t_last_ns)
+        return tuple(self._contents.descriptions.values())
 
     def reaches(self, lines: Collection[str], t_host_ns: int) -> bool:
         """Whether every one of the lines has been read after that moment, by the quickest of the latest exchanges.
@@ -211,14 +171,15 @@ class JournalReader:
         A scan takes up to a period, so that its last reading alone does not say so of all its lines.
         """
         reached: set[str] = set()
-        for epoch in self._epochs.values():
-            if not epoch.exchanges:
+        for epoch, description in self._contents.descriptions.items():
+            if not (exchanges := self._contents.exchanges.get(epoch)):
                 continue
-            e = min(epoch.exchanges[-10:], key=lambda exchange: exchange.delay_ns)
-            ahead_ns = (e.t1_host_ns + e.t4_host_ns - e.t2_board_ns - e.t3_board_ns) // 2
-            for stream in epoch.description.streams:
-                newest_ns = epoch.newest_ns.get(stream.number)
-                if newest_ns is not None and newest_ns + ahead_ns >= t_host_ns + stream.period_ns:
+            ahead_ns = min(exchanges[-10:], key=lambda exchange: exchange.delay_ns).offset_ns
+            for stream in description.streams:
+                frames = self._contents.streams.get((epoch, stream.number), StreamFrames())
+                # What came last, readings or the knowledge that they are lost, is the newest.
+                latest = (next(reversed(frames.blocks.values()), None), next(reversed(frames.gaps.values()), None))
+                if any(e and e.t_last_ns + ahead_ns >= t_host_ns + stream.period_ns for e in latest):
                     reached |= {line.name for line in stream.lines}
         return reached >= set(lines)
 
@@ -226,17 +187,18 @@ class JournalReader:
         """For each pair of host times the good readings of lines between them, and the nearest block on either side."""
         lines: dict[str, tuple[Line, int]] = {}
         parts: list[dict[str, list[Columns]]] = [{name: [] for name in names} for _ in sets]
-        for epoch in self._epochs.values():
+        for epoch, description in self._contents.descriptions.items():
             pieces: tuple[ClockPiece, ...] = ()
             with contextlib.suppress(ClockError):
-                pieces = map_clock(epoch.exchanges)
-            for stream in epoch.description.streams:
+                pieces = map_clock(self._contents.exchanges.get(epoch, []))
+            for stream in description.streams:
                 wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in names}
                 lines |= {name: (stream.lines[i], stream.period_ns) for i, name in wanted.items()}
-                if not (wanted and pieces and epoch.blocks.get(stream.number)):
+                frames = self._contents.streams.get((epoch, stream.number), StreamFrames())
+                if not (wanted and pieces and frames.blocks):
                     continue
                 for edges, part in zip(sets, parts, strict=True):
-                    scans = self._scans(epoch, pieces, stream, edges)
+                    scans = self._scans(frames, pieces, stream, edges)
                     for i, name in wanted.items():
                         t_board = scans["t_ns"] + scans["dt_ns"][:, i]
                         known = have_host_time(t_board, pieces)  # not around a step
@@ -245,24 +207,17 @@ class JournalReader:
         return [{name: _joined(*lines[name], part[name]) for name in names} for part in parts]
 
     def _scans(
-        self, epoch: _Epoch, pieces: tuple[ClockPiece, ...], stream: Stream, edges: tuple[int, int]
-    ) -> dict[str, NDArray[Any]]:
+        self, frames: StreamFrames, pieces: tuple[ClockPiece, ...], stream: Stream, edges: tuple[int, int]
+    ) -> Arrays:
         """The arrays of a stream's blocks, times [n] and the others [n, lines]."""
-        places = [place for _, place in sorted(epoch.blocks[stream.number].items())]
-        first, last = (to_host_ns(np.array([p[side] for p in places], np.int64), pieces) for side in (2, 3))
+        places = sorted(frames.blocks.items())
+        first = to_host_ns(np.array([p.t_first_ns for _, p in places], np.int64), pieces)
+        last = to_host_ns(np.array([p.t_last_ns for _, p in places], np.int64), pieces)
         low, high = int(np.sum(last < edges[0])), int(np.sum(first <= edges[1]))
-        types = {"t_ns": "<i8", "dt_ns": "<i4", "flags": "<u2"}
-        types |= {c.name: np.dtype(c.typecode).newbyteorder("<").str for c in stream.columns}
-        arrays: dict[str, list[NDArray[Any]]] = {name: [] for name in types}
-        with self._path.open("rb") as file:
-            for offset, size, _, _ in places[max(low - 1, 0) : high + 1]:
-                file.seek(offset)
-                block = decode(file.read(size))
-                assert isinstance(block, Block)
-                for name, view in columns(block, stream).items():
-                    values = np.frombuffer(view, types[name])
-                    arrays[name].append(values if name == "t_ns" else values.reshape(block.count, -1))
-        return {name: np.concatenate(blocks) for name, blocks in arrays.items()}
+        chosen = StreamFrames(dict(places[max(low - 1, 0) : high + 1]))
+        with self._follower.file.open("rb") as file:
+            parts = list(batches(file, chosen, stream))
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _joined(line: Line, period_ns: int, parts: Sequence[Columns]) -> LineReadings:
@@ -274,3 +229,253 @@ def _joined(line: Line, period_ns: int, parts: Sequence[Columns]) -> LineReading
         np.concatenate([part[name] for part in parts]) if parts else none for name in ("t_ns", "flags", *named)
     )
     return convert(line, period_ns, t_ns, flags.astype(np.uint16), dict(zip(named, codes, strict=True)))
+
+
+# ---- what a counter has measured ---------------------------------------------------------------------------------
+
+MAX_LINES = 128
+ALL_SETS = -1
+_PART = re.compile(r"\s*(\d{1,3})\s*(?:-\s*(\d{1,3})\s*)?", re.ASCII)
+
+
+class Lines(set[int]):
+    """A set of line numbers (from 0, at most `MAX_LINES`), in order."""
+
+    def __init__(self, numbers: Iterable[int] = ()) -> None:
+        """Raises `ConfigError` for a number that no line can have."""
+        super().__init__()
+        for number in numbers:
+            self.add(number)
+
+    @classmethod
+    def parse(cls, text: str) -> Lines:
+        """From text such as ``"1-4,6,9-10"``. Raises `ConfigError` for anything else."""
+        numbers: list[int] = []
+        for part in text.split(","):
+            match = _PART.fullmatch(part)
+            last = int(match[2] or match[1]) if match else -1
+            if match is None or last < int(match[1]):
+                raise ConfigError(f"lines {text!r}: {part.strip()!r} is no line and no range: write them as '1-4,6'")
+            numbers += range(int(match[1]), last + 1)
+        return cls(numbers)
+
+    @classmethod
+    def all(cls) -> Lines:
+        """Every number; for a counter, every line that its device has."""
+        return cls(range(MAX_LINES))
+
+    def add(self, number: int) -> None:
+        """Raises `ConfigError` for a number that no line can have."""
+        if not 0 <= number < MAX_LINES:
+            raise ConfigError(f"line {number}: lines have the numbers 0 to {MAX_LINES - 1}")
+        super().add(number)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(super().__iter__()))
+
+    def __str__(self) -> str:
+        """The shortest text that `parse` turns into this set."""
+        ranges = [[pair[1] for pair in group] for _, group in groupby(enumerate(self), lambda pair: pair[1] - pair[0])]
+        return ",".join(str(r[0]) if len(r) == 1 else f"{r[0]}-{r[-1]}" for r in ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """Something that can be measured. Its lines are numbered from 0, in this order; their sum is its power."""
+
+    name: str
+    max_frequency: float
+    """Readings per second of its fastest line."""
+    lines: tuple[Line, ...]
+    description: str = ""
+
+    @property
+    def n_lines(self) -> int:
+        return len(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
+class CounterSet:
+    """Readings between one start (or continue) and the next stop. Times are on the host's clock."""
+
+    number: int
+    begin_ns: int
+    end_ns: int
+    readings: Mapping[int, LineReadings]
+    """By number of the line; they reach a little beyond both ends, so that the power at the ends is known."""
+
+    def energy_j(self, lines: Sequence[int]) -> float:
+        """Joules of these lines: the exact integral of power that is linear between readings."""
+        return sum(float(self.readings[i].joules(self.begin_ns, self.end_ns)) for i in lines)
+
+    def missing_s(self, lines: Sequence[int]) -> float:
+        """Seconds without readings on that of the lines that misses most."""
+        return max(self.readings[i].missing_s(self.begin_ns, self.end_ns) for i in lines)
+
+    def moments(self, lines: Sequence[int], frequency: float) -> Times:
+        """Both ends, and between them the times of the readings of that line which is read most often.
+
+        A frequency above 0 leaves out those that follow one another faster.
+        """
+        inside = [t[(t > self.begin_ns) & (t < self.end_ns)] for t in (self.readings[i].t_ns for i in lines)]
+        t = max(inside, key=len)
+        if frequency > 0:
+            turn = np.floor((t - self.begin_ns) * 1e-9 * frequency)
+            t = t[np.diff(turn, prepend=0) > 0]
+        return np.unique(np.concatenate([[self.begin_ns], t, [self.end_ns]]))
+
+
+@dataclass(frozen=True, slots=True)
+class CounterData:
+    """All sets of a counter, as they were when it was read."""
+
+    device: str
+    names: Mapping[int, str]
+    """The counter's lines: names by number."""
+    is_aggregate: bool
+    frequency: float
+    sets: tuple[CounterSet, ...]
+
+    @property
+    def begin_ns(self) -> int:
+        """Start of the first set, from which times are counted when they are printed."""
+        return self.sets[0].begin_ns
+
+    def energy_j(self, lines: Lines | None = None, set_number: int = ALL_SETS) -> float:
+        """Joules of these lines (those of them that the counter has; None: all) in one set or all sets together."""
+        chosen = self.lines(lines)
+        return sum(s.energy_j(chosen) for s in self.chosen(set_number))
+
+    def lines(self, lines: Lines | None = None) -> list[int]:
+        """Which of the lines the counter has. An aggregate knows no single ones: it always gives all.
+
+        Raises `ConfigError` when it has none of them.
+        """
+        if lines is None or self.is_aggregate:
+            return list(self.names)
+        chosen = [i for i in self.names if i in lines]
+        if not chosen:
+            raise ConfigError(f"the counter measures lines {Lines(self.names)} of {self.device}, none of {lines}")
+        return chosen
+
+    def chosen(self, set_number: int) -> tuple[CounterSet, ...]:
+        """One set by its number, or all for -1. Raises `ConfigError` for a set that is not there."""
+        if set_number == ALL_SETS:
+            return self.sets
+        if not 0 <= set_number < len(self.sets):
+            raise ConfigError(f"there is no set {set_number}: the counter has {len(self.sets)}, from 0; -1 is all")
+        return (self.sets[set_number],)
+
+    def rows(self, lines: Lines | None, set_number: int, separator: str) -> Iterator[str]:
+        """A header, then one row a moment: seconds since the first set began, and watts of each line.
+
+        A power that nobody knows is an empty cell, and so is a sum with one in it.
+        """
+        chosen = self.lines(lines)
+        columns = ["Value_aggregate"] if self.is_aggregate else [*(f"Line {i}" for i in chosen), "Sum"]
+        yield separator.join(["Set_id", "Time", *columns])
+        for part in self.chosen(set_number):
+            moments = part.moments(chosen, self.frequency)
+            watts = np.array([part.readings[i].watts_at(moments) for i in chosen])
+            shown = np.vstack([watts, watts.sum(axis=0)])[-len(columns) :]
+            for t_ns, row in zip(moments.tolist(), shown.T.tolist(), strict=True):
+                cells = ["" if isnan(w) else f"{w:.6f}" for w in row]
+                yield separator.join([str(part.number), f"{(t_ns - self.begin_ns) * 1e-9:.9f}", *cells])
+
+    def write_text(self, path: Path, lines: Lines | None, set_number: int, separator: str) -> None:
+        """The rows into a file. Raises `ConfigError` when it cannot be written."""
+        _write(path, "\n".join(self.rows(lines, set_number, separator)) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+# ---- Paraver -----------------------------------------------------------------------------------------------------
+
+UNITS = {"ns": (1, "NANOSEC"), "us": (1_000, "MICROSEC"), "ms": (1_000_000, "MILLISEC")}
+"""Nanoseconds of each unit of time, and its name in a ``.pcf`` file."""
+SET_TYPE = 500_000_008
+SUM_TYPE = 500_000_009
+LINE_TYPE = 500_000_010
+"""Type of line 0; the other lines follow. These are pmlib's own numbers, but for the set's."""
+
+_LABELS = """\
+DEFAULT_OPTIONS
+
+LEVEL               THREAD
+UNITS               {unit}
+
+STATES
+0    not measured
+1    measured
+
+EVENT_TYPE
+{events}
+
+EVENT_TYPE
+0    {set_type}    set of the counter
+VALUES
+0    none
+{sets}
+"""
+
+
+def write_paraver(path: Path, data: CounterData, lines: Lines | None, set_number: int, unit: str = "ns") -> None:
+    """Write a trace for Paraver, ``NAME.prv``, with labels, ``NAME.pcf`` and ``NAME.row``. Times count from the
+    beginning of the counter's first set.
+
+    Paraver holds a value from its event to the next one of the same type, and knows integers only. So each event has
+    the *mean* power in milliwatts up to the next event, from the exact integral: values times durations add up to the
+    energy, but for the rounding to milliwatts. Raises `ConfigError` for an unknown unit, a name that does not end in
+    ``.prv``, and files that cannot be written.
+    """
+    if unit not in UNITS:
+        raise ConfigError(f"unit {unit!r}: Paraver knows {', '.join(UNITS)}")
+    if path.suffix != ".prv":
+        raise ConfigError(f"{path}: the name of a Paraver trace ends in .prv")
+    chosen, sets = data.lines(lines), data.chosen(set_number)
+    step_ns, unit_name = UNITS[unit]
+    names = {SUM_TYPE: f"{data.device}: sum of lines {Lines(data.names)}"}
+    names |= {} if data.is_aggregate else {LINE_TYPE + i: data.names[i] for i in chosen}
+    records: list[str] = []
+    end = 0
+    for part in sets:
+        moments, t = _trace_times(part.moments(chosen, data.frequency), data.begin_ns, step_ns, end)
+        joules = np.array([part.readings[i].joules(moments[:-1], moments[1:]) for i in chosen])
+        # By the times that are printed: so the rounding of times costs no energy.
+        milliwatts = joules / (np.diff(t) * (step_ns * 1e-9)) * 1e3
+        shown = np.vstack([milliwatts.sum(axis=0), milliwatts])[: len(names)]
+        end = int(t[-1])
+        records.append(f"1:1:1:1:1:{t[0]}:{end}:1\n")
+        for k, time in enumerate(t[:-1]):
+            first = f"{SET_TYPE}:{part.number + 1}:" if k == 0 else ""
+            values = ":".join(f"{kind}:{round(column[k])}" for kind, column in zip(names, shown, strict=True))
+            records.append(f"2:1:1:1:1:{time}:{first}{values}\n")
+        records.append(f"2:1:1:1:1:{end}:{':'.join(f'{kind}:0' for kind in (SET_TYPE, *names))}\n")
+    events = "\n".join(f"0    {kind}    {name}, power (mW)" for kind, name in names.items())
+    numbers = "\n".join(f"{part.number + 1}    set {part.number}" for part in sets)
+    labels = _LABELS.format(unit=unit_name, events=events, set_type=SET_TYPE, sets=numbers)
+    levels = "\n\n".join(f"LEVEL {level} SIZE 1\n{data.device}" for level in ("CPU", "NODE", "THREAD"))
+    # One node with one CPU; one application with one task of one thread on that node.
+    head = f"#Paraver ({datetime.now():%d/%m/%Y at %H:%M}):{end}_{unit}:1(1):1:1(1:1)\n"
+    _write(path, head + "".join(records))
+    _write(path.with_suffix(".pcf"), labels)
+    _write(path.with_suffix(".row"), f"{levels}\n")
+
+
+def _trace_times(moments: Times, origin_ns: int, step_ns: int, after: int) -> tuple[Times, Times]:
+    """Moments of a set, and the same in units of the trace, not before ``after``.
+
+    Moments that a coarse unit cannot tell apart become one, but the set's ends stay apart.
+    """
+    t = (moments - origin_ns + step_ns // 2) // step_ns
+    t += max(0, after - int(t[0]))
+    is_last_of_equals = np.append(np.diff(t) > 0, True)
+    inside = is_last_of_equals & (t > t[0]) & (t < t[-1])
+    kept = np.concatenate([[0], np.flatnonzero(inside), [len(t) - 1]])
+    t[-1] = max(t[-1], t[0] + 1)
+    return moments[kept], t[kept]

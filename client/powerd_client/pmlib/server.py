@@ -22,8 +22,17 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import is_locked, joined_journal, run_of
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
-from powerd_client.pmlib.data import ALL_SETS, MAX_LINES, CounterData, CounterSet, DeviceInfo, Lines, write_paraver
-from powerd_client.pmlib.readings import JournalReader, LineReadings
+from powerd_client.pmlib.readings import (
+    ALL_SETS,
+    MAX_LINES,
+    CounterData,
+    CounterSet,
+    DeviceInfo,
+    JournalReader,
+    LineReadings,
+    Lines,
+    write_paraver,
+)
 from powerd_client.recording import Recording
 from powerd_core.errors import ConfigError, PeerError, RunFileError
 from powerd_core.model import Description, QuantityConversion
@@ -482,5 +491,5 @@ def pm_print_data_csv(file_name: PathLike, counter: Counter, lines: Lines | None
 def pm_print_data_paraver(
     file_name: PathLike, counter: Counter, lines: Lines | None = None, set: int = ALL_SETS, unit: str = "ns"
 ) -> None:
-    """A trace for Paraver; see `powerd_client.pmlib.data.write_paraver`."""
+    """A trace for Paraver; see `powerd_client.pmlib.readings.write_paraver`."""
     write_paraver(Path(file_name), counter.data, lines, set, unit)

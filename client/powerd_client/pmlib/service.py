@@ -30,7 +30,7 @@ import zmq
 from numpy.typing import NDArray
 
 from powerd_client.link import BoardLink
-from powerd_client.pmlib.data import MAX_LINES, CounterSet, DeviceInfo, Lines
+from powerd_client.pmlib.readings import MAX_LINES, CounterSet, DeviceInfo, Lines
 from powerd_client.pmlib.server import Counter, Server, devices_of
 from powerd_core.errors import ConfigError, PeerError, PowerdError
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Accuracy, Column, CounterConversion, Device, Flag, Line, Provenance, Stream
+from powerd_core.serde import option
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start
 
 HOST_TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
@@ -68,15 +69,12 @@ class HostCpu:
 class CpuModelOptions:
     """power_w = background_w + watts_per_core * (busy cores)."""
 
-    pid: int = field(
-        default=0,
-        metadata={"help": "process whose CPU time counts (its threads, not its children); 0 = the whole host"},
-    )
-    watts_per_core: float = field(default=8.0, metadata={"help": "assumed watts of one busy core above idle"})
-    background_w: float = field(default=10.0, metadata={"help": "assumed watts that flow even when nothing runs"})
-    u_gain: float = field(default=0.3, metadata={"help": "relative standard uncertainty of watts_per_core"})
-    rate_hz: float = field(default=200.0, metadata={"help": "readings per second"})
-    device: str = field(default="cpu0", metadata={"help": "name of the device"})
+    pid: int = option(0, "process whose CPU time counts (its threads, not its children); 0 = the whole host")
+    watts_per_core: float = option(8.0, "assumed watts of one busy core above idle")
+    background_w: float = option(10.0, "assumed watts that flow even when nothing runs")
+    u_gain: float = option(0.3, "relative standard uncertainty of watts_per_core")
+    rate_hz: float = option(200.0, "readings per second")
+    device: str = option("cpu0", "name of the device")
 
     def __post_init__(self) -> None:
         if min(self.pid, self.background_w, self.u_gain) < 0 or self.watts_per_core <= 0:

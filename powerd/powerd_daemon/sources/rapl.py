@@ -9,12 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Accuracy, Column, CounterConversion, Device, Flag, Line, Provenance, Stream
+from powerd_core.serde import option
 from powerd_daemon.sources.base import Source, Start
 
 POWERCAP = Path("/sys/class/powercap")
@@ -168,21 +169,14 @@ class _Counter:
 class RaplOptions:
     """A reading of one zone costs about a microsecond."""
 
-    rate_hz: float = field(default=100.0, metadata={"help": "readings per second"})
-    device: str = field(default="cpu0", metadata={"help": "name of the device: all packages and their memory"})
-    platform: str = field(
-        default="platform", metadata={"help": "name of the device that the psys counter feeds, where there is one"}
+    rate_hz: float = option(100.0, "readings per second")
+    device: str = option("cpu0", "name of the device: all packages and their memory")
+    platform: str = option("platform", "name of the device that the psys counter feeds, where there is one")
+    u_gain: float = option(
+        0.05, "relative standard uncertainty of every counter; nobody specifies it, see docs/reference/sources.md"
     )
-    u_gain: float = field(
-        default=0.05,
-        metadata={
-            "help": "relative standard uncertainty of every counter; nobody specifies it, see docs/reference/sources.md"
-        },
-    )
-    most_w: float = field(
-        default=2000.0, metadata={"help": "no zone ever takes more than this: tells how often a counter began again"}
-    )
-    root: Path = field(default=POWERCAP, metadata={"help": "the powercap tree"})
+    most_w: float = option(2000.0, "no zone ever takes more than this: tells how often a counter began again")
+    root: Path = option(POWERCAP, "the powercap tree")
 
     def __post_init__(self) -> None:
         if not 0.001 <= self.rate_hz <= 1000:

@@ -6,13 +6,13 @@ import gzip
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError, SensorError, WireError
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Device, Gap, Stream
-from powerd_core.serde import read_description
+from powerd_core.serde import option, read_description
 from powerd_core.wire import Event, FrameReader, Garbage, Message
 from powerd_daemon.sources.base import Source, Start
 
@@ -35,9 +35,9 @@ def read_events(path: Path) -> Iterator[Event]:
 class ReplayOptions:
     """At another speed than 1 the times are compressed and the powers stay, so joules shrink or grow with it."""
 
-    path: str = field(default="", metadata={"help": "a journal, packed (RUN.h5.journal.gz) or not, or its directory"})
-    speed: float = field(default=1.0, metadata={"help": "how many times faster than recorded; 1 keeps the joules"})
-    loop: bool = field(default=False, metadata={"help": "begin again at the end"})
+    path: str = option("", "a journal, packed (RUN.h5.journal.gz) or not, or its directory")
+    speed: float = option(1.0, "how many times faster than recorded; 1 keeps the joules")
+    loop: bool = option(False, "begin again at the end")
 
     def __post_init__(self) -> None:
         if not self.path or not 0.001 <= self.speed <= 1000:

@@ -23,6 +23,7 @@ from powerd_core.model import (
     ScaledConversion,
     Stream,
 )
+from powerd_core.serde import option
 from powerd_daemon.sources.base import LineOutput, Source, Start
 from powerd_daemon.sources.port import LineReader, OpenPort, Port, SerialPort
 
@@ -119,29 +120,22 @@ class SerialLineOptions:
             "a group power_unit (energy_unit, ...) in the pattern catches the unit that is printed"
         },
     )
-    decimal: Literal[".", ","] = field(default=".", metadata={"help": "the decimal sign in the meter's numbers"})
-    baud: int = field(default=9600, metadata={"help": "baud rate"})
-    every_ms: float = field(default=1000.0, metadata={"help": "usual distance of the meter's lines"})
-    ask: str = field(
-        default="",
-        metadata={
-            "help": r"what to send every every_ms to get a line, with its end, such as 'VAL?\r\n'; empty = nothing"
-        },
+    decimal: Literal[".", ","] = option(".", "the decimal sign in the meter's numbers")
+    baud: int = option(9600, "baud rate")
+    every_ms: float = option(1000.0, "usual distance of the meter's lines")
+    ask: str = option(
+        "", r"what to send every every_ms to get a line, with its end, such as 'VAL?\r\n'; empty = nothing"
     )
-    ignore: str = field(default="", metadata={"help": "regular expression of lines that are no readings (headings)"})
-    window_ms: float = field(default=0.0, metadata={"help": "how long one reading averages; 0 = as long as every_ms"})
-    delay_ms: float = field(default=0.0, metadata={"help": "from the end of that time to the line's first character"})
-    u_gain: float = field(
-        default=0.01, metadata={"help": "relative standard uncertainty (the manual's ± limit divided by 1.73)"}
-    )
-    u_offset_w: float = field(default=0.0, metadata={"help": "standard uncertainty of the zero in watts"})
-    step_w: float = field(default=0.0, metadata={"help": "smallest step of the power that the meter shows, in watts"})
-    accuracy_origin: str = field(
-        default="", metadata={"help": "where these figures come from, for the record; empty = assumed"}
-    )
-    poll_ms: float = field(default=10.0, metadata={"help": "distance of looks at the port"})
-    line: str = field(default="meter", metadata={"help": "name of the power's line; the energy's is <line>_energy"})
-    device: str = field(default="node", metadata={"help": "name of the device behind the meter"})
+    ignore: str = option("", "regular expression of lines that are no readings (headings)")
+    window_ms: float = option(0.0, "how long one reading averages; 0 = as long as every_ms")
+    delay_ms: float = option(0.0, "from the end of that time to the line's first character")
+    u_gain: float = option(0.01, "relative standard uncertainty (the manual's ± limit divided by 1.73)")
+    u_offset_w: float = option(0.0, "standard uncertainty of the zero in watts")
+    step_w: float = option(0.0, "smallest step of the power that the meter shows, in watts")
+    accuracy_origin: str = option("", "where these figures come from, for the record; empty = assumed")
+    poll_ms: float = option(10.0, "distance of looks at the port")
+    line: str = option("meter", "name of the power's line; the energy's is <line>_energy")
+    device: str = option("node", "name of the device behind the meter")
 
     def __post_init__(self) -> None:
         if not self.port or not self.line or not self.device:

@@ -23,6 +23,7 @@ from powerd_core.model import (
     ScaledConversion,
     Stream,
 )
+from powerd_core.serde import option
 from powerd_daemon.sources.base import Source, Start
 from powerd_daemon.sources.port import LineReader, OpenPort, Port, is_usbtmc, open_port
 
@@ -72,24 +73,18 @@ class Wt310eOptions:
     amperes: float = field(
         metadata={"help": "current range: what the node takes at most, and not more, since the error is a share of it"}
     )
-    baud: int = field(default=9600, metadata={"help": "baud rate as set on the meter (serial ports alone)"})
-    update_s: float = field(
-        default=0.25,
-        metadata={"help": "distance of the meter's updates: 0.1 (needs 19200 baud or USBTMC), 0.25, 0.5, 1, 2 or 5"},
+    baud: int = option(9600, "baud rate as set on the meter (serial ports alone)")
+    update_s: float = option(
+        0.25, "distance of the meter's updates: 0.1 (needs 19200 baud or USBTMC), 0.25, 0.5, 1, 2 or 5"
     )
-    coupling: Literal["ac", "dc"] = field(
-        default="ac", metadata={"help": "ac (mode RMS, 45 to 66 Hz) or dc (mode DC): also which accuracy holds"}
+    coupling: Literal["ac", "dc"] = option(
+        "ac", "ac (mode RMS, 45 to 66 Hz) or dc (mode DC): also which accuracy holds"
     )
-    crest_factor: Literal[3, 6] = field(default=3, metadata={"help": "as on the meter; 6 halves the ranges"})
-    integrate: bool = field(
-        default=True,
-        metadata={"help": "let the meter integrate too: a line of its own watt-hours, the better run total"},
-    )
-    poll_ms: float = field(
-        default=5.0, metadata={"help": "distance of looks for an answer: what times are uncertain by"}
-    )
-    line: str = field(default="wall", metadata={"help": "name of the line; the meter's energy is <line>_energy"})
-    device: str = field(default="node", metadata={"help": "name of the device behind the meter"})
+    crest_factor: Literal[3, 6] = option(3, "as on the meter; 6 halves the ranges")
+    integrate: bool = option(True, "let the meter integrate too: a line of its own watt-hours, the better run total")
+    poll_ms: float = option(5.0, "distance of looks for an answer: what times are uncertain by")
+    line: str = option("wall", "name of the line; the meter's energy is <line>_energy")
+    device: str = option("node", "name of the device behind the meter")
 
     def __post_init__(self) -> None:
         for what, value, known in (

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from powerd_core.model import Block, BlockBuilder, Column, Provenance, Stream, columns
-from powerd_daemon.sources.ina.accuracy import line
 from powerd_daemon.sources.ina.scanner import Scanner
-from powerd_daemon.sources.ina.sensor import Sensor, make_bank
-from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
-from powerd_daemon.sources.sim.chip import ChipErrors, Load, SimChip
+from powerd_daemon.sources.ina.sensor import Sensor, line, make_bank
+from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
 
 MS = 1_000_000
 PERIOD = 2 * MS

@@ -1,6 +1,6 @@
 """COBS, CRC and resynchronisation. Runs under CPython and MicroPython alike."""
 
-from powernode.framing import MAX_BODY, MAX_ENCODED, Deframer, crc16, decode, encode
+from powernode.protocol import MAX_BODY, MAX_ENCODED, Deframer, crc16, decode, encode
 
 
 class Noise:

@@ -3,9 +3,8 @@
 import struct
 
 from powernode import protocol
-from powernode.clock import since
-from powernode.framing import Deframer, encode
-from powernode.node import Node
+from powernode.node import Node, since
+from powernode.protocol import Deframer, encode
 from powernode.scanner import NO_SHUNT, Scanner
 from simulated_pico import SimulatedPico, chips, sensors
 

@@ -3,7 +3,7 @@
 import struct
 
 from powernode import protocol
-from powernode.framing import decode, encode
+from powernode.protocol import decode, encode
 
 GOLDEN = __file__.rsplit("/", 2)[0] + "/golden/frames.txt"
 SENSORS = ((0, 0x40, 0x3C4F, 1), (1, 0x4F, 0x399F, 0))

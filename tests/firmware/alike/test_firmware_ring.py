@@ -1,6 +1,6 @@
 """Queues and the node's clock. Runs under CPython and MicroPython alike."""
 
-from powernode.clock import NodeClock, since
+from powernode.node import NodeClock, since
 from powernode.ring import ByteRing, EdgeQueue
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[2] / "firmware"))
 
-from powernode import framing, protocol  # noqa: E402
+from powernode import protocol  # noqa: E402
 
 WORDS = struct.pack("<hHhH", -1234, 0x5DC2, 31999, 0)
 SENSORS = ((0, 0x40, 0x3C4F, 1), (1, 0x4F, 0x399F, 0))
@@ -27,4 +27,4 @@ BODIES = {
 }
 
 if __name__ == "__main__":
-    (HERE / "frames.txt").write_text("".join(f"{name} {framing.encode(b).hex()}\n" for name, b in BODIES.items()))
+    (HERE / "frames.txt").write_text("".join(f"{name} {protocol.encode(b).hex()}\n" for name, b in BODIES.items()))

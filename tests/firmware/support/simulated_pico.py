@@ -1,6 +1,6 @@
 """What the firmware's main loop asks of its hardware, simulated. Runs under CPython and MicroPython alike."""
 
-from powernode.framing import crc16
+from powernode.protocol import crc16
 from powernode.ring import EdgeQueue
 
 TICKS = 1 << 30

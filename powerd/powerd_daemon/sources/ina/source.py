@@ -14,12 +14,11 @@ from typing import ClassVar
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
+from powerd_core.serde import option
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
-from powerd_daemon.sources.ina.accuracy import line
 from powerd_daemon.sources.ina.bus import LinuxBus, RegisterBus
-from powerd_daemon.sources.ina.calibration_file import calibrated_by
 from powerd_daemon.sources.ina.scanner import Scanner, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.sensor import Sensor, calibrated_by, line, make_bank
 
 MOST_BUS_EVERY = 200
 
@@ -28,28 +27,22 @@ MOST_BUS_EVERY = 200
 class RailsOptions:
     """Options of every source of INA chips. Raises `ConfigError` for a pace that no bus has."""
 
-    device: str = field(default="gpu0", metadata={"help": "device that the lines belong to"})
-    rate_hz: float = field(default=500.0, metadata={"help": "scans per second"})
-    scl_hz: float = field(default=400_000.0, metadata={"help": "clock of the bus, as the machine's boot settings say"})
-    bus_every: int = field(
-        default=1, metadata={"help": "read bus voltages in every so-many-th scan only; their age is then recorded"}
-    )
-    bus_hold: float = field(
-        default=0.01, metadata={"help": "how far (relative) a bus voltage may move meanwhile, for the uncertainty"}
-    )
-    calibration: str = field(
-        default="", metadata={"help": "calibration file that `powerd calibrate` wrote; changes metadata, never codes"}
-    )
+    device: str = option("gpu0", "device that the lines belong to")
+    rate_hz: float = option(500.0, "scans per second")
+    scl_hz: float = option(400_000.0, "clock of the bus, as the machine's boot settings say")
+    bus_every: int = option(1, "read bus voltages in every so-many-th scan only; their age is then recorded")
+    bus_hold: float = option(0.01, "how far (relative) a bus voltage may move meanwhile, for the uncertainty")
+    calibration: str = option("", "calibration file that `powerd calibrate` wrote; changes metadata, never codes")
 
     def __post_init__(self) -> None:
-        for option, least, value, most in (
+        for name, least, value, most in (
             ("rate_hz", LEAST_RATE_HZ, self.rate_hz, inf),
             ("scl_hz", 1, self.scl_hz, inf),
             ("bus_every", 1, self.bus_every, MOST_BUS_EVERY),
             ("bus_hold", 0, self.bus_hold, 0.999),
         ):
             if not least <= value <= most:
-                raise ConfigError(f"{option} = {value:g} is not between {least:g} and {most:g}")
+                raise ConfigError(f"{name} = {value:g} is not between {least:g} and {most:g}")
 
 
 class RailsSource(Source):
@@ -155,7 +148,7 @@ class InaOptions(RailsOptions):
 
     bus: int | str = field(metadata={"help": "number of the bus or its path, such as 2 or '/dev/i2c-2'"})
     sensors: tuple[Sensor, ...] = field(metadata={"help": "list of the sensors: name, address, chip, shunt_ohm, ..."})
-    timeout_ms: int = field(default=50, metadata={"help": "after which the adapter gives up a stuck transfer"})
+    timeout_ms: int = option(50, "after which the adapter gives up a stuck transfer")
 
     def __post_init__(self) -> None:
         # Written out: a dataclass with slots is made anew, and super() would look for the old one.

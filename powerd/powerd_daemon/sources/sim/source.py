@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from random import Random
 from typing import ClassVar, Literal
 
 from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
+from powerd_core.serde import option
 from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.cpu_model import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu
 from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
-from powerd_daemon.sources.sim.bus import KINDS, Faults, SimBus, SimulationClock
-from powerd_daemon.sources.sim.chip import NO_LOAD, ChipErrors, Load, SimChip, draw_errors
+from powerd_daemon.sources.sim.bus import (
+    KINDS,
+    NO_LOAD,
+    ChipErrors,
+    Faults,
+    Load,
+    SimBus,
+    SimChip,
+    SimulationClock,
+    draw_errors,
+)
 from powerd_daemon.sources.sim.waveforms import (
     NOMINAL_V,
     SHARES,
@@ -49,39 +59,32 @@ _WHAT = {
 class SimOptions(RailsOptions):
     """Defaults scan 500 times a second, and each scan finds a conversion that no other scan has seen."""
 
-    waveform: Literal["training", "constant", "square", "telegraph", "host"] = field(
-        default="training", metadata={"help": "the load; 'host' follows the CPUs of this machine"}
+    waveform: Literal["training", "constant", "square", "telegraph", "host"] = option(
+        "training", "the load; 'host' follows the CPUs of this machine"
     )
-    idle_w: float = field(default=30.0, metadata={"help": "lowest power of the card"})
-    peak_w: float = field(
-        default=250.0, metadata={"help": "highest power of the card; the slot's shunt clips at 384 W"}
+    idle_w: float = option(30.0, "lowest power of the card")
+    peak_w: float = option(250.0, "highest power of the card; the slot's shunt clips at 384 W")
+    seed: int = option(1, "draws the chips' errors and the telegraph's steps")
+    errors: Literal["datasheet", "none"] = option(
+        "datasheet", "errors of the chips, within the data sheet's limits, or none"
     )
-    seed: int = field(default=1, metadata={"help": "draws the chips' errors and the telegraph's steps"})
-    errors: Literal["datasheet", "none"] = field(
-        default="datasheet", metadata={"help": "errors of the chips, within the data sheet's limits, or none"}
+    shunt_ohm: float = option(0.05, "shunt resistance of every line")
+    shunt_tolerance: float = option(0.01, "limit of the shunts' relative error")
+    grade: Literal["A", "B"] = option("A", "grade of the INA219")
+    shunt_adc: str = option("avg2", "shunt conversion: 9bit ... 12bit or avg2 ... avg128")
+    bus_adc: str = option("10bit", "bus voltage conversion, likewise")
+    pid: int = option(0, "'host' follows this process alone; 0 = the whole machine")
+    cores: float = option(0.0, "busy cores at which 'host' reaches its peak; 0 = all")
+    period_ms: float = option(101.3, "period of 'square'")
+    duty: float = option(0.5, "share of the period for which 'square' is high")
+    dwell_ms: float = option(40.0, "mean time for which 'telegraph' holds a level")
+    training: TrainingOptions = option(TrainingOptions(), "phases of 'training': forward_ms, forward_level, ...")
+    sensors: tuple[Sensor, ...] = option((), "sensors as for 'ina', which have equal currents; empty = the eight lines")
+    adapter: Literal["combined", "single"] = option(
+        "combined", "'single' refuses combined reads as the Raspberry Pi's adapter does"
     )
-    shunt_ohm: float = field(default=0.05, metadata={"help": "shunt resistance of every line"})
-    shunt_tolerance: float = field(default=0.01, metadata={"help": "limit of the shunts' relative error"})
-    grade: Literal["A", "B"] = field(default="A", metadata={"help": "grade of the INA219"})
-    shunt_adc: str = field(default="avg2", metadata={"help": "shunt conversion: 9bit ... 12bit or avg2 ... avg128"})
-    bus_adc: str = field(default="10bit", metadata={"help": "bus voltage conversion, likewise"})
-    pid: int = field(default=0, metadata={"help": "'host' follows this process alone; 0 = the whole machine"})
-    cores: float = field(default=0.0, metadata={"help": "busy cores at which 'host' reaches its peak; 0 = all"})
-    period_ms: float = field(default=101.3, metadata={"help": "period of 'square'"})
-    duty: float = field(default=0.5, metadata={"help": "share of the period for which 'square' is high"})
-    dwell_ms: float = field(default=40.0, metadata={"help": "mean time for which 'telegraph' holds a level"})
-    training: TrainingOptions = field(
-        default=TrainingOptions(), metadata={"help": "phases of 'training': forward_ms, forward_level, ..."}
-    )
-    sensors: tuple[Sensor, ...] = field(
-        default=(),
-        metadata={"help": "sensors as for 'ina', which have equal currents; empty = the eight lines"},
-    )
-    adapter: Literal["combined", "single"] = field(
-        default="combined", metadata={"help": "'single' refuses combined reads as the Raspberry Pi's adapter does"}
-    )
-    fault_every_s: float = field(default=0.0, metadata={"help": "mean time between faults of the bus; 0 = none"})
-    faults: tuple[str, ...] = field(default=KINDS, metadata={"help": "which faults happen"})
+    fault_every_s: float = option(0.0, "mean time between faults of the bus; 0 = none")
+    faults: tuple[str, ...] = option(KINDS, "which faults happen")
 
     def __post_init__(self) -> None:
         # Written out: a dataclass with slots is made anew, and super() would look for the old one.

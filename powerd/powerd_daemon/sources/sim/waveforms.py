@@ -12,7 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import expm1
@@ -20,6 +20,7 @@ from random import Random
 from typing import Any, ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
+from powerd_core.serde import option
 
 CELL_NS = 1_000_000_000
 """Time is cut into cells that are generated one by one from the seed and their number."""
@@ -115,14 +116,14 @@ class TrainingOptions:
     The durations avoid whole milliseconds, so that iterations meet the scans at ever other moments.
     """
 
-    forward_ms: float = field(default=31.713, metadata={"help": "duration of the forward pass"})
-    backward_ms: float = field(default=67.331, metadata={"help": "duration of the backward pass"})
-    update_ms: float = field(default=21.157, metadata={"help": "duration of the parameter update"})
-    idle_ms: float = field(default=9.291, metadata={"help": "wait for the next batch"})
-    forward_level: float = field(default=0.75, metadata={"help": "level of the forward pass, 0 = idle, 1 = peak"})
-    backward_level: float = field(default=1.0, metadata={"help": "level of the backward pass"})
-    update_level: float = field(default=0.4, metadata={"help": "level of the parameter update"})
-    ramp_ms: float = field(default=0.8, metadata={"help": "how long power takes to reach a phase's level"})
+    forward_ms: float = option(31.713, "duration of the forward pass")
+    backward_ms: float = option(67.331, "duration of the backward pass")
+    update_ms: float = option(21.157, "duration of the parameter update")
+    idle_ms: float = option(9.291, "wait for the next batch")
+    forward_level: float = option(0.75, "level of the forward pass, 0 = idle, 1 = peak")
+    backward_level: float = option(1.0, "level of the backward pass")
+    update_level: float = option(0.4, "level of the parameter update")
+    ramp_ms: float = option(0.8, "how long power takes to reach a phase's level")
 
     def __post_init__(self) -> None:
         if min(self.forward_ms, self.backward_ms, self.update_ms, self.idle_ms, self.ramp_ms) < 0:

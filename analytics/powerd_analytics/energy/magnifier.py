@@ -1,0 +1,261 @@
+"""Phases that a sensor is too slow for, by the power that each has when it is repeated alone (`Meter.magnify`).
+
+With m_k the mean power of phase k repeated, T_k its ordinary duration and E what the phases of an iteration take
+together (the iteration less what lies between them), phase k takes
+
+    E_k = E m_k T_k / sum_j m_j T_j.
+
+The sum of all phases stays what the readings say of the whole; only its parts come from the repetitions, and the
+sensor's gain is no part of the shares. Repeated alone a phase may find other caches, clocks and temperatures, or a host
+that is too slow for it. So the sum of m_j T_j is held against E (closure), the clocks are compared where the run has
+them, and so are the durations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.budget import KINDS
+from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies
+from powerd_analytics.energy.devices import part_phase_energies as interleaved
+from powerd_analytics.energy.rest import merged, without
+from powerd_analytics.energy.uncertainty import NORMAL
+from powerd_analytics.runs.phases import Phases
+from powerd_analytics.runs.ranks import ranks_of
+from powerd_analytics.runs.run import Run
+from powerd_analytics.text import seconds
+from powerd_client.phase import MAGNIFIED
+from powerd_core.model import QuantityConversion
+
+Ints = NDArray[np.int64]
+
+SETTLE_NS = 100_000_000
+"""Beginning of a stretch that is left out: clocks rise, and the first repetitions wait for the host."""
+APART_NS = 20_000_000
+"""Repetitions farther apart than this are of two stretches."""
+ALIKE = 0.1
+"""A phase that takes so much longer or shorter alone than in its iteration is another phase."""
+MOST_OPEN, MOST_CLOCK = 0.02, 0.01
+"""Closure and change of the clock beyond which the repetitions say nothing of the iteration."""
+U_ALONE = 0.01
+"""Relative standard uncertainty of a phase's power by what is different when it is repeated alone: on two H200 what
+follows lay within 1.2 % of blocks of one phase (docs/results/h200/README.md)."""
+CONSTANT = ("gain", "offset", "quantisation")
+"""Parts of the budget that the repeated and the ordinary phases have in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class Magnification:
+    """What the repetitions say of one kind of ordinary phases, by its class. Without a power, ``note`` says why."""
+
+    note: str
+    power_w: float | None = None
+    u_share: float = 0.0
+    """Relative standard uncertainty of its energy, but for the sensor's gain and zero."""
+    u_sensor: float = 0.0
+    """The same by these."""
+    rectangle: float = 0.0
+    """The rectangle among ``u_sensor``, likewise relative."""
+
+
+def magnified_kinds(run: Run, part: Part) -> Mapping[int, Magnification]:
+    """By class of ordinary phases: what repetitions of it say. Of ``run`` the phases count that use the part."""
+    key = "magnified", *map(id, part.signals)  # a part of one of its lines alone shares what is known
+    if key not in part.known:
+        stretches = _stretches(run.phases)
+        if stretches and len(ranks_of(run).users(part.device)) > 1:
+            note = "not magnified: ranks share the device"
+            part.known[key] = dict.fromkeys(stretches, Magnification(note))
+        else:
+            part.known[key] = dict(_kinds(run, part, stretches))
+    known: dict[int, Magnification] = part.known[key]
+    return known
+
+
+def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
+    """Energies of all phases of a run, in the order of `Run.phases`; those of magnified kinds by their repetitions.
+    What is known of single ones beside their kind's mean stays."""
+    columns = interleaved(run, part)
+    known = {label: m for label, m in magnified_kinds(run, part).items() if m.power_w is not None}
+    if not known:
+        return columns
+    copied = {name: getattr(columns, name).copy() for name in PhaseColumns.__dataclass_fields__}
+    for label, m in known.items():
+        of_kind = run.phases.label == label
+        expected_j, energy_j = m.power_w * columns.duration_s[of_kind], columns.energy_j[of_kind]
+        told = np.isfinite(energy_j)
+        if told.any() and energy_j[told].sum() > 0:
+            energy_j = np.where(told, energy_j * (expected_j[told].sum() / energy_j[told].sum()), expected_j)
+        else:
+            energy_j = expected_j
+        copied["energy_j"][of_kind], copied["resolvable"][of_kind] = energy_j, True
+        copied["u_systematic_j"][of_kind] = np.abs(energy_j) * np.hypot(m.u_share, m.u_sensor)
+        copied["rectangle_j"][of_kind] = np.abs(energy_j) * m.rectangle
+    return PhaseColumns(**copied)
+
+
+# -- what was repeated -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Stretches:
+    """The repetitions of one kind of phase [m], without what is left out of each stretch."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    each_s: float
+    """Mean duration of a repetition."""
+
+
+def _stretches(p: Phases) -> dict[int, _Stretches]:
+    """By class of the ordinary phases: those of the same name that came last before the repetitions, in the same
+    process, or else first behind them."""
+    repeated: dict[int, list[NDArray[np.intp]]] = {}
+    for number, kind in enumerate(p.classes):
+        if not (kind.is_magnified and kind.name.startswith(MAGNIFIED)):
+            continue
+        alike = (c.name == kind.name.removeprefix(MAGNIFIED) and not c.is_magnified for c in p.classes)
+        ordinary = np.flatnonzero(p.of([i for i, is_alike in enumerate(alike) if is_alike]))
+        rows = np.flatnonzero((p.label == number) & ~p.cut)
+        for own in (rows[p.parent[rows] == call] for call in np.unique(p.parent[rows])):
+            known = ordinary[p.process[ordinary] == p.process[own[0]]]
+            if len(known):
+                last = max(int(np.searchsorted(known, own[0])) - 1, 0)
+                repeated.setdefault(int(p.label[known[last]]), []).append(own)
+    return {label: _joined(p, np.sort(np.concatenate(rows))) for label, rows in repeated.items()}
+
+
+def _joined(p: Phases, rows: NDArray[np.intp]) -> _Stretches:
+    begin, end = p.begin_ns[rows], p.end_ns[rows]
+    first = np.flatnonzero(np.append(True, begin[1:] - end[:-1] > APART_NS))
+    from_ns, to_ns = begin[first] + SETTLE_NS, end[np.append(first[1:], len(rows)) - 1]
+    settled = begin >= np.repeat(from_ns, np.diff(np.append(first, len(rows))))
+    each_s = p.duration_s[rows][settled if settled.any() else slice(None)]
+    is_long = to_ns > from_ns + SETTLE_NS
+    return _Stretches(from_ns[is_long], to_ns[is_long], float(each_s.mean()))
+
+
+# -- what it says of the ordinary phases -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Joules of intervals together."""
+
+    energy_j: float
+    time_s: float
+    u_own_j: float
+    """Standard uncertainty but for `CONSTANT`."""
+    u_constant_j: float
+    rectangle_j: float
+
+
+def _taken(part: Part, each: Sequence[tuple[Ints, Ints]]) -> list[_Taken]:
+    """Of several sets of intervals what each takes."""
+    begin, end = (np.concatenate(ends) for ends in zip(*each, strict=True))
+    label = np.repeat(np.arange(len(each)), [len(own) for own, _ in each])
+    columns = interval_energies(part, begin, end, label, is_whole=True)
+    parts = interval_budget(part, begin, end, label)[0].parts
+
+    def of(own: NDArray[np.bool_]) -> _Taken:
+        u = {
+            n: float(x[own].sum() if KINDS[n].of_repeats else np.hypot.reduce(x[own], initial=0.0))
+            for n, x in parts.items()
+        }
+        return _Taken(
+            float(columns.energy_j[own].sum()),
+            float(columns.duration_s[own].sum()),
+            float(np.hypot.reduce([x for n, x in u.items() if n not in CONSTANT], initial=0.0)),
+            float(np.hypot.reduce([x for n, x in u.items() if n in CONSTANT], initial=0.0)),
+            float(columns.rectangle_j[own].sum()),
+        )
+
+    return [of(label == k) for k in range(len(each))]
+
+
+def _kinds(run: Run, part: Part, stretches: Mapping[int, _Stretches]) -> Iterator[tuple[int, Magnification]]:
+    """Those of one iteration are told together."""
+    p = run.phases
+    around: dict[int, list[int]] = {}
+    for label, of_kind in stretches.items():
+        first = int(np.argmax(p.label == label))
+        ordinary_s = float(p.duration_s[p.label == label].mean())
+        if p.parent[first] < 0:
+            yield label, Magnification("not magnified: no iteration is marked around it")
+        elif not len(of_kind.begin_ns):
+            yield label, Magnification("not magnified: the repetitions are too short")
+        elif not abs(of_kind.each_s / ordinary_s - 1) <= ALIKE:
+            alone = f"alone it takes {seconds(of_kind.each_s)} instead of {seconds(ordinary_s)}"
+            yield label, Magnification(f"not magnified: {alone}, as if it were another phase")
+        else:
+            around.setdefault(int(p.label[p.parent[first]]), []).append(label)
+    for outer, labels in around.items():
+        yield from _of_iteration(run, part, outer, {label: stretches[label] for label in labels}).items()
+
+
+def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Stretches]) -> dict[int, Magnification]:
+    """The kinds of phases that lie in those of the class ``outer``."""
+    p = run.phases
+    labels = list(stretches)
+    whole = (p.label == outer) & ~p.cut
+    inside = p.of(labels) & ~p.cut & (p.parent >= 0) & whole[p.parent]
+    iterations = merged(p.begin_ns[whole], p.end_ns[whole])
+    rest = without(*iterations, p.begin_ns[inside], p.end_ns[inside])
+    alone = [(s.begin_ns, s.end_ns) for s in stretches.values()]
+    taken, left, *repeated = _taken(part, [iterations, rest, *alone])
+    together_j = taken.energy_j - left.energy_j
+    power_w = np.array([r.energy_j / r.time_s for r in repeated])
+    time_s = np.array([float(p.duration_s[inside & (p.label == label)].sum()) for label in labels])
+    parts_j = power_w * time_s
+    if not (np.isfinite(together_j) and together_j > 0 and (parts_j > 0).all()):
+        return dict.fromkeys(labels, Magnification("not magnified: too few readings"))
+    share = parts_j / parts_j.sum()
+    u_power = np.array([r.u_own_j / r.energy_j for r in repeated])
+    u_together = float(np.hypot(taken.u_own_j, left.u_own_j)) / together_j
+    opening = float(parts_j.sum()) / together_j - 1
+    limit = max(MOST_OPEN, NORMAL * float(np.hypot(np.hypot.reduce(share * u_power), u_together)))
+    clock = _clock_change(run, part, iterations, alone)
+    off = f"{100 * opening:+.1f} % off the iteration"
+    why = ""
+    if abs(opening) > limit:
+        why = f"their sum is {off} (limit {100 * limit:.1f} %)"
+    elif clock is not None and abs(clock) > MOST_CLOCK:
+        why = f"one has another clock ({100 * clock:+.1f} %, limit {100 * MOST_CLOCK:.0f} %)"
+    if why:
+        return dict.fromkeys(labels, Magnification(f"not magnified: repeated alone, {why}"))
+    length_s = sum(r.time_s for r in repeated)
+    note = f"magnified: {seconds(length_s)} repeated alone, their sum {off}"
+    of_power = np.hypot(u_power, U_ALONE)
+    whole_u = (taken.u_constant_j / taken.energy_j, taken.rectangle_j / taken.energy_j)
+    kinds = {}
+    for k, label in enumerate(labels):
+        weight = -share.copy()
+        weight[k] += 1  # what moves a phase's power moves the sum too
+        u = float(np.hypot.reduce([*(weight * of_power), u_together]))
+        kinds[label] = Magnification(note, float(power_w[k] / (1 + opening)), u, *whole_u)
+    return kinds
+
+
+def _clock_change(
+    run: Run, part: Part, iterations: tuple[Ints, Ints], stretches: Sequence[tuple[Ints, Ints]]
+) -> float | None:
+    """The largest relative difference of a stretch's mean clock from that of the iterations; None where it is not
+    known."""
+    lines = (line for line in run.lines.values() if line.device == part.device and line.name.endswith(".sm_clock"))
+    line = next(lines, None)
+    if line is None or not isinstance(line.conversion, QuantityConversion):
+        return None
+    column = line.conversion.column
+    read = run.good_readings(line.name, column)
+
+    def mean(begin: Ints, end: Ints) -> float:
+        inside = np.searchsorted(begin, read.t_ns, "right") > np.searchsorted(end, read.t_ns, "left")
+        return float(np.mean(read.codes[column][inside])) if inside.any() else np.nan
+
+    usual = mean(*iterations)
+    known = [change for s in stretches if np.isfinite(change := mean(*s) / usual - 1)]
+    return max(known, key=abs) if known else None

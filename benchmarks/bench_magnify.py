@@ -1,0 +1,161 @@
+"""`Meter.magnify` on a real GPU, against blocks of seconds of the same phase alone.
+
+ResNet-34 at three batch sizes: a training whose phases are too short for the driver's readings, with one call of
+`magnify` half-way; then each phase alone for seconds, by code of this script, whose power any sensor can tell. That
+power times the phase's duration in the training is what the phase should take. Both come from the same readings, so
+the sensor's gain cancels.
+
+Needs CUDA. Target: every phase of 5 ms and more within 2 % of its block, and the sum of the repeated phases within 2 %
+of the iteration. Exit status 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from bench_device import PHASES, Training, say
+from common import machine
+
+from powerd_analytics import phase_table, read_run
+from powerd_analytics.energy.devices import load_parts, part_phase_energies
+from powerd_analytics.runs.run import Run
+from powerd_client import Meter
+
+LEAST_S, TARGET = 5e-3, 0.02
+
+
+def train(meter: Meter, training: Training, seconds: float) -> None:
+    """Ordinary iterations for so long; gradients are forgotten between two of them."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        with meter.phase("iteration", batch_size=training.batch):
+            with meter.phase("forward"):
+                loss = training.loss_of(training.model(training.images), training.labels)
+            with meter.phase("backward"):
+                loss.backward()
+            with meter.phase("update"):
+                training.optimizer.step()
+            training.optimizer.zero_grad(set_to_none=True)
+        del loss
+    torch.cuda.synchronize()
+
+
+def blocks(meter: Meter, training: Training, seconds: float) -> None:
+    """Each phase alone, in random order; the model is of no use afterwards."""
+
+    def loss() -> torch.Tensor:
+        return training.loss_of(training.model(training.images), training.labels)
+
+    kept = [loss()]
+
+    def backward() -> None:
+        training.optimizer.zero_grad(set_to_none=True)
+        kept[0].backward(retain_graph=True)
+
+    for group in training.optimizer.param_groups:
+        group["lr"] = 0.0
+    work: dict[str, Callable[[], object]] = {
+        "forward": loss, "backward": backward, "update": training.optimizer.step,
+    }  # fmt: skip
+    for name in random.sample(PHASES, len(PHASES)):
+        kept[:] = [loss()]  # updates end the graph before
+        backward()
+        for part, length in (("settling", 0.5), ("block", seconds)):
+            end, queued = time.perf_counter() + length, []
+            with meter.phase(part, of=name):
+                while time.perf_counter() < end:
+                    work[name]()
+                    event = torch.cuda.Event()
+                    event.record()
+                    queued.append(event)
+                    if len(queued) > 3:
+                        queued.pop(0).synchronize()
+            torch.cuda.synchronize()
+
+
+def measure(path: Path, batch: int, args: argparse.Namespace) -> None:
+    training = Training("resnet34", batch, torch.device("cuda"))
+    training.warm_up(args.warm_up)
+    with Meter(out=path, overwrite=True, quiet=True) as meter:
+        train(meter, training, args.seconds)
+        begin = time.perf_counter()
+        meter.magnify(
+            training.model,
+            training.optimizer,
+            loss=lambda: training.loss_of(training.model(training.images), training.labels),
+        )
+        took_s = time.perf_counter() - begin
+        train(meter, training, args.seconds)
+        blocks(meter, training, args.block)
+        time.sleep(0.5)  # readings behind the last moment that is asked for
+    say(f"  batch {batch}: magnify() took {took_s:.1f} s")
+
+
+def mean_interleaved(run: Run, name: str) -> float:
+    """Joules of a kind of phase without its repetitions, NaN where the readings do not tell them."""
+    part = next(p for p in load_parts(run) if p.device.startswith("gpu"))
+    of_name = run.phases.of([i for i, c in enumerate(run.phases.classes) if c.name == name]) & ~run.phases.cut
+    return float(np.mean(part_phase_energies(run, part).energy_j[of_name]))
+
+
+def judge(path: Path) -> bool:
+    """Print the figures of a run; whether all that count are within the target."""
+    run = read_run(path)
+    rows = [row for row in phase_table(run).phases if row.device.startswith("gpu")]
+    block_w = {str(row.group["of"]): row.power_w for row in rows if row.phase == "block"}
+    ordinary = {row.phase: row for row in rows if "of" not in row.group}
+    met = True
+    iteration = ordinary["iteration"]
+    say(f"    iteration {1e3 * (iteration.s_per_batch or 0):.2f} ms, {iteration.j_per_batch:.3f} J")
+    for name in PHASES:
+        row, watts = ordinary[name], block_w[name]
+        ms = 1e3 * (row.s_per_batch or 0.0)
+        if watts is None or row.j_per_batch is None or row.u95_j is None:
+            say(f"    {name:9} {ms:6.2f} ms: no number: {row.note}")
+            met = False
+            continue
+        alone_j = watts * ms / 1e3
+        off, before = row.j_per_batch / alone_j - 1, mean_interleaved(run, name) / alone_j - 1
+        is_met = row.method == "magnified" and abs(off) <= TARGET
+        met = met and (is_met or ms < 1e3 * LEAST_S)
+        say(
+            f"    {name:9} {ms:6.2f} ms, block {watts:5.1f} W = {alone_j:7.3f} J; {row.method} {row.j_per_batch:7.3f} "
+            f"± {row.u95_j:.3f} J, {off:+.1%}; interleaved {before:+.1%}; {row.note}"
+        )
+    return met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch", type=int, nargs="+", default=[64, 128, 256])
+    parser.add_argument("--seconds", type=float, default=5.0, help="of training before and after magnify()")
+    parser.add_argument("--block", type=float, default=2.5, help="seconds of each phase alone")
+    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before each case")
+    parser.add_argument("--turns", type=int, default=1, help="runs of each case")
+    parser.add_argument("--keep", type=Path, help="directory that keeps the run files")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        say("magnified phases: no CUDA here, nothing was measured")
+        return 0
+    say(f"magnified phases: one {torch.cuda.get_device_name()} ({machine()}, PyTorch {torch.__version__})")
+    met = True
+    with tempfile.TemporaryDirectory() as directory:
+        for turn in range(args.turns):
+            for batch in args.batch:
+                path = (args.keep or Path(directory)) / f"magnify-{batch}-{turn}.h5"
+                measure(path, batch, args)
+                met = judge(path) and met
+    say(f"  target: phases of {1e3 * LEAST_S:g} ms and more within {TARGET:.0%}: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

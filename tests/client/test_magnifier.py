@@ -1,0 +1,176 @@
+"""`Meter.magnify` leaves a training as it was, and marks what it repeats."""
+
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from powerd_client import magnifier
+from powerd_client.pairing import Kinds, add_iterations
+from powerd_core.errors import ConfigError
+from support.tape import TapedMeter
+
+DEVICES = [
+    "cpu",
+    pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")),
+]
+
+
+@pytest.fixture(autouse=True)
+def brief(monkeypatch):
+    monkeypatch.setattr(magnifier, "STRETCH_S", (0.01, 0.02))
+
+
+@pytest.fixture
+def exact():
+    """Kernels that compute the same bits again."""
+    torch.use_deterministic_algorithms(True)
+    cudnn, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.backends.cudnn.benchmark = cudnn
+
+
+class Training:
+    """Batch norm, dropout and noise from all generators, two optimizers and a schedule."""
+
+    def __init__(self, device):
+        for seed in (torch.manual_seed, np.random.seed, random.seed):
+            seed(7)
+        self.device = device
+        self.model = nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.Dropout(0.3),
+            nn.Flatten(),
+            nn.Linear(144, 3),
+        ).to(device)
+        parameters = list(self.model.parameters())
+        self.optimizers = [
+            torch.optim.AdamW(parameters[:4], 1e-2, weight_decay=0.1),
+            torch.optim.SGD(parameters[4:], 1e-2, momentum=0.9),
+        ]
+        self.x = self.batch()
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.optimizers[0], 0.9)
+
+    def batch(self):
+        return torch.randn(8, 1, 8, 8, device=self.device) * (1 + np.random.rand() + random.random())
+
+    def loss(self, x):
+        return self.model(x).square().mean()
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        self.loss(self.batch()).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.schedule.step()
+
+    def state(self):
+        return copy.deepcopy([x.state_dict() for x in (self.model, *self.optimizers, self.schedule)])
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def generators():
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return [random.getstate(), [x.tolist() if isinstance(x, np.ndarray) else x for x in np.random.get_state()],
+            torch.get_rng_state(), cuda]  # fmt: skip
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("when", [0, 3])
+def test_a_training_goes_on_to_the_same_bits(device, when, exact):
+    """Before the first step, when the optimizers have no state and there are no gradients, and later."""
+
+    def trained(*, magnified):
+        training = Training(device)
+        for n in range(6):
+            if magnified and n == when:
+                before, drawn = training.state(), generators()
+                gradients = [p.grad for p in training.model.parameters()]
+                with TapedMeter() as meter:
+                    meter.magnify(
+                        training.model,
+                        *training.optimizers,
+                        loss=lambda: training.loss(training.x * (random.random() + np.random.rand())),
+                    )
+                    assert meter.tree().count("magnified update") > 2
+                assert same(generators(), drawn)
+                assert same(training.state(), before)
+                assert all(p.grad is g for p, g in zip(training.model.parameters(), gradients, strict=True))
+            training.step()
+        return training.state()
+
+    assert same(trained(magnified=True), trained(magnified=False))
+
+
+def test_what_is_repeated_lies_in_a_phase_of_its_own_and_in_no_iteration():
+    training = Training("cpu")
+    with TapedMeter() as meter:
+        meter.watch(training.model, *training.optimizers)
+        for n in range(4):
+            training.step()
+            if n == 1:
+                meter.magnify(training.model, *training.optimizers, loss=lambda: training.loss(training.x))
+        spans, names = meter.tape.phases()
+        kinds = Kinds()
+        for number in sorted(names):
+            kinds.number({"name": names[number].partition(":")[0], "attributes": {"n": number}, "timing": "host"})
+        assert len(kinds.entries) == len(meter.tape.kinds) - len(meter.tape.cuts)
+        order = {number: place for place, number in enumerate(sorted(names))}
+        spans.kind = [order[kind] for kind in spans.kind]
+        add_iterations(spans, kinds)
+    name_of = [kinds.entries[kind]["name"] for kind in spans.kind]
+    inside = {name: [] for name in name_of}
+    for name, parent in zip(name_of, spans.parent, strict=True):
+        inside[name].append("" if parent < 0 else name_of[parent])
+    assert inside["iteration"] == [""] * 4
+    assert inside["forward"] == inside["backward"] == ["iteration"] * 4
+    assert inside["magnify"] == [""]
+    for name in ("forward", "backward", "update"):
+        assert set(inside[f"magnified {name}"]) == {"magnify"}
+
+
+def test_a_failure_is_told_and_leaves_nothing_behind(capsys):
+    training = Training("cpu")
+    training.step()
+    before, calls = training.state(), []
+
+    def loss():
+        calls.append(1)
+        if len(calls) > 3:
+            raise MemoryError("no more")
+        return training.loss(training.x)
+
+    with TapedMeter() as meter:
+        meter.magnify(training.model, *training.optimizers, loss=loss)
+        assert meter.tape.notes == ["phases could not be magnified: MemoryError: no more"]
+    assert "could not be magnified" in capsys.readouterr().err
+    assert same(training.state(), before)
+
+
+def test_arguments_of_the_wrong_type_are_refused():
+    training = Training("cpu")
+    with TapedMeter() as meter:
+        for arguments, options in (
+            ((training.optimizers[0],), {"loss": training.loss}),
+            ((training.model, training.model), {"loss": training.loss}),
+            ((training.model,), {"loss": torch.zeros(1)}),
+            ((training.model,), {"loss": training.loss, "seconds": 0}),
+        ):
+            with pytest.raises(ConfigError):
+                meter.magnify(*arguments, **options)
