@@ -84,6 +84,9 @@ def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     assert "nothing is lost" in out
     assert directory.is_dir()
     assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
+    (device,) = json.loads(joules(capsys, "info", tmp_path / "saved.h5", "--format", "json")[1])["devices"]
+    assert device["energy_j"] == pytest.approx(sum(line["energy_j"] for line in device["lines"] if line["is_feed"]))
+    assert device["energy_j"] > 0
     again = "recover", directory, "-o", tmp_path / "saved.h5"
     assert [joules(capsys, *again, *options)[0] for options in ((), ("--overwrite",))] == [2, 0]
 
@@ -131,6 +134,8 @@ def test_journals_that_nobody_needs_are_listed_and_deleted_when_told(run, tmp_pa
     assert "no run file, or was cut off" in said[f"{cut}.journal.gz"]
     assert said[str(other)].endswith("stays: there is no other.h5")
     assert joules(capsys, "tidy", run)[0] == 0
+    (listed,) = json.loads(joules(capsys, "tidy", run, "--format", "json")[1])
+    assert (listed["journal"], listed["needed_for"], listed["is_deleted"]) == (f"{run}.journal.gz", None, False)
     code, out, _ = joules(capsys, "tidy", tmp_path, "--yes")
     assert code == 1
     assert sorted(p.name for p in tmp_path.rglob("*.gz")) == ["cut.h5.journal.gz", "other.h5.journal.gz"]
