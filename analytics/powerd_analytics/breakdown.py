@@ -97,7 +97,7 @@ def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
     return sorted(figures, key=lambda own: (KINDS.index(own[0].provenance), -sum(b.reach_j for b in own)))
 
 
-def _of_iteration(group: Sequence[Record], phases: Sequence[Record]) -> Sequence[Record]:
+def _of_iteration(group: Sequence[Record], phases: list[Record]) -> list[Record]:
     """The phases that lie in an iteration, where a group has some: an evaluation beside it is no part of it."""
     around = tuple(f"{r['phase_path']}/" for r in group if r["kind"] == "phase" and r["phase"] == ITERATION)
     return [r for r in phases if f"{r['phase_path']}/".startswith(around)] or phases
