@@ -210,6 +210,88 @@ class CalibrationFile:
         return CalibrationFile((*kept, new))
 
 
+@dataclass(frozen=True, slots=True)
+class GpuResponse:
+    """How the driver of one GPU sees its power, as `powerd identify` found it: a low-pass, a window, or both.
+
+    In milliseconds; ``u95_…`` is half of a 95 % interval.
+    """
+
+    uuid: str
+    driver: str
+    """Its version: another one may see power otherwise."""
+    field: Literal["nvml_samples", "nvml"]
+    """The line's name behind the GPU's."""
+    family: str
+    tau_ms: float
+    u95_tau_ms: float
+    window_ms: float
+    u95_window_ms: float
+    age_ms: float
+    """How long before a reading is taken or renewed lies the centre of what it shows."""
+    u95_age_ms: float
+    delay_ms: float
+    """The same of the newest power that it shows."""
+    u95_delay_ms: float
+    residual_w: float
+    """Standard deviation of readings that the fit did not see."""
+    taken: str
+    """Date and time in UTC."""
+
+    def __post_init__(self) -> None:
+        if min(self.tau_ms, self.window_ms, self.u95_tau_ms, self.u95_window_ms, self.u95_age_ms) < 0:
+            raise ValueError("options 'tau_ms', 'window_ms' and all 'u95' must not be negative")
+        if not (max(self.tau_ms, self.window_ms) <= 10_000 and abs(self.age_ms) <= 10_000):
+            raise ValueError("options 'tau_ms', 'window_ms' and 'age_ms': at most 10 s")
+
+    @property
+    def text(self) -> str:
+        shown = [f"low-pass {self.tau_ms:.2f} ± {self.u95_tau_ms:.2f} ms"] if self.tau_ms else []
+        shown += [f"window {self.window_ms:.1f} ± {self.u95_window_ms:.1f} ms"] if self.window_ms else []
+        return ", ".join([*shown, f"delay {self.delay_ms:.2f} ± {self.u95_delay_ms:.2f} ms"])
+
+
+@dataclass(frozen=True, slots=True)
+class GpuGain:
+    """What the driver's power of one GPU is to be multiplied by, as a reference said (`powerd calibrate gpu0`)."""
+
+    uuid: str
+    field: Literal["nvml_samples", "nvml", "nvml_energy"]
+    gain: float
+    u_gain: float
+    """Relative standard uncertainty."""
+    reference: str
+    """For people."""
+    taken: str
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.gain <= 2 or not 0 <= self.u_gain < 1:
+            raise ValueError(
+                "options 'gain' and 'u_gain': a gain lies between 0.5 and 2, its uncertainty between 0 and 1"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFile:
+    """What was found of GPUs: their responses by UUID, driver and field, their gains by UUID and field."""
+
+    response: tuple[GpuResponse, ...] = ()
+    gain: tuple[GpuGain, ...] = ()
+
+    def of(self, uuid: str, driver: str) -> GpuFile:
+        """What is known of one GPU with this driver."""
+        return GpuFile(
+            tuple(r for r in self.response if (r.uuid, r.driver) == (uuid, driver)),
+            tuple(g for g in self.gain if g.uuid == uuid),
+        )
+
+    def with_new(self, new: GpuFile) -> GpuFile:
+        """With ``new`` in place of what was known of the same."""
+        responses = {(r.uuid, r.driver, r.field): r for r in (*self.response, *new.response)}
+        gains = {(g.uuid, g.field): g for g in (*self.gain, *new.gain)}
+        return GpuFile(tuple(responses.values()), tuple(gains.values()))
+
+
 def recalibrated(
     conversion: ShuntConversion, accuracy: Accuracy, record: SensorCalibration, *, nominal_v: float, bus_hold: float
 ) -> tuple[ShuntConversion, Accuracy]:

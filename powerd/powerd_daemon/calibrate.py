@@ -7,10 +7,11 @@ enough of them, and steady. What follows for a sensor is a point at no load (its
 from __future__ import annotations
 
 import argparse
+import re
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from math import hypot, sqrt
+from math import hypot, isfinite, nan, sqrt
 from socket import gethostname
 from statistics import fmean, stdev
 from time import gmtime, strftime
@@ -19,6 +20,7 @@ from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorC
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
 from powerd_core.text import printable
+from powerd_daemon import gpus
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
@@ -165,8 +167,30 @@ def _with_point(record: SensorCalibration, sensor: Sensor, settings: Settings, p
     return loaded
 
 
+def _read_reference(arguments: argparse.Namespace) -> None:
+    """What --reference says of a line: 0, 5.0021A, 250W. Raises `ConfigError`."""
+    if arguments.temperature_c is None or arguments.out is None:
+        raise ConfigError("a configuration's lines are calibrated with --temperature-c and --out")
+    if arguments.reference is None:
+        return
+    match = re.fullmatch(r"([0-9.eE+-]+) ?([AW]?)", arguments.reference)
+    try:
+        number = float(match[1]) if match else nan
+    except ValueError:
+        number = nan
+    if not isfinite(number) or (number and match and not match[2]):
+        raise ConfigError(f"--reference {arguments.reference!r}: 0 for no load, or as in 5.0021A, 250W")
+    assert match is not None
+    arguments.zero = number == 0
+    arguments.reference_a, arguments.reference_w = (number or None if match[2] == unit else None for unit in "AW")
+
+
 def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -> None:
     """All or nothing: a line whose readings will not do leaves the file as it was. Raises `PowerdError`."""
+    if re.fullmatch(r"gpu\d+", str(arguments.file)):
+        gpus.calibrate(arguments)
+        return
+    _read_reference(arguments)
     reference = arguments.reference_a or arguments.reference_w or 0.0
     if not arguments.zero and (reference <= 0 or arguments.reference_u is None or len(arguments.line) != 1):
         raise ConfigError("a reference is above 0, of one --line NAME, and has a --reference-u (0.001 is 0.1 %)")

@@ -40,13 +40,14 @@ _COMMANDS = {
     "scan": "scan:scan",
     "check": "diagnostics:check",
     "calibrate": "calibrate:calibrate_lines",
+    "identify": "gpus:identify",
     "keys": "keygen:keys",
     "pmlib": "cli:_pmlib",
 }
 """The function of each command, which is given its arguments, and the module that is imported for it."""
 _GROUPS = {
     "measure": ("run", "describe", "stats", "pmlib"),
-    "set up": ("scan", "plan", "calibrate", "check", "sources"),
+    "set up": ("scan", "plan", "calibrate", "identify", "check", "sources"),
     "other": ("keys", "completion"),
 }
 """The commands as `powerd --help` lists them."""
@@ -181,24 +182,51 @@ def make_parser() -> Parser:
 
     calibrate = add(
         "calibrate",
-        "zero and gain of sensors against a reference",
-        " powerd.toml --zero --temperature-c 23 --out calibration.toml",
-        "Reads the lines of a configuration at a known load and stores what follows in a calibration file.",
+        "zero and gain of sensors or of a GPU's driver against a reference",
+        " gpu0 --reference rails --run run.h5",
+        "Reads the lines of a configuration at a known load and stores what follows in a calibration file. Of a GPU, "
+        "holds what its driver says against the card's rails, a wall meter or a stated power.",
     )
-    calibrate.add_argument("file", type=Path, metavar="FILE", help="the configuration that names the lines")
+    target = "the configuration that names the lines, or a GPU such as gpu0"
+    calibrate.add_argument("file", type=Path, metavar="FILE|GPU", help=target)
     load = calibrate.add_mutually_exclusive_group(required=True)
     load.add_argument("--zero", action="store_true", help="no load: nothing flows through the shunts")
+    reference = "of a GPU: rails, wall, or watts; of a line: 0, or as in 5.0021A, 250W"
+    load.add_argument("--reference", metavar="WHAT", help=reference)
     load.add_argument("--reference-a", type=_finite, metavar="A", help="the true current of one line, in amperes")
     load.add_argument("--reference-w", type=_finite, metavar="W", help="the true power of one line, in watts")
     relative = "relative standard uncertainty of the reference (0.001 is 0.1 %%)"
     calibrate.add_argument("--reference-u", type=_finite, metavar="U", help=relative)
-    at_shunts = "temperature at the shunts, in degrees Celsius"
-    calibrate.add_argument("--temperature-c", type=_finite, required=True, metavar="C", help=at_shunts)
+    at_shunts = "temperature at the shunts, in degrees Celsius (not of a GPU)"
+    calibrate.add_argument("--temperature-c", type=_finite, metavar="C", help=at_shunts)
+    supply = "with a wall meter: efficiency of the power supply at this load, such as 0.93"
+    calibrate.add_argument("--efficiency", type=_finite, metavar="E", help=supply)
+    relative = "its relative standard uncertainty"
+    calibrate.add_argument("--efficiency-u", type=_finite, metavar="U", help=relative)
+    calibrate.add_argument("--run", type=Path, metavar="FILE", help="of a GPU: a run with both, in place of recording")
+    both = "of a GPU: the powerd that reads both it and the reference; several where they are apart"
+    calibrate.add_argument("--url", action="append", metavar="URL", help=both)
     lines = "a line (default with --zero: all)"
     calibrate.add_argument("--line", action="append", default=[], metavar="NAME", help=lines)
     duration = "how many seconds to read (default 10)"
     calibrate.add_argument("--seconds", type=_finite, default=10.0, metavar="S", help=duration)
-    calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help="the calibration file to write")
+    written = "the calibration file to write (of a GPU by default gpus.toml beside the keys)"
+    calibrate.add_argument("--out", type=Path, metavar="FILE", help=written)
+    identify = add(
+        "identify",
+        "how a GPU's driver sees its power, from random loads",
+        " gpu0",
+        "Runs random loads on an idle GPU (matrix products, copies, waits of 2.5 to 90 ms), fits how the driver's "
+        "readings follow them, and stores the delay and the time constant for every later run. It sets nothing on the "
+        "GPU. Needs powerd[analytics,torch].",
+    )
+    identify.add_argument("gpu", nargs="?", default="gpu0", metavar="GPU", help="gpu0, gpu1, ... (default gpu0)")
+    identify.add_argument("--seconds", type=_finite, default=90.0, metavar="S", help="of loads (default 90)")
+    identify.add_argument(
+        "--run", type=Path, metavar="FILE", help="fit a run file of such loads instead of running them"
+    )
+    gpu_file = "file to write (default: gpus.toml beside the keys, where every later run finds it)"
+    identify.add_argument("--out", type=Path, metavar="FILE", help=gpu_file)
     _add_keys(add)
     pmlib = add(
         "pmlib",

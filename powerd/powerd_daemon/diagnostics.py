@@ -27,6 +27,7 @@ from powerd_daemon.sources.ina.bus import RegisterBus
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, bus_number
 from powerd_daemon.sources.nvml.api import Nvml
+from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus
 from powerd_daemon.sources.port import is_usbtmc
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
 
@@ -265,10 +266,23 @@ def check_nvml(machine: Machine, config: Config | None) -> Iterator[Finding]:
         yield Finding("nvml", FAIL, what, remedy) if must else none
         return
     count, driver = nvml.ask("nvmlDeviceGetCount"), nvml.ask("nvmlSystemGetDriverVersion")
+    responses = [_response_of(nvml, f"gpu{index}", index, driver) for index in range(count or 0)]
     nvml.stop()
     verdict = FAIL if must and not count else OK
     remedy = "see whether nvidia-smi lists a GPU, or leave the source 'nvml' out" if verdict == FAIL else ""
     yield Finding("nvml", verdict, f"{count or 0} GPU(s), driver {driver}", remedy)
+    yield from responses
+
+
+def _response_of(nvml: Nvml, name: str, index: int, driver: object) -> Finding:
+    """Whether somebody has identified how the driver sees this GPU's power, and calibrated it."""
+    handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
+    known = load_gpus(gpu_file_path()).of(str(nvml.ask("nvmlDeviceGetUUID", handle)), str(driver))
+    gain = f"gain calibrated {known.gain[0].taken[:10]}" if known.gain else "gain as published, within 5 %"
+    if not known.response:
+        return Finding("nvml", OK, f"{name}: response assumed, {gain}", f"powerd identify {name}")
+    response = known.response[0]
+    return Finding("nvml", OK, f"{name}: response identified {response.taken[:10]} ({response.text}), {gain}")
 
 
 def check_scheduler(machine: Machine, _: Config | None) -> Iterator[Finding]:

@@ -140,7 +140,7 @@ def arguments(
         "file": file, "out": out, "zero": zero, "reference_w": reference_w, "reference_a": None, "reference_u": 0.001,
         "line": [], "temperature_c": 23.0, "seconds": 1.0,
     }  # fmt: skip
-    return Namespace(**{"url": None, "keys": None, **given, **more})
+    return Namespace(**{"url": None, "keys": None, "reference": None, **given, **more})
 
 
 LINE, SHARE = "gpu0.pcie_12v", 0.2

@@ -75,7 +75,7 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["run", "--sim", "x", "y"], "x"),
         (["run", "--sim", "--rate-hz", "nan"], "--rate-hz"),
         (["plan", "x", "--load", "5"], "--load"),
-        (["calibrate", "x", "--zero", "--temperature-c", "20"], "--out"),
+        (["calibrate", "x", "--temperature-c", "20"], "--zero"),
         (["keys", "allow", "a", "k", "--role", "root"], "--role"),
     ],
 )

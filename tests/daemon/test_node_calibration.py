@@ -46,6 +46,7 @@ def calibrate(tmp_path: Path, *, codes: tuple[int, int], line: str = "", referen
         '[[source.sensors]]\nname = "b"\naddress = 0x40\ncontroller = 1\n'
     )
     given = Namespace(
+        reference=None,
         file=config, url=None, out=out, zero=reference_a is None, reference_a=reference_a, reference_w=None,
         reference_u=0.001,
         line=[line] if line else [], temperature_c=23.0, seconds=1.0,

@@ -1,14 +1,17 @@
 """The NVML source against a fake of the library's functions."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
 from fake_nvml import AMPERE, MS, VOLTA, FakeNvml
 
+from powerd_core.calibration import GpuFile, GpuGain, GpuResponse
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import BAD, Flag, Provenance
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.nvml.gpu_file import save_gpus
 from powerd_daemon.sources.nvml.source import NvmlOptions, NvmlSource
 from powerd_daemon.sources.sim.bus import VirtualClock
 
@@ -62,6 +65,10 @@ class TestWhatThereIs:
             "max_power_limit_mw": 700_000,
             "scope": "gpu",
             "not_supported": {},
+            "calibration": {
+                name: {"response": "assumed", "gain": "published", "age_ns": age_ns, "factor": 1.0}
+                for name, age_ns in (("gpu0.nvml_samples", AGE_NS), ("gpu0.nvml", 20 * MS), ("gpu0.nvml_energy", 0))
+            },
         }
 
     def test_a_quantity_that_is_not_supported_is_left_out_and_named(self, clock):
@@ -94,6 +101,43 @@ class TestWhatThereIs:
 AGE_NS = 16_500_000
 
 
+class TestWhatWasFound:
+    """`powerd identify` and `powerd calibrate gpu0` of one GPU with one driver."""
+
+    RESPONSE = GpuResponse(
+        "GPU-0", "580.1", "nvml_samples", "low-pass", 12.76, 0.05, 0.0, 0.0, 16.1, 0.04, 3.34, 0.03, 4.0,
+        "2026-11-23T02:00:00Z",
+    )  # fmt: skip
+    GAIN = GpuGain("GPU-0", "nvml_samples", 1.05, 0.004, "gpu0.ext_12v", "2026-11-23T02:00:00Z")
+
+    def lines(self, clock, tmp_path, **gpu):
+        path = tmp_path / "of" / "gpus.toml"
+        save_gpus(path, GpuFile(response=(replace(self.RESPONSE, **gpu),)))
+        save_gpus(path, GpuFile(gain=(self.GAIN,)))
+        o = opened(FakeNvml(clock, gpus=2), calibration=str(path))
+        return o, {line.name: line for s in o.streams for line in s.lines}
+
+    def test_the_line_states_it(self, clock, tmp_path):
+        o, lines = self.lines(clock, tmp_path)
+        accuracy = lines["gpu0.nvml_samples"].accuracy
+        assert (accuracy.filter_ns, accuracy.centre_ns, accuracy.window_ns) == (12_760_000, 40_000, 0)
+        assert accuracy.u_filter == pytest.approx(0.05 / 12.76 / 1.96)
+        assert (accuracy.u_gain, lines["gpu0.nvml_samples"].conversion.w_per_code) == (0.004, pytest.approx(1.05e-3))
+        assert o.streams[0].detail["calibration"]["gpu0.nvml_samples"] == {
+            "response": "identified 2026-11-23", "gain": "calibrated 2026-11-23", "age_ns": 16_100_000, "factor": 1.05,
+        }  # fmt: skip
+        r = o.readings(o.run(100), "gpu0.nvml_samples")
+        assert len(r["t_ns"]) > 40
+        assert {t + 16_100_000 for t in r["t_ns"]} <= set(o.source._nvml._module.samples)
+        other = lines["gpu1.nvml_samples"]
+        assert (other.accuracy.filter_ns, other.conversion.w_per_code) == (13 * MS, 1e-3)
+
+    def test_another_driver_may_see_power_otherwise(self, clock, tmp_path):
+        _, lines = self.lines(clock, tmp_path, driver="570.1")
+        accuracy = lines["gpu0.nvml_samples"].accuracy
+        assert (accuracy.filter_ns, accuracy.u_filter, accuracy.u_gain) == (13 * MS, 0.0, 0.004)
+
+
 class TestSamples:
     def expected(self, nvml, begin, made):
         return [t - AGE_NS for t in nvml.sample_times_ns(begin, max(made) + 17 * MS)]
@@ -119,6 +163,17 @@ class TestSamples:
         made += o.run(100)
         r = o.readings(made, "gpu0.nvml_samples")
         assert r["t_ns"] == self.expected(nvml, begin, r["t_ns"])
+
+    def test_a_sample_of_another_moment_than_its_instant_is_left_out(self, clock):
+        nvml = FakeNvml(clock)
+        nvml.late_ns = lambda t: 14 * MS if t // (20 * MS) % 10 == 0 else 0
+        o = opened(nvml)
+        begin = clock.now_ns()
+        r = o.readings(o.run(200), "gpu0.nvml_samples")
+        on_time = [t - AGE_NS for t in nvml.sample_times_ns(begin, clock.now_ns()) if not nvml.late_ns(t)]
+        assert r["t_ns"] == [t for t in on_time if t in r["t_ns"]]
+        assert len(r["t_ns"]) > 80
+        assert o.source.health()["late_samples"]["gpu0.nvml_samples"] > 8
 
     def test_stamps_on_no_grid_are_said_to_be_late(self, clock):
         nvml = FakeNvml(clock)

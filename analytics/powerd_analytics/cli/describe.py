@@ -105,6 +105,7 @@ def _lines(run: Run, signals: list[Signal], feeds: set[str]) -> Document:
                 "has_readings": s.line.name not in silent,
                 "is_feed": s.line.name in feeds,
                 "sensor": sensor(s) if s.line.name not in silent else "",
+                "calibration": s.line.detail.get("calibration", {}).get(s.line.name),
             }
         )
     fed = [line for line in lines if line["is_feed"]]
@@ -161,7 +162,7 @@ def describe_run(document: Document) -> Iterator[str]:
     yield from (f"  {line}" for line in d["ranks"])
     for device in d["devices"]:
         yield f"device {device['device']}{': ' * bool(device['description'])}{device['description']}"
-        yield from _describe_lines(device)
+        yield from _describe_lines(device, str(d["run"]))
         yield from map(_describe_auxiliary, device["auxiliary"])
     for clock in d["clocks"]:
         steps = f", {clock['steps']} clock steps" if clock["steps"] else ""
@@ -177,7 +178,7 @@ def describe_run(document: Document) -> Iterator[str]:
     yield from (f"{message['level']}: {message['text']}" for message in d["messages"])
 
 
-def _describe_lines(device: Document) -> Iterator[str]:
+def _describe_lines(device: Document, run: str) -> Iterator[str]:
     if not device["lines"]:
         yield "  no line feeds it"
         return
@@ -191,6 +192,8 @@ def _describe_lines(device: Document) -> Iterator[str]:
         known = line["energy_j"] is not None
         text += f"{line['energy_j']:.6g} J, {line['power_w']:.4g} W" if known else uncovered
         text += f", {count}; {line['sensor']}"
+        if calibration := line["calibration"]:
+            text += f"; response {calibration.get('response')}, gain {calibration.get('gain')}"
         if not line["is_feed"] and known:
             text += (
                 f"; compared, not added: {line['energy_j'] / total:.4f} of the sum of the feeds"
@@ -199,6 +202,9 @@ def _describe_lines(device: Document) -> Iterator[str]:
             )
         yield text
     fed = [line for line in device["lines"] if line["is_feed"]]
+    by_driver = [line["is_feed"] for line in device["lines"] if ".nvml" in line["line"]]
+    if by_driver and fed and not any(by_driver) and device["time_s"] >= 10:
+        yield f"  the rails can tell the gain: powerd calibrate {device['device']} --reference rails --run {run}"
     unknown = [line["line"] for line in fed if not line["has_readings"]]
     if unknown or not device["time_s"]:
         why = f"no readings of {', '.join(unknown)}" if unknown else uncovered

@@ -6,18 +6,17 @@ TOML, one ``[[sensor]]`` a sensor, read strictly and written atomically.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import hypot, sqrt
 from pathlib import Path
 from socket import gethostname
 
-from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
+from powerd_core.calibration import Calibration, CalibrationFile
 from powerd_core.errors import ConfigError
 from powerd_core.model import Accuracy, Line, Provenance, ShuntConversion
 from powerd_core.serde import build_options, option, to_document
-from powerd_daemon.documents import read_document, write_text
+from powerd_daemon.documents import read_document, toml_table, write_text
 from powerd_daemon.sources.ina.chips import Settings, chip_type
 
 
@@ -227,16 +226,6 @@ def save_calibration(path: Path, calibration: CalibrationFile) -> None:
     """Write the file, whole or not at all. Raises `ConfigError` where it cannot be written."""
     tables = [_HEAD.format(name=path.name)]
     for sensor in calibration.sensor:
-        tables.append(_table("[[sensor]]", sensor))
-        tables += [_table(f"[sensor.{name}]", p) for name, p in (("zero", sensor.zero), ("load", sensor.load)) if p]
+        tables.append(toml_table("[[sensor]]", sensor))
+        tables += [toml_table(f"[sensor.{name}]", p) for name, p in (("zero", sensor.zero), ("load", sensor.load)) if p]
     write_text(path, "\n".join(tables))
-
-
-def _table(head: str, value: SensorCalibration | Point) -> str:
-    rows = [head]
-    for f in fields(value):
-        inner = getattr(value, f.name)
-        if inner is not None and not isinstance(inner, Point):
-            # JSON's numbers and strings are TOML's, but for one control character.
-            rows.append(f"{f.name} = {json.dumps(inner, ensure_ascii=False)}".replace("\x7f", "\\u007f"))
-    return "\n".join(rows) + "\n"

@@ -9,10 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, ClassVar
 
+from powerd_core.calibration import GpuFile, GpuResponse
 from powerd_core.model import (
     Accuracy,
     Column,
@@ -47,9 +48,11 @@ UPDATE_NS = 100_000_000
 """Distance at which the driver renews the instant power and the energy counter."""
 U_GAIN = 0.05 / sqrt(3)
 GAIN_ORIGIN = "gain published as +-5 %, not calibrated"
+U95 = 1.96
+"""Half of a 95 % interval over the standard uncertainty."""
 FILTER_NS = 13_000_000
 """On an H200 a value is what a low-pass of first order has made of the power. Fitted to matrix products, copies and
-waiting that took turns every 5 to 50 ms (`benchmarks/bench_folding_gpu.py`): samples 12 to 13.5 ms, instant power 12 to
+waiting that took turns every 5 to 50 ms (release 0.1.0): samples 12 to 13.5 ms, instant power 12 to
 17 ms."""
 FITTED = "low-pass fitted on one H200, driver 580"
 UNKNOWN = "window not characterised for this architecture"
@@ -75,6 +78,8 @@ class Gpu:
     handle: Any
     architecture: int
     detail: Mapping[str, object]
+    known: GpuFile = field(default_factory=GpuFile)
+    """What was found of it with this driver."""
 
 
 class Quantity(ABC):
@@ -96,6 +101,19 @@ class Quantity(ABC):
         self.period_ns = interval_ns
         """Nominal distance of two readings."""
         self.detail = gpu.detail
+        self.response = next((r for r in gpu.known.response if r.field == self.suffix), None)
+        """As it was identified."""
+        gain = self.gain = next((g for g in gpu.known.gain if g.field == self.suffix), None)
+        self.u_gain, self.gain_origin = U_GAIN, GAIN_ORIGIN
+        self.age_ns = 0
+        """From the centre of what a reading shows to the moment at which it is taken or renewed."""
+        if gain is not None:
+            self.u_gain = gain.u_gain
+            self.gain_origin = f"gain {gain.gain:.4f} calibrated {gain.taken[:10]} against {gain.reference}"
+            if isinstance(self.conversion, ScaledConversion):
+                self.conversion = ScaledConversion(self.conversion.column, self.conversion.w_per_code * gain.gain)
+            elif isinstance(self.conversion, CounterConversion):
+                self.conversion = CounterConversion(self.conversion.column, self.conversion.j_per_code * gain.gain)
         self.due_ns = 0
         self.refused = 0
         """Questions that NVML did not answer, though the GPU has the quantity."""
@@ -108,6 +126,28 @@ class Quantity(ABC):
     def lines(self) -> tuple[Line, ...]:
         """The lines of its stream."""
         return (self.line(self.suffix, self.conversion, self.accuracy, self.description),)
+
+    def calibration(self) -> dict[str, object]:
+        """For a run's description: whether its response and its gain were found for this very GPU."""
+        return {
+            "response": "assumed" if self.response is None else f"identified {self.response.taken[:10]}",
+            "gain": "published" if self.gain is None else f"calibrated {self.gain.taken[:10]}",
+            "age_ns": self.age_ns,
+            "factor": 1.0 if self.gain is None else self.gain.gain,
+        }
+
+    def identified(self, response: GpuResponse) -> Accuracy:
+        """Of a power whose response was identified."""
+        self.age_ns = round(response.age_ms * 1e6)
+        return Accuracy(
+            u_gain=self.u_gain,
+            step_w=1e-3,
+            window_ns=round(response.window_ms * 1e6),
+            centre_ns=round(response.u95_age_ms * 1e6),
+            origin=f"{self.gain_origin}; response identified {response.taken[:10]}: {response.text}",
+            filter_ns=round(response.tau_ms * 1e6),
+            u_filter=response.u95_tau_ms / response.tau_ms / U95 if response.tau_ms else 0.0,
+        )
 
     def line(self, suffix: str, conversion: Conversion, accuracy: Accuracy, description: str) -> Line:
         gpu = self.gpu.name
@@ -125,9 +165,9 @@ class EnergyCounter(Quantity):
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
         self._read()
-        origin = f"{GAIN_ORIGIN}; the counter is renewed every 100 ms (one H200, driver 580)"
+        origin = f"{self.gain_origin}; the counter is renewed every 100 ms (one H200, driver 580)"
         update_ns = UPDATE_NS if interval_ns < UPDATE_NS else 0
-        self.accuracy = Accuracy(U_GAIN, 0.0, 0.0, 0, UPDATE_NS, update_ns, origin)
+        self.accuracy = Accuracy(self.u_gain, 0.0, 0.0, 0, UPDATE_NS, update_ns, origin)
 
     def _read(self) -> int:
         return int(self.nvml.call("nvmlDeviceGetTotalEnergyConsumption", self.gpu.handle))
@@ -180,10 +220,14 @@ class InstantPower(Quantity):
         else:
             raise NvmlRefused(NOT_SUPPORTED, "NVML tells no power of it")
         self._read, shown, self.description = way
-        self._filter = shown
-        origin = f"{GAIN_ORIGIN}; {shown.origin}"
+        self.age_ns = shown.age_ns
+        origin = f"{self.gain_origin}; response assumed: {shown.origin}"
         centre_ns = shown.centre_ns + interval_ns
-        self.accuracy = Accuracy(U_GAIN, 0.0, 1e-3, shown.window_ns, centre_ns, 0, origin, shown.low_pass_ns)
+        self.accuracy = Accuracy(self.u_gain, 0.0, 1e-3, shown.window_ns, centre_ns, 0, origin, shown.low_pass_ns)
+        if self.response is not None:
+            accuracy = self.identified(self.response)
+            # Looks and renewals keep step for a whole run: half a look stays unknown.
+            self.accuracy = replace(accuracy, centre_ns=accuracy.centre_ns + interval_ns // 2)
         self._value: int | None = None
         self._polled_ns = self._renewed_ns = clock.now_ns()
         """When it last answered, and when the value was renewed."""
@@ -222,15 +266,15 @@ class InstantPower(Quantity):
             self._value, self._renewed_ns = value, now_ns
         elif value != self._value:
             self._value, self._renewed_ns = value, (max(before_ns, now_ns - UPDATE_NS) + now_ns) // 2
-            self.output.append(self._renewed_ns - self._filter.age_ns, value)
+            self.output.append(self._renewed_ns - self.age_ns, value)
         elif now_ns - self._renewed_ns >= UPDATE_NS * 3 // 2:
             self._renewed_ns = max(self._renewed_ns + UPDATE_NS, now_ns - UPDATE_NS)
-            self.output.append(self._renewed_ns - self._filter.age_ns, value)
+            self.output.append(self._renewed_ns - self.age_ns, value)
 
     def _lose(self, now_ns: int, flag: Flag) -> None:
         """Nobody knows any more how old the value is that comes next."""
         self._value, self._renewed_ns = None, now_ns
-        self.output.append(now_ns - self._filter.age_ns, 0, flag)
+        self.output.append(now_ns - self.age_ns, 0, flag)
 
 
 def some_power(value_mw: int) -> int:

@@ -9,6 +9,7 @@ from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Device, Stream
 from powerd_daemon.sources.base import LineOutput, Source, Start
 from powerd_daemon.sources.nvml.api import Nvml, NvmlRefused
+from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus
 from powerd_daemon.sources.nvml.quantities import (
     AuxiliaryChannels,
     EnergyCounter,
@@ -42,6 +43,10 @@ class NvmlOptions:
     side_ms: float = field(
         default=1000.0,
         metadata={"help": "distance of reads of temperatures, clocks, power limit and throttle reasons; 0 = none"},
+    )
+    calibration: str = field(
+        default="",
+        metadata={"help": "file of `powerd identify` and `powerd calibrate` (default: gpus.toml beside the keys)"},
     )
     prefix: str = field(default="gpu", metadata={"help": "devices are named by this and their index"})
 
@@ -79,6 +84,7 @@ class NvmlSource(Source):
         return round(1e6 * min(p for p in (o.instant_ms, o.samples_ms, o.energy_ms, o.scope_ms, o.side_ms) if p))
 
     def open(self) -> tuple[tuple[Stream, ...], tuple[Device, ...]]:
+        self._known = load_gpus(gpu_file_path(self.options.calibration))
         self._nvml.start()
         self._started = True
         streams: list[Stream] = []
@@ -110,6 +116,7 @@ class NvmlSource(Source):
         return {
             "refused": {quantity.name: quantity.refused for quantity in self._quantities},
             "lost_grids": {q.name: q.lost_grids for q in self._quantities if isinstance(q, SampleBuffer)},
+            "late_samples": {q.name: q.late_samples for q in self._quantities if isinstance(q, SampleBuffer)},
         }
 
     def close(self) -> None:
@@ -143,7 +150,9 @@ class NvmlSource(Source):
             "scope": "gpu",
         }
         architecture = detail["architecture"]
-        gpu = Gpu(f"{o.prefix}{index}", handle, architecture if isinstance(architecture, int) else 0, detail)
+        uuid, pci_bus_id, driver = (str(detail[key] or "") for key in ("uuid", "pci_bus_id", "driver_version"))
+        known = self._known.of(uuid, driver)
+        gpu = Gpu(f"{o.prefix}{index}", handle, architecture if isinstance(architecture, int) else 0, detail, known)
         quantities: list[Quantity] = []
         lacking: dict[str, str] = {}
 
@@ -168,7 +177,9 @@ class NvmlSource(Source):
         add(ModulePower, o.scope_ms)
         add(AuxiliaryChannels, o.side_ms)
         detail["not_supported"] = lacking
-        uuid, pci_bus_id = (str(detail[key] or "") for key in ("uuid", "pci_bus_id"))
+        detail["calibration"] = {
+            q.name: q.calibration() for q in quantities if isinstance(q, SampleBuffer | InstantPower | EnergyCounter)
+        }
         return quantities, Device(gpu.name, (quantities[0].name,), description, uuid=uuid, pci=pci_bus_id)
 
     def _must(self, function: str, *arguments: Any) -> Any:

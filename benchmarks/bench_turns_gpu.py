@@ -1,0 +1,173 @@
+"""Forward, backward and update of real trainings in turns, against blocks of the same phase alone.
+
+ResNet-34 at several batch sizes, and GPT-2. Each phase also runs alone, before and after the training, repeated for
+seconds, which any sensor can measure: joules of one repetition there are what the phase should take. Both come from
+the same readings, so that the gain of the sensor, the largest part of a stated interval, cancels. A learning rate of
+1e-6 leaves the weights, and with them the data that the kernels see, as they are.
+
+Needs CUDA, and transformers for GPT-2. A run file of each case stays in ``--directory``. Targets: forward and backward
+within 3 % of their blocks, always a number. Exit status 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from bench_device import say
+from common import HERE, machine
+from torch import nn
+
+from powerd_analytics import phase_table, read_run
+from powerd_client import Meter
+
+sys.path.insert(0, str(HERE.parent / "examples"))
+from models import MODELS, synthetic_batch
+
+CASES = ("resnet34:256", "resnet34:128", "resnet34:64", "gpt2:8")
+PHASES = ("forward", "backward", "update")
+JUDGED = ("forward", "backward")
+TARGET = 0.03
+SETTLE_S = 0.7
+"""Before a block, in which clocks and power come to their level."""
+
+
+class Training:
+    """One model, optimizer and batch; forward keeps its loss for backward."""
+
+    def __init__(self, name: str, batch: int) -> None:
+        self.forward_of: Callable[[], torch.Tensor]
+        if name == "gpt2":
+            from transformers import GPT2Config, GPT2LMHeadModel
+
+            net = GPT2LMHeadModel(GPT2Config()).cuda()
+            tokens = torch.randint(0, 50257, (batch, 1024), device="cuda")
+            self.forward_of = lambda: net(tokens, labels=tokens).loss
+        else:
+            net = MODELS[name][0]().cuda()
+            images, labels = synthetic_batch(name, batch, torch.device("cuda"))
+            loss_of = nn.CrossEntropyLoss()
+            self.forward_of = lambda: loss_of(net(images), labels)
+        self.optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
+        self.loss = self.forward_of()
+
+    def forward(self) -> None:
+        self.loss = self.forward_of()
+
+    def backward(self) -> None:
+        self.loss.backward()
+
+    def backward_again(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss.backward(retain_graph=True)
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+    def iteration(self, meter: Meter) -> None:
+        with meter.phase("iteration"):
+            for name in PHASES:
+                with meter.phase(name):
+                    getattr(self, name)()
+            self.optimizer.zero_grad(set_to_none=True)
+
+
+def ms_of(work: Callable[[], None], count: int = 10) -> float:
+    for _ in range(3):
+        work()
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        work()
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin) / count
+
+
+def blocks(meter: Meter, training: Training, turn: str, seconds: float) -> None:
+    """Each phase alone."""
+    for name in PHASES:
+        work = training.backward_again if name == "backward" else getattr(training, name)
+        training.forward()
+        training.backward_again()
+        ms = ms_of(work)
+        with meter.phase("alone", of=name, turn=turn):
+            for _ in range(round(1e3 * SETTLE_S / ms)):
+                work()
+            count = max(1, round(1e3 * seconds / ms))
+            with meter.phase("steady", of=name, turn=turn, repetitions=count):
+                for _ in range(count):
+                    work()
+            torch.cuda.synchronize()
+
+
+def measure(path: Path, name: str, batch: int, seconds: float, alone_s: float) -> None:
+    """Write the run file of one case."""
+    training = Training(name, batch)
+    with Meter(None, path, device="cuda", quiet=True) as meter:
+        time.sleep(0.5)
+        blocks(meter, training, "before", alone_s)
+        training.forward()
+        training.optimizer.zero_grad(set_to_none=True)
+        with meter.phase("training", model=name, batch_size=batch):
+            begin = time.perf_counter()
+            while time.perf_counter() - begin < seconds:
+                training.iteration(meter)
+            torch.cuda.synchronize()
+        blocks(meter, training, "after", alone_s)
+        time.sleep(0.5)  # readings behind the last moment that is asked for
+
+
+def judge(path: Path) -> bool:
+    """Print what the phases take in turns and alone; whether forward and backward meet the target."""
+    rows = [r for r in phase_table(read_run(path)).phases if r.device.startswith("gpu")]
+    alone_j: dict[str, list[float]] = {}
+    for row in rows:
+        if row.phase == "steady" and row.j_per_batch is not None:
+            alone_j.setdefault(str(row.group["of"]), []).append(row.j_per_batch / float(str(row.group["repetitions"])))
+    in_turns = {r.phase: r for r in rows if "batch_size" in r.group}
+    is_met = True
+    for name in PHASES:
+        row = in_turns[name]
+        alone = " and ".join(f"{joules:.4f}" for joules in alone_j.get(name, []))
+        text = f"    {name:9} {1e3 * (row.s_per_batch or 0):7.3f} ms, alone before and after {alone} J"
+        if row.j_per_batch is None or row.u95_j is None or name not in alone_j:
+            say(f"{text}; in turns no number: {row.note}")
+            is_met = is_met and name not in JUDGED
+            continue
+        off = row.j_per_batch / statistics.mean(alone_j[name]) - 1
+        say(f"{text}, in turns {row.j_per_batch:.4f} ± {row.u95_j:.4f} J ({row.method}), off by {off:+.2%}")
+        is_met = is_met and (name not in JUDGED or abs(off) <= TARGET)
+    return is_met
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL:BATCH")
+    parser.add_argument("--seconds", type=float, default=25.0, help="of each training in turns")
+    parser.add_argument("--alone", type=float, default=2.5, help="seconds of each block")
+    parser.add_argument("--directory", type=Path, default=Path(), help="where the run files go")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        say("phases in turns on a GPU: no CUDA here, nothing was measured")
+        return 0
+    name = torch.cuda.get_device_name()
+    say(f"phases in turns against blocks: one {name} ({machine()}, PyTorch {torch.__version__})")
+    results = []
+    for case in args.cases:
+        name, _, batch = case.partition(":")
+        path = args.directory / f"turns_{name}_{batch}.h5"
+        say(f"  {name}, batch {batch}: {path}")
+        measure(path, name, int(batch), args.seconds, args.alone)
+        results.append(judge(path))
+        torch.cuda.empty_cache()
+    say(f"  forward and backward within {TARGET:.0%} in {sum(results)} of {len(results)} cases")
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
