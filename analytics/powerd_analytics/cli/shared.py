@@ -282,9 +282,9 @@ def table_of(
     from powerd_analytics.table import ITERATION, phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
+    table = phase_table(run, device, above_idle=above_idle, progress=progress)
+    check_run(path, records_of(run, table))
     names = {kind.name for kind in run.phases.classes}
     if "forward" in names and ITERATION not in names:
         warn([f"{path}: no iterations are marked in it: forward passes are counted as such"])
-    table = phase_table(run, device, above_idle=above_idle, progress=progress)
-    check_run(path, records_of(run, table))
     return table
