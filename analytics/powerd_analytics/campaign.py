@@ -33,7 +33,7 @@ from powerd_analytics.records import (
     total_of,
 )
 from powerd_analytics.runs.run import Progress, no_progress
-from powerd_analytics.table import LAYER
+from powerd_analytics.table import ITERATION, LAYER
 from powerd_analytics.text import joined
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError, ConfigError
@@ -601,7 +601,8 @@ def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
     by_figure: dict[tuple[str, ...], list[tuple[list[Record], Record | None]]] = {}
     for key, phases in grouped(of_configurations(innermost(means))).items():
         figure = tuple(str(phases[0][name] or "") for name in ("device", "provenance", "model"))
-        by_figure.setdefault(figure, []).append((phases, _whole(every[key], phases)))
+        own = _of_iteration(every[key], phases)
+        by_figure.setdefault(figure, []).append((own, _whole(every[key], own)))
     for same in by_figure.values():
         same.sort(key=lambda own: number_of(own[0][0], "batch_size") or 0.0)
     figures = [
@@ -609,6 +610,12 @@ def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
         for same in by_figure.values()
     ]
     return sorted(figures, key=lambda own: (KINDS.index(own[0].provenance), -sum(b.reach_j for b in own)))
+
+
+def _of_iteration(group: Sequence[Record], phases: list[Record]) -> list[Record]:
+    """The phases that lie in an iteration, where a group has some: an evaluation beside it is no part of it."""
+    around = tuple(f"{r['phase_path']}/" for r in group if r["kind"] == "phase" and r["phase"] == ITERATION)
+    return [r for r in phases if f"{r['phase_path']}/".startswith(around)] or phases
 
 
 def _whole(group: Sequence[Record], phases: Sequence[Record]) -> Record | None:

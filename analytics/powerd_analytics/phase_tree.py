@@ -160,7 +160,7 @@ class _Block:
         if rest_j is not None and abs(share) >= _LEAST_SHARE:
             each = digits(rest_j / total.iterations, 3) if total.iterations else ""
             name = "(rest)" if all(row.is_resolvable for row in rows) else "(rest, n.r.)"
-            yield ["", name, "", "", each, _percent(share), bar(share or 0.0, _BAR), ""]
+            yield ["", name, "", "", each, _percent(share), bar(share, _BAR), ""]
         if len(rows) != 1 or rows[0].iterations != 1:
             speed = f" · {digits(total.samples_per_s, 3)} samples/s" if total.samples_per_s is not None else ""
             in_s = f" in {seconds(total.time_s)}"

@@ -114,7 +114,8 @@ def _joules(row: RunRow) -> str:
     who = f"{row.device} {said_provenance(row.provenance)}"
     if row.energy_j is None:
         return f"{who}: no joules"
-    return f"{who} {with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)}"
+    why = "" if row.u95_j is not None or row.is_lower_bound else " (± not known)"
+    return f"{who} {with_u95(row.energy_j, row.u95_j, 'J', is_lower_bound=row.is_lower_bound)}{why}"
 
 
 def _shares(run: Run, table: PhaseTable, whole: RunRow) -> str:

@@ -153,7 +153,8 @@ class TotalRow:
     is_lower_bound: bool
     note: str
     is_mixed: bool = False
-    """Phases of different kinds and numbers, none of them an iteration: there is no figure of one batch."""
+    """Phases of different kinds and numbers without an iteration, or evaluation beside the iterations: there is no
+    figure of one batch."""
     ranks_counted: int = 1
     """Ranks whose iterations ``iterations`` counts: of those that share the device, the ones with such phases."""
 
@@ -172,7 +173,7 @@ class RunRow:
     phases_j: float | None
     rest_j: float | None
     residual_j: float | None
-    """``energy_j`` less phases and rest: what straight lines across the edges get wrong."""
+    """``energy_j`` less phases and rest: 0, as all are of one estimator."""
     missing_s: float
     is_lower_bound: bool
     note: str
@@ -566,9 +567,9 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         rest_j, residual_j, note = _balance(seen, labels, rows, outer, total.energy_j)
         notes.append(note)
     batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
-    is_mixed = _is_mixed(p, labels, outer)
-    if is_mixed and batch:
-        notes.append("no figures of a batch: phases of different kinds and numbers, and none is an iteration")
+    mixed = _mixture(p, labels, outer)
+    if mixed and batch:
+        notes.append(f"no figures of a batch: {mixed}")
         batch = None
     return TotalRow(
         group=dict(kind.group),
@@ -588,18 +589,27 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         residual_j=residual_j,
         missing_s=whole.missing_s,
         note=joined(*notes),
-        is_mixed=is_mixed,
+        is_mixed=bool(mixed),
         ranks_counted=counted,
     )
 
 
-def _is_mixed(p: Phases, labels: Sequence[int], outer: NDArray[np.bool_]) -> bool:
-    """Whether a group's joules are those of several kinds, of which one comes more often than another."""
-    if any(p.classes[i].name in (ITERATION, "forward") for i in labels):
-        return False
+_EVALUATION = ("evaluation", "validation", "eval", "valid")
+
+
+def _mixture(p: Phases, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
+    """Why a group's joules are none of so many batches, where they are not: its iterations are not all of it."""
+    names = {p.classes[i].name for i in labels}
+    if all(p.classes[i].overlaps for i in labels):
+        return "phases that run beside others"
+    if names & {ITERATION, "forward"}:
+        others = sorted(names.intersection(_EVALUATION))
+        return f"{others[0]} is in it, see the row of the iterations" if others else ""
     counts = [int(np.sum((p.label == i) & outer)) for i in labels]
     # The last of them may have been cut off before the others.
-    return bool(counts) and max(counts) - min((n for n in counts if n), default=0) > 1
+    if max(counts, default=0) - min((n for n in counts if n), default=0) > 1:
+        return "phases of different kinds and numbers, and none is an iteration"
+    return ""
 
 
 def _balance(

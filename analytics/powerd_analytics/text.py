@@ -6,12 +6,18 @@ from collections.abc import Sequence
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
-__all__ = ["bar", "digits", "figure_and_u95", "first_of", "joined", "seconds", "with_u95"]
+__all__ = ["bar", "digits", "figure_and_u95", "first_of", "joined", "seconds", "shortened", "with_u95"]
 
 
 def digits(value: float | None, places: int = 4) -> str:
     """Rounded to significant digits; a dash for what has no value."""
     return "–" if value is None else significant(value, places)
+
+
+def bar(share: float, width: int) -> str:
+    """A share of so many characters, to an eighth of one."""
+    eighths = round(8 * width * min(max(share, 0.0), 1.0))
+    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
 def seconds(value_s: float) -> str:
@@ -23,6 +29,11 @@ def seconds(value_s: float) -> str:
     return f"{value_s * 1e9:.0f} ns"
 
 
+def shortened(name: str, longest: int) -> str:
+    """A name of at most so many characters: of a longer one the begin and the end."""
+    return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"
+
+
 def first_of(texts: Sequence[str], between: str, most: int = 8) -> str:
     """The first of some texts, and how many more there are."""
     return between.join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
@@ -31,9 +42,3 @@ def first_of(texts: Sequence[str], between: str, most: int = 8) -> str:
 def joined(*texts: object) -> str:
     """Notes or names of several as one text, each once, without what is empty."""
     return "; ".join(dict.fromkeys(str(text) for text in texts if text))
-
-
-def bar(share: float, width: int) -> str:
-    """A share of so many characters, to an eighth of one."""
-    eighths = round(8 * width * min(max(share, 0.0), 1.0))
-    return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()

@@ -12,6 +12,7 @@ import logging
 import mmap
 import os
 import select
+import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class Job:
     overwrite: bool
     source: dict[str, object] | None
     """Options of the local powerd's one source; None for all that this machine has."""
+    quiet: bool = True
+    """Whether nobody wants the result of a run whose training was killed."""
     death: str | None = None
     """How the guardian before this one ended with its worker, where there was one: the run goes on."""
 
@@ -94,16 +97,26 @@ class UserHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = printable(record.getMessage(), limit=MAX_TEXT)
-        is_told = False
+        if not self.show(f"powerd: {text}"):
+            say(warning=text)
+
+    def show(self, text: str) -> bool:
+        """Print lines; whether that could be done."""
         # A reader that does not read must not stop the recorder.
         with contextlib.suppress(OSError, ValueError):
             if self._descriptor is not None and select.select([], [self._descriptor], [], 0)[1]:
-                is_told = os.write(self._descriptor, f"powerd: {text}\n".encode()) > 0
-        if not is_told:
-            say(warning=text)
+                return os.write(self._descriptor, f"{text}\n".encode()) > 0
+        return False
+
+    def let_go(self) -> None:
+        """The training has ended, and whoever waits for the end of its output shall not wait for the recorder too:
+        let go of a pipe. Of a terminal or a file nobody waits for the end."""
+        with contextlib.suppress(OSError):
+            mode = os.fstat(self._descriptor).st_mode if self._descriptor is not None else 0
+            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+                self.close()
 
     def close(self) -> None:
-        """Whoever waits for the end of the training's output shall not wait for the recorder too."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):

@@ -127,6 +127,12 @@ def claim_next(run: Path) -> tuple[Path, Path, int]:
     raise AssertionError
 
 
+def numbered_runs(run: Path) -> list[Path]:
+    """Those of RUN-2.h5, RUN-3.h5, ... that have a journal."""
+    journals = run.parent.glob(f"{escape(run.stem)}-[0-9]*{escape(journal_path(run).name.removeprefix(run.stem))}")
+    return [run_of(journal) for journal in journals]
+
+
 def prepare(run: Path, *, overwrite: bool = False) -> Path:
     """As `claim`, for a journal that is not owned while it is filled."""
     journal, held = claim(run, overwrite=overwrite)

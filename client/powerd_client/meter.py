@@ -44,7 +44,8 @@ class Meter:
     ``url``          the powerd to listen to (``board`` or ``tcp://board:7360``), or several; None starts one on this
                      machine, with all that it has (the GPUs that this process may use, processors and memory by RAPL;
                      where there is neither, a model from CPU time), and stops it at the end
-    ``out``          the run file; it must not exist unless ``overwrite``
+    ``out``          the run file, which must not exist unless ``overwrite``; without it the first of run.h5, run-2.h5,
+                     ... that is free, or with ``overwrite`` run.h5
     ``device``       how phases are timed: ``cuda`` by events on the GPU's own timeline, without waiting for it,
                      ``accelerator`` by the host's clock after waiting for what else torch has (MPS, XPU, …),
                      ``host`` by the host's clock; ``auto`` is the first of these that an imported torch can do
@@ -65,7 +66,7 @@ class Meter:
     def __init__(
         self,
         url: str | Sequence[str] | None = None,
-        out: str | os.PathLike[str] = "run.h5",
+        out: str | os.PathLike[str] | None = None,
         *,
         overwrite: bool = False,
         device: Literal["auto", "cuda", "accelerator", "host"] = "auto",
@@ -74,7 +75,7 @@ class Meter:
         keys: str | os.PathLike[str] | None = None,
         quiet: bool = False,
     ) -> None:
-        self.out = Path(out)
+        self.out = self._asked = Path(out or "run.h5")
         self._pid = os.getpid()
         self._writer: MarkWriter | None = None
         self._recording: Recording | None = None
@@ -90,16 +91,29 @@ class Meter:
         self._devices: list[dict[str, object]] = []
         self._torch_marks: TorchMarks | None = None
         try:
-            self._open(url, overwrite, keys)
+            self._open(url, overwrite, keys, is_numbered=out is None)
         except PowerdError as error:
             if required or isinstance(error, ConfigError | RunFileError):
                 raise
             warnings.warn(f"powerd: this training is not recorded: {error}", stacklevel=2)
         atexit.register(self.close)
 
-    def _open(self, url: str | Sequence[str] | None, overwrite: bool, keys: str | os.PathLike[str] | None) -> None:
+    def _open(
+        self,
+        url: str | Sequence[str] | None,
+        overwrite: bool,
+        keys: str | os.PathLike[str] | None,
+        *,
+        is_numbered: bool,
+    ) -> None:
         part = take_part(
-            self.out, url, overwrite=overwrite, keys=keys, end_earlier=lambda: self._end_earlier(overwrite=overwrite)
+            self.out,
+            url,
+            overwrite=overwrite,
+            is_numbered=is_numbered,
+            keys=keys,
+            quiet=self._quiet,
+            end_earlier=lambda: self._end_earlier(overwrite=overwrite),
         )
         try:
             writer = MarkWriter(part.journal, about=part.about)
@@ -114,11 +128,11 @@ class Meter:
 
     def _end_earlier(self, *, overwrite: bool) -> None:
         """A notebook's cell that is run again makes a Meter while its first one still records."""
-        for meter in [m for m in _recording if m.out.absolute() == self.out.absolute() and m._pid == self._pid]:
+        for meter in [m for m in _recording if m._asked.absolute() == self._asked.absolute() and m._pid == self._pid]:
             if not overwrite:
-                raise RunFileError(f"{self.out} is being recorded by a Meter of this process: close() that first")
+                raise RunFileError(f"{meter.out} is being recorded by a Meter of this process: close() that first")
             meter.close()
-            tell(f"the Meter that still recorded {self.out} was closed")
+            tell(f"the Meter that still recorded {meter.out} was closed")
 
     def phase(self, name: str, **attributes: Attribute) -> Phase:
         """A phase called ``name``, for ``with`` or as a decorator.
@@ -310,7 +324,7 @@ class Meter:
             writer.close()
             if recording is not None:
                 failure = writer.failure and f"{writer.failure} ({writer.dropped} marks)"
-                recording.finish(stop_ns, failure, told=writer.told, quiet=self._quiet)
+                recording.finish(stop_ns, failure, told=writer.told)
             elif writer.failure and not writer.told:
                 tell(writer.failure)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from powerd_client.hostclock import started
-from powerd_client.journal import journal_path
+from powerd_client.journal import journal_path, numbered_runs
 from powerd_client.log import tell
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
 from powerd_core.text import printable
@@ -133,8 +134,10 @@ class Rendezvous:
     that an earlier job left is never joined, since its launch is another one.
     """
 
-    def __init__(self, out: Path, rank: Rank) -> None:
+    def __init__(self, out: Path, rank: Rank, *, is_numbered: bool = False) -> None:
+        """With ``is_numbered`` local rank 0 records into the first of RUN.h5, RUN-2.h5, ... that is free (`use`)."""
         self.rank = rank
+        self._is_numbered = is_numbered
         self.out = rank.file_of(out).absolute()
         self.journal = journal_path(self.out)
         _opened[self.out] = _opened.get(self.out, 0) + 1
@@ -146,6 +149,10 @@ class Rendezvous:
         """Whether this process is the one that records."""
         return self.rank.local_rank == 0
 
+    def use(self, out: Path) -> None:
+        """Meet at the recording of this run file."""
+        self.out, self.journal = out, journal_path(out)
+
     def announce(self, *, ready: bool) -> None:
         """Tell the other ranks that this journal is theirs, and whether it can be joined. Raises `RunFileError`."""
         partial = self.journal / "job.json.new"
@@ -156,7 +163,7 @@ class Rendezvous:
             raise RunFileError(f"cannot record into {self.out}: {error.strerror}: {error.filename}") from error
 
     def join(self, *, overwrite: bool) -> None:
-        """Wait until local rank 0 records.
+        """Wait until local rank 0 records, and find where.
 
         Raises `RunFileError` when a run file of that name is in the way, `PeerError` when rank 0 gave up, and
         `PeerTimeout`.
@@ -166,7 +173,7 @@ class Rendezvous:
             waited_s = monotonic() - self._began_s
             if is_ready is None and was_announced:
                 raise PeerError(f"{me}: local rank 0 could not begin to record {self.out}: its own message says why")
-            if is_ready is None and self.out.exists() and not overwrite:
+            if is_ready is None and self.out.exists() and not (overwrite or self._is_numbered):
                 raise RunFileError(f"{me}: {self.out} exists: choose another name, or overwrite it with overwrite=True")
             if waited_s > JOIN_S:
                 raise PeerTimeout(
@@ -181,11 +188,13 @@ class Rendezvous:
 
     def _is_ready(self) -> bool | None:
         """Whether this job's journal can be joined; None while there is none."""
-        try:
-            document = json.loads((self.journal / "job.json").read_text())
-            return bool(document["ready"]) if document["job"] == self._job else None
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        for out in (self.out, *(numbered_runs(self.out) if self._is_numbered else ())):
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                document = json.loads((journal_path(out) / "job.json").read_text())
+                if document["job"] == self._job:
+                    self.use(out)
+                    return bool(document["ready"])
+        return None
 
     def await_others(self) -> list[str]:
         """In local rank 0: wait until every rank of this machine has closed its marks, or died. What the run should say

@@ -75,7 +75,7 @@ class Guardian:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._worker, signal.SIGTERM)
             if self.kept.trainer.is_gone():
-                self.kept.user.close()
+                self.kept.user.let_go()
             pause = _LOOK_S if self._fork_s is None else max(min(_LOOK_S, self._fork_s - time.monotonic()), 0)
             if select.select([self._wake], [], [], pause)[0]:
                 os.read(self._wake, 4096)

@@ -23,6 +23,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -89,10 +90,12 @@ class Recording:
         command: list[str] | None = None,
         keys: str | os.PathLike[str] | None = None,
         rendezvous: Rendezvous | None = None,
+        quiet: bool = True,
     ) -> None:
         """Start the recorder and wait until readings flow. A local model of CPU time follows ``trainer_pid``, or the
         machine. Other ranks join it by ``rendezvous``. With ``is_numbered`` the run file is the first of RUN.h5,
-        RUN-2.h5, ... that is free.
+        RUN-2.h5, ... that is free. Unless ``quiet``, its result is printed at the end, also when this process is
+        killed.
 
         Raises `ConfigError` for what is no address, `RunFileError` when the run file is in the way, `PeerError` when
         there is no powerd to listen to.
@@ -118,6 +121,7 @@ class Recording:
         else:
             self.journal, self._lock = journals.claim(self.out, overwrite=overwrite)
         _recordings.add(self)
+        self._is_quiet = quiet or bool(os.environ.get(_QUIET_ENVIRONMENT))
         self._own_environment = {journals.KEYS_ENVIRONMENT: os.fspath(Path(keys).absolute())} if keys else {}
         self._job = {
             "out": str(self.out),
@@ -127,6 +131,7 @@ class Recording:
             "trainer_pid": trainer_pid,
             "overwrite": overwrite,
             "source": source,
+            "quiet": self._is_quiet,
             "message": {
                 "run_id": secrets.token_hex(8),
                 "created_utc": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -137,6 +142,7 @@ class Recording:
         }
         try:
             if rendezvous is not None:
+                rendezvous.use(self.out)
                 rendezvous.announce(ready=False)
             self._start()
             self._await_ready()
@@ -286,10 +292,9 @@ class Recording:
                 if pipe is not None:
                     pipe.close()
 
-    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False, quiet: bool = True) -> bool:
+    def finish(self, stop_ns: int, failure: str | None = None, *, told: bool = False) -> bool:
         """End the recording at ``stop_ns`` (host clock) and wait for the run file; problems go to stderr, one line
-        each. ``failure`` is noted in the run, and printed unless it was ``told``. Unless ``quiet``, its result is
-        printed. Whether the run file is there.
+        each. ``failure`` is noted in the run, and printed unless it was ``told``. Whether the run file is there.
 
         A recorder that dies meanwhile is started again; where that cannot be, the run file is built here from its
         journal. A recorder that does not answer for a minute is left alone with the journal. Raises nothing but
@@ -297,7 +302,7 @@ class Recording:
         """
         with self._mutex:
             self._is_ending = True
-        closing = None if quiet or os.environ.get(_QUIET_ENVIRONMENT) else Closing(self.out)
+        closing = None if self._is_quiet else Closing(self.out)
         last_words: list[dict[str, Any]] = [*([{"note": failure}] if failure else []), {"stop_ns": stop_ns}]
         if failure and not told:
             self.warnings.append(failure)
@@ -329,7 +334,7 @@ class Recording:
         for text in dict.fromkeys(self.warnings):
             tell(text)
         if closing is not None:
-            closing.tell_result() if outcome == "done" else closing.end()
+            show("\n".join(closing.result())) if outcome == "done" else closing.end()
         return outcome == "done"
 
     def _await_end(
@@ -412,8 +417,8 @@ class Closing:
             self._is_shown = True
             show(f"powerd: writing {shown_path(self._out)} and working out its joules")
 
-    def tell_result(self) -> None:
-        """Print the result of the run file, which stands: its joules, or where to get them."""
+    def result(self) -> list[str]:
+        """The result of the run file, which stands: its joules, or where to get them."""
         path = shown_path(self._out)
         lines = [f"{path} is recorded; its joules: joules tables {shlex.quote(path)}"]
         try:
@@ -421,7 +426,7 @@ class Closing:
                 lines = self._result() or lines
         finally:
             self.end()
-        show("\n".join(lines))
+        return lines
 
     def _result(self) -> list[str]:
         """The last version of the result that came within the time."""
@@ -487,7 +492,9 @@ def take_part(
     url: str | Sequence[str] | None,
     *,
     overwrite: bool,
+    is_numbered: bool,
     keys: str | os.PathLike[str] | None,
+    quiet: bool,
     end_earlier: Callable[[], None],
 ) -> Membership:
     """Join the recording that is meant for this process, or begin one. ``end_earlier`` is called before one of its own.
@@ -495,20 +502,21 @@ def take_part(
     Raises what `Recording` and `Rendezvous.join` do, and `ConfigError` for ranks that cannot be.
     """
     rank, joined = rank_here(), joined_journal()
+    begin = partial(Recording, url=url, overwrite=overwrite, is_numbered=is_numbered, keys=keys, quiet=quiet)
     about = rank.about if rank is not None else {}
     if joined is not None:
         return Membership(run_of(joined), joined, about=about)
     if rank is None:
         end_earlier()
-        recording = Recording(out, url, overwrite=overwrite, trainer_pid=os.getpid(), keys=keys)
-        return Membership(out, recording.journal, recording)
-    rendezvous = Rendezvous(out, rank)
+        recording = begin(out, trainer_pid=os.getpid())
+        return Membership(out.with_name(recording.out.name), recording.journal, recording)
+    rendezvous = Rendezvous(out, rank, is_numbered=is_numbered and not overwrite)
     if not rendezvous.is_first:
         rendezvous.join(overwrite=overwrite)
         return Membership(rendezvous.out, rendezvous.journal, None, rendezvous, about)
     # A model of CPU time that follows one rank would know nothing of the others.
     pid = None if rank.local_world_size > 1 else os.getpid()
-    recording = Recording(rendezvous.out, url, overwrite=overwrite, trainer_pid=pid, keys=keys, rendezvous=rendezvous)
+    recording = begin(rendezvous.out, trainer_pid=pid, rendezvous=rendezvous)
     return Membership(rendezvous.out, rendezvous.journal, recording, rendezvous, about)
 
 
@@ -535,7 +543,13 @@ def record_command(
     if baseline_s is not None:
         check_seconds(baseline_s)
     recording = Recording(
-        out or Path("run.h5"), url, overwrite=overwrite, is_numbered=out is None, command=list(command), keys=keys
+        out or Path("run.h5"),
+        url,
+        overwrite=overwrite,
+        is_numbered=out is None,
+        command=list(command),
+        keys=keys,
+        quiet=quiet,
     )
     try:
         _measure_baseline(recording, baseline_s)
@@ -561,7 +575,7 @@ def record_command(
         mark_whole(recording.journal, begin_ns, now_ns())
     with contextlib.suppress(KeyboardInterrupt):
         _measure_baseline(recording, baseline_s)
-    is_recorded = recording.finish(now_ns(), quiet=quiet)
+    is_recorded = recording.finish(now_ns())
     if is_recorded:
         afterwards(out or Path(recording.out.name))
     is_whole = is_recorded and not recording.journal.exists()

@@ -268,7 +268,7 @@ class Worker:
         if self.orders.is_ending and not was_ending:
             self._waited_ns = 0
             if not self.orders.is_complete:
-                self._inherited.user.close()
+                self._inherited.user.let_go()
         return self.orders.is_ending
 
     def run(self) -> None:
@@ -291,7 +291,8 @@ class Worker:
             self._mind_daemon()
             if not self._is_ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
                 self._is_ready = True
-                self._logbook.add(Message("start", {"t_start_ns": now_ns()}))
+                t_start_ns = min(now_ns(), self.orders.stop_ns or now_ns())
+                self._logbook.add(Message("start", {"t_start_ns": t_start_ns}))
                 self._logbook.flush()
                 self._say_ready()
             stop_ns = self.orders.stop_ns
@@ -339,7 +340,7 @@ def work(inherited: Inherited) -> int:
     """
     try:
         if _record(inherited):
-            _build(inherited.job)
+            _build(inherited)
         else:  # nobody wants it; the parent removes it too, if nothing interrupts that
             journals.remove(inherited.job.journal)
     except (PowerdError, OSError) as error:
@@ -366,12 +367,16 @@ def _record(inherited: Inherited) -> bool:
     return not worker.orders.is_abandoned
 
 
-def _build(job: Job) -> None:
-    """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`."""
+def _build(inherited: Inherited) -> None:
+    """Write the run file and say so; meanwhile say now and then how far it is. Raises `RunFileError`.
+
+    The training that was killed prints no result: that is done here, on its error stream, if it is still there.
+    """
     # numpy and h5py: half a second that the start of a run need not wait for
     from powerd_client.build import build_run, keep_journal
     from powerd_client.recover import incomplete
 
+    job = inherited.job
     journals.remove_partials(job.out)
     finish = keep_journal if _is_built(job) else build_run
     missing = finish(job.journal, job.out, overwrite=job.overwrite, progress=lambda share: say(alive=share))
@@ -379,6 +384,10 @@ def _build(job: Job) -> None:
         log.warning(incomplete(job.out, missing))
     elif job.journal.exists():
         log.warning(f"{job.journal} could not be packed and stays; all of it is in {job.out.name}: `joules tidy`")
+    if inherited.trainer.is_gone() and not job.quiet:
+        from powerd_client.recording import Closing
+
+        inherited.user.show("\n".join(Closing(job.out).result()))
     say(done=True)
 
 

@@ -10,6 +10,7 @@ stands the script without its docstring.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import re
@@ -47,15 +48,26 @@ def run(line: str, directory: Path) -> str:
         "OMP_NUM_THREADS": "1",
         "POWERD_QUIET": "",
     }
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=directory, env=environment, text=True, timeout=600, check=False,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-    )  # fmt: skip
-    given_up = time.monotonic() + PATIENCE_S
-    while list(directory.glob("*.journal")) and time.monotonic() < given_up:  # of a killed training's recorder
-        time.sleep(0.05)
-    printed = re.sub(r"(system: \w+-\d+\.\d+)\S*", r"\1", done.stdout.replace(f"{ROOT}/", ""))  # of whatever machine
+    # A file and no pipe: the recorder of a training that was killed prints its result there.
+    with tempfile.NamedTemporaryFile() as output:
+        subprocess.run(
+            ["bash", "-c", command], cwd=directory, env=environment, timeout=600, check=False,
+            stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        given_up = time.monotonic() + PATIENCE_S
+        while is_open_elsewhere(output.name) and time.monotonic() < given_up:
+            time.sleep(0.05)
+        printed = Path(output.name).read_text(encoding="utf-8").replace(f"{ROOT}/", "")
     return "\n".join(row.rstrip() for row in printed.strip("\n").splitlines())
+
+
+def is_open_elsewhere(path: str) -> bool:
+    """Whether another process has a file open."""
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if descriptor.parts[2] != str(os.getpid()) and str(descriptor.readlink()) == path:
+                return True
+    return False
 
 
 def transcript(text: str, directory: Path) -> str:

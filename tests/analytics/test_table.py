@@ -284,3 +284,17 @@ def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
 
 
 # -- Uncertainties that are rounding, and JSON of what is no number
+
+
+def test_an_evaluation_beside_the_iterations_leaves_no_figures_of_a_batch(tmp_path):
+    attributes = {"batch_size": 8}
+    phases = [PhaseSpec("iteration", k * 100 * MS, (k + 1) * 100 * MS, attributes) for k in range(10)]
+    alone = phase_table(read_run(make_run(tmp_path / "a.h5", [LineSpec("a", constant)], phases, end_ns=2 * S)))
+    assert alone.totals[0].samples_per_s == pytest.approx(80)
+    phases += [PhaseSpec("evaluation", S + k * 50 * MS, S + (k + 1) * 50 * MS, attributes) for k in range(20)]
+    table = phase_table(read_run(make_run(tmp_path / "b.h5", [LineSpec("a", constant)], phases, end_ns=2 * S)))
+    (total,) = table.totals
+    assert total.energy_j == pytest.approx(200)
+    assert (total.samples_per_s, total.is_mixed) == (None, True)
+    assert "evaluation" in total.note
+    assert next(r for r in table.phases if r.phase == "iteration").samples_per_s == pytest.approx(80)

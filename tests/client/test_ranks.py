@@ -122,6 +122,18 @@ class TestJoining:
             meet(tmp_path / "run.h5", 1).join(overwrite=False)
         assert later.now_s > JOIN_S
 
+    def test_a_run_that_was_numbered_is_found(self, tmp_path, at):
+        at()
+        (tmp_path / "run.h5").touch()
+        first = meet(tmp_path / "run.h5", 0)
+        first.use(tmp_path / "run-2.h5")
+        prepare(first.out)
+        first.announce(ready=True)
+        ranks._opened.clear()
+        other = Rendezvous(tmp_path / "run.h5", rank(1), is_numbered=True)
+        other.join(overwrite=False)
+        assert other.journal == first.journal
+
     def test_local_rank_0_that_gives_up_is_not_waited_for(self, tmp_path, at):
         later = at(at_1=lambda: (prepare(first.out), first.announce(ready=False)),
                    at_3=lambda: [p.unlink() for p in first.journal.iterdir()])  # fmt: skip

@@ -155,6 +155,19 @@ def test_a_recording_without_a_name_takes_the_next_number(daemon, tmp_path, monk
     assert (tmp_path / "run.h5").read_text() == "precious"
 
 
+def test_a_meter_without_a_name_does_so_too(daemon, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("run.h5", "run-2.h5"):
+        with Meter(daemon.url) as meter:
+            pass
+        assert meter.out == Path(name)
+        assert meter.out.is_file()
+    with Meter(daemon.url, overwrite=True) as meter:
+        pass
+    assert meter.out == Path("run.h5")
+    assert not (tmp_path / "run-3.h5").exists()
+
+
 @pytest.mark.parametrize("url", ["http://board", "tcp://board:0", "fe80::1", ["board", ""]])
 def test_what_is_no_address_is_refused_before_anything_begins(tmp_path, url):
     for begin in (Meter, lambda url, out: record_command(["true"], url=url, out=out, overwrite=False, quiet=True)):

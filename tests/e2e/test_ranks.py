@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.export import to_markdown
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import read_run
@@ -90,7 +90,7 @@ def test_joules_of_the_ranks_are_those_of_the_devices(run):
 
 
 def test_commands_show_ranks(run):
-    info = list(describe_run(run))
+    info = list(describe_run(run_document(run)))
     assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
     text = to_markdown(table_frames(phase_table(run)))
     assert "**Job: all ranks = devices**" in text

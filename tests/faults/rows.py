@@ -362,7 +362,7 @@ def cells(moments: str = "all") -> Iterator[tuple[Cell, str]]:
 
 
 def to_markdown() -> str:
-    """The table as docs/explanation/reliability.md shows it."""
+    """The table as docs/results/faults.md shows it."""
     rows = [
         "| struck | how | how it is made | what may be lost (at the end of a run) | in `make test` |",
         "| --- | --- | --- | --- | --- |",

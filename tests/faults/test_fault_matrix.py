@@ -19,7 +19,7 @@ from faults.witness import WITNESSES
 
 LANES = 3
 """Cells at once: most of what they do is wait."""
-DOCUMENT = Path(__file__).parents[2] / "docs" / "explanation" / "reliability.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "results" / "faults.md"
 ALL = [
     pytest.param(cell, moment, None, id=f"{cell.name}-{moment}", marks=[] if moment in cell.quick else pytest.mark.soak)
     for cell, moment in cells()

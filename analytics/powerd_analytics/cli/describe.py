@@ -1,108 +1,224 @@
-"""`joules info`: what a run file holds and how good it is, as plain lines of text."""
+"""`joules info`: what a run file holds and how good it is, as a document and as plain lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
 from powerd_analytics.energy.reasons import sensor
 from powerd_analytics.runs.ranks import describe_ranks
-from powerd_analytics.runs.run import Progress, Run, describe_auxiliary, no_progress
+from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import Signal, load_together
 from powerd_analytics.signals.streams import good_readings_of, plain_j
 from powerd_analytics.text import seconds
 from powerd_client.hostclock import read_anchor
+from powerd_core.model import QuantityConversion
+
+Document = dict[str, Any]
 
 
-def describe_run(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Iterator[str]:
-    """Lines of text: the run, its devices and lines with their energies and quality, clocks, gaps and messages."""
-    a, names = run.attributes, [device] if device is not None else list(run.devices)
-    length = seconds((run.end_ns - run.begin_ns) * 1e-9)
-    yield f"{run.path}: run {a.get('run_id', '?')}, {a.get('created_utc', '?')}, {length}"
-    yield f"  command: {' '.join(run.command) or 'not recorded'}"
-    if not run.is_complete:
-        yield "  incomplete: the training process vanished or a part was cut off"
-    if a.get("rebuilt"):
-        yield "  rebuilt from the journal of a recorder that died"
-    for key, value in run.environment.items():
-        yield f"  {key}: {value}"
-    yield f"  phases: {_phases(run)}"
-    yield from (f"  {line}" for line in describe_ranks(run))
+def run_document(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Document:
+    """Everything that `joules info` says of a run, in SI units; what is not known is None.
+
+    Lines of a device are compared over the time that all of them cover. Raises `AnalysisError` for an unknown device.
+    """
+    a, p, names = run.attributes, run.phases, [device] if device is not None else list(run.devices)
+    phases: dict[str, int] = {}
+    for kind, n in zip(p.classes, np.bincount(p.label, minlength=len(p.classes)).tolist(), strict=True):
+        phases[kind.name] = phases.get(kind.name, 0) + n
+    devices = []
     for i, name in enumerate(names):
         described = run.device(name)
-        yield f"device {described.name}{': ' + described.description if described.description else ''}"
         signals = load_together(run, (*described.feeds, *run.compared(name)), _share_of(progress, i, len(names)))
-        yield from _device(run, signals, set(described.feeds))
-        for line in run.auxiliary(name):
-            yield describe_auxiliary(run, line)
-    for clock in run.clocks.values():
-        if len(clock.half_width_ns):
-            steps = f", {clock.steps} clock steps" if clock.steps else ""
-            worst, usual = float(clock.half_width_ns.max()), float(np.median(clock.half_width_ns))
-            yield (
-                f"clock of {clock.board or 'the board'}: {len(clock.t_ns)} exchanges, guaranteed bound "
-                f"± {seconds(usual * 1e-9)} (median), ± {seconds(worst * 1e-9)} (largest){steps}"
-            )
-    for gap in run.gaps:
-        lost = f"{gap.lost} scans" if gap.lost >= 0 else "an unknown number of scans"
-        yield f"gap in {gap.stream}: {lost} in {seconds((gap.end_ns - gap.begin_ns) * 1e-9)}: {gap.cause}"
-    anchors = [anchor for message in run.messages if (anchor := read_anchor(message)) is not None]
-    if anchors:
-        yield f"wall clock: {len(anchors)} anchors, for `joules trace`"
-    for message in run.messages:
-        if read_anchor(message) is not None:
-            continue
-        yield f"{message.get('level', 'info')}: {message.get('text', '')}"
+        devices.append(
+            {"device": described.name, "description": described.description}
+            | _lines(run, signals, set(described.feeds))
+            | {"auxiliary": [_auxiliary(run, line) for line in run.auxiliary(name)]}
+        )
+    return {
+        "run": str(run.path),
+        "run_id": a.get("run_id"),
+        "created_utc": a.get("created_utc"),
+        "time_s": (run.end_ns - run.begin_ns) * 1e-9,
+        "is_complete": run.is_complete,
+        "is_rebuilt": bool(a.get("rebuilt")),
+        "command": list(run.command),
+        "environment": dict(run.environment),
+        "phases": phases,
+        "phases_cut_off": int(p.cut.sum()),
+        "ranks": describe_ranks(run),
+        "devices": devices,
+        "clocks": [
+            {
+                "board": clock.board,
+                "exchanges": len(clock.t_ns),
+                "bound_median_s": float(np.median(clock.half_width_ns)) * 1e-9,
+                "bound_max_s": float(clock.half_width_ns.max()) * 1e-9,
+                "steps": clock.steps,
+            }
+            for clock in run.clocks.values()
+            if len(clock.half_width_ns)
+        ],
+        "gaps": [
+            {
+                "stream": gap.stream,
+                "lost_scans": gap.lost if gap.lost >= 0 else None,
+                "time_s": (gap.end_ns - gap.begin_ns) * 1e-9,
+                "cause": gap.cause,
+            }
+            for gap in run.gaps
+        ],
+        "wall_clock_anchors": sum(read_anchor(message) is not None for message in run.messages),
+        "messages": [
+            {"level": message.get("level", "info"), "text": message.get("text", "")}
+            for message in run.messages
+            if read_anchor(message) is None
+        ],
+    }
 
 
 def _share_of(progress: Progress, i: int, n: int) -> Progress:
     return lambda share, text: progress((i + share) / n, text)
 
 
-def _device(run: Run, signals: list[Signal], feeds: set[str]) -> Iterator[str]:
-    if not signals:
-        yield "  no line feeds it"
-        return
+def _lines(run: Run, signals: list[Signal], feeds: set[str]) -> Document:
+    """The lines of a device, with joules over the time that all of them cover, and the sum of its feeds."""
     silent = [s.line.name for s in signals if len(s) < 2]
-    # Lines are compared over the time that all of them cover.
     begin = max((int(s.t_ns[0]) for s in signals if len(s) > 1), default=run.begin_ns)
     end = min((int(s.t_ns[-1]) for s in signals if len(s) > 1), default=run.end_ns)
     over = np.array([begin]), np.array([max(begin, end)])
-    joules = [float(plain_j(s, over)[0][0]) for s in signals]
-    total = float(sum(j for s, j in zip(signals, joules, strict=True) if s.line.name in feeds))
-    for s, j in zip(signals, joules, strict=True):
-        text = f"  {s.line.name} ({s.line.provenance.value}, {s.line.source}): "
-        if s.line.name in silent:
-            yield text + f"no energy, {good_readings_of(s)} good readings, {s.bad} bad"
+    time_s = (end - begin) * 1e-9 if end > begin else 0.0
+    lines = []
+    for s in signals:
+        joules = float(plain_j(s, over)[0][0]) if time_s and s.line.name not in silent else None
+        lines.append(
+            {
+                "line": s.line.name,
+                "provenance": s.line.provenance.value,
+                "source": s.line.source,
+                "energy_j": joules,
+                "power_w": None if joules is None else joules / time_s,
+                "good_readings": good_readings_of(s),
+                "bad_readings": s.bad,
+                "has_readings": s.line.name not in silent,
+                "is_feed": s.line.name in feeds,
+                "sensor": sensor(s) if s.line.name not in silent else "",
+                "calibration": s.line.detail.get("calibration", {}).get(s.line.name),
+            }
+        )
+    fed = [line for line in lines if line["is_feed"]]
+    is_known = bool(time_s and lines) and all(line["has_readings"] for line in fed)
+    is_one = len({line["provenance"] for line in fed}) == 1
+    return {
+        "lines": lines,
+        "time_s": time_s,
+        "energy_j": sum(line["energy_j"] for line in fed) if is_known and is_one else None,
+    }
+
+
+def _auxiliary(run: Run, name: str) -> Document:
+    """An auxiliary channel: range and mean of its readings, or in which share of them each bit was set."""
+    line = run.line(name)
+    c = line.conversion
+    assert isinstance(c, QuantityConversion)
+    codes = run.good_readings(name, c.column).codes[c.column]
+    document: Document = {
+        "line": name,
+        "provenance": line.provenance.value,
+        "source": line.source,
+        "quantity": c.quantity,
+        "good_readings": len(codes),
+        "bad_readings": line.count - len(codes),
+    }
+    if len(codes) and c.quantity.endswith("_bits"):
+        bits = line.detail.get("bits", {}).get(name, {})
+        unsigned = codes.astype(np.int64).view(np.uint64)
+        document["bits"] = {
+            n: float(np.count_nonzero(unsigned & np.uint64(int(bit))) / len(codes)) for n, bit in bits.items()
+        }
+    elif len(codes):
+        figures = {"min": codes.min(), "max": codes.max(), "mean": codes.mean()}
+        document |= {n: float(code * c.per_code) for n, code in figures.items()}
+    return document
+
+
+# ---- lines of text -----------------------------------------------------------------------------------------------
+
+
+def describe_run(document: Document) -> Iterator[str]:
+    """A document of `run_document` as lines of text."""
+    d = document
+    yield f"{d['run']}: run {d['run_id'] or '?'}, {d['created_utc'] or '?'}, {seconds(d['time_s'])}"
+    yield f"  command: {' '.join(d['command']) or 'not recorded'}"
+    if not d["is_complete"]:
+        yield "  incomplete: the training process vanished or a part was cut off"
+    if d["is_rebuilt"]:
+        yield "  rebuilt from the journal of a recorder that died"
+    yield from (f"  {key}: {value}" for key, value in d["environment"].items())
+    cut = f", {d['phases_cut_off']} cut off" if d["phases_cut_off"] else ""
+    yield f"  phases: {', '.join(f'{n} {name}' for name, n in d['phases'].items()) or 'none'}{cut}"
+    yield from (f"  {line}" for line in d["ranks"])
+    for device in d["devices"]:
+        yield f"device {device['device']}{': ' * bool(device['description'])}{device['description']}"
+        yield from _describe_lines(device, str(d["run"]))
+        yield from map(_describe_auxiliary, device["auxiliary"])
+    for clock in d["clocks"]:
+        steps = f", {clock['steps']} clock steps" if clock["steps"] else ""
+        yield (
+            f"clock of {clock['board'] or 'the board'}: {clock['exchanges']} exchanges, guaranteed bound "
+            f"± {seconds(clock['bound_median_s'])} (median), ± {seconds(clock['bound_max_s'])} (largest){steps}"
+        )
+    for gap in d["gaps"]:
+        lost = f"{gap['lost_scans']} scans" if gap["lost_scans"] is not None else "an unknown number of scans"
+        yield f"gap in {gap['stream']}: {lost} in {seconds(gap['time_s'])}: {gap['cause']}"
+    if d["wall_clock_anchors"]:
+        yield f"wall clock: {d['wall_clock_anchors']} anchors, for `joules trace`"
+    yield from (f"{message['level']}: {message['text']}" for message in d["messages"])
+
+
+def _describe_lines(device: Document, run: str) -> Iterator[str]:
+    if not device["lines"]:
+        yield "  no line feeds it"
+        return
+    total, uncovered = device["energy_j"], "no time that all lines cover"
+    for line in device["lines"]:
+        text = f"  {line['line']} ({line['provenance']}, {line['source']}): "
+        count = f"{line['good_readings']} good readings, {line['bad_readings']} bad"
+        if not line["has_readings"]:
+            yield f"{text}no energy, {count}"
             continue
-        text += f"{j:.6g} J, {j / ((end - begin) * 1e-9):.4g} W" if end > begin else "no time that all lines cover"
-        text += f", {good_readings_of(s)} good readings, {s.bad} bad; {sensor(s)}"
-        if known := s.line.detail.get("calibration", {}).get(s.line.name):
-            text += f"; response {known.get('response')}, gain {known.get('gain')}"
-        if s.line.name not in feeds and end > begin:
-            text += f"; compared, not added: {j / total:.4f} of the sum of the feeds" if total > 0 else "; compared"
+        known = line["energy_j"] is not None
+        text += f"{line['energy_j']:.6g} J, {line['power_w']:.4g} W" if known else uncovered
+        text += f", {count}; {line['sensor']}"
+        if calibration := line["calibration"]:
+            text += f"; response {calibration.get('response')}, gain {calibration.get('gain')}"
+        if not line["is_feed"] and known:
+            text += (
+                f"; compared, not added: {line['energy_j'] / total:.4f} of the sum of the feeds"
+                if (total is not None and total > 0)
+                else "; compared"
+            )
         yield text
-    by_driver = {s.line.name for s in signals if ".nvml" in s.line.name}
-    if by_driver and feeds and not feeds & by_driver and end - begin >= 10_000_000_000:
-        device = signals[0].line.device
-        yield f"  the rails can tell the gain: powerd calibrate {device} --reference rails --run {run.path}"
-    provenances = {s.line.provenance.value for s in signals if s.line.name in feeds}
-    unknown = [name for name in silent if name in feeds]
-    if unknown or end <= begin:
-        why = f"no readings of {', '.join(unknown)}" if unknown else "no time that all lines cover"
+    fed = [line for line in device["lines"] if line["is_feed"]]
+    by_driver = [line["is_feed"] for line in device["lines"] if ".nvml" in line["line"]]
+    if by_driver and fed and not any(by_driver) and device["time_s"] >= 10:
+        yield f"  the rails can tell the gain: powerd calibrate {device['device']} --reference rails --run {run}"
+    unknown = [line["line"] for line in fed if not line["has_readings"]]
+    if unknown or not device["time_s"]:
+        why = f"no readings of {', '.join(unknown)}" if unknown else uncovered
         yield f"  sum of the feeds: not known, {why}"
-    elif len(provenances) == 1:
-        yield f"  sum of the feeds: {total:.6g} J over {seconds(max(0, end - begin) * 1e-9)} ({provenances.pop()})"
+    elif total is not None:
+        yield f"  sum of the feeds: {total:.6g} J over {seconds(device['time_s'])} ({fed[0]['provenance']})"
 
 
-def _phases(run: Run) -> str:
-    p = run.phases
-    if not len(p):
-        return "none"
-    count = np.bincount(p.label, minlength=len(p.classes))
-    names: dict[str, int] = {}
-    for c, n in zip(p.classes, count, strict=True):
-        names[c.name] = names.get(c.name, 0) + int(n)
-    cut = f", {int(p.cut.sum())} cut off" if p.cut.any() else ""
-    return ", ".join(f"{n} {name}" for name, n in names.items()) + cut
+def _describe_auxiliary(line: Document) -> str:
+    text = f"  {line['line']} ({line['provenance']}, {line['source']}): {line['quantity']}"
+    if not line["good_readings"]:
+        return f"{text}, no good reading"
+    count = f"{line['good_readings']} good readings, {line['bad_readings']} bad"
+    if "bits" in line:
+        set_bits = ", ".join(f"{n} in {share:.1%}" for n, share in line["bits"].items() if share)
+        return f"{text}: {set_bits or 'none set'}; {count}"
+    return f"{text} {line['min']:.6g} to {line['max']:.6g}, mean of the readings {line['mean']:.6g}; {count}"

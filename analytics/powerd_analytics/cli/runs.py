@@ -140,18 +140,27 @@ def tag(
     print(f"{len(values)} values written to {described(targets)}")
 
 
-def info(run: shared.RunFile, *, device: shared.Device = None, calibration: shared.Calibration = None) -> None:
+def info(
+    run: shared.RunFile,
+    *,
+    device: shared.Device = None,
+    calibration: shared.Calibration = None,
+    format: shared.TextOrJson = "text",
+) -> None:
     """Say what a run file holds.
 
     Devices, lines and how they compare, clocks, gaps, messages.
 
     For example: joules info run.h5
     """
-    from powerd_analytics.cli.describe import describe_run
+    from powerd_analytics.cli.describe import describe_run, run_document
 
     with LateProgress() as progress:
-        lines = list(describe_run(shared.open_run(run, calibration, progress), device, progress=progress))
-    print_lines(lines)
+        document = run_document(shared.open_run(run, calibration, progress), device, progress=progress)
+    if format == "json":
+        print(dumps(document, indent=1))
+    else:
+        print_lines(describe_run(document))
 
 
 def clock(
@@ -259,6 +268,7 @@ def recover(
         str | None, Parameter(name="--from", help="First fetch what the journal misses and this powerd still holds.")
     ] = None,
     keys: shared.Keys = None,
+    format: shared.TextOrJson = "text",
 ) -> int:
     """Save what can be read of a journal into a new file.
 
@@ -270,18 +280,21 @@ def recover(
 
     with LateProgress() as progress:
         report = save(run, output, overwrite=overwrite, url=url, keys=keys, progress=progress)
-    print(f"{report.out}: recovered from {report.source}")
-    for what, texts in (("kept: ", report.recovered), ("lost: ", report.lost)):
-        for text in texts:
-            print(f"  {what}{printable(text)}")
-    if not report.lost:
-        print("  nothing is lost")
+    if format == "json":
+        document = {"run": str(report.out), "source": str(report.source), "readings": report.readings}
+        print(dumps(document | {"kept": report.recovered, "lost": report.lost}, indent=1))
+    else:
+        print(f"{report.out}: recovered from {report.source}")
+        kept = [f"  kept: {printable(text)}" for text in report.recovered]
+        lost = [f"  lost: {printable(text)}" for text in report.lost]
+        print("\n".join([*kept, *(lost or ["  nothing is lost"])]))
     return 0 if report.readings else 1
 
 
 def tidy(
     *paths: Annotated[Path, Parameter(help="Run files, journals, directories; this directory without any.")],
     yes: Annotated[bool, Parameter(negative="", help="Delete them; without it they are only listed.")] = False,
+    format: shared.TextOrJson = "text",
 ) -> int:
     """List journals that runs have left; delete those not needed.
 
@@ -292,17 +305,21 @@ def tidy(
     """
     from powerd_client.recover import discard, kept_journals, size_of
 
-    are_all_unneeded = True
+    documents = []
     for journal in kept_journals(paths or (Path(),)):
-        size_mb = size_of(journal) * 1e-6
+        size = size_of(journal)
         with LateProgress() as progress:
             reason = _why_needed(journal, progress)
         if reason is None and yes:
             discard(journal)
-        are_all_unneeded = are_all_unneeded and reason is None
-        said = f"stays: {reason}" if reason else "deleted" if yes else "not needed: --yes deletes it"
-        print(printable(f"{journal}  {size_mb:.1f} MB  {said}"), flush=True)
-    return 0 if are_all_unneeded else 1
+        is_deleted = reason is None and yes
+        documents.append({"journal": str(journal), "bytes": size, "needed_for": reason, "is_deleted": is_deleted})
+        if format == "text":
+            said = f"stays: {reason}" if reason else "deleted" if yes else "not needed: --yes deletes it"
+            print(printable(f"{journal}  {size * 1e-6:.1f} MB  {said}"), flush=True)
+    if format == "json":
+        print(dumps(documents, indent=1))
+    return int(any(document["needed_for"] for document in documents))
 
 
 def _why_needed(journal: Path, progress: LateProgress) -> str | None:

@@ -12,17 +12,16 @@ COLUMNS = (
     Column("batch_size", "integer", is_hidden=True),
     Column("layer"),
     Column("kind"),
-    Column("calls", "integer", "1", is_hidden=True),
-    Column("input_shape", heading="input"),
+    Column("input_shape", is_hidden=True),
     Column("output_shape", heading="output"),
-    Column("operations_paper", "integer", "1", heading="Mops (paper)", per=1e6),
-    Column("mb_read_paper", "number", "MiB", heading="MB read (paper)"),
-    Column("mb_written_paper", "number", "MiB", heading="MB written (paper)"),
-    Column("ctc_paper", "number", "1", heading="CTC (paper)"),
-    Column("operations_executed_forward", "integer", "1", heading="Mops forward (executed)", per=1e6),
-    Column("operations_executed_backward", "integer", "1", heading="Mops backward (executed)", per=1e6),
-    Column("elementwise_executed_forward", "integer", "1", heading="M element-wise forward (executed)", per=1e6),
-    Column("elementwise_executed_backward", "integer", "1", heading="M element-wise backward (executed)", per=1e6),
+    Column("operations_paper", "integer", "1", heading="Mops paper", per=1e6),
+    Column("mb_read_paper", "number", "MiB", is_hidden=True),
+    Column("mb_written_paper", "number", "MiB", is_hidden=True),
+    Column("ctc_paper", "number", "1", heading="CTC paper"),
+    Column("operations_executed_forward", "integer", "1", heading="Mops fwd", per=1e6),
+    Column("operations_executed_backward", "integer", "1", heading="Mops bwd", per=1e6),
+    Column("elementwise_executed_forward", "integer", "1", is_hidden=True),
+    Column("elementwise_executed_backward", "integer", "1", is_hidden=True),
     Column("bytes_executed_forward", "integer", "B", is_hidden=True),
     Column("bytes_executed_backward", "integer", "B", is_hidden=True),
     Column("note"),
@@ -56,14 +55,15 @@ def operation_frame(count: OperationCount, *, with_notes: bool = True) -> pd.Dat
     rows.append(total | _executed(count.forward, count.backward) | {"note": "; ".join([*missing, *count.notes])})
     of_all: dict[str, Cell] = {"model": count.model, "batch_size": batch}
     columns = COLUMNS if with_notes else COLUMNS[:-1]
-    title = f"{count.model}, one batch of {batch}; Mops: 10^6 operations, MB: 2^20 bytes, –: not counted"
+    title = f"{count.model}, one batch of {batch}; fwd, bwd: forward and backward as executed; Mops: 10^6 operations"
     cells = [[(of_all | row).get(c.name) for c in columns] for row in rows]
     return table_frame("operations", title, columns, cells, remarks(count))
 
 
 def remarks(count: OperationCount) -> list[str]:
     """What the columns mean, and what is in none of them."""
-    notes = [f"{name}: {text}" for name, text in CONVENTIONS.items()]
+    notes = ["Mops: 10^6 operations; MB: 2^20 bytes, read and written; –: not counted"]
+    notes += [f"{name}: {text}" for name, text in CONVENTIONS.items()]
     kinds: dict[str, list[str]] = {}
     for text in count.not_counted:
         name, _, kind = text.rpartition(" (")

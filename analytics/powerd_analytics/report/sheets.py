@@ -122,9 +122,7 @@ def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
              "residual_j", "missing_s", "is_lower_bound", "note")  # fmt: skip
     columns = tuple(map(column, names))
     rows = tuple(tuple(r[name] for name in names) for r in records if r["kind"] == "run")
-    note = (
-        "phases + rest + residual = the whole; the residual is what straight lines across the phases' edges get wrong"
-    )
+    note = "phases + rest = the whole"
     return table_frame("recordings", "Whole recordings", columns, rows, (note,))
 
 

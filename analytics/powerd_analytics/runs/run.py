@@ -330,26 +330,6 @@ def _gaps(group: h5py.Group) -> tuple[RunGap, ...]:
     )
 
 
-def describe_auxiliary(run: Run, name: str) -> str:
-    """One line of text for `joules info` on an auxiliary channel: range and mean, or how often each bit was set."""
-    line = run.line(name)
-    c = line.conversion
-    if not isinstance(c, QuantityConversion):
-        raise AnalysisError(f"line {name!r} is {line.quantity}: it is shown with the energies")
-    codes = run.good_readings(name, c.column).codes[c.column]
-    text = f"  {name} ({line.provenance.value}, {line.source}): {c.quantity}"
-    if not len(codes):
-        return f"{text}, no good reading"
-    count = f"{len(codes)} good readings, {line.count - len(codes)} bad"
-    if not c.quantity.endswith("_bits"):
-        low, high, mean = codes.min() * c.per_code, codes.max() * c.per_code, codes.mean() * c.per_code
-        return f"{text} {low:.6g} to {high:.6g}, mean of the readings {mean:.6g}; {count}"
-    bits = line.detail.get("bits", {}).get(name, {})
-    unsigned = codes.astype(np.int64).view(np.uint64)
-    shares = {n: np.count_nonzero(unsigned & np.uint64(int(bit))) / len(codes) for n, bit in bits.items()}
-    return f"{text}: {', '.join(f'{n} in {share:.1%}' for n, share in shares.items() if share) or 'none set'}; {count}"
-
-
 # ---- a later calibration -----------------------------------------------------------------------------------------
 
 

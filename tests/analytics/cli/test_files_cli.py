@@ -6,7 +6,7 @@ import h5py
 import pytest
 from command import joules
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
@@ -62,6 +62,9 @@ def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     assert "nothing is lost" in out
     assert directory.is_dir()
     assert joules(capsys, "verify", tmp_path / "saved.h5")[0] == 0
+    (device,) = json.loads(joules(capsys, "info", tmp_path / "saved.h5", "--format", "json")[1])["devices"]
+    assert device["energy_j"] == pytest.approx(sum(line["energy_j"] for line in device["lines"] if line["is_feed"]))
+    assert device["energy_j"] > 0
     again = "recover", directory, "-o", tmp_path / "saved.h5"
     assert [joules(capsys, *again, *options)[0] for options in ((), ("--overwrite",))] == [2, 0]
 
@@ -79,7 +82,7 @@ def test_tables_and_info_carry_every_gap_with_its_cause(tmp_path):
         "missing 40.0 ms in 1 gaps: 1 blocks were not received",
     ):
         assert text.split(": ")[1] in row.note
-    said = "\n".join(describe_run(run))
+    said = "\n".join(describe_run(run_document(run)))
     for cause in ("2 blocks were not received", "powerd was started anew", "1 blocks were not received"):
         assert cause in said
 
@@ -97,6 +100,8 @@ def test_journals_that_nobody_needs_are_listed_and_deleted_when_told(run, tmp_pa
     assert "no run file, or was cut off" in said[f"{cut}.journal.gz"]
     assert said[str(other)].endswith("stays: there is no other.h5")
     assert joules(capsys, "tidy", run)[0] == 0
+    (listed,) = json.loads(joules(capsys, "tidy", run, "--format", "json")[1])
+    assert (listed["journal"], listed["needed_for"], listed["is_deleted"]) == (f"{run}.journal.gz", None, False)
     code, out, _ = joules(capsys, "tidy", tmp_path, "--yes")
     assert code == 1
     assert sorted(p.name for p in tmp_path.rglob("*.gz")) == ["cut.h5.journal.gz", "other.h5.journal.gz"]

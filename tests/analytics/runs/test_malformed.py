@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_analytics.verify import verify_sums
@@ -54,7 +54,7 @@ def read_everything(path):
     """All that reads a run file. Anything but a `PowerdError` of one line is a failure."""
     for read in (
         lambda: phase_table(read_run(path)),
-        lambda: list(describe_run(read_run(path))),
+        lambda: list(describe_run(run_document(read_run(path)))),
         lambda: list(verify_file(path)),
         lambda: list(verify_sums(path)),
         lambda: recover(path, path.with_name(f"out-{path.name}"), overwrite=True),

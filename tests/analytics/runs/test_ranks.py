@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, make_run, training
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run
@@ -106,7 +106,7 @@ class TestMapping:
         table = phase_table(run)
         assert [r.note for r in table.runs if r.device == "gpu2"] == ["used by no rank"]
         assert not [r for r in (*table.phases, *table.totals) if r.device == "gpu2"]
-        assert "  used by no rank: gpu2" in list(describe_run(run))
+        assert "  used by no rank: gpu2" in list(describe_run(run_document(run)))
         assert [j.devices for j in table.jobs] == [("gpu0", "gpu1"), ("node",)]
 
 

@@ -15,7 +15,7 @@ from simulated_node import SimulatedNode
 
 from powerd_analytics import cli, phase_table
 from powerd_analytics.cli.app import main
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.cli.tags import flat
 from powerd_analytics.clocks import _edges, other_clocks
 from powerd_analytics.export import rows_to_json, to_csv, to_markdown
@@ -116,7 +116,7 @@ def test_auxiliary_channels_are_shown_and_compared_with_nothing(path):
     run = read_run(path)
     assert run.compared("gpu0") == ()
     assert set(run.auxiliary("gpu0")) == {"gpu0.temperature", "gpu0.sm_clock", "gpu0.clock_events"}
-    text = "\n".join(describe_run(run))
+    text = "\n".join(describe_run(run_document(run)))
     assert "gpu0.temperature (simulated, sim): temperature_c 41 to 50, mean of the readings 45.5" in text
     assert "10 good readings, 1 bad" in text
     assert "clock_hz 1.98e+09 to 1.98e+09" in text
