@@ -1,0 +1,106 @@
+"""The kernel's ina2xx-adc and powerd's source `ina` read the same registers of i2c-stub: volts and amperes, to the last
+code. Arguments: the bus, an address, the number of patterns. Ends with status 1 where they differ.
+"""
+
+import random
+import struct
+import sys
+import threading
+import time
+from pathlib import Path
+
+from stub import Stub, play, prepare
+
+from powerd_core.model import BAD, Flag
+from powerd_daemon.clock import SystemClock
+from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.ina.chips import CNVR
+from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.source import InaOptions, InaSource
+
+SHUNT_OHM = 0.01
+"""The kernel driver's own: codes of CURRENT are 1 mA then."""
+CURRENT, CALIBRATION = 4, 5
+CURRENT_DIVIDER = {"INA219": 4096, "INA226": 2048}
+"""CURRENT = SHUNT * CALIBRATION / this, by the data sheets."""
+Values = tuple[float, float, float]
+"""Volts across the shunt, volts of the bus, amperes."""
+
+
+def draw(random_: random.Random, kind: str) -> tuple[int, int]:
+    """Codes of SHUNT and BUS, now and then at their ends."""
+    shunt_end, bus_end = (32000, 8000) if kind == "INA219" else (32767, 32767)
+    shunt = random_.choice([*[random_.randint(-shunt_end, shunt_end) for _ in range(9)], -shunt_end, shunt_end, -1])
+    bus = random_.choice([*[random_.randint(0, bus_end) for _ in range(9)], 0, 1, bus_end])
+    return shunt, bus << 3 | CNVR if kind == "INA219" else bus
+
+
+def by_kernel(stub: Stub, bus: int, kind: str, address: int, patterns: list[tuple[int, int]]) -> list[Values]:
+    """As the IIO driver gives them: raw times scale, in thousandths."""
+    prepare(stub, kind, 0, 0)
+    adapter = Path(f"/sys/bus/i2c/devices/i2c-{bus}")
+    (adapter / "new_device").write_text(f"{kind.lower()} {address:#04x}\n")
+    (iio,) = (adapter / f"{bus}-{address:04x}").glob("iio:device*")
+    scales = [float((iio / f"{channel}_scale").read_text()) / 1000 for channel in ("in_voltage0", "in_voltage1")]
+    calibration = stub.read(CALIBRATION)
+    values = []
+    for shunt, word in patterns:
+        stub.write(1, shunt)
+        stub.write(2, word)
+        stub.write(CURRENT, int(shunt * calibration / CURRENT_DIVIDER[kind]))
+        raw = [int((iio / f"{channel}_raw").read_text()) for channel in ("in_voltage0", "in_voltage1", "in_current3")]
+        values.append((raw[0] * scales[0], raw[1] * scales[1], raw[2] / 1000))
+    (adapter / "delete_device").write_text(f"{address:#04x}\n")
+    return values
+
+
+def by_powerd(stub: Stub, bus: int, kind: str, address: int, patterns: list[tuple[int, int]]) -> list[Values]:
+    """As the source's stream gives them, with the scales of its own description."""
+    reset, is_open = prepare(stub, kind, 0, CNVR if kind == "INA219" else 0), threading.Event()
+    player = threading.Thread(target=play, args=([(stub, reset)], is_open))
+    player.start()
+    options = InaOptions(bus=bus, rate_hz=1, sensors=(Sensor("line", address, kind, shunt_ohm=SHUNT_OHM),))
+    source = InaSource(options, Start("i2c", 1, 0, SystemClock()))
+    try:
+        (stream,), _ = source.open()
+    finally:
+        is_open.set()
+        player.join()
+    for shunt, word in patterns:
+        stub.write(1, shunt)
+        stub.write(2, word)
+        source.poll()
+        time.sleep(0.002)
+    c, values, bad = stream.lines[0].conversion, [], 0
+    for block in source.finish():
+        n = block.count
+        begins = (12 * n, 14 * n, 16 * n)
+        flags, shunts, words = (struct.unpack_from(f"<{n}{t}", block.payload, at) for t, at in zip("HhH", begins))
+        bad += sum(bool(flag & BAD & ~Flag.SATURATED) for flag in flags)
+        for shunt, word in zip(shunts, words):
+            current_a = (shunt * c.shunt_lsb_v / c.shunt_ohm + c.offset_a) * c.gain
+            values.append((shunt * c.shunt_lsb_v, (word >> c.bus_shift) * c.bus_lsb_v, current_a))
+    source.close()
+    print(f"powerd flagged {bad} of {len(values)} (late in this machine)")
+    return values
+
+
+def main() -> None:
+    bus, address, count = int(sys.argv[1]), int(sys.argv[2], 0), int(sys.argv[3])
+    stub, random_, differ = Stub(bus, address), random.Random(1), 0
+    # A step of the kernel's CURRENT register, which the INA226 truncates, and the rounding of doubles.
+    for kind, ampere in (("INA219", 1e-9), ("INA226", 1.001e-3)):
+        patterns = [draw(random_, kind) for _ in range(count)]
+        theirs = by_kernel(stub, bus, kind, address, patterns)
+        ours = by_powerd(stub, bus, kind, address, patterns)
+        assert len(theirs) == len(ours) == count, (len(theirs), len(ours))
+        limits = (1e-9, 1e-9, ampere)
+        bad = [p for p, a, b in zip(patterns, theirs, ours) if any(abs(x - y) > e for x, y, e in zip(a, b, limits))]
+        span = [f"{min(v):g} to {max(v):g}" for v in zip(*ours)]
+        print(f"{kind}: {count} patterns, {len(bad)} differ; shunt {span[0]} V, bus {span[1]} V, {span[2]} A")
+        differ += len(bad)
+    sys.exit(differ > 0)
+
+
+if __name__ == "__main__":
+    main()
