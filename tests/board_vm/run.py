@@ -166,7 +166,8 @@ def unit(board: Board, report: Report) -> None:
             report.tell(f"power cut: {losses[-1]:.2f} s of readings lost")
         board.sh("journalctl --no-pager -k -o cat | grep -i -E 'recover|orphan' | head -3", check=False)
         report.found(
-            f"power cut, {POWER_CUTS} times", f"at most {max(losses):.2f} s of readings not in the spool (1 s promised)",
+            f"power cut, {POWER_CUTS} times",
+            f"at most {max(losses):.2f} s of readings not in the spool (1 s promised)",
             good=max(losses) <= PROMISED_S + SOON_S,
         )  # fmt: skip
     board.sh("journalctl -u powerd --no-pager -o short-monotonic -n 25")

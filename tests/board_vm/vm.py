@@ -16,7 +16,8 @@ REPOSITORY = Path(__file__).parents[2]
 PORT = 17360
 """Of powerd in the machine, and the same here: a description names the ports."""
 URL = f"tcp://127.0.0.1:{PORT}"
-CARRIED = "powerd client analytics firmware tests/board_vm tests/firmware/support tests/daemon/support pyproject.toml README.md LICENSE"
+CARRIED = ["powerd", "client", "analytics", "firmware", "tests/board_vm", "tests/firmware/support"]
+CARRIED += ["tests/daemon/support", "pyproject.toml", "README.md", "LICENSE"]
 
 
 class Failed(Exception):
@@ -27,7 +28,7 @@ def make_payload(out: Path) -> Path:
     """A disk with a copy of the repository and with wheels."""
     tree = out / "payload"
     shutil.rmtree(tree, ignore_errors=True)
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *CARRIED.split()]
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *CARRIED]
     for name in subprocess.run(listed, cwd=REPOSITORY, check=True, capture_output=True, text=True).stdout.splitlines():
         target = tree / "powerd" / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -92,7 +93,7 @@ class Board:
         return time.monotonic() - begun_s
 
     def sh(
-        self, command: str, *, limit_s: float = 120, user: str = "root", check: bool = True, quiet: bool = False
+        self, command: str, *, limit_s: float = 300, user: str = "root", check: bool = True, quiet: bool = False
     ) -> str:
         """What a command prints. It goes into the transcript unless ``quiet``."""
         assert self._shell is not None

@@ -75,9 +75,10 @@ def by_powerd(stub: Stub, bus: int, kind: str, address: int, patterns: list[tupl
     for block in source.finish():
         n = block.count
         begins = (12 * n, 14 * n, 16 * n)
-        flags, shunts, words = (struct.unpack_from(f"<{n}{t}", block.payload, at) for t, at in zip("HhH", begins))
+        columns = zip("HhH", begins, strict=True)
+        flags, shunts, words = (struct.unpack_from(f"<{n}{t}", block.payload, at) for t, at in columns)
         bad += sum(bool(flag & BAD & ~Flag.SATURATED) for flag in flags)
-        for shunt, word in zip(shunts, words):
+        for shunt, word in zip(shunts, words, strict=True):
             current_a = (shunt * c.shunt_lsb_v / c.shunt_ohm + c.offset_a) * c.gain
             values.append((shunt * c.shunt_lsb_v, (word >> c.bus_shift) * c.bus_lsb_v, current_a))
     source.close()
@@ -95,10 +96,14 @@ def main() -> None:
         ours = by_powerd(stub, bus, kind, address, patterns)
         assert len(theirs) == len(ours) == count, (len(theirs), len(ours))
         limits = (1e-9, 1e-9, ampere)
-        bad = [p for p, a, b in zip(patterns, theirs, ours) if any(abs(x - y) > e for x, y, e in zip(a, b, limits))]
-        span = [f"{min(v):g} to {max(v):g}" for v in zip(*ours)]
-        print(f"{kind}: {count} patterns, {len(bad)} differ; shunt {span[0]} V, bus {span[1]} V, {span[2]} A")
-        differ += len(bad)
+        bad = 0
+        for pattern, a, b in zip(patterns, theirs, ours, strict=True):
+            if any(abs(x - y) > limit for x, y, limit in zip(a, b, limits, strict=True)):
+                print(f"differ: {pattern}: kernel {a}, powerd {b}")
+                bad += 1
+        span = [f"{min(v):g} to {max(v):g}" for v in zip(*ours, strict=True)]
+        print(f"{kind}: {count} patterns, {bad} differ; shunt {span[0]} V, bus {span[1]} V, {span[2]} A")
+        differ += bad
     sys.exit(differ > 0)
 
 

@@ -25,7 +25,7 @@ class Stub:
     """The registers of one chip, whoever else uses the address. Words with the byte first that a chip sends first."""
 
     def __init__(self, bus: int, address: int) -> None:
-        self._file = open(f"/dev/i2c-{bus}", "r+b", buffering=0)
+        self._file = open(f"/dev/i2c-{bus}", "r+b", buffering=0)  # noqa: SIM115
         ioctl(self._file, SLAVE_FORCE, address)
         self._data = Data()
 
