@@ -8,30 +8,42 @@ Needs `build.sh`'s image in that directory. Without acts, all of them; the repor
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from vm import PORT, URL, Board, Failed, make_payload
 
+from powerd_analytics import read_run
+from powerd_analytics.signals.signal import load_signal
 from powerd_core.errors import PowerdError
+from powerd_core.model import BAD
 from powerd_daemon.peer import ask
 
 RATE_HZ = 100
-SPOOLED = f"""
-[server]
+SERVER = f"""[server]
 listen = "tcp://0.0.0.0:{PORT}"
 insecure = true
 spool = "/var/lib/powerd/spool"
-[[source]]
+"""
+SPOOLED = f"""{SERVER}[[source]]
 kind = "sim"
 rate_hz = {RATE_HZ}
 """
+GUEST = "/home/lab/powerd/tests/board_vm/guest"
+PYTHON = "/opt/powerd/bin/python"
+PATTERNS = 1000
+MINUTES = float(os.environ.get("MINUTES", "10"))
+REGISTER_PERIODS = 48.5
+"""SCL periods in which a register is read."""
 KILLS, POWER_CUTS = 20, 5
 PROMISED_S = 1.0
 """Of readings at most are lost by a power cut (`spool_sync_s`)."""
@@ -57,7 +69,7 @@ class Report:
 
 def newest() -> dict[str, Any]:
     """What powerd in the machine says of itself, once it answers."""
-    end_s = time.monotonic() + 120
+    end_s = time.monotonic() + 300
     while True:
         try:
             answer = ask(URL, "stats", 2000)
@@ -67,6 +79,20 @@ def newest() -> dict[str, Any]:
             if time.monotonic() > end_s:
                 raise
         time.sleep(0.05)
+
+
+class Watcher(threading.Thread):
+    """Asks powerd again and again how far it is, until it is gone: ``last`` is what it said last."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.last = newest()
+        self.start()
+
+    def run(self) -> None:
+        with suppress(PowerdError):
+            while (answer := ask(URL, "stats", 1000)).epoch == self.last["epoch"]:
+                self.last = {"epoch": answer.epoch, **answer.body}
 
 
 def lost_s(before: dict[str, Any]) -> float:
@@ -126,12 +152,12 @@ def unit(board: Board, report: Report) -> None:
     with recording(board.out, run_file):
         losses = []
         for _ in range(KILLS):
-            before = newest()
-            board.sh("systemctl kill -s KILL --kill-whom=main powerd", quiet=True)
-            while newest()["epoch"] == before["epoch"]:
+            watcher = Watcher()
+            board.sh("sleep 1; systemctl kill -s KILL --kill-whom=main powerd", quiet=True)
+            watcher.join()
+            while newest()["epoch"] == watcher.last["epoch"]:
                 time.sleep(0.1)
-            losses.append(lost_s(before))
-            time.sleep(1.5)
+            losses.append(lost_s(watcher.last))
         board.sh("systemctl show powerd -p NRestarts")
         report.found(
             f"`kill -9`, {KILLS} times", f"each time back; at most {max(losses):.2f} s of readings not in the spool",
@@ -157,12 +183,13 @@ def unit(board: Board, report: Report) -> None:
 
         losses = []
         for _ in range(POWER_CUTS):
+            watcher = Watcher()
             time.sleep(3)
-            before = newest()
             board.cut_power()
+            watcher.join()
             board.switch_on()
             newest()
-            losses.append(lost_s(before))
+            losses.append(lost_s(watcher.last))
             report.tell(f"power cut: {losses[-1]:.2f} s of readings lost")
         board.sh("journalctl --no-pager -k -o cat | grep -i -E 'recover|orphan' | head -3", check=False)
         report.found(
@@ -177,7 +204,185 @@ def unit(board: Board, report: Report) -> None:
     report.tell(info.stdout + info.stderr)
 
 
-ACTS: dict[str, Callable[[Board, Report], None]] = {"install": install, "unit": unit}
+def background(board: Board, name: str, command: str) -> None:
+    """Run something of `guest` until the machine ends; what it says goes to /tmp/NAME.log."""
+    log = f"/tmp/{name}.log"
+    board.sh(f"cd {GUEST}; setsid sh -c 'sleep infinity | {PYTHON} {command}' >{log} 2>&1 & sleep 2; cat {log}")
+
+
+def bus_of(board: Board, name: str) -> int:
+    """The number of the I2C adapter with this name."""
+    return int(board.until(f"grep -l '{name}' /sys/bus/i2c/devices/i2c-*/name").split("i2c-")[1].split("/")[0])
+
+
+def smbus(board: Board, report: Report) -> None:
+    """An adapter that knows SMBus only (i2c-stub), and the kernel's driver against ours."""
+    board.sh("systemctl stop powerd; modprobe i2c-dev; modprobe i2c-stub chip_addr=0x40,0x41,0x45")
+    bus = bus_of(board, "SMBus stub")
+    refused = board.sh(f"powerd scan --bus {bus}", user="lab", check=False)
+    report.found(
+        "`powerd scan` by a user who is in no group", "refused, with the remedy", good="usermod -aG i2c" in refused
+    )
+    board.sh("usermod -aG i2c lab; ls -l /dev/i2c-*")
+    background(board, "stub", f"stub.py {bus} INA219@0x40=2500,0x5dc2 INA226@0x41=4000,9600")
+    found = board.sh(f"powerd scan --bus {bus}", user="lab")
+    report.found(
+        "`powerd scan` on i2c-stub, in group i2c", "INA219 and INA226",
+        good=all(f"{chip}" in found for chip in ("INA219", "INA226", "12.000 V")),
+    )  # fmt: skip
+    sensors = 'sensors = [{ name = "a", address = 0x40 }, { name = "b", address = 0x41, chip = "INA226" }]'
+    source = f'kind = "ina"\nname = "i2c"\nbus = {bus}\nrate_hz = 20\n{sensors}'
+    board.sh(f"cat >/etc/powerd/powerd.toml <<'END'\n{SERVER}[[source]]\n{source}\nEND")
+    for command, part in (("plan", "knows SMBus only"), ("check", "knows SMBus only")):
+        said = board.sh(f"powerd {command} /etc/powerd/powerd.toml", user="lab", check=False)
+        report.found(
+            f"`powerd {command}`", "says that the adapter knows SMBus only", good=part in " ".join(said.split())
+        )
+    board.sh("systemctl restart powerd")
+    run_file = board.out / "smbus.h5"
+    with recording(board.out, run_file):
+        time.sleep(20)
+    text, good = check_run(run_file, {"gpu0.a": 6.0, "gpu0.b": 2.4}, 0.001)
+    report.found("`powerd run` on i2c-stub", text, good=good)
+    board.sh("systemctl stop powerd; modprobe -a industrialio ina2xx-adc")
+    said = board.sh(f"cd {GUEST} && {PYTHON} patterns.py {bus} 0x45 {PATTERNS}", limit_s=900, check=False)
+    good = all(f"{kind}: {PATTERNS} patterns, 0 differ" in said for kind in ("INA219", "INA226"))
+    report.found(
+        f"kernel's ina2xx-adc and source `ina`, {PATTERNS} patterns each of INA219 and INA226",
+        "the same volts and amperes, to the last code", good=good,
+    )  # fmt: skip
+
+
+def check_run(run_file: Path, expected_w: dict[str, float], tolerance: float) -> tuple[str, bool]:
+    """What a run has of these lines: mean power, how many readings are bad, and scans that nobody accounts for."""
+    run, texts, good = read_run(run_file), [], True
+    for name, watts in expected_w.items():
+        line, readings = run.line(name), run.readings(name)
+        mean_w, bad = float(load_signal(run, name).power[1].mean()), int(((readings.flags & int(BAD)) != 0).sum())
+        told = [gap for gap in run.gaps if name in gap.lines]
+        holes = [
+            (begin_ns, end_ns)
+            for begin_ns, end_ns in pairwise(readings.t_ns.tolist())
+            if end_ns - begin_ns > 2 * line.period_ns
+            and not any(g.begin_ns < end_ns and g.end_ns > begin_ns for g in told)
+        ]
+        texts.append(
+            f"{name} {mean_w:.3f} W ({watts:g}), {bad} of {len(readings.flags)} flagged, {len(told)} gaps told"
+        )
+        good &= abs(mean_w / watts - 1) <= tolerance and not holes and len(readings.flags) > 0
+        texts[-1] += f", {len(holes)} holes that are not"
+    return "; ".join(texts), good
+
+
+def adapter(board: Board, report: Report) -> None:
+    """An adapter with I2C transfers: hid-mcp2221, whose chip and sensors are simulated behind uhid."""
+    board.sh("systemctl stop powerd; modprobe -a i2c-dev uhid hid-mcp2221")
+    background(board, "mcp2221", "mcp2221.py")
+    bus = bus_of(board, "MCP2221")
+    sensors = "".join(f'\n[[source.sensors]]\nname = "l{i}"\naddress = {0x40 + i:#x}' for i in range(8))
+
+    def conf(scl_hz: float, rate_hz: float) -> str:
+        pace = f"scl_hz = {scl_hz:.0f}\nrate_hz = {rate_hz:g}"
+        return f'{SERVER}[[source]]\nkind = "ina"\nname = "usb"\nbus = {bus}\n{pace}\n{sensors}'
+
+    board.sh(f"powerd scan --bus {bus}")
+    board.sh(f"cat >/etc/powerd/powerd.toml <<'END'\n{conf(400_000, 100)}\nEND")
+    said = " ".join(board.sh("powerd check /etc/powerd/powerd.toml", check=False).split())
+    scl_hz = float(re.findall(r"set scl_hz = (\d+)", said)[0])
+    report.found(
+        "`powerd check` on hid-mcp2221",
+        f"a read takes {REGISTER_PERIODS / scl_hz * 1e3:.1f} ms: set scl_hz = {scl_hz:.0f}",
+    )
+    # Sixteen reads a scan, and a quarter more for the read-backs and for what else this machine does.
+    rate_hz = round(scl_hz / (16 * REGISTER_PERIODS) / 1.25, 1)
+    configure(board, conf(scl_hz, rate_hz))
+    newest()
+    run_file = board.out / "adapter.h5"
+    with recording(board.out, run_file):
+        time.sleep(60 * MINUTES)
+    board.sh(f"powerd stats tcp://127.0.0.1:{PORT}")
+    text, good = check_run(run_file, {f"gpu0.l{i}": 6.0 * (i + 1) for i in (0, 7)}, 0.001)
+    report.found(f"hid-mcp2221, eight INA219 at {rate_hz:g} Hz for {MINUTES:g} min", text, good=good)
+    board.sh("systemctl stop powerd")
+
+
+def node(board: Board, report: Report) -> None:
+    """The firmware behind USB CDC-ACM, unplugged and plugged."""
+    board.sh("systemctl stop powerd; modprobe dummy_hcd")
+    board.sh("modprobe g_serial idVendor=0x2e8a idProduct=0x0005 iSerialNumber=E66001")
+    again = (
+        f"cd {GUEST}; while :; do sleep infinity | {PYTHON} node.py /dev/ttyGS0 2 >>/tmp/node.log 2>&1; sleep 1; done"
+    )
+    board.sh(f"setsid sh -c '{again}' >/dev/null 2>&1 & sleep 2")
+    board.until("test -e /dev/powerd-node-E66001")
+    board.sh("ls -l /dev/ttyACM0 /dev/powerd-node-E66001")
+    sensors = (
+        'sensors = [{ name = "a", controller = 0, address = 0x40 }, { name = "b", controller = 1, address = 0x40 }]'
+    )
+    source = f'[[source]]\nkind = "node"\nport = "/dev/powerd-node-E66001"\nrate_hz = 50\n{sensors}'
+    configure(board, SERVER + source)
+    newest()
+    run_file = board.out / "node.h5"
+    with recording(board.out, run_file):
+        time.sleep(10)
+        for _ in range(2):
+            board.sh("echo disconnect >/sys/class/udc/dummy_udc.0/soft_connect; sleep 3; ls /dev/ttyACM0", check=False)
+            before = newest()["streams"][0]["newest"]
+            board.sh("echo connect >/sys/class/udc/dummy_udc.0/soft_connect")
+            end_s = time.monotonic() + 90
+            while newest()["streams"][0]["newest"] < before + 100:
+                if time.monotonic() > end_s:
+                    raise Failed("the node does not come back")
+                time.sleep(0.5)
+    board.sh("journalctl -u powerd --no-pager -o cat -n 12; tail -3 /tmp/node.log")
+    gaps = [gap.cause for gap in read_run(run_file).gaps]
+    text, good = check_run(
+        run_file, {"gpu0.a": 1000 * 1e-5 / 0.05 * 12.0, "gpu0.b": 2000 * 1e-5 / 0.05 * 12.004}, 0.001
+    )
+    report.found("node on USB CDC-ACM, unplugged and plugged twice", text, good=good and bool(gaps))
+    board.sh("systemctl stop powerd")
+
+
+def meter(board: Board, report: Report) -> None:
+    """The simulated WT310E behind the kernel's usbtmc."""
+    gadget = "/sys/kernel/config/usb_gadget/meter"
+    board.sh("systemctl stop powerd; pkill -f 'while :'; pkill -f node.py; sleep 1; rmmod g_serial")
+    board.sh("modprobe -a dummy_hcd usb_f_fs")
+    board.sh(
+        f"mkdir -p {gadget}/strings/0x409 {gadget}/configs/c.1 {gadget}/functions/ffs.meter /run/meter; cd {gadget}; "
+        "echo 0x0b21 >idVendor; echo 0x0025 >idProduct; echo C3SIM >strings/0x409/serialnumber; "
+        "ln -sf functions/ffs.meter configs/c.1/; mount -t functionfs meter /run/meter"
+    )
+    background(board, "meter", f"meter.py /run/meter {gadget}/UDC dummy_udc.0")
+    board.until("test -e /dev/usbtmc0")
+    board.sh("ls -l /dev/usbtmc0; lsusb -d 0b21: 2>&1")
+    source = '[[source]]\nkind = "wt310e"\nport = "/dev/usbtmc0"\nvolts = 300\namperes = 5\nupdate_s = 0.5'
+    configure(board, SERVER + source)
+    newest()
+    run_file = board.out / "meter.h5"
+    with recording(board.out, run_file):
+        time.sleep(30)
+        board.sh(f"echo '' >{gadget}/UDC; sleep 3; ls /dev/usbtmc0", check=False)
+        before = newest()["streams"][0]["newest"]
+        board.sh(f"echo dummy_udc.0 >{gadget}/UDC")
+        end_s = time.monotonic() + 90
+        while newest()["streams"][0]["newest"] < before + 10:
+            if time.monotonic() > end_s:
+                raise Failed("the meter does not come back")
+            time.sleep(0.5)
+    board.sh("journalctl -u powerd --no-pager -o cat -n 12; cat /tmp/meter.log")
+    text, good = check_run(run_file, {"wall": 60.0}, 0.001)
+    report.found("WT310E on USBTMC, unplugged and plugged", text, good=good)
+
+
+ACTS: dict[str, Callable[[Board, Report], None]] = {
+    "install": install,
+    "unit": unit,
+    "smbus": smbus,
+    "adapter": adapter,
+    "node": node,
+    "meter": meter,
+}
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
@@ -13,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PORT = 17360
+PORT = int(os.environ.get("BOARD_PORT", "17360"))
 """Of powerd in the machine, and the same here: a description names the ports."""
 URL = f"tcp://127.0.0.1:{PORT}"
 CARRIED = ["powerd", "client", "analytics", "firmware", "tests/board_vm", "tests/firmware/support"]

@@ -1,11 +1,14 @@
 """pmlib's protocol, spoken by a client of our own as the C library does: small reads, and one connection a counter."""
 
+import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -181,6 +184,53 @@ def test_live_values_until_the_client_has_enough(service):
         watts = struct.unpack("=8d", library.take(8 * library.number()))
         assert all(w > 0 or np.isnan(w) for w in watts)  # a busy machine misses some
         library.say(go_on)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """A C program that speaks the protocol, compiled."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    target = tmp_path_factory.mktemp("c") / "pmlib_client"
+    source = Path(__file__).with_name("pmlib_client.c")
+    subprocess.run([compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o", target, source], check=True)
+    return target
+
+
+def begin(program, service, *arguments):
+    return subprocess.Popen([program, str(service.port), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_c_program_lists_reads_and_measures(service, program):
+    recorded = service.log().count("is recorded")
+    measuring = begin(program, service, "measure", "gpu0", 50, 0, "3", 0.3, 2)
+    sum_ = begin(program, service, "measure", "gpu0", 100, 1, "0", 0.5, 1)
+    assert measuring.stdout.readline() == "begun\n"
+    about = begin(program, service, "about", "gpu0").communicate(timeout=60)[0].splitlines()
+    assert about[:2] == ["devices gpu0", "info 500 8 gpu0"]
+    assert [row.split()[0] for row in about[2:]].count("line") == 8
+    assert any(row.startswith("counter ") and row.endswith(" 0 1") for row in about)
+    live = begin(program, service, "live", "gpu0", 20, 2).communicate(timeout=60)[0].splitlines()
+    assert [len(row.split()) for row in live] == [9, 9]
+
+    said = measuring.communicate(timeout=60)[0]
+    assert [row.split(":")[0] for row in said.splitlines() if row.startswith("set")] == [
+        f"set {n} of 2, row {row}" for row in (0, 1) for n in (0, 1)
+    ]
+    values, seconds, joules = re.search(r"(\d+) values ([\d.]+) s ([\d.]+) J", sum_.communicate(timeout=60)[0]).groups()
+    assert int(values) == pytest.approx(100 * float(seconds), abs=2)
+    assert [client.returncode for client in (measuring, sum_)] == [0, 0]
+    service.wait_for(lambda: service.log().count("is recorded") == recorded + 2)
+    # What lies between the client's clock and ours is no part of the 1 %. Which of the files is the sum's, no name says.
+    runs = [read_run(path) for path in service.path.glob("*.h5")]
+    energies_j = [float(np.sum(phase_energies(run, "gpu0").energy_j)) for run in runs]
+    assert any(energy_j == pytest.approx(float(joules), rel=0.01 + 0.004 / float(seconds)) for energy_j in energies_j)
+
+
+def test_fifty_clients_at_once(service, program):
+    clients = [begin(program, service, "about", "gpu0") for _ in range(50)]
+    said = [client.communicate(timeout=100)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0] * 50
+    assert {text.splitlines()[0] for text in said} == {"devices gpu0"}
 
 
 @pytest.mark.parametrize("request_", [(99,), (6, b"x" * 2000), (0, "gpu0", 0, 1, b"short")])
