@@ -34,6 +34,7 @@ printf '[Match]\nName=e*\n[Network]\nDHCP=ipv4\n' >"$1/etc/systemd/network/qemu.
 # As on a Raspberry Pi: install-board.sh --boot writes into it.
 echo '# config.txt' >"$1/boot/firmware/config.txt"
 echo board >"$1/etc/hostname"
+echo 127.0.0.1 localhost board >"$1/etc/hosts"
 chroot "$1" useradd --create-home --shell /bin/bash lab
 echo 'lab ALL=(ALL) NOPASSWD: ALL' >"$1/etc/sudoers.d/lab"
 chroot "$1" systemctl enable tests.service systemd-networkd.service

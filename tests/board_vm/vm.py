@@ -74,7 +74,9 @@ class Board:
         self._wait(path.exists, 20)
         self._shell = socket.socket(socket.AF_UNIX)
         self._shell.connect(str(path))
-        self._until(rb"\nREADY\r?\n", 300)
+        self._until(rb"\nREADY\r?\n", 600)
+        self._shell.sendall(b"PS1= PS2=\n")
+        self.sh("true", quiet=True)
         return time.monotonic() - begun_s
 
     def cut_power(self) -> None:
@@ -100,7 +102,7 @@ class Board:
         assert self._shell is not None
         wrapped = shlex.quote(f"cd; {command}" if user == "root" else f"cd /home/{user}/powerd; {command}")
         inner = f"sh -c {wrapped}" if user == "root" else f"sudo -u {user} -i sh -c {wrapped}"
-        self._shell.sendall(f'{inner} </dev/null 2>&1; echo "<<$?>>"\n'.encode())
+        self._shell.sendall(f'{inner} </dev/null >/tmp/said 2>&1; status=$?; cat /tmp/said; echo "<<$status>>"\n'.encode())
         raw, match = self._until(rb"<<(\d+)>>\r?\n", limit_s)
         said, status = raw.decode(errors="replace").replace("\r", ""), int(match[1])
         if not quiet or (check and status):
