@@ -230,13 +230,13 @@ def smbus(board: Board, report: Report) -> None:
     """An adapter that knows SMBus only (i2c-stub), and the kernel's driver against ours."""
     board.sh("systemctl stop powerd; modprobe i2c-dev; modprobe i2c-stub chip_addr=0x40,0x41,0x45")
     bus = bus_of(board, "SMBus stub")
-    refused = board.sh(f"powerd scan --bus {bus}", user="lab", check=False)
+    refused = board.sh(f"powerd scan {bus}", user="lab", check=False)
     report.found(
         "`powerd scan` by a user who is in no group", "refused, with the remedy", good="usermod -aG i2c" in refused
     )
     board.sh("usermod -aG i2c lab; ls -l /dev/i2c-*")
     background(board, "stub", f"stub.py {bus} INA219@0x40=2500,0x5dc2 INA226@0x41=4000,9600")
-    found = board.sh(f"powerd scan --bus {bus}", user="lab")
+    found = board.sh(f"powerd scan {bus}", user="lab")
     report.found(
         "`powerd scan` on i2c-stub, in group i2c", "INA219 and INA226",
         good=all(f"{chip}" in found for chip in ("INA219", "INA226", "12.000 V")),
@@ -296,7 +296,7 @@ def adapter(board: Board, report: Report) -> None:
         pace = f"scl_hz = {scl_hz:.0f}\nrate_hz = {rate_hz:g}"
         return f'{SERVER}[[source]]\nkind = "ina"\nname = "usb"\nbus = {bus}\n{pace}\n{sensors}'
 
-    board.sh(f"powerd scan --bus {bus}")
+    board.sh(f"powerd scan {bus}")
     board.sh(f"cat >/etc/powerd/powerd.toml <<'END'\n{conf(400_000, 100)}\nEND")
     said = " ".join(board.sh("powerd check /etc/powerd/powerd.toml", check=False).split())
     scl_hz = float(re.findall(r"set scl_hz = (\d+)", said)[0])

@@ -101,7 +101,7 @@ class Service:
 
     def counter(self, lines=ALL, *, aggregate, frequency_hz):
         library = self.client()
-        assert library.ask(0, "gpu0", frequency_hz, aggregate, lines) == 0
+        assert library.ask(0, "gpu0", frequency_hz, aggregate, lines) == 0, self.log()
         return library
 
     def close(self):
@@ -199,8 +199,8 @@ def test_a_c_program_lists_reads_and_measures(service, program):
         assert int(values) == pytest.approx(100 * float(length_s), abs=2)  # what lies between their clock and ours, too
     length_s, energy_j = (sum(float(row[i]) for row in sets) for i in (3, 4))
     service.wait_for(lambda: service.log().count("is recorded") == recorded + 2)
-    # No name says which of the files is the sum's.
-    runs = [read_run(path) for path in service.path.glob("*.h5")]
+    # The log does not say which of the two files is the sum's.
+    runs = [read_run(path) for path in re.findall("its counter: (.+) is recorded", service.log())[recorded:]]
     recorded_j = [float(np.sum(phase_energies(run, "gpu0").energy_j)) for run in runs]
     assert any(energy_j == pytest.approx(run_j, rel=0.01 + 0.004 / length_s) for run_j in recorded_j)
 
