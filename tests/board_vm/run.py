@@ -113,7 +113,7 @@ def lost_s(before: dict[str, Any]) -> float:
 
 def configure(board: Board, text: str) -> None:
     board.sh(f"cat >/etc/powerd/powerd.toml <<'END'\n{text.strip()}\nEND")
-    board.sh("systemctl restart powerd")
+    board.sh("systemctl restart --no-block powerd")
 
 
 @contextmanager
@@ -249,7 +249,8 @@ def smbus(board: Board, report: Report) -> None:
         report.found(
             f"`powerd {command}`", "says that the adapter knows SMBus only", good=part in " ".join(said.split())
         )
-    board.sh("systemctl restart powerd")
+    board.sh("systemctl restart --no-block powerd")
+    newest()
     run_file = board.out / "smbus.h5"
     with recording(board.out, run_file):
         time.sleep(20)

@@ -58,7 +58,7 @@ class Board:
         begun_s = time.monotonic()
         path = self.out / "shell"
         path.unlink(missing_ok=True)
-        forward = ",".join(f"hostfwd=tcp:127.0.0.1:{port}-:{port}" for port in (PORT, PORT + 1))
+        forward = ",".join(f"hostfwd=tcp:127.0.0.1:{port}-:{port}" for port in range(PORT, PORT + 3))
         command = [
             "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "768",
             "-display", "none", "-no-reboot", "-nodefaults", "-serial", f"file:{self.out / 'console.log'}",
