@@ -388,15 +388,20 @@ def meter(board: Board, report: Report) -> None:
 
 
 def page(board: Board, report: Report) -> None:
-    """The commands of docs/howto/board.md as they stand there, but for `joules`, which is for another machine, and
-    `powerd calibrate`, which needs a reference."""
-    text = (REPOSITORY / "docs/howto/board.md").read_text()
+    """The commands of docs/howto/board.md as they stand there, but for `joules`, which is for another machine.
+    `powerd calibrate` has the simulated card, for there is no load here."""
+    text = (REPOSITORY / "docs/howto/board.md").read_text().replace("\\\n", " ")
     listed = re.findall(r"^(?:    |\$ )((?:sudo|powerd) .+?)(?:  +# .*)?$", text, re.MULTILINE)
-    commands = [c for c in listed if not c.startswith(("sudo reboot", "powerd calibrate")) and not c.endswith("&")]
-    configure(board, "")
+    commands = [c for c in listed if c != "sudo reboot" and not c.endswith("&")]
+    board.sh("pkill -f stub.py; rmmod i2c-stub; rm /etc/powerd/powerd.toml", check=False)
+    board.sh("printf '[[source]]\\nkind = \"sim\"\\n' >card.toml", user="lab")
     board.sh("powerd run --sim --listen tcp://127.0.0.1:7360 --quiet >/tmp/sim.log 2>&1 & sleep 1", user="lab")
     board.until("powerd describe tcp://127.0.0.1:7360 >/dev/null")
-    said = [board.sh(command, user="lab", check=False, limit_s=900) for command in commands]
+    said = []
+    for command in commands:
+        said.append(board.sh(command, user="lab", check=False, limit_s=900))
+        if command == "powerd scan --format toml":
+            board.sh(f"cat >>/etc/powerd/powerd.toml <<'END'\n{said[-1]}\nEND")
     planned = text.split("<!-- plan: begin -->")[1].split("<!-- plan: end -->")[0]
     rows = [row.strip() for row in planned.splitlines() if row.strip() and not row.strip().startswith("powerd plan")]
     good = any(all(row in answer for row in rows) for answer in said)

@@ -63,7 +63,7 @@ class Board:
             "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "768",
             "-display", "none", "-no-reboot", "-nodefaults", "-serial", f"file:{self.out / 'console.log'}",
             "-kernel", str(self.out / "vmlinuz"), "-initrd", str(self.out / "initrd"),
-            "-append", "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off panic=-1",
+            "-append", "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off no_timer_check panic=-1",
             "-drive", f"file={self.out / 'board.img'},format=raw,if=virtio,cache=writeback",
             "-drive", f"file={self.out / 'payload.img'},format=raw,if=virtio,readonly=on",
             "-nic", f"user,model=virtio-net-pci,restrict=on,{forward}",
@@ -102,7 +102,9 @@ class Board:
         assert self._shell is not None
         wrapped = shlex.quote(f"cd; {command}" if user == "root" else f"cd /home/{user}/powerd; {command}")
         inner = f"sh -c {wrapped}" if user == "root" else f"sudo -u {user} -i sh -c {wrapped}"
-        self._shell.sendall(f'{inner} </dev/null >/tmp/said 2>&1; status=$?; cat /tmp/said; echo "<<$status>>"\n'.encode())
+        self._shell.sendall(
+            f'{inner} </dev/null >/tmp/said 2>&1; status=$?; cat /tmp/said; echo "<<$status>>"\n'.encode()
+        )
         raw, match = self._until(rb"<<(\d+)>>\r?\n", limit_s)
         said, status = raw.decode(errors="replace").replace("\r", ""), int(match[1])
         if not quiet or (check and status):
