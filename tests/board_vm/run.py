@@ -421,6 +421,7 @@ ACTS: dict[str, Callable[[Board, Report], None]] = {
     "adapter": adapter,
     "node": node,
     "meter": meter,
+    "page": page,
 }
 
 
