@@ -97,11 +97,13 @@ class Watcher(threading.Thread):
 
 def lost_s(before: dict[str, Any]) -> float:
     """Seconds of readings that the powerd of ``before`` had, and that its spool has not. It must have an heir."""
-    end_s = time.monotonic() + 60
-    while not (body := ask(URL, "epochs").body)["ready"]:
+    end_s = time.monotonic() + 120
+    body: dict[str, Any] = {"ready": False}
+    while not body["ready"]:
+        with suppress(PowerdError):
+            body = ask(URL, "epochs").body
         if time.monotonic() > end_s:
             raise Failed("the spool's earlier lives are not read")
-        time.sleep(0.1)
     (life,) = [life for life in body["epochs"] if life["epoch"] == before["epoch"]]
     kept = life["streams"][0]["next"]
     if kept < before["spool"]["streams"][0]["safe"]:
