@@ -124,7 +124,7 @@ def recording(out: Path, path: Path) -> Any:
     go_on, log = out / "recording", out / "record.log"
     go_on.touch()
     path.unlink(missing_ok=True)
-    command = [Path(sys.executable).with_name("joules"), "record", "--url", URL, "--output", path]
+    command = [Path(sys.executable).with_name("joules"), "record", "--overwrite", "--url", URL, "--output", path]
     with log.open("w") as file:
         wait = ["--", "sh", "-c", f"while [ -e {go_on} ]; do sleep 0.2; done"]
         process = subprocess.Popen([*map(str, command), *wait], stdout=file, stderr=subprocess.STDOUT)
