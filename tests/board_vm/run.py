@@ -129,8 +129,10 @@ def recording(out: Path, path: Path) -> Any:
         wait = ["--", "sh", "-c", f"while [ -e {go_on} ]; do sleep 0.2; done"]
         process = subprocess.Popen([*map(str, command), *wait], stdout=file, stderr=subprocess.STDOUT)
         time.sleep(5)
-        yield
-        go_on.unlink()
+        try:
+            yield
+        finally:
+            go_on.unlink()
         if process.wait(120) not in (0, 1):
             raise Failed(log.read_text())
 
@@ -272,7 +274,7 @@ def check_run(run_file: Path, expected_w: dict[str, float], tolerance: float) ->
     run, texts, good = read_run(run_file), [], True
     for name, watts in expected_w.items():
         line, readings = run.line(name), run.readings(name)
-        mean_w, bad = float(load_signal(run, name).power[1].mean()), int(((readings.flags & int(BAD)) != 0).sum())
+        mean_w, bad = float(load_signal(run, name).power()[1].mean()), int(((readings.flags & int(BAD)) != 0).sum())
         told = [gap for gap in run.gaps if name in gap.lines]
         holes = [
             (begin_ns, end_ns)
@@ -314,7 +316,7 @@ def adapter(board: Board, report: Report) -> None:
     run_file = board.out / "adapter.h5"
     with recording(board.out, run_file):
         time.sleep(60 * MINUTES)
-    board.sh(f"powerd stats tcp://127.0.0.1:{PORT}")
+    board.sh(f"powerd stats tcp://127.0.0.1:{PORT}", check=False)
     text, good = check_run(run_file, {f"gpu0.l{i}": 6.0 * (i + 1) for i in (0, 7)}, 0.001)
     report.found(f"hid-mcp2221, eight INA219 at {rate_hz:g} Hz for {MINUTES:g} min", text, good=good)
     board.sh("systemctl stop powerd")
@@ -333,7 +335,9 @@ def node(board: Board, report: Report) -> None:
     sensors = (
         'sensors = [{ name = "a", controller = 0, address = 0x40 }, { name = "b", controller = 1, address = 0x40 }]'
     )
-    source = f'[[source]]\nkind = "node"\nport = "/dev/powerd-node-E66001"\nrate_hz = 50\n{sensors}'
+    source = (
+        f'[[source]]\nkind = "node"\nport = "/dev/powerd-node-E66001"\nrate_hz = 50\nclock_limit_us = 20000\n{sensors}'
+    )
     configure(board, SERVER + source)
     newest()
     run_file = board.out / "node.h5"
