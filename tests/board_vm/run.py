@@ -451,8 +451,9 @@ def main() -> None:
     if chosen == list(ACTS):
         target = REPOSITORY / "docs/results/board-vm"
         shutil.copy(out / "transcript.txt", target)
-        head = (target / "README.md").read_text().split("| what | result |")[0]
-        (target / "README.md").write_text(f"{head}{rows}\n")
+        head, _, rest = (target / "README.md").read_text().partition("| what | result |")
+        below = rest.partition("\n\n")[2]
+        (target / "README.md").write_text(f"{head}{rows}\n\n{below}")
     print(rows)
 
 
