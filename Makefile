@@ -6,6 +6,7 @@
 #   make bench   every figure that the README quotes
 #   make soak    the whole fault matrix under load, MINUTES=10
 #   make fuzz    every place where bytes come in, under atheris, MINUTES=10
+#   make board-vm  the board's side on a Debian that boots under QEMU (as root; needs mmdebstrap and qemu-system-x86)
 #   make docs    the documentation as a site in build/site; ends with an error where a link leads nowhere
 #
 # PYTHON chooses the interpreter, VENV where the environment is made.
@@ -22,7 +23,7 @@ MICROPYTHON_DIR := $(VENV)/micropython
 MICROPYTHON_READY := $(MICROPYTHON_DIR)/.ready-$(MICROPYTHON_VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench soak fuzz docs format clean
+.PHONY: help demo test check bench soak fuzz board-vm docs format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -70,6 +71,10 @@ fuzz:
 	@test -x build/fuzz-venv/bin/python || $(PYTHON) -m venv build/fuzz-venv
 	@build/fuzz-venv/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[board,client,fuzz]'
 	build/fuzz-venv/bin/python benchmarks/fuzz/run.py --minutes $(MINUTES)
+
+board-vm: $(READY)
+	@test -f build/board-vm/disk.img || sh tests/board_vm/build.sh build/board-vm
+	$(BIN)/python tests/board_vm/run.py build/board-vm
 
 # An environment of its own too: the site needs neither torch nor what the tests need.
 docs:

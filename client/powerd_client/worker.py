@@ -166,6 +166,12 @@ class Boards:
                 self._logbook.warn(
                     f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?"
                 )
+            if link.description is not None and link.offset_ns is None:
+                port = link.description.clock_endpoint.rpartition(":")[2]
+                self._logbook.warn(
+                    f"powerd at {link.url} answered no clock exchange, and without one nobody knows when its readings "
+                    f"were taken: is its port {port} open to this machine?"
+                )
             link.earlier.give_up()
             self._keep_notes(link)
 
@@ -194,11 +200,11 @@ def _reached_ns(link: BoardLink, stop_ns: int) -> float:
 
 
 def _is_needed(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:
-    """Whether it was worth waiting for: taken before the end of the run."""
+    """Whether it was worth waiting for: taken before the end of the run, as far as the clocks tell."""
     is_live = link.description is not None and link.description.epoch == event.epoch
-    if stop_ns is None or link.least_offset_ns is None or not is_live:
+    if stop_ns is None or not is_live:
         return True
-    return event.t_last_ns + link.least_offset_ns < stop_ns
+    return link.least_offset_ns is not None and event.t_last_ns + link.least_offset_ns < stop_ns
 
 
 def _is_behind(event: Block | Gap, link: BoardLink, stop_ns: int | None) -> bool:

@@ -11,7 +11,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import fill
@@ -21,10 +21,11 @@ from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import NOTHING, Config, load_config
 from powerd_daemon.peer import ask
-from powerd_daemon.plan import plan_file, read_bus
-from powerd_daemon.scan import Answer, buses, held_by_kernel, open_bus, open_simulated, scan_bus
-from powerd_daemon.sources.ina.bus import RegisterBus
-from powerd_daemon.sources.ina.chips import Settings
+from powerd_daemon.plan import BusPlan, ask_adapter, plan_file, read_bus, smbus_note
+from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
+from powerd_daemon.sources.ina.bus import OpenBus, Read, RegisterBus, open_bus, scan_periods
+from powerd_daemon.sources.ina.chips import CONFIG, Settings
+from powerd_daemon.sources.ina.scanner import MOST_SLOW
 from powerd_daemon.sources.ina.sensor import Sensor, bus_number
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus
@@ -38,6 +39,7 @@ PROBE_BYTES = 8 << 20
 SMALL_BYTES = 1 << 30
 SLOW_BYTES_PER_S = 2e6
 FAST_HZ = 400_000
+READS = 10
 LOW_SHARE = 0.5
 """A supply below half of its nominal voltage is off, or its sensor's bus pin is not connected."""
 RULES = "powerd/deploy/60-powerd.rules"
@@ -76,7 +78,7 @@ class Machine:
     may: Callable[[Path, int], bool] = os.access
     clock: Clock = field(default_factory=SystemClock)
     nvml: Callable[[], Nvml] = Nvml
-    open_bus: Callable[[int], AbstractContextManager[RegisterBus]] = open_bus
+    open_bus: OpenBus = open_bus
     is_served: Callable[[str], bool] = is_served
 
     def paths(self, *patterns: str) -> list[Path]:
@@ -90,7 +92,10 @@ def check(arguments: argparse.Namespace) -> int:
     if config is None and arguments.file_only:
         raise ConfigError("check --file-only: name the file")
     machine = Machine()
-    findings = [] if config is None else [check_config(arguments.file, config), *check_plan(arguments.file)]
+    plans = [] if config is None else plan_file(arguments.file, combined=True)
+    if not arguments.file_only:
+        plans = [ask_adapter(plan, machine.open_bus) for plan in plans]
+    findings = [] if config is None else [check_config(arguments.file, config), *check_plans(arguments.file, plans)]
     if not arguments.file_only:
         for one in (check_ports, check_bus_speed, check_sensors, check_powercap, check_nvml, check_scheduler):
             findings += one(machine, config)
@@ -121,14 +126,14 @@ def check_config(path: Path, config: Config) -> Finding:
     return Finding("config", OK, f"{path} is good: listens on {config.server.listen}, measures {sources}")
 
 
-def check_plan(path: Path) -> Iterator[Finding]:
+def check_plans(path: Path, plans: Iterable[BusPlan]) -> Iterator[Finding]:
     """Whether every bus and its chips can do what the file asks of them: `powerd run` refuses what they cannot."""
-    for plan in plan_file(path, combined=True):
+    for plan in plans:
         for problem in plan.problems:
             yield Finding("plan", FAIL, f"{plan.bus.source}: {problem}", f"the arithmetic: powerd plan {path}")
         if not plan.problems:
             what = f"{plan.bus.source}: {plan.bus.options.rate_hz:g} Hz asked, {plan.achievable_hz:.0f} Hz achievable"
-            yield Finding("plan", OK, what)
+            yield Finding("plan", OK, f"{what}; {smbus_note(plan)}" if plan.bus.is_smbus else what)
 
 
 def check_ports(machine: Machine, config: Config | None) -> Iterator[Finding]:
@@ -193,10 +198,12 @@ def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
         yield Finding("sensors", OK, what, "to have them looked at, stop it first; else see: powerd stats")
         return
     wanted: dict[int, list[tuple[Sensor, Settings]]] = {} if config else {n: [] for n in buses(machine.root)}
+    scl_hz: dict[int, float] = {}
     for source in config.sources if config else ():
         bus = read_bus({"kind": source.kind, "name": source.name, **source.options}, source.where)
         if bus is not None and bus.number is not None:
             wanted.setdefault(bus.number, []).extend(bus.bank)
+            scl_hz[bus.number] = bus.options.scl_hz
         elif bus is not None and isinstance(bus.options, SimOptions):
             with open_simulated(bus.options) as simulated:
                 yield from _compare(source.name, list(bus.bank), scan_bus(simulated, SIMULATED_BUS))
@@ -204,10 +211,37 @@ def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
         try:
             with machine.open_bus(number) as opened:
                 answers = scan_bus(opened, number, held_by_kernel(number, machine.root))
+                found = [a.address for a in answers if a.config is not None]
+                read_ns = _read_ns(machine.clock, opened, found[0]) if found else 0
         except (PowerdError, OSError) as error:
             yield Finding("sensors", FAIL if config else WARN, f"i2c-{number}: {error}")
             continue
+        if read_ns:
+            yield _compare_speed(f"i2c-{number}", read_ns, scl_hz.get(number, FAST_HZ), must=config is not None)
         yield from _compare(f"i2c-{number}", wanted[number], answers)
+
+
+def _read_ns(clock: Clock, bus: RegisterBus, address: int) -> int:
+    """How long the fastest of some reads of a register takes. Raises `OSError`."""
+    read, durations_ns = bus.prepare([Read(address, CONFIG)]), []
+    for _ in range(READS):
+        begin_ns = clock.now_ns()
+        read()
+        durations_ns.append(clock.now_ns() - begin_ns)
+    return min(durations_ns)
+
+
+def _compare_speed(bus: str, read_ns: int, scl_hz: float, *, must: bool) -> Finding:
+    """A read's time against that on the wire: adapters on USB take many times longer."""
+    periods = scan_periods([Read(0, CONFIG)], combined=False)
+    what = (
+        f"{bus}: reading a register takes {read_ns / 1e6:.2f} ms, of which the wire at {scl_hz / 1000:g} kHz has "
+        f"{periods / scl_hz * 1e3:.2f} ms"
+    )
+    if read_ns * scl_hz <= MOST_SLOW * periods * 1e9:
+        return Finding("bus speed", OK, what)
+    remedy = f"set scl_hz = {periods * 1e9 / read_ns:.0f} in its [[source]], or powerd flags its readings as missing"
+    return Finding("bus speed", FAIL if must else WARN, what, remedy)
 
 
 def _compare(bus: str, wanted: list[tuple[Sensor, Settings]], answers: Iterable[Answer]) -> Iterator[Finding]:

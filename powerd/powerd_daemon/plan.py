@@ -13,16 +13,16 @@ from math import hypot, sqrt
 from pathlib import Path
 from typing import Any
 
-from powerd_core.errors import ConfigError
+from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.model import Accuracy
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean, printable
 from powerd_daemon.config import Document, SamplerConfig, load_config
 from powerd_daemon.documents import read_document
 from powerd_daemon.sources.base import find_source
-from powerd_daemon.sources.ina.bus import split
+from powerd_daemon.sources.ina.bus import FUNC_BLOCK, FUNC_I2C, OpenBus, open_bus, scan_periods, split
 from powerd_daemon.sources.ina.chips import Grade, Settings
-from powerd_daemon.sources.ina.scanner import mean_periods, reads_of, wire_limit_hz
+from powerd_daemon.sources.ina.scanner import reads_of
 from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, bus_number, calibrated_by, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 
@@ -45,6 +45,13 @@ class Bus:
     """Expected power of lines, where the source itself knows it."""
     combined: bool | None = None
     """Whether the adapter combines reads; None where that is not known here, and the slower way is assumed."""
+    functions: int | None = None
+    """What the adapter says that it can do (I2C_FUNCS), where it could be asked."""
+
+    @property
+    def is_smbus(self) -> bool:
+        """Whether the adapter knows transfers of SMBus only."""
+        return self.functions is not None and not self.functions & FUNC_I2C
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,12 @@ def plan_bus(bus: Bus) -> BusPlan:
         for sensor, settings in bus.bank
         if sensor.nominal_v > settings.clip_bus_v
     ]
+    if bus.is_smbus and not (bus.functions or 0) & FUNC_BLOCK:
+        problems += [
+            f"{sensor.name}: this adapter cannot read the {settings.type.code_bytes} bytes of a register, only words"
+            for sensor, settings in bus.bank
+            if settings.type.code_bytes != 2
+        ]
     return BusPlan(bus, modes, tuple(budgets), min(best.limit_hz, 1e9 / slowest_ns), tuple(problems))
 
 
@@ -147,12 +160,11 @@ def _mode(bus: Bus, *, combined: bool) -> Mode:
     o, lines = bus.options, range(len(bus.bank.sensors))
     # One scan with the bus voltages, the others with what the pointers stand on.
     scans = [reads_of(bus.bank, lines, with_bus=k == 0) for k in range(o.bus_every)]
-    return Mode(
-        combined,
-        mean_periods(bus.bank, combined=combined, bus_every=o.bus_every),
-        sum(len(split(reads)) if combined else len(reads) for reads in scans) / len(scans),
-        wire_limit_hz(bus.bank, o.scl_hz, combined=combined, bus_every=o.bus_every),
-    )
+    if bus.is_smbus and not combined:  # SMBus sends the pointer each time
+        scans = [[r if r.register is not None else r._replace(register=0) for r in reads] for reads in scans]
+    periods = sum(scan_periods(reads, combined=combined) for reads in scans) / len(scans)
+    transactions = sum(len(split(reads)) if combined else len(reads) for reads in scans) / len(scans)
+    return Mode(combined, periods, transactions, o.scl_hz / periods)
 
 
 def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
@@ -167,6 +179,8 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
         if bool(bus.combined) is mode.combined:
             note = "  <- this adapter" if bus.combined is not None else "  <- assumed (--adapter)"
         rows.append(f"  {name:<16} {mode.periods:16.1f}  {mode.transactions:12.1f}  {mode.limit_hz:15.1f}{note}")
+    if bus.is_smbus:
+        rows.append(f"  {smbus_note(plan)}")
     rows += ["", "  conversions             shunt us  bus us  averages  cycle us (at most)  codes/s  current covered"]
     for s in dict.fromkeys(b.settings for b in plan.budgets):
         count = sum(b.settings == s for b in plan.budgets)
@@ -191,6 +205,16 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
             rows.append(_uncertainty(f"{device}, {len(fed_by)} lines", fed_by, loads))
     rows += [f"  refused: {problem}" for problem in plan.problems]
     return "\n".join(map(printable, rows)) + "\n"
+
+
+def smbus_note(plan: BusPlan) -> str:
+    """By how much an adapter is slower that knows SMBus only."""
+    combined, single = plan.modes
+    return (
+        f"the adapter of /dev/i2c-{plan.bus.number} knows SMBus only and cannot combine reads: "
+        f"{1 - single.limit_hz / combined.limit_hz:.1%} slower on the wire, and {single.transactions:g} system calls a "
+        f"scan instead of {combined.transactions:g}"
+    )
 
 
 def _uncertainty(name: str, budgets: Sequence[Budget], loads: Mapping[str, float]) -> str:
@@ -228,6 +252,20 @@ def plan_file(path: Path, *, combined: bool | None = None) -> list[BusPlan]:
     return [plan_bus(b if b.combined is not None else replace(b, combined=combined)) for b in buses if b is not None]
 
 
+def ask_adapter(plan: BusPlan, open_bus: OpenBus = open_bus) -> BusPlan:
+    """The same plan with what the adapter of its bus says, where that bus is here and may be opened."""
+    if plan.bus.number is None:
+        return plan
+    try:
+        with open_bus(plan.bus.number) as adapter:
+            functions = adapter.functions
+    except (PowerdError, OSError):
+        return plan
+    # One that makes transfers of any form need not take several reads at once: that shows when it is tried.
+    combined = plan.bus.combined if functions & FUNC_I2C else False
+    return plan_bus(replace(plan.bus, functions=functions, combined=combined))
+
+
 def refuse(path: Path) -> None:
     """Raise `ConfigError` for a configuration that asks for more than any bus or its chips can do: which adapter it is
     is found when the bus is opened."""
@@ -259,7 +297,8 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
 
 def plan(arguments: argparse.Namespace) -> None:
     """Raises `ConfigError` after printing when a bus or its chips cannot do what is asked of them."""
-    plans = plan_file(arguments.file, combined=None if arguments.adapter is None else arguments.adapter == "combined")
+    adapter = None if arguments.adapter is None else arguments.adapter == "combined"
+    plans = [ask_adapter(p) for p in plan_file(arguments.file, combined=adapter)]
     loads_w = dict(arguments.load)
     names = {name for p in plans for b in p.budgets for name in (b.line, b.device)}
     for name in loads_w.keys() - names:

@@ -19,7 +19,7 @@ from pathlib import Path
 from powerd_core.errors import PowerdError, SensorError
 from powerd_core.text import printable
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.bus import LinuxBus, Read, RegisterBus
+from powerd_daemon.sources.ina.bus import Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CHIPS, INA219, MANUFACTURER, ChipType
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions, SimSource
@@ -151,16 +151,6 @@ def _read(bus: RegisterBus, address: int, register: int, size: int = 2) -> int |
         return int.from_bytes(bytes(bus.prepare([Read(address, register, size)])()), "big")
     except OSError:
         return None
-
-
-@contextmanager
-def open_bus(number: int) -> Iterator[RegisterBus]:
-    """The bus behind /dev/i2c-N. Raises `SensorError`."""
-    bus = LinuxBus(number)
-    try:
-        yield bus
-    finally:
-        bus.close()
 
 
 @contextmanager

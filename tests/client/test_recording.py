@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -364,3 +365,12 @@ def test_a_pipe_is_not_replaced_by_a_run(tmp_path, overwrite):
     with pytest.raises(RunFileError):
         recover(tmp_path / "other.h5", pipe, overwrite=overwrite)
     assert pipe.is_fifo()
+
+
+def test_a_recording_ends_where_no_clock_answers(daemon, tmp_path, capfd):
+    """As behind a firewall that lets readings through, and clock exchanges not."""
+    daemon.description = replace(daemon.description, clock_endpoint="tcp://*:9")
+    with Meter(daemon.url, out=tmp_path / "run.h5") as meter, meter.phase("step"):
+        pass
+    assert (tmp_path / "run.h5").exists()
+    assert "answered no clock exchange" in capfd.readouterr().err

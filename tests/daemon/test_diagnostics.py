@@ -99,10 +99,10 @@ def test_the_port_of_a_meter_and_rapl_must_be_there_and_open(tmp_path: Path) -> 
     assert only(check_powercap(machine(tmp_path, may=never), None)).verdict == WARN
 
 
-def chips(**volts: float) -> SimBus:
+def chips(scl_hz: float = 400_000, **volts: float) -> SimBus:
     clock = VirtualClock()
     made = {int(a[1:], 16): SimChip("INA219", [Load(lambda _a, _b: 1.0, v, 0.05)]) for a, v in volts.items()}
-    bus = SimBus(clock, made)
+    bus = SimBus(clock, made, scl_hz=scl_hz)
     for register, word in Settings().words:
         bus.write_word(0x40, register, word)
     clock.sleep_until(clock.now_ns() + 1_000_000_000)
@@ -129,6 +129,16 @@ def test_sensors(tmp_path: Path) -> None:
     assert "instead of 12 V" in by_name["off"].what
     assert by_name["other"].remedy == 'set chip = "INA219"'
     assert found[-1].what.endswith("not in the configuration")
+
+
+@pytest.mark.parametrize(("scl_hz", "verdict"), [(400_000, OK), (20_000, FAIL)])
+def test_a_bus_that_is_slower_than_configured(tmp_path: Path, scl_hz: int, verdict: str) -> None:
+    bus = chips(scl_hz, x40=12.0)
+    here = machine(tmp_path, open_bus=lambda _number: nullcontext(bus), clock=bus.clock)
+    found = check_sensors(here, config(bus=2, sensors=SENSORS[:1]))
+    (speed,) = [f for f in found if f.area == "bus speed"]
+    assert speed.verdict == verdict
+    assert ("set scl_hz = 20" in speed.remedy) == (verdict == FAIL)
 
 
 def test_a_powerd_that_measures_is_not_disturbed(tmp_path: Path) -> None:

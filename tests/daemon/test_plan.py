@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from math import hypot, sqrt
 from pathlib import Path
@@ -11,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerd_daemon.cli import main
-from powerd_daemon.diagnostics import FAIL, OK, check_plan
-from powerd_daemon.plan import Bus, BusPlan, plan_bus, read_bus
+from powerd_daemon.diagnostics import FAIL, OK, check_plans
+from powerd_daemon.plan import Bus, BusPlan, ask_adapter, plan_bus, plan_file, plan_text, read_bus
 from powerd_daemon.sources.base import Start
+from powerd_daemon.sources.ina.bus import FUNC_I2C, FUNC_WORDS
 from powerd_daemon.sources.ina.sensor import Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.sim.bus import VirtualClock
@@ -113,5 +115,38 @@ def test_the_commands_print_and_refuse(tmp_path: Path, capsys: pytest.CaptureFix
         assert err.count("\n") == 1
     assert main(["check", str(fast), "--file-only"]) == 1
     assert "which allows 105 Hz" in capsys.readouterr().out.replace("\n      ", " ")
-    assert [(f.verdict, "105 Hz" in f.what) for f in check_plan(fast)] == [(FAIL, True)]
-    assert [f.verdict for f in check_plan(good)] == [OK]
+    found = [next(check_plans(file, plan_file(file, combined=True))) for file in (fast, good)]
+    assert [(f.verdict, "105 Hz" in f.what) for f in found] == [(FAIL, True), (OK, False)]
+
+
+class Adapter:
+    """What an adapter says of itself."""
+
+    def __init__(self, functions: int) -> None:
+        self.functions = functions
+
+
+@pytest.mark.parametrize(
+    ("functions", "chip", "problems", "periods"),
+    [
+        (FUNC_I2C, "INA219", 0, 48.5 + 48.5 + 29.5),
+        (FUNC_WORDS, "INA219", 0, 3 * 48.5),
+        (FUNC_WORDS, "INA228", 1, 3 * 57.5),
+    ],
+)
+def test_an_adapter_that_is_here_is_asked(functions: int, chip: str, problems: int, periods: float) -> None:
+    sensors = [{"name": "a", "address": 0x40, "chip": chip}]
+    bus = read_bus({"kind": "ina", "bus": 1, "bus_every": 2, "rate_hz": 10, "sensors": sensors}, "here")
+    assert bus is not None
+    asked = ask_adapter(plan_bus(bus), lambda _number: nullcontext(Adapter(functions)))
+    assert len(asked.problems) == problems
+    assert asked.bus.combined is (None if functions == FUNC_I2C else False)
+    # A scan with the bus voltage and one without, for which only SMBus sends the pointer again.
+    assert asked.modes[1].periods == pytest.approx(periods / 2)
+    assert ("knows SMBus only" in plan_text(asked, {})) == (functions != FUNC_I2C)
+
+
+def test_an_adapter_that_is_not_here_is_assumed_as_before() -> None:
+    bus = read_bus({"kind": "ina", "bus": 99, "sensors": [{"name": "a", "address": 0x40}]}, "here")
+    assert bus is not None
+    assert ask_adapter(plan_bus(bus)) == plan_bus(bus)

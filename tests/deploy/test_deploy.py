@@ -140,4 +140,4 @@ def test_the_rules_name_groups_that_the_installation_makes() -> None:
     rules = (DEPLOY / "60-powerd.rules").read_text()
     users = (DEPLOY / "powerd.sysusers").read_text()
     for group in set(re.findall(r'GROUP="(\w+)"', rules)):
-        assert re.search(rf"^[gu]\s+{group}\b", users, re.MULTILINE), group
+        assert re.search(rf"^([gu]|m\s+powerd)\s+{group}\b", users, re.MULTILINE), group

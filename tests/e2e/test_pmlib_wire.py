@@ -1,11 +1,14 @@
 """pmlib's protocol, spoken by a client of our own as the C library does: small reads, and one connection a counter."""
 
+import re
+import shutil
 import signal
 import socket
 import struct
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,7 +102,7 @@ class Service:
 
     def counter(self, lines=ALL, *, aggregate, frequency_hz):
         library = self.client()
-        assert library.ask(0, "gpu0", frequency_hz, aggregate, lines) == 0
+        assert library.ask(0, "gpu0", frequency_hz, aggregate, lines) == 0, self.log()
         return library
 
     def close(self):
@@ -134,32 +137,12 @@ def test_what_there_is(service):
     assert service.client().ask(0, "gpu0", 501, 1, ALL) == -1
 
 
-def test_energy_as_the_library_computes_it_is_that_of_the_run_file(service):
-    counter = service.counter(aggregate=1, frequency_hz=100)
-    assert counter.ask(3) == -1
-    for begin in (1, 2):
-        assert counter.ask(begin) == 0
-        assert counter.ask(begin) == -1
-        time.sleep(0.4)
-        assert counter.ask(4) == -1
-        assert counter.ask(3) == 0
-    indices, lines, values = counter.data()
-    assert [indices[0], len(indices), lines, len(values)] == [0, 3, 8, 1]
-    assert counter.ask(5) == 0
-    service.wait_for(lambda: "pmlib.h5 is recorded" in service.log())
-    run = read_run(service.path / "pmlib.h5")
-    lengths_s = (run.phases.end_ns - run.phases.begin_ns) * 1e-9
-    recorded_j = phase_energies(run, "gpu0").energy_j
-    assert len(lengths_s) == 2
-    for first, last, length_s, energy_j in zip(indices[:-1], indices[1:], lengths_s, recorded_j, strict=True):
-        assert last - first == pytest.approx(100 * length_s, abs=2)
-        assert np.nanmean(values[0, first:last]) * length_s == pytest.approx(energy_j, rel=0.01)
-
-
 def test_counters_side_by_side_and_one_whose_client_dies(service):
     apart, sum_ = service.counter(FIRST_TWO, aggregate=0, frequency_hz=50), service.counter(aggregate=1, frequency_hz=0)
     dying = service.counter(aggregate=1, frequency_hz=0)
+    assert apart.ask(3) == -1
     assert [counter.ask(1) for counter in (apart, sum_, dying)] == [0, 0, 0]
+    assert [apart.ask(1), apart.ask(4)] == [-1, -1]
     dying.socket.close()
     time.sleep(0.2)
     assert [counter.ask(3) for counter in (apart, sum_)] == [0, 0]
@@ -180,6 +163,54 @@ def test_live_values_until_the_client_has_enough(service):
         watts = struct.unpack("=8d", library.take(8 * library.number()))
         assert all(w > 0 or np.isnan(w) for w in watts)  # a busy machine misses some
         library.say(go_on)
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """A C program that speaks the protocol, compiled."""
+    compiler = shutil.which("cc") or pytest.skip("there is no C compiler")
+    target = tmp_path_factory.mktemp("c") / "pmlib_client"
+    source = Path(__file__).with_name("pmlib_client.c")
+    subprocess.run([compiler, "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o", target, source], check=True)
+    return target
+
+
+def begin(program, service, *arguments):
+    return subprocess.Popen([program, str(service.port), *map(str, arguments)], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_c_program_lists_reads_and_measures(service, program):
+    recorded = service.log().count("is recorded")
+    apart = begin(program, service, "measure", "gpu0", 50, 0, "3", 0.3, 1)
+    sum_ = begin(program, service, "measure", "gpu0", 100, 1, "0", 0.4, 2)
+    assert apart.stdout.readline() == "begun\n"
+    about = begin(program, service, "about", "gpu0").communicate(timeout=60)[0].splitlines()
+    assert about[:2] == ["devices gpu0", "info 500 8 gpu0"]
+    assert [row.split()[0] for row in about[2:]].count("line") == 8
+    live = begin(program, service, "live", "gpu0", 20, 2).communicate(timeout=60)[0].splitlines()
+    assert [len(row.split()) for row in live] == [9, 9]
+
+    said = [client.communicate(timeout=60)[0] for client in (apart, sum_)]
+    assert [client.returncode for client in (apart, sum_)] == [0, 0]
+    form = r"set (\d) of \d, row (\d): (\d+) values ([\d.]+) s ([\d.]+) J"
+    assert [row[:2] for row in re.findall(form, said[0])] == [("0", "0"), ("0", "1")]
+    sets = re.findall(form, said[1])
+    assert [row[:2] for row in sets] == [("0", "0"), ("1", "0")]
+    for _, _, values, length_s, _ in sets:
+        assert int(values) == pytest.approx(100 * float(length_s), abs=2)  # what lies between their clock and ours, too
+    length_s, energy_j = (sum(float(row[i]) for row in sets) for i in (3, 4))
+    service.wait_for(lambda: service.log().count("is recorded") == recorded + 2)
+    # The log does not say which of the two files is the sum's.
+    runs = [read_run(path) for path in re.findall("its counter: (.+) is recorded", service.log())[recorded:]]
+    recorded_j = [float(np.sum(phase_energies(run, "gpu0").energy_j)) for run in runs]
+    assert any(energy_j == pytest.approx(run_j, rel=0.01 + 0.004 / length_s) for run_j in recorded_j)
+
+
+def test_fifty_clients_at_once(service, program):
+    clients = [begin(program, service, "about", "gpu0") for _ in range(50)]
+    said = [client.communicate(timeout=100)[0] for client in clients]
+    assert [client.returncode for client in clients] == [0] * 50
+    assert {text.splitlines()[0] for text in said} == {"devices gpu0"}
 
 
 @pytest.mark.parametrize("request_", [(99,), (6, b"x" * 2000), (0, "gpu0", 0, 1, b"short")])

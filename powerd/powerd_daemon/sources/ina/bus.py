@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import errno
 import fcntl
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from ctypes import POINTER, addressof, c_char, cast
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -50,6 +50,9 @@ class Read(NamedTuple):
 
 class RegisterBus(Protocol):
     """A bus whose chips hold registers behind a pointer."""
+
+    functions: int
+    """What its adapter says that it can do (I2C_FUNCS)."""
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         """A call that makes these reads in this order, in combined transactions of at most `MAX_MESSAGES` messages.
@@ -127,14 +130,15 @@ class LinuxBus:
                 ioctl(self._bus.fd, request, value)
         self._pointers: dict[int, int] = {}
         """The register that each chip's pointer is at, on an adapter that knows SMBus only."""
-        if not self.has_i2c and self._bus.funcs & FUNC_WORDS != FUNC_WORDS:
+        self.functions = int(self._bus.funcs)
+        if not self.has_i2c and self.functions & FUNC_WORDS != FUNC_WORDS:
             self.close()
             raise SensorError(f"the adapter of {self.path} can neither make I2C transfers nor read and write words")
 
     @property
     def has_i2c(self) -> bool:
         """Whether the adapter makes I2C transfers of any form, and not those of SMBus only."""
-        return bool(self._bus.funcs & FUNC_I2C)
+        return bool(self.functions & FUNC_I2C)
 
     def prepare(self, reads: Sequence[Read]) -> ReadWords:
         if not self.has_i2c:
@@ -169,7 +173,7 @@ class LinuxBus:
         if len(reads) > 1:
             return _cannot_combine
         (read,) = reads
-        if read.size != 2 and not self._bus.funcs & FUNC_BLOCK:
+        if read.size != 2 and not self.functions & FUNC_BLOCK:
             raise SensorError(f"the adapter of {self.path} cannot read registers of {read.size} bytes, only words")
 
         def call() -> bytes:
@@ -205,3 +209,16 @@ class LinuxBus:
     def close(self) -> None:
         """Let go of the device file. Harmless when it is not open."""
         self._bus.close()
+
+
+@contextmanager
+def open_bus(number: int) -> Iterator[RegisterBus]:
+    """The bus behind /dev/i2c-N. Raises `SensorError`."""
+    bus = LinuxBus(number)
+    try:
+        yield bus
+    finally:
+        bus.close()
+
+
+OpenBus = Callable[[int], AbstractContextManager[RegisterBus]]

@@ -77,17 +77,13 @@ def reads_of(bank: Bank, lines: Iterable[int], *, with_bus: bool = True) -> list
     return reads
 
 
-def mean_periods(bank: Bank, *, combined: bool, bus_every: int = 1) -> float:
-    """SCL periods of a scan, averaged over those with and without bus voltages."""
+def wire_limit_hz(bank: Bank, scl_hz: float, *, combined: bool, bus_every: int = 1) -> float:
+    """Scans a second that fill the bus without any pause, read-backs of the configuration apart; on average over those
+    with and without bus voltages."""
     lines = range(len(bank.sensors))
     full = scan_periods(reads_of(bank, lines), combined=combined)
     shunts = scan_periods(reads_of(bank, lines, with_bus=False), combined=combined)
-    return (full + (bus_every - 1) * shunts) / bus_every
-
-
-def wire_limit_hz(bank: Bank, scl_hz: float, *, combined: bool, bus_every: int = 1) -> float:
-    """Scans a second that fill the bus without any pause, read-backs of the configuration apart."""
-    return scl_hz / mean_periods(bank, combined=combined, bus_every=bus_every)
+    return scl_hz * bus_every / (full + (bus_every - 1) * shunts)
 
 
 def flag_stale(

@@ -18,7 +18,7 @@ from itertools import accumulate
 from random import Random
 
 from powerd_daemon.clock import Clock
-from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, WRITE_PERIODS, Read, ReadWords, split
+from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, FUNC_I2C, WRITE_PERIODS, Read, ReadWords, split
 from powerd_daemon.sources.ina.chips import (
     AVERAGES,
     CNVR,
@@ -261,6 +261,8 @@ class SimBus:
     ``before`` is called with the end of each transaction before its registers are worked out. ``combines`` is what
     bcm2835 cannot do.
     """
+
+    functions = FUNC_I2C
 
     def __init__(
         self,
