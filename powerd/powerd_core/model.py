@@ -115,6 +115,8 @@ class Accuracy:
     origin: str = ""
     """Where these figures come from: a data sheet's section, a calibration, a measurement."""
     filter_ns: int = field(default=0, metadata=LATER)
+    u_filter: float = field(default=0.0, metadata=LATER)
+    """Relative standard uncertainty of ``filter_ns``; 0 where nobody has found it for this very sensor."""
 
     @property
     def reach_ns(self) -> int:

@@ -42,10 +42,9 @@ DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
 LEAST_ROBUST = 0.5
 """Least factor of the covariance by which a correlated residual may make the power of states surer."""
-MISFIT = 4.0
+MISFIT = 6.0
 """Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
 prior. What the readings' noise leaves open has none."""
-LACK = 3.0
 LOCAL, LEAST_WEIGHT = 64, 1 / 256
 """Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
 ROUNDS = 3
@@ -133,6 +132,21 @@ class Stretch:
     design: Values = field(default_factory=lambda: np.zeros((0, 0)))
     weight: Values = field(default_factory=lambda: np.ones(0))
     """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
+
+    demeaned: float = 0.0
+    """How much of the mean of every `LOCAL` readings is taken out: a random effect (quasi-demeaning)."""
+
+    def whitened(self, values: Values) -> Values:
+        """Values [r] or [r, c] as the regression takes them: weighted, and without most of what is slow if what is
+        left over is so."""
+        x = (values.T * np.sqrt(self.weight)).T
+        if self.demeaned > 0 and len(x):
+            starts = np.arange(0, len(x), LOCAL)
+            is_good = self.weight > 0
+            count = np.maximum(np.add.reduceat(is_good, starts, dtype=np.float64), 1.0)
+            means = (np.add.reduceat(x, starts, axis=0).T / count).T
+            x[is_good] -= self.demeaned * means[np.flatnonzero(is_good) // LOCAL]
+        return np.asarray(x)
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -289,7 +303,8 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     scale = max(float(high - low), LEVEL_SHARE * abs(mean), 1e-9)
     place_s = np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3)
     lag_s = most_lag_ns() * 1e-9 / np.sqrt(6)
-    problem = _Problem(states, stretches, mean, scale, np.array([place_s, lag_s, TAU_SHARE if response.tau_s else 0.0]))
+    tau_share = (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0
+    problem = _Problem(states, stretches, mean, scale, np.array([place_s, lag_s, tau_share]))
     values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
     plain = covariance
     values[:columns] = mean
@@ -386,8 +401,28 @@ class _Problem:
         self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
         self.columns = int(states.first_column[-1])
         self.freedom = 0.0
+        self.steps = self._steps()
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
+
+    def _steps(self) -> Values:
+        """[s] scale of the steps within each state: the range of the readings from when it first lasts until it last
+        does."""
+        t_ns = np.concatenate(
+            [np.round(s.t_s[-len(s.watts) :] * 1e9).astype(np.int64) + s.cells.origin_ns for s in self.stretches]
+            or [np.zeros(0, np.int64)]
+        )
+        watts = np.concatenate([s.watts for s in self.stretches] or [np.zeros(0)])
+        state, edge_ns = self.states.state, self.states.edge_ns
+        scale = np.full(len(self.states.bin_ends_s), self.scale)
+        first = np.unique(state[1:-1], return_index=True)
+        last = np.unique(state[1:-1][::-1], return_index=True)[1]
+        for s, i, k in zip(*first, len(state) - 3 - last, strict=True):
+            some = watts[np.searchsorted(t_ns, edge_ns[i]) : np.searchsorted(t_ns, edge_ns[k + 1])]
+            if k > i and len(some) > LOCAL:
+                low, high = np.percentile(some, [0.5, 99.5])
+                scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), self.scale)
+        return scale
 
     def see(self, response: Response, known: Values, power: Values | None) -> None:
         """Build the design at values of place, lag and time constant; with the power, also derivatives by them."""
@@ -412,8 +447,7 @@ class _Problem:
             along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
             design[:, q + 3 :] = along[:, 1:]
             s.design = design
-            root = np.sqrt(s.weight)
-            rows, good = design * root[:, None], (s.watts - self.mean) * root
+            rows, good = s.whitened(design), s.whitened(s.watts - self.mean)
             self.normal += rows.T @ rows
             self.right += rows.T @ good
             self.square += float(good @ good)
@@ -432,6 +466,19 @@ class _Problem:
         usual = np.median(np.concatenate(local))
         for s, near in zip(self.stretches, local, strict=True):
             s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
+        means, within, count = [np.zeros(0)], 0.0, 0
+        for s in self.stretches:
+            x = (s.watts - self.mean - s.design[:, : self.columns] @ (values[: self.columns] - self.mean)) * np.sqrt(
+                s.weight
+            )
+            blocks = x[s.weight > 0]
+            blocks = blocks[: len(blocks) // LOCAL * LOCAL].reshape(-1, LOCAL)
+            means.append(blocks.mean(axis=1))
+            within, count = within + float(np.sum(blocks.var(axis=1))), count + len(blocks)
+        between = float(np.mean(np.concatenate(means) ** 2)) if count else 0.0
+        if between > 0:
+            for s in self.stretches:
+                s.demeaned = 1 - np.sqrt(min(within / count / (LOCAL * between), 1.0))
 
     def solve(self, time: float, known: Values, *, is_last: bool) -> tuple[Values, NDArray[np.float64], float, float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
@@ -458,6 +505,20 @@ class _Problem:
         repeated = self._repeated(correlation) if is_last else self.normal
         self.plain = sum(w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True))[: q + 3, : q + 3]
         lack = self._lack_of_fit(whole - prior) if is_last else 0.0
+        import os
+
+        os.environ.get("DBG") and print(
+            "DBG S %.0f" % self.scale,
+            "w",
+            np.round(weight, 3),
+            "ev",
+            np.round(evidence, 1),
+            "noise",
+            [round(f.noise2, 2) for f in found],
+            "lack %.3f time %.2f" % (lack, time),
+            "n",
+            self.count,
+        )
         covariance = sum(
             w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
             for w, f in zip(weight, found, strict=True)
@@ -475,7 +536,7 @@ class _Problem:
             n = b - a
             # Power that comes from another level is most restless at first.
             free = np.where(self.states.bin_ends_s[a_state] < EARLY_S, EARLY, 1.0)
-            steps = np.diff(np.eye(n), axis=0) / (share * self.scale * free[:, None])
+            steps = np.diff(np.eye(n), axis=0) / (share * self.steps[a_state] * free[:, None])
             level = np.full(n, 1 / n) / self.scale
             K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
         q = self.columns
@@ -507,7 +568,7 @@ class _Problem:
 
     def _correlation(self, values: Values) -> Values:
         """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
-        left = [(s.watts - self.mean - s.design @ values) * np.sqrt(s.weight) for s in self.stretches]
+        left = [s.whitened(s.watts - self.mean - s.design @ values) for s in self.stretches]
         covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
         rho = covariance[1:] / covariance[0] if covariance[0] > 0 else np.zeros(MOST_LAGS)
         last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
@@ -521,7 +582,7 @@ class _Problem:
             at = s.t_s[1:] if len(s.t_s) > len(s.watts) else s.t_s
             i = np.clip(np.searchsorted(s.cells.at_s, at, "right") - 1, 0, len(s.cells.column) - 1)
             good = s.weight > 0
-            left.append(((s.watts - self.mean - s.design @ values) * np.sqrt(s.weight))[good])
+            left.append(s.whitened(s.watts - self.mean - s.design @ values)[good])
             column.append(s.cells.column[i][good])
             age.append((at - s.cells.at_s[i])[good])
         x = np.concatenate(left)[np.lexsort((np.concatenate(age), np.concatenate(column)))]
@@ -541,7 +602,7 @@ class _Problem:
         for i, lag in enumerate(lags.tolist()):
             weight = float(correlation[edges[i] : edges[i + 1]].sum())
             for s in self.stretches:
-                rows = s.design * np.sqrt(s.weight)[:, None]
+                rows = s.whitened(s.design)
                 if len(rows) > lag:
                     both = rows[lag:].T @ rows[:-lag]
                     total += weight * (both + both.T)
@@ -566,7 +627,7 @@ class _Found:
         one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
         ``lack`` of what is left over that is no noise."""
         power = self.factor[:columns]
-        middle = self.factor.T @ (repeated - normal + LACK * lack * normal) @ self.factor / self.noise2
+        middle = self.factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ self.factor / self.noise2
         middle += (MISFIT - 1) * (power.T @ self.precision[:columns, :columns] @ power)
         eigen, U = np.linalg.eigh((middle + middle.T) / 2)
         wide = (self.factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
