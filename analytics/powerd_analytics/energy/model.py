@@ -42,7 +42,7 @@ DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
 LEAST_ROBUST = 0.5
 """Least factor of the covariance by which a correlated residual may make the power of states surer."""
-MISFIT = 6.0
+MISFIT = 5.0
 """Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
 prior. What the readings' noise leaves open has none."""
 LOCAL, LEAST_WEIGHT = 64, 1 / 256
@@ -109,10 +109,17 @@ class Residual:
         unseen = 0.0 if response.is_counter else 2.0 - min(response.seen_s / self.spacing_s, 1.0)
         spacing = self.spacing_s
         variance = unseen * self.white2 * length_s * np.minimum(spacing, length_s)
-        # What is left over of a phase need not go on in the next one: at its ends nothing is straight.
-        ends = self.slow2 * spacing * np.minimum(length_s, spacing) / 2
+        # At the ends of a phase, what windows let across and what need not go on in the next phase; what changes
+        # slowly does go on.
         width = max(response.seen_s, spacing if response.is_counter else 0.0)
-        return np.asarray(variance + np.maximum(self.all2 * width * np.minimum(length_s, width) / 2, ends))
+        ends = [
+            (self.white2 * (w == width) + self.slow2 * min(np.sqrt(w / self.length_s), 1.0))
+            * w
+            * np.minimum(length_s, w)
+            / 2
+            for w in (width, spacing)
+        ]
+        return np.asarray(variance + np.maximum(*ends))
 
 
 RESTLESS = (0.25, 256.0)
@@ -505,20 +512,6 @@ class _Problem:
         repeated = self._repeated(correlation) if is_last else self.normal
         self.plain = sum(w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True))[: q + 3, : q + 3]
         lack = self._lack_of_fit(whole - prior) if is_last else 0.0
-        import os
-
-        os.environ.get("DBG") and print(
-            "DBG S %.0f" % self.scale,
-            "w",
-            np.round(weight, 3),
-            "ev",
-            np.round(evidence, 1),
-            "noise",
-            [round(f.noise2, 2) for f in found],
-            "lack %.3f time %.2f" % (lack, time),
-            "n",
-            self.count,
-        )
         covariance = sum(
             w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
             for w, f in zip(weight, found, strict=True)
@@ -646,7 +639,7 @@ def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]],
 
 
 LEAST_KEPT = 0.3
-"""Least correlation from one reading to the next of the part of the residual that is no noise: less is not told apart."""
+"""Least correlation, from one reading to the next, of the part of the residual that is no noise."""
 
 
 def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
