@@ -41,6 +41,7 @@ from powerd_analytics.energy.reasons import (
     AT_LEAST,
     Clip,
     clipped,
+    in_step,
     no_energy,
     not_resolvable,
     phase_note,
@@ -467,6 +468,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
         if is_folded:
             note = _joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
+            note = _joined(note, in_step(part, p.begin_ns[ended]))
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
         note = (

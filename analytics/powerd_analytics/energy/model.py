@@ -47,6 +47,8 @@ MISFIT = 5.0
 prior. What the readings' noise leaves open has none."""
 LOCAL, LEAST_WEIGHT = 64, 1 / 256
 """Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
+STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
+"""Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
 ROUNDS = 3
 """Of finding the power at a shift of the windows, and the shift at that power."""
 TAU_SHARE = 0.06
@@ -56,7 +58,8 @@ MOST_LAGS = 64
 """Readings over which what is left over is looked at for correlation."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
-_SCALES = np.geomspace(1e-9, 1.0, 55)
+# A thousandth and more of the power's scale is left over: no two phases take quite the same way.
+_SCALES = np.geomspace(1e-5, 1.0, 73)
 
 
 def most_lag_ns() -> float:
@@ -316,31 +319,22 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     plain = covariance
     values[:columns] = mean
     if len(watts) >= 2:
-        known = np.zeros(3)
+        known, values[:columns] = problem.start(response)
         best = -np.inf
-        for round_ in range(ROUNDS):
-            power = values[:columns] if round_ else None
-            problem.see(response, known, power)
-            found, spread, time, evidence = problem.solve(time, known, is_last=round_ > 0)
-            if not round_:
-                problem.weigh(found)
-                problem.see(response, known, None)
-                found, spread, time, evidence = problem.solve(time, known, is_last=False)
+        for _ in range(1, ROUNDS):
+            problem.see(response, known, values[:columns])
+            found, spread, time, evidence = problem.solve(time, known, is_last=True)
             if evidence > best:
                 # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
                 step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
                 best, values = evidence, np.concatenate([found[:columns] - step, known])
                 covariance, plain = spread, problem.plain
                 kept = [s.design for s in stretches]
-            if round_:
-                known = known + np.clip(found[columns : columns + 3], -problem.prior, problem.prior)
-                # Power does not lead its marks.
-                of_lag = spread[columns:, columns + 1]
-                known -= of_lag / max(of_lag[1], 1e-18) * min(known[1], 0.0)
-                known = np.clip(known, -np.sqrt(3) * problem.prior, np.sqrt(3) * problem.prior)
-            else:
-                values[:columns] = found[:columns]
-                best = -np.inf
+            known = known + np.clip(found[columns : columns + 3], -problem.prior, problem.prior)
+            # Power does not lead its marks.
+            of_lag = spread[columns:, columns + 1]
+            known -= of_lag / max(of_lag[1], 1e-18) * min(known[1], 0.0)
+            known = np.clip(known, -np.sqrt(3) * problem.prior, np.sqrt(3) * problem.prior)
         for s, design in zip(stretches, kept, strict=True):
             s.design = design
     lag, response = values[columns + 1], _as_known(response, values[columns:])
@@ -407,7 +401,8 @@ class _Problem:
     def __init__(self, states: States, stretches: list[Stretch], mean: float, scale: float, prior: Values) -> None:
         self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
         self.columns = int(states.first_column[-1])
-        self.freedom = 0.0
+        self.freedom, self.plain = 0.0, np.zeros((self.columns + 3, self.columns + 3))
+        """Degrees of freedom, and the covariance of the last solution if only noise were left over."""
         self.steps = self._steps()
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
@@ -460,6 +455,24 @@ class _Problem:
             self.square += float(good @ good)
             self.count += int(s.is_good.sum())
 
+    def start(self, response: Response) -> tuple[Values, Values]:
+        """Place, lag and time constant to begin with, and the power there: of a few places less the lag, the best.
+
+        From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
+        spread, best = self.prior[:2], (-np.inf, np.zeros(3), np.zeros(0))
+        for share in STARTS:
+            place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
+            known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
+            self.see(response, known, None)
+            found, _, time, evidence = self.solve(1.0, known, is_last=False)
+            if not share:
+                self.weigh(found)
+                self.see(response, known, None)
+                found, _, time, evidence = self.solve(time, known, is_last=False)
+            evidence -= 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
+            best = max(best, (evidence, known, found[: self.columns]), key=lambda of: of[0])
+        return best[1:]
+
     def weigh(self, values: Values) -> None:
         """Give less weight to readings where what these values leave over is larger than usual for seconds: while a
         GPU starts up, say, which says nothing of the training."""
@@ -510,7 +523,8 @@ class _Problem:
             correlation = self._correlation(whole - prior)
             time = 1 + 2 * float(correlation.sum())
         repeated = self._repeated(correlation) if is_last else self.normal
-        self.plain = sum(w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True))[: q + 3, : q + 3]
+        plain = np.sum([w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True)], axis=0)
+        self.plain = plain[: q + 3, : q + 3]
         lack = self._lack_of_fit(whole - prior) if is_last else 0.0
         covariance = sum(
             w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
