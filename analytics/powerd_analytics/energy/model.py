@@ -49,6 +49,9 @@ LOCAL, LEAST_WEIGHT = 64, 1 / 256
 """Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
 STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
 """Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
+LEAST_NOISE = 5e-3
+"""Least standard deviation of what is left over, as a share of the readings' range: no two phases take quite the same
+way."""
 ROUNDS = 3
 """Of finding the power at a shift of the windows, and the shift at that power."""
 TAU_SHARE = 0.06
@@ -58,8 +61,7 @@ MOST_LAGS = 64
 """Readings over which what is left over is looked at for correlation."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
-# A thousandth and more of the power's scale is left over: no two phases take quite the same way.
-_SCALES = np.geomspace(1e-5, 1.0, 73)
+_SCALES = np.geomspace(1e-9, 1.0, 109)
 
 
 def most_lag_ns() -> float:
@@ -314,7 +316,9 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     place_s = np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3)
     lag_s = most_lag_ns() * 1e-9 / np.sqrt(6)
     tau_share = (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0
-    problem = _Problem(states, stretches, mean, scale, np.array([place_s, lag_s, tau_share]))
+    problem = _Problem(
+        states, stretches, mean, scale, LEAST_NOISE * float(high - low), np.array([place_s, lag_s, tau_share])
+    )
     values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
     plain = covariance
     values[:columns] = mean
@@ -398,8 +402,11 @@ def _as_known(response: Response, known: Values) -> Response:
 class _Problem:
     """Normal equations of the regression, and their solution under each smoothness."""
 
-    def __init__(self, states: States, stretches: list[Stretch], mean: float, scale: float, prior: Values) -> None:
+    def __init__(
+        self, states: States, stretches: list[Stretch], mean: float, scale: float, least_w: float, prior: Values
+    ) -> None:
         self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
+        self.least_w = least_w
         self.columns = int(states.first_column[-1])
         self.freedom, self.plain = 0.0, np.zeros((self.columns + 3, self.columns + 3))
         """Degrees of freedom, and the covariance of the last solution if only noise were left over."""
@@ -525,7 +532,7 @@ class _Problem:
         repeated = self._repeated(correlation) if is_last else self.normal
         plain = np.sum([w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True)], axis=0)
         self.plain = plain[: q + 3, : q + 3]
-        lack = self._lack_of_fit(whole - prior) if is_last else 0.0
+        lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found)) if is_last else 0.0
         covariance = sum(
             w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
             for w, f in zip(weight, found, strict=True)
@@ -562,7 +569,7 @@ class _Problem:
         eigen = np.maximum(eigen, 0)
         z = U.T @ linalg.solve_triangular(L, right, lower=True)
         n = max(self.count, 1)
-        grid = np.maximum(_SCALES * self.scale**2, 1e-18)[:, None]
+        grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
         left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
         noise = grid[:, 0]
         evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
@@ -581,9 +588,10 @@ class _Problem:
         last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
         return np.asarray(rho[:last])
 
-    def _lack_of_fit(self, values: Values) -> float:
+    def _lack_of_fit(self, values: Values, noise2: float) -> float:
         """Which share of the variance of what is left over repeats at the same age of the same state, so that more
-        readings do not make it less: the correlation of neighbours by age, which noise has none of."""
+        readings do not make it less: the correlation of neighbours by age, which noise has none of. Of what is less
+        than the least noise ``noise2`` nothing is said."""
         left, column, age = [], [], []
         for s in self.stretches:
             at = s.t_s[1:] if len(s.t_s) > len(s.watts) else s.t_s
@@ -595,6 +603,7 @@ class _Problem:
         x = np.concatenate(left)[np.lexsort((np.concatenate(age), np.concatenate(column)))]
         square = float(x @ x)
         share = float(x[1:] @ x[:-1]) / square if square > 0 else 0.0
+        share *= min(square / max(len(x) * noise2, 1e-300), 1.0)
         return min(share, 1.0) if share > STANDS_OUT / np.sqrt(max(len(x), 1)) else 0.0
 
     def _repeated(self, correlation: Values) -> Values:
