@@ -10,6 +10,10 @@ them.
     python benchmarks/bench_truth.py --runs 120            # random cases: shares inside U95 by kind of figure
     python benchmarks/bench_truth.py --grid                # resonance of iterations and readings
     python benchmarks/bench_truth.py --pauses              # short pauses between iterations
+    python benchmarks/bench_truth.py --pairs 1000          # how often two runs of equal joules are called different
+
+Figures of a run share its gain and its windows' place, so that a sign test counts runs: of each sensor and kind of figure
+in how many runs the error is positive, and of the contrast of forward and backward in how many it is too large.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+from scipy import stats
 
 MS = 1e-3
 KINDS = ("single", "mean", "iteration", "total")
@@ -80,6 +85,8 @@ class Case:
     watts: tuple[float, ...] = (110.0, 330.0, 250.0, 140.0)
     names: tuple[str, ...] = ("data", "forward", "backward", "update")
     rest: float = 60.0
+    board: int | None = None
+    """Runs with the same number have the same sensor with the same errors."""
 
 
 @dataclass
@@ -201,13 +208,14 @@ def make(path: Path, case: Case) -> Made:
 
 def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.random.Generator) -> None:
     s = case.sensor
+    of_board = rng if case.board is None else np.random.default_rng(case.board)
     with h5py.File(path, "w") as f:
         f.attrs.update({
             "format": "powerd-run", "format_version": 1, "run_id": f"{path.stem}-{case.seed}", "created_utc": "2026-01-01T12:00:00Z",
             "powerd_version": "0.1.0", "host_clock": "CLOCK_MONOTONIC_RAW", "t_start_ns": 0, "t_stop_ns": round(end * 1e9),
             "complete": 1, "rebuilt": 0, "command": "[]", "environment": json.dumps({"host": "truth"}),
         })  # fmt: skip
-        place, tau = rng.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * rng.uniform(-1, 1))
+        place, tau = of_board.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * of_board.uniform(-1, 1))
         names = [f"gpu0.{'abcdefgh'[i]}" for i in range(s.lines)]
         begin = rng.uniform(0, s.period) + 0.02
         for name in names:
@@ -223,7 +231,10 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
                 watts = (power.joules(at + s.window / 2) - power.joules(early)) / (at + s.window / 2 - early)
             else:
                 watts = power.watts(at)
-            gain, zero = 1 + np.sqrt(3) * s.u_gain * rng.uniform(-1, 1), np.sqrt(3) * s.u_offset * rng.uniform(-1, 1)
+            gain, zero = (
+                1 + np.sqrt(3) * s.u_gain * of_board.uniform(-1, 1),
+                np.sqrt(3) * s.u_offset * of_board.uniform(-1, 1),
+            )
             if watts is None:
                 value = (power.joules(at) * gain + zero * at) / s.lines * 1e6
             else:
@@ -309,7 +320,12 @@ def score(made: Made, rng: np.random.Generator, singles: int = 12) -> tuple[list
         if row.energy_j is None or row.u95_j is None:
             refused += 1
         else:
-            found.append(Figure("total", "total", row.energy_j - exact, row.u95_j, float(exact)))
+            found.append(
+                Figure("total", "run" if row in table.runs else "total", row.energy_j - exact, row.u95_j, float(exact))
+            )
+    told = {f.name: 1 + f.error_j / f.truth_j for f in found if f.kind == "mean"}
+    if {"forward", "backward"} <= told.keys():  # forward has more power in all cases
+        found.append(Figure("contrast", "contrast", told["forward"] / told["backward"] - 1, np.nan, 1.0))
     return found, refused
 
 
@@ -354,6 +370,54 @@ def pause_cases() -> list[Case]:
     return cases
 
 
+def pair_cases(count: int) -> list[tuple[Case, Case]]:
+    """Two short runs of the same training on the same sensor each."""
+    fast = [s for s in SENSORS if s.name in ("chip 500/s", "point 100/s", "counter 10/s", "low-pass 50/s")]
+    pairs = []
+    for i in range(count):
+        sensor, length, pause = fast[i % 4], (13.1 * MS, 31 * MS, 48 * MS)[i // 4 % 3], (0.0, 0.02, 0.05)[i // 12 % 3]
+        case = Case(sensor, FAMILIES[i // 36 % 5], length, pause, 0.05, seconds=4.0, shares=(0.4, 0.6), watts=(330.0, 250.0),
+                    names=("forward", "backward"), board=i)  # fmt: skip
+        pairs.append((replace(case, seed=2 * i), replace(case, seed=2 * i + 1)))
+    return pairs
+
+
+def called_different(pair: tuple[Case, Case], folder: Path) -> dict[str, bool]:
+    """For each phase whether its joules of two runs differ by more than the 95 % interval of the difference."""
+    from powerd_analytics.compare import compare, run_samples
+
+    a, b = (run_samples(make(folder / f"{name}.h5", case).path)[0] for name, case in zip("ab", pair, strict=True))
+    rows = compare(a, b)
+    phase = rows.names.index("phase")
+    return {str(d.key[phase]): abs(d.change) > d.u95 for d in rows.rows if d.figure == "j_per_batch" and d.u95}
+
+
+def report_pairs(count: int, first: int, folder: Path) -> None:
+    different: dict[str, list[bool]] = defaultdict(list)
+    for pair in pair_cases(first + count)[first:]:
+        for name, is_different in called_different(pair, folder).items():
+            different[name].append(is_different)
+    for name, all_of in different.items():
+        n, k = len(all_of), sum(all_of)
+        low, high = stats.binomtest(k, n).proportion_ci()
+        print(f"{name:12} called different in {k} of {n} pairs, {k / n:.1%} (95 % interval {low:.1%} to {high:.1%})")
+
+
+def report_signs(errors: dict[tuple[str, str], list[float]]) -> None:
+    """By sensor and figure: errors [run], and how likely so many of one sign are by chance."""
+    rows = []
+    for (sensor, name), of_runs in errors.items():
+        above = int(np.sum(np.array(of_runs) > 0))
+        rows.append((stats.binomtest(above, len(of_runs)).pvalue, sensor, name, above, len(of_runs)))
+    limit = 0.05 / max(len(rows), 1)
+    beyond = [r for r in rows if r[0] < limit]
+    print(
+        f"\nsigns: {len(beyond)} of {len(rows)} classes of sensor and figure beyond chance (p < 0.05 / {len(rows)}); least:"
+    )
+    for p, sensor, name, above, n in sorted(rows)[:5]:
+        print(f"  {sensor:22} {name:10} positive in {above} of {n} runs, p = {p:.2g}")
+
+
 def report(figures: dict[tuple[str, str], list[Figure]], by: int, title: str) -> None:
     print(f"\n{title:28} " + "".join(f"{k:>34}" for k in KINDS))
     for name in dict.fromkeys(key[by] for key in figures):
@@ -378,12 +442,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="text in the sensor's or the family's name")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--pauses", action="store_true")
+    parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
     args = parser.parse_args()
     cases = [random_case(args.seed + i) for i in range(args.runs)]
     cases += grid_cases() if args.grid else []
     cases += pause_cases() if args.pauses else []
     figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
+    errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     began, refused, rng = time.perf_counter(), 0, np.random.default_rng(1)
     with tempfile.TemporaryDirectory() as folder:
         for case in cases:
@@ -393,9 +459,12 @@ def main() -> None:
             found, none = score(made, rng)
             refused += none
             figures[case.sensor.name, case.family] += found
+            for f in found:
+                if f.kind != "single":
+                    errors[case.sensor.name, f.name].append(f.error_j)
             if args.list:
                 for f in found:
-                    if abs(f.off) > 1.5:
+                    if abs(f.off) > 1.5 and f.kind in KINDS:
                         print(f"{case.sensor.name:22} {case.family:12} T={case.iteration * 1e3:8.3f} ms pause {case.pause:.2f} lag {case.lag * 1e3:.1f} "
                               f"miss {case.missing:.2f} seed {case.seed:4} {f.kind:9} {f.name:9} {f.off:+7.2f} U95  "
                               f"{100 * f.error_j / f.truth_j:+8.3f} %", flush=True)  # fmt: skip
@@ -404,7 +473,11 @@ def main() -> None:
         report(figures, 1, "family")
         every = {("all", "all"): [f for fs in figures.values() for f in fs]}
         report(every, 0, "")
+        report_signs(errors)
         print(f"{refused} figures refused; {time.perf_counter() - began:.0f} s")
+    if args.pairs:
+        with tempfile.TemporaryDirectory() as folder:
+            report_pairs(args.pairs, args.seed, Path(folder))
 
 
 if __name__ == "__main__":

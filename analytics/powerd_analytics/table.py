@@ -39,6 +39,7 @@ from powerd_analytics.energy.reasons import (
     AT_LEAST,
     Clip,
     clipped,
+    in_step,
     no_energy,
     not_resolvable,
     phase_note,
@@ -475,6 +476,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
             method = MAGNIFIED
         elif is_folded:
             note = joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
+            note = joined(note, in_step(part, p.begin_ns[ended]))
         shares = f"mean per rank: each of {ranks} has 1/{ranks} of the device's power" if ranks > 1 else ""
     else:
         note = (

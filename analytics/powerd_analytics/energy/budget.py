@@ -42,7 +42,7 @@ KINDS = {
         Kind("sampling", False, False, "read more often, or average more phases of the kind"),
         Kind("missing", False, False, "find why readings are missing (`joules info`) and lower the rate or the load"),
         Kind("model", True, False, "record longer, or with a faster sensor, so that phases are told apart"),
-        Kind("misfit", True, False, "take a faster sensor: power does what the phases' marks do not say"),
+        Kind("misfit", True, True, "take a faster sensor: power does what the phases' marks do not say"),
         Kind("place", True, True, "state the sensor's delay better: a shorter cycle, or one that is measured"),
         Kind("clock", True, True, "shorten the way to the board (a wire, a quiet machine): the bound follows delay"),
         Kind(
@@ -115,7 +115,7 @@ def line_parts(
     leverage, restless = model.leverage(begin, end, label)
     sampling2 = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
     sampling2 = sampling2 * restless[label] + code**2
-    power2, response2 = model.variance(leverage[:, :-1])
+    power2, response2, misfit2 = model.variance(leverage[:, :-1])
     together_s = np.bincount(label, weights=length_s, minlength=labels)
     share = length_s / np.maximum(together_s, 1e-12)[label]
     together_j = np.bincount(label, weights=energy_j, minlength=labels)
@@ -127,8 +127,8 @@ def line_parts(
     parts = {
         "sampling": np.sqrt(sampling2),
         "missing": np.sqrt(missing2),
-        "model": np.sqrt(power2 / model.misfit)[label] * share,
-        "misfit": np.sqrt(power2 * (1 - 1 / model.misfit))[label] * share,
+        "model": np.sqrt(power2 - misfit2)[label] * share,
+        "misfit": np.sqrt(misfit2)[label] * share,
         "gain": a.u_gain * np.abs(energy_j),
         "offset": a.u_offset_w * length_s,
         "quantisation": rounding_u(a.step_w, model.residual.all2) * length_s,

@@ -12,12 +12,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.model import LineModel
+from powerd_analytics.energy.model import LineModel, Residual
+from powerd_analytics.energy.states import Cells
+from powerd_analytics.signals.integral import energy_j
 from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.streams import cores_of
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
+
+USUAL = 1.2
+"""Distances of two readings up to this many usual ones count as usual."""
+FEW_EDGES = 20
+"""Readings for each edge of a state from which on the plain integral is taken between edges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,15 +91,16 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
     t_ns, value = t_ns[a:b], piece.value[a:b]
     begin, end = min(low, int(t_ns[0])) - before - shift, max(high, int(t_ns[-1])) + behind + shift
     cells = model.states.cells(begin, end)
+    missing_ns = piece.missing_ns()[a : b - 1]
+    is_broken = piece.broken[a : b - 1]
+    if not piece.is_counter and not missing_ns.any() and (near := _near_edges(model, t_ns)) is not None:
+        return _dense(model, cells, t_ns, value, near, at_ns)
     t, at = cells.since(t_ns), cells.since(at_ns)
     dt = np.diff(t)
     seen = model.seen(cells, t)
-    missing_ns = piece.missing_ns()[a : b - 1]
-    is_broken = piece.broken[a : b - 1]
     if piece.is_counter:
         left = np.diff(value) - seen * dt
         level = None
-        _, variance = residual.bridged(np.zeros(1))
         variance = np.zeros(len(dt))
         steps = np.where(is_broken, 0.0, left)
         if is_broken.any():
@@ -102,7 +110,11 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         level = value - seen
         gap, weight, variance = missing_ns > 0, dt, np.zeros(len(dt))
         if residual.slow2 > 0 or gap.any():
-            damped, variance = residual.bridged(dt - response.seen_s)
+            # Most readings are as far apart as usual.
+            usual = residual.bridged(np.array([residual.spacing_s - response.seen_s]))
+            damped, variance = (np.full(len(dt), float(x[0])) for x in usual)
+            late = np.flatnonzero(dt > USUAL * residual.spacing_s)
+            damped[late], variance[late] = residual.bridged(dt[late] - response.seen_s)
             weight = dt * damped
         steps = level[1:] + level[:-1]
         steps *= weight
@@ -130,13 +142,66 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         "lost_s": straight(np.where(is_broken, 0.0, missing_ns) * 1e-9) if gap.any() else np.zeros(len(at)),
         "outside_s": straight(np.where(is_broken, missing_ns, 0.0) * 1e-9) if is_broken.any() else np.zeros(len(at)),
     }
-    early, late = np.maximum(t[0] - at, 0), np.maximum(at - t[-1], 0)
-    if early.any() or late.any():
-        of_first, of_last = (steps[0] / dt[0], steps[-1] / dt[-1]) if level is None else (level[0], level[-1])
-        for time, sign, rest in ((early, -1.0, of_first), (late, 1.0, of_last)):
+    ends = (steps[0] / dt[0], steps[-1] / dt[-1]) if level is None else (level[0], level[-1])
+    return _with_outside(residual, columns, at, (t[0], t[-1]), ends)
+
+
+def _with_outside(
+    residual: Residual, columns: dict[str, Values], at: Values, t_s: tuple[float, float], left: tuple[float, float]
+) -> dict[str, Values]:
+    """Columns [m] since the first moment, with what the residuals ``left`` of the first and the last reading, at
+    ``t_s``, tell of moments beyond them."""
+    for time, sign, rest in ((np.maximum(t_s[0] - at, 0), -1.0, left[0]), (np.maximum(at - t_s[1], 0), 1.0, left[1])):
+        if time.any():
             counts_s, spread = residual.beyond(time)
             spread = spread + residual.white2 * time * np.minimum(time, residual.spacing_s)
             columns["energy_j"] = columns["energy_j"] + sign * rest * counts_s
             for name, values in (("variance_j2", spread), ("missing_j2", spread), ("outside_s", time)):
                 columns[name] = columns[name] + sign * values
     return {name: values - values[0] for name, values in columns.items()}
+
+
+def _near_edges(model: LineModel, t_ns: Ints) -> NDArray[np.intp] | None:
+    """Numbers of the intervals between readings [n] that an edge of a state moves, where these are few: else None.
+
+    Far from all edges the model is as straight as the readings, and the integral is the plain one."""
+    reach = int(1e9 * (model.response.window_s / 2 + abs(model.response.shift_s) + abs(model.lag_s)))
+    edge_ns = model.states.edge_ns
+    edge_ns = edge_ns[slice(*np.searchsorted(edge_ns, [t_ns[0], t_ns[-1]]))]
+    if model.response.tau_s or FEW_EDGES * len(edge_ns) > len(t_ns):
+        return None
+    first = np.searchsorted(t_ns, edge_ns - reach) - 1
+    last = np.searchsorted(t_ns, edge_ns + reach, "right")
+    most = int((last - first).max(initial=0))
+    numbers = np.unique(first[:, None] + np.arange(most))
+    return numbers[(numbers >= 0) & (numbers < len(t_ns) - 1)]
+
+
+def _dense(
+    model: LineModel, cells: Cells, t_ns: Ints, value: Values, near: NDArray[np.intp], at_ns: Ints
+) -> dict[str, Values]:
+    """The same where readings are dense and none is missing: the plain integral, and at edges what the model knows
+    better than a straight line."""
+    ends = np.append(near, [0, len(t_ns) - 1])
+    t, at = cells.since(t_ns[np.unique(np.concatenate([ends, near + 1]))]), cells.since(at_ns)
+    place = np.searchsorted(t, cells.since(t_ns[near]))
+    seen, joules = model.seen(cells, t), model.upto(cells, t)
+    dt = np.diff(t)[place]
+    more = joules[place + 1] - joules[place] - (seen[place + 1] + seen[place]) / 2 * dt
+    upto = np.concatenate([[0.0], np.cumsum(more)])
+    i = np.clip(np.searchsorted(t_ns, at_ns, "right") - 1, 0, len(t_ns) - 2)
+    number = np.searchsorted(near, i)
+    within = np.clip(at, t[0], t[-1])
+    energy = energy_j(t_ns, value, t_ns[0], at_ns) + upto[number]
+    energy += model.upto(cells, at) - model.upto(cells, within)
+    own = np.flatnonzero(np.append(near, -1)[number] == i)
+    k, into = place[number[own]], within[own] - cells.since(t_ns[i[own]])
+    slope = (seen[k + 1] - seen[k]) / dt[number[own]]
+    energy[own] += model.upto(cells, within[own]) - joules[k] - (seen[k] + slope * into / 2) * into
+    spacing_s = model.residual.spacing_s
+    variance = float(model.residual.bridged(np.array([spacing_s - model.response.seen_s]))[1][0])
+    zeros = np.zeros(len(at))
+    columns = {"energy_j": energy, "variance_j2": variance / spacing_s * within}
+    columns |= dict.fromkeys(("missing_j2", "lost_s", "outside_s"), zeros)
+    left = (float(value[0] - seen[0]), float(value[-1] - seen[-1]))
+    return _with_outside(model.residual, columns, at, (float(t[0]), float(t[-1])), left)

@@ -42,8 +42,16 @@ DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
 LEAST_ROBUST = 0.5
 """Least factor of the covariance by which a correlated residual may make the power of states surer."""
-MISFIT = 4.0
-"""Factor of the variance of the states' power for what no residual shows: power within a bin, a prior that is none."""
+MISFIT = 5.0
+"""Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
+prior. What the readings' noise leaves open has none."""
+LOCAL, LEAST_WEIGHT = 64, 1 / 256
+"""Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
+STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
+"""Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
+LEAST_NOISE = 5e-3
+"""Least standard deviation of what is left over, as a share of the readings' range: no two phases take quite the same
+way."""
 ROUNDS = 3
 """Of finding the power at a shift of the windows, and the shift at that power."""
 TAU_SHARE = 0.06
@@ -53,7 +61,7 @@ MOST_LAGS = 64
 """Readings over which what is left over is looked at for correlation."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
-_SCALES = np.geomspace(1e-9, 1.0, 55)
+_SCALES = np.geomspace(1e-9, 1.0, 109)
 
 
 def most_lag_ns() -> float:
@@ -102,14 +110,24 @@ class Residual:
 
     def of_interval(self, length_s: Values, response: Response) -> Values:
         """Variance (J^2) of intervals [n] by what is white and what windows let across their ends."""
-        unseen = 1.0 if response.is_counter else 2.0 - min(response.seen_s / self.spacing_s, 1.0)
+        # A counter loses nothing between its readings.
+        unseen = 0.0 if response.is_counter else 2.0 - min(response.seen_s / self.spacing_s, 1.0)
         spacing = self.spacing_s
         variance = unseen * self.white2 * length_s * np.minimum(spacing, length_s)
+        # At the ends of a phase, what windows let across and what need not go on in the next phase; what changes
+        # slowly does go on.
         width = max(response.seen_s, spacing if response.is_counter else 0.0)
-        return np.asarray(variance + self.all2 * width * np.minimum(length_s, width) / 2)
+        ends = [
+            (self.white2 * (w == width) + self.slow2 * min(np.sqrt(w / self.length_s), 1.0))
+            * w
+            * np.minimum(length_s, w)
+            / 2
+            for w in (width, spacing)
+        ]
+        return np.asarray(variance + np.maximum(*ends))
 
 
-RESTLESS = (0.25, 16.0)
+RESTLESS = (0.25, 256.0)
 """Least and greatest variance of the residual of one class of intervals, over that of all readings."""
 
 
@@ -124,6 +142,23 @@ class Stretch:
     is_good: NDArray[np.bool_]
     """[r]"""
     design: Values = field(default_factory=lambda: np.zeros((0, 0)))
+    weight: Values = field(default_factory=lambda: np.ones(0))
+    """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
+
+    demeaned: float = 0.0
+    """How much of the mean of every `LOCAL` readings is taken out: a random effect (quasi-demeaning)."""
+
+    def whitened(self, values: Values) -> Values:
+        """Values [r] or [r, c] as the regression takes them: weighted, and without most of what is slow if what is
+        left over is so."""
+        x = (values.T * np.sqrt(self.weight)).T
+        if self.demeaned > 0 and len(x):
+            starts = np.arange(0, len(x), LOCAL)
+            is_good = self.weight > 0
+            count = np.maximum(np.add.reduceat(is_good, starts, dtype=np.float64), 1.0)
+            means = (np.add.reduceat(x, starts, axis=0).T / count).T
+            x[is_good] -= self.demeaned * means[np.flatnonzero(is_good) // LOCAL]
+        return np.asarray(x)
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -144,8 +179,8 @@ class LineModel:
     lag_s: float
     watts: Values
     posterior: NDArray[np.float64]
-    misfit: float
-    """Factor of the posterior's variance by what is correlated in the residual, and by `MISFIT`."""
+    plain: NDArray[np.float64]
+    """The posterior if the prior were right and what is left over noise."""
     residual: Residual
     stretches: list[Stretch]
 
@@ -199,8 +234,9 @@ class LineModel:
         late = at_s - self.lag_s
         for c in np.unique(cells.column).tolist():
             upto[:, c] = np.interp(late, cells.at_s, np.concatenate([[0.0], np.cumsum(lengths * (cells.column == c))]))
-        step = 0.2e-3
-        upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s + step)) / (2 * step)
+        # Power follows its marks and never leads them: what matters at a mark is the power before it.
+        step = 0.4e-3
+        upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s)) / step
         upto[:, q + 3] = -upto[:, q + 1]
         back = self._line_upto(stretch, at_s)
         upto[:, : q + 3] -= back[:, :-1]
@@ -249,9 +285,9 @@ class LineModel:
         count = np.bincount(label, minlength=labels)
         return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
 
-    def variance(self, leverage: Values) -> tuple[Values, Values]:
-        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, and by what the place, the lag
-        and the time constant add."""
+    def variance(self, leverage: Values) -> tuple[Values, Values, Values]:
+        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, by what the place, the lag and
+        the time constant add, and how much of the first is misfit."""
         q = self.columns
         whole = np.einsum("lc,cd,ld->l", leverage, self.posterior, leverage)
         alone = self.posterior[:q, :q]
@@ -261,7 +297,8 @@ class LineModel:
             alone = alone - cross @ np.linalg.pinv(other) @ cross.T
         power = np.einsum("lc,cd,ld->l", leverage[:, :q], alone, leverage[:, :q])
         power = np.clip(power, 0, np.maximum(whole, 0))
-        return power, np.maximum(whole - power, 0)
+        plain = np.einsum("lc,cd,ld->l", leverage[:, :q], self.plain[:q, :q], leverage[:, :q])
+        return power, np.maximum(whole - power, 0), np.maximum(power - plain, 0)
 
 
 # -- the regression ----------------------------------------------------------------------------------------------------
@@ -279,38 +316,38 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     place_s = np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3)
     lag_s = most_lag_ns() * 1e-9 / np.sqrt(6)
     tau_share = (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0
-    problem = _Problem(states, stretches, mean, scale, np.array([place_s, lag_s, tau_share]))
+    problem = _Problem(
+        states, stretches, mean, scale, LEAST_NOISE * float(high - low), np.array([place_s, lag_s, tau_share])
+    )
     values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
+    plain = covariance
     values[:columns] = mean
     if len(watts) >= 2:
-        known = np.zeros(3)
+        known, values[:columns] = problem.start(response)
         best = -np.inf
-        for round_ in range(ROUNDS):
-            power = values[:columns] if round_ else None
-            problem.see(response, known, power)
-            found, spread, time, evidence = problem.solve(time, known, is_last=round_ > 0)
+        for _ in range(1, ROUNDS):
+            problem.see(response, known, values[:columns])
+            found, spread, time, evidence = problem.solve(time, known, is_last=True)
             if evidence > best:
                 # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
                 step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
                 best, values = evidence, np.concatenate([found[:columns] - step, known])
-                covariance = spread
+                covariance, plain = spread, problem.plain
                 kept = [s.design for s in stretches]
-            if round_:
-                known = known + np.clip(found[columns:], -problem.prior, problem.prior)
-            else:
-                values[:columns] = found[:columns]
-                best = -np.inf
+            known = known + np.clip(found[columns : columns + 3], -problem.prior, problem.prior)
+            # Power does not lead its marks.
+            of_lag = spread[columns:, columns + 1]
+            known -= of_lag / max(of_lag[1], 1e-18) * min(known[1], 0.0)
+            known = np.clip(known, -np.sqrt(3) * problem.prior, np.sqrt(3) * problem.prior)
         for s, design in zip(stretches, kept, strict=True):
             s.design = design
     lag, response = values[columns + 1], _as_known(response, values[columns:])
-    misfit = MISFIT * time
-    covariance[:columns] *= np.sqrt(MISFIT)
-    covariance[:, :columns] *= np.sqrt(MISFIT)
     model = LineModel(
-        signal, states, response, float(lag), values[:columns], covariance, misfit,
+        signal, states, response, float(lag), values[:columns], covariance, plain,
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
     )  # fmt: skip
     left = [s.watts - model.seen(s.cells, s.t_s) for s in stretches]
+    left = [x * np.sqrt(s.weight) for x, s in zip(left, stretches, strict=True)]
     model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, problem.freedom)
     return model
 
@@ -341,9 +378,10 @@ def _stretches(signal: Signal, states: States, response: Response, columns: int)
         cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
         at = cells.since(t)
         if signal.is_counter:
-            yield Stretch(cells, at, np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1])
+            watts, is_good = np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1]
         else:
-            yield Stretch(cells, at, piece.value[a:b], np.ones(b - a, bool))
+            watts, is_good = piece.value[a:b], np.ones(b - a, bool)
+        yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
 
 
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -364,12 +402,36 @@ def _as_known(response: Response, known: Values) -> Response:
 class _Problem:
     """Normal equations of the regression, and their solution under each smoothness."""
 
-    def __init__(self, states: States, stretches: list[Stretch], mean: float, scale: float, prior: Values) -> None:
+    def __init__(
+        self, states: States, stretches: list[Stretch], mean: float, scale: float, least_w: float, prior: Values
+    ) -> None:
         self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
+        self.least_w = least_w
         self.columns = int(states.first_column[-1])
-        self.freedom = 0.0
+        self.freedom, self.plain = 0.0, np.zeros((self.columns + 3, self.columns + 3))
+        """Degrees of freedom, and the covariance of the last solution if only noise were left over."""
+        self.steps = self._steps()
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
+
+    def _steps(self) -> Values:
+        """[s] scale of the steps within each state: the range of the readings from when it first lasts until it last
+        does."""
+        t_ns = np.concatenate(
+            [np.round(s.t_s[-len(s.watts) :] * 1e9).astype(np.int64) + s.cells.origin_ns for s in self.stretches]
+            or [np.zeros(0, np.int64)]
+        )
+        watts = np.concatenate([s.watts for s in self.stretches] or [np.zeros(0)])
+        state, edge_ns = self.states.state, self.states.edge_ns
+        scale = np.full(len(self.states.bin_ends_s), self.scale)
+        first = np.unique(state[1:-1], return_index=True)
+        last = np.unique(state[1:-1][::-1], return_index=True)[1]
+        for s, i, k in zip(*first, len(state) - 3 - last, strict=True):
+            some = watts[np.searchsorted(t_ns, edge_ns[i]) : np.searchsorted(t_ns, edge_ns[k + 1])]
+            if k > i and len(some) > LOCAL:
+                low, high = np.percentile(some, [0.5, 99.5])
+                scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), self.scale)
+        return scale
 
     def see(self, response: Response, known: Values, power: Values | None) -> None:
         """Build the design at values of place, lag and time constant; with the power, also derivatives by them."""
@@ -394,11 +456,56 @@ class _Problem:
             along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
             design[:, q + 3 :] = along[:, 1:]
             s.design = design
-            rows, good = design[s.is_good], s.watts[s.is_good] - self.mean
+            rows, good = s.whitened(design), s.whitened(s.watts - self.mean)
             self.normal += rows.T @ rows
             self.right += rows.T @ good
             self.square += float(good @ good)
-            self.count += len(good)
+            self.count += int(s.is_good.sum())
+
+    def start(self, response: Response) -> tuple[Values, Values]:
+        """Place, lag and time constant to begin with, and the power there: of a few places less the lag, the best.
+
+        From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
+        spread, best = self.prior[:2], (-np.inf, np.zeros(3), np.zeros(0))
+        for share in STARTS:
+            place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
+            known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
+            self.see(response, known, None)
+            found, _, time, evidence = self.solve(1.0, known, is_last=False)
+            if not share:
+                self.weigh(found)
+                self.see(response, known, None)
+                found, _, time, evidence = self.solve(time, known, is_last=False)
+            evidence -= 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
+            best = max(best, (evidence, known, found[: self.columns]), key=lambda of: of[0])
+        return best[1:]
+
+    def weigh(self, values: Values) -> None:
+        """Give less weight to readings where what these values leave over is larger than usual for seconds: while a
+        GPU starts up, say, which says nothing of the training."""
+        local = []
+        for s in self.stretches:
+            left2 = (s.watts - self.mean - s.design[:, : self.columns] @ (values[: self.columns] - self.mean)) ** 2
+            upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.is_good, s.is_good)])
+            ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
+            sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
+            local.append(sums[0] / np.maximum(sums[1], 1))
+        usual = np.median(np.concatenate(local))
+        for s, near in zip(self.stretches, local, strict=True):
+            s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
+        means, within, count = [np.zeros(0)], 0.0, 0
+        for s in self.stretches:
+            x = (s.watts - self.mean - s.design[:, : self.columns] @ (values[: self.columns] - self.mean)) * np.sqrt(
+                s.weight
+            )
+            blocks = x[s.weight > 0]
+            blocks = blocks[: len(blocks) // LOCAL * LOCAL].reshape(-1, LOCAL)
+            means.append(blocks.mean(axis=1))
+            within, count = within + float(np.sum(blocks.var(axis=1))), count + len(blocks)
+        between = float(np.mean(np.concatenate(means) ** 2)) if count else 0.0
+        if between > 0:
+            for s in self.stretches:
+                s.demeaned = 1 - np.sqrt(min(within / count / (LOCAL * between), 1.0))
 
     def solve(self, time: float, known: Values, *, is_last: bool) -> tuple[Values, NDArray[np.float64], float, float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
@@ -423,8 +530,11 @@ class _Problem:
             correlation = self._correlation(whole - prior)
             time = 1 + 2 * float(correlation.sum())
         repeated = self._repeated(correlation) if is_last else self.normal
+        plain = np.sum([w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True)], axis=0)
+        self.plain = plain[: q + 3, : q + 3]
+        lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found)) if is_last else 0.0
         covariance = sum(
-            w * (f.robust(self.normal, repeated) + np.outer(f.values - whole, f.values - whole))
+            w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
             for w, f in zip(weight, found, strict=True)
         )
         self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
@@ -440,7 +550,7 @@ class _Problem:
             n = b - a
             # Power that comes from another level is most restless at first.
             free = np.where(self.states.bin_ends_s[a_state] < EARLY_S, EARLY, 1.0)
-            steps = np.diff(np.eye(n), axis=0) / (share * self.scale * free[:, None])
+            steps = np.diff(np.eye(n), axis=0) / (share * self.steps[a_state] * free[:, None])
             level = np.full(n, 1 / n) / self.scale
             K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
         q = self.columns
@@ -459,7 +569,7 @@ class _Problem:
         eigen = np.maximum(eigen, 0)
         z = U.T @ linalg.solve_triangular(L, right, lower=True)
         n = max(self.count, 1)
-        grid = np.maximum(_SCALES * self.scale**2, 1e-18)[:, None]
+        grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
         left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
         noise = grid[:, 0]
         evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
@@ -468,15 +578,33 @@ class _Problem:
         shrunk = noise[at] / (eigen + noise[at])
         values = back @ (z / (eigen + noise[at]))
         factor = back * np.sqrt(shrunk)
-        return _Found(values, factor, float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
+        return _Found(values, factor, K, float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
 
     def _correlation(self, values: Values) -> Values:
         """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
-        left = [s.watts - self.mean - s.design @ values for s in self.stretches]
+        left = [s.whitened(s.watts - self.mean - s.design @ values) for s in self.stretches]
         covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
         rho = covariance[1:] / covariance[0] if covariance[0] > 0 else np.zeros(MOST_LAGS)
         last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
         return np.asarray(rho[:last])
+
+    def _lack_of_fit(self, values: Values, noise2: float) -> float:
+        """Which share of the variance of what is left over repeats at the same age of the same state, so that more
+        readings do not make it less: the correlation of neighbours by age, which noise has none of. Of what is less
+        than the least noise ``noise2`` nothing is said."""
+        left, column, age = [], [], []
+        for s in self.stretches:
+            at = s.t_s[1:] if len(s.t_s) > len(s.watts) else s.t_s
+            i = np.clip(np.searchsorted(s.cells.at_s, at, "right") - 1, 0, len(s.cells.column) - 1)
+            good = s.weight > 0
+            left.append(s.whitened(s.watts - self.mean - s.design @ values)[good])
+            column.append(s.cells.column[i][good])
+            age.append((at - s.cells.at_s[i])[good])
+        x = np.concatenate(left)[np.lexsort((np.concatenate(age), np.concatenate(column)))]
+        square = float(x @ x)
+        share = float(x[1:] @ x[:-1]) / square if square > 0 else 0.0
+        share *= min(square / max(len(x) * noise2, 1e-300), 1.0)
+        return min(share, 1.0) if share > STANDS_OUT / np.sqrt(max(len(x), 1)) else 0.0
 
     def _repeated(self, correlation: Values) -> Values:
         """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
@@ -490,7 +618,7 @@ class _Problem:
         for i, lag in enumerate(lags.tolist()):
             weight = float(correlation[edges[i] : edges[i + 1]].sum())
             for s in self.stretches:
-                rows = s.design * s.is_good[:, None]
+                rows = s.whitened(s.design)
                 if len(rows) > lag:
                     both = rows[lag:].T @ rows[:-lag]
                     total += weight * (both + both.T)
@@ -504,14 +632,19 @@ class _Found:
     values: Values
     factor: NDArray[np.float64]
     """The posterior's covariance, if what is left over were independent, is its product with its transpose."""
+    precision: Values
+    """The prior's."""
     noise2: float
     evidence: float
     freedom: float
 
-    def robust(self, normal: Values, repeated: Values) -> Values:
+    def robust(self, normal: Values, repeated: Values, columns: int, lack: float) -> Values:
         """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
-        one without in any direction."""
-        middle = self.factor.T @ (repeated - normal) @ self.factor / self.noise2
+        one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
+        ``lack`` of what is left over that is no noise."""
+        power = self.factor[:columns]
+        middle = self.factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ self.factor / self.noise2
+        middle += (MISFIT - 1) * (power.T @ self.precision[:columns, :columns] @ power)
         eigen, U = np.linalg.eigh((middle + middle.T) / 2)
         wide = (self.factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
         return np.asarray(wide @ wide.T)
@@ -528,6 +661,10 @@ def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]],
     return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
 
 
+LEAST_KEPT = 0.3
+"""Least correlation, from one reading to the next, of the part of the residual that is no noise."""
+
+
 def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
     """The process of what is left over, from its correlation over one and two readings."""
     (c0, c1, c2), count = _autocovariance(left, good, 2)
@@ -537,6 +674,6 @@ def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing
         return Residual(0.0, 0.0, spacing_s, spacing_s)
     if c1 < STANDS_OUT * c0 / np.sqrt(count):
         return Residual(c0, 0.0, spacing_s / 4, spacing_s)
-    kept = float(np.clip(c2 / c1, 0.05, 0.9999))
+    kept = float(np.clip(c2 / c1, LEAST_KEPT, 0.9999))
     slow = min(c1 / kept, c0)
     return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s)

@@ -16,8 +16,12 @@ AT_LEAST = "energy and power are lower bounds, without an interval"
 """What follows for a row with a number from readings at full scale."""
 NO_BOUND = "energy and power are no lower bounds, and have no interval"
 """The same from readings at negative full scale."""
-REMEDY = "a faster sensor or a longer run would tell them apart"
+REMEDY = "a faster sensor, a longer run, another batch size or `meter.magnify` would tell them apart"
 OUT_OF_STEP = "another batch size or another rate of readings would be out of step"
+IN_STEP, MOST_LOOKED_AT = 0.9, 1 << 14
+"""Length of the mean direction of readings within the repetitions of a phase from which on they are in lock step,
+and of how many readings."""
+_TIMES = {1: "always at the same moment", 2: "at the same 2 moments", 3: "at the same 3 moments"}
 ENOUGH = 20
 """Readings that phases should have had by their time, from which on having none is no chance."""
 MOSTLY = 0.5
@@ -35,27 +39,34 @@ def not_resolvable(
     """Why the phases ``which`` of a kind, among those that begin and end so, have no energy."""
     missing, duration = columns.missing_s[which], columns.duration_s[which]
     share = float(np.mean(missing > MOSTLY * duration)) if len(missing) else 0.0
-    if share <= MOSTLY and (names := _in_step(part, begin_ns[which], end_ns[which])):
-        return f"not resolvable: {', '.join(names)} never looks at these phases, in step with them: {OUT_OF_STEP}"
+    if share <= MOSTLY and (lock := in_step(part, begin_ns[which])):
+        return f"not resolvable: {lock}"
     return no_energy(part, share, float(missing.sum()), float(duration.sum()))
 
 
-def _in_step(part: Part, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> list[str]:
-    """Lines no reading of which sees any of these intervals, though by their time many would."""
-    names = []
+def in_step(part: Part, begin_ns: NDArray[np.int64]) -> str:
+    """Which lines are in lock step with phases of a kind, and what to do; empty where none is."""
+    told = []
     for signal in part.signals:
-        guard = int(signal.window_ns / 2)
-        seen = expected = 0.0
         first_ns = int(begin_ns[0]) if len(begin_ns) else 0
         # One slice tells.
-        for t in (s.t_ns for s in parts_between(signal, first_ns, first_ns) if len(s) > 1):
-            inside = (begin_ns >= t[0]) & (end_ns <= t[-1])
-            begin, end = begin_ns[inside] - guard, end_ns[inside] + guard
-            seen += float(np.sum(np.searchsorted(t, end) - np.searchsorted(t, begin)))
-            expected += float(np.sum(end - begin)) / signal.spacing_ns
-        if not signal.is_counter and expected >= ENOUGH and seen < 0.05 * expected:
-            names.append(signal.line.name)
-    return names
+        moments = max((moments_seen(s.t_ns, begin_ns) for s in parts_between(signal, first_ns, first_ns)), default=0)
+        told += [f"{signal.line.name} looks {_TIMES[moments]}"] if moments else []
+    return f"{', '.join(told)} of each repetition, in step with it: {OUT_OF_STEP}" if told else ""
+
+
+def moments_seen(t_ns: NDArray[np.int64], begin_ns: NDArray[np.int64]) -> int:
+    """How many moments of what begins at ``begin_ns`` again and again readings see: 1 to 3 in lock step, else 0.
+
+    By the length of the mean of exp(2 pi i n x) over the places x of the readings between two beginnings (Rayleigh's
+    test of uniformity on a circle): 1 where they always are the same n, about 0 where they are spread."""
+    begin_ns = np.unique(begin_ns)
+    t = t_ns[slice(*np.searchsorted(t_ns, begin_ns[[0, -1]]))][:MOST_LOOKED_AT] if len(begin_ns) > ENOUGH else t_ns[:0]
+    if len(t) < ENOUGH:
+        return 0
+    i = np.searchsorted(begin_ns, t, "right") - 1
+    places = (t - begin_ns[i]) / (begin_ns[i + 1] - begin_ns[i])
+    return next((n for n in _TIMES if abs(np.mean(np.exp(2j * np.pi * n * places))) > IN_STEP), 0)
 
 
 def no_energy(part: Part, mostly_missing: float, missing_s: float, duration_s: float) -> str:

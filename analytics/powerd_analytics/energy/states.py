@@ -24,7 +24,7 @@ FINEST_S, FINEST_SHARE = 0.1e-3, 1 / 64
 """Age of the first bin's end: so many seconds, or this share of the state's usual length where that is longer."""
 EARLY_S = np.array([0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2]) * 1e-3
 """Ages at which bins end while a regulator's ramp or a lag may still go on. Later ones end `GROWS` times as late as the
-one before, and from an eighth of the usual length on at eighths."""
+one before, and from a sixteenth of the usual length on at sixteenths."""
 GROWS = 1.7
 _SEED = 20240817
 
@@ -166,10 +166,10 @@ def _usual_length(state: NDArray[np.int64], length: Values, numbers: int) -> Val
 
 def _bin_ends(usual_s: float) -> Values:
     finest = max(FINEST_S, FINEST_SHARE * usual_s)
-    eighths = np.arange(1, 8) / 8 * usual_s
+    sixteenths = np.arange(1, 16) / 16 * usual_s
     early = EARLY_S[(finest <= EARLY_S) & (0.9 * usual_s > EARLY_S)]
     last = early[-1] if len(early) else finest / GROWS
     late = last * GROWS ** np.arange(1, 16)
-    late = late[late < 0.8 * eighths[0]]
+    late = late[late < 0.8 * sixteenths[0]]
     last = max(last, late[-1] if len(late) else 0.0)
-    return np.concatenate([early, late, eighths[eighths > max(1.15 * last, finest)]])
+    return np.concatenate([early, late, sixteenths[sixteenths > max(1.15 * last, finest)]])

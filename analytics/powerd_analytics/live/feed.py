@@ -21,6 +21,7 @@ import numpy as np
 import zmq
 from numpy.typing import NDArray
 
+from powerd_analytics.energy.reasons import moments_seen
 from powerd_analytics.runs.run import Readings, RunLine
 from powerd_analytics.signals.signal import make_signal
 from powerd_client.hostclock import now_ns
@@ -35,6 +36,8 @@ from powerd_core.model import Block, Description, Gap, Line, QuantityConversion,
 WINDOW_NS = 1_000_000_000
 """Watts and rates are means over the last second, or the last reading's interval where that is longer."""
 _EXCHANGE_NS = 500_000_000
+_BEGINS = 200
+"""Repetitions of a phase that are looked at for lock step."""
 _DRIFT = 100e-6
 """So much a clock may go wrong while no exchange is made (`powerd_core.clock`'s default)."""
 _QUIET_S = 3.0
@@ -467,6 +470,8 @@ class RunPhases:
         """Joules of each device, by its name and provenance, while a phase was the innermost one of the first process:
         the parts add up, so that a phase's are without those inside it."""
         self.seconds: dict[str, float] = {}
+        self._begins: defaultdict[str, deque[int]] = defaultdict(lambda: deque(maxlen=_BEGINS))
+        """By phase, when it became the innermost one, lately."""
         self._done: tuple[float, str] | None = None
         """Up to when joules were given to phases, and the phase then."""
 
@@ -519,6 +524,20 @@ class RunPhases:
         every = sorted(self._processes.values(), key=lambda p: (p.about.get("rank", 0), p.about.get("pid", 0)))
         return [p for p in every if p.open[p.latest[1]] or set(p.names.values()) != {BASELINE}]
 
+    def in_step(self, feeds: Sequence[Feed]) -> list[str]:
+        """Lines that see the same few moments of each repetition of the phase that takes most time: lock step."""
+        phases = {name: seconds for name, seconds in self.seconds.items() if name != BETWEEN}
+        begin_ns = np.array(self._begins[max(phases, key=phases.__getitem__)] if phases else [], np.int64)
+        if not len(begin_ns):
+            return []
+        return [
+            line.line.name
+            for feed in feeds
+            for lines in feed.board.devices.values()
+            for line in lines
+            if moments_seen(np.arange(begin_ns[0], begin_ns[-1], max(line.info.period_ns, 1)), begin_ns)
+        ]
+
     def add_up(self, feeds: Sequence[Feed]) -> None:
         """Give the joules that came since the last call to the phases of the first process, mark by mark.
 
@@ -539,6 +558,8 @@ class RunPhases:
         if not marks or until <= marks[0][0]:
             return
         names = [name for _, name in marks]
+        for t_ns, name in marks[self._done is not None :]:
+            self._begins[name].append(t_ns)
         edges = np.maximum.accumulate(np.array([*(t_ns for t_ns, _ in marks), until], np.float64))
         self._done = (until, names[-1])
         for name, seconds in zip(names, np.diff(edges) * 1e-9, strict=True):

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from powerd_analytics.colours import REST, phase_colour
+from powerd_analytics.energy.reasons import OUT_OF_STEP
 from powerd_analytics.live.feed import (
     BETWEEN,
     DEFAULT_URL,
@@ -204,6 +205,8 @@ class Screen:
             phases = run.current()
             lines.append(f"run {run.run.name} · {ended}{'' if phases else ' · no phases marked yet'}")
             lines += [f"  {p.process}: {'/'.join(p.path) or 'between phases'} · {p.ended} ended" for p in phases]
+            if names := run.in_step(self._watch.feeds):
+                lines.append(f"! {', '.join(names)} in lock step with the phases: {OUT_OF_STEP}")
         return lines
 
 
@@ -267,6 +270,7 @@ def document(watch: Watch, run: RunPhases | None = None) -> dict[str, Any]:
             for name, joules in own.items()
         ]
         recording = {"path": str(run.run), "is_over": run.is_over, "processes": processes, "phases": phases}
+        recording["in_step"] = run.in_step(watch.feeds)
     return {
         "elapsed_s": round(watch.elapsed_s, 3),
         "since_run": watch.is_since_run,

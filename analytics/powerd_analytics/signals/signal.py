@@ -118,7 +118,9 @@ class Signal:
 
     def missing_ns(self) -> Values:
         """[n-1] how much of each interval between good readings has lost its readings."""
-        dt = np.diff(self.t_ns).astype(np.float64)
+        dt = np.diff(self.t_ns)
+        if not self.broken.any() and dt.max(initial=0) <= FLAGGED_FACTOR * self.spacing_ns:
+            return np.zeros(len(dt))
         limit = np.where(self.flagged, FLAGGED_FACTOR, LATE_FACTOR) * self.spacing_ns
         return np.where(self.broken, dt, np.where(dt > limit, dt - self.spacing_ns, 0.0))
 

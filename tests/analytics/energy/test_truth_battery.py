@@ -10,6 +10,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import bench_truth as truth
 
+from powerd_analytics import phase_table, read_run
+
 
 def figures_of(cases, path):
     rng, found = np.random.default_rng(1), []
@@ -23,13 +25,12 @@ def inside(figures, kind):
 
 
 def test_figures_lie_within_their_intervals(tmp_path):
-    # Two families for each sensor, each family about as often as the others.
-    cases = [replace(c, seconds=min(c.seconds, 15.0)) for c in (truth.random_case(s) for s in range(0, 60, 5))]
-    cases += [replace(c, seconds=min(c.seconds, 15.0)) for c in (truth.random_case(s) for s in range(2, 60, 5))]
+    # Each sensor once, each family about as often as the others.
+    cases = [replace(c, seconds=min(c.seconds, 8.0)) for c in (truth.random_case(s) for s in range(0, 60, 5))]
     figures = figures_of(cases, tmp_path)
     for kind in truth.KINDS:
         assert inside(figures, kind) >= 0.88, kind
-    assert max(abs(f.off) for f in figures) < 3
+    assert max(abs(f.off) for f in figures if f.kind in truth.KINDS) < 3
 
 
 def test_totals_do_not_alias(tmp_path):
@@ -52,6 +53,8 @@ def test_a_state_that_no_reading_sees_has_no_number(tmp_path):
     made = truth.make(tmp_path / "run.h5", case)
     figures, refused = truth.score(made, np.random.default_rng(0))
     assert refused >= 1
+    notes = [row.note for row in phase_table(read_run(made.path)).phases if row.j_per_batch is None]
+    assert any("in step" in note and "another batch size" in note for note in notes)
     totals = [f for f in figures if f.kind == "total"]
     assert len(totals) == 2
     assert all(abs(f.off) < 1.5 for f in totals)
