@@ -119,7 +119,10 @@ class Connection:
         return True
 
     def refusal(self) -> str | None:
-        """Why the other side refused our keys at the last attempt, and what to do; None when it did not."""
+        """Why the other side refused our keys at the last attempt, and what to do; None when it did not.
+
+        Ask now and then: when some two thousand events wait to be looked at, libzmq's own thread waits too, and nothing
+        goes through any connection of its context."""
         while self._monitor is not None and self._monitor.poll(0):
             event = recv_monitor_message(self._monitor, zmq.NOBLOCK)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
@@ -147,7 +150,9 @@ class Connection:
                 connect(self.endpoint)
 
     def close(self) -> None:
+        """Let go of the connection."""
         if self._monitor is not None:
+            self.refusal()  # libzmq may wait for room for an event, under a lock that the next line needs
             self.socket.disable_monitor()
             self._monitor.close()
         self.socket.close()
@@ -431,8 +436,9 @@ class BoardLink:
 
     def _renew(self, now: int) -> None:
         """Connect anew what seems to be connected to nobody; the control socket, which is mostly silent, with them."""
+        is_refused = self._control.refusal() is not None
         if self._data is None or self._clock is None:
-            if self._control.refusal() is not None:
+            if is_refused:
                 self._control.renew(now, _DEAF_NS)
             return
         slow_ns = min((5 * s.stream.period_ns for s in self.streams.values()), default=0)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import zmq
 
 from powerd_client.hostclock import now_ns
-from powerd_client.link import BoardLink, Exchanges, credentials_for
+from powerd_client.link import BoardLink, Connection, Exchanges, credentials_for
 from powerd_core import wire
 from powerd_core.errors import ConfigError, PeerError
 from powerd_core.keys import AllowedClient, KeyPair
@@ -332,3 +334,29 @@ def test_questions_that_wait_are_bounded(board):
         board.answer(question)
     found = [e for _ in range(3) for e in exchanges.late(board.clock)]
     assert [e.t1_host_ns for e in found] == [q.t1_host_ns for q in questions[-64:]]
+
+
+def test_a_peer_that_hangs_up_thousands_of_times_does_not_keep_a_connection_from_closing():
+    """libzmq's own thread waits when nobody looks at what it tells of hang-ups, and whoever closes waits for it."""
+    hung_up = 0
+
+    def hang_up(listener):
+        nonlocal hung_up
+        with suppress(OSError):
+            while True:
+                listener.accept()[0].close()
+                hung_up += 1
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=hang_up, args=(listener,), daemon=True).start()
+        context = zmq.Context()
+        connection = Connection(context, f"tcp://127.0.0.1:{listener.getsockname()[1]}", None, 8)
+        connection.socket.reconnect_ivl = 1
+        connection.reconnect()
+        while hung_up < 2001:
+            time.sleep(0.05)
+        closing = threading.Thread(target=connection.close, daemon=True)
+        closing.start()
+        closing.join(30)
+        assert not closing.is_alive()
+    context.destroy(linger=0)
