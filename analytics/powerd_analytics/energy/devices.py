@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from powerd_analytics.energy.budget import Budget, line_parts
 from powerd_analytics.energy.lines import Upto, upto
@@ -52,7 +53,9 @@ class Part:
             bound = (
                 float(np.max(clock.bound_ns(signal.t_ns[[0, -1]]))) if clock is not None and len(clock.t_ns) else 0.0
             )
-            self.known[id(signal)] = fit(signal, self.states, bound)
+            # On matrices of this size more threads take longer, and beside a training very much longer.
+            with threadpool_limits(1, "blas"):
+                self.known[id(signal)] = fit(signal, self.states, bound)
         model: LineModel = self.known[id(signal)]
         return model
 
