@@ -588,7 +588,7 @@ def breakdowns(records: Sequence[Record]) -> list[list[Breakdown]]:
     """The configurations of each device and model, measured ones first, then those with most joules. Of `prepared`
     records (`powerd_analytics.campaign_tables`); repeats are averaged, and GPUs that are added up are there once."""
     parts_and_totals = [of_a_batch(r) for r in records if r["kind"] in ("phase", "total")]
-    means = without_summands(averaged(map(without_gflops, parts_and_totals)))
+    means = averaged(map(without_gflops, without_summands(parts_and_totals)))
 
     def grouped(some: Sequence[Record]) -> dict[tuple[Cell, ...], list[Record]]:
         groups: dict[tuple[Cell, ...], list[Record]] = {}

@@ -68,7 +68,7 @@ def test_repeats_average_what_is_statistical_and_keep_what_is_systematic(records
     assert mean["u_statistical_j"] == pytest.approx(np.std(joules, ddof=1) / np.sqrt(3))
     # The repeats came from one sensor: three of them know its gain no better than one.
     assert mean["u_systematic_j"] == pytest.approx(np.mean([r["u_systematic_j"] for r in single]))
-    assert mean["u_systematic_j"] == pytest.approx(0.02 * mean["j_per_batch"], rel=0.1)
+    assert mean["u_systematic_j"] > 0.02 * mean["j_per_batch"]
     assert mean["u95_j"] == pytest.approx(2 * np.hypot(mean["u_statistical_j"], mean["u_systematic_j"]))
     assert mean["power_w"] == pytest.approx(mean["j_per_batch"] / mean["s_per_batch"])
 

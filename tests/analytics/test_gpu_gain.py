@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from make_run import MS, LineSpec, S, make_run
 
-from powerd_analytics.cli.describe import describe_run
+from powerd_analytics.cli.describe import describe_run, run_document
 from powerd_analytics.gpu_gain import Reference, gains_of
 from powerd_analytics.runs.run import read_run
 from powerd_core.errors import AnalysisError, ConfigError
@@ -41,7 +41,7 @@ def test_rails_tell_the_gain_whatever_it_was_before(tmp_path: Path, factor: floa
     assert (found.uuid, found.field, found.reference) == ("GPU-1", "nvml_samples", "gpu0.ext_12v + gpu0.pcie_12v")
     assert found.gain == pytest.approx(GAIN, rel=2e-3)
     assert 0.003 <= found.u_gain < 0.004
-    assert any("powerd calibrate gpu0 --reference rails" in line for line in describe_run(run))
+    assert any("powerd calibrate gpu0 --reference rails" in line for line in describe_run(run_document(run)))
 
 
 def test_a_wall_meter_tells_it_by_what_moves_with_the_gpu(tmp_path: Path) -> None:

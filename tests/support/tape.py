@@ -78,7 +78,7 @@ class Tape:
 class TapedMeter(Meter):
     """A meter without recorder and powerd."""
 
-    def _open(self, *_):
+    def _open(self, *_, **__):
         self.tape = Tape()
         self._writer, self._mark = self.tape, self.tape.mark
 

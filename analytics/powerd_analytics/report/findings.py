@@ -94,7 +94,7 @@ def findings(records: Sequence[Record]) -> list[str]:
     several = [r for r in records if r["kind"] in ("phase", "total")]
     means = averaged(several)
     # By the batch, runs that made different numbers of batches are repeats.
-    by_batch = without_summands(averaged(without_gflops(of_a_batch(r)) for r in several))
+    by_batch = averaged(without_gflops(of_a_batch(r)) for r in without_summands(several))
     figures = breakdowns(records)
     largest = _largest_phases(figures)
     if all(p.energy_j is None for own in figures for b in own for p in b.pieces):

@@ -114,6 +114,7 @@ class Service(socketserver.ThreadingTCPServer):
     """pmlib's server in front of the powerd at ``url``. Counters leave their run files in the working directory."""
 
     allow_reuse_address = True
+    request_queue_size = 128
     daemon_threads = False
 
     def __init__(self, address: tuple[str, int], url: str) -> None:
