@@ -26,6 +26,9 @@ EARLY_S = np.array([0.1, 0.2, 0.4, 0.8, 1.2, 1.6, 2.0, 2.4, 2.8, 3.2]) * 1e-3
 """Ages at which bins end while a regulator's ramp or a lag may still go on. Later ones end `GROWS` times as late as the
 one before, and from a sixteenth of the usual length on at sixteenths."""
 GROWS = 1.7
+MOST_BINS = 450
+"""Where all states together had more, each has a third of the early bins, and quarters: the time of the fit grows with
+the third power of their number."""
 _SEED = 20240817
 
 
@@ -81,7 +84,10 @@ class States:
         state, lumped = _most_common(state, length)
         numbers = int(state.max(initial=0)) + 1
         usual = _usual_length(state, length, numbers)
-        return cls(edge_ns, state.astype(np.int32), tuple(_bin_ends(x) for x in usual), lumped)
+        bin_ends = tuple(_bin_ends(x, is_fine=True) for x in usual)
+        if sum(len(ends) + 1 for ends in bin_ends) > MOST_BINS:
+            bin_ends = tuple(_bin_ends(x, is_fine=False) for x in usual)
+        return cls(edge_ns, state.astype(np.int32), bin_ends, lumped)
 
     def cells(self, begin_ns: int, end_ns: int) -> Cells:
         """All cells between two moments, the first and the last cut there."""
@@ -164,12 +170,13 @@ def _usual_length(state: NDArray[np.int64], length: Values, numbers: int) -> Val
     return np.asarray(length[order][np.clip(at, 0, len(order) - 1)])
 
 
-def _bin_ends(usual_s: float) -> Values:
+def _bin_ends(usual_s: float, *, is_fine: bool) -> Values:
     finest = max(FINEST_S, FINEST_SHARE * usual_s)
-    sixteenths = np.arange(1, 16) / 16 * usual_s
-    early = EARLY_S[(finest <= EARLY_S) & (0.9 * usual_s > EARLY_S)]
+    parts = 16 if is_fine else 4
+    shares = np.arange(1, parts) / parts * usual_s
+    early = EARLY_S[(finest <= EARLY_S) & (0.9 * usual_s > EARLY_S)][:: 1 if is_fine else 3]
     last = early[-1] if len(early) else finest / GROWS
     late = last * GROWS ** np.arange(1, 16)
-    late = late[late < 0.8 * sixteenths[0]]
+    late = late[late < 0.8 * shares[0]]
     last = max(last, late[-1] if len(late) else 0.0)
-    return np.concatenate([early, late, sixteenths[sixteenths > max(1.15 * last, finest)]])
+    return np.concatenate([early, late, shares[shares > max(1.15 * last, finest)]])

@@ -183,7 +183,7 @@ def test_communication_is_in_no_sum(tmp_path):
 CHOICE = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=2, max_size=5)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(CHOICE, st.booleans())
 def test_whoever_uses_what_every_joule_is_counted_once(five_ranks, choice, with_wall):
     processes = [rank(i, len(choice), *([] if c is None else [gpu(c, pci=False)])) for i, c in enumerate(choice)]
