@@ -36,6 +36,8 @@ EARLY_S, EARLY = 10e-3, 2.5
 """Age up to which the step from one bin to the next may be larger, and by how much."""
 BELIEVED = 500.0
 """Independent readings' worth of evidence that is believed of one smoothness against another."""
+BELIEVED_AT_ALL = 1e-6
+"""Weight of a smoothness below which its covariance is not worth working out."""
 LEVEL_SHARE = 0.5
 """Least standard deviation of a state's level beforehand, as a share of the mean power."""
 DRIFTS, DRIFT_SHARE = 4, 0.03
@@ -536,6 +538,7 @@ class _Problem:
         covariance = sum(
             w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
             for w, f in zip(weight, found, strict=True)
+            if w > BELIEVED_AT_ALL
         )
         self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
         values = (whole - prior)[: q + 3]
