@@ -31,8 +31,8 @@ from common import machine
 from numpy.typing import NDArray
 
 from powerd_analytics import read_run
-from powerd_analytics.clocks import needed_wall_clock
 from powerd_analytics.runs.run import Run
+from powerd_analytics.wall_clock import needed_wall_clock
 from powerd_client import Meter
 from powerd_client.clock_map import to_host_ns
 from powerd_client.hostclock import now_ns

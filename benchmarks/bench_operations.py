@@ -34,7 +34,7 @@ peak_mb = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, begin = peak_mb(), time.perf_counter()
 counter, model, module, shape, batch, folder = *sys.argv[1:5], int(sys.argv[5]), sys.argv[6]
 if counter == "ours":
-    from powerd_analytics.operations.count import count_named
+    from powerd_analytics.operations.model import count_named
     count = count_named(f"{folder}/{module}.py:{model}" if module else model, [shape] if module else [], batch)
     total = (count.forward + count.backward).operations
 else:

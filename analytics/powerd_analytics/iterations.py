@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.clocks import wall_clock
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.energy.reasons import usable
@@ -21,6 +20,7 @@ from powerd_analytics.runs.phases import PhaseClass, pieces
 from powerd_analytics.runs.ranks import NOBODY, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.table import LAYER, check_attributes, groups, iteration_labels
+from powerd_analytics.wall_clock import wall_clock
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
 

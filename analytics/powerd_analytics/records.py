@@ -25,7 +25,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from powerd_analytics.clocks import wall_clock
 from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
@@ -61,6 +60,7 @@ from powerd_analytics.table import (
     outermost,
     phase_table,
 )
+from powerd_analytics.wall_clock import wall_clock
 from powerd_core.errors import AnalysisError
 from powerd_core.model import QuantityConversion
 

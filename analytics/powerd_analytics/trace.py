@@ -30,7 +30,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.clocks import WallClock, needed_wall_clock, wall_clock
 from powerd_analytics.colours import device_text
 from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts
 from powerd_analytics.energy.magnifier import part_phase_energies
@@ -47,6 +46,7 @@ from powerd_analytics.signals.streams import (
     summed_of,
 )
 from powerd_analytics.text import seconds
+from powerd_analytics.wall_clock import WallClock, needed_wall_clock, wall_clock
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from powerd_analytics.cli.describe import describe_run, run_document
+from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.export import to_markdown
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import read_run

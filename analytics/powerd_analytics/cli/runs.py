@@ -153,7 +153,7 @@ def info(
 
     For example: joules info run.h5
     """
-    from powerd_analytics.cli.describe import describe_run, run_document
+    from powerd_analytics.cli.info import describe_run, run_document
 
     with LateProgress() as progress:
         document = run_document(shared.open_run(run, calibration, progress), device, progress=progress)
@@ -178,7 +178,7 @@ def clock(
 
     For example: joules clock run.h5 --plot clock.png
     """
-    from powerd_analytics import clocks
+    from powerd_analytics import clock_report
 
     if (marker is None) != (phase is None):
         raise ConfigError("--marker LINE and --phase NAME go together: the line's edges are compared with the phase's")
@@ -186,9 +186,9 @@ def clock(
         shared.refuse_picture(plot, overwrite)
     with LateProgress() as progress:
         opened = shared.open_run(run, None, progress)
-        traces, others = clocks.read_traces(opened), clocks.other_clocks(opened)
-        reports = [clocks.clock_report(t) for t in traces]
-        edges = clocks.compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
+        traces, others = clock_report.read_traces(opened), clock_report.other_clocks(opened)
+        reports = [clock_report.clock_report(t) for t in traces]
+        edges = clock_report.compare_marker(opened, marker, phase) if marker is not None and phase is not None else None
         if plot is not None:
             from powerd_analytics.plots import draw_clocks, save
 
@@ -197,8 +197,8 @@ def clock(
         document = {"clocks": [asdict(r) for r in reports], "others": [asdict(o) for o in others]}
         print(dumps(document | ({"marker": asdict(edges)} if edges else {}), indent=1))
         return
-    lines = list(clocks.describe_clocks(opened, reports, others))
-    lines += clocks.describe_marker(edges) if edges else ()
+    lines = list(clock_report.describe_clocks(opened, reports, others))
+    lines += clock_report.describe_marker(edges) if edges else ()
     print_lines(lines)
     if plot is not None:
         print(plot)

@@ -115,8 +115,8 @@ def tables(
         _print_campaign(runs, choice, format, output, device, calibration, into, is_one_job=job, overwrite=overwrite)
         return
     from powerd_analytics.export import rows_to_json
-    from powerd_analytics.phase_tree import print_tree
     from powerd_analytics.table import rows_frame, table_frames
+    from powerd_analytics.terminal_table import print_tree
 
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
@@ -403,9 +403,8 @@ def operations(
       joules operations train.py:make_model --input 3x224x224 --batch 256 --format json -o operations.json
     """
     from powerd_analytics.export import to_json_text
-    from powerd_analytics.operations.count import count_named
-    from powerd_analytics.operations.counts import to_document
-    from powerd_analytics.operations.listing import operation_frame
+    from powerd_analytics.operations.counts import operation_frame, to_document
+    from powerd_analytics.operations.model import count_named
 
     shared.refuse_existing(output, overwrite)
     count = count_named(model, input, batch, backward=not forward_only)
@@ -445,8 +444,8 @@ def layers(
     """
     from powerd_analytics.export import to_json_text
     from powerd_analytics.layers import layer_energies, layer_frame
-    from powerd_analytics.operations.count import count_named
     from powerd_analytics.operations.counts import CONVENTIONS, read_count
+    from powerd_analytics.operations.model import count_named
     from powerd_analytics.runs.run import read_run
     from powerd_analytics.table import phase_table
 

@@ -1,6 +1,5 @@
 """Operations of models by two conventions, counted on torch's ``meta`` device: shapes without memory."""
 
-from powerd_analytics.operations.count import count_operations
 from powerd_analytics.operations.counts import (
     BYTES_PER_VALUE,
     CONVENTIONS,
@@ -13,6 +12,7 @@ from powerd_analytics.operations.counts import (
     read_count,
     to_document,
 )
+from powerd_analytics.operations.model import count_operations
 
 __all__ = [
     "BYTES_PER_VALUE",

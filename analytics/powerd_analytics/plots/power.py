@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.campaign import KINDS, Breakdown, Length, breakdowns
 from powerd_analytics.campaign_tables import prepared
-from powerd_analytics.clocks import ClockTrace
+from powerd_analytics.clock_report import ClockTrace
 from powerd_analytics.colours import PALETTE, REST, device_text, phase_colour
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.plots.style import (

@@ -6,7 +6,7 @@ import h5py
 import pytest
 from command import joules
 
-from powerd_analytics.cli.describe import describe_run, run_document
+from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerd_analytics.cli.describe import describe_run, run_document
+from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_analytics.verify import verify_sums

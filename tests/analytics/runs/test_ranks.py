@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_run import MS, LineSpec, make_run, training
 
-from powerd_analytics.cli.describe import describe_run, run_document
+from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.runs.phases import kept
 from powerd_analytics.runs.ranks import device_identity, ranks_of
 from powerd_analytics.runs.run import read_run

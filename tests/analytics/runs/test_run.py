@@ -15,9 +15,9 @@ from simulated_node import SimulatedNode
 
 from powerd_analytics import cli, phase_table
 from powerd_analytics.cli.app import main
-from powerd_analytics.cli.describe import describe_run, run_document
+from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.cli.tags import flat
-from powerd_analytics.clocks import _edges, other_clocks
+from powerd_analytics.clock_report import _edges, other_clocks
 from powerd_analytics.export import rows_to_json, to_csv, to_markdown
 from powerd_analytics.idle import IdleRow
 from powerd_analytics.records import Setting, records_of

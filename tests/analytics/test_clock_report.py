@@ -7,9 +7,9 @@ import pytest
 from bench_clock import IDLE, MS, Quartz, S, Step, simulate
 from make_run import LineSpec, PhaseSpec, make_run
 
-from powerd_analytics import clocks, read_run
+from powerd_analytics import clock_report, read_run
 from powerd_analytics.cli import main
-from powerd_analytics.clocks import compare_marker
+from powerd_analytics.clock_report import compare_marker
 from powerd_client import build, journal
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -52,8 +52,8 @@ def stepped(tmp_path_factory):
 
 
 def test_the_figures_are_those_of_the_simulation(steady):
-    (trace,) = clocks.read_traces(read_run(steady))
-    r = clocks.clock_report(trace)
+    (trace,) = clock_report.read_traces(read_run(steady))
+    r = clock_report.clock_report(trace)
     assert r.skew_ppm == pytest.approx(40, abs=0.1)
     assert r.duration_s == pytest.approx(60, abs=0.3)
     assert r.exchanges > 600
@@ -66,8 +66,8 @@ def test_the_figures_are_those_of_the_simulation(steady):
 
 def test_a_step_is_told_and_readings_around_it_are_no_values(stepped):
     run = read_run(stepped)
-    (trace,) = clocks.read_traces(run)
-    r = clocks.clock_report(trace)
+    (trace,) = clock_report.read_traces(run)
+    r = clock_report.clock_report(trace)
     (step,) = r.steps
     assert step.by_s == pytest.approx(-0.025, abs=1e-4)
     assert step.begin_ns < 10 * S < step.end_ns < step.begin_ns + 0.3 * S
