@@ -34,8 +34,3 @@ def phase_colour(name: str) -> str:
     """The colour of phases of a name, as ``#rrggbb``; dark letters on it can be read."""
     word = re.sub(r"[\W_\d]+", "", name.rpartition("/")[2]).lower()
     return _COLOUR_OF.get(word) or _OTHERS[crc32(name.encode()) % len(_OTHERS)]
-
-
-def device_text(device: str, provenance: str) -> str:
-    """A device with how its power came about, in capitals where it was not measured: ``gpu0 SIMULATED``."""
-    return f"{device} (measured)" if provenance == "measured" else f"{device} {provenance.upper()}"

@@ -20,7 +20,7 @@ import pandas as pd
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, table_frame
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, is_number_cell
 from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
 
@@ -185,9 +185,9 @@ class _Counts:
     """The counts at the batch size of one group."""
 
     def __init__(self, count_of: CountOf, batch: Any) -> None:
-        if not isinstance(batch, int) or isinstance(batch, bool) or batch < 1:
+        if not is_number_cell(batch) or batch < 1 or batch % 1:
             raise AnalysisError("the phases of this run have no batch_size: give it (--batch)")
-        count = count_of(batch)
+        count = count_of(int(batch))
         self.rows = {row.name: row for row in count.rows()}
         self.factor = batch / count.batch_size
         self.note = "" if self.factor == 1 else f"operations in proportion to those of a batch of {count.batch_size}"

@@ -124,7 +124,8 @@ def _torch_on(gpu: str) -> Any:
             busy = max(busy, int(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu))
             time.sleep(0.1)
     except (ValueError, IndexError):
-        raise ConfigError(f"there is no {gpu!r} here: name one of gpu0 to gpu{len(gpus) - 1}") from None
+        known = ", ".join(f"gpu{i}" for i in range(len(gpus))) or "none"
+        raise ConfigError(f"there is no {gpu!r} here: the driver knows {known}") from None
     except pynvml.NVMLError as error:
         raise ConfigError(f"NVML does not tell of {gpu}: {error}") from None
     if busy > BUSY_PERCENT:
@@ -146,7 +147,8 @@ def _pieces(torch: Any) -> dict[str, Callable[[], object]]:
     return dict(zip(KINDS, work, strict=True))
 
 
-def _ms_of(torch: Any, piece: Callable[[], object], count: int = 1000) -> float:
+def _ms_of(torch: Any, piece: Callable[[], object]) -> float:
+    count = 1000
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     for event in (begin, end):
         event.record()

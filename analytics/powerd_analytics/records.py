@@ -42,6 +42,7 @@ from powerd_analytics.runs.run import (
     recalibrate,
 )
 from powerd_analytics.table import (
+    LAYER,
     GroupKey,
     JobRow,
     PhaseRow,
@@ -814,7 +815,7 @@ def check_campaign(records: Iterable[Record]) -> None:
     for r in records:
         count = number_of(r, "operations_per_sample")
         # Phases of layers count their own operations.
-        if r["model"] is not None and count is not None and "layer" not in attributes_of(r):
+        if r["model"] is not None and count is not None and LAYER not in attributes_of(r):
             first = operations.setdefault(r["model"], r)
             if not isclose(count, number_of(first, "operations_per_sample") or 0.0, rel_tol=1e-9):
                 raise AnalysisError(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
-__all__ = ["bar", "digits", "figure_and_u95", "first_of", "joined", "seconds", "shortened", "with_u95"]
+__all__ = ["bar", "device_text", "digits", "figure_and_u95", "first_of", "joined", "seconds", "shortened", "with_u95"]
 
 
 def digits(value: float | None, places: int = 4) -> str:
@@ -42,3 +42,8 @@ def first_of(texts: Sequence[str], between: str, most: int = 8) -> str:
 def joined(*texts: object) -> str:
     """Notes or names of several as one text, each once, without what is empty."""
     return "; ".join(dict.fromkeys(str(text) for text in texts if text))
+
+
+def device_text(device: str, provenance: str) -> str:
+    """A device with how its power came about, in capitals where it was not measured: ``gpu0 SIMULATED``."""
+    return f"{device} (measured)" if provenance == "measured" else f"{device} {provenance.upper()}"

@@ -30,7 +30,6 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.colours import device_text
 from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts
 from powerd_analytics.energy.magnifier import part_phase_energies
 from powerd_analytics.runs.run import Progress, Run, no_progress
@@ -45,7 +44,7 @@ from powerd_analytics.signals.streams import (
     points_of,
     summed_of,
 )
-from powerd_analytics.text import seconds
+from powerd_analytics.text import device_text, seconds
 from powerd_analytics.wall_clock import WallClock, needed_wall_clock, wall_clock
 from powerd_core.errors import AnalysisError
 

@@ -246,7 +246,7 @@ def verify(*runs: Annotated[Path, Parameter(help="Run files.")], format: shared.
     for run in runs:
         findings = []
         if format == "text":
-            print(run)
+            print(printable(str(run)))
         with LateProgress() as progress:
             for finding in verify_run(run, progress):
                 findings.append(finding)

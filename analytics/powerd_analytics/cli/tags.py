@@ -28,7 +28,7 @@ def targets_of(wandb: str | None, mlflow: str | None, tensorboard: Path | None) 
         if not (_is_installed(package) or (package == "tensorboard" and _is_installed("tensorboardX"))):
             raise ConfigError(f"{package} is not installed here: pip install {package}, or leave its option out")
     if wandb is not None and not all(wandb.split("/")):
-        raise ConfigError(f"--wandb {wandb!r} is no run of W&B: give ENTITY/PROJECT/RUN")
+        raise ConfigError(f"{wandb!r} is no run of W&B: give ENTITY/PROJECT/RUN")
     return targets
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from powerd_analytics.campaign import KINDS, Breakdown, Length, breakdowns
 from powerd_analytics.campaign_tables import prepared
 from powerd_analytics.clock_report import ClockTrace
-from powerd_analytics.colours import PALETTE, REST, device_text, phase_colour
+from powerd_analytics.colours import PALETTE, REST, phase_colour
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.plots.style import (
     HATCHES,
@@ -43,7 +43,7 @@ from powerd_analytics.signals.streams import (
     summed_of,
 )
 from powerd_analytics.table import LAYER, group_text, table_of
-from powerd_analytics.text import digits, seconds, with_u95
+from powerd_analytics.text import device_text, digits, seconds, with_u95
 from powerd_core.errors import AnalysisError
 
 if TYPE_CHECKING:

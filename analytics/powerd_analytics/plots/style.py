@@ -57,12 +57,12 @@ def styled(draw: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 @styled
-def save(figure: Figure, out: Path, *, dpi: int = 140) -> None:
+def save(figure: Figure, out: Path) -> None:
     """Write a figure; the ending of ``out`` says the format (png, pdf, svg)."""
     with warnings.catch_warnings():
         # Characters that the font does not have become boxes, without a word on the error stream about each.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
-        figure.savefig(out, dpi=dpi)
+        figure.savefig(out, dpi=140)
 
 
 # ---- figures and words -------------------------------------------------------------------------------------------

@@ -32,8 +32,6 @@ from powerd_analytics.records import Record, figure_of, number_of
 from powerd_analytics.text import digits, figure_and_u95, first_of, seconds
 from powerd_core.text import printable
 
-NO_FACTORS = Factors()
-
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
@@ -49,7 +47,7 @@ MOST_LINES, MOST_SENTENCES = 6, 4
 """Phases that a summary names, and sentences that it opens with."""
 
 
-def tiles(records: Sequence[Record], factors: Factors = NO_FACTORS) -> list[Tiles]:
+def tiles(records: Sequence[Record], factors: Factors) -> list[Tiles]:
     """The joules of all recordings of a device, measured ones first; the GPUs of a machine are added up, as are its
     processors, but never with each other.
 

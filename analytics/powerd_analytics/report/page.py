@@ -47,18 +47,19 @@ from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
 LEAST_POINTS = 10_000
+MOST_TRACES = 24
+"""Runs whose power is drawn."""
 MOST_TILES = 4
 """Devices whose joules the page opens with."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOptions:
-    """What a report shows. ``max_points`` is for all traces together, ``max_traces`` how many runs have one."""
+    """What a report shows. ``max_points`` is for all traces together."""
 
     device: str | None = None
     calibration: Path | None = None
     max_points: int = 5_000_000
-    max_traces: int = 24
     title: str | None = None
     length: Length = field(default_factory=Length)
     factors: Factors = field(default_factory=Factors)
@@ -92,7 +93,7 @@ def write_report(
     run_paths = run_files(paths)
     parts, columns = [], Columns()
     for i, path in enumerate(run_paths):
-        most = options.max_points // min(len(run_paths), options.max_traces) if i < options.max_traces else 0
+        most = options.max_points // min(len(run_paths), MOST_TRACES) if i < MOST_TRACES else 0
         parts.append(_read(path, options, most, columns, part_of(progress, i, len(run_paths) + 1, path.name)))
     check_campaign([r for p in parts for r in p.records])
     progress(len(run_paths) / (len(run_paths) + 1), "writing the page")
@@ -163,7 +164,7 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
         table_note=f"Power here is {' and '.join(kinds)}: {others} joules are no measurement." if others else "",
         figures=[{**f, "svg": Markup(f["svg"])} for f in phase_figures(breakdowns(records))],
         tables=list(map(shown_sheet, _tables(records, factors))),
-        traces_left_out=max(len(parts) - options.max_traces, 0),
+        traces_left_out=max(len(parts) - MOST_TRACES, 0),
         runs=boxes,
         budget=[shown_sheet(sheet, name) for name, sheet in budgets if len(sheet)],
         quality=[shown_sheet(s) for s in quality if len(s)],

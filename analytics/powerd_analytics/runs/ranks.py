@@ -48,7 +48,6 @@ class RunRank:
     """One rank: usually one process, more where it was started anew."""
 
     rank: int
-    local_rank: int | None
     pids: tuple[int, ...]
     gpus: tuple[Identity, ...]
     devices: tuple[str, ...] = ()
@@ -118,8 +117,7 @@ def _rank(number: int, processes: list[Mapping[str, Any]]) -> RunRank:
     lists = [devices for p in processes if isinstance(devices := p.get("devices"), list)]
     devices = [device for several in lists for device in several if isinstance(device, dict)]
     gpus = dict.fromkeys(Identity.of([device.get("uuid")], [device.get("pci")]) for device in devices)
-    local = next(iter(_numbers(processes, "local_rank")), None)
-    return RunRank(number, local, tuple(_numbers(processes, "pid")), tuple(filter(None, gpus)))
+    return RunRank(number, tuple(_numbers(processes, "pid")), tuple(filter(None, gpus)))
 
 
 def device_identity(run: Run, device: str) -> Identity:
