@@ -8,27 +8,26 @@ Exit status 1 when it is missed.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from array import array
 from collections.abc import Callable
 from itertools import pairwise
 
-from common import machine, progress
+from common import machine, options, progress
 
 from powerd_core.model import BAD, Block, Gap, Stream, columns
 from powerd_core.wire import decode
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.sampler import Outbox, Sampling, make_realtime, sharpen_timers
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.scanner import mean_periods, wire_limit_hz
+from powerd_daemon.sources.ina.scanner import wire_limit_hz
 from powerd_daemon.sources.ina.sensor import Sensor
 from powerd_daemon.sources.sim.bus import Load
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 from powerd_daemon.sources.sim.waveforms import CardLoad
 
-TARGET = 0.95
+TARGET, SHARE = 0.95, 0.975
 
 
 class CountingSource(SimSource):
@@ -50,13 +49,13 @@ def _counter(shunt_ohm: float) -> Callable[[int, int], float]:
     return mean_a
 
 
-def measure(adapter: str, seconds: float, share: float) -> bool:
-    """Scan at ``share`` of the wire limit and print what came; whether the target is met."""
+def measure(adapter: str, seconds: float) -> bool:
+    """Scan at `SHARE` of the wire limit and print what came; whether the target is met."""
     quiet = {"adapter": adapter, "errors": "none", "waveform": "constant", "rate_hz": 1.0}
     probe = SimSource(SimOptions(**quiet), Start("bus", 1, 0, SystemClock()))  # type: ignore[arg-type]
     combined, scl_hz = adapter == "combined", 400_000.0
     limit_hz = wire_limit_hz(probe.bank, scl_hz, combined=combined)
-    options = SimOptions(**quiet | {"rate_hz": limit_hz * share})  # type: ignore[arg-type]
+    options = SimOptions(**quiet | {"rate_hz": limit_hz * SHARE})  # type: ignore[arg-type]
     outbox, clock = Outbox(1 << 30), SystemClock()
     sources: list[CountingSource] = []
 
@@ -101,7 +100,7 @@ def measure(adapter: str, seconds: float, share: float) -> bool:
     rate_hz = whole / ((end_ns - begin_ns) * 1e-9)
     d = sampling.statistics()
     print(
-        f"  {adapter:8}: {mean_periods(source.bank, combined=combined):.1f} SCL periods a scan, limit {limit_hz:.1f} "
+        f"  {adapter:8}: {scl_hz / limit_hz:.1f} SCL periods a scan, limit {limit_hz:.1f} "
         f"scans/s, reached {rate_hz:.1f} with all 8 readings good = {rate_hz / limit_hz:.1%} "
         f"({'at least' if rate_hz >= TARGET * limit_hz else 'BELOW'} {TARGET:.0%})"
     )
@@ -116,18 +115,14 @@ def measure(adapter: str, seconds: float, share: float) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--share", type=float, default=0.975, help="asked for, of the wire limit")
-    parser.add_argument("--priority", type=int, default=50, help="SCHED_FIFO where permitted; 0 = ordinary")
-    args = parser.parse_args()
+    args = options(__doc__, seconds=20.0)
     print(f"8 INA219 on a simulated 400 kHz bus, {args.seconds:g} s each ({machine()})")
     sharpen_timers()
-    for refused in make_realtime(args.priority, args.priority > 0):
+    for refused in make_realtime(50, True):
         print(f"  {refused}")
     is_met = True
     for adapter in ("combined", "single"):
-        is_met &= measure(adapter, args.seconds, args.share)
+        is_met &= measure(adapter, args.seconds)
         time.sleep(0.1)
     return 0 if is_met else 1
 

@@ -12,9 +12,7 @@ that overtake each other and answers that come twice. Everything follows from th
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import os
 import random
 import sys
 import time
@@ -24,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import pi, sin
 
-from common import connected, free_port, machine, p50_p99_max, powerd, progress
+from common import connected, free_port, machine, options, p50_p99_max, powerd, progress
 
 from powerd_core.clock import map_clock, piece_at
 from powerd_core.model import ClockExchange
@@ -329,12 +327,12 @@ def judge(work: tuple[str, int, int]) -> Judged:
     return kind, errors, half_widths, runs, violations, unknown
 
 
-def simulations(runs: int, processes: int) -> bool:
+def simulations(runs: int) -> bool:
     """Print how the simulated runs went. True when every target is met."""
     batch = 20
     works = [(kind, k, batch) for kind, (share, _, _) in KINDS.items() for k in range(round(runs * share / batch))]
     parts: list[Judged] = []
-    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+    with multiprocessing.get_context("spawn").Pool() as pool:
         for part in pool.imap_unordered(judge, works):
             parts.append(part)
             progress(f"{len(parts) * batch:,} of {len(works) * batch:,} simulated runs")
@@ -419,12 +417,8 @@ def all_loopback(seconds: float) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10_400)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of each loopback measurement")
-    parser.add_argument("--processes", type=int, default=os.cpu_count())
-    args = parser.parse_args()
-    is_met = simulations(args.runs, args.processes)
+    args = options(__doc__, runs=10_400, seconds=30.0)
+    is_met = simulations(args.runs)
     is_met &= all_loopback(args.seconds)
     return 0 if is_met else 1
 

@@ -8,7 +8,6 @@ none is missing without a flag or a gap, and that the energy is the true one wit
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from array import array
@@ -17,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import hypot, sqrt
 
-from common import machine, progress
+from common import machine, options, progress
 
 from powerd_core.model import BAD, Block, Device, Flag, Gap, ShuntConversion, Stream, columns
 from powerd_core.wire import decode
@@ -29,7 +28,7 @@ from powerd_daemon.sources.sim.bus import Faults, SimBus, VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 from powerd_daemon.sources.sim.waveforms import CardLoad
 
-LOW_W, HIGH_W = 20.0, 100.0
+LOW_W, HIGH_W, RATE_HZ = 20.0, 100.0, 10.0
 SENSORS = (
     Sensor("ina219", 0x40, shunt_adc="avg32", bus_adc="12bit"),
     Sensor("ina226", 0x41, "INA226", shunt_ohm=0.01, averages=4),
@@ -55,10 +54,10 @@ class Line:
 class Day:
     """A sampler in virtual time whose simulated board outlives every reopening, and the judge of what it gives."""
 
-    def __init__(self, *, seed: int, rate_hz: float, fault_every_s: float, bus_every: int = 1) -> None:
+    def __init__(self, seed: int) -> None:
         self.options = SimOptions(
             waveform="square", idle_w=LOW_W, peak_w=HIGH_W, period_ms=7310.7, duty=0.43, sensors=SENSORS,
-            rate_hz=rate_hz, seed=seed, fault_every_s=fault_every_s, bus_every=bus_every,
+            rate_hz=RATE_HZ, seed=seed, fault_every_s=4.0,
         )  # fmt: skip
         self.clock = VirtualClock()
         self.outbox = Outbox(1 << 28)
@@ -185,22 +184,16 @@ class Day:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hours", type=float, default=24.0)
-    parser.add_argument("--rate-hz", type=float, default=10.0)
-    parser.add_argument("--fault-every-s", type=float, default=4.0)
-    parser.add_argument("--bus-every", type=int, default=1)
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = options(__doc__, hours=24.0, seed=1)
     begin = time.monotonic()
-    day = Day(seed=args.seed, rate_hz=args.rate_hz, fault_every_s=args.fault_every_s, bus_every=args.bus_every)
+    day = Day(args.seed)
     t0_ns = day.clock.now_ns()
     for minute in range(1, round(args.hours * 60) + 1):
         day.run(t0_ns + minute * 60_000_000_000)
         progress(f"{minute / 60:.1f} of {args.hours:g} h, {len(day.wrong)} wrong, {sum(day.faults.values())} faults")
     day.finish()
     progress("")
-    print(f"{args.hours:g} h in virtual time, 4 types of chips at {args.rate_hz:g} Hz ({machine()})")
+    print(f"{args.hours:g} h in virtual time, 4 types of chips at {RATE_HZ:g} Hz ({machine()})")
     print(f"  took {time.monotonic() - begin:.0f} s; faults: {', '.join(f'{n} {k}' for k, n in day.faults.items())}")
     print(f"  scans {day.scans}, gaps {day.gaps}, missing without a flag or gap {day.unexplained}")
     is_good = not day.unexplained and not day.wrong

@@ -7,7 +7,6 @@ loopback: it listens on all addresses and the clients come over 127.0.0.1. Targe
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,13 +22,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import zmq
-from common import connected, cpu_seconds, free_port, machine, p50_p99_max, powerd, progress, wait_until
+from common import connected, cpu_seconds, free_port, machine, options, p50_p99_max, powerd, progress, wait_until
 
 from powerd_client.hostclock import now_ns
 from powerd_core.model import Gap
 from powerd_daemon.sockets import SEND_HWM
 
-LINES = 8
+LINES, RING_MIB = 8, 32
 SOURCE = '[[source]]\nkind = "ready_blocks:ReadyBlocks"\nname = "rails"\nrate_hz = {rate}\nblock_ms = {block_ms}\n'
 FRAME_BYTES, SCAN_BYTES = 56, 8 + LINES * 10
 """On the wire: a frame's header, and of each scan its time and for each line a time difference, flags and a code."""
@@ -185,16 +184,12 @@ def resident_mib(pid: int) -> float:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--ring-mib", type=int, default=32)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    args = parser.parse_args()
+    args = options(__doc__, seconds=10.0)
     print(f"delivery of 8 lines in blocks of 10 ms, sent every 20 ms, over loopback ({machine()})")
     print("  clients   scans/s  CURVE   readings/s    MB/s   age p50    p99      CPU of powerd  of a client   lost")
     lost = 0.0
     for rate in (1000.0, 20_000.0):
-        for clients in args.clients:
+        for clients in (1, 4, 16):
             for curve in (False, True):
                 progress(f"{clients} clients at {rate:g} scans a second, {'with' if curve else 'without'} CURVE")
                 r = measure(rate, clients, args.seconds, curve=curve)
@@ -215,11 +210,11 @@ def main() -> int:
             f"lines, {size / 1e6:.0f} MB/s; raw ZeroMQ moves frames of {frame / 1000:.0f} kB at "
             f"{raw / 1e6:.0f} MB/s, {raw / max(size, 1):.1f} times as much"
         )
-    before, after = memory(args.ring_mib)
+    before, after = memory(RING_MIB)
     progress("")
     print(
-        f"memory of powerd's server with a ring of {args.ring_mib} MiB full of frames of 0.9 kB: {after:.0f} MiB, "
-        f"{before:.0f} MiB with an empty one: {(after - before) / args.ring_mib:.2f} MiB for each MiB asked for"
+        f"memory of powerd's server with a ring of {RING_MIB} MiB full of frames of 0.9 kB: {after:.0f} MiB, "
+        f"{before:.0f} MiB with an empty one: {(after - before) / RING_MIB:.2f} MiB for each MiB asked for"
     )
     print(f"blocks lost: {lost:.0f} (target 0)")
     return 1 if lost else 0

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import HERE, machine, median_interval
+from common import HERE, machine, median_interval, options
 from torch import nn
 
 from powerd_analytics import read_run
@@ -50,6 +50,8 @@ TARGET = 1.0
 UNTIMED = 2
 """Steps before those that are timed: the first one under new hooks makes their events and kinds."""
 ALONE_TURNS = 5
+WARM_UP_S, STRETCH_S = 1.5, 5.0
+"""Before each case, and of training against the counter."""
 
 Step = Callable[[], None]
 
@@ -260,7 +262,7 @@ class Rounds:
 def case(name: str, batch: int, counter: EnergyCounter, zeus: ZeusWindows | None, args: argparse.Namespace) -> bool:
     """Everything about it in words; whether its phases cost no more than the target."""
     training = Training(name, batch, torch.device("cuda"))
-    training.warm_up(args.warm_up)
+    training.warm_up(WARM_UP_S)
     rounds = Rounds(training, counter, zeus, args.milliseconds)
     alone = Rounds(training, counter, ZeusWindows(zeus.monitor) if zeus else None, args.milliseconds)
     modes = [mode for mode in ("plain", *MODES) if mode != "zeus" or zeus]
@@ -271,7 +273,7 @@ def case(name: str, batch: int, counter: EnergyCounter, zeus: ZeusWindows | None
             training.wait()
             first = counter.renewed()
             with marked(meter, training, "energy") as step:
-                end = time.perf_counter() + args.stretch
+                end = time.perf_counter() + STRETCH_S
                 while time.perf_counter() < end:
                     training.steps(step, rounds.count["plain"])
             last = counter.renewed()
@@ -346,14 +348,7 @@ def show_run(path: Path, first: tuple[int, int], last: tuple[int, int]) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["resnet34", "alexnet"])
-    parser.add_argument("--batch", type=int, nargs="+", default=[16, 64, 256])
-    parser.add_argument("--pairs", type=int, default=15, help="turns of each case")
-    parser.add_argument("--milliseconds", type=float, default=400.0, help="of each round")
-    parser.add_argument("--stretch", type=float, default=5.0, help="seconds of training against the counter")
-    parser.add_argument("--warm-up", type=float, default=1.5, help="seconds before each case")
-    args = parser.parse_args()
+    args = options(__doc__, models=["resnet34", "alexnet"], batch=[16, 64, 256], pairs=15, milliseconds=400.0)
     if not torch.cuda.is_available():
         say("device-timed phases: no CUDA here, nothing was measured")
         return 0

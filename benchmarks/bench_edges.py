@@ -11,7 +11,6 @@ Needs CUDA. Target: every edge within powerd's stated bound and the tie's. Exit 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import json
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_device import Training, say
-from common import machine
+from common import machine, options
 from numpy.typing import NDArray
 
 from powerd_analytics import read_run
@@ -308,9 +307,7 @@ def compare(r: Recording, clock_name: str) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=60, help="of each case, profiled")
-    args = parser.parse_args()
+    args = options(__doc__, iterations=60)
     if not torch.cuda.is_available():
         say("device-timed edges: no CUDA here, nothing was measured")
         return 0

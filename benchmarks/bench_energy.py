@@ -31,7 +31,7 @@ from io import StringIO
 from pathlib import Path
 
 import numpy as np
-from common import connected, machine, powerd, progress
+from common import connected, machine, options, powerd, progress
 
 from powerd_analytics import phase_energies, read_run
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, average_of
@@ -183,10 +183,7 @@ def measure(kind: str, length_ms: float, chips: str, seed: int, phases: int) -> 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--phases", type=int, default=200)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
-    args = parser.parse_args()
+    args = options(__doc__, phases=200, seeds=[1, 2])
     print(f"Energy of phases on the simulated board, 500 scans/s, {args.phases} phases of a kind ({machine()})")
     print(f"  {'load and phases':17} {'chips':12} seed  {'phase':16} error of the mean    U95  inside 95 % uncertainty")
     failed = False

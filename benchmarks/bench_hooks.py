@@ -9,7 +9,6 @@ Target: at most 1 % of an iteration for forward, backward and update. Exit statu
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import torch
-from common import HERE, machine, median_interval, progress
+from common import HERE, machine, median_interval, options, progress
 from torch import nn
 
 from powerd_client import Meter
@@ -95,10 +94,7 @@ def show_growth(meter: Meter, iterations: int) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="pairs of rounds for each ratio")
-    parser.add_argument("--iterations", type=int, default=100_000, help="of the training that must not grow")
-    args = parser.parse_args()
+    args = options(__doc__, rounds=15, iterations=100_000)
     torch.set_num_threads(1)  # a second thread waits for whatever else runs here
     with tempfile.TemporaryDirectory() as directory, Meter(out=Path(directory) / "run.h5") as meter:
         print(f"What watch() costs ({machine()}, PyTorch {torch.__version__}, one thread)")
@@ -111,16 +107,6 @@ def main() -> int:
             shares[layers], low, high = median_interval([watched / plain - 1 for watched, plain in pairs])
             text = f"ResNet-50, {count} layers marked" if layers else "ResNet-50, phases marked"
             print(f"  {text:42} {shares[layers]:+8.2%}  ({low:+.2%} .. {high:+.2%}) of an iteration of 2 x 3 x 64 x 64")
-        # The same hooks where there is next to nothing else to do: what they cost, without the noise of the work.
-        tiny = Trainer(nn.Sequential(*[nn.Linear(4, 4) for _ in range(count)]), 2, 4)
-        for layers in (False, True):
-            pairs = tiny.pairs(meter, layers=layers, rounds=2 * args.rounds, steps=20)
-            middle, low, high = median_interval([1e6 * (watched - plain) for watched, plain in pairs])
-            marks = 6 + 4 * count * layers
-            print(
-                f"  {count} tiny layers, {marks:4} marks                {middle:+8.1f} us an iteration "
-                f"({low:+.1f} .. {high:+.1f}): {1e3 * middle / marks:.0f} ns a mark with its hook"
-            )
         show_growth(meter, args.iterations)
     is_met = shares[False] <= TARGET
     print(f"  target: phases at most {TARGET:.0%} of an iteration: {'met' if is_met else 'MISSED'}")

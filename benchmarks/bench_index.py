@@ -11,7 +11,6 @@ Target: the command takes at most 1 s. Exit status 1 when it is missed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -24,7 +23,7 @@ from statistics import median
 
 import h5py
 import numpy as np
-from common import HERE, cpu_seconds, machine, progress
+from common import HERE, cpu_seconds, machine, options, progress
 
 sys.path.insert(0, str(HERE.parent / "tests" / "analytics" / "support"))
 
@@ -33,12 +32,12 @@ FROM phases GROUP BY ALL ORDER BY ALL"""
 TARGET_S = 1.0
 
 
-def make_files(folder: Path, count: int, iterations: int) -> int:
-    """Run files in ``folder``; returns the bytes of one."""
+def make_files(folder: Path, count: int) -> int:
+    """Run files in ``folder``, 12 iterations a training in each; returns the bytes of one."""
     from make_campaign import one_run
 
     originals = [
-        one_run(folder / f"{i}.h5", 1 + 0.1 * i, (64, 128, 256), iterations, device_name=f"card{i % 4}", seed=i)
+        one_run(folder / f"{i}.h5", 1 + 0.1 * i, (64, 128, 256), 12, device_name=f"card{i % 4}", seed=i)
         for i in range(min(8, count))
     ]
     for i in range(len(originals), count):
@@ -137,18 +136,12 @@ def query_speeds(index: Path, rows: int, runs: int, repeats: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=1000)
-    parser.add_argument("--runs", type=int, default=100_000, help="runs of the synthetic index")
-    parser.add_argument("--iterations", type=int, default=12, help="iterations a training in each file")
-    parser.add_argument("--turns", type=int, default=2, help="of each way of indexing; the fastest counts")
-    parser.add_argument("--repeats", type=int, default=15, help="of the query")
-    args = parser.parse_args()
+    args = options(__doc__, files=1000, runs=100_000, turns=2, repeats=15)
     print(machine(), f"load {os.getloadavg()[0]:.1f}", sep=", ")
     with tempfile.TemporaryDirectory(prefix="bench-index-") as name:
         folder, many = Path(name) / "runs", Path(name) / "many.parquet"
         folder.mkdir()
-        size = make_files(folder, args.files, args.iterations)
+        size = make_files(folder, args.files)
         print(f"indexing {args.files} run files of {size / 1e3:.0f} kB, the fastest of {args.turns} turns")
         index_speeds(folder, args.files, args.turns)
         rows = replicate(folder / "index.parquet", many, args.runs)

@@ -1,13 +1,13 @@
 """Joules of phases from many readings: time of the integral in memory, and memory of each command on a run file.
 
     python benchmarks/bench_integration.py [--memory 1e8]
-    python benchmarks/bench_integration.py --commands 1e7 1e8 [--phases-every 10] [--only tables report]
+    python benchmarks/bench_integration.py --commands 1e8 [--phases-every 10]
 
 1. 10^8 readings in memory, 10^6 phases, against a bare `numpy.cumsum` over the same readings, a loop of
    `numpy.trapezoid` (on 1000 of the phases, scaled), and pandas: cumsum of the steps and `Index.searchsorted`, then an
    interpolation at each edge. Each in a process of its own, which tells its peak memory.
-2. With --commands only this: seconds and peak memory of each `joules` command on files of one or more sizes, and by how
-   many bytes a phase that grew since the first size. A file is written to a temporary directory and removed.
+2. With --commands only this: seconds and peak memory of each `joules` command on files of so many readings, which are
+   written to a temporary directory and removed.
 
 Targets: at most 3 times `numpy.cumsum`, and 2 GiB of memory. Exit status 1 when one is missed.
 """
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
@@ -266,7 +266,7 @@ COMMANDS = {
     "recover": ["recover", "RUN", "-o", "OUT.h5", "--overwrite"],
     "tables": ["tables", "RUN"],
     "uncertainty": ["uncertainty", "RUN"],
-    "index": ["index", "FOLDER", "--out", "OUT.parquet", "--jobs", "1"],
+    "index": ["index", "FOLDER", "--output", "OUT.parquet", "--jobs", "1"],
     "plot": ["plot", "RUN", "-o", "OUT.png", "--overwrite"],
     "plot --kind power": ["plot", "RUN", "--kind", "power", "-o", "OUT.png", "--overwrite"],
     "plot --kind phases": ["plot", "RUN", "--kind", "phases", "-o", "OUT.png", "--overwrite"],
@@ -284,25 +284,18 @@ COMMANDS = {
 """RUN is a file with the phases that the name says behind its comma, TWIN the same by another name, alone in FOLDER."""
 
 
-def compare_commands(sizes: Sequence[int], readings_a_phase: int, only: Sequence[str]) -> bool:
-    """A row a command at each size; whether all stay below the limit of memory."""
-    first: dict[str, float] = {}
+def compare_commands(n: int, m: int) -> bool:
+    """A row a command; whether all stay below the limit of memory."""
+    print(f"\n{n:.0e} readings, {m:.0e} phases, {n // 10:.0e} readings of a clock beside them")
+    print(f"{'':20s} {'MiB':>6s} {'wall s':>7s} {'CPU s':>7s}  exit")
     is_met = True
-    for n in sizes:
-        m = n // readings_a_phase
-        print(f"\n{n:.0e} readings, {m:.0e} phases, {n // 10:.0e} readings of a clock beside them")
-        print(f"{'':20s} {'MiB':>6s} {'wall s':>7s} {'CPU s':>7s} {'B/phase more':>13s}  exit")
-        for shape in ("training", "layers", "gaps"):
-            names = [x for x in only or COMMANDS if (x.partition(", ")[2] or "training") == shape]
-            with run_file(n, m, shape) if names else tempfile.TemporaryDirectory() as path:
-                for name in names if isinstance(path, Path) else ():
-                    mib, text = peak_of(COMMANDS[name], path)
-                    growth = ""
-                    if first.setdefault(name, mib) != mib:
-                        growth = f"{(mib - first[name]) * 2**20 / (m - sizes[0] // readings_a_phase):.0f}"
-                    verdict = f"  ABOVE {LIMIT_MIB} MiB" if mib > LIMIT_MIB else ""
-                    is_met &= mib <= LIMIT_MIB
-                    print(f"{name:20s} {mib:6.0f} {text.format(growth)}{verdict}", flush=True)
+    for shape in ("training", "layers", "gaps"):
+        with run_file(n, m, shape) as path:
+            for name in [x for x in COMMANDS if path and (x.partition(", ")[2] or "training") == shape]:
+                mib, text = peak_of(COMMANDS[name], path)
+                verdict = f"  ABOVE {LIMIT_MIB} MiB" if mib > LIMIT_MIB else ""
+                is_met &= mib <= LIMIT_MIB
+                print(f"{name:20s} {mib:6.0f} {text}{verdict}", flush=True)
     return is_met
 
 
@@ -316,7 +309,7 @@ def own_kib(pid: int) -> int:
 
 def peak_of(words: list[str], run: Path) -> tuple[float, str]:
     """Peak MiB of a command with all that it starts, without pages of mapped files, which the kernel takes back; then
-    its seconds and exit status, with a place between them."""
+    its seconds and exit status."""
     with tempfile.TemporaryDirectory(dir=run.parent) as folder:
         twin = Path(folder) / "runs" / "twin.h5"
         twin.parent.mkdir()
@@ -334,15 +327,14 @@ def peak_of(words: list[str], run: Path) -> tuple[float, str]:
             time.sleep(0.02)
         process.returncode = os.waitstatus_to_exitcode(status)
         wall_s, cpu_s = time.perf_counter() - begin, usage.ru_utime + usage.ru_stime
-    return peak_kib / 1024, f"{wall_s:7.1f} {cpu_s:7.1f} {{:>13s}}  {process.returncode}"
+    return peak_kib / 1024, f"{wall_s:7.1f} {cpu_s:7.1f}  {process.returncode}"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--memory", type=float, default=1e8, help="readings in memory, a phase for every 100")
-    parser.add_argument("--commands", type=float, nargs="+", help="memory of commands, at these numbers of readings")
+    parser.add_argument("--commands", type=float, help="memory of commands, at this number of readings")
     parser.add_argument("--phases-every", type=int, default=READINGS_A_PHASE, help="with --commands: readings a phase")
-    parser.add_argument("--only", nargs="+", choices=list(COMMANDS), default=[], help="with --commands: these alone")
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -351,7 +343,7 @@ def main() -> int:
         return 0
     print(machine())
     if args.commands:
-        is_met = compare_commands(sorted(int(n) for n in args.commands), args.phases_every, args.only)
+        is_met = compare_commands(int(args.commands), int(args.commands) // args.phases_every)
     else:
         is_met = compare_ways(int(args.memory), int(args.memory) // READINGS_A_PHASE)
     return 0 if is_met else 1

@@ -8,7 +8,6 @@ must hold everything up to the end of the training or of powerd but one second (
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import os
@@ -25,7 +24,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 
 import numpy as np
-from common import machine, powerd, progress, wait_until
+from common import machine, options, powerd, progress, wait_until
 
 from powerd_client import open_run
 from powerd_client.hostclock import now_ns
@@ -175,12 +174,7 @@ def pairs(count: int, lanes: int, rng: random.Random) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=20, help="kills of each process (default: 20)")
-    parser.add_argument("--pairs", type=int, metavar="N", help="kills of two processes, any two, instead")
-    parser.add_argument("--lanes", type=int, default=1, help="pairs at a time (default: 1)")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = options(__doc__, times=20, pairs=0, lanes=1, seed=1)
     rng, failed = random.Random(args.seed), 0
     if args.pairs:
         print(f"kill -9 of two processes at random moments, seed {args.seed} ({machine()})")

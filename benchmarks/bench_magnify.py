@@ -21,8 +21,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from bench_device import PHASES, Training, say
-from common import machine
+from bench_device import PHASES, WARM_UP_S, Training, say
+from common import machine, options
 
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.energy.devices import load_parts, part_phase_energies
@@ -83,7 +83,7 @@ def blocks(meter: Meter, training: Training, seconds: float) -> None:
 
 def measure(path: Path, batch: int, args: argparse.Namespace) -> None:
     training = Training("resnet34", batch, torch.device("cuda"))
-    training.warm_up(args.warm_up)
+    training.warm_up(WARM_UP_S)
     with Meter(out=path, overwrite=True, quiet=True) as meter:
         train(meter, training, args.seconds)
         begin = time.perf_counter()
@@ -134,14 +134,7 @@ def judge(path: Path) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch", type=int, nargs="+", default=[64, 128, 256])
-    parser.add_argument("--seconds", type=float, default=5.0, help="of training before and after magnify()")
-    parser.add_argument("--block", type=float, default=2.5, help="seconds of each phase alone")
-    parser.add_argument("--warm-up", type=float, default=2.0, help="seconds before each case")
-    parser.add_argument("--turns", type=int, default=1, help="runs of each case")
-    parser.add_argument("--keep", type=Path, help="directory that keeps the run files")
-    args = parser.parse_args()
+    args = options(__doc__, batch=[64, 128, 256], seconds=5.0, block=2.5, turns=1)
     if not torch.cuda.is_available():
         say("magnified phases: no CUDA here, nothing was measured")
         return 0
@@ -150,7 +143,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         for turn in range(args.turns):
             for batch in args.batch:
-                path = (args.keep or Path(directory)) / f"magnify-{batch}-{turn}.h5"
+                path = Path(directory) / f"magnify-{batch}-{turn}.h5"
                 measure(path, batch, args)
                 met = judge(path) and met
     say(f"  target: phases of {1e3 * LEAST_S:g} ms and more within {TARGET:.0%}: {'met' if met else 'MISSED'}")

@@ -2,49 +2,36 @@
 
 Time is from torch imported to the total known, with the model's making and all imports of either counter; memory is the
 peak above that of a process that has imported torch. Both count forward and backward of the same model on the device
-``meta``. Where the two totals differ, it is said: torch's counter forgets the groups of a convolution in its backward
-pass.
+``meta``. Where the two totals differ, it is said.
 
 Targets: 3 s, and no more memory than torch's own counter. Exit status 1 when one is missed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
-from pathlib import Path
 from statistics import median
 
-from common import machine, progress
+from common import machine, options, progress
 
-MODELS = {
-    "resnet50": ("", "3x224x224"),
-    "transformer": ("", ""),
-    "grouped": ("operation_models", "64x56x56"),
-    "lstm": ("operation_models", "100x64"),
-}
-"""Of each model, the module beside this one in which it is made (else it is one of the zoo), and a sample's shape."""
+MODELS = ("resnet50", "transformer")
 TARGET_S = 3.0
 CHILD = """
 import json, resource, sys, time
 import torch
 peak_mb = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 before, begin = peak_mb(), time.perf_counter()
-counter, model, module, shape, batch, folder = *sys.argv[1:5], int(sys.argv[5]), sys.argv[6]
+counter, model, batch = *sys.argv[1:3], int(sys.argv[3])
 if counter == "ours":
     from powerd_analytics.operations.model import count_named
-    count = count_named(f"{folder}/{module}.py:{model}" if module else model, [shape] if module else [], batch)
+    count = count_named(model, [], batch)
     total = (count.forward + count.backward).operations
 else:
     from torch.utils.flop_counter import FlopCounterMode
-    if module:
-        sys.path.insert(0, folder)
-        make, sample, dtype = getattr(__import__(module), model), map(int, shape.split("x")), "float32"
-    else:
-        from powerd_analytics.operations.zoo import ZOO
-        make, sample, dtype = ZOO[model].make, ZOO[model].sample_shape, ZOO[model].dtype
+    from powerd_analytics.operations.zoo import ZOO
+    make, sample, dtype = ZOO[model].make, ZOO[model].sample_shape, ZOO[model].dtype
     with torch.device("meta"), FlopCounterMode(display=False) as mode:
         make()(torch.empty(batch, *sample, dtype=getattr(torch, dtype))).sum().backward()
     total = mode.get_total_flops()
@@ -54,23 +41,19 @@ print(json.dumps({"s": time.perf_counter() - begin, "mb": peak_mb() - before, "t
 
 def count(counter: str, model: str, batch: int) -> dict[str, float]:
     """Seconds, MB and operations of one counting in a process of its own."""
-    words = [counter, model, *MODELS[model], str(batch), str(Path(__file__).parent)]
-    done = subprocess.run([sys.executable, "-P", "-c", CHILD, *words], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-P", "-c", CHILD, counter, model, str(batch)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{model}, counted by {counter}: {done.stderr[-2000:]}")
     return dict(json.loads(done.stdout))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=5, help="processes for each figure; the median is shown")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
-    args = parser.parse_args()
+    args = options(__doc__, runs=5, batch=256)
     print(f"Counting operations, batch {args.batch}, forward and backward, median of {args.runs} ({machine()})")
     print(f"{'':12} {'s':>7} {'torch s':>8} {'ratio':>6} {'MB':>6} {'torch MB':>9} {'GFLOP':>10} {'torch':>10}")
     missed = []
-    for model in args.models:
+    for model in MODELS:
         results: dict[str, list[dict[str, float]]] = {"ours": [], "torch": []}
         for run in range(args.runs):
             progress(f"{model}, run {run + 1} of {args.runs}")

@@ -10,7 +10,6 @@ Target: less than 1 %. Exit status 1 when it is missed.
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from common import descendants, machine, median_interval, powerd, progress
+from common import descendants, machine, median_interval, options, powerd, progress
 
 from powerd_client import Meter
 
@@ -68,22 +67,20 @@ def show(what: str, values: list[float]) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=100)
-    pairs = parser.parse_args().pairs
+    args = options(__doc__, pairs=100)
     with tempfile.TemporaryDirectory() as directory, powerd(SOURCE) as (url, pid):
         out = Path(directory) / "run.h5"
         with Meter(url, out):
             others = [pid, *descendants(pid), *descendants(os.getpid())]
             others = [p for p in dict.fromkeys(others) if p != os.getpid()]
             loop(1.0)
-            recorded = ratios(pairs, others, "recording")
+            recorded = ratios(args.pairs, others, "recording")
             command = [sys.executable, "-P", "-m", "powerd_analytics", "top", url, "--run", str(out), "--json"]
             with subprocess.Popen(command, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL) as top:
                 loop(3.0)
                 if top.poll() is not None:
                     raise SystemExit(f"`joules top` ended with {top.returncode}")
-                watched = ratios(pairs, [top.pid], "joules top")
+                watched = ratios(args.pairs, [top.pid], "joules top")
                 top.terminate()
             time.sleep(0.5)
     print(f"Slow-down of a pure-Python loop while 8 lines x 1 kHz are recorded ({machine()})")

@@ -10,7 +10,6 @@ status 1 when one is missed. Without a Chromium (on the path, or in $CHROMIUM) t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import select
@@ -26,7 +25,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import numpy as np
-from common import HERE, machine, progress
+from common import HERE, machine, options, progress
 
 from powerd_analytics.report import write_report
 
@@ -183,10 +182,7 @@ def look(page: Page, report: Path, frames: int) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--readings", type=int, nargs="+", default=[5_000_000, 10_000_000])
-    parser.add_argument("--frames", type=int, default=300)
-    args = parser.parse_args()
+    args = options(__doc__, readings=[5_000_000, 10_000_000], frames=300)
     chromium, is_met = find_browser(), True
     print(machine())
     for n in args.readings:

@@ -9,7 +9,6 @@ Target: every powerd lives, no reader misses a number. Exit status 1 when one do
 
 from __future__ import annotations
 
-import argparse
 import random
 import sys
 import tempfile
@@ -19,7 +18,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from common import machine, progress
+from common import machine, options, progress
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
@@ -47,11 +46,7 @@ def besiege(job: int, seed: int, seconds: float) -> Counter[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0)
-    parser.add_argument("--jobs", type=int, default=2, help="powerds under siege at a time")
-    parser.add_argument("--seed", type=int, default=1)
-    args = parser.parse_args()
+    args = options(__doc__, seconds=30.0, jobs=2, seed=1)
     print(f"{args.jobs} powerds under siege for {args.seconds:g} s ({machine()})")
     with ProcessPoolExecutor(args.jobs) as pool:
         jobs = [pool.submit(besiege, job, args.seed, args.seconds) for job in range(args.jobs)]

@@ -6,7 +6,6 @@ when the target is missed.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -14,7 +13,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from common import cpu_seconds, machine, powerd, progress
+from common import cpu_seconds, machine, options, powerd, progress
 
 from powerd_client import Meter, open_run
 
@@ -23,10 +22,7 @@ SOURCE = '[[source]]\nkind = "ready_blocks:ReadyBlocks"\nname = "rails"\nrate_hz
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--rate-hz", type=float, default=20_000.0)
-    args = parser.parse_args()
+    args = options(__doc__, seconds=60.0, rate_hz=20_000.0)
     with (
         tempfile.TemporaryDirectory() as directory,
         powerd(SOURCE.format(rate=args.rate_hz), server="ring_mib = 256") as (url, pid),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import random
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import zmq
 
@@ -29,6 +31,16 @@ def machine() -> str:
         platform.machine(),
     )
     return f"{os.cpu_count()} cores {model}, CPython {platform.python_version()}, Linux {platform.release()}"
+
+
+def options(text: str | None, **defaults: Any) -> argparse.Namespace:
+    """The command line's options by their defaults: a number, or a list of them."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in defaults.items():
+        is_list = isinstance(default, list)
+        kind, nargs = type(default[0] if is_list else default), "+" if is_list else None
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, nargs=nargs, default=default)
+    return parser.parse_args()
 
 
 @contextmanager
