@@ -8,7 +8,7 @@ import pytest
 from command import joules
 from make_campaign import one_run
 from make_job import TRAINED, machine, phases_of
-from make_run import LineSpec, make_run, training
+from make_run import LineSpec, make_run
 
 from powerd_analytics.campaign import (
     RUNS,
@@ -21,8 +21,6 @@ from powerd_analytics.campaign import (
 from powerd_analytics.campaign_tables import field_tables, prepared
 from powerd_analytics.export import columns_of
 from powerd_core.errors import ConfigError
-
-# -- Campaigns: many runs as the field's tables, repeats, whole trainings, and what is refused
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +172,6 @@ def test_the_tables_of_the_field(records):
     column = next(c.name for c in columns_of(efficiency) if c.heading.startswith("pascal"))
     of_column = [row[column] for row in rows_of(efficiency)]
     assert of_column[-1] == pytest.approx(np.mean(of_column[:-1]))
-
-
-def lines(**given):
-    return [LineSpec("gpu0.a", None if "codes" in given else training((64,), 4).power(), **given)]
-
-
-# -- What pictures and the report compare: alternatives, not the parts of one machine; repeats by the batch
 
 
 # -- Whole trainings of ranks that share a device: seconds of one rank, joules of all

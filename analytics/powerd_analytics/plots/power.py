@@ -220,8 +220,7 @@ def _draw_trace(
         axes.plot(x(t_ns), mean, color="black", lw=1.1, label=shown(name), marker=marker, ms=3)
         reach += [float(np.min(low, initial=0.0)), float(np.max(high, initial=0.0))]
     holes = np.concatenate([np.zeros((0, 2), np.int64), *(holes_of(s, view) for s in good)])
-    longest = holes[np.argsort(holes[:, 0] - holes[:, 1], kind="stable")][:_MOST_HOLES]
-    if len(longest):
+    if len(longest := _longest_holes(holes)):
         spans = list(zip(x(longest[:, 0]), (longest[:, 1] - longest[:, 0]) * scale, strict=True))
         axes.broken_barh(spans, (0, 0.95), facecolor="#EAD6D6", lw=0, transform=axes.get_xaxis_transform(), zorder=2.5,
                          label="readings missing")  # fmt: skip
@@ -236,6 +235,11 @@ def _draw_trace(
     axes.set_ylim(1.05 * min(reach), max(reach) * (1.28 if is_whole else 1.12))
     axes.set_xlabel(f"time ({unit})")
     axes.set_ylabel("power (W)")
+
+
+def _longest_holes(holes: Ints) -> Ints:
+    """Of very many intervals [h, 2], the longest."""
+    return holes[np.argsort(holes[:, 0] - holes[:, 1], kind="stable")][:_MOST_HOLES]
 
 
 def _shade(axes: Axes, run: Run, window: tuple[int, int], x: Any, of_phases: Mapping[str, str], most: int) -> None:
@@ -354,7 +358,6 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
     rate, age, lost = axes
     bins = len(edges) - 1
     count, longest_s = np.zeros(bins), np.full(bins, np.nan)
-    holes: list[tuple[float, float]] = []
     last = -FAR_NS
     for piece in parts_between(signal, -FAR_NS, FAR_NS):
         t = piece.t_ns
@@ -363,18 +366,16 @@ def _draw_line(run: Run, signal: Signal, axes: tuple[Axes, Axes, Axes], edges: V
             continue
         last = int(t[-1])
         count += np.histogram(t[new].astype(np.float64), edges)[0]
-        waits_s, missing = np.diff(t) * 1e-9, (piece.missing_ns() > 0) & new[1:]
         at = np.clip(np.searchsorted(edges, t[1:].astype(np.float64), "right") - 1, 0, bins - 1)
-        np.fmax.at(longest_s, at[new[1:]], waits_s[new[1:]])
-        holes += np.stack([_s(run, t[:-1][missing]), waits_s[missing]], 1).tolist()
+        np.fmax.at(longest_s, at[new[1:]], (np.diff(t) * 1e-9)[new[1:]])
     since_s, width_s = (edges[:-1] - run.begin_ns) * 1e-9, (edges[1] - edges[0]) * 1e-9
     colour, dashes = PALETTE[i % len(PALETTE)], ("-", "--")[i // len(PALETTE) % 2]
     label = shown(signal.line.name, 30)
     rate.step(since_s, count / width_s, where="post", color=colour, ls=dashes, lw=1, label=label)
     age.step(since_s, longest_s, where="post", color=colour, ls=dashes, lw=1)
-    if holes:
-        longest = sorted(holes, key=lambda hole: -hole[1])[:_MOST_HOLES]
-        lost.broken_barh(longest, (i - 0.35, 0.7), facecolor=colour)
+    longest = _longest_holes(holes_of(signal))
+    spans = list(zip(_s(run, longest[:, 0]), (longest[:, 1] - longest[:, 0]) * 1e-9, strict=True))
+    lost.broken_barh(spans, (i - 0.35, 0.7), facecolor=colour)
 
 
 # ---- clocks ------------------------------------------------------------------------------------------------------

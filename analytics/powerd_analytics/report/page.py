@@ -42,7 +42,7 @@ from powerd_analytics.signals.streams import (
 )
 from powerd_analytics.table import PhaseTable, group_line, table_of
 from powerd_analytics.text import digits, seconds, with_u95
-from powerd_analytics.uncertainty_table import BudgetRow, budget_rows
+from powerd_analytics.uncertainty_table import BudgetRow, budget_frames, budget_rows
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
@@ -151,7 +151,9 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
         sheets.lines_sheet([line for p in parts for line in p.lines], names),
         *(sheet(runs, names) for sheet in (sheets.clocks_sheet, sheets.gaps_sheet, sheets.messages_sheet)),
     ]
-    budgets = [(f"budget-{i}", sheets.budget_sheet(names[p.run.path], p.budget)) for i, p in enumerate(parts)]
+    budgets = [(names[p.run.path], frame) for p in parts for frame in budget_frames(p.budget)]
+    for name, frame in budgets:
+        frame.attrs["title"] = f"{name}: {frame.attrs['title']}"
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=False)
     return environment.from_string(template).render(
         title=printable(options.title or f"Energy of {runs[0].path.name if len(runs) == 1 else f'{len(runs)} runs'}"),
@@ -166,7 +168,7 @@ def _render(parts: Sequence[_RunPart], options: ReportOptions, columns: Columns)
         tables=list(map(shown_sheet, _tables(records, factors))),
         traces_left_out=max(len(parts) - MOST_TRACES, 0),
         runs=boxes,
-        budget=[shown_sheet(sheet, name) for name, sheet in budgets if len(sheet)],
+        budget=[shown_sheet(frame, f"budget-{i}") for i, (_, frame) in enumerate(budgets)],
         quality=[shown_sheet(s) for s in quality if len(s)],
         quality_notes=sheets.quality_notes(runs, names),
         environment=[shown_sheet(sheets.environment_sheet(runs, names))],

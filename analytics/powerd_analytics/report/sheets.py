@@ -19,9 +19,7 @@ from powerd_analytics.export import Cell, Column, Kind, columns_of, rounded, row
 from powerd_analytics.records import Record, column
 from powerd_analytics.runs.run import Run
 from powerd_analytics.signals.signal import FAR_NS, Signal, parts_between
-from powerd_analytics.table import group_line
-from powerd_analytics.text import digits, first_of
-from powerd_analytics.uncertainty_table import BudgetRow
+from powerd_analytics.text import first_of
 from powerd_client.hostclock import read_anchor
 from powerd_core.errors import RunFileError
 from powerd_core.text import printable
@@ -98,7 +96,7 @@ def _sheet(name: str, title: str, rows: Sequence[Mapping[str, Cell]], note: str 
     return table_frame(name, title, tuple(columns), [tuple(r.values()) for r in rows], [note] if note else [])
 
 
-# ---- seconds, joules and their uncertainty --------------------------------------------------------------------------
+# ---- seconds and joules ----------------------------------------------------------------------------------------------
 
 
 def phases_sheet(time: pd.DataFrame, energy: pd.DataFrame) -> pd.DataFrame:
@@ -124,26 +122,6 @@ def recordings_sheet(records: Sequence[Record]) -> pd.DataFrame:
     rows = tuple(tuple(r[name] for name in names) for r in records if r["kind"] == "run")
     note = "phases + rest = the whole"
     return table_frame("recordings", "Whole recordings", columns, rows, (note,))
-
-
-def budget_sheet(name: str, budget: Sequence[BudgetRow]) -> pd.DataFrame:
-    """A row for each energy: its parts by share of the variance, the largest first."""
-    rows = [
-        {
-            "group": group_line(r.group),
-            "phase": r.phase or f"({r.table})",
-            "device": r.device,
-            "provenance": r.provenance,
-            "J": r.energy_j,
-            "± U95 J": r.u95_j,
-            "largest part": r.parts[0].part if r.parts else None,
-            "share %": 100 * r.parts[0].share if r.parts else None,
-            "parts": ", ".join(f"{s.part} {100 * s.share:.0f} % ({digits(s.u_j, 2)} J)" for s in r.parts),
-            "note": r.words,
-        }
-        for r in budget
-    ]
-    return _sheet("budget", f"Uncertainty budget of {name}", rows)
 
 
 # ---- data quality ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from powerd_analytics.table import CSV_COLUMNS
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    tr = training((64, 128), 10)
+    tr = training((64, 128), 4)
     lines = [
         LineSpec("gpu0.a", tr.power()),
         LineSpec("cpu0.m", tr.power(0.3), "cpu0", "modelled", period_ns=20_000_000),
@@ -61,7 +61,7 @@ def test_bad_input_is_one_line_and_status_2(run, capsys, arguments, text):
 
 def test_options_of_earlier_releases_still_work(run, capsys):
     assert joules(capsys, "verify", run, "--json") == joules(capsys, "verify", run, "--format", "json")
-    assert joules(capsys, "tables", run, "--format", "table") == joules(capsys, "tables", run, "--format=text")
+    assert modern(["tables", "run.h5", "--format", "table"]) == ["tables", "run.h5", "--format", "text"]
     assert modern(["clock", "run.h5", "--out=clock.png"]) == ["clock", "run.h5", "--plot=clock.png"]
     own = ["record", "--out", "r.h5", "--", "python", "--out", "x", "--json", "--format", "table"]
     assert modern(own) == ["record", "--output", *own[2:]]

@@ -43,17 +43,6 @@ def test_one_bad_run_of_several_is_enough_for_status_1(run, tmp_path, capsys):
     assert joules(capsys, "verify", bad, run)[0] == 1
 
 
-def test_a_file_that_is_no_run_is_wrong_and_one_that_is_not_there_an_error(tmp_path, capsys):
-    text = tmp_path / "a.h5"
-    text.write_text("hello")
-    code, out, _ = joules(capsys, "verify", text)
-    assert code == 1
-    assert "  WRONG  structure:" in out
-    code, _, err = joules(capsys, "verify", tmp_path / "absent.h5")
-    assert (code, err.count("\n")) == (2, 1)
-    assert joules(capsys, "verify")[0] == 2
-
-
 def test_a_journal_is_recovered_and_kept(tmp_path, capsys):
     directory = make_journal(tmp_path / "run.h5", whole())
     code, out, _ = joules(capsys, "recover", directory, "-o", tmp_path / "saved.h5")

@@ -15,9 +15,14 @@ from powerd_core.errors import ConfigError
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    tr = training((64, 128), 10)
+    tr = training((64, 128), 4)
     lines = [LineSpec("gpu0.a", tr.power()), LineSpec("cpu0.m", tr.power(0.3), "cpu0", "modelled", 20_000_000)]
     return make_run(tmp_path_factory.mktemp("tags") / "run.h5", lines, tr.phases, end_ns=tr.end_ns)
+
+
+@pytest.fixture(scope="module")
+def values(run):
+    return totals(read_run(run))
 
 
 class Trackers:
@@ -69,8 +74,7 @@ def trackers(monkeypatch):
     return found
 
 
-def test_names_say_device_provenance_group_and_unit(run):
-    values = totals(read_run(run))
+def test_names_say_device_provenance_group_and_unit(values):
     assert all(isinstance(v, float) for v in values.values())
     whole = values["powerd/gpu0.simulated/energy_j"]
     for name in ("time_s", "power_w", "energy_u95_j"):
@@ -82,11 +86,10 @@ def test_names_say_device_provenance_group_and_unit(run):
     assert "powerd/gpu0.simulated/batch_size=64,model=AlexNet/update/s_per_batch" in values
 
 
-def test_the_command_writes_to_all_three(run, trackers, capsys, tmp_path):
+def test_the_command_writes_to_all_three(run, values, trackers, capsys, tmp_path):
     arguments = ("--wandb", "me/p/r", "--mlflow", "r1", "--tensorboard", tmp_path)
     code, out, err = joules(capsys, "tag", run, *arguments)
     assert (code, err) == (0, "")
-    values = totals(read_run(run))
     assert f"{len(values)} values written to W&B run me/p/r, MLflow run r1" in out
     assert trackers.wandb == {"me/p/r": values}
     assert {k[0]: v for k, v in trackers.tensorboard[str(tmp_path)].items()} == values

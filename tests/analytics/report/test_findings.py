@@ -23,7 +23,7 @@ def test_repeats_tell_configurations_apart_or_not(tmp_path, scale, is_sure):
     for name, factor in (("old", 1.0), ("new", scale)):
         for i in range(3):
             seed = i if name == "old" else 50 + i
-            one_run(tmp_path / f"{name}{i}.h5", factor, noise_w=2.0, gpus=2, iterations=5, seed=seed, device_name=name)
+            one_run(tmp_path / f"{name}{i}.h5", factor, noise_w=2.0, gpus=2, iterations=3, seed=seed, device_name=name)
     _, page = report(sorted(tmp_path.glob("*.h5")), tmp_path / "page.html")
     (sentence,) = said(page, "least energy a sample")
     assert ("distinguishable from all others" in sentence) == is_sure

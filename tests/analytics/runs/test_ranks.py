@@ -114,16 +114,17 @@ def joules(rows, device, name="energy_j"):
     return sum(getattr(r, name) for r in rows if r.device == device)
 
 
-class TestShares:
-    @pytest.fixture(params=[2, 4])
-    def runs(self, request, tmp_path):
-        """The same readings with one rank and with several that share the device."""
-        ranks = request.param
-        line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
-        one = phase_table(run_of(tmp_path, [line], [rank(0, 1)]))
-        several = phase_table(run_of(tmp_path, [line], [rank(i, ranks) for i in range(ranks)]))
-        return one, several, ranks
+@pytest.fixture(scope="module", params=[2, 4])
+def runs(request, tmp_path_factory):
+    """The same readings with one rank and with several that share the device."""
+    ranks, tmp_path = request.param, tmp_path_factory.mktemp("shares")
+    line = LineSpec("cpu0.model", TRAINED.power(), "cpu0", "modelled")
+    one = phase_table(run_of(tmp_path, [line], [rank(0, 1)]))
+    several = phase_table(run_of(tmp_path, [line], [rank(i, ranks) for i in range(ranks)]))
+    return one, several, ranks
 
+
+class TestShares:
     def test_the_joules_of_a_run_are_the_same_whatever_its_ranks(self, runs):
         one, several, _ = runs
         assert one.ranks == one.jobs == ()
@@ -183,7 +184,7 @@ def test_communication_is_in_no_sum(tmp_path):
 CHOICE = st.lists(st.one_of(st.none(), st.integers(0, 3)), min_size=2, max_size=5)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(CHOICE, st.booleans())
 def test_whoever_uses_what_every_joule_is_counted_once(five_ranks, choice, with_wall):
     processes = [rank(i, len(choice), *([] if c is None else [gpu(c, pci=False)])) for i, c in enumerate(choice)]

@@ -123,9 +123,6 @@ def test_auxiliary_channels_are_shown_and_compared_with_nothing(path):
     assert "clock_events_bits: gpu_idle in 54.5%, sw_power_cap in 54.5%; 11" in text
 
 
-# Lines of too few readings to tell how sure a run's energy is, or that clipped: never ± 0 J, and `verify` goes on.
-
-
 # A device without readings has no energy: nothing that reads a run makes 0 J of it.
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
-ITERATIONS = 30
+ITERATIONS = 12
 BATCH = 8
 
 
