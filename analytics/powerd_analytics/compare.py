@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from powerd_analytics.energy.devices import Part, load_parts
-from powerd_analytics.energy.magnifier import part_phase_energies
+from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.uncertainty import mean_of
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
@@ -162,8 +162,8 @@ def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Samp
     run, sharing = ranks_of(whole).on(whole, part.device)
     # Before all columns of the device are in memory: of a line one is kept. A device's only line is the device.
     several = part.signals if len(part.signals) > 1 else ()
-    lines = [(s.line, part_phase_energies(run, replace(part, signals=(s,))).energy_j) for s in several]
-    columns = part_phase_energies(run, part)
+    lines = [(s.line, energies_with_magnified(run, replace(part, signals=(s,))).energy_j) for s in several]
+    columns = energies_with_magnified(run, part)
     lines = lines or [(s.line, columns.energy_j) for s in part.signals]
     ended, good = ~run.phases.cut, usable(columns) & ~run.phases.cut
     samples = []

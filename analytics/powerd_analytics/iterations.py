@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, load_parts
-from powerd_analytics.energy.magnifier import part_phase_energies
+from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.export import Column, to_json_text
 from powerd_analytics.records import begin_unix_s
@@ -63,7 +63,7 @@ def _rows(whole: Run, parts: Sequence[Part], progress: Progress) -> Iterator[lis
         progress(0.6 + 0.4 * i / len(parts), f"iterations on {part.device}")
         run, sharing = ranks.on(whole, part.device)
         p, tracks = run.phases, ranks.tracks(run)
-        columns = part_phase_energies(run, part)
+        columns = energies_with_magnified(run, part)
         good, u95_j = usable(columns), columns.u95_j
         kinds = [i for labels in groups(run).values() for i in iteration_labels(run, labels)]
         for label in (i for i in kinds if p.classes[i].name != BASELINE and LAYER not in p.classes[i].attributes):

@@ -34,7 +34,7 @@ from powerd_analytics.energy.devices import (
     line_energies,
     load_parts,
 )
-from powerd_analytics.energy.magnifier import magnified_kinds, part_phase_energies
+from powerd_analytics.energy.magnified import energies_with_magnified, magnified_kinds
 from powerd_analytics.energy.reasons import (
     AT_LEAST,
     Clip,
@@ -413,7 +413,7 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
         tracks = ranks.tracks(run)
-        seen = _Seen(run, part, part_phase_energies(run, part), tracks, sharing)
+        seen = _Seen(run, part, energies_with_magnified(run, part), tracks, sharing)
         of_groups: list[tuple[TotalRow, _Efficiency]] = []
         for labels in groups(run).values():
             rows = _phase_rows(seen, labels)

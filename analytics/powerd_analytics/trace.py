@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, PhaseColumns, load_parts
-from powerd_analytics.energy.magnifier import part_phase_energies
+from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import Signal, load_bounded
 from powerd_analytics.signals.streams import (
@@ -130,7 +130,7 @@ def write_trace(
         timeline = Timeline(wall, base_ns, window_ns)
         parts = load_parts(run, device, lambda share, text: progress(0.2 + 0.3 * share, text))
         progress(0.5, "energies of phases")
-        energies = {f"{p.device} ({p.provenance})": part_phase_energies(run, p) for p in parts if len(run.phases)}
+        energies = {f"{p.device} ({p.provenance})": energies_with_magnified(run, p) for p in parts if len(run.phases)}
         file: IO[bytes] = stack.enter_context(out.open("wb"))
         if out.suffix == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4, mtime=0))  # type: ignore[arg-type]

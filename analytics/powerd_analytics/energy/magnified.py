@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import KINDS
-from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies
-from powerd_analytics.energy.devices import part_phase_energies as interleaved
+from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies, part_phase_energies
 from powerd_analytics.energy.rest import merged, without
 from powerd_analytics.energy.uncertainty import NORMAL
 from powerd_analytics.runs.phases import Phases
@@ -76,10 +75,10 @@ def magnified_kinds(run: Run, part: Part) -> Mapping[int, Magnification]:
     return known
 
 
-def part_phase_energies(run: Run, part: Part) -> PhaseColumns:
+def energies_with_magnified(run: Run, part: Part) -> PhaseColumns:
     """Energies of all phases of a run, in the order of `Run.phases`; those of magnified kinds by their repetitions.
     What is known of single ones beside their kind's mean stays."""
-    columns = interleaved(run, part)
+    columns = part_phase_energies(run, part)
     known = {label: m for label, m in magnified_kinds(run, part).items() if m.power_w is not None}
     if not known:
         return columns
