@@ -69,7 +69,7 @@ def test_a_tree_with_shares_and_a_total(tmp_path, capsys):
 )
 def test_whatever_was_recorded_fits_80_columns_and_a_few_screens(tmp_path, capsys, settings, plan):
     phases, end_ns = training(settings, plan, count=2)
-    lines = [line(f"gpu{i}.rail", f"gpu{i}") for i in range(3)]
+    lines = [line(f"gpu{i}.rail", f"gpu{i}") for i in range(2)]
     out = shown(capsys, make_run(tmp_path / "r.h5", lines, phases, end_ns=end_ns)).splitlines()
     rows = [row for row in out if "0.0" in row]
     assert max(map(len, rows)) <= 80

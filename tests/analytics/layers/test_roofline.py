@@ -13,8 +13,15 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 from powerd_analytics import phase_table, read_run
 from powerd_analytics.cli import main
 from powerd_analytics.layers import BOTH, layer_energies, roof_of, roofline
-from powerd_analytics.operations import ExecutedCount, LayerCount, OperationCount, Work, to_document
-from powerd_analytics.operations.counts import EXECUTED, PAPER
+from powerd_analytics.operations.counts import (
+    EXECUTED,
+    PAPER,
+    ExecutedCount,
+    LayerCount,
+    OperationCount,
+    Work,
+    to_document,
+)
 from powerd_core.errors import AnalysisError
 
 COUNT = OperationCount(
