@@ -32,11 +32,12 @@ import numpy as np
 import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from powerd_analytics.terminal import hanging, print_unbroken
-from powerd_analytics.text import digits
+from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
+from powerd_analytics.text import digits, shortened
 from powerd_client.recover import open_run
 from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
@@ -304,18 +305,42 @@ def print_tables(frames: Sequence[pd.DataFrame], console: Console) -> None:
     """One table a frame, with numbered footnotes."""
     for frame in frames:
         shown = rounded(frame)
-        table = Table(title=_text(frame.attrs["title"]), title_justify="left", title_style="bold", header_style="bold",
-                      box=SIMPLE_HEAD)  # fmt: skip
-        for column in shown.columns:
-            heading, justify = _text(column.heading or column.name), "right" if column.is_numeric else "left"
-            table.add_column(heading, justify=justify, overflow="fold")  # type: ignore[arg-type]
-        for line in shown.lines:
-            table.add_row(*map(_text, line))
+        table, width = _table(frame.attrs["title"], shown), console.width
+        options = console.options.update(max_width=NO_EDGE)
+        if not console.is_terminal:  # a file or a pipe has no edge: columns are never folded there
+            console.width = max(width, Measurement.get(console, options, table).maximum)
+        for longest in range(32, 10, -2) if console.is_terminal else ():
+            # Two characters of padding a column are given up first.
+            if Measurement.get(console, options, table).minimum - 2 * len(shown.columns) <= width:
+                break
+            table = _table(frame.attrs["title"], shown, longest)
         print_unbroken(table, console)
+        console.width = width
         for note in [*(f"{i}  {note}" for i, note in enumerate(shown.footnotes, 1)), *frame.attrs["notes"]]:
             text = f" {printable(note)}"
-            console.print(hanging(text, console.width) if console.is_terminal else text, markup=False, highlight=False)
+            console.print(hanging(text, width) if console.is_terminal else text, markup=False, highlight=False)
         console.print()
+
+
+_NAMES = ("layer", "phase", "phase_path", "path", "model", "run")
+
+
+def _table(title: str, shown: Rounded, longest: int | None = None) -> Table:
+    """With ``longest``, names that others gave and that have more characters are shortened in the middle."""
+    table = Table(
+        title=_text(title), title_justify="left", title_style="bold", header_style="bold", box=SIMPLE_HEAD
+    )  # fmt: skip
+    for column in shown.columns:
+        justify: Literal["left", "right"] = "right" if column.is_numeric else "left"
+        table.add_column(_text(column.heading or column.name), justify=justify, overflow="fold")
+    for line in shown.lines:
+        table.add_row(
+            *(
+                _text(shortened(cell, longest) if longest and column.name in _NAMES else cell)
+                for column, cell in zip(shown.columns, line, strict=True)
+            )
+        )
+    return table
 
 
 def _text(text: str) -> Text:

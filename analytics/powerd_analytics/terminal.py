@@ -8,7 +8,7 @@ from textwrap import fill
 from types import TracebackType
 
 from rich.cells import cell_len
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -17,8 +17,8 @@ from powerd_core.text import printable
 
 NO_EDGE = 100_000
 """A width for measuring what does not fold."""
-_HEADING, _TEXT = 6, 24
-"""Headings of figures are folded to the first width as far as the figures below them allow it, text to the second."""
+_HEADING, _WORD = 6, 12
+"""Headings of figures are folded to the first width as far as the figures below them allow it, words to the second."""
 
 
 class LateProgress:
@@ -70,20 +70,25 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_unbroken(table: Table, console: Console) -> None:
     """Print a table whose right-justified columns are figures: a figure cut in two reads as another one.
 
-    A file or a pipe has no edge. On a terminal that is too narrow the space between columns goes first, then headings
-    and text are folded; what is still too wide goes over the edge.
+    Where it does not fit, the space between columns goes first, then headings and text are folded; what is still too
+    wide goes over the terminal's edge.
     """
     options = console.options.update(max_width=NO_EDGE)
-    width = Measurement.get(console, options, table).maximum
-    if console.is_terminal and width > console.width:
+    if Measurement.get(console, options, table).maximum > console.width:
         table.padding = (0, 0, 0, 0)
+        needed = Measurement.get(console, options, table).minimum
         for column in table.columns:
+            word = max(map(_longest_word, (column.header, *column.cells)))
             if column.justify == "right":
-                heading = min(max(map(len, str(column.header).split()), default=0), _HEADING)
+                heading = min(_longest_word(column.header), _HEADING)
                 column.width = max([heading, *(cell_len(str(cell)) for cell in column.cells)])
+                needed += column.width - word
             else:
-                column.max_width = _TEXT
-        width = max(Measurement.get(console, options, table).minimum, console.width)
-    if width > console.width:
-        table.width = width  # not the console's: rich takes a dumb terminal to have 80 columns whatever is set
+                needed -= max(0, word - _WORD)
+        if needed > console.width:
+            table.width = needed  # not the console's: rich takes a dumb terminal to have 80 columns whatever is set
     console.print(table, crop=False)
+
+
+def _longest_word(cell: RenderableType) -> int:
+    return max(map(cell_len, str(cell).split()), default=0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from powerd_core.text import figure_and_u95, significant, with_u95
 
-__all__ = ["bar", "device_text", "digits", "figure_and_u95", "first_of", "joined", "seconds", "with_u95"]
+__all__ = ["bar", "device_text", "digits", "figure_and_u95", "first_of", "joined", "seconds", "shortened", "with_u95"]
 
 
 def digits(value: float | None, places: int = 4) -> str:
@@ -27,6 +27,11 @@ def seconds(value_s: float) -> str:
         if rounded >= 1:
             return f"{rounded:g} {unit}"
     return f"{value_s * 1e9:.0f} ns"
+
+
+def shortened(name: str, longest: int) -> str:
+    """A name of at most so many characters: of a longer one the begin and the end."""
+    return name if len(name) <= longest else f"{name[: longest // 2 - 1]}…{name[-(longest // 2) :]}"
 
 
 def first_of(texts: Sequence[str], between: str, most: int = 8) -> str:
