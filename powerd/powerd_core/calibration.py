@@ -196,13 +196,14 @@ class CalibrationFile:
     def find(
         self, *, board: str = "", bus: int = -1, address: int = -1, channel: int = 1, serial: str = ""
     ) -> SensorCalibration | None:
-        """The calibration of one sensor, or None. A record without a board and serial is of any board, but no node."""
-        for known in self.sensor:
-            if known.serial != serial or (known.bus, known.address, known.channel) != (bus, address, channel):
-                continue
-            if serial or known.board in ("", board):
-                return known
-        return None
+        """The calibration of one sensor, or None.
+
+        A record without a board and serial is of any board that has none of its own, but of no node.
+        """
+        place = bus, address, channel
+        same = [s for s in self.sensor if s.serial == serial and (s.bus, s.address, s.channel) == place]
+        boards = [s for name in (board, "") for s in same if serial or s.board == name]
+        return boards[0] if boards else None
 
     def with_sensor(self, new: SensorCalibration) -> CalibrationFile:
         """The same with ``new`` in place of what was known of that sensor."""

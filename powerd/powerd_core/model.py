@@ -185,7 +185,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive scans of one stream. ``payload`` is laid out as this module's docstring says."""
+    """Consecutive scans of one stream. ``payload`` holds the arrays that are listed above `CODE_BYTES`."""
 
     stream: int
     epoch: int

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NoReturn
@@ -299,7 +299,10 @@ def _add_keys(add_command: Any) -> None:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
     if not isfinite(number):
         raise argparse.ArgumentTypeError(f"{text!r} is no number")
     return number

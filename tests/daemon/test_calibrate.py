@@ -80,6 +80,9 @@ def test_sensors_are_found_by_place_or_serial() -> None:
     assert file.find(board="bone", bus=2, address=0x42) is None
     newer = replace(RECORD, load=None)
     assert file.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
+    of_any_board = CalibrationFile((replace(RECORD, board=""),))
+    assert of_any_board.find(board="bone", bus=2, address=0x41) is not None
+    assert of_any_board.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
 
 
 def test_calibrated_sensors() -> None:

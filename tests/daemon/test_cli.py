@@ -73,6 +73,7 @@ def bad(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
         (["run", "--sim", "--seeed", "5"], "--seed"),
         (["run", "--sim", "x", "y"], "x"),
         (["run", "--sim", "--rate-hz", "nan"], "--rate-hz"),
+        (["run", "--sim", "--rate-hz", "fast"], "'fast' is no number"),
         (["plan", "x", "--load", "5"], "--load"),
         (["calibrate", "x", "--temperature-c", "20"], "--zero"),
         (["keys", "allow", "a", "k", "--role", "root"], "--role"),
