@@ -211,6 +211,16 @@ def test_a_long_stall_is_skipped_and_counted() -> None:
     assert len(bench.world.polled_at) - polls < 10, "no burst to catch up"
 
 
+def test_a_source_that_catches_up_misses_no_deadline_also_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "catches_up", True)
+    bench = Bench(World())
+    bench.sampling.open()
+    bench.world.clock.t_ns += 1000 * MS
+    bench.run(10 * MS)
+    bench.sampling.close()
+    assert bench.sampling.statistics()["missed_deadlines"] == 0
+
+
 def test_a_lost_source_is_reopened_with_a_gap_that_says_why() -> None:
     bench = Bench(World(poll_errors={8: SensorError("the bus hangs")}))
     bench.sampling.open()

@@ -8,7 +8,7 @@ from bench_clock import IDLE, LOADED, MS, NetworkPath, Quartz, S, Step, draw_cas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.clock import ClockPiece, map_clock, piece_at
+from powerd_core.clock_comparison import ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError
 from powerd_core.model import ClockExchange
 
