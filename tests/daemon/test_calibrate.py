@@ -8,7 +8,7 @@ from math import hypot, sqrt
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
@@ -104,6 +104,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 """No configuration gives a line a name with a NUL."""
 
 
+@settings(max_examples=25)  # each waits for the disk
 @given(NAMES, st.floats(-6, 6), st.floats(0, 1), st.integers(2, 10**9), st.booleans())
 def test_the_file_round_trips(
     tmp_path_factory: pytest.TempPathFactory, name: str, mean_a: float, spread_a: float, count: int, loaded: bool
