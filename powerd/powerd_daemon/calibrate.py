@@ -267,15 +267,15 @@ def _ask_analytics(command: str) -> Any:
 def identify(arguments: argparse.Namespace) -> None:
     """Run random loads, print what they tell, and keep it. Raises `PowerdError`."""
     try:
-        found = _ask_analytics("identify")(arguments.gpu, arguments.seconds, arguments.run)
+        results = _ask_analytics("identify")(arguments.gpu, arguments.seconds, arguments.run)
     except KeyboardInterrupt:
         print("powerd identify: interrupted; nothing was stored", file=sys.stderr)
         raise
     path = gpu_file_path(arguments.out or "")
-    for r in found:
+    for r in results:
         age = f"centre {r.age_ms:.2f} ± {r.u95_age_ms:.2f} ms"
         print(f"{arguments.gpu}.{r.field:<13} {printable(r.text)}, {age}, residual {r.residual_w:.1f} W")
-    save_gpus(path, GpuFile(response=tuple(found)))
+    save_gpus(path, GpuFile(response=tuple(results)))
     _say_where(path, bool(arguments.out))
 
 
@@ -284,7 +284,7 @@ def _calibrate_gpu(arguments: argparse.Namespace) -> None:
     what = arguments.reference or (arguments.reference_w and str(arguments.reference_w))
     if not what:
         raise ConfigError(f"{arguments.file}: a GPU is calibrated with --reference rails, wall or WATTS")
-    found = _ask_analytics("calibrate")(
+    results = _ask_analytics("calibrate")(
         str(arguments.file),
         what.removesuffix("W"),
         u=arguments.reference_u or 0.0,
@@ -295,9 +295,9 @@ def _calibrate_gpu(arguments: argparse.Namespace) -> None:
         seconds=arguments.seconds,
     )
     path = gpu_file_path(arguments.out or "")
-    for g in found:
+    for g in results:
         print(f"{arguments.file}.{g.field:<13} gain {g.gain:.4f} ± {1.96 * g.u_gain:.2%} by {printable(g.reference)}")
-    save_gpus(path, GpuFile(gain=tuple(found)))
+    save_gpus(path, GpuFile(gain=tuple(results)))
     _say_where(path, bool(arguments.out))
 
 
