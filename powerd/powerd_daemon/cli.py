@@ -176,8 +176,8 @@ def make_parser() -> Parser:
         "check",
         "what is wrong with a configuration or this machine, and what to do",
         " powerd.toml",
-        "Looks at the configuration, devices, buses, sensors, clock, scheduler, disk. Status 1 when something fails. "
-        "Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
+        "Looks at the configuration, devices, buses, sensors, RAPL, GPUs, scheduler and disk. Status 1 when something "
+        "fails. Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
     )
     check.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
     check.add_argument("--file-only", action="store_true", help="look at the file alone: it is for another machine")

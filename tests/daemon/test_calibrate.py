@@ -193,5 +193,5 @@ def test_what_is_refused_leaves_no_file(tmp_path: Path, power_w: float, options:
     out = tmp_path / "cal.toml"
     file = configuration(tmp_path / "c.toml", power_w)
     with pytest.raises((SensorError, ConfigError), match=name):
-        calibrate_lines(arguments(file, out, **options), VirtualClock())  # type: ignore[arg-type]
+        calibrate_lines(arguments(file, out, seconds=0.5, **options), VirtualClock())  # type: ignore[arg-type]
     assert not out.exists()

@@ -138,7 +138,9 @@ def test_garbage_is_counted_and_not_answered(bench: Bench, socket: str) -> None:
     for frame in garbage[:-1]:
         client.send(frame)
     client.socket.send_multipart([good, good])
-    assert client.receive(QUIET_S).subject == "error", "a frame of version 255 is told which version is spoken"
+    assert client.receive().subject == "error", "a frame of version 255 is told which version is spoken"
+    while bench.server.garbage[socket] < len(garbage):
+        bench.turn()
     assert client.receive(QUIET_S) is None
     assert bench.server.garbage[socket] == len(garbage)
     assert bench.said.getvalue().count("\n") <= 10

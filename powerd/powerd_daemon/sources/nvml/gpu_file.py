@@ -35,5 +35,4 @@ def save_gpus(path: Path, new: GpuFile) -> None:
     """Add what is new. Raises `ConfigError` where the file cannot be written."""
     file = load_gpus(path).with_new(new)
     tables = [toml_table(f"[[{name}]]", row) for name in ("response", "gain") for row in getattr(file, name)]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "\n".join([_HEAD, *tables]))
