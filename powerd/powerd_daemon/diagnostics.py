@@ -9,14 +9,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import fill
-from typing import Any
 
 from powerd_core.calibration import GpuFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
@@ -35,7 +33,7 @@ from powerd_daemon.sources.port import is_usbtmc
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
 
 WIDTH = 100
-CONNECT_S = 0.5
+_TCP_LISTENS, _UNIX_LISTENS = "0A", "00010000"
 SLEEPS, SLEEP_NS = 200, 1_000_000
 PROBE_BYTES = 8 << 20
 SMALL_BYTES = 1 << 30
@@ -64,19 +62,22 @@ class Finding:
 
 
 def is_served(endpoint: str) -> bool:
-    """Whether somebody listens there. Nothing is asked: a powerd that measures may have keys that are unknown here."""
-    family: int = socket.AF_UNIX
-    address: Any = endpoint.removeprefix("ipc://")
-    if endpoint.startswith("tcp://"):
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-        # Of "any address" Linux takes loopback, and nobody knows a port that is drawn when powerd starts.
-        address = host.strip("[]").replace("*", ""), int(port.replace("*", "0"))
-    with suppress(OSError), socket.socket(family) as probe:
-        probe.settimeout(CONNECT_S)
-        probe.connect(address)
-        return True
-    return False
+    """Whether a process of this machine listens there, by the kernel's lists of sockets (proc_net(5)).
+
+    Nothing is asked: a powerd that measures may have keys that are unknown here, or listen on an interface's name.
+    """
+    place = endpoint.removeprefix("ipc://")
+    if place != endpoint:
+        return any(row[3] == _UNIX_LISTENS and row[7:] == [place] for row in _kernel_sockets("unix"))
+    rows = [*_kernel_sockets("tcp"), *_kernel_sockets("tcp6")]
+    ports = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _TCP_LISTENS}
+    return endpoint.rpartition(":")[2] in map(str, ports)
+
+
+def _kernel_sockets(kind: str) -> list[list[str]]:
+    with suppress(OSError):  # without IPv6 there is no list of it
+        return [row.split(maxsplit=7) for row in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
+    return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -152,12 +152,12 @@ def test_a_powerd_that_measures_is_not_disturbed(tmp_path: Path) -> None:
 
 def test_who_listens_is_noticed_without_being_asked(tmp_path: Path) -> None:
     """A powerd with keys answers nobody who has none, and one that listens on all addresses names none of them."""
-    path = tmp_path / "s"
+    path = tmp_path / "a socket"
     with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as ipc:
         ipc.bind(str(path))
         ipc.listen()
         port = tcp.getsockname()[1]
-        for endpoint in (f"tcp://*:{port}", f"tcp://0.0.0.0:{port}", f"tcp://localhost:{port}", f"ipc://{path}"):
+        for endpoint in (f"tcp://*:{port}", f"tcp://0.0.0.0:{port}", f"tcp://eth0:{port}", f"ipc://{path}"):
             assert is_served(endpoint)
     for endpoint in (f"tcp://*:{port}", "tcp://*:*", f"tcp://[::]:{port}", f"ipc://{path}", f"ipc://{tmp_path}/none"):
         assert not is_served(endpoint)
