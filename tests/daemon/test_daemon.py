@@ -16,11 +16,11 @@ import pytest
 from daemon_harness import PATIENCE_S, Client, running, steady_config
 
 from powerd_core import Block, Gap, Message, PeerError, SensorError
-from powerd_core.model import CLOCK_NAME, Device
+from powerd_core.model import CLOCK_NAME, Column, Device, Line, Provenance, ShuntConversion, Stream
 from powerd_core.serde import read_description
 from powerd_daemon import daemon
-from powerd_daemon.config import parse_config
-from powerd_daemon.daemon import Daemon
+from powerd_daemon.config import ServerConfig, parse_config
+from powerd_daemon.daemon import Daemon, ring_seconds, spool_seconds
 from powerd_daemon.supervisor import Supervisor
 
 
@@ -167,3 +167,22 @@ def test_powerd_run_tells_its_manager(manager: socket.socket, tmp_path: Path) ->
     finally:
         process.kill()
         process.wait()
+
+
+def rails(rate_hz: float, lines: int = 8) -> Stream:
+    """A stream as sensors on I2C give it."""
+    conversion = ShuntConversion(0.001, 1e-5, 4e-3)
+    made = tuple(Line(f"l{i}", "gpu0", conversion, Provenance.MEASURED) for i in range(lines))
+    return Stream(0, "rails", (Column("shunt", "h"), Column("bus", "H")), made, int(1e9 / rate_hz))
+
+
+def test_eight_lines_at_a_kilohertz_last_ten_minutes_by_default() -> None:
+    server = ServerConfig()
+    seconds = ring_seconds(rails(1000), server.ring_bytes, server.block_ns)
+    assert seconds == pytest.approx(666, abs=1)
+
+
+def test_a_spool_lasts_for_all_streams_together() -> None:
+    one = spool_seconds([rails(1000)], 1 << 30, 20_000_000)
+    assert spool_seconds([rails(1000), rails(1000)], 1 << 30, 20_000_000) == pytest.approx(one / 2)
+    assert one > ring_seconds(rails(1000), 1 << 30, 20_000_000), "a file has no overhead for each frame"
