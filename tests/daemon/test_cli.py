@@ -6,7 +6,6 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,7 @@ from daemon_harness import PATIENCE_S, Client, Running, running, steady_config
 
 from powerd_daemon.cli import main, make_parser, run_config
 from powerd_daemon.sources.sim.bus import VirtualClock
+from support.steady import wait_for
 
 STEADY = '[[source]]\nkind = "steady_source:SteadySource"\nname = "steady"\n'
 
@@ -229,10 +229,7 @@ def test_killed_powerd_leaves_no_sampler_and_the_next_one_starts(file: Path) -> 
         with Client(url) as client:
             pid = client.stats()["streams"][0]["sampler"]["pid"]
         process.kill()
-    end = time.monotonic() + PATIENCE_S
-    while is_running(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not is_running(pid)
+    wait_for(lambda: not is_running(pid))
     assert (file.parent / "s").is_socket(), "a stale socket"
     with command("run", "--config", file) as process:
         until_it_listens(process)
