@@ -16,21 +16,16 @@ from powerd_client.logbook import Logbook
 from powerd_client.marks import MarkWriter
 from powerd_client.recover import kept_journals, needed_for, open_run, recover
 from powerd_client.runfile import seal
-from powerd_client.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.wire import Garbage, Message
 from support import small_run
-from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
+from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole, wrong
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "run.h5"
-
-
-def wrong(path):
-    return {f.check: f.text for f in verify_file(path) if f.state == "wrong"}
 
 
 def flipped(frame, byte=-3):

@@ -19,7 +19,6 @@ from powerd_client.build import build_run
 from powerd_client.logbook import Logbook
 from powerd_client.marks import MarkWriter
 from powerd_client.recover import open_run
-from powerd_client.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.wire import Message
@@ -189,6 +188,6 @@ def test_every_cut_leaves_a_run_that_misses_at_most_its_last_second(tmp_path, mo
             readings, phases = len(file["lines/gpu0.rail_0/t_ns"]), len(file["phases/begin_ns"])
         assert readings >= due * SCANS, f"cut {number} at {elapsed_ns * 1e-9:.2f} s: {readings} readings"
         assert phases >= due, f"cut {number} at {elapsed_ns * 1e-9:.2f} s: {phases} phases"
-        assert [f for f in verify_file(run) if f.state == "wrong"] == []
+        assert small_run.wrong(run) == {}
         least, fewest = max(least, readings), max(fewest, phases)
     assert (least, fewest) == (STEPS * SCANS, STEPS)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from powerd_client import build, journal
 from powerd_client.marks import MarkWriter
+from powerd_client.verify import verify_file
 from powerd_core.model import ClockExchange
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -75,3 +76,8 @@ def make_run_file(out: Path, pieces: list[bytes] | None = None) -> Path:
     """The run file of a recording."""
     build.build_run(make_journal(out, whole() if pieces is None else pieces), out)
     return out
+
+
+def wrong(path: Path) -> dict[str, str]:
+    """What `verify_file` calls wrong in a run file, by check."""
+    return {finding.check: finding.text for finding in verify_file(path) if finding.state == "wrong"}
