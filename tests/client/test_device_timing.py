@@ -4,6 +4,7 @@ far the edges of phases can be from the times that the run file has."""
 import json
 import os
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -23,7 +24,7 @@ from powerd_client.runfile import BOUND_COLUMNS, DIGEST, seal
 from powerd_core.clock import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
 from powerd_core.model import ClockExchange
-from powerd_core.wire import FrameReader
+from powerd_core.wire import FrameReader, Message
 from support.fake_torch import FakeStream, FakeTorch, host_ns
 from support.small_run import make_run_file, wrong
 
@@ -96,6 +97,27 @@ def test_an_anchor_that_would_wait_is_dropped(bench, monkeypatch):
     (exchange,) = bench.events(ClockExchange)
     assert exchange.t1_host_ns > marked_ns  # the last one's, when nothing is held up any more
     assert len(bench.edges()) == 2
+
+
+def test_two_threads_that_come_to_a_devices_first_mark_at_once_have_one_clock(bench, monkeypatch):
+    others = []
+
+    class Slow(FakeStream):
+        """While the first thread makes it, another one marks."""
+
+        def __init__(self, device=0):
+            super().__init__(device)
+            if not others:
+                others.append(threading.Thread(target=bench.timer.mark, args=(0,)))
+                others[0].start()
+                others[0].join(0.2)
+
+    monkeypatch.setattr(bench.torch.cuda, "Stream", Slow)
+    bench.timer.mark(0)
+    others[0].join()
+    bench.timer.close()
+    assert len(bench.events(Message)) == 1
+    assert sorted(bench.edges()) == [0, 1]
 
 
 def test_a_failing_event_leaves_the_marks(bench):

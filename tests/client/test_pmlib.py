@@ -14,7 +14,7 @@ from powerd_analytics import read_run
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.signals.streams import plain_j
 from powerd_client import pmlib as pm
-from powerd_client.pmlib import server as server_module
+from powerd_client.pmlib import counters
 from powerd_client.recording import record_command
 from powerd_core.errors import ConfigError, PeerError
 from support.steady import steady_daemon, wait_for
@@ -136,7 +136,7 @@ def test_calls_in_the_wrong_order(server):
 
 
 def test_a_powerd_that_stops_sending(daemon, tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "_PATIENCE_S", 0.3)
+    monkeypatch.setattr(counters, "_PATIENCE_S", 0.3)
     with pm.Server(daemon.url, tmp_path / "run.h5") as server:
         counter = server.counter("gpu0", name="c")
         counter.start()
@@ -208,7 +208,7 @@ def test_the_example_runs_on_the_simulated_board(tmp_path):
 
 
 def test_the_surface():
-    made_here = {n for n in vars(server_module) if n.startswith(("pm_", "LINE_"))}
+    made_here = {n for n in vars(counters) if n.startswith(("pm_", "LINE_"))}
     others = {"Counter", "CounterData", "CounterSet", "DeviceInfo", "Lines", "Server"}
     assert set(pm.__all__) == made_here | others
     assert all(hasattr(pm, name) for name in pm.__all__)

@@ -14,9 +14,9 @@ from pathlib import Path
 import h5py
 
 from powerd_client import journal as journals
-from powerd_client import logbook
+from powerd_client import journal_writer
 from powerd_client.build import build_run
-from powerd_client.logbook import Logbook
+from powerd_client.journal_writer import JournalWriter
 from powerd_client.marks import MarkWriter
 from powerd_client.recover import open_run
 from powerd_core import wire
@@ -132,27 +132,27 @@ class AtOnce:
 
 def record(disk, out, monkeypatch):
     """A recording of some seconds by a clock that the test moves: a block and a phase every 100 ms."""
-    monkeypatch.setattr(logbook, "now_ns", lambda: disk.now_ns)
-    monkeypatch.setattr(logbook, "SyncThread", AtOnce)
+    monkeypatch.setattr(journal_writer, "now_ns", lambda: disk.now_ns)
+    monkeypatch.setattr(journal_writer, "SyncThread", AtOnce)
     disk.now_ns = small_run.OFFSET_NS
-    directory = journals.prepare(out)
+    directory = small_run.claim_journal(out)
     lock = journals.lock(directory)
-    book, writer = Logbook(directory), MarkWriter(directory, segment_records=32)
+    journal, writer = JournalWriter(directory), MarkWriter(directory, segment_records=32)
     kind = writer.kind("forward", {}, "host")
     for frame in (*small_run.head(), small_run.description()):
-        book.add(wire.decode(frame), frame)
+        journal.add(wire.decode(frame), frame)
     frames = small_run.frames(STEPS, SCANS)
     for step in range(STEPS):
         for frame in frames[2 * step : 2 * step + 2]:
-            book.add(wire.decode(frame), frame)
+            journal.add(wire.decode(frame), frame)
         writer.mark_at(kind, disk.now_ns)
         disk.now_ns += STEP_NS
         writer.mark_at(~kind, disk.now_ns)
-        book.tail_marks()
-        book.flush()
+        journal.tail_marks()
+        journal.flush()
     writer.close()
-    book.end(Message("stop", {"t_stop_ns": disk.now_ns, "complete": True}))
-    book.close()
+    journal.end(Message("stop", {"t_stop_ns": disk.now_ns, "complete": True}))
+    journal.close()
     build_run(directory, out)
     os.close(lock)
     disk.cut()

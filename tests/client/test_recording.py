@@ -18,7 +18,7 @@ import pytest
 import zmq
 
 from powerd_client import Meter, journal, open_run
-from powerd_client.journal import journal_path, prepare
+from powerd_client.journal import journal_path
 from powerd_client.recording import record_command
 from powerd_client.recover import rebuild, recover
 from powerd_core.errors import ConfigError, PeerError, RunFileError
@@ -255,7 +255,7 @@ def test_close_raises_nothing_whatever_a_library_throws(daemon, tmp_path, capfd,
 
 def killed_while_overwriting(run):
     """The journal of a recording that was to replace ``run``, and of which nothing is left but the journal."""
-    directory = journal.prepare(run, overwrite=True)
+    directory = small_run.claim_journal(run, overwrite=True)
     (directory / "journal.bin").write_bytes(b"".join(small_run.whole()))
     return directory
 
@@ -322,7 +322,7 @@ def test_what_the_dead_left_half_made_is_cleared_by_the_next_start(tmp_path):
         (tmp_path / name).touch()
     (tmp_path / leftovers[1]).mkdir()
     (tmp_path / leftovers[1] / "lock").touch()
-    journal.prepare(run)
+    small_run.claim_journal(run)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "run.h5.journal"])
 
 
@@ -348,14 +348,14 @@ class TestOverwriting:
 
 @pytest.mark.parametrize("killed", ["before journal.bin", "before its first frame"])
 def test_a_journal_without_contents_is_told_from_an_unfinished_run(tmp_path, killed):
-    directory = journal.prepare(tmp_path / "run.h5")
+    directory = small_run.claim_journal(tmp_path / "run.h5")
     if killed == "before its first frame":
         (directory / "journal.bin").touch()
     with pytest.raises(RunFileError):
         open_run(tmp_path / "run.h5")
     with pytest.raises(RunFileError):
-        journal.prepare(tmp_path / "run.h5")
-    assert journal.prepare(tmp_path / "run.h5", overwrite=True).is_dir()
+        small_run.claim_journal(tmp_path / "run.h5")
+    assert small_run.claim_journal(tmp_path / "run.h5", overwrite=True).is_dir()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -363,7 +363,7 @@ def test_a_pipe_is_not_replaced_by_a_run(tmp_path, overwrite):
     pipe = tmp_path / "run.h5"
     os.mkfifo(pipe)
     with pytest.raises(RunFileError):
-        prepare(pipe, overwrite=overwrite)
+        small_run.claim_journal(pipe, overwrite=overwrite)
     journal.journal_path(tmp_path / "other.h5").mkdir()
     with pytest.raises(RunFileError):
         recover(tmp_path / "other.h5", pipe, overwrite=overwrite)

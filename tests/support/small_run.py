@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from powerd_client import build, journal
@@ -55,9 +56,16 @@ def whole(blocks: int = 30, scans: int = 40) -> list[bytes]:
     return [*head(), description(), *frames(blocks, scans), *stop(blocks * scans * PERIOD_NS)]
 
 
+def claim_journal(out: Path, *, overwrite: bool = False) -> Path:
+    """The empty journal of the run file ``out``, which nobody owns."""
+    directory, held = journal.claim(out, overwrite=overwrite)
+    os.close(held)
+    return directory
+
+
 def make_journal(out: Path, pieces: list[bytes], *, marks: bool = True) -> Path:
     """The journal of the run file ``out``, with the marks still in their segment."""
-    directory = journal.prepare(out)
+    directory = claim_journal(out)
     (directory / "journal.bin").write_bytes(b"".join(pieces))
     if marks:
         writer = MarkWriter(directory)
