@@ -104,9 +104,8 @@ def _finish(link: BoardLink, event: Block) -> None:
 
 
 def _clock(contents: Contents, epoch: int) -> tuple[ClockPiece, ...]:
-    exchanges = sorted(contents.exchanges.get(epoch, []), key=lambda e: e.t1_host_ns)
     try:
-        return map_clock(exchanges)
+        return map_clock(contents.exchanges.get(epoch, []))
     except ClockError:
         return ()  # readings of this epoch would have no place in time
 
