@@ -251,13 +251,6 @@ def test_close_raises_nothing_whatever_a_library_throws(daemon, tmp_path, capfd,
             assert [str(error) in text for text in messages(file)] == ([True] if part == "devices" else [])
 
 
-def killed_while_overwriting(run):
-    """The journal of a recording that was to replace ``run``, and of which nothing is left but the journal."""
-    directory = small_run.claim_journal(run, overwrite=True)
-    (directory / "journal.bin").write_bytes(b"".join(small_run.whole()))
-    return directory
-
-
 OVERWRITING = """
 import sys
 from powerd_client import Meter
@@ -306,24 +299,20 @@ def test_what_the_dead_left_half_made_is_cleared_by_the_next_start(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "run.h5.journal"])
 
 
-class TestOverwriting:
-    @pytest.fixture
-    def run(self, tmp_path):
-        """An earlier run, of another id."""
-        pieces = [small_run.encode(small_run.Message("run", small_run.RUN | {"run_id": "earlier"})), *small_run.whole()]
-        small_run.make_journal(tmp_path / "run.h5", pieces, marks=False)
-        rebuild(tmp_path / "run.h5")
-        assert self.run_id(tmp_path / "run.h5") == "earlier"
-        return tmp_path / "run.h5"
-
-    def run_id(self, run):
+def test_a_later_run_is_built_where_its_recorder_was_killed_before_it_could_replace_the_earlier_one(tmp_path):
+    def run_id():
         with open_run(run) as file:
             return file.attrs["run_id"]
 
-    def test_the_later_run_is_built_and_the_earlier_one_not_taken_for_it(self, run):
-        killed_while_overwriting(run)
-        assert self.run_id(run) == "ab"
-        assert sorted(p.name for p in run.parent.iterdir()) == ["run.h5", "run.h5.journal.gz"]
+    run = tmp_path / "run.h5"
+    earlier = small_run.encode(small_run.Message("run", small_run.RUN | {"run_id": "earlier"}))
+    small_run.make_journal(run, [earlier, *small_run.whole()], marks=False)
+    rebuild(run)
+    assert run_id() == "earlier"
+    directory = small_run.claim_journal(run, overwrite=True)
+    (directory / "journal.bin").write_bytes(b"".join(small_run.whole()))
+    assert run_id() == "ab"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["run.h5", "run.h5.journal.gz"]
 
 
 @pytest.mark.parametrize("killed", ["before journal.bin", "before its first frame"])
