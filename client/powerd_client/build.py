@@ -206,7 +206,7 @@ class JournalFollower:
 
     def __init__(self, journal: Path) -> None:
         self.contents = Contents()
-        self.file = journal / "journal.bin"
+        self.journal, self.file = journal, journal / "journal.bin"
         self._reader = FrameReader()
         self._bytes_read = self._at = 0
 
