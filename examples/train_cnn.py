@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from models import MODELS, synthetic_batch
@@ -82,19 +81,13 @@ def train(
             advance(min(share(), 1.0))
 
 
-def timing(device: torch.device) -> dict[str, Any]:
-    """How `Meter` shall time phases of work on this device."""
-    if device.type in ("cuda", "cpu"):
-        return {"device": "cuda" if device.type == "cuda" else "host"}
-    return {"synchronize": getattr(torch, device.type).synchronize}
-
-
 def run(args: argparse.Namespace) -> None:
     """Record one run with every batch size that was asked for."""
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    timed_by = {"cpu": "host", "cuda": "cuda"}.get(device.type, "accelerator")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
-        Meter(args.url, args.out, overwrite=args.overwrite, **timing(device)) as meter,
+        Meter(args.url, args.out, overwrite=args.overwrite, device=timed_by) as meter,
         Progress(*columns) as bar,
     ):
         for batch_size in args.batch:
@@ -109,7 +102,6 @@ def run(args: argparse.Namespace) -> None:
                 iterations=args.iterations,
                 advance=lambda share, task=task: bar.update(task, completed=int(100 * share)),
             )
-    print(f"{args.out} is recorded. See it with: joules tables {args.out}; joules plot {args.out}")
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ from powerd_analytics.identification import Loads, fit
 from powerd_analytics.runs.run import Run, read_run
 from powerd_analytics.signals.signal import load_signal
 from powerd_client import Meter
-from powerd_client.gpus import list_gpus
+from powerd_client.visible_gpus import list_gpus
 from powerd_core.calibration import GpuResponse
 from powerd_core.errors import AnalysisError, ConfigError
 from powerd_core.model import uuid_key

@@ -1,6 +1,6 @@
 """What a run says of itself without being asked for a table: the lines at its close, and energies while it goes on.
 
-`powerd_client.energies` finds this module by the entry point `powerd.energies`. All figures are those of
+`powerd_client.live_energy` finds this module by the entry point `powerd.energies`. All figures are those of
 `powerd_analytics.table.phase_table`.
 """
 
@@ -17,7 +17,7 @@ from powerd_analytics.runs.phases import PhaseClass, kept
 from powerd_analytics.runs.run import Run, read_run
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, group_key, phase_table
 from powerd_analytics.text import seconds
-from powerd_client.energies import Energy, said_provenance
+from powerd_client.live_energy import Energy, said_provenance
 from powerd_client.log import shown_path
 from powerd_client.phase import WHOLE
 from powerd_core.model import Provenance

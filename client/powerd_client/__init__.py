@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powerd_client.energies import Energy
+    from powerd_client.live_energy import Energy
     from powerd_client.meter import Meter
     from powerd_client.phase import Phase
     from powerd_client.recover import open_run
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["Energy", "EnergyLog", "Meter", "Phase", "load_ipython_extension", "open_run"]
 
 _HOME = {
-    "Energy": "energies",
+    "Energy": "live_energy",
     "EnergyLog": "trackers",
     "Meter": "meter",
     "Phase": "phase",

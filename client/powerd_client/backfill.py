@@ -10,11 +10,11 @@ import numpy as np
 import zmq
 
 from powerd_client import journal as journals
+from powerd_client.board_times import to_host_ns
 from powerd_client.build import Contents, phases_of, read_contents
-from powerd_client.clock_map import to_host_ns
 from powerd_client.hostclock import now_ns
+from powerd_client.journal_writer import JournalWriter, read_past
 from powerd_client.link import BoardLink
-from powerd_client.logbook import Logbook, read_past
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError
 from powerd_core.model import Block
@@ -25,9 +25,9 @@ _PATIENCE_NS = 3_000_000_000
 _WAIT_MS = 20
 
 
-def backfill(journal: Path, url: str, keys: str | os.PathLike[str] | None = None) -> int:
+def backfill(journal: Path, url: str, keys: str | os.PathLike[str] | None) -> None:
     """Fetch the blocks that the journal misses up to the run's end, from the ring and the spool of the powerd at
-    ``url``; how many there were. The end of a run that nobody closed is its last mark or reading.
+    ``url``. The end of a run that nobody closed is its last mark or reading.
 
     Raises `RunFileError`, `PeerError` or `ConfigError`.
     """
@@ -36,18 +36,15 @@ def backfill(journal: Path, url: str, keys: str | os.PathLike[str] | None = None
     try:
         contents = read_contents(journal, needs_run=False)
         link = BoardLink(context, url, client="recover", keys=keys)
-        book = Logbook(journal, read_past(journal))
+        writer = JournalWriter(journal, read_past(journal))
         try:
             link.describe()
-            count = 0
             for frame in _missing_frames(link, contents):
-                book.add(*frame)
-                book.flush()
-                count += 1
+                writer.add(*frame)
+                writer.flush()
         finally:
-            book.close()
+            writer.close()
             link.close()
-        return count
     finally:
         context.destroy(linger=0)
         os.close(held)
@@ -107,9 +104,8 @@ def _finish(link: BoardLink, event: Block) -> None:
 
 
 def _clock(contents: Contents, epoch: int) -> tuple[ClockPiece, ...]:
-    exchanges = sorted(contents.exchanges.get(epoch, []), key=lambda e: e.t1_host_ns)
     try:
-        return map_clock(exchanges)
+        return map_clock(contents.exchanges.get(epoch, []))
     except ClockError:
         return ()  # readings of this epoch would have no place in time
 

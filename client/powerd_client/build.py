@@ -20,9 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_client import journal as journals
-from powerd_client.clock_map import NO_LIMIT, have_host_time, pieces_of, to_host_ns
+from powerd_client.board_times import NO_LIMIT, have_host_time, pieces_of, to_host_ns
 from powerd_client.device_timing import DeviceTimes
-from powerd_client.gpus import each_once
 from powerd_client.hostclock import FARTHEST_NS
 from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
 from powerd_client.pairing import Kinds, PhaseSpans, ProcessNames, add_iterations, name_models, pair_marks
@@ -43,6 +42,7 @@ from powerd_client.runfile import (
     write_numbers,
     write_strings,
 )
+from powerd_client.visible_gpus import each_once
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError, WireError
 from powerd_core.marks import Edges, Marks
@@ -206,7 +206,7 @@ class JournalFollower:
 
     def __init__(self, journal: Path) -> None:
         self.contents = Contents()
-        self.file = journal / "journal.bin"
+        self.journal, self.file = journal, journal / "journal.bin"
         self._reader = FrameReader()
         self._bytes_read = self._at = 0
 
@@ -573,7 +573,7 @@ def _write_clock(
     exchanges: Sequence[ClockExchange],
     pieces: Sequence[ClockPiece],
 ) -> None:
-    """One board's clock in one epoch: its exchanges, and the mapping of them, which `clock_map.read_pieces` reads."""
+    """One board's clock in one epoch: its exchanges, and the mapping of them, which the analytics read."""
     clock = group.create_group(name)
     clock.attrs.update({"board": clean(board), "epoch": str(epoch), "drift_ppm": pieces[0].drift_ppm})
     rows = [[e.t1_host_ns, e.t2_board_ns, e.t3_board_ns, e.t4_host_ns] for e in exchanges]

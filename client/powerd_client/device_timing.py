@@ -22,11 +22,11 @@ from math import ceil
 from pathlib import Path
 from typing import Any, Final
 
-from powerd_client.gpus import pci_of
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import FrameFile
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
+from powerd_client.visible_gpus import pci_of
 from powerd_core.clock_comparison import ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError, ConfigError
 from powerd_core.marks import RECORD, Edges, Mark, Marks
@@ -156,6 +156,7 @@ class DeviceTimer:
         self._event = torch.cuda.Event
         self._streams: dict[tuple[int, int], Any] = {}
         self._clocks: dict[int, _Clock] = {}
+        self._beginning = threading.Lock()
         self._pending: deque[tuple[int, _Clock, Any]] = deque()
         self._working = True
         self._stop = threading.Event()
@@ -181,7 +182,10 @@ class DeviceTimer:
         stream = self._streams.get((device, raw))
         if stream is None:
             stream = self._streams[device, raw] = self._torch.cuda.current_stream(device)
-        clock = self._clocks.get(device) or self._begin_clock(device)
+        clock = self._clocks.get(device)
+        if clock is None:
+            with self._beginning:  # two threads may come to a device's first mark at once
+                clock = self._clocks.get(device) or self._begin_clock(device)
         try:
             event = clock.pool.pop()  # by any thread: asking first whether there is one would be a race
         except IndexError:
@@ -263,7 +267,7 @@ class DeviceTimer:
             try:
                 for clock in self._clocks.values():
                     self._anchor(clock, LAST_ANCHOR_NS)
-                for _, _, event in list(self._pending)[-len(self._streams) :]:
+                for _, _, event in list(self._pending):  # of several streams: the last one need not be passed last
                     event.synchronize()
                 self._resolve()
             except Exception as error:  # noqa: BLE001  (the training is over; the run file says it)

@@ -133,13 +133,6 @@ def numbered_runs(run: Path) -> list[Path]:
     return [run_of(journal) for journal in journals]
 
 
-def prepare(run: Path, *, overwrite: bool = False) -> Path:
-    """As `claim`, for a journal that is not owned while it is filled."""
-    journal, held = claim(run, overwrite=overwrite)
-    os.close(held)
-    return journal
-
-
 def _check_free(run: Path, *, overwrite: bool) -> None:
     if run.exists() and not overwrite:
         raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
@@ -422,9 +415,8 @@ def _all_frames(journal: Path) -> Iterator[bytes]:
 class FrameFile:
     """Appends frames under ``directory`` for the process ``token``. Raises `OSError` when it cannot."""
 
-    def __init__(self, directory: Path, token: int, *, piece_bytes: int = _PIECE_BYTES) -> None:
+    def __init__(self, directory: Path, token: int) -> None:
         self._base = directory / f"frames-{token:016x}"
-        self._piece_bytes = piece_bytes
         self._number = 0
         self._size = 0
         self._descriptor = self._open()
@@ -436,7 +428,7 @@ class FrameFile:
     def write(self, event: Event) -> None:
         """Append the frame of ``event``."""
         frame = encode(event)
-        if self._size and self._size + len(frame) > self._piece_bytes:
+        if self._size and self._size + len(frame) > _PIECE_BYTES:
             before, self._number, self._size = self._descriptor, self._number + 1, 0
             self._descriptor = self._open()
             os.close(before)

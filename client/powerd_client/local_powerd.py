@@ -70,7 +70,7 @@ def local_sources(pid: int | None, powercap: Path = POWERCAP) -> tuple[list[dict
     with contextlib.suppress(ImportError):
         import pynvml
 
-        from powerd_client.gpus import list_gpus, usable_gpus
+        from powerd_client.visible_gpus import list_gpus, usable_gpus
 
         with contextlib.suppress(pynvml.NVMLError):
             gpus = list_gpus()
@@ -161,11 +161,6 @@ class LocalDaemon:
             except OSError as error:
                 return f"the local powerd cannot be started again: {error}"
         return None
-
-    @property
-    def pid(self) -> int | None:
-        """None while none runs."""
-        return self._process.pid if self._process else None
 
     def stop(self) -> None:
         """End it, by force after two seconds, and remove what it left."""

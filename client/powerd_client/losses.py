@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from powerd_client.clock_map import to_host_ns
+from powerd_client.board_times import to_host_ns
 from powerd_client.runfile import clean, own_name
 from powerd_core.clock_comparison import ClockPiece
 from powerd_core.model import UNKNOWN_TIME_NS, Block, Description, Gap, Stream

@@ -18,19 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, overload
 
 from powerd_client.device_timing import DeviceTimer, begin_timing, choose_timing
-from powerd_client.gpus import devices_here
 from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
 from powerd_client.phase import BASELINE, Attribute, Loader, Phase, check_seconds
 from powerd_client.ranks import Rendezvous
 from powerd_client.recording import Recording, take_part
+from powerd_client.visible_gpus import devices_here
 from powerd_core.errors import ConfigError, PowerdError, RunFileError
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-    from powerd_client.energies import Energy, LiveRun
+    from powerd_client.live_energy import Energy, LiveRun
     from powerd_client.torch_hooks import TorchMarks, Watch
 
 P = ParamSpec("P")
@@ -148,8 +148,7 @@ class Meter:
                 if not self._devices:
                     self._identify(self._writer)
                 kind = self._writer.kind(name, attributes, self._timing_name)
-            ask = partial(_energy_of, self._live, name) if self._live is not None else None
-            phase = self._phases[key] = Phase(self._mark, kind, ask)
+            phase = self._phases[key] = Phase(self._mark, kind, partial(_energy_of, self._live, name))
         return phase
 
     def energy(
@@ -283,17 +282,17 @@ class Meter:
         training of several processes. Raises `ConfigError` for arguments of the wrong type; what fails after that is
         told and stands in the run.
         """
-        from powerd_client import magnifier
+        from powerd_client import repeated_phases
 
-        magnifier.check_magnify(model, optimizers, loss, seconds)
+        repeated_phases.check_magnify(model, optimizers, loss, seconds)
         if self._writer is None or os.getpid() != self._pid:
             return
-        failure = magnifier.reason_against()
+        failure = repeated_phases.reason_against()
         if not failure:
             marks = self._torch_marks
             try:
                 with marks.muted() if marks is not None else nullcontext():
-                    magnifier.magnify(self.phase, model, optimizers, loss, seconds)
+                    repeated_phases.magnify(self.phase, model, optimizers, loss, seconds)
             except Exception as error:  # noqa: BLE001  (memory, a loss without backward: the training goes on)
                 failure = f"{type(error).__name__}: {error}"
         if failure:
@@ -356,20 +355,22 @@ def recording_here() -> Meter | None:
 
 
 def _live_run(journal: Path, out: Path, token: int) -> LiveRun:
-    from powerd_client.energies import LiveRun  # numpy and h5py, which marking does not need
+    from powerd_client.live_energy import LiveRun  # numpy and h5py, which marking does not need
 
     return LiveRun(journal, out, token)
 
 
-def _energy_of(live: Callable[[], LiveRun], name: str, number: int | None, device: str | None, wait_s: float) -> Energy:
+def _energy_of(
+    live: Callable[[], LiveRun] | None, name: str, number: int | None, device: str | None, wait_s: float
+) -> Energy:
     """The energy of the phase that a mark has begun; the marks of a failed writer have no numbers."""
-    if number is None or number < 0:
+    if live is None or number is None or number < 0:
         return _unrecorded(name)
     return live().ask(name, device, number=number, wait_s=wait_s)[0]
 
 
 def _unrecorded(phase: str) -> Energy:
-    from powerd_client.energies import Energy
+    from powerd_client.live_energy import Energy
 
     return Energy(phase, note="nothing is recorded")
 

@@ -16,7 +16,7 @@ from powerd_client.marks import MarkWriter
 from powerd_core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from powerd_client.energies import Energy
+    from powerd_client.live_energy import Energy
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class Phase:
 
     __slots__ = ("_ask", "_begin", "_end", "_mark")
 
-    def __init__(self, mark: Callable[[int], int | None], kind: int, ask: Callable[..., Energy] | None = None) -> None:
+    def __init__(self, mark: Callable[[int], int | None], kind: int, ask: Callable[..., Energy]) -> None:
         """``ask`` is given the number of a mark, a device and the seconds to wait, and tells the energy of the phase
         that the mark has begun."""
         self._mark = mark
@@ -83,7 +83,7 @@ class Span:
 
     __slots__ = ("_ask", "_number")
 
-    def __init__(self, number: int | None, ask: Callable[..., Energy] | None) -> None:
+    def __init__(self, number: int | None, ask: Callable[..., Energy]) -> None:
         self._number = number
         self._ask = ask
 
@@ -92,10 +92,6 @@ class Span:
         waits at most. Without ``device`` that of the device that is known best. Raises nothing: what has no number says
         why.
         """
-        if self._ask is None:
-            from powerd_client.energies import Energy
-
-            return Energy("phase", note="nothing is recorded")
         return self._ask(self._number, device, wait_s)
 
 
@@ -180,5 +176,10 @@ def mark_whole(journal: Path, begin_ns: int, end_ns: int) -> None:
 
 def mark_baseline(journal: Path, seconds: float) -> None:
     """Mark a baseline in the recording of that journal, and wait as long. Raises `OSError`."""
-    with contextlib.closing(MarkWriter(journal)) as writer, Phase(writer.mark, writer.kind(BASELINE, {}, "host")):
-        time.sleep(seconds)
+    with contextlib.closing(MarkWriter(journal)) as writer:
+        kind = writer.kind(BASELINE, {}, "host")
+        writer.mark(kind)
+        try:
+            time.sleep(seconds)
+        finally:
+            writer.mark(~kind)

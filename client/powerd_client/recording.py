@@ -46,7 +46,7 @@ _WAITS_S = 10.0
 _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
 _RESULT_S = 20.0
-"""So long the result of a run may take, however busy the machine is; `powerd_client.energies` limits its CPU time."""
+"""So long the result of a run may take, however busy the machine is; its process limits its CPU time."""
 _MUTE_S = 1.0
 """After so long at the end the user is shown what is done."""
 _QUIET_ENVIRONMENT = "POWERD_QUIET"
@@ -213,13 +213,13 @@ class Recording:
 
     def _note(self, text: str) -> None:
         """A message in the run of a recorder that is dead."""
-        from powerd_client.logbook import Logbook, read_past  # zmq, which a training does not need
+        from powerd_client.journal_writer import JournalWriter, read_past  # zmq, which a training does not need
 
         with contextlib.suppress(PowerdError, OSError):
-            book = Logbook(self.journal, read_past(self.journal))
-            book.note(text)
-            book.flush()
-            book.close()
+            journal = JournalWriter(self.journal, read_past(self.journal))
+            journal.note(text)
+            journal.flush()
+            journal.close()
 
     def _write(self, *documents: dict[str, Any]) -> None:
         """JSON objects on its standard input, one a line. One that died hears nothing; to listen will tell."""
@@ -393,8 +393,8 @@ class Recording:
 class Closing:
     """What a user sees of a recording's end: a line after a second, and the result.
 
-    The result comes from a process of its own (`powerd_client.energies`), which starts here, so that it imports what it
-    needs while the recorder writes the run file.
+    The result comes from a process of its own (`powerd_client.live_energy`), which starts here, so that it imports what
+    it needs while the recorder writes the run file.
     """
 
     def __init__(self, out: Path) -> None:
@@ -404,7 +404,7 @@ class Closing:
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the interpreter is ending
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "powerd_client.energies"],
+                [sys.executable, "-P", "-m", "powerd_client.live_energy"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

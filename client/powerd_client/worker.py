@@ -18,8 +18,8 @@ import zmq
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
 from powerd_client.job import Inherited, Job, Orders, log, say
+from powerd_client.journal_writer import JournalWriter, Past, read_past
 from powerd_client.link import BoardLink, LinkMemory
-from powerd_client.logbook import Logbook, Past, read_past
 from powerd_core.errors import PeerTimeout, PowerdError, RunFileError
 from powerd_core.model import Block, Gap
 from powerd_core.protocol import StreamReceiver
@@ -77,12 +77,12 @@ class Reception:
 
 
 class Boards:
-    """The links to every powerd of a run: what comes from them goes into the logbook."""
+    """The links to every powerd of a run: what comes from them goes into the journal."""
 
-    def __init__(self, logbook: Logbook) -> None:
+    def __init__(self, journal: JournalWriter) -> None:
         self.links: list[BoardLink] = []
         self.reception = Reception()
-        self._logbook = logbook
+        self._journal = journal
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._exchanges = self._exchange_ns = 0
 
@@ -110,17 +110,17 @@ class Boards:
         poller.poll(_WAIT_MS)
 
     def receive(self, stop_ns: int | None) -> bool:
-        """Whether anything came that was taken before ``stop_ns``. Takes nothing while the logbook is full: it stays in
+        """Whether anything came that was taken before ``stop_ns``. Takes nothing while the journal is full: it stays in
         the daemons' rings. What was taken behind the end of the run is none of its own.
         """
         needed = False
         for link in self.links:
-            if self._logbook.is_full:
+            if self._journal.is_full:
                 break
             for event, frame in link.receive():
                 if _is_behind(event, link, stop_ns):
                     continue
-                self._logbook.add(event, frame)
+                self._journal.add(event, frame)
                 needed = needed or _is_needed(event, link, stop_ns)
                 if isinstance(event, Block) and (offset := link.offset_ns) is not None:
                     self.reception.add(len(frame), now_ns() - event.t_first_ns - offset)
@@ -128,9 +128,9 @@ class Boards:
                 if link.control.poll(0):
                     link.receive_control()
             except PowerdError as error:
-                self._logbook.warn(str(error))
+                self._journal.warn(str(error))
             for exchange in link.late_exchanges():
-                self._logbook.add(exchange)
+                self._journal.add(exchange)
             self._keep_notes(link)
         return needed
 
@@ -146,7 +146,7 @@ class Boards:
             # the difference would be an error of the offset. The quicker one is kept.
             pair = [exchange for _ in range(2) if (exchange := link.exchange()) is not None]
             if pair:
-                self._logbook.add(min(pair, key=lambda e: e.delay_ns))
+                self._journal.add(min(pair, key=lambda e: e.delay_ns))
 
     def flow(self) -> bool:
         """Whether every fast stream has sent something and the clocks are roughly known."""
@@ -163,12 +163,12 @@ class Boards:
         """The run ends: say which board sent nothing of its end; what has not come of earlier epochs is a gap."""
         for link in self.links:
             if (late_s := (stop_ns - _reached_ns(link, stop_ns)) * 1e-9) > 0:
-                self._logbook.warn(
+                self._journal.warn(
                     f"powerd at {link.url} sent nothing of the last {late_s:.3g} s of the run: is it running?"
                 )
             if link.description is not None and link.offset_ns is None:
                 port = link.description.clock_endpoint.rpartition(":")[2]
-                self._logbook.warn(
+                self._journal.warn(
                     f"powerd at {link.url} answered no clock exchange, and without one nobody knows when its readings "
                     f"were taken: is its port {port} open to this machine?"
                 )
@@ -177,7 +177,7 @@ class Boards:
 
     def _keep_notes(self, link: BoardLink) -> None:
         for event in link.take_notes():
-            self._logbook.add(event)
+            self._journal.add(event)
 
     def close(self) -> None:
         for link in self.links:
@@ -219,13 +219,13 @@ class Worker:
     """Receives from every board and tails every process's marks until it is told to stop."""
 
     def __init__(self, inherited: Inherited, past: Past) -> None:
-        """``guardian``: as it was when it forked this process."""
+        """``past``: what earlier workers have written, where there were any. Raises `OSError`."""
         self.orders = Orders(inherited.terminations, inherited.trainer)
         self._inherited = inherited
         self._past = past
-        self._logbook = Logbook(inherited.job.journal, past if inherited.death else None)
+        self._journal = JournalWriter(inherited.job.journal, past if inherited.death else None)
         self._is_ready = past.has_start
-        self._boards = Boards(self._logbook)
+        self._boards = Boards(self._journal)
         self._inherited_pid = os.getppid()
         self._has_adopted = False
         # Both without the time in which this process was stopped.
@@ -237,9 +237,9 @@ class Worker:
         """Connect, describe, and put what the run is into the journal. Raises `PowerdError`."""
         job, daemon, death = self._inherited.job, self._inherited.daemon, self._inherited.death
         if not self._past.has_run:
-            self._logbook.add(Message("run", job.message))
+            self._journal.add(Message("run", job.message))
         if death:
-            self._logbook.note(f"the recorder {death} and was started again")
+            self._journal.note(f"the recorder {death} and was started again")
         for url in [daemon.url] if daemon else job.urls:
             self._boards.add(url, self._past.memory(url))
         try:
@@ -249,7 +249,7 @@ class Worker:
                 raise
         else:
             self._tell_sources()
-        self._logbook.flush()
+        self._journal.flush()
         if self._is_ready:
             self._say_ready()
 
@@ -264,13 +264,13 @@ class Worker:
         if self._inherited.daemon is not None:
             notes += self._inherited.daemon.left_out(opened)
         for text in notes:
-            self._logbook.warn(text)
+            self._journal.warn(text)
 
     def _look(self) -> bool:
         """Whether the recording is to end."""
         was_ending = self.orders.is_ending
         for text in self.orders.look():
-            self._logbook.note_once(text)
+            self._journal.note_once(text)
         if self.orders.is_ending and not was_ending:
             self._waited_ns = 0
             if not self.orders.is_complete:
@@ -292,21 +292,21 @@ class Worker:
             if self._boards.receive(self.orders.stop_ns):
                 self._waited_ns = 0
             self._boards.exchange_clocks()
-            self._logbook.tail_marks()
-            self._logbook.flush()
+            self._journal.tail_marks()
+            self._journal.flush()
             self._mind_daemon()
             if not self._is_ready and (self._boards.flow() or self._ran_ns > _BEGIN_NS or self.orders.is_ending):
                 self._is_ready = True
                 t_start_ns = min(now_ns(), self.orders.stop_ns or now_ns())
-                self._logbook.add(Message("start", {"t_start_ns": t_start_ns}))
-                self._logbook.flush()
+                self._journal.add(Message("start", {"t_start_ns": t_start_ns}))
+                self._journal.flush()
                 self._say_ready()
             stop_ns = self.orders.stop_ns
             if stop_ns is not None:
                 if last_ns >= alive_ns:
                     alive_ns = last_ns + int(_ALIVE_S * 1e9)
                     say(alive=True)
-                has_all = self._boards.have_reached(stop_ns) and not self._logbook.failure
+                has_all = self._boards.have_reached(stop_ns) and not self._journal.failure
                 if has_all or self._waited_ns > _DRAIN_NS:
                     self._end(stop_ns)
                     return
@@ -315,7 +315,7 @@ class Worker:
         self._boards.give_up(stop_ns)
         reception = self._boards.reception.summary(self._boards.links)
         body = {"t_stop_ns": stop_ns, "complete": self.orders.is_complete, "reception": reception}
-        self._logbook.end(Message("stop", body))
+        self._journal.end(Message("stop", body))
 
     def _say_ready(self) -> None:
         self._inherited.ready[0] = 1
@@ -330,14 +330,14 @@ class Worker:
             self._has_adopted = True
             daemon.adopt()
         if (text := daemon.tend()) is not None:
-            self._logbook.warn(text)
+            self._journal.warn(text)
 
     def close(self) -> None:
         """Let go of sockets, of a powerd that was taken over, and of the journal's file (not of its lock)."""
         self._boards.close()
         if self._has_adopted and self._inherited.daemon is not None:
             self._inherited.daemon.stop()
-        self._logbook.close()
+        self._journal.close()
 
 
 def work(inherited: Inherited) -> int:

@@ -10,10 +10,11 @@ from make_run import LineSpec, PhaseSpec, make_run
 from powerd_analytics import clock_report, read_run
 from powerd_analytics.cli import main
 from powerd_analytics.clock_report import compare_marker
-from powerd_client import build, journal
+from powerd_client import build
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
 from support.fake_daemon import PERIOD_NS, make_block, make_description, make_stream
+from support.small_run import make_journal
 
 RUN = {"run_id": "ab", "created_utc": "2026-01-01T00:00:00+00:00", "powerd_version": "0", "command": ["x"],
        "environment": {}}  # fmt: skip
@@ -30,9 +31,7 @@ def built(path, sim):
         first = sim.clocks.read(middle + (k - 20) * 20 * PERIOD_NS)
         pieces.append(encode(make_block(STREAM, 1, k, first, [1000] * 20)))
     pieces.append(encode(Message("stop", {"t_stop_ns": sim.length_ns, "complete": True})))
-    directory = journal.prepare(path)
-    (directory / "journal.bin").write_bytes(b"".join(pieces))
-    build.build_run(directory, path)
+    build.build_run(make_journal(path, pieces, marks=False), path)
     return path
 
 

@@ -1,47 +1,19 @@
-"""The callbacks under the real trainers where these are installed, and against the documented order of events."""
+"""The callbacks against the documented order of their libraries' events."""
 
-import logging
 import sys
 import types
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from support.tape import TapedMeter
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # what the frameworks say of themselves
 
 
 @pytest.fixture
 def meter():
     with TapedMeter() as meter:
         yield meter
-
-
-def loader(items=4):
-    return DataLoader(TensorDataset(torch.randn(2 * items, 3), torch.randn(2 * items, 2)), batch_size=2)
-
-
-def fit(pl, tmp_path, meter, module, callback=None, **options):
-    from powerd_client.callbacks.lightning import PowerdCallback
-
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer = pl.Trainer(
-        max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False, accelerator="cpu", devices=1,
-        enable_model_summary=False, default_root_dir=tmp_path, num_sanity_val_steps=0,
-        callbacks=[callback or PowerdCallback(meter)], **options,
-    )  # fmt: skip
-    trainer.fit(module, loader(), loader(2) if "limit_val_batches" not in options else None)
-
-
-@pytest.fixture
-def pl():
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return pytest.importorskip("lightning.pytorch")
 
 
 X = torch.randn(4, 3)

@@ -4,6 +4,7 @@ far the edges of phases can be from the times that the run file has."""
 import json
 import os
 import sys
+import threading
 import time
 from types import SimpleNamespace
 
@@ -20,13 +21,12 @@ from powerd_client.journal import FrameFile
 from powerd_client.marks import MarkWriter
 from powerd_client.pairing import PhaseSpans, pair_marks
 from powerd_client.runfile import BOUND_COLUMNS, DIGEST, seal
-from powerd_client.verify import verify_file
 from powerd_core.clock_comparison import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
 from powerd_core.model import ClockExchange
-from powerd_core.wire import FrameReader
+from powerd_core.wire import FrameReader, Message
 from support.fake_torch import FakeStream, FakeTorch, host_ns
-from support.small_run import make_run_file
+from support.small_run import make_run_file, wrong
 
 CLOCK, PROCESS = 9, 4
 
@@ -99,6 +99,27 @@ def test_an_anchor_that_would_wait_is_dropped(bench, monkeypatch):
     assert len(bench.edges()) == 2
 
 
+def test_two_threads_that_come_to_a_devices_first_mark_at_once_have_one_clock(bench, monkeypatch):
+    others = []
+
+    class Slow(FakeStream):
+        """While the first thread makes it, another one marks."""
+
+        def __init__(self, device=0):
+            super().__init__(device)
+            if not others:
+                others.append(threading.Thread(target=bench.timer.mark, args=(0,)))
+                others[0].start()
+                others[0].join(0.2)
+
+    monkeypatch.setattr(bench.torch.cuda, "Stream", Slow)
+    bench.timer.mark(0)
+    others[0].join()
+    bench.timer.close()
+    assert len(bench.events(Message)) == 1
+    assert sorted(bench.edges()) == [0, 1]
+
+
 def test_a_failing_event_leaves_the_marks(bench):
     bench.timer.mark(0)
     bench.torch.fail = RuntimeError("an illegal memory access was encountered")
@@ -150,7 +171,7 @@ def test_an_edge_of_which_only_the_host_knows_has_no_bound(timed):
     assert phases.begin_bound_ns[21] > 0
     assert phases.end_bound_ns[21] == -1, "never ended: cut at the end of the run"
     assert len(phases) == 22
-    assert [f for f in verify_file(timed[0]) if f.state == "wrong"] == []
+    assert wrong(timed[0]) == {}
 
 
 def test_files_of_earlier_releases_have_zeros(tmp_path):
@@ -160,7 +181,7 @@ def test_files_of_earlier_releases_have_zeros(tmp_path):
             del file["phases"][name]
         file.attrs.pop(DIGEST)
         seal(file)
-    assert [f for f in verify_file(path) if f.state == "wrong"] == []
+    assert wrong(path) == {}
     with open_run(path) as file:
         assert read_phases(file["phases"]).end_bound_ns.tolist() == [0] * 11
 

@@ -12,25 +12,20 @@ from powerd_client import journal as journals
 from powerd_client import runfile
 from powerd_client.build import build_run, keep_journal, read_contents
 from powerd_client.journal import MarkTail, packed_path, read_events
-from powerd_client.logbook import Logbook
+from powerd_client.journal_writer import JournalWriter
 from powerd_client.marks import MarkWriter
 from powerd_client.recover import kept_journals, needed_for, open_run, recover
 from powerd_client.runfile import seal
-from powerd_client.verify import verify_file
 from powerd_core import wire
 from powerd_core.errors import RunFileError
 from powerd_core.wire import Garbage, Message
 from support import small_run
-from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole
+from support.small_run import description, frames, head, make_journal, make_run_file, stop, whole, wrong
 
 
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "run.h5"
-
-
-def wrong(path):
-    return {f.check: f.text for f in verify_file(path) if f.state == "wrong"}
 
 
 def flipped(frame, byte=-3):
@@ -152,16 +147,16 @@ class TestKeeping:
 
 class TestRepeating:
     def test_the_description_and_the_run_are_said_again(self, tmp_path):
-        book = Logbook(tmp_path)
+        journal = JournalWriter(tmp_path)
         for message in (Message("run", small_run.RUN), Message("start", {"t_start_ns": small_run.OFFSET_NS})):
-            book.add(message)
-        book.add(wire.decode(description()))
+            journal.add(message)
+        journal.add(wire.decode(description()))
         for number, frame in enumerate(frames(3000)):
-            book.add(wire.decode(frame), frame)
+            journal.add(wire.decode(frame), frame)
             if number % 50 == 0:
-                book.flush()
-        book.end(Message("stop", {"t_stop_ns": small_run.OFFSET_NS + 10**12, "complete": True}))
-        book.close()
+                journal.flush()
+        journal.end(Message("stop", {"t_stop_ns": small_run.OFFSET_NS + 10**12, "complete": True}))
+        journal.close()
         events = [event for event, _, _ in read_events(tmp_path / "journal.bin")]
         subjects = [event.subject for event in events if isinstance(event, Message)]
         assert subjects.count("description") == subjects.count("run") >= 5

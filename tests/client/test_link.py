@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from powerd_daemon.auth import KeyDirectory, make_pair
 from powerd_daemon.config import parse_config
 from powerd_daemon.daemon import Daemon
 from support.fake_daemon import FakeDaemon
+from support.steady import wait_for
 
 
 @pytest.fixture
@@ -210,13 +211,6 @@ def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pair]:
     made.close()
 
 
-def wait(is_so: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def test_a_refused_key_is_told_and_tried_again(pair: Pair, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     link = BoardLink(context, pair.url)
     with pytest.raises(PeerError) as caught:
@@ -233,9 +227,9 @@ def test_a_refused_key_is_told_and_tried_again(pair: Pair, context: zmq.Context[
             return False
         return True
 
-    wait(described)
-    wait(lambda: link.exchange(timeout_ms=100))
-    wait(lambda: [link.ask(), *link.receive()][1:])
+    wait_for(described)
+    wait_for(lambda: link.exchange(timeout_ms=100))
+    wait_for(lambda: [link.ask(), *link.receive()][1:])
     link.close()
 
 

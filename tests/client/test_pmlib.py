@@ -9,16 +9,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import zmq
 
 from powerd_analytics import read_run
 from powerd_analytics.energy.devices import load_parts
 from powerd_analytics.signals.streams import plain_j
 from powerd_client import pmlib as pm
-from powerd_client.pmlib import server as server_module
+from powerd_client.pmlib import counters
 from powerd_client.recording import record_command
 from powerd_core.errors import ConfigError, PeerError
-from support.fake_daemon import PERIOD_NS, FakeDaemon
+from support.steady import steady_daemon, wait_for
 
 POWERS_MW = [1000, 1000, 4000, 2500, 2500, 0, 7000, 3000, 1500, 1500]
 
@@ -31,42 +30,19 @@ def integrals(run):
     return sum(np.concatenate(plain_j(signal, *spans)) for signal in part.signals)
 
 
-class Producer:
-    """A powerd that adds a block of 20 readings every 20 ms until it is told to pause; its clock is 7 s behind."""
-
-    def __init__(self):
-        self.context = zmq.Context()
-        self.daemon = FakeDaemon(self.context, offset_ns=-7_000_000_000)
-        self.stop = threading.Event()
-        self.paused = threading.Event()
-        self.thread = threading.Thread(target=self._produce)
-        self.thread.start()
-
-    def _produce(self):
-        t = self.daemon.now_ns()
-        while not self.stop.wait(max(0.0, (t - self.daemon.now_ns()) * 1e-9)):
-            if not self.paused.is_set():
-                self.daemon.add_block(POWERS_MW * 2, t - 20 * PERIOD_NS)
-            t += 20 * PERIOD_NS
-
-    def close(self):
-        self.stop.set()
-        self.thread.join()
-        self.daemon.close()
-        self.context.destroy(linger=0)
+PAUSED = threading.Event()
 
 
 @pytest.fixture(scope="module")
-def producer():
-    made = Producer()
-    yield made
-    made.close()
+def daemon():
+    with steady_daemon(POWERS_MW * 2, PAUSED) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
-def server(producer, tmp_path_factory):
+def server(daemon, tmp_path_factory):
     """One server for the tests that do not end it."""
-    with pm.Server(producer.daemon.url, tmp_path_factory.mktemp("shared") / "run.h5") as made:
+    with pm.Server(daemon.url, tmp_path_factory.mktemp("shared") / "run.h5") as made:
         yield made
 
 
@@ -79,9 +55,9 @@ def measure(counter, seconds=(0.06,)):
     return pm.pm_get_counter_data(counter)
 
 
-def test_a_pmlib_script_from_beginning_to_end(producer, tmp_path, capsys):
+def test_a_pmlib_script_from_beginning_to_end(daemon, tmp_path, capsys):
     out = tmp_path / "run.h5"
-    server = pm.pm_set_server("127.0.0.1", int(producer.daemon.url.rpartition(":")[2]), out=out)
+    server = pm.pm_set_server("127.0.0.1", int(daemon.url.rpartition(":")[2]), out=out)
     assert pm.pm_get_devices(server) == ["gpu0"]
     info = pm.pm_get_device_info(server, "gpu0")
     assert (info.name, info.max_frequency, info.n_lines) == ("gpu0", 1000.0, 2)
@@ -159,19 +135,16 @@ def test_calls_in_the_wrong_order(server):
     refused(pm.pm_start_counter, pm.pm_stop_counter, pm.pm_get_counter_data, pm.pm_finalize_counter)
 
 
-def test_a_powerd_that_stops_sending(producer, tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "_PATIENCE_S", 0.3)
-    with pm.Server(producer.daemon.url, tmp_path / "run.h5") as server:
+def test_a_powerd_that_stops_sending(daemon, tmp_path, monkeypatch):
+    monkeypatch.setattr(counters, "_PATIENCE_S", 0.3)
+    with pm.Server(daemon.url, tmp_path / "run.h5") as server:
         counter = server.counter("gpu0", name="c")
         counter.start()
         time.sleep(0.05)
-        producer.paused.set()
+        PAUSED.set()
         try:
-            deadline = time.monotonic() + 60
-            while not server._reader.reaches(["gpu0.rail_0"], counter._begun[1] + 1):
-                assert time.monotonic() < deadline
-                time.sleep(0.005)
-                server._reader.update()
+            begun_ns = counter._begun[1] + 1
+            wait_for(lambda: [server._reader.update(), server._reader.reaches(["gpu0.rail_0"], begun_ns)][1])
             time.sleep(0.1)
             counter.stop()
             with pytest.warns(UserWarning, match="have no readings"):
@@ -182,7 +155,7 @@ def test_a_powerd_that_stops_sending(producer, tmp_path, monkeypatch):
             with pytest.raises(PeerError, match="gpu0.rail_0"):
                 counter.get_data()
         finally:
-            producer.paused.clear()
+            PAUSED.clear()
 
 
 @pytest.mark.parametrize("is_initialized", [True, False])
@@ -209,10 +182,10 @@ print(len(pm_get_counter_data(counter).sets[0].readings[0].t_ns), pm_calculate_e
 """
 
 
-def test_a_script_under_joules_record_joins_its_run(producer, tmp_path):
+def test_a_script_under_joules_record_joins_its_run(daemon, tmp_path):
     out, printed = tmp_path / "run.h5", tmp_path / "printed"
     command = [sys.executable, "-c", SCRIPT, str(printed)]
-    assert record_command(command, url=producer.daemon.url, out=out, overwrite=False, quiet=True) == 0
+    assert record_command(command, url=daemon.url, out=out, overwrite=False, quiet=True) == 0
     count, joules = printed.read_text().split()
     assert int(count) > 40
     run = read_run(out)
@@ -235,7 +208,7 @@ def test_the_example_runs_on_the_simulated_board(tmp_path):
 
 
 def test_the_surface():
-    made_here = {n for n in vars(server_module) if n.startswith(("pm_", "LINE_"))}
+    made_here = {n for n in vars(counters) if n.startswith(("pm_", "LINE_"))}
     others = {"Counter", "CounterData", "CounterSet", "DeviceInfo", "Lines", "Server"}
     assert set(pm.__all__) == made_here | others
     assert all(hasattr(pm, name) for name in pm.__all__)

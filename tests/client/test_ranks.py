@@ -11,7 +11,6 @@ from typing import ClassVar
 import pytest
 
 from powerd_client import build, open_run, ranks
-from powerd_client.journal import prepare
 from powerd_client.marks import MarkWriter
 from powerd_client.ranks import APPEAR_S, CLOSE_S, JOIN_S, Rendezvous, rank_here, training_here
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout
@@ -116,7 +115,7 @@ class TestJoining:
     def test_a_journal_of_an_earlier_job_is_not_joined(self, tmp_path, at):
         later = at()
         earlier = meet(tmp_path / "run.h5", 0, POWERD_JOB="earlier")
-        prepare(earlier.out)
+        small_run.claim_journal(earlier.out)
         earlier.announce(ready=True)
         with pytest.raises(PeerTimeout):
             meet(tmp_path / "run.h5", 1).join(overwrite=False)
@@ -127,7 +126,7 @@ class TestJoining:
         (tmp_path / "run.h5").touch()
         first = meet(tmp_path / "run.h5", 0)
         first.use(tmp_path / "run-2.h5")
-        prepare(first.out)
+        small_run.claim_journal(first.out)
         first.announce(ready=True)
         ranks._opened.clear()
         other = Rendezvous(tmp_path / "run.h5", rank(1), is_numbered=True)
@@ -135,7 +134,7 @@ class TestJoining:
         assert other.journal == first.journal
 
     def test_local_rank_0_that_gives_up_is_not_waited_for(self, tmp_path, at):
-        later = at(at_1=lambda: (prepare(first.out), first.announce(ready=False)),
+        later = at(at_1=lambda: (small_run.claim_journal(first.out), first.announce(ready=False)),
                    at_3=lambda: [p.unlink() for p in first.journal.iterdir()])  # fmt: skip
         first = meet(tmp_path / "run.h5", 0)
         with pytest.raises(PeerError):
@@ -146,7 +145,7 @@ class TestJoining:
 class TestTheEnd:
     def first(self, tmp_path, ranks=2):
         found = Rendezvous(tmp_path / "run.h5", rank(0, ranks))
-        prepare(found.out)
+        small_run.claim_journal(found.out)
         return found
 
     def test_it_waits_for_marks_that_are_open(self, tmp_path, at, capfd):

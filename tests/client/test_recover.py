@@ -4,10 +4,9 @@ import pytest
 
 from powerd_client.journal import packed_path
 from powerd_client.recover import open_run, recover
-from powerd_client.verify import verify_file
 from powerd_core.errors import RunFileError
 from support.fake_daemon import PERIOD_NS
-from support.small_run import OFFSET_NS, description, frames, head, make_journal, make_run_file, stop, whole
+from support.small_run import OFFSET_NS, description, frames, head, make_journal, make_run_file, stop, whole, wrong
 
 LINE = "lines/gpu0.rail_0"
 
@@ -15,10 +14,6 @@ LINE = "lines/gpu0.rail_0"
 @pytest.fixture
 def out(tmp_path):
     return tmp_path / "run.h5"
-
-
-def wrong(path):
-    return {f.check: f.text for f in verify_file(path) if f.state == "wrong"}
 
 
 def causes(file):

@@ -8,7 +8,7 @@ from powerd_client.verify import verify_file, wrong_at_first_sight
 from powerd_core.model import Gap
 from powerd_core.wire import encode
 from support.fake_daemon import PERIOD_NS
-from support.small_run import EPOCH, description, frames, head, make_run_file, stop
+from support.small_run import EPOCH, description, frames, head, make_run_file, stop, wrong
 
 CHECKS = {
     "structure", "checksums", "metadata", "gaps", "counts", "times",
@@ -18,10 +18,6 @@ CHECKS = {
 @pytest.fixture
 def run(tmp_path):
     return make_run_file(tmp_path / "run.h5")
-
-
-def wrong(path):
-    return {f.check: f.text for f in verify_file(path) if f.state == "wrong"}
 
 
 def test_a_good_file_is_good_in_every_respect(run):

@@ -2,24 +2,16 @@
 
 import os
 import signal
-import time
 from pathlib import Path
 
 from powerd_client import open_run
 from powerd_client.hostclock import now_ns
 from powerd_client.journal import journal_path
 from powerd_client.recording import Recording
-from powerd_client.verify import verify_file
+from support.small_run import wrong
+from support.steady import wait_for
 
 SOURCE = {"kind": "sim", "name": "rails", "rate_hz": 500.0}
-
-
-def wait_for(condition, timeout_s=60):
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
 
 
 def local_powerd(meter):
@@ -111,4 +103,4 @@ def test_a_local_powerd_that_died_with_the_recorder_is_started_again_with_it(tmp
     assert clocks == 2
     assert readings > 200
     assert causes
-    assert [f for f in verify_file(out) if f.state == "wrong"] == []
+    assert wrong(out) == {}

@@ -77,8 +77,12 @@ def test_communication_is_beside_them(run):
     assert (run.phases.parent[beside] == -1).all()
 
 
-def test_joules_of_the_ranks_are_those_of_the_devices(run):
-    table = phase_table(run)
+@pytest.fixture(scope="module")
+def table(run):
+    return phase_table(run)
+
+
+def test_joules_of_the_ranks_are_those_of_the_devices(run, table):
     assert [row.rank for row in table.ranks] == list(range(RANKS)) * len(run.devices)
     for whole in table.runs:
         own = [row for row in table.ranks if row.device == whole.device]
@@ -89,9 +93,9 @@ def test_joules_of_the_ranks_are_those_of_the_devices(run):
     assert [job.energy_j for job in table.jobs] == pytest.approx([job.devices_j for job in table.jobs], rel=1e-9)
 
 
-def test_commands_show_ranks(run):
+def test_commands_show_ranks(run, table):
     info = list(describe_run(run_document(run)))
     assert [line.split("): ")[1] for line in info if line.startswith("  rank ")] == ["1/2 of cpu0"] * 2
-    text = to_markdown(table_frames(phase_table(run)))
+    text = to_markdown(table_frames(table))
     assert "**Job: all ranks = devices**" in text
     assert "each of 2 ranks has 1/2 of the device's power" in text

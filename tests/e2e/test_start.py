@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.small_run import make_run_file
+
 JOULES, POWERD = "powerd_analytics.cli", "powerd_daemon.cli"
 
 # The command in a process whose arguments and packages the test chooses, as its console script would call it.
@@ -94,9 +96,9 @@ def test_help_loads_nothing_heavy(tmp_path, module):
     assert "For example" in done.stdout
 
 
-def test_a_command_loads_what_it_needs():
+def test_a_command_loads_what_it_needs(tmp_path):
     """So that a reader, too, meets few rooms on the way from a run file to its table."""
-    run = Path(__file__).parents[1] / "data" / "truth" / "gaps.h5"
+    run = make_run_file(tmp_path / "run.h5")
     code = """
 import sys
 from powerd_analytics import cli

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from powerd_client import build, journal
 from powerd_client.marks import MarkWriter
+from powerd_client.verify import verify_file
 from powerd_core.model import ClockExchange
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -54,9 +56,16 @@ def whole(blocks: int = 30, scans: int = 40) -> list[bytes]:
     return [*head(), description(), *frames(blocks, scans), *stop(blocks * scans * PERIOD_NS)]
 
 
+def claim_journal(out: Path, *, overwrite: bool = False) -> Path:
+    """The empty journal of the run file ``out``, which nobody owns."""
+    directory, held = journal.claim(out, overwrite=overwrite)
+    os.close(held)
+    return directory
+
+
 def make_journal(out: Path, pieces: list[bytes], *, marks: bool = True) -> Path:
     """The journal of the run file ``out``, with the marks still in their segment."""
-    directory = journal.prepare(out)
+    directory = claim_journal(out)
     (directory / "journal.bin").write_bytes(b"".join(pieces))
     if marks:
         writer = MarkWriter(directory)
@@ -75,3 +84,8 @@ def make_run_file(out: Path, pieces: list[bytes] | None = None) -> Path:
     """The run file of a recording."""
     build.build_run(make_journal(out, whole() if pieces is None else pieces), out)
     return out
+
+
+def wrong(path: Path) -> dict[str, str]:
+    """What `verify_file` calls wrong in a run file, by check."""
+    return {finding.check: finding.text for finding in verify_file(path) if finding.state == "wrong"}

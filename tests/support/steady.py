@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +16,10 @@ READINGS = 20
 
 
 @contextmanager
-def steady_daemon() -> Iterator[FakeDaemon]:
-    """Adds a block of 20 readings of 1.5 W a line every 20 ms and forgets none; its clock is 7 s behind."""
+def steady_daemon(
+    milliwatts: Sequence[int] = (1500,) * READINGS, paused: threading.Event | None = None
+) -> Iterator[FakeDaemon]:
+    """Adds a block of 20 readings a line every 20 ms, unless ``paused``, and forgets none; its clock is 7 s behind."""
     context = zmq.Context()
     made = FakeDaemon(context, offset_ns=-7_000_000_000)
     stop = threading.Event()
@@ -25,7 +27,8 @@ def steady_daemon() -> Iterator[FakeDaemon]:
     def produce() -> None:
         t = made.now_ns()
         while not stop.wait(max(0.0, (t - made.now_ns()) * 1e-9)):
-            made.add_block([1500] * READINGS, t - READINGS * PERIOD_NS)
+            if paused is None or not paused.is_set():
+                made.add_block(list(milliwatts), t - READINGS * PERIOD_NS)
             t += READINGS * PERIOD_NS
 
     thread = threading.Thread(target=produce)

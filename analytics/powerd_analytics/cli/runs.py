@@ -98,7 +98,7 @@ def import_(
 
       joules import wall.csv --unit Wh --device node --u-gain 0.005 -o run.h5
     """
-    from powerd_client.csv_run import SensorCard, import_csv
+    from powerd_client.csv_import import SensorCard, import_csv
     from powerd_core.model import Accuracy, Provenance
 
     figures = (u_gain, u_offset_w, step_w, window_ms, response_ms, clock_ms)

@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_client.clock_map import check_times
+from powerd_client.board_times import check_times
 from powerd_client.phase import MAGNIFY
 from powerd_client.runfile import BOUND_COLUMNS, read_objects
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.runs.phases import Phases, read_phases
-from powerd_client.clock_map import check_times
+from powerd_client.board_times import check_times
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
 from powerd_client.verify import wrong_at_first_sight

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from powerd_client.board_times import have_host_time, to_host_ns
 from powerd_client.build import Arrays, JournalFollower, batches
-from powerd_client.clock_map import have_host_time, to_host_ns
 from powerd_client.losses import StreamFrames
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError
@@ -151,19 +151,13 @@ def _spacing_ns(t: Times, period_ns: int) -> float:
     return float(np.median(np.diff(t))) if len(t) > 2 else float(max(period_ns, 1))
 
 
-class JournalReader:
+class JournalReader(JournalFollower):
     """The readings of a run that goes on, out of its journal. Its calls may not overlap."""
-
-    def __init__(self, journal: Path) -> None:
-        self.journal = journal
-        self._follower = JournalFollower(journal)
-        self._contents = self._follower.contents
-        self.update = self._follower.update
 
     @property
     def descriptions(self) -> tuple[Description, ...]:
         """What every powerd of the run said it measures, in the order in which they were first heard."""
-        return tuple(self._contents.descriptions.values())
+        return tuple(self.contents.descriptions.values())
 
     def reaches(self, lines: Collection[str], t_host_ns: int) -> bool:
         """Whether every one of the lines has been read after that moment, by the quickest of the latest exchanges.
@@ -171,12 +165,12 @@ class JournalReader:
         A scan takes up to a period, so that its last reading alone does not say so of all its lines.
         """
         reached: set[str] = set()
-        for epoch, description in self._contents.descriptions.items():
-            if not (exchanges := self._contents.exchanges.get(epoch)):
+        for epoch, description in self.contents.descriptions.items():
+            if not (exchanges := self.contents.exchanges.get(epoch)):
                 continue
             ahead_ns = min(exchanges[-10:], key=lambda exchange: exchange.delay_ns).offset_ns
             for stream in description.streams:
-                frames = self._contents.streams.get((epoch, stream.number), StreamFrames())
+                frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
                 # What came last, readings or the knowledge that they are lost, is the newest.
                 latest = (next(reversed(frames.blocks.values()), None), next(reversed(frames.gaps.values()), None))
                 if any(e and e.t_last_ns + ahead_ns >= t_host_ns + stream.period_ns for e in latest):
@@ -187,14 +181,14 @@ class JournalReader:
         """For each pair of host times the good readings of lines between them, and the nearest block on either side."""
         lines: dict[str, tuple[Line, int]] = {}
         parts: list[dict[str, list[Columns]]] = [{name: [] for name in names} for _ in sets]
-        for epoch, description in self._contents.descriptions.items():
+        for epoch, description in self.contents.descriptions.items():
             pieces: tuple[ClockPiece, ...] = ()
             with contextlib.suppress(ClockError):
-                pieces = map_clock(self._contents.exchanges.get(epoch, []))
+                pieces = map_clock(self.contents.exchanges.get(epoch, []))
             for stream in description.streams:
                 wanted = {i: line.name for i, line in enumerate(stream.lines) if line.name in names}
                 lines |= {name: (stream.lines[i], stream.period_ns) for i, name in wanted.items()}
-                frames = self._contents.streams.get((epoch, stream.number), StreamFrames())
+                frames = self.contents.streams.get((epoch, stream.number), StreamFrames())
                 if not (wanted and pieces and frames.blocks):
                     continue
                 for edges, part in zip(sets, parts, strict=True):
@@ -215,7 +209,7 @@ class JournalReader:
         last = to_host_ns(np.array([p.t_last_ns for _, p in places], np.int64), pieces)
         low, high = int(np.sum(last < edges[0])), int(np.sum(first <= edges[1]))
         chosen = StreamFrames(dict(places[max(low - 1, 0) : high + 1]))
-        with self._follower.file.open("rb") as file:
+        with self.file.open("rb") as file:
             parts = list(batches(file, chosen, stream))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 

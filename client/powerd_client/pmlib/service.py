@@ -30,8 +30,8 @@ import zmq
 from numpy.typing import NDArray
 
 from powerd_client.link import BoardLink
+from powerd_client.pmlib.counters import Counter, Server, devices_of
 from powerd_client.pmlib.readings import MAX_LINES, CounterSet, DeviceInfo, Lines
-from powerd_client.pmlib.server import Counter, Server, devices_of
 from powerd_core.errors import ConfigError, PeerError, PowerdError
 
 CREATE, START, CONTINUE, STOP, GET, FINALISE, DEVICE, DEVICES, STATUS, LIVE = range(10)
@@ -140,9 +140,10 @@ class Service(socketserver.ThreadingTCPServer):
             context.destroy(linger=0)
         return description.board, {device.name: device for device in devices_of(description)}
 
-    def record(self) -> Server:
-        """A recording with a free name, for one counter."""
-        return Server(self.url)
+    def process_request(self, request: socket.socket, client_address: tuple[str, int]) -> None:  # type: ignore[override]
+        """Known before its thread runs: so `end` finds every connection that was taken."""
+        self.connections.add(request)
+        super().process_request(request, client_address)
 
     def count(self, client: str, counter: Counter) -> int:
         with self._mutex:
@@ -169,7 +170,6 @@ class _Client(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         self.wire = Wire(self.request)
         self.name = f"{self.client_address[0]}:{self.client_address[1]}"
-        self.server.connections.add(self.request)
         try:
             while True:
                 self._answer(self.wire.number())
@@ -215,7 +215,7 @@ class _Client(socketserver.BaseRequestHandler):
             self.wire.give(-1) if info is None else self.wire.give(-2, _hertz(info))
             return
         frequency_hz = frequency_hz or _hertz(info)
-        with self.server.record() as server:
+        with Server(self.server.url) as server:
             counter = server.counter(device, aggregate=False, name="live")
             self.wire.give(0)
             go_on = 1
@@ -234,7 +234,7 @@ class _Client(socketserver.BaseRequestHandler):
             self.wire.text(), self.wire.number(), self.wire.number(), self.wire.lines()
         )  # fmt: skip
         try:
-            with self.server.record() as server:
+            with Server(self.server.url) as server:
                 info = server.device(device)
                 if len(lines) < MAX_LINES:  # bits beyond the device's lines mean nothing
                     lines = Lines(i for i in lines if i < info.n_lines)
@@ -242,9 +242,9 @@ class _Client(socketserver.BaseRequestHandler):
                     raise ConfigError(f"{device!r} is read {_hertz(info)} times a second, not {frequency_hz}")
                 counter = server.counter(device, lines, aggregate=bool(aggregate))
                 number = self.server.count(self.name, counter)
-                self.wire.give(0)
-                log.info("%s measures %s: %s", self.name, device, server.out)
                 try:
+                    self.wire.give(0)
+                    log.info("%s measures %s: %s", self.name, device, server.out)
                     self._obey(counter, frequency_hz or _hertz(info))
                 finally:
                     del self.server.counters[number]

@@ -31,7 +31,8 @@ def told(tmp_path, monkeypatch, capfd):
     """The lines of the results that were printed, of recordings in a directory of their own."""
     monkeypatch.delenv("POWERD_QUIET", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("powerd_client.recording._RESULT_S", LONG_S)
+    for patience in ("_RESULT_S", "_WAITS_S"):
+        monkeypatch.setattr(f"powerd_client.recording.{patience}", LONG_S)
 
     def lines():
         return capfd.readouterr().err.splitlines()
@@ -88,6 +89,7 @@ def test_where_nothing_is_recorded_an_energy_says_so():
         pass
     for energy in (phase.energy(), meter.energy("step"), *meter.energies()):
         assert energy.note == "nothing is recorded"
+    assert phase.energy().phase == "step"
 
 
 def test_a_function_is_measured_under_its_name_or_another():

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_client import logbook
+from powerd_client import journal_writer
 from powerd_client.journal import MarkTail, read_events
-from powerd_client.logbook import RESERVE_BYTES, Logbook, read_past
+from powerd_client.journal_writer import RESERVE_BYTES, JournalWriter, read_past
 from powerd_client.marks import MarkWriter
 from powerd_core import wire
 from powerd_core.errors import RunFileError
@@ -60,38 +60,38 @@ def events_in(directory):
 
 
 def test_what_waited_is_written_when_there_is_room_again(small_disk, monkeypatch):
-    book = Logbook(small_disk)
-    book.add(block(0))
-    book.flush()
+    journal = JournalWriter(small_disk)
+    journal.add(block(0))
+    journal.flush()
     filler = fill(small_disk)
-    monkeypatch.setattr(logbook, "MAX_BYTES", 1000)
+    monkeypatch.setattr(journal_writer, "MAX_BYTES", 1000)
     for number in range(1, 50):
-        book.add(block(number))
-    book.flush()
-    assert book.failure.errno == errno.ENOSPC
-    assert book.is_full
+        journal.add(block(number))
+    journal.flush()
+    assert journal.failure.errno == errno.ENOSPC
+    assert journal.is_full
     filler.unlink()
-    book.flush()
-    assert book.failure is not None  # the disk is tried once a second
-    monkeypatch.setattr(logbook, "_RETRY_NS", 0)
-    book.flush()
-    assert (book.failure, book.is_full) == (None, False)
+    journal.flush()
+    assert journal.failure is not None  # the disk is tried once a second
+    monkeypatch.setattr(journal_writer, "_RETRY_NS", 0)
+    journal.flush()
+    assert (journal.failure, journal.is_full) == (None, False)
     assert [e.sequence for e in events_in(small_disk) if isinstance(e, Block)] == list(range(50))
-    book.close()
+    journal.close()
 
 
 def test_at_the_end_gaps_take_the_place_of_what_does_not_fit(small_disk):
-    book = Logbook(small_disk)
-    book.add(block(0))
-    book.flush()
+    journal = JournalWriter(small_disk)
+    journal.add(block(0))
+    journal.flush()
     fill(small_disk)
     for number in range(1, 50):
-        book.add(block(number))
+        journal.add(block(number))
         for k in range(200):
-            book.add(ClockExchange(5, number * 1000 + k, 2, 3, 4))
-    book.add(Marks(9, 0, bytes(RECORD.size)))
-    book.add(Gap(0, 5, 50, 0, 60_000, 3, 7, "sensor"))
-    book.end(Message("stop", {"t_stop_ns": 1}))
+            journal.add(ClockExchange(5, number * 1000 + k, 2, 3, 4))
+    journal.add(Marks(9, 0, bytes(RECORD.size)))
+    journal.add(Gap(0, 5, 50, 0, 60_000, 3, 7, "sensor"))
+    journal.end(Message("stop", {"t_stop_ns": 1}))
     first, *rest, gap = events_in(small_disk)
     assert (first.sequence, type(first)) == (0, Block)
     assert (gap.sequence, gap.span, gap.lost, gap.t_last_ns, gap.cause) == (1, 52, 49 * 50 + 7, 60_000, FULL)
@@ -100,7 +100,7 @@ def test_at_the_end_gaps_take_the_place_of_what_does_not_fit(small_disk):
     assert exchanges[0].t1_host_ns == 1000
     assert exchanges[-1].t1_host_ns > 49_000  # thinned, not cut off
     assert (small_disk / "journal.bin").stat().st_size < RESERVE_BYTES
-    book.close()
+    journal.close()
 
 
 def refuse(*_):
@@ -108,23 +108,23 @@ def refuse(*_):
 
 
 def test_a_disk_that_takes_not_even_the_gaps(tmp_path, monkeypatch):
-    book = Logbook(tmp_path)
-    book.add(block(0))
+    journal = JournalWriter(tmp_path)
+    journal.add(block(0))
     monkeypatch.setattr(os, "write", refuse)
-    book.flush()
-    assert book.failure.errno == errno.EROFS
+    journal.flush()
+    assert journal.failure.errno == errno.EROFS
     with pytest.raises(RunFileError):
-        book.end(Message("stop", {"t_stop_ns": 1}))
+        journal.end(Message("stop", {"t_stop_ns": 1}))
     monkeypatch.undo()
-    book.close()
+    journal.close()
 
 
 def test_half_a_write_is_taken_back_even_when_that_fails_at_first(tmp_path, monkeypatch):
-    book = Logbook(tmp_path)
+    journal = JournalWriter(tmp_path)
     write, truncate = os.write, os.ftruncate
-    book.add(block(0))
-    book.flush()
-    book.add(block(1))
+    journal.add(block(0))
+    journal.flush()
+    journal.add(block(1))
 
     def write_half(descriptor, data, calls=[]):  # noqa: B006
         calls.append(1)
@@ -134,14 +134,14 @@ def test_half_a_write_is_taken_back_even_when_that_fails_at_first(tmp_path, monk
 
     monkeypatch.setattr(os, "write", write_half)
     monkeypatch.setattr(os, "ftruncate", refuse)
-    monkeypatch.setattr(logbook, "_RETRY_NS", 0)
-    book.flush()
+    monkeypatch.setattr(journal_writer, "_RETRY_NS", 0)
+    journal.flush()
     monkeypatch.setattr(os, "write", write)
     monkeypatch.setattr(os, "ftruncate", truncate)
-    book.flush()
+    journal.flush()
     assert [e.sequence for e in events_in(tmp_path) if isinstance(e, Block)] == [0, 1]
     assert not [e for e in events_in(tmp_path) if isinstance(e, Garbage)]
-    book.close()
+    journal.close()
 
 
 URL = "tcp://board:7360"
@@ -181,11 +181,11 @@ def test_a_journal_cut_anywhere_goes_on_at_the_next_number(tmp_path_factory, cut
     begin = wire.CURRENT if memory is None else memory.streams[0].next
     begin = 3 if begin == wire.CURRENT else begin
     rest = [wire.encode(wire.Message("run", {}))] * (not past.has_run) + described(5) * (memory is None)
-    book = Logbook(directory, past)
+    journal = JournalWriter(directory, past)
     for frame in (*rest, *blocks(5, begin, 3 + count)):
-        book.add(decode(frame), frame)
-    book.flush()
-    book.close()
+        journal.add(decode(frame), frame)
+    journal.flush()
+    journal.close()
     events = [event for event, _, _ in read_events(file)]
     assert [e.sequence for e in events if not isinstance(e, wire.Message)] == list(range(3, 3 + count))
     assert not [e for e in events if isinstance(e, Garbage)]

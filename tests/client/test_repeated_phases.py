@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from powerd_client import magnifier
+from powerd_client import repeated_phases
 from powerd_client.pairing import Kinds, add_iterations
 from powerd_core.errors import ConfigError
 from support.tape import TapedMeter
@@ -21,7 +21,7 @@ DEVICES = [
 
 @pytest.fixture(autouse=True)
 def brief(monkeypatch):
-    monkeypatch.setattr(magnifier, "STRETCH_S", (0.01, 0.02))
+    monkeypatch.setattr(repeated_phases, "STRETCH_S", (0.01, 0.02))
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def read_past(journal: Path) -> Past:
     return past
 
 
-class Logbook:
+class JournalWriter:
     """Everything on its way into ``journal.bin``: frames wait here, oldest first, while the disk takes none.
 
     The disk's failures are told to the user once, and at once.
