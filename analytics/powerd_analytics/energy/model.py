@@ -17,9 +17,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 
-from powerd_analytics.energy.response import Response, place_limit_ns
+from powerd_analytics.energy.response import Response, joules_at, joules_upto, place_limit_ns
 from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
 from powerd_core.errors import AnalysisError
@@ -29,6 +28,8 @@ Values = NDArray[np.float64]
 
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
+AT_ONCE = 1 << 17
+"""Entries of columns that are worked out together: they stay in a processor's cache."""
 STRETCHES = 12
 SMOOTHNESS = (0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
@@ -232,10 +233,8 @@ class LineModel:
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
         cells, q = stretch.cells, self.columns
         upto = np.zeros((len(at_s), q + 5))
-        lengths = np.diff(cells.at_s)
-        late = at_s - self.lag_s
-        for c in np.unique(cells.column).tolist():
-            upto[:, c] = np.interp(late, cells.at_s, np.concatenate([[0.0], np.cumsum(lengths * (cells.column == c))]))
+        for some, is_there in _columns(cells, len(at_s)):
+            upto[:, some] = joules_at(cells, is_there, joules_upto(cells, is_there), at_s - self.lag_s).T
         # Power follows its marks and never leads them: what matters at a mark is the power before it.
         step = 0.4e-3
         upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s)) / step
@@ -386,6 +385,14 @@ def _stretches(signal: Signal, states: States, response: Response, columns: int)
         yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
 
 
+def _columns(cells: Cells, moments: int) -> Iterator[tuple[Ints, Values]]:
+    """The columns that occur, some at a time [k], and where each of them is: 1 in its own cells [k, c], 0 in others."""
+    columns = np.unique(cells.column)
+    at_once = max(AT_ONCE // (len(cells.column) + moments), 1)
+    for some in (columns[i : i + at_once] for i in range(0, len(columns), at_once)):
+        yield some, (some[:, None] == cells.column).astype(np.float64)
+
+
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for low, high in spans:
@@ -413,6 +420,7 @@ class _Problem:
         self.freedom, self.plain = 0.0, np.zeros((self.columns + 3, self.columns + 3))
         """Degrees of freedom, and the covariance of the last solution if only noise were left over."""
         self.steps = self._steps()
+        self._of, self._is_step = self._independent()
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
 
@@ -444,8 +452,8 @@ class _Problem:
         step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
         for s in self.stretches:
             design = np.zeros((len(s.watts), size))
-            for c in np.unique(s.cells.column).tolist():
-                design[:, c] = at.seen(s.cells, (s.cells.column == c).astype(np.float64), s.t_s)
+            for some, is_there in _columns(s.cells, len(s.t_s)):
+                design[:, some] = at.seen(s.cells, is_there, s.t_s).T
             if power is not None:
                 watts = power[s.cells.column]
                 late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
@@ -531,57 +539,56 @@ class _Problem:
             whole = np.einsum("k,kc->c", weight, [f.values for f in found])
             correlation = self._correlation(whole - prior)
             time = 1 + 2 * float(correlation.sum())
-        repeated = self._repeated(correlation) if is_last else self.normal
-        plain = np.sum([w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True)], axis=0)
-        self.plain = plain[: q + 3, : q + 3]
-        lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found)) if is_last else 0.0
-        covariance = sum(
-            w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
-            for w, f in zip(weight, found, strict=True)
-            if w > BELIEVED_AT_ALL
-        )
-        self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
+        covariance = np.zeros((q + 3, q + 3))
+        if is_last:
+            repeated = self._repeated(correlation)
+            lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found))
+            believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
+            self.plain = sum(w * (f.factor @ f.factor.T)[: q + 3, : q + 3] for w, f in believed)
+            for w, f in believed:
+                away = f.values - whole
+                wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
+                covariance += w * wide[: q + 3, : q + 3]
+            self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
         values = (whole - prior)[: q + 3]
         values[:q] += self.mean
-        return values, np.asarray(covariance)[: q + 3, : q + 3], time, float(evidence.max())
+        return values, covariance, time, float(evidence.max())
 
-    def _precision(self, share: float) -> Values:
-        """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
-        size, first = len(self.right), self.states.first_column
-        K = np.zeros((size, size))
-        for a_state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-            n = b - a
+    def _independent(self) -> tuple[Values, NDArray[np.bool_]]:
+        """[size, size] all unknowns as sums of others that are independent beforehand, with a standard deviation of 1:
+        the level of each state, the steps between its bins, and what is no power. And which of these are steps: those
+        are still to be multiplied by the smoothness."""
+        size, first = self.columns + 3 + DRIFTS, self.states.first_column
+        of, is_step = np.zeros((size, size)), np.zeros(size, bool)
+        for state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
             # Power that comes from another level is most restless at first.
-            free = np.where(self.states.bin_ends_s[a_state] < EARLY_S, EARLY, 1.0)
-            steps = np.diff(np.eye(n), axis=0) / (share * self.steps[a_state] * free[:, None])
-            level = np.full(n, 1 / n) / self.scale
-            K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
+            step = self.steps[state] * np.where(self.states.bin_ends_s[state] < EARLY_S, EARLY, 1.0)
+            behind = np.tri(b - a, b - a - 1, -1)
+            of[a:b, a] = self.scale
+            of[a:b, a + 1 : b] = (behind - behind.mean(axis=0)) * step
+            is_step[a + 1 : b] = True
         q = self.columns
-        K[q : q + 3, q : q + 3] = np.diag(1 / np.maximum(self.prior, 1e-9) ** 2)
-        K[q + 3 :, q + 3 :] = np.eye(DRIFTS) / (DRIFT_SHARE * self.scale) ** 2
-        return K
+        of[q : q + 3, q : q + 3] = np.diag(np.maximum(self.prior, 1e-9))
+        of[q + 3 :, q + 3 :] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale
+        return of, is_step
 
     def _under(self, share: float, right: Values, square: float) -> _Found:
-        """The solution under one smoothness. With the prior's factor K = L L', both matrices become diagonal, and the
-        noise is found by a search."""
-        K = self._precision(share)
-        L = np.linalg.cholesky(K + 1e-12 * np.diag(np.diag(K)))
-        half = linalg.solve_triangular(L, self.normal, lower=True)
-        C = linalg.solve_triangular(L, half.T, lower=True)
-        eigen, U = np.linalg.eigh((C + C.T) / 2)
+        """The solution under one smoothness. In unknowns that are independent beforehand the noise is found by a search
+        along the eigenvectors of the normal matrix."""
+        of = self._of * np.where(self._is_step, share, 1.0)
+        normal = of.T @ self.normal @ of
+        eigen, U = np.linalg.eigh((normal + normal.T) / 2)
         eigen = np.maximum(eigen, 0)
-        z = U.T @ linalg.solve_triangular(L, right, lower=True)
+        z = U.T @ (of.T @ right)
         n = max(self.count, 1)
         grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
         left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
         noise = grid[:, 0]
         evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
         at = int(np.argmax(evidence))
-        back = linalg.solve_triangular(L.T, U, lower=False)
         shrunk = noise[at] / (eigen + noise[at])
-        values = back @ (z / (eigen + noise[at]))
-        factor = back * np.sqrt(shrunk)
-        return _Found(values, factor, K, float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
+        values = of @ (U @ (z / (eigen + noise[at])))
+        return _Found(values, of, U * np.sqrt(shrunk), float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
 
     def _correlation(self, values: Values) -> Values:
         """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
@@ -613,19 +620,18 @@ class _Problem:
         """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
 
         Of many lags some stand for those around them."""
-        total = self.normal.copy()
         if not len(correlation):
-            return total
+            return self.normal
         lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
-        edges = np.concatenate([[0], (lags[1:] + lags[:-1]) // 2, [len(correlation)]]).astype(int)
-        for i, lag in enumerate(lags.tolist()):
-            weight = float(correlation[edges[i] : edges[i + 1]].sum())
-            for s in self.stretches:
-                rows = s.whitened(s.design)
-                if len(rows) > lag:
-                    both = rows[lag:].T @ rows[:-lag]
-                    total += weight * (both + both.T)
-        return total
+        weights = np.add.reduceat(correlation, np.concatenate([[0], (lags[1:] + lags[:-1]) // 2]))
+        total = self.normal / 2
+        for s in self.stretches:
+            rows = s.whitened(s.design)
+            later = np.zeros_like(rows)
+            for lag, weight in zip(lags.tolist(), weights.tolist(), strict=True):
+                later[:-lag] += weight * rows[lag:]
+            total += later.T @ rows
+        return total + total.T
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,23 +639,28 @@ class _Found:
     """The solution under one smoothness."""
 
     values: Values
-    factor: NDArray[np.float64]
-    """The posterior's covariance, if what is left over were independent, is its product with its transpose."""
-    precision: Values
-    """The prior's."""
+    of: Values
+    """The unknowns as sums of those that are independent beforehand."""
+    shrunk: Values
+    """The posterior's covariance of these, if what is left over were independent, is its product with its transpose."""
     noise2: float
     evidence: float
     freedom: float
+
+    @property
+    def factor(self) -> Values:
+        """The same of the unknowns themselves."""
+        return np.asarray(self.of @ self.shrunk)
 
     def robust(self, normal: Values, repeated: Values, columns: int, lack: float) -> Values:
         """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
         one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
         ``lack`` of what is left over that is no noise."""
-        power = self.factor[:columns]
-        middle = self.factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ self.factor / self.noise2
-        middle += (MISFIT - 1) * (power.T @ self.precision[:columns, :columns] @ power)
+        power, factor = self.shrunk[:columns], self.factor
+        middle = factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
+        middle += (MISFIT - 1) * (power.T @ power)
         eigen, U = np.linalg.eigh((middle + middle.T) / 2)
-        wide = (self.factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
+        wide = (factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
         return np.asarray(wide @ wide.T)
 
 

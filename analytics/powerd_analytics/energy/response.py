@@ -72,16 +72,17 @@ class Response:
         return replace(self, tau_s=self.tau_s * (1 + share))
 
     def seen(self, cells: Cells, watts: Values, t_s: Values) -> Values:
-        """What readings at ``t_s`` [n] see of power that is ``watts`` [c] in the cells; of a counter [n - 1]."""
+        """What readings at ``t_s`` [n] see of power that is ``watts`` [..., c] in the cells: [..., n], of a counter
+        [..., n - 1]."""
         at = np.asarray(t_s) + self.shift_s
-        upto = np.concatenate([[0.0], np.cumsum(np.diff(cells.at_s) * watts)])
+        upto = joules_upto(cells, watts)
         if self.is_counter:
-            return np.asarray(np.diff(_joules(cells, watts, upto, at)) / np.diff(t_s))
+            return np.asarray(np.diff(joules_at(cells, watts, upto, at)) / np.diff(t_s))
         level = _behind_low_pass(cells, watts, self.tau_s) if self.tau_s > 0 else None
         at = at + self.tau_s
         if self.window_s > 0:
             late, early = at + self.window_s / 2, at - self.window_s / 2
-            joules = _joules(cells, watts, upto, late) - _joules(cells, watts, upto, early)
+            joules = joules_at(cells, watts, upto, late) - joules_at(cells, watts, upto, early)
             if level is not None:
                 joules -= self.tau_s * (
                     self._low_passed(cells, watts, level, late) - self._low_passed(cells, watts, level, early)
@@ -89,12 +90,12 @@ class Response:
             return np.asarray(joules / self.window_s)
         if level is not None:
             return self._low_passed(cells, watts, level, at)
-        return np.asarray(watts[_cell(cells, at)])
+        return np.asarray(watts[..., _cell(cells, at)])
 
     def _low_passed(self, cells: Cells, watts: Values, level: Values, t_s: Values) -> Values:
         i = _cell(cells, t_s)
         left = np.exp(-np.maximum(t_s - cells.at_s[i], 0) / self.tau_s)
-        return np.asarray(watts[i] + (level[i] - watts[i]) * left)
+        return np.asarray(watts[..., i] + (level[..., i] - watts[..., i]) * left)
 
 
 def _cell(cells: Cells, t_s: Values) -> NDArray[np.intp]:
@@ -106,30 +107,35 @@ def _cell(cells: Cells, t_s: Values) -> NDArray[np.intp]:
     return np.repeat(np.arange(last + 1), np.diff(first, prepend=0, append=len(t_s)))
 
 
-def _joules(cells: Cells, watts: Values, upto: Values, t_s: Values) -> Values:
-    """[n] joules from the first cell up to moments in order."""
+def joules_upto(cells: Cells, watts: Values) -> Values:
+    """[..., c + 1] joules from the first cell up to the edges of all."""
+    upto = np.zeros((*watts.shape[:-1], len(cells.at_s)))
+    np.cumsum(np.diff(cells.at_s) * watts, axis=-1, out=upto[..., 1:])
+    return upto
+
+
+def joules_at(cells: Cells, watts: Values, upto: Values, t_s: Values) -> Values:
+    """[..., n] joules from the first cell up to moments in order."""
     i = _cell(cells, t_s)
-    into = np.clip(t_s, cells.at_s[0], cells.at_s[-1])
-    into -= cells.at_s[i]
-    into *= watts[i]
-    into += upto[i]
-    return np.asarray(into)
+    into = np.clip(t_s, cells.at_s[0], cells.at_s[-1]) - cells.at_s[i]
+    return np.asarray(upto[..., i] + into * watts[..., i])
 
 
 def _behind_low_pass(cells: Cells, watts: Values, tau_s: float) -> Values:
-    """[n] what a low-pass shows where each cell begins; at the first one it has come to rest.
+    """[..., c] what a low-pass shows where each cell begins; at the first one it has come to rest.
 
     A recursion, solved in blocks so short that no exponential is too large.
     """
-    level = np.empty(len(watts))
-    now, i = float(watts[0]), 0
-    while i < len(watts):
+    level = np.empty(watts.shape)
+    count = watts.shape[-1]
+    now, i = watts[..., :1], 0
+    while i < count:
         last = max(int(np.searchsorted(cells.at_s, cells.at_s[i] + _REACH * tau_s, "right")) - 1, i + 1)
-        last = min(last, len(watts))
-        x = np.minimum((cells.at_s[i : last + 1] - cells.at_s[i]) / tau_s, 2 * _REACH)
-        grown = np.exp(x)
-        upto = (now + np.concatenate([[0.0], np.cumsum(watts[i:last] * np.diff(grown))])) / grown
-        level[i:last], now, i = upto[:-1], float(upto[-1]), last
+        last = min(last, count)
+        grown = np.exp(np.minimum((cells.at_s[i : last + 1] - cells.at_s[i]) / tau_s, 2 * _REACH))
+        upto = (now + np.cumsum(watts[..., i:last] * np.diff(grown), axis=-1)) / grown[1:]
+        level[..., i], level[..., i + 1 : last] = now[..., 0], upto[..., :-1]
+        now, i = upto[..., -1:], last
     return level
 
 
