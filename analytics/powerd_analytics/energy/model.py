@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.response import Response, joules_at, joules_upto, place_limit_ns
+from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
 from powerd_core.errors import AnalysisError
@@ -28,8 +28,6 @@ Values = NDArray[np.float64]
 
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
-AT_ONCE = 1 << 17
-"""Entries of columns that are worked out together: they stay in a processor's cache."""
 STRETCHES = 12
 SMOOTHNESS = (0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
@@ -233,8 +231,8 @@ class LineModel:
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
         cells, q = stretch.cells, self.columns
         upto = np.zeros((len(at_s), q + 5))
-        for some, is_there in _columns(cells, len(at_s)):
-            upto[:, some] = joules_at(cells, is_there, joules_upto(cells, is_there), at_s - self.lag_s).T
+        between = Response(0.0, 0.0, is_counter=True, shift_s=-self.lag_s).design(cells, at_s, q)
+        upto[1:, :q] = np.cumsum(between * np.diff(at_s)[:, None], axis=0)
         # Power follows its marks and never leads them: what matters at a mark is the power before it.
         step = 0.4e-3
         upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s)) / step
@@ -385,14 +383,6 @@ def _stretches(signal: Signal, states: States, response: Response, columns: int)
         yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
 
 
-def _columns(cells: Cells, moments: int) -> Iterator[tuple[Ints, Values]]:
-    """The columns that occur, some at a time [k], and where each of them is: 1 in its own cells [k, c], 0 in others."""
-    columns = np.unique(cells.column)
-    at_once = max(AT_ONCE // (len(cells.column) + moments), 1)
-    for some in (columns[i : i + at_once] for i in range(0, len(columns), at_once)):
-        yield some, (some[:, None] == cells.column).astype(np.float64)
-
-
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for low, high in spans:
@@ -452,8 +442,7 @@ class _Problem:
         step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
         for s in self.stretches:
             design = np.zeros((len(s.watts), size))
-            for some, is_there in _columns(s.cells, len(s.t_s)):
-                design[:, some] = at.seen(s.cells, is_there, s.t_s).T
+            design[:, :q] = at.design(s.cells, s.t_s, q)
             if power is not None:
                 watts = power[s.cells.column]
                 late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
@@ -529,7 +518,8 @@ class _Problem:
         moved = self.normal @ prior
         square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
         right = self.right + moved
-        found = [self._under(share, right, square) for share in SMOOTHNESS]
+        normal = self._of.T @ self.normal @ self._of
+        found = [self._under(share, (normal + normal.T) / 2, right, square) for share in SMOOTHNESS]
         evidence = np.array([f.evidence for f in found])
         weight = np.ones(len(found))
         for _ in range(2):
@@ -544,7 +534,8 @@ class _Problem:
             repeated = self._repeated(correlation)
             lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found))
             believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
-            self.plain = sum(w * (f.factor @ f.factor.T)[: q + 3, : q + 3] for w, f in believed)
+            plain = np.sum([w * (f.factor @ f.factor.T) for w, f in believed], axis=0)
+            self.plain = plain[: q + 3, : q + 3]
             for w, f in believed:
                 away = f.values - whole
                 wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
@@ -572,13 +563,13 @@ class _Problem:
         of[q + 3 :, q + 3 :] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale
         return of, is_step
 
-    def _under(self, share: float, right: Values, square: float) -> _Found:
+    def _under(self, share: float, normal: Values, right: Values, square: float) -> _Found:
         """The solution under one smoothness. In unknowns that are independent beforehand the noise is found by a search
-        along the eigenvectors of the normal matrix."""
-        of = self._of * np.where(self._is_step, share, 1.0)
-        normal = of.T @ self.normal @ of
-        eigen, U = np.linalg.eigh((normal + normal.T) / 2)
+        along the eigenvectors of the ``normal`` matrix of these."""
+        scale = np.where(self._is_step, share, 1.0)
+        eigen, U = np.linalg.eigh(scale[:, None] * normal * scale)
         eigen = np.maximum(eigen, 0)
+        of = self._of * scale
         z = U.T @ (of.T @ right)
         n = max(self.count, 1)
         grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
