@@ -146,20 +146,22 @@ class Stretch:
     weight: Values = field(default_factory=lambda: np.ones(0))
     """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
 
+    integral: tuple[Values, Values] = field(default_factory=lambda: (np.zeros((0, 0)), np.zeros((0, 0))))
+    """[r, c] design and square of what is left over, and [r, c] their integral up to each reading."""
     demeaned: float = 0.0
     """How much of the mean of every `LOCAL` readings is taken out: a random effect (quasi-demeaning)."""
 
     def whitened(self, values: Values) -> Values:
         """Values [r] or [r, c] as the regression takes them: weighted, and without most of what is slow if what is
         left over is so."""
-        x = (values.T * np.sqrt(self.weight)).T
+        x = values * np.sqrt(self.weight).reshape(-1, *[1] * (values.ndim - 1))
         if self.demeaned > 0 and len(x):
             starts = np.arange(0, len(x), LOCAL)
-            is_good = self.weight > 0
-            count = np.maximum(np.add.reduceat(is_good, starts, dtype=np.float64), 1.0)
-            means = (np.add.reduceat(x, starts, axis=0).T / count).T
-            x[is_good] -= self.demeaned * means[np.flatnonzero(is_good) // LOCAL]
-        return np.asarray(x)
+            count = np.add.reduceat(self.weight > 0, starts, dtype=np.float64)
+            means = np.add.reduceat(x, starts, axis=0).T * (self.demeaned / np.maximum(count, 1.0))
+            x -= np.repeat(means.T, LOCAL, axis=0)[: len(x)]
+            x[self.weight <= 0] = 0.0
+        return x
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -244,23 +246,22 @@ class LineModel:
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
         """[n, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
-        left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
-        rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
-        t = stretch.t_s
-        dt = np.diff(t)
-        if self.response.is_counter:
-            steps, slope = rows * dt[:, None], None
-        else:
-            slope = np.ones((len(dt), rows.shape[1]))
+        t, dt = stretch.t_s, np.diff(stretch.t_s)
+        slope = np.ones((len(dt), self.columns + 4))
+        if not self.response.is_counter:
             slope[:, :-1] = self.residual.bridged(dt - self.response.seen_s)[0][:, None]
-            steps = (rows[1:] + rows[:-1]) / 2 * dt[:, None] * slope
-        prefix = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        if not len(stretch.integral[0]):
+            left = stretch.watts - self.seen(stretch.cells, t)
+            rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
+            steps = (rows if self.response.is_counter else (rows[1:] + rows[:-1]) / 2) * dt[:, None] * slope
+            stretch.integral = rows, np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        rows, upto = stretch.integral
         i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
         into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
-        if slope is None:
-            return np.asarray(prefix[i] + steps[i] * into)
+        if self.response.is_counter:
+            return np.asarray(upto[i] + (upto[i + 1] - upto[i]) * into)
         part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
-        return np.asarray(prefix[i] + part * into * dt[i][:, None] * slope[i])
+        return np.asarray(upto[i] + part * into * dt[i][:, None] * slope[i])
 
     def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
         """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
