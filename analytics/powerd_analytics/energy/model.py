@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.response import Response, joules_at, joules_upto, place_limit_ns
+from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
 from powerd_core.errors import AnalysisError
@@ -28,8 +28,6 @@ Values = NDArray[np.float64]
 
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
-AT_ONCE = 1 << 17
-"""Entries of columns that are worked out together: they stay in a processor's cache."""
 STRETCHES = 12
 SMOOTHNESS = (0.03, 0.1, 0.3)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
@@ -148,20 +146,22 @@ class Stretch:
     weight: Values = field(default_factory=lambda: np.ones(0))
     """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
 
+    integral: tuple[Values, Values] = field(default_factory=lambda: (np.zeros((0, 0)), np.zeros((0, 0))))
+    """[r, c] design and square of what is left over, and [r, c] their integral up to each reading."""
     demeaned: float = 0.0
     """How much of the mean of every `LOCAL` readings is taken out: a random effect (quasi-demeaning)."""
 
     def whitened(self, values: Values) -> Values:
         """Values [r] or [r, c] as the regression takes them: weighted, and without most of what is slow if what is
         left over is so."""
-        x = (values.T * np.sqrt(self.weight)).T
+        x = values * np.sqrt(self.weight).reshape(-1, *[1] * (values.ndim - 1))
         if self.demeaned > 0 and len(x):
             starts = np.arange(0, len(x), LOCAL)
-            is_good = self.weight > 0
-            count = np.maximum(np.add.reduceat(is_good, starts, dtype=np.float64), 1.0)
-            means = (np.add.reduceat(x, starts, axis=0).T / count).T
-            x[is_good] -= self.demeaned * means[np.flatnonzero(is_good) // LOCAL]
-        return np.asarray(x)
+            count = np.add.reduceat(self.weight > 0, starts, dtype=np.float64)
+            means = np.add.reduceat(x, starts, axis=0).T * (self.demeaned / np.maximum(count, 1.0))
+            x -= np.repeat(means.T, LOCAL, axis=0)[: len(x)]
+            x[self.weight <= 0] = 0.0
+        return x
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -233,8 +233,8 @@ class LineModel:
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
         cells, q = stretch.cells, self.columns
         upto = np.zeros((len(at_s), q + 5))
-        for some, is_there in _columns(cells, len(at_s)):
-            upto[:, some] = joules_at(cells, is_there, joules_upto(cells, is_there), at_s - self.lag_s).T
+        between = Response(0.0, 0.0, is_counter=True, shift_s=-self.lag_s).design(cells, at_s, q)
+        upto[1:, :q] = np.cumsum(between * np.diff(at_s)[:, None], axis=0)
         # Power follows its marks and never leads them: what matters at a mark is the power before it.
         step = 0.4e-3
         upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s)) / step
@@ -246,23 +246,22 @@ class LineModel:
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
         """[n, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
-        left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
-        rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
-        t = stretch.t_s
-        dt = np.diff(t)
-        if self.response.is_counter:
-            steps, slope = rows * dt[:, None], None
-        else:
-            slope = np.ones((len(dt), rows.shape[1]))
+        t, dt = stretch.t_s, np.diff(stretch.t_s)
+        slope = np.ones((len(dt), self.columns + 4))
+        if not self.response.is_counter:
             slope[:, :-1] = self.residual.bridged(dt - self.response.seen_s)[0][:, None]
-            steps = (rows[1:] + rows[:-1]) / 2 * dt[:, None] * slope
-        prefix = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        if not len(stretch.integral[0]):
+            left = stretch.watts - self.seen(stretch.cells, t)
+            rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
+            steps = (rows if self.response.is_counter else (rows[1:] + rows[:-1]) / 2) * dt[:, None] * slope
+            stretch.integral = rows, np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        rows, upto = stretch.integral
         i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
         into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
-        if slope is None:
-            return np.asarray(prefix[i] + steps[i] * into)
+        if self.response.is_counter:
+            return np.asarray(upto[i] + (upto[i + 1] - upto[i]) * into)
         part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
-        return np.asarray(prefix[i] + part * into * dt[i][:, None] * slope[i])
+        return np.asarray(upto[i] + part * into * dt[i][:, None] * slope[i])
 
     def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
         """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
@@ -385,14 +384,6 @@ def _stretches(signal: Signal, states: States, response: Response, columns: int)
         yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
 
 
-def _columns(cells: Cells, moments: int) -> Iterator[tuple[Ints, Values]]:
-    """The columns that occur, some at a time [k], and where each of them is: 1 in its own cells [k, c], 0 in others."""
-    columns = np.unique(cells.column)
-    at_once = max(AT_ONCE // (len(cells.column) + moments), 1)
-    for some in (columns[i : i + at_once] for i in range(0, len(columns), at_once)):
-        yield some, (some[:, None] == cells.column).astype(np.float64)
-
-
 def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     joined: list[tuple[int, int]] = []
     for low, high in spans:
@@ -452,8 +443,7 @@ class _Problem:
         step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
         for s in self.stretches:
             design = np.zeros((len(s.watts), size))
-            for some, is_there in _columns(s.cells, len(s.t_s)):
-                design[:, some] = at.seen(s.cells, is_there, s.t_s).T
+            design[:, :q] = at.design(s.cells, s.t_s, q)
             if power is not None:
                 watts = power[s.cells.column]
                 late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
@@ -529,7 +519,8 @@ class _Problem:
         moved = self.normal @ prior
         square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
         right = self.right + moved
-        found = [self._under(share, right, square) for share in SMOOTHNESS]
+        normal = self._of.T @ self.normal @ self._of
+        found = [self._under(share, (normal + normal.T) / 2, right, square) for share in SMOOTHNESS]
         evidence = np.array([f.evidence for f in found])
         weight = np.ones(len(found))
         for _ in range(2):
@@ -544,7 +535,8 @@ class _Problem:
             repeated = self._repeated(correlation)
             lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found))
             believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
-            self.plain = sum(w * (f.factor @ f.factor.T)[: q + 3, : q + 3] for w, f in believed)
+            plain = np.sum([w * (f.factor @ f.factor.T) for w, f in believed], axis=0)
+            self.plain = plain[: q + 3, : q + 3]
             for w, f in believed:
                 away = f.values - whole
                 wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
@@ -572,13 +564,13 @@ class _Problem:
         of[q + 3 :, q + 3 :] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale
         return of, is_step
 
-    def _under(self, share: float, right: Values, square: float) -> _Found:
+    def _under(self, share: float, normal: Values, right: Values, square: float) -> _Found:
         """The solution under one smoothness. In unknowns that are independent beforehand the noise is found by a search
-        along the eigenvectors of the normal matrix."""
-        of = self._of * np.where(self._is_step, share, 1.0)
-        normal = of.T @ self.normal @ of
-        eigen, U = np.linalg.eigh((normal + normal.T) / 2)
+        along the eigenvectors of the ``normal`` matrix of these."""
+        scale = np.where(self._is_step, share, 1.0)
+        eigen, U = np.linalg.eigh(scale[:, None] * normal * scale)
         eigen = np.maximum(eigen, 0)
+        of = self._of * scale
         z = U.T @ (of.T @ right)
         n = max(self.count, 1)
         grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
