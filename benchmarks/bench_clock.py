@@ -26,7 +26,7 @@ from math import pi, sin
 
 from common import connected, free_port, machine, p50_p99_max, powerd, progress
 
-from powerd_core.clock import map_clock, piece_at
+from powerd_core.clock_comparison import map_clock, piece_at
 from powerd_core.model import ClockExchange
 
 SOURCE = '[[source]]\nkind = "sim"\nname = "rails"\nrate_hz = 500.0\n'

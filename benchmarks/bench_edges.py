@@ -36,7 +36,7 @@ from powerd_analytics.runs.run import Run
 from powerd_client import Meter
 from powerd_client.clock_map import to_host_ns
 from powerd_client.hostclock import now_ns
-from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.model import ClockExchange
 
 Ints = NDArray[np.int64]

@@ -177,6 +177,52 @@ def by_powerd(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarr
     return float(energy_j(t, watts, begin, end).sum())
 
 
+def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
+    """What the tables take: the fit of one model of the power, and with it the integral of each phase, in slices."""
+    from powerd_analytics.energy.lines import upto
+    from powerd_analytics.energy.model import fit
+    from powerd_analytics.energy.states import States
+    from powerd_analytics.runs.phases import PhaseClass, Phases
+    from powerd_analytics.runs.run import RunLine
+    from powerd_analytics.signals.signal import SLICE, Signal
+    from powerd_core.model import Accuracy, Provenance, ScaledConversion
+
+    class InSlices(Signal):
+        """Readings in memory that are looked at as those in a file are."""
+
+        @contextmanager
+        def slices(self) -> Iterator[Callable[[int], Signal]]:
+            def piece(i: int) -> Signal:
+                own = slice(max(i * SLICE - 64, 0), (i + 1) * SLICE + 64)
+                count = len(t[own]) - 1
+                return signal_of(Signal, own, np.zeros(count, bool), np.zeros(0, np.int64))
+
+            yield piece
+
+    accuracy = Accuracy(window_ns=1_060_000, centre_ns=100_000)
+    line = RunLine(
+        "gpu0.sim", "gpu0", "sim", "b", Provenance.SIMULATED, "power_w", "", PERIOD_NS,
+        ScaledConversion("power_mw", 0.01), accuracy, {}, "", len(t),
+    )  # fmt: skip
+
+    def signal_of(kind: type[Signal], own: slice, none: np.ndarray, cuts_ns: np.ndarray) -> Signal:
+        return kind(
+            line, t[own], watts[own], False, none, none, PERIOD_NS, accuracy.window_ns, accuracy.centre_ns, 0, None,
+            range_w=(100.0, 260.0), cuts_ns=cuts_ns,
+        )  # fmt: skip
+
+    m = len(begin)
+    label, outermost, zeros = (np.arange(m) % 3).astype(np.int32), np.full(m, -1, np.int32), np.zeros(m, np.int32)
+    kinds = tuple(PhaseClass((name,), {}, "host") for name in ("forward", "backward", "update"))
+    phases = Phases(begin, end, label, outermost, zeros, zeros, zeros.astype(bool), kinds, zeros, zeros)
+    # Like a line in a file: the whole has its first and its last reading only.
+    signal = signal_of(InSlices, slice(0, len(t), len(t) - 1), np.zeros(1, bool), t[SLICE:-1:SLICE])
+    moments = np.unique(np.concatenate([begin, end]))
+    joules = upto(fit(signal, States.of(phases), 0.0), moments).energy_j
+    at_begin, at_end = np.searchsorted(moments, begin), np.searchsorted(moments, end)
+    return float((joules[at_end] - joules[at_begin]).sum())
+
+
 def by_trapezoid(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
     """A loop over the phases: their readings, and the interpolated power at their edges."""
     joules = 0.0
@@ -207,6 +253,7 @@ def by_pandas(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarr
 WAYS: dict[str, Integrate] = {
     "numpy.cumsum": by_cumsum,
     "powerd": by_powerd,
+    "powerd, with its model": by_model,
     "loop of trapezoid (scaled)": by_trapezoid,
     "pandas cumsum, searchsorted": by_pandas,
 }

@@ -15,7 +15,7 @@ from powerd_client.clock_map import to_host_ns
 from powerd_client.hostclock import now_ns
 from powerd_client.link import BoardLink
 from powerd_client.logbook import Logbook, read_past
-from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError
 from powerd_core.model import Block
 from powerd_core.protocol import PastEpoch, StreamReceiver

@@ -43,7 +43,7 @@ from powerd_client.runfile import (
     write_numbers,
     write_strings,
 )
-from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, RunFileError, WireError
 from powerd_core.marks import Edges, Marks
 from powerd_core.model import CLOCK_NAME, UNKNOWN_TIME_NS, Block, ClockExchange, Description, Flag, Gap, Stream, columns

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_client.hostclock import FARTHEST_NS
-from powerd_core.clock import ClockPiece
+from powerd_core.clock_comparison import ClockPiece
 from powerd_core.errors import RunFileError
 
 Int64 = NDArray[np.int64]
@@ -44,7 +44,7 @@ def to_host_ns(t_board_ns: Int64, pieces: Sequence[ClockPiece]) -> Int64:
 
 
 def have_host_time(t_board_ns: Int64, pieces: Sequence[ClockPiece]) -> NDArray[np.bool_]:
-    """Whether each board time is on a known side of every step of the clock: `powerd_core.clock.piece_at`, at once."""
+    """Whether each board time is on a known side of every step of the clock: `piece_at` of the core, all at once."""
     count, holds = np.zeros(len(t_board_ns), np.int64), np.zeros(len(t_board_ns), bool)
     for piece in pieces:
         first, last = piece.t_board_ns[0], piece.t_board_ns[-1]

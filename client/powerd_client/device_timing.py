@@ -27,7 +27,7 @@ from powerd_client.hostclock import now_ns
 from powerd_client.journal import FrameFile
 from powerd_client.log import tell
 from powerd_client.marks import MarkWriter
-from powerd_core.clock import ClockPiece, map_clock, piece_at
+from powerd_core.clock_comparison import ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError, ConfigError
 from powerd_core.marks import RECORD, Edges, Mark, Marks
 from powerd_core.model import ClockExchange

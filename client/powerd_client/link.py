@@ -23,7 +23,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from powerd_client.hostclock import now_ns
 from powerd_core import wire
-from powerd_core.clock import DRIFT_PPM
+from powerd_core.clock_comparison import DRIFT_PPM
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, VersionError, WireError
 from powerd_core.keys import Credentials, explain_refusal, find_credentials, keys_directory
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap

@@ -18,7 +18,7 @@ import numpy as np
 
 from powerd_client.clock_map import to_host_ns
 from powerd_client.runfile import clean, own_name
-from powerd_core.clock import ClockPiece
+from powerd_core.clock_comparison import ClockPiece
 from powerd_core.model import UNKNOWN_TIME_NS, Block, Description, Gap, Stream
 from powerd_core.wire import HEADER_BYTES
 

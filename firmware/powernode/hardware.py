@@ -116,11 +116,11 @@ class Pico:
         self._watchdog.feed()
 
     def read(self):
-        found = b""
-        while len(found) < 64 and self._input.poll(0):
+        data = b""
+        while len(data) < 64 and self._input.poll(0):
             sys.stdin.buffer.readinto(self._byte, 1)
-            found += self._byte
-        return found
+            data += self._byte
+        return data
 
     def write(self, buffer):
         if not self._output.poll(0):

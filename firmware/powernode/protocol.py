@@ -77,7 +77,7 @@ class Deframer:
 
     def feed(self, data):
         """A list of the bodies that ``data`` completes."""
-        found = []
+        bodies = []
         for byte in data:
             if byte:
                 if len(self._buffer) < MAX_ENCODED:
@@ -90,10 +90,10 @@ class Deframer:
                 if body is None:
                     self.damaged += 1
                 else:
-                    found.append(body)
+                    bodies.append(body)
                 self._buffer = bytearray()
                 self._overrun = False
-        return found
+        return bodies
 
 
 VERSION = 1
@@ -121,8 +121,8 @@ def data(sequence, time_us, valid, reset, span_us, words):
 
 def description(sequence, time_us, boot, uid, reset_cause, is_running, marker, period_us, sensors):
     """What the node is. ``sensors`` holds (controller, address, config, answers) tuples."""
-    said = struct.pack("<BBBI8sBBBIB", *SOFTWARE, boot, uid, reset_cause, is_running, marker, period_us, len(sensors))
-    return head(DESCRIPTION, sequence, time_us) + said + b"".join([struct.pack("<BBHB", *s) for s in sensors])
+    fields = struct.pack("<BBBI8sBBBIB", *SOFTWARE, boot, uid, reset_cause, is_running, marker, period_us, len(sensors))
+    return head(DESCRIPTION, sequence, time_us) + fields + b"".join([struct.pack("<BBHB", *s) for s in sensors])
 
 
 def echo_answer(sequence, sent_us, received_us):
@@ -134,8 +134,8 @@ def edge(sequence, time_us, level):
 
 
 def status(sequence, time_us, boot, is_running, level, edges, counters):
-    said = struct.pack("<IBBI", boot, is_running, level, edges & 0xFFFFFFFF)
-    return head(STATUS, sequence, time_us) + said + struct.pack("<6I", *[c & 0xFFFFFFFF for c in counters])
+    fields = struct.pack("<IBBI", boot, is_running, level, edges & 0xFFFFFFFF)
+    return head(STATUS, sequence, time_us) + fields + struct.pack("<6I", *[c & 0xFFFFFFFF for c in counters])
 
 
 def answer(sequence, time_us, command, result):

@@ -196,13 +196,14 @@ class CalibrationFile:
     def find(
         self, *, board: str = "", bus: int = -1, address: int = -1, channel: int = 1, serial: str = ""
     ) -> SensorCalibration | None:
-        """The calibration of one sensor, or None. A record without a board and serial is of any board, but no node."""
-        for known in self.sensor:
-            if known.serial != serial or (known.bus, known.address, known.channel) != (bus, address, channel):
-                continue
-            if serial or known.board in ("", board):
-                return known
-        return None
+        """The calibration of one sensor, or None.
+
+        A record without a board and serial is of any board that has none of its own, but of no node.
+        """
+        place = bus, address, channel
+        same = [s for s in self.sensor if s.serial == serial and (s.bus, s.address, s.channel) == place]
+        boards = [s for name in (board, "") for s in same if serial or s.board == name]
+        return boards[0] if boards else None
 
     def with_sensor(self, new: SensorCalibration) -> CalibrationFile:
         """The same with ``new`` in place of what was known of that sensor."""
@@ -309,16 +310,16 @@ def recalibrated(
     if lacks_zero or (record.load is None and conversion.gain != 1):
         missing = "zero" if lacks_zero else "gain"
         raise ValueError(f"it was recorded with a calibrated {missing}, which the file lacks: calibrate that too")
-    made, u_gain, u_offset_w = record.option, accuracy.u_gain, accuracy.u_offset_w
-    if made.u_gain is not None:
-        u_gain = hypot(made.u_gain, bus_hold / sqrt(3))
-    if made.u_offset_a is not None:
-        u_offset_w = made.u_offset_a * made.gain * nominal_v
+    new, u_gain, u_offset_w = record.option, accuracy.u_gain, accuracy.u_offset_w
+    if new.u_gain is not None:
+        u_gain = hypot(new.u_gain, bus_hold / sqrt(3))
+    if new.u_offset_a is not None:
+        u_offset_w = new.u_offset_a * new.gain * nominal_v
     # What it says last is how the line was calibrated.
     origin = accuracy.origin.rpartition("; ")[0] or accuracy.origin
     return (
-        replace(conversion, offset_a=made.offset_a, gain=made.gain),
+        replace(conversion, offset_a=new.offset_a, gain=new.gain),
         replace(
-            accuracy, u_gain=u_gain, u_offset_w=u_offset_w, origin=f"{origin}; recomputed with {made.what_and_when}"
+            accuracy, u_gain=u_gain, u_offset_w=u_offset_w, origin=f"{origin}; recomputed with {new.what_and_when}"
         ),
     )

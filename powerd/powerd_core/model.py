@@ -185,7 +185,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive scans of one stream. ``payload`` is laid out as this module's docstring says."""
+    """Consecutive scans of one stream. ``payload`` holds the arrays that are listed above `CODE_BYTES`."""
 
     stream: int
     epoch: int
@@ -344,10 +344,10 @@ def uuid_key(text: object) -> str:
 def pci_key(text: object) -> str:
     """A PCI address as ``dddd:bb:dd.f``, its domain 0 and its function 0 where they are not given; empty for what is
     none."""
-    found = _PCI.fullmatch(str(text or "").strip().lower())
-    if not found:
+    match = _PCI.fullmatch(str(text or "").strip().lower())
+    if not match:
         return ""
-    domain, bus, device, function = (int(part or "0", 16) for part in found.groups())
+    domain, bus, device, function = (int(part or "0", 16) for part in match.groups())
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function}" if device < 32 else ""
 
 
@@ -415,9 +415,9 @@ def columns(block: Block, stream: Stream) -> dict[str, memoryview]:
         raise WireError(f"a block of layout {block.layout:#06x} in stream {stream.source!r} of {stream.layout:#06x}")
     if len(block.payload) != block.count * stream.scan_bytes:
         raise WireError(f"a block of {block.count} scans with {len(block.payload)} bytes in stream {stream.source!r}")
-    view, at, found = memoryview(block.payload), 0, {}
+    view, at, arrays = memoryview(block.payload), 0, {}
     for name, typecode in (*BASE_COLUMNS, *((c.name, c.typecode) for c in stream.columns)):
         size = block.count * CODE_BYTES[typecode] * (1 if name == "t_ns" else len(stream.lines))
-        found[name] = view[at : at + size]
+        arrays[name] = view[at : at + size]
         at += size
-    return found
+    return arrays

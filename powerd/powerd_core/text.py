@@ -31,7 +31,7 @@ def printable(text: str, *, limit: int | None = None) -> str:
 LEGIBLE = "powerd-legible"
 """What `sys.stdout.reconfigure(errors=...)` takes, after `register_legible`."""
 
-_INSTEAD = str.maketrans("−–—µ×·•≈─│├└▏▎▍▌▋▊▉█", "---ux--~-|||" + 8 * "#") | str.maketrans(
+_INSTEAD = str.maketrans("−–—µ×·•≈─│├└▏▎▍▌▋▊▉█▁▂▃▄▅▆▇", "---ux--~-|||" + 8 * "#" + "_.-~=+*") | str.maketrans(
     {"±": "+-", "≥": ">=", "≤": "<=", "…": "...", "²": "^2", "→": "->", "←": "<-", "°": " deg "}
 )
 
@@ -40,15 +40,12 @@ def register_legible() -> None:
     codecs.register_error(LEGIBLE, legible)
 
 
-_SPARKS = str.maketrans("▁▂▃▄▅▆▇", "_.-~=+*")
-
-
 def legible(error: UnicodeError) -> tuple[str, int]:
     """An error handler of `codecs`: signs of ours in ASCII, and of all other characters the number, as in ``\\xfc``."""
     if not isinstance(error, UnicodeEncodeError):
         raise error
     refused = error.object[error.start : error.end]
-    return refused.translate({**_INSTEAD, **_SPARKS}).encode("ascii", "backslashreplace").decode("ascii"), error.end
+    return refused.translate(_INSTEAD).encode("ascii", "backslashreplace").decode("ascii"), error.end
 
 
 # The words that finish an error about a name that does not exist.

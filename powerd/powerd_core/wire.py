@@ -314,13 +314,13 @@ class FrameReader:
 
     def _skip(self, buffer: bytearray, at: int, reason: str) -> int:
         """Bytes from ``at`` to the next place where a frame could begin."""
-        found = buffer.find(MAGIC, at + 1)
-        if found < 0:
+        following = buffer.find(MAGIC, at + 1)
+        if following < 0:
             # The last bytes may be the beginning of a magic whose rest has not arrived.
-            found = max(at + 1, len(buffer) - len(MAGIC) + 1)
+            following = max(at + 1, len(buffer) - len(MAGIC) + 1)
         self._reason = self._reason or reason
-        self._skipped += found - at
-        return found - at
+        self._skipped += following - at
+        return following - at
 
     def _take_garbage(self) -> Garbage:
         garbage = Garbage(self._skipped, self._reason)

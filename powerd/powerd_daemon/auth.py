@@ -11,7 +11,6 @@ import fcntl
 import ipaddress
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -36,8 +35,8 @@ from powerd_core.keys import (
     parse_pair,
 )
 from powerd_daemon.config import ServerConfig
-from powerd_daemon.documents import write_text
-from powerd_daemon.sockets import Sockets
+from powerd_daemon.sockets import Sockets, borrowed
+from powerd_daemon.toml_files import write_text
 
 MayRead = Callable[[zmq.Frame], bool]
 """Whether the sender of a message may read now, told by the message's first frame, which carries the connection's
@@ -222,13 +221,9 @@ class HandshakeMonitor:
 
 def _peer(descriptor: int) -> str:
     """Who is at the other end. Empty when it is gone already, or is a process of this machine on an ipc socket."""
-    with suppress(OSError, ValueError):
-        borrowed = socket.socket(fileno=descriptor)
-        try:
-            name = borrowed.getpeername()
-            return str(name[0]) if isinstance(name, tuple) else ""
-        finally:
-            borrowed.detach()  # it is libzmq's to close
+    with suppress(OSError, ValueError), borrowed(descriptor) as connection:
+        name = connection.getpeername()
+        return str(name[0]) if isinstance(name, tuple) else ""
     return ""
 
 

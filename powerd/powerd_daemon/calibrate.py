@@ -2,25 +2,31 @@
 
 Readings are taken as currents by the nominal conversion (no offset, gain 1). They are judged first: nothing saturated,
 enough of them, and steady. What follows for a sensor is a point at no load (its zero) or at a reference (its gain).
+
+`powerd calibrate gpu0` and `powerd identify` keep what the analytics find of a GPU. These are no part of this package:
+they are found as entry points.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from math import hypot, isfinite, nan, sqrt
+from pathlib import Path
 from socket import gethostname
 from statistics import fmean, stdev
 from time import gmtime, strftime
+from typing import Any
 
-from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
+from powerd_core.calibration import Calibration, CalibrationFile, GpuFile, Point, SensorCalibration
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import BAD, Block, Flag, ShuntConversion, Stream, columns
 from powerd_core.text import printable
-from powerd_daemon import gpus
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
@@ -28,6 +34,7 @@ from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.sensor import Sensor, accuracy, bus_number, load_calibration, save_calibration
 from powerd_daemon.sources.ina.source import RailsSource
 from powerd_daemon.sources.node.source import NodeSensor, NodeSource
+from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, save_gpus
 from powerd_daemon.sources.sim.source import SimSource
 
 PARTS = 10
@@ -188,7 +195,7 @@ def _read_reference(arguments: argparse.Namespace) -> None:
 def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -> None:
     """All or nothing: a line whose readings will not do leaves the file as it was. Raises `PowerdError`."""
     if re.fullmatch(r"gpu\d+", str(arguments.file)):
-        gpus.calibrate(arguments)
+        _calibrate_gpu(arguments)
         return
     _read_reference(arguments)
     reference = arguments.reference_a or arguments.reference_w or 0.0
@@ -246,3 +253,54 @@ def calibrate_lines(arguments: argparse.Namespace, clock: Clock | None = None) -
             f"{printable(record.line):<22} {record.offset_a * 1000:10.3f} {u_offset:>7} {record.gain:9.6f} {u_gain:>7}"
         )
     print(f'written to {arguments.out}; load it in the [[source]] with: calibration = "{arguments.out.absolute()}"')
+
+
+def _ask_analytics(command: str) -> Any:
+    """The function behind a command. Raises `ConfigError` where it is not installed."""
+    try:
+        (point,) = entry_points(group="powerd.commands", name=command)
+        return point.load()
+    except (ValueError, ImportError) as error:
+        raise ConfigError(f"powerd {command} needs the analytics: pip install 'powerd[analytics]'") from error
+
+
+def identify(arguments: argparse.Namespace) -> None:
+    """Run random loads, print what they tell, and keep it. Raises `PowerdError`."""
+    try:
+        results = _ask_analytics("identify")(arguments.gpu, arguments.seconds, arguments.run)
+    except KeyboardInterrupt:
+        print("powerd identify: interrupted; nothing was stored", file=sys.stderr)
+        raise
+    path = gpu_file_path(arguments.out or "")
+    for r in results:
+        age = f"centre {r.age_ms:.2f} ± {r.u95_age_ms:.2f} ms"
+        print(f"{arguments.gpu}.{r.field:<13} {printable(r.text)}, {age}, residual {r.residual_w:.1f} W")
+    save_gpus(path, GpuFile(response=tuple(results)))
+    _say_where(path, bool(arguments.out))
+
+
+def _calibrate_gpu(arguments: argparse.Namespace) -> None:
+    """Hold the driver's power against a reference, print the gains, and keep them. Raises `PowerdError`."""
+    what = arguments.reference or (arguments.reference_w and str(arguments.reference_w))
+    if not what:
+        raise ConfigError(f"{arguments.file}: a GPU is calibrated with --reference rails, wall or WATTS")
+    results = _ask_analytics("calibrate")(
+        str(arguments.file),
+        what.removesuffix("W"),
+        u=arguments.reference_u or 0.0,
+        efficiency=arguments.efficiency or 0.0,
+        u_efficiency=arguments.efficiency_u or 0.0,
+        run=arguments.run,
+        url=arguments.url,
+        seconds=arguments.seconds,
+    )
+    path = gpu_file_path(arguments.out or "")
+    for g in results:
+        print(f"{arguments.file}.{g.field:<13} gain {g.gain:.4f} ± {1.96 * g.u_gain:.2%} by {printable(g.reference)}")
+    save_gpus(path, GpuFile(gain=tuple(results)))
+    _say_where(path, bool(arguments.out))
+
+
+def _say_where(path: Path, is_told: bool) -> None:
+    option = f'; load it in the [[source]] of kind nvml with: calibration = "{path.absolute()}"' if is_told else ""
+    print(f"± is 95 %; written to {path}{option}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import errno
 import inspect
+import io
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import entry_points
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 from textwrap import fill
 from typing import Any, NoReturn
@@ -25,7 +26,7 @@ from powerd_core.errors import ConfigError, PowerdError
 from powerd_core.keys import ROLES
 from powerd_core.model import Description
 from powerd_core.serde import describe_options, read_description
-from powerd_core.text import did_you_mean, printable
+from powerd_core.text import LEGIBLE, did_you_mean, printable, register_legible
 from powerd_daemon.config import DEFAULT_LISTEN, NOTHING, Config, ServerConfig, load_config, release, source_config
 from powerd_daemon.sources.base import find_source, kinds
 
@@ -40,7 +41,7 @@ _COMMANDS = {
     "scan": "scan:scan",
     "check": "diagnostics:check",
     "calibrate": "calibrate:calibrate_lines",
-    "identify": "gpus:identify",
+    "identify": "calibrate:identify",
     "keys": "keygen:keys",
     "pmlib": "cli:_pmlib",
 }
@@ -55,6 +56,9 @@ _GROUPS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the status as in docs/reference/commands.md: with 1 for a fault that `check` found."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        register_legible()
+        sys.stdout.reconfigure(errors=LEGIBLE)
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["config-check"]:  # what it was called before
         words = ["check", "--file-only", *words[1:]]
@@ -172,8 +176,8 @@ def make_parser() -> Parser:
         "check",
         "what is wrong with a configuration or this machine, and what to do",
         " powerd.toml",
-        "Looks at the configuration, devices, buses, sensors, clock, scheduler, disk. Status 1 when something fails. "
-        "Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
+        "Looks at the configuration, devices, buses, sensors, RAPL, GPUs, scheduler and disk. Status 1 when something "
+        "fails. Probes sensors as `powerd scan` does, unless the configuration's powerd is running.",
     )
     check.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a configuration to check against")
     check.add_argument("--file-only", action="store_true", help="look at the file alone: it is for another machine")
@@ -299,7 +303,10 @@ def _add_keys(add_command: Any) -> None:
 
 
 def _finite(text: str) -> float:
-    number = float(text)
+    try:
+        number = float(text)
+    except ValueError:
+        number = nan
     if not isfinite(number):
         raise argparse.ArgumentTypeError(f"{text!r} is no number")
     return number

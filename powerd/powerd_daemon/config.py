@@ -17,8 +17,8 @@ from powerd_core.model import Device, Stream, pci_key, uuid_key
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean
 from powerd_daemon.clock import SystemClock
-from powerd_daemon.documents import parse_document, read_document
 from powerd_daemon.sources.base import Source, Start, find_source
+from powerd_daemon.toml_files import parse_document, read_document
 
 DEFAULT_LISTEN = "tcp://127.0.0.1:7360"
 NOTHING = (

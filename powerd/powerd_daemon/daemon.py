@@ -109,7 +109,6 @@ IDLE_MS = 50
 """The longest sleep: so soon a dead sampler, a signal or the end of a parent process is noticed."""
 READING_MS = 2
 """The longest sleep while a client waits for what is being read from the spool."""
-STATUS_NS = 2_000_000_000
 FAREWELL_NS = 300_000_000
 PINGS_PER_LIMIT = 3
 """A ping is sent when a third of the service manager's limit has passed, so that one may be late."""
@@ -265,18 +264,11 @@ class Daemon:
             self._poller.register(router, zmq.POLLIN)
         return True
 
-    def serve(self, stopping: Callable[[], bool], show_status: Callable[[str], None] | None = None) -> None:
-        """Serve until ``stopping``, then end the samplers and give clients what these still had.
-
-        ``show_status`` is given a new line about what goes on every two seconds.
-        """
-        status_ns = self._clock.now_ns() + STATUS_NS
+    def serve(self, stopping: Callable[[], bool]) -> None:
+        """Serve until ``stopping``, then end the samplers and give clients what these still had."""
         busy = False
         while not stopping():
             busy = self._cycle(0 if busy else self._patience_ms())
-            if show_status is not None and self._clock.now_ns() >= status_ns:
-                status_ns += STATUS_NS
-                show_status(self._line())
         self._supervisor.stop()
         give_up_ns = self._clock.now_ns() + FAREWELL_NS
         self._cycle(0)

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from textwrap import fill
 
+from powerd_core.calibration import GpuFile
 from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import NOTHING, Config, load_config
-from powerd_daemon.peer import ask
 from powerd_daemon.plan import BusPlan, ask_adapter, plan_file, read_bus, smbus_note
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sources.ina.bus import OpenBus, Read, RegisterBus, open_bus, scan_periods
@@ -33,7 +33,7 @@ from powerd_daemon.sources.port import is_usbtmc
 from powerd_daemon.sources.sim.source import SIMULATED_BUS, SimOptions
 
 WIDTH = 100
-ASK_MS = 500
+_TCP_LISTENS, _UNIX_LISTENS = "0A", "00010000"
 SLEEPS, SLEEP_NS = 200, 1_000_000
 PROBE_BYTES = 8 << 20
 SMALL_BYTES = 1 << 30
@@ -62,12 +62,22 @@ class Finding:
 
 
 def is_served(endpoint: str) -> bool:
-    """Whether a powerd answers there."""
-    try:
-        ask(endpoint, "describe", ASK_MS)
-    except PowerdError:
-        return False
-    return True
+    """Whether a process of this machine listens there, by the kernel's lists of sockets (proc_net(5)).
+
+    Nothing is asked: a powerd that measures may have keys that are unknown here, or listen on an interface's name.
+    """
+    place = endpoint.removeprefix("ipc://")
+    if place != endpoint:
+        return any(row[3] == _UNIX_LISTENS and row[7:] == [place] for row in _kernel_sockets("unix"))
+    rows = [*_kernel_sockets("tcp"), *_kernel_sockets("tcp6")]
+    ports = {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == _TCP_LISTENS}
+    return endpoint.rpartition(":")[2] in map(str, ports)
+
+
+def _kernel_sockets(kind: str) -> list[list[str]]:
+    with suppress(OSError):  # without IPv6 there is no list of it
+        return [row.split(maxsplit=7) for row in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]]
+    return []
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +204,7 @@ def check_bus_speed(machine: Machine, config: Config | None) -> Iterator[Finding
 def check_sensors(machine: Machine, config: Config | None) -> Iterator[Finding]:
     """The INA chips that a configuration names, or all that answer. A powerd that measures is not disturbed."""
     if config is not None and machine.is_served(config.server.listen):
-        what = f"a powerd is measuring at {config.server.listen}: its sensors are left alone"
+        what = f"a powerd listens on {config.server.listen}: its sensors are left alone"
         yield Finding("sensors", OK, what, "to have them looked at, stop it first; else see: powerd stats")
         return
     wanted: dict[int, list[tuple[Sensor, Settings]]] = {} if config else {n: [] for n in buses(machine.root)}
@@ -300,18 +310,23 @@ def check_nvml(machine: Machine, config: Config | None) -> Iterator[Finding]:
         yield Finding("nvml", FAIL, what, remedy) if must else none
         return
     count, driver = nvml.ask("nvmlDeviceGetCount"), nvml.ask("nvmlSystemGetDriverVersion")
-    responses = [_response_of(nvml, f"gpu{index}", index, driver) for index in range(count or 0)]
+    uuids = [nvml.ask("nvmlDeviceGetUUID", nvml.ask("nvmlDeviceGetHandleByIndex", i)) for i in range(count or 0)]
     nvml.stop()
     verdict = FAIL if must and not count else OK
     remedy = "see whether nvidia-smi lists a GPU, or leave the source 'nvml' out" if verdict == FAIL else ""
     yield Finding("nvml", verdict, f"{count or 0} GPU(s), driver {driver}", remedy)
-    yield from responses
+    given = [s.options.get("calibration", "") for s in (config.sources if config else ()) if s.kind == "nvml"]
+    try:
+        file = load_gpus(gpu_file_path(str(given[0]) if given else ""))
+    except ConfigError as error:
+        yield Finding("nvml", FAIL if must else WARN, str(error), "mend the file, or remove it and identify again")
+        return
+    for i, uuid in enumerate(uuids):
+        yield _response_of(f"gpu{i}", file.of(str(uuid), str(driver)))
 
 
-def _response_of(nvml: Nvml, name: str, index: int, driver: object) -> Finding:
+def _response_of(name: str, known: GpuFile) -> Finding:
     """Whether somebody has identified how the driver sees this GPU's power, and calibrated it."""
-    handle = nvml.ask("nvmlDeviceGetHandleByIndex", index)
-    known = load_gpus(gpu_file_path()).of(str(nvml.ask("nvmlDeviceGetUUID", handle)), str(driver))
     gain = f"gain calibrated {known.gain[0].taken[:10]}" if known.gain else "gain as published, within 5 %"
     if not known.response:
         return Finding("nvml", OK, f"{name}: response assumed, {gain}", f"powerd identify {name}")

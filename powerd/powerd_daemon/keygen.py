@@ -61,7 +61,7 @@ def _allow(directory: KeyDirectory, arguments: argparse.Namespace) -> None:
         raise ConfigError(f"this key is allowed as {twin!r}: one name is enough")
     role = arguments.role or (known.role if known else "read")
     directory.write_clients({**clients, name: AllowedClient(name, key, role)})
-    print(f"{name} may {'read from' if role == 'read' else 'read from and control'} this board")
+    print(f"{name} may read from this board")
 
 
 def _trust(directory: KeyDirectory, arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""A running powerd, here or elsewhere, as a command asks it: what `powerd describe`, `stats` and `check` do."""
+"""A running powerd, here or elsewhere, as a command asks it: what `powerd describe` and `stats` do."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from powerd_core.errors import PeerError, PeerTimeout, WireError
-from powerd_core.keys import Credentials, explain_refusal
+from powerd_core.keys import Credentials, control_url, explain_refusal
 from powerd_core.wire import MAX_PAYLOAD, Message, decode, encode
 from powerd_daemon.auth import KeyDirectory, is_local
-from powerd_daemon.config import check_endpoint, release
+from powerd_daemon.config import release
 
 TIMEOUT_MS = 3000
 _DENIED = zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -24,23 +24,23 @@ class Refused(PeerError):
     """A powerd that does not take our keys, or that we do not take for the one we know."""
 
 
-def ask(url: str, subject: str, timeout_ms: int | None = None, *, keys: str | None = None) -> Message:
-    """The answer of the powerd at ``url``, with the keys that a directory has for it.
+def ask(url: str, subject: str, *, keys: str | None = None) -> Message:
+    """The answer of the powerd at ``url`` (which may be short: ``board``), with the keys that a directory has for it.
 
     Raises `ConfigError`, `PeerTimeout`, `PeerError`, `VersionError`.
     """
-    url, timeout_ms = check_endpoint(url, "URL"), timeout_ms or TIMEOUT_MS
+    url = control_url(url)
     request = encode(Message(subject, {"version": release(), "client": f"powerd {subject}"}))
     directory = KeyDirectory(keys)
     known = directory.credentials(url) if url.startswith("tcp://") else None
     # A board's own commands reach it with its own keys, if it uses any.
     own = directory.server() if known is None and url.startswith("tcp://") and is_local(url) else None
     try:
-        frame = _request(url, request, Credentials(own, own.public) if own else known, timeout_ms)
+        frame = _request(url, request, Credentials(own, own.public) if own else known)
     except Refused:
         if own is None:
             raise
-        frame = _request(url, request, None, timeout_ms)
+        frame = _request(url, request, None)
     try:
         answer = decode(frame)
     except WireError as error:
@@ -52,7 +52,7 @@ def ask(url: str, subject: str, timeout_ms: int | None = None, *, keys: str | No
     return answer
 
 
-def _request(url: str, request: bytes, credentials: Credentials | None, timeout_ms: int) -> bytes:
+def _request(url: str, request: bytes, credentials: Credentials | None) -> bytes:
     """The frame that answers a request."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -75,7 +75,7 @@ def _request(url: str, request: bytes, credentials: Credentials | None, timeout_
         poller = zmq.Poller()
         poller.register(control, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
-        end_s = time.monotonic() + timeout_ms / 1000
+        end_s = time.monotonic() + TIMEOUT_MS / 1000
         has_hung_up = False
         while (left_s := end_s - time.monotonic()) > 0:
             ready = dict(poller.poll(round(left_s * 1000) + 1))

@@ -18,13 +18,13 @@ from powerd_core.model import Accuracy
 from powerd_core.serde import build_options
 from powerd_core.text import did_you_mean, printable
 from powerd_daemon.config import Document, SamplerConfig, load_config
-from powerd_daemon.documents import read_document
 from powerd_daemon.sources.base import find_source
 from powerd_daemon.sources.ina.bus import FUNC_BLOCK, FUNC_I2C, OpenBus, open_bus, scan_periods, split
 from powerd_daemon.sources.ina.chips import Grade, Settings
 from powerd_daemon.sources.ina.scanner import reads_of
 from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, bus_number, calibrated_by, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
+from powerd_daemon.toml_files import read_document
 
 COVERAGE_FACTOR = 2
 """Of expanded uncertainties: about 95 % of a normal distribution (GUM 6.3.3)."""

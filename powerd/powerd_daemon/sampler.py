@@ -157,6 +157,7 @@ class Sampling:
         self._on_open = on_open
         self._source: Source | None = None
         self._last_health: dict[str, object] = {}
+        self._catches_up = False
         self._streams: tuple[Stream, ...] | None = None
         self._next = {r.stream: r.next_sequence for r in resume}
         self._t_last_ns = {r.stream: r.t_last_ns for r in resume}
@@ -181,7 +182,7 @@ class Sampling:
             with suppress(PowerdError):
                 source.close()
             raise
-        self._source, self._streams = source, streams
+        self._source, self._streams, self._catches_up = source, streams, source.catches_up
         for stream in streams:
             self._next.setdefault(stream.number, 0)
         self._on_open(streams, devices)
@@ -244,10 +245,9 @@ class Sampling:
     def statistics(self) -> dict[str, object]:
         """What the stats of powerd say about this sampler."""
         d = self.deadlines or Deadlines(0, 1)
-        catches_up = self._source is not None and self._source.catches_up
         return {
             "polls": d.lateness.count,
-            "missed_deadlines": 0 if catches_up else d.missed,
+            "missed_deadlines": 0 if self._catches_up else d.missed,
             "rate_hz": d.rate_hz,
             "lateness_mean_us": d.lateness.mean_ns / 1000,
             "lateness_p99_us": d.lateness.quantile_ns(0.99) / 1000,

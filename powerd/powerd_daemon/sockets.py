@@ -7,8 +7,8 @@ import errno
 import logging
 import mmap
 import socket
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -146,6 +146,16 @@ def _make_way(path: Path) -> None:
     path.unlink()
 
 
+@contextmanager
+def borrowed(descriptor: int) -> Iterator[socket.socket]:
+    """An open connection of libzmq's, for a moment. Raises OSError for what is none."""
+    connection = socket.socket(fileno=descriptor)
+    try:
+        yield connection
+    finally:
+        connection.detach()  # it is libzmq's to close
+
+
 @dataclass(slots=True)
 class _Connection:
     """What is known of a file descriptor."""
@@ -219,13 +229,9 @@ class FloodGate:
         self.cut_off += 1
         self._known[descriptor].cut_bytes = self._known[descriptor].received
         _log.warning(f"a connection from {address or 'somewhere'} was cut off: it sent without end, and no request")
-        with suppress(OSError):
-            borrowed = socket.socket(fileno=descriptor)
-            try:
-                # libzmq sees the end of the connection and lets go of all that it brought.
-                borrowed.shutdown(socket.SHUT_RDWR)
-            finally:
-                borrowed.detach()
+        with suppress(OSError), borrowed(descriptor) as connection:
+            # libzmq sees the end of the connection and lets go of all that it brought.
+            connection.shutdown(socket.SHUT_RDWR)
 
 
 class Door:
@@ -283,13 +289,7 @@ def _resident_bytes() -> int:
 
 def _received(descriptor: int) -> int | None:
     """Bytes that a TCP connection has brought; None for what is none."""
-    try:
-        borrowed = socket.socket(fileno=descriptor)
-    except OSError:
-        return None
-    try:
-        return int(_RECEIVED.unpack_from(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES))[0])
-    except OSError:
-        return None
-    finally:
-        borrowed.detach()
+    with suppress(OSError), borrowed(descriptor) as connection:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+        return int(_RECEIVED.unpack_from(info)[0])
+    return None

@@ -88,7 +88,6 @@ class Sampler:
         self.has_opened = False
         """Whether the process is past its first open."""
         self.restart_ns: int | None = None
-        self._index = index
         self._numbers = range(index * STREAMS_PER_SOURCE, (index + 1) * STREAMS_PER_SOURCE)
         self._is_foreign = False
         self._pause_ns = RESTART_MIN_NS

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client.clock_map import have_host_time, to_host_ns
-from powerd_core.clock import map_clock, piece_at
+from powerd_core.clock_comparison import map_clock, piece_at
 
 
 @given(st.integers(0, 2**32), st.sampled_from(["idle", "stepped", "wild"]))

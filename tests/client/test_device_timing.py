@@ -21,7 +21,7 @@ from powerd_client.marks import MarkWriter
 from powerd_client.pairing import PhaseSpans, pair_marks
 from powerd_client.runfile import BOUND_COLUMNS, DIGEST, seal
 from powerd_client.verify import verify_file
-from powerd_core.clock import map_clock
+from powerd_core.clock_comparison import map_clock
 from powerd_core.marks import RECORD, Edges, Mark
 from powerd_core.model import ClockExchange
 from powerd_core.wire import FrameReader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_core.errors import ConfigError
@@ -86,6 +86,7 @@ def test_bad_boards(text: str) -> None:
         parse_boards(text, "f")
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=200))
 def test_any_text_is_keys_or_our_error(text: str) -> None:
     for parse in (parse_pair, parse_clients, parse_boards):

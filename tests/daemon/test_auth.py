@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from powerd_daemon.config import Config, ServerConfig, parse_config
 from powerd_daemon.daemon import Daemon
 from powerd_daemon.peer import ask
 from powerd_daemon.sockets import bind_router, bound_endpoint
+from support.steady import wait_for
 
 REQUESTS = {"control": Message("describe"), "data": Want(0, 0, CURRENT, 100, True), "clock": ClockExchange(0, 5)}
 QUIET_MS = 300
@@ -64,15 +64,8 @@ def house(tmp_path: Path) -> House:
 @pytest.fixture
 def powerd(house: House) -> Iterator[Running]:
     with running(house.config()) as started:
-        wait(lambda: started.daemon.description is not None)
+        wait_for(lambda: started.daemon.description is not None)
         yield started
-
-
-def wait(is_so: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -127,8 +120,8 @@ def test_a_stranger_gets_nothing(house: House, powerd: Running, stranger: str) -
                 made.send(encode(REQUESTS[name]))
         for name in dealers:
             expected = "127.0.0.1 was refused" if stranger == "unknown key" else f" to the {name} socket failed"
-            wait(lambda expected=expected: expected in powerd.said.getvalue())
-        wait(lambda: powerd.daemon._server.handshakes_failed >= 3)
+            wait_for(lambda expected=expected: expected in powerd.said.getvalue())
+        wait_for(lambda: powerd.daemon._server.handshakes_failed >= 3)
         assert not any(made.poll(QUIET_MS // 3) for made in dealers.values())
     assert house.server.secret not in powerd.said.getvalue()
     assert powerd.daemon._server.garbage["control"] == powerd.daemon._server.denied == 0
@@ -174,18 +167,18 @@ def test_revoked_in_mid_stream_and_allowed_again(house: House, powerd: Running) 
         answer(clock, ClockExchange(0, 1))
         with house.keys.changing():
             house.allow(control=house.pairs["control"])
-        wait(lambda: not powerd.daemon._server.delivery.subscribers)
+        wait_for(lambda: not powerd.daemon._server.delivery.subscribers)
         while data.poll(QUIET_MS):  # what had been handed to the network before
             data.recv()
         data.send(encode(Want(0, 0, 0, 100_000, True)))
         clock.send(encode(ClockExchange(0, 2)))
-        wait(lambda: powerd.daemon._server.denied >= 2)
+        wait_for(lambda: powerd.daemon._server.denied >= 2)
         assert not data.poll(QUIET_MS)
         assert not clock.poll(0)
         with dealer(ends["control"], credentials) as control:
             with suppress(zmq.Again):
                 control.send(encode(Message("describe")))
-            wait(lambda: powerd.daemon._server.handshakes_failed)
+            wait_for(lambda: powerd.daemon._server.handshakes_failed)
             assert not control.poll(QUIET_MS)
         with house.keys.changing():
             house.allow(**house.pairs)
@@ -206,7 +199,7 @@ def test_a_list_of_clients_that_cannot_be_read_admits_nobody(house: House, power
     with dealer(powerd.daemon.listen, Credentials(house.pairs["control"], house.server.public)) as made:
         with suppress(zmq.Again):
             made.send(encode(Message("describe")))
-        wait(lambda: powerd.daemon._server.handshakes_failed)
+        wait_for(lambda: powerd.daemon._server.handshakes_failed)
         assert not made.poll(QUIET_MS)
     assert text is None or "no client is admitted" in powerd.said.getvalue()
     # The board's own commands still reach it.
@@ -225,7 +218,7 @@ def test_without_the_handler_that_checks_keys_nobody_gets_in(house: House) -> No
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
 def test_ipv6(house: House) -> None:
     with running(house.config("[::1]")) as powerd:
-        wait(lambda: powerd.daemon.description is not None)
+        wait_for(lambda: powerd.daemon.description is not None)
         assert powerd.daemon.listen.startswith("tcp://[::1]:")
         with dealer(powerd.daemon.listen, Credentials(house.pairs["read"], house.server.public)) as made:
             assert answer(made, Message("describe")).subject == "description"
@@ -271,7 +264,7 @@ def test_beyond_this_machine_it_starts_with_keys_or_when_told_only(
     with pytest.raises(ConfigError, match="chmod 600"):
         Daemon(house.config())
     with running(configuration('listen = "tcp://*:*"\ninsecure = true')) as powerd:
-        wait(lambda: powerd.daemon.description is not None)
+        wait_for(lambda: powerd.daemon.description is not None)
         url = powerd.daemon.listen.replace("0.0.0.0", "127.0.0.1")
         assert ask(url, "describe").body["access"] == "anyone"
     assert "anyone who reaches these addresses can read along" in powerd.said.getvalue()
@@ -300,7 +293,7 @@ def test_commands_find_their_keys_and_say_why_they_are_refused(house: House, pow
 
 def test_a_powerd_without_keys_where_keys_are_trusted(house: House, tmp_path: Path) -> None:
     with running(configuration('listen = "tcp://127.0.0.1:*"')) as powerd:
-        wait(lambda: powerd.daemon.description is not None)
+        wait_for(lambda: powerd.daemon.description is not None)
         url = powerd.daemon.listen
         with pytest.raises(PeerError, match="powerd keys trust --replace"):
             ask(url, "describe", keys=client_of(tmp_path, url, house.pairs["read"], house.server.public))

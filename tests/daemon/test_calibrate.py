@@ -8,7 +8,7 @@ from math import hypot, sqrt
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorCalibration
@@ -80,6 +80,9 @@ def test_sensors_are_found_by_place_or_serial() -> None:
     assert file.find(board="bone", bus=2, address=0x42) is None
     newer = replace(RECORD, load=None)
     assert file.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
+    of_any_board = CalibrationFile((replace(RECORD, board=""),))
+    assert of_any_board.find(board="bone", bus=2, address=0x41) is not None
+    assert of_any_board.with_sensor(newer).find(board="bone", bus=2, address=0x41) is newer
 
 
 def test_calibrated_sensors() -> None:
@@ -101,6 +104,7 @@ NAMES = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 """No configuration gives a line a name with a NUL."""
 
 
+@settings(max_examples=25)  # each waits for the disk
 @given(NAMES, st.floats(-6, 6), st.floats(0, 1), st.integers(2, 10**9), st.booleans())
 def test_the_file_round_trips(
     tmp_path_factory: pytest.TempPathFactory, name: str, mean_a: float, spread_a: float, count: int, loaded: bool
@@ -189,5 +193,5 @@ def test_what_is_refused_leaves_no_file(tmp_path: Path, power_w: float, options:
     out = tmp_path / "cal.toml"
     file = configuration(tmp_path / "c.toml", power_w)
     with pytest.raises((SensorError, ConfigError), match=name):
-        calibrate_lines(arguments(file, out, **options), VirtualClock())  # type: ignore[arg-type]
+        calibrate_lines(arguments(file, out, seconds=0.5, **options), VirtualClock())  # type: ignore[arg-type]
     assert not out.exists()

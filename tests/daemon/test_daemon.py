@@ -7,31 +7,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_harness import PATIENCE_S, Client, running, steady_config
+from daemon_harness import PATIENCE_S, running, steady_config
 
 from powerd_core import Block, Gap, Message, PeerError, SensorError
-from powerd_core.model import CLOCK_NAME, Device
+from powerd_core.model import CLOCK_NAME, Column, Device, Line, Provenance, ShuntConversion, Stream
 from powerd_core.serde import read_description
 from powerd_daemon import daemon
-from powerd_daemon.config import parse_config
-from powerd_daemon.daemon import Daemon
+from powerd_daemon.config import ServerConfig, parse_config
+from powerd_daemon.daemon import Daemon, ring_seconds, spool_seconds
 from powerd_daemon.supervisor import Supervisor
-
-
-def eventually(control: Client, is_so: Callable[[Any], bool]) -> Any:
-    """The first stats of which ``is_so`` holds."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if is_so(stats := control.stats()):
-            return stats
-        time.sleep(0.01)
-    raise AssertionError(stats)
 
 
 def sampler(stats: Any) -> Any:
@@ -50,7 +39,7 @@ def test_describe_stats_and_readings(tmp_path: Path) -> None:
         with powerd.data() as data:
             events = data.frames(0, 0, lambda got: len(got) >= 5)
             assert all(isinstance(e, Block) and e.epoch == description.epoch for e in events)
-            stats = eventually(control, lambda s: sampler(s).get("polls", 0) > 0)
+            stats = control.stats_when(lambda s: sampler(s).get("polls", 0) > 0)
         (stream,) = stats["streams"]
         assert stream["frames"] >= 5
         assert stream["scans"] >= stream["frames"]
@@ -81,7 +70,7 @@ def test_a_killed_sampler_is_restarted_with_a_gap_and_goes_on_counting(tmp_path:
         last = [*before, *after][gap.sequence - 1]
         assert (gap.cause, gap.span, gap.t_first_ns) == ("sampler restarted", 1, last.t_last_ns)
         assert gap.t_last_ns <= after[-1].t_first_ns
-        stats = eventually(control, lambda s: sampler(s).get("polls", 0) > 0)
+        stats = control.stats_when(lambda s: sampler(s).get("polls", 0) > 0)
         assert sampler(stats)["restarts"] == 1
         assert stats["streams"][0]["duplicates"] == 0
     assert "the sampler of source 'steady' was killed by signal 9; it is restarted in 0.1 s" in powerd.said.getvalue()
@@ -123,7 +112,7 @@ def test_other_lines_after_a_restart_stop_the_source(tmp_path: Path) -> None:
         pid = sampler(control.stats())["pid"]
         script.write_text("lines")
         os.kill(pid, signal.SIGKILL)
-        stats = eventually(control, lambda s: sampler(s)["state"] == "stopped")
+        stats = control.stats_when(lambda s: sampler(s)["state"] == "stopped")
         assert sampler(stats)["failure"] == "after its restart it describes other lines than before"
     assert "source 'steady' is stopped: after its restart" in powerd.said.getvalue()
 
@@ -167,3 +156,22 @@ def test_powerd_run_tells_its_manager(manager: socket.socket, tmp_path: Path) ->
     finally:
         process.kill()
         process.wait()
+
+
+def rails(rate_hz: float, lines: int = 8) -> Stream:
+    """A stream as sensors on I2C give it."""
+    conversion = ShuntConversion(0.001, 1e-5, 4e-3)
+    made = tuple(Line(f"l{i}", "gpu0", conversion, Provenance.MEASURED) for i in range(lines))
+    return Stream(0, "rails", (Column("shunt", "h"), Column("bus", "H")), made, int(1e9 / rate_hz))
+
+
+def test_eight_lines_at_a_kilohertz_last_ten_minutes_by_default() -> None:
+    server = ServerConfig()
+    seconds = ring_seconds(rails(1000), server.ring_bytes, server.block_ns)
+    assert seconds == pytest.approx(666, abs=1)
+
+
+def test_a_spool_lasts_for_all_streams_together() -> None:
+    one = spool_seconds([rails(1000)], 1 << 30, 20_000_000)
+    assert spool_seconds([rails(1000), rails(1000)], 1 << 30, 20_000_000) == pytest.approx(one / 2)
+    assert one > ring_seconds(rails(1000), 1 << 30, 20_000_000), "a file has no overhead for each frame"

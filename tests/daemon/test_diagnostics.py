@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvml import FakeNvml
 
 from powerd_core.errors import SensorError
 from powerd_daemon import diagnostics
@@ -21,9 +23,11 @@ from powerd_daemon.diagnostics import (
     Finding,
     Machine,
     check_bus_speed,
+    check_nvml,
     check_ports,
     check_powercap,
     check_sensors,
+    is_served,
 )
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.nvml.api import Nvml
@@ -146,6 +150,19 @@ def test_a_powerd_that_measures_is_not_disturbed(tmp_path: Path) -> None:
     assert [f.verdict for f in check_sensors(here, config(bus=2, sensors=SENSORS))] == [OK]
 
 
+def test_who_listens_is_noticed_without_being_asked(tmp_path: Path) -> None:
+    """A powerd with keys answers nobody who has none, and one that listens on all addresses names none of them."""
+    path = tmp_path / "a socket"
+    with socket.create_server(("127.0.0.1", 0)) as tcp, socket.socket(socket.AF_UNIX) as ipc:
+        ipc.bind(str(path))
+        ipc.listen()
+        port = tcp.getsockname()[1]
+        for endpoint in (f"tcp://*:{port}", f"tcp://0.0.0.0:{port}", f"tcp://eth0:{port}", f"ipc://{path}"):
+            assert is_served(endpoint)
+    for endpoint in (f"tcp://*:{port}", "tcp://*:*", f"tcp://[::]:{port}", f"ipc://{path}", f"ipc://{tmp_path}/none"):
+        assert not is_served(endpoint)
+
+
 class NoNvml(Nvml):
     def start(self) -> None:
         raise SensorError("NVML does not start: install the NVIDIA driver")
@@ -159,3 +176,12 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     found = json.loads(capsys.readouterr().out)
     assert next(f for f in found if f["verdict"] == "fail")["area"] == "disk"
     assert main(["check", str(tmp_path / "none.toml")]) == 2
+
+
+def test_a_damaged_file_of_gpus_is_one_finding(tmp_path: Path) -> None:
+    path = tmp_path / "gpus.toml"
+    source = config("nvml", calibration=str(path))
+    nvml = FakeNvml(VirtualClock())
+    for text, verdicts in (("", [OK, OK]), ("[[response]]\n", [OK, FAIL])):
+        path.write_text(text)
+        assert [f.verdict for f in check_nvml(machine(tmp_path, nvml=lambda: Nvml(nvml)), source)] == verdicts

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 import pytest
-from daemon_harness import FakeClock, block, following
+from daemon_harness import block, following
 from hypothesis import given
 from hypothesis import strategies as st
 from steady_source import steady_stream
@@ -23,6 +23,7 @@ from powerd_daemon.sampler import (
     Sampling,
 )
 from powerd_daemon.sources.base import Source, Start
+from powerd_daemon.sources.sim.bus import VirtualClock
 
 STREAM = steady_stream()
 FRAME_BYTES = len(encode(block(STREAM, 0)))
@@ -105,7 +106,7 @@ def test_deadlines_never_drift_and_none_is_forgotten(period_ns: int, delays: lis
 class World:
     """What the scripted source below meets."""
 
-    clock: FakeClock = field(default_factory=FakeClock)
+    clock: VirtualClock = field(default_factory=VirtualClock)
     poll_ns: int = 0
     age_ns: int = 0
     """How long before a poll the reading that it takes was sampled."""
@@ -209,6 +210,16 @@ def test_a_long_stall_is_skipped_and_counted() -> None:
     bench.run(10 * MS)
     assert bench.sampling.statistics()["missed_deadlines"] == 499
     assert len(bench.world.polled_at) - polls < 10, "no burst to catch up"
+
+
+def test_a_source_that_catches_up_misses_no_deadline_also_when_it_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Scripted, "catches_up", True)
+    bench = Bench(World())
+    bench.sampling.open()
+    bench.world.clock.t_ns += 1000 * MS
+    bench.run(10 * MS)
+    bench.sampling.close()
+    assert bench.sampling.statistics()["missed_deadlines"] == 0
 
 
 def test_a_lost_source_is_reopened_with_a_gap_that_says_why() -> None:

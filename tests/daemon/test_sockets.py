@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from fuzzing.hostile_peers import LONG, MORE, RawPeer, ready
 from powerd_core import Message
 from powerd_core.wire import encode
 from powerd_daemon.sockets import ALLOWED_BYTES
+from support.steady import wait_for
 
 PATIENCE_S = 60.0
 MOST_BYTES = 4 << 30
@@ -53,13 +53,6 @@ def tcp_config(directory: Path):
     return replace(config, server=server)
 
 
-def until(holds, powerd: Running) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end, powerd.said.getvalue()
-        time.sleep(0.01)
-
-
 def ask_stats(powerd: Running) -> dict:
     with powerd.control() as client:
         return client.stats()
@@ -68,7 +61,7 @@ def ask_stats(powerd: Running) -> dict:
 @pytest.mark.parametrize("part", [b"x" * 4000, b""], ids=["large parts", "empty parts"])
 def test_a_message_without_end_is_cut_off_while_others_are_served(tmp_path, part):
     with running(tcp_config(tmp_path)) as powerd:
-        until(lambda: powerd.daemon.description is not None, powerd)
+        wait_for(lambda: powerd.daemon.description)
         before = ask_stats(powerd)
         assert before["cut_off"] == 0
         begun_mib = resident_mib()
@@ -77,7 +70,7 @@ def test_a_message_without_end_is_cut_off_while_others_are_served(tmp_path, part
             thread = threading.Thread(target=flood, args=(peer, part, sent))
             thread.start()
             # Others are answered meanwhile. Whoever was cut off may learn of it much later, by the kernel's timers.
-            until(lambda number=number: ask_stats(powerd)["cut_off"] == number, powerd)
+            wait_for(lambda number=number: ask_stats(powerd)["cut_off"] == number)
             with suppress(OSError):
                 peer.connection.shutdown(socket.SHUT_RDWR)  # also wakes up a thread that is sending
             thread.join()
@@ -92,7 +85,7 @@ def test_a_message_without_end_is_cut_off_while_others_are_served(tmp_path, part
 
 def test_a_busy_honest_client_is_left_alone(tmp_path):
     with running(tcp_config(tmp_path)) as powerd:
-        until(lambda: powerd.daemon.description is not None, powerd)
+        wait_for(lambda: powerd.daemon.description)
         stop = threading.Event()
 
         def ask_much() -> None:

@@ -114,6 +114,11 @@ class TestWhatWasFound:
         other = lines["gpu1.nvml_samples"]
         assert (other.accuracy.filter_ns, other.conversion.w_per_code) == (13 * MS, 1e-3)
 
+    def test_a_file_that_cannot_be_written_is_our_error(self, tmp_path):
+        save_gpus(tmp_path / "new" / "gpus.toml", GpuFile(gain=(self.GAIN,)))
+        with pytest.raises(ConfigError, match="cannot be written"):
+            save_gpus(tmp_path / "new" / "gpus.toml" / "gpus.toml", GpuFile(gain=(self.GAIN,)))
+
     def test_another_driver_may_see_power_otherwise(self, clock, tmp_path):
         _, lines = self.lines(clock, tmp_path, driver="570.1")
         accuracy = lines["gpu0.nvml_samples"].accuracy

@@ -126,6 +126,8 @@ def test_a_board_that_was_restarted_is_one_stream(tmp_path):
     exchanges = [
         encode(ClockExchange(RECORDED_EPOCH, 100, 110, 120, 130)),
         encode(ClockExchange(78, 5_000 + host_ns, 5_010, 5_020, 5_030 + host_ns)),
+        # In the middle of one the board's clock was set: it took less than no time, and tells nothing.
+        encode(ClockExchange(78, 7_000 + host_ns, 7_010, 9_000_000_000, 7_030 + host_ns)),
     ]
     (tmp_path / "journal.bin").write_bytes(b"".join(frames + more + exchanges))
     o = replay(tmp_path)

@@ -4,8 +4,6 @@ from collections import deque
 
 import pytest
 from conformance import EPOCH, Opened, SourceConformance
-from hypothesis import given
-from hypothesis import strategies as st
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Flag
@@ -173,8 +171,3 @@ class TestFormat:
     @pytest.mark.parametrize("text", ["INF", "-inf", "NaN", "sNaN", "1e400", "1E+999999999"])
     def test_what_is_no_finite_number_is_no_reading(self, text):
         assert not LineFormat(r"(?P<energy>\S+)", {}).read(text)
-
-    @given(st.text())
-    def test_any_text_is_a_reading_or_none(self, text):
-        found = LineFormat(r"(?P<power>\S+) (?P<power_unit>\S+)|(?P<energy>\S+)", {}).read(text)
-        assert found.keys() <= {"power", "energy"}

@@ -49,7 +49,7 @@ def test_eight_simulated_lines_feed_one_card():
 
 @pytest.mark.parametrize("waveform", ["square", "training", "telegraph"])
 def test_joules_without_errors(waveform):
-    opened, found = run(4000, waveform=waveform, errors="none")
+    opened, found = run(1500, waveform=waveform, errors="none")
     load = waveform_from_detail(opened.streams[0].detail)
     measured_j = {name: energy_j(*series) for name, series in found.items()}
     exact_j = {name: load.energy_j(t_ns[0], t_ns[-1], name) for name, (t_ns, _) in found.items()}

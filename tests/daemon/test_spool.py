@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon_harness import FakeClock, block, following
+from daemon_harness import block, following
 from fake_disk import FakeDisk, Later
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,6 +19,7 @@ from powerd_core.model import UNKNOWN_TIME_NS
 from powerd_core.wire import FrameReader, read_header
 from powerd_daemon.log import Console
 from powerd_daemon.ring import EVICTED, Store
+from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.spool import (
     COLLECT_NS,
     DELETED,
@@ -42,7 +43,7 @@ class Bench:
         self, ring_bytes: int = 1 << 20, limit_bytes: int = 1 << 30, disk: FakeDisk | None = None, epoch: int = EPOCH
     ) -> None:
         self.disk = disk or FakeDisk()
-        self.clock = FakeClock()
+        self.clock = VirtualClock()
         self.said = io.StringIO()
         self.workers: list[Later] = []
         self.console = Console(self.said, self.clock)

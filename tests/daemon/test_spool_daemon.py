@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from daemon_harness import PATIENCE_S, following, running, steady_config
+from daemon_harness import following, running, steady_config
 
 from powerd_core import Block, Gap, Message, Want
 from powerd_core.serde import read_description
-
-
-def eventually(ask: Callable[[], Any], is_so: Callable[[Any], bool]) -> Any:
-    """The first answer of which ``is_so`` holds."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        if is_so(answer := ask()):
-            return answer
-        time.sleep(0.01)
-    raise AssertionError(answer)
+from support.steady import wait_for
 
 
 def test_an_end_in_order_loses_nothing_and_the_next_life_serves_it(tmp_path: Path) -> None:
@@ -33,7 +21,7 @@ def test_an_end_in_order_loses_nothing_and_the_next_life_serves_it(tmp_path: Pat
     count = int(said.rpartition(" in ")[2].split()[0])
     assert f"spool {tmp_path}/spool: 1024 MiB last" in powerd.said.getvalue()
     with running(config) as powerd, powerd.control() as control, powerd.data() as data:
-        answer = eventually(lambda: control.ask(Message("epochs")).body, lambda body: body["ready"])
+        answer = wait_for(lambda: body if (body := control.ask(Message("epochs")).body)["ready"] else None)
         (held,) = answer["epochs"]
         assert read_description(held["description"]).epoch == held["epoch"] == epoch != powerd.daemon.epoch
         assert held["streams"] == [{"number": 0, "oldest": 0, "next": count}]
@@ -51,7 +39,7 @@ def test_an_end_in_order_loses_nothing_and_the_next_life_serves_it(tmp_path: Pat
 def test_what_a_short_ring_has_let_go_is_read_from_disk(tmp_path: Path) -> None:
     config = steady_config(tmp_path, server=f'spool = "{tmp_path}/spool"\nring_mib = 0.04')
     with running(config) as powerd, powerd.data() as data, powerd.control() as control:
-        stats = eventually(control.stats, lambda s: s["streams"][0]["oldest"] > 5)
+        stats = control.stats_when(lambda s: s["streams"][0]["oldest"] > 5)
         events = data.frames(0, 0, lambda got: got[-1].sequence > stats["streams"][0]["newest"] if got else False)
         assert all(isinstance(e, Block) for e in events)
         stats = control.stats()

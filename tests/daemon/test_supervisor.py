@@ -6,12 +6,13 @@ import subprocess
 
 import pytest
 import zmq
-from daemon_harness import FakeClock, steady_config
+from daemon_harness import steady_config
 
 from powerd_core.wire import Message, encode
 from powerd_daemon import supervisor
 from powerd_daemon.log import Console
 from powerd_daemon.ring import Store
+from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.supervisor import OPEN_TIMEOUT_NS, SILENT_NS, Supervisor
 
 SECOND = 1_000_000_000
@@ -48,7 +49,7 @@ class Process:
 
 class Bench:
     def __init__(self, tmp_path, monkeypatch):
-        self.clock, self.said = FakeClock(), io.StringIO()
+        self.clock, self.said = VirtualClock(), io.StringIO()
         self.processes = []
         self.console = Console(self.said, self.clock).__enter__()
         monkeypatch.setattr(supervisor, "spawn", self._spawn)

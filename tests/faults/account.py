@@ -298,7 +298,9 @@ def _count_holes(scans: Scans, gaps: list[FileGap], account: Account) -> None:
     lost_s = 0.0
     if scans.number is None:
         # Nobody counts: a reading that is flagged is lost and says so, holes are those between any readings.
-        lost_s = len(flagged) * period / 1e9
+        # On a bus that is too slow for its period scans are closer together than that.
+        since = np.diff(scans.t_ns[inside], prepend=account.t_start_ns)
+        lost_s = float(np.minimum(since[~good[inside]], period).sum()) / 1e9
         account.due += len(flagged)
         account.lost += len(flagged)
         account.declared += len(flagged)

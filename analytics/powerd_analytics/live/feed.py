@@ -39,7 +39,7 @@ _EXCHANGE_NS = 500_000_000
 _BEGINS = 200
 """Repetitions of a phase that are looked at for lock step."""
 _DRIFT = 100e-6
-"""So much a clock may go wrong while no exchange is made (`powerd_core.clock`'s default)."""
+"""So much a clock may go wrong while no exchange is made (`powerd_core.clock_comparison`'s default)."""
 _QUIET_S = 3.0
 BETWEEN = "between phases"
 _SPARKS, _FIRST_EVENTS, _ADD_S = 60, 1000, 0.2

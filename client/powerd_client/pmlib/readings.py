@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from powerd_client.build import Arrays, JournalFollower, batches
 from powerd_client.clock_map import have_host_time, to_host_ns
 from powerd_client.losses import StreamFrames
-from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError
 from powerd_core.model import (
     BAD,

@@ -215,7 +215,7 @@ class RaplSource(Source):
         detail = {
             "zones": {self._name(z): z.directory.name for z in zones},
             "max_energy_range_uj": {self._name(z): z.range_uj for z in zones},
-            "unwrapped": "codes are cumulative microjoules since the source was opened, unwrapped by it",
+            "unwrapped": "codes are cumulative microjoules from an arbitrary start, unwrapped by the source",
             "most_w": o.most_w,
         }
         lines = [self._line(zone, provenance) for zone in zones]

@@ -110,7 +110,7 @@ class ReplaySource(Source):
                 except WireError as error:
                     raise SensorError(f"journal {self._path} has an unusable description: {error}") from error
                 descriptions.setdefault(description.epoch, description)
-            elif isinstance(event, ClockExchange):
+            elif isinstance(event, ClockExchange) and event.delay_ns >= 0:  # below, a clock stepped meanwhile
                 best = exchanges.setdefault(event.epoch, event)
                 exchanges[event.epoch] = min(best, event, key=lambda e: e.delay_ns)
             elif isinstance(event, Block):

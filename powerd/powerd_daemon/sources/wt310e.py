@@ -196,8 +196,9 @@ class Wt310eSource(Source):
         self._asked_ns: int | None = None
         self._heard_ns = self._looked_ns = 0
         self._ended_ns: int | None = None
-        """End of the last update that was understood, and time of the last reading of any kind."""
+        """End of the last update that was understood."""
         self._last_ns: int | None = None
+        """The last reading of any kind."""
         self.garbled = 0
         """Answers that made no sense. A meter that gives no others counts as silent."""
         self.missed_updates = 0

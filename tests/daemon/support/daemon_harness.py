@@ -1,4 +1,4 @@
-"""A client on real sockets, a clock that tests turn, and a powerd in a thread."""
+"""A client on real sockets, and a powerd in a thread."""
 
 from __future__ import annotations
 
@@ -17,24 +17,9 @@ from powerd_daemon.clock import SystemClock
 from powerd_daemon.config import Config, parse_config
 from powerd_daemon.daemon import Daemon
 from powerd_daemon.log import Console
+from support.steady import wait_for
 
 PATIENCE_S = 60.0
-
-
-class FakeClock:
-    """Time that passes only when someone sleeps or the test says so."""
-
-    def __init__(self, now_ns: int = 1_000_000_000) -> None:
-        self.t_ns = now_ns
-
-    def now_ns(self) -> int:
-        return self.t_ns
-
-    def wall_ns(self) -> int:
-        return self.t_ns
-
-    def sleep_until(self, t_ns: int) -> None:
-        self.t_ns = max(self.t_ns, t_ns)
 
 
 def block(stream: Stream, sequence: int, epoch: int = 7, scans: int = 3) -> Block:
@@ -96,6 +81,10 @@ class Client:
         answer = self.ask(Message("stats"))
         assert answer.subject == "stats"
         return answer.body
+
+    def stats_when(self, is_so: Callable[[Any], object]) -> Any:
+        """The first stats of which ``is_so`` holds."""
+        return wait_for(lambda: stats if is_so(stats := self.stats()) else None)
 
     def frames(
         self, stream: int, begin: int, until: Callable[[list[Block | Gap]], bool], window: int = 10_000

@@ -24,9 +24,8 @@ class SteadyOptions:
     """names of its lines"""
     rate_hz: float = 1000.0
     script: Path | None = None
-    """a file whose words say what goes wrong: ``open`` no open succeeds, ``poll`` no poll, ``crash`` ends the process,
-    ``lines`` other lines are described, ``huge`` a number that no message holds, ``bug`` a poll raises what
-    no source may raise"""
+    """a file whose words say what goes wrong: ``open`` no open succeeds, ``poll`` no poll, ``lines`` other lines are
+    described, ``huge`` a number that no message holds, ``bug`` a poll raises what no source may raise"""
     unfit: bool = False
 
 

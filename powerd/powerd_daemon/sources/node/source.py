@@ -4,9 +4,9 @@ A node measures three streams: one with a line for each sensor, one of its marke
 is known. `NodeLink` talks with it: commands that are answered, echoes for the clocks, and all the rest as events.
 `ScanReadings` and `MarkerReadings` make blocks and gaps of these. See docs/reference/node-protocol.md.
 
-The maths of the node's clock are those of `powerd_core.clock`, with the board in the place of the host and the node in
-that of the board: an offset is board minus node time. Both are in nanoseconds; the node's is unwrapped. Readings stream
-in meanwhile, so only exchanges that were already made count.
+The maths of the node's clock are those of `powerd_core.clock_comparison`, with the board in the place of the host and
+the node in that of the board: an offset is board minus node time. Both are in nanoseconds; the node's is unwrapped.
+Readings stream in meanwhile, so only exchanges that were already made count.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from powerd_core.calibration import CalibrationFile
-from powerd_core.clock import ClockPiece, map_clock
+from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError, PowerdError, SensorError, VersionError, WireError
 from powerd_core.model import (
     Accuracy,

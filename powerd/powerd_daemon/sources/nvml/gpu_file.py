@@ -8,7 +8,7 @@ from pathlib import Path
 from powerd_core.calibration import GpuFile
 from powerd_core.keys import keys_directory
 from powerd_core.serde import build_options
-from powerd_daemon.documents import read_document, toml_table, write_text
+from powerd_daemon.toml_files import read_document, toml_table, write_text
 
 _HEAD = """\
 # What `powerd identify` and `powerd calibrate gpu0` found of GPUs; the source nvml reads it here, or where its option
@@ -35,5 +35,4 @@ def save_gpus(path: Path, new: GpuFile) -> None:
     """Add what is new. Raises `ConfigError` where the file cannot be written."""
     file = load_gpus(path).with_new(new)
     tables = [toml_table(f"[[{name}]]", row) for name in ("response", "gain") for row in getattr(file, name)]
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, "\n".join([_HEAD, *tables]))

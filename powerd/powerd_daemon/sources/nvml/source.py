@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import Device, Stream
+from powerd_core.serde import option
 from powerd_daemon.sources.base import LineOutput, Source, Start
 from powerd_daemon.sources.nvml.api import Nvml, NvmlRefused
 from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus
@@ -26,29 +27,20 @@ from powerd_daemon.sources.nvml.samples import SampleBuffer, SampleClock
 class NvmlOptions:
     """How often each quantity is asked for. The energy counter takes 4 ms a call, in the worst case 20."""
 
-    gpus: tuple[int, ...] = field(default=(), metadata={"help": "indices of the GPUs; empty = every GPU"})
-    instant_ms: float = field(
-        default=10.0, metadata={"help": "distance of looks at the instant power; 0 = leave it out"}
+    gpus: tuple[int, ...] = option((), "indices of the GPUs; empty = every GPU")
+    instant_ms: float = option(10.0, "distance of looks at the instant power; 0 = leave it out")
+    samples_ms: float = option(50.0, "distance of reads of the sample buffer; 0 = leave it out")
+    energy_ms: float = option(1000.0, "distance of reads of the energy counter; 0 = leave it out")
+    scope_ms: float = option(
+        10.0, "distance of looks at the power of the memory and of the module, where they exist; 0 = none"
     )
-    samples_ms: float = field(
-        default=50.0, metadata={"help": "distance of reads of the sample buffer; 0 = leave it out"}
+    side_ms: float = option(
+        1000.0, "distance of reads of temperatures, clocks, power limit and throttle reasons; 0 = none"
     )
-    energy_ms: float = field(
-        default=1000.0, metadata={"help": "distance of reads of the energy counter; 0 = leave it out"}
+    calibration: str = option(
+        "", "file of `powerd identify` and `powerd calibrate` (default: gpus.toml beside the keys)"
     )
-    scope_ms: float = field(
-        default=10.0,
-        metadata={"help": "distance of looks at the power of the memory and of the module, where they exist; 0 = none"},
-    )
-    side_ms: float = field(
-        default=1000.0,
-        metadata={"help": "distance of reads of temperatures, clocks, power limit and throttle reasons; 0 = none"},
-    )
-    calibration: str = field(
-        default="",
-        metadata={"help": "file of `powerd identify` and `powerd calibrate` (default: gpus.toml beside the keys)"},
-    )
-    prefix: str = field(default="gpu", metadata={"help": "devices are named by this and their index"})
+    prefix: str = option("gpu", "devices are named by this and their index")
 
     def __post_init__(self) -> None:
         for name in ("instant_ms", "samples_ms", "energy_ms", "scope_ms", "side_ms"):

@@ -32,9 +32,10 @@ def parse_document(text: str, origin: str) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file as a whole or not at all; on the disk when this returns. Raises `ConfigError`."""
+    """Replace a file as a whole or not at all, whenever the power fails. Raises `ConfigError`."""
     new = path.with_name(f"{path.name}.new")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         new.unlink(missing_ok=True)
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

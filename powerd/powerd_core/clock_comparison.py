@@ -327,7 +327,7 @@ def piece_at(pieces: Sequence[ClockPiece], t_board_ns: int) -> ClockPiece | None
     return possible[0] if len(possible) == 1 and possible[0].holds(t_board_ns) else None
 
 
-def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PPM) -> tuple[ClockPiece, ...]:
+def map_clock(exchanges: Sequence[ClockExchange]) -> tuple[ClockPiece, ...]:
     """The mapping from a board's clock to the host's over a whole run, from all its exchanges in any order.
 
     Pieces come in the order of host times. An exchange that took the client less time than the board had a clock
@@ -339,7 +339,7 @@ def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PP
         raise ClockError("exchanges of different epochs do not share a clock")
     # The host's clock never goes back within a run; a board's may.
     ordered = sorted(exchanges, key=lambda e: e.t1_host_ns)
-    drift = drift_ppm * 1e-6
+    drift = DRIFT_PPM * 1e-6
     # Offsets are counted from one of them: a float of nanoseconds since boot would lose whole nanoseconds.
     base_ns = ordered[0].t1_host_ns - ordered[0].t2_board_ns
     intervals: list[Interval] = []
@@ -352,7 +352,7 @@ def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PP
     if not intervals:
         raise ClockError("every exchange took less time at the client than at the board: not one clock each")
     numbers = _split_at_steps(intervals, drift, torn)
-    pieces = [_piece(_by_time(intervals[begin:end]), base_ns, drift_ppm) for begin, end in numbers]
+    pieces = [_piece(_by_time(intervals[begin:end]), base_ns) for begin, end in numbers]
     if 0 in torn:
         pieces[0] = replace(pieces[0], begin_ns=_LONG_AGO_NS)
     if len(intervals) in torn:
@@ -362,8 +362,8 @@ def map_clock(exchanges: Sequence[ClockExchange], *, drift_ppm: float = DRIFT_PP
     return tuple(pieces)
 
 
-def _piece(intervals: Sequence[Interval], base_ns: int, drift_ppm: float) -> ClockPiece:
-    bounds = _intersect(intervals, drift_ppm * 1e-6)
+def _piece(intervals: Sequence[Interval], base_ns: int) -> ClockPiece:
+    bounds = _intersect(intervals, DRIFT_PPM * 1e-6)
     offsets, before, after = _estimate(intervals)
     # The sums are rounded: outwards, so that the bound stays a guarantee.
     return ClockPiece(
@@ -371,8 +371,7 @@ def _piece(intervals: Sequence[Interval], base_ns: int, drift_ppm: float) -> Clo
         tuple(base_ns + min(max(o, b.low_ns), b.high_ns) for o, b in zip(offsets, bounds, strict=True)),
         tuple(nextafter(base_ns + b.low_ns, -inf) for b in bounds),
         tuple(nextafter(base_ns + b.high_ns, inf) for b in bounds),
-        drift_ppm,
-        (before, after),
+        rates=(before, after),
     )
 
 

@@ -1,4 +1,4 @@
-"""The mapping between two clocks, over a whole run and while it goes on, against simulated truth."""
+"""The mapping between two clocks over a whole run, against simulated truth. `bench_clock` does 10,000 runs."""
 
 import random
 from dataclasses import replace
@@ -8,7 +8,7 @@ from bench_clock import IDLE, LOADED, MS, NetworkPath, Quartz, S, Step, draw_cas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerd_core.clock import ClockPiece, map_clock, piece_at
+from powerd_core.clock_comparison import ClockPiece, map_clock, piece_at
 from powerd_core.errors import ClockError
 from powerd_core.model import ClockExchange
 
@@ -41,7 +41,7 @@ def errors(sim, rng):
     return found, unknown
 
 
-@pytest.mark.parametrize(("kind", "runs", "limit_ns"), [("idle", 80, 30_000), ("loaded", 80, 100_000)])
+@pytest.mark.parametrize(("kind", "runs", "limit_ns"), [("idle", 40, 30_000), ("loaded", 40, 100_000)])
 def test_the_bound_always_holds_and_the_estimate_is_good(kind, runs, limit_ns):
     rng = random.Random(11)
     found = []
@@ -55,7 +55,7 @@ def test_the_bound_always_holds_and_the_estimate_is_good(kind, runs, limit_ns):
 @pytest.mark.parametrize("kind", ["stepped", "wild"])
 def test_the_bound_holds_on_any_path_and_around_every_step(kind):
     rng = random.Random(12)
-    for _ in range(80):
+    for _ in range(40):
         errors(draw_case(rng, kind), rng)
 
 
