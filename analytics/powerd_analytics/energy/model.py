@@ -274,6 +274,15 @@ class LineModel:
         total = share.sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
 
+    def from_elsewhere(self, begin_ns: Ints, length_s: Values, label: Ints) -> Values:
+        """Variance (J^2) of intervals [m] before which another state lies than before others of their class, such as
+        the first of a training: power may come from there for as long as no reading tells."""
+        before = self.states.state[np.searchsorted(self.states.edge_ns, begin_ns)]
+        watts = self.watts[self.states.first_column[before + 1] - 1]
+        usual = np.bincount(label, weights=watts) / np.maximum(np.bincount(label), 1)
+        unseen_s = min(EARLY_S, self.residual.spacing_s + self.response.seen_s)
+        return np.asarray(((watts - usual[label]) * np.minimum(length_s, unseen_s) / 2) ** 2)
+
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Ints, labels: int) -> NDArray[np.bool_]:
         """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
         readings."""
