@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import KINDS, Budget
 from powerd_analytics.energy.devices import Part, interval_budget, load_parts, part_phase_budget
+from powerd_analytics.energy.model import LineModel
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.energy.rest import merged
+from powerd_analytics.energy.response import Response
+from powerd_analytics.energy.rest import merged, overlapping
 from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.export import Cell, Column, table_frame, to_json_text
 from powerd_analytics.records import labels_of
@@ -36,6 +38,8 @@ from powerd_analytics.table import (
 _LEAST_SHOWN = 0.01
 """Smaller shares of the variance are for programs."""
 REMEDIES = {name: kind.remedy for name, kind in KINDS.items()}
+READINGS_EACH, MOST_KNOTS = 40, 24
+"""Readings that the closed formula wants for each part of a phase, and the most parts."""
 OWN = tuple(name for name, kind in KINDS.items() if not kind.of_repeats)
 """Parts that each phase has of its own."""
 
@@ -68,6 +72,8 @@ class BudgetRow:
     u95_j: float | None
     parts: tuple[Share, ...]
     words: str
+    closed_form_j: float | None = None
+    """Energy by the closed formula of a low-pass, beside that of the model; None where a line has no low-pass."""
 
 
 def budget_rows(
@@ -76,11 +82,18 @@ def budget_rows(
     """A row for each row of the run's table. Raises `AnalysisError` for an unknown device or phase."""
     parts = load_parts(run, device, lambda share, text: progress(0.5 * share, text))
     table = table_of(run, parts, progress=lambda share, text: progress(0.5 + 0.3 * share, text))
+    return budget_of(run, parts, table, phase, progress=lambda share, text: progress(0.8 + 0.2 * share, text))
+
+
+def budget_of(
+    run: Run, parts: Sequence[Part], table: PhaseTable, phase: str | None = None, *, progress: Progress = no_progress
+) -> list[BudgetRow]:
+    """The same from parts whose readings are in memory, and their table."""
     if phase is not None:
         pick(phase, dict.fromkeys(r.phase for r in table.phases), "phase")
     rows: list[BudgetRow] = []
     for i, part in enumerate(parts):
-        progress(0.8 + 0.2 * i / len(parts), f"uncertainty of {part.device}")
+        progress(i / len(parts), f"uncertainty of {part.device}")
         rows += _rows_of(run, part, table, phase)
     return rows
 
@@ -96,7 +109,8 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
             if phase in (None, row.phase):
                 of_kind = run.phases.of(labels_of(run, row))
                 shares = () if row.method == MAGNIFIED else _of_phases(budget, of_kind & is_used, row)
-                rows.append(_budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares))
+                told = _budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares)
+                rows.append(_with_closed_form(told, row, run, part, of_kind & is_used))
         elif phase is None and isinstance(row, TotalRow):
             outer = as_range(outermost(run, labels_of(run, row)))
             shares = _of_intervals(part, row, *merged(run.phases.begin_ns[outer], run.phases.end_ns[outer]))
@@ -112,6 +126,54 @@ def _of_phases(budget: Budget, used: NDArray[np.bool_], row: PhaseRow) -> tuple[
     random = {name: float(np.sqrt(np.sum(np.square(u)))) for name, u in each.items() if name in OWN}
     means = {name: float(np.mean(u)) for name, u in each.items() if name not in OWN}
     return _shares(random, row.u_statistical_j, means, row.u_systematic_j, budget.shapes)
+
+
+def _with_closed_form(told: BudgetRow, row: PhaseRow, run: Run, part: Part, used: NDArray[np.bool_]) -> BudgetRow:
+    """The row with what the closed formula says, where all lines have a low-pass."""
+    begin, end = run.phases.begin_ns[used], run.phases.end_ns[used]
+    if not told.parts or row.s_per_batch is None or not told.energy_j or not told.u95_j or overlapping(begin, end):
+        return told
+    watts = [low_pass_w(part.model(s), begin, end) for s in part.signals]
+    if None in watts:
+        return told
+    joules = sum(filter(None, watts)) * row.s_per_batch / row.ranks
+    off = (joules - told.energy_j) / told.u95_j
+    words = f"{told.words}; closed formula of the low-pass: {joules:.4g} J ({off:+.1f} U95)"
+    return replace(told, words=words, closed_form_j=joules)
+
+
+def low_pass_w(model: LineModel, begin_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> float | None:
+    """Mean power of disjoint phases [m] of a kind by the closed formula, which is exact for any waveform. None where
+    the line is no low-pass, or its readings leave a part of the phases out.
+
+    Of tau y' = P - y the integral over a phase is mean(P) = mean(y) + tau (y(end) - y(begin)) / T. What the low-pass
+    shows at each moment of a phase, y, comes from the readings of all phases folded over each other, as a line with
+    knots. Of the model it takes nothing but which readings there are; the time constant and the delay are as stated.
+    """
+    response = Response.of(model.signal)
+    if response.is_counter or response.window_s > 0 or response.tau_s == 0:
+        return None
+    places, watts = [], []
+    for s in model.stretches:
+        begin_s, end_s = s.cells.since(begin_ns), s.cells.since(end_ns)
+        # A reading's weight is centred on its timestamp: what the low-pass shows so much later.
+        at = s.t_s + response.tau_s
+        i = np.maximum(np.searchsorted(begin_s, at, "right") - 1, 0)
+        place = (at - begin_s[i]) / (end_s[i] - begin_s[i])
+        within = s.is_good & (place >= 0) & (place < 1)
+        places.append(place[within])
+        watts.append(s.watts[within])
+    place = np.concatenate(places)
+    parts = min(len(place) // READINGS_EACH, MOST_KNOTS)
+    knot = np.floor(place * parts).astype(int)
+    if parts < 3 or np.bincount(knot, minlength=parts).min() < READINGS_EACH / 4:
+        return None
+    line, row = np.zeros((len(place), parts + 1)), np.arange(len(place))
+    line[row, knot + 1] = place * parts - knot
+    line[row, knot] = 1 - line[row, knot + 1]
+    y = np.linalg.lstsq(line, np.concatenate(watts))[0]
+    lasts_s = float(np.mean(end_ns - begin_ns)) * 1e-9
+    return float(np.mean(y[1:] + y[:-1]) / 2 + response.tau_s * (y[-1] - y[0]) / lasts_s)
 
 
 def _of_intervals(
@@ -174,7 +236,7 @@ def _budget_row(
 
 COLUMNS = (
     "table", "group", "phase", "device", "provenance", "n", "energy_j", "u_j", "u95_j", "part", "part_u_j", "share",
-    "distribution", "shared_by_phases", "shared_by_lines", "words",
+    "distribution", "shared_by_phases", "shared_by_lines", "words", "closed_form_j",
 )  # fmt: skip
 """One row for each part of each row of the run's table; a row without parts has one with these cells empty."""
 

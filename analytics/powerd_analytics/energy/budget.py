@@ -114,7 +114,7 @@ def line_parts(
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = model.leverage(begin, end, label)
     sampling2 = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
-    sampling2 = sampling2 * restless[label] + code**2
+    sampling2 = sampling2 * restless[label] + model.from_elsewhere(begin, length_s, label) + code**2
     power2, response2, misfit2 = model.variance(leverage[:, :-1])
     together_s = np.bincount(label, weights=length_s, minlength=labels)
     share = length_s / np.maximum(together_s, 1e-12)[label]

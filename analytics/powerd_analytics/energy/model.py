@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
 
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import Cells, States
@@ -147,20 +146,22 @@ class Stretch:
     weight: Values = field(default_factory=lambda: np.ones(0))
     """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
 
+    integral: tuple[Values, Values] = field(default_factory=lambda: (np.zeros((0, 0)), np.zeros((0, 0))))
+    """[r, c] design and square of what is left over, and [r, c] their integral up to each reading."""
     demeaned: float = 0.0
     """How much of the mean of every `LOCAL` readings is taken out: a random effect (quasi-demeaning)."""
 
     def whitened(self, values: Values) -> Values:
         """Values [r] or [r, c] as the regression takes them: weighted, and without most of what is slow if what is
         left over is so."""
-        x = (values.T * np.sqrt(self.weight)).T
+        x = values * np.sqrt(self.weight).reshape(-1, *[1] * (values.ndim - 1))
         if self.demeaned > 0 and len(x):
             starts = np.arange(0, len(x), LOCAL)
-            is_good = self.weight > 0
-            count = np.maximum(np.add.reduceat(is_good, starts, dtype=np.float64), 1.0)
-            means = (np.add.reduceat(x, starts, axis=0).T / count).T
-            x[is_good] -= self.demeaned * means[np.flatnonzero(is_good) // LOCAL]
-        return np.asarray(x)
+            count = np.add.reduceat(self.weight > 0, starts, dtype=np.float64)
+            means = np.add.reduceat(x, starts, axis=0).T * (self.demeaned / np.maximum(count, 1.0))
+            x -= np.repeat(means.T, LOCAL, axis=0)[: len(x)]
+            x[self.weight <= 0] = 0.0
+        return x
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -232,10 +233,8 @@ class LineModel:
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
         cells, q = stretch.cells, self.columns
         upto = np.zeros((len(at_s), q + 5))
-        lengths = np.diff(cells.at_s)
-        late = at_s - self.lag_s
-        for c in np.unique(cells.column).tolist():
-            upto[:, c] = np.interp(late, cells.at_s, np.concatenate([[0.0], np.cumsum(lengths * (cells.column == c))]))
+        between = Response(0.0, 0.0, is_counter=True, shift_s=-self.lag_s).design(cells, at_s, q)
+        upto[1:, :q] = np.cumsum(between * np.diff(at_s)[:, None], axis=0)
         # Power follows its marks and never leads them: what matters at a mark is the power before it.
         step = 0.4e-3
         upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s)) / step
@@ -247,23 +246,22 @@ class LineModel:
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
         """[n, q + 4] integral up to moments of the design as the residual is interpolated, and of its square."""
-        left = stretch.watts - self.seen(stretch.cells, stretch.t_s)
-        rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
-        t = stretch.t_s
-        dt = np.diff(t)
-        if self.response.is_counter:
-            steps, slope = rows * dt[:, None], None
-        else:
-            slope = np.ones((len(dt), rows.shape[1]))
+        t, dt = stretch.t_s, np.diff(stretch.t_s)
+        slope = np.ones((len(dt), self.columns + 4))
+        if not self.response.is_counter:
             slope[:, :-1] = self.residual.bridged(dt - self.response.seen_s)[0][:, None]
-            steps = (rows[1:] + rows[:-1]) / 2 * dt[:, None] * slope
-        prefix = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        if not len(stretch.integral[0]):
+            left = stretch.watts - self.seen(stretch.cells, t)
+            rows = np.column_stack([stretch.design[:, : self.columns + 3], left**2]) * stretch.is_good[:, None]
+            steps = (rows if self.response.is_counter else (rows[1:] + rows[:-1]) / 2) * dt[:, None] * slope
+            stretch.integral = rows, np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(steps, axis=0)])
+        rows, upto = stretch.integral
         i = np.clip(np.searchsorted(t, at_s, "right") - 1, 0, len(t) - 2)
         into = np.clip((at_s - t[i]) / dt[i], 0, 1)[:, None]
-        if slope is None:
-            return np.asarray(prefix[i] + steps[i] * into)
+        if self.response.is_counter:
+            return np.asarray(upto[i] + (upto[i + 1] - upto[i]) * into)
         part = rows[i] + (rows[i + 1] - rows[i]) * into / 2
-        return np.asarray(prefix[i] + part * into * dt[i][:, None] * slope[i])
+        return np.asarray(upto[i] + part * into * dt[i][:, None] * slope[i])
 
     def _share_of(self, begin_ns: Ints, end_ns: Ints) -> Values:
         """Seconds [q] of intervals in each column, for those that the regression did not see: a few of them tell."""
@@ -275,6 +273,15 @@ class LineModel:
                 share += np.bincount(cells.column, weights=np.diff(cells.at_s), minlength=self.columns)
         total = share.sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
+
+    def from_elsewhere(self, begin_ns: Ints, length_s: Values, label: Ints) -> Values:
+        """Variance (J^2) of intervals [m] before which another state lies than before others of their class, such as
+        the first of a training: power may come from there for as long as no reading tells."""
+        before = self.states.state[np.searchsorted(self.states.edge_ns, begin_ns)]
+        watts = self.watts[self.states.first_column[before + 1] - 1]
+        usual = np.bincount(label, weights=watts) / np.maximum(np.bincount(label), 1)
+        unseen_s = min(EARLY_S, self.residual.spacing_s + self.response.seen_s)
+        return np.asarray(((watts - usual[label]) * np.minimum(length_s, unseen_s) / 2) ** 2)
 
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Ints, labels: int) -> NDArray[np.bool_]:
         """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
@@ -413,6 +420,7 @@ class _Problem:
         self.freedom, self.plain = 0.0, np.zeros((self.columns + 3, self.columns + 3))
         """Degrees of freedom, and the covariance of the last solution if only noise were left over."""
         self.steps = self._steps()
+        self._of, self._is_step = self._independent()
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
 
@@ -444,8 +452,7 @@ class _Problem:
         step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
         for s in self.stretches:
             design = np.zeros((len(s.watts), size))
-            for c in np.unique(s.cells.column).tolist():
-                design[:, c] = at.seen(s.cells, (s.cells.column == c).astype(np.float64), s.t_s)
+            design[:, :q] = at.design(s.cells, s.t_s, q)
             if power is not None:
                 watts = power[s.cells.column]
                 late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
@@ -521,7 +528,8 @@ class _Problem:
         moved = self.normal @ prior
         square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
         right = self.right + moved
-        found = [self._under(share, right, square) for share in SMOOTHNESS]
+        normal = self._of.T @ self.normal @ self._of
+        found = [self._under(share, (normal + normal.T) / 2, right, square) for share in SMOOTHNESS]
         evidence = np.array([f.evidence for f in found])
         weight = np.ones(len(found))
         for _ in range(2):
@@ -531,57 +539,57 @@ class _Problem:
             whole = np.einsum("k,kc->c", weight, [f.values for f in found])
             correlation = self._correlation(whole - prior)
             time = 1 + 2 * float(correlation.sum())
-        repeated = self._repeated(correlation) if is_last else self.normal
-        plain = np.sum([w * f.factor @ f.factor.T for w, f in zip(weight, found, strict=True)], axis=0)
-        self.plain = plain[: q + 3, : q + 3]
-        lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found)) if is_last else 0.0
-        covariance = sum(
-            w * (f.robust(self.normal, repeated, q, lack) + np.outer(f.values - whole, f.values - whole))
-            for w, f in zip(weight, found, strict=True)
-            if w > BELIEVED_AT_ALL
-        )
-        self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
+        covariance = np.zeros((q + 3, q + 3))
+        if is_last:
+            repeated = self._repeated(correlation)
+            lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found))
+            believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
+            plain = np.sum([w * (f.factor @ f.factor.T) for w, f in believed], axis=0)
+            self.plain = plain[: q + 3, : q + 3]
+            for w, f in believed:
+                away = f.values - whole
+                wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
+                covariance += w * wide[: q + 3, : q + 3]
+            self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
         values = (whole - prior)[: q + 3]
         values[:q] += self.mean
-        return values, np.asarray(covariance)[: q + 3, : q + 3], time, float(evidence.max())
+        return values, covariance, time, float(evidence.max())
 
-    def _precision(self, share: float) -> Values:
-        """The prior's: steps between the bins of a state, its level, and all other unknowns apart."""
-        size, first = len(self.right), self.states.first_column
-        K = np.zeros((size, size))
-        for a_state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-            n = b - a
+    def _independent(self) -> tuple[Values, NDArray[np.bool_]]:
+        """[size, size] all unknowns as sums of others that are independent beforehand, with a standard deviation of 1:
+        the level of each state, the steps between its bins, and what is no power. And which of these are steps: those
+        are still to be multiplied by the smoothness."""
+        size, first = self.columns + 3 + DRIFTS, self.states.first_column
+        of, is_step = np.zeros((size, size)), np.zeros(size, bool)
+        for state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
             # Power that comes from another level is most restless at first.
-            free = np.where(self.states.bin_ends_s[a_state] < EARLY_S, EARLY, 1.0)
-            steps = np.diff(np.eye(n), axis=0) / (share * self.steps[a_state] * free[:, None])
-            level = np.full(n, 1 / n) / self.scale
-            K[a:b, a:b] = steps.T @ steps + np.outer(level, level)
+            step = self.steps[state] * np.where(self.states.bin_ends_s[state] < EARLY_S, EARLY, 1.0)
+            behind = np.tri(b - a, b - a - 1, -1)
+            of[a:b, a] = self.scale
+            of[a:b, a + 1 : b] = (behind - behind.mean(axis=0)) * step
+            is_step[a + 1 : b] = True
         q = self.columns
-        K[q : q + 3, q : q + 3] = np.diag(1 / np.maximum(self.prior, 1e-9) ** 2)
-        K[q + 3 :, q + 3 :] = np.eye(DRIFTS) / (DRIFT_SHARE * self.scale) ** 2
-        return K
+        of[q : q + 3, q : q + 3] = np.diag(np.maximum(self.prior, 1e-9))
+        of[q + 3 :, q + 3 :] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale
+        return of, is_step
 
-    def _under(self, share: float, right: Values, square: float) -> _Found:
-        """The solution under one smoothness. With the prior's factor K = L L', both matrices become diagonal, and the
-        noise is found by a search."""
-        K = self._precision(share)
-        L = np.linalg.cholesky(K + 1e-12 * np.diag(np.diag(K)))
-        half = linalg.solve_triangular(L, self.normal, lower=True)
-        C = linalg.solve_triangular(L, half.T, lower=True)
-        eigen, U = np.linalg.eigh((C + C.T) / 2)
+    def _under(self, share: float, normal: Values, right: Values, square: float) -> _Found:
+        """The solution under one smoothness. In unknowns that are independent beforehand the noise is found by a search
+        along the eigenvectors of the ``normal`` matrix of these."""
+        scale = np.where(self._is_step, share, 1.0)
+        eigen, U = np.linalg.eigh(scale[:, None] * normal * scale)
         eigen = np.maximum(eigen, 0)
-        z = U.T @ linalg.solve_triangular(L, right, lower=True)
+        of = self._of * scale
+        z = U.T @ (of.T @ right)
         n = max(self.count, 1)
         grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
         left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
         noise = grid[:, 0]
         evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
         at = int(np.argmax(evidence))
-        back = linalg.solve_triangular(L.T, U, lower=False)
         shrunk = noise[at] / (eigen + noise[at])
-        values = back @ (z / (eigen + noise[at]))
-        factor = back * np.sqrt(shrunk)
-        return _Found(values, factor, K, float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
+        values = of @ (U @ (z / (eigen + noise[at])))
+        return _Found(values, of, U * np.sqrt(shrunk), float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
 
     def _correlation(self, values: Values) -> Values:
         """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
@@ -613,19 +621,18 @@ class _Problem:
         """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
 
         Of many lags some stand for those around them."""
-        total = self.normal.copy()
         if not len(correlation):
-            return total
+            return self.normal
         lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
-        edges = np.concatenate([[0], (lags[1:] + lags[:-1]) // 2, [len(correlation)]]).astype(int)
-        for i, lag in enumerate(lags.tolist()):
-            weight = float(correlation[edges[i] : edges[i + 1]].sum())
-            for s in self.stretches:
-                rows = s.whitened(s.design)
-                if len(rows) > lag:
-                    both = rows[lag:].T @ rows[:-lag]
-                    total += weight * (both + both.T)
-        return total
+        weights = np.add.reduceat(correlation, np.concatenate([[0], (lags[1:] + lags[:-1]) // 2]))
+        total = self.normal / 2
+        for s in self.stretches:
+            rows = s.whitened(s.design)
+            later = np.zeros_like(rows)
+            for lag, weight in zip(lags.tolist(), weights.tolist(), strict=True):
+                later[:-lag] += weight * rows[lag:]
+            total += later.T @ rows
+        return total + total.T
 
 
 @dataclass(frozen=True, slots=True)
@@ -633,23 +640,28 @@ class _Found:
     """The solution under one smoothness."""
 
     values: Values
-    factor: NDArray[np.float64]
-    """The posterior's covariance, if what is left over were independent, is its product with its transpose."""
-    precision: Values
-    """The prior's."""
+    of: Values
+    """The unknowns as sums of those that are independent beforehand."""
+    shrunk: Values
+    """The posterior's covariance of these, if what is left over were independent, is its product with its transpose."""
     noise2: float
     evidence: float
     freedom: float
+
+    @property
+    def factor(self) -> Values:
+        """The same of the unknowns themselves."""
+        return np.asarray(self.of @ self.shrunk)
 
     def robust(self, normal: Values, repeated: Values, columns: int, lack: float) -> Values:
         """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
         one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
         ``lack`` of what is left over that is no noise."""
-        power = self.factor[:columns]
-        middle = self.factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ self.factor / self.noise2
-        middle += (MISFIT - 1) * (power.T @ self.precision[:columns, :columns] @ power)
+        power, factor = self.shrunk[:columns], self.factor
+        middle = factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
+        middle += (MISFIT - 1) * (power.T @ power)
         eigen, U = np.linalg.eigh((middle + middle.T) / 2)
-        wide = (self.factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
+        wide = (factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
         return np.asarray(wide @ wide.T)
 
 

@@ -24,13 +24,17 @@ _LATCH_NS = 15_000.0
 """What a register's transfer adds to the moment of a reading: the part that is left where a chip's cycle is known."""
 _CLOCKS = {"INA226": 0.10, "INA228": 0.01, "INA3221": 0.10}
 """Limits of the conversion clocks of chips whose cycle nobody measures (SBOS547, SLYS021, SBOS576)."""
-_AT_ONCE = frozenset({"INA3221"})
+_RENEWED = frozenset({"INA3221"})
 """Of these, those that renew a register when its own conversion ends. Of the others it is not stated when they do."""
 _HARMONICS = 8
 _REACH = 300.0
 """Time constants of a low-pass whose exponential is still far from the largest double."""
 MEMORY = 12.0
 """Time constants before a stretch of readings that are looked at for what a low-pass remembers."""
+_FORGOTTEN = 26.0
+"""Time constants after which a low-pass remembers 5e-12 of a step."""
+_AT_ONCE = 1 << 17
+"""Pairs of a reading and a cell that are worked out together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +95,40 @@ class Response:
             return self._low_passed(cells, watts, level, at)
         return np.asarray(watts[_cell(cells, at)])
 
+    def design(self, cells: Cells, t_s: Values, columns: int) -> Values:
+        """[n, columns] the share of each reading's weight that lies in each column; of a counter [n - 1, columns]."""
+        at = np.asarray(t_s) + self.shift_s
+        window = np.full(len(at), self.window_s)
+        if self.is_counter:
+            at, window = (at[1:] + at[:-1]) / 2, np.diff(t_s)
+        at = at + self.tau_s
+        first = _cell(cells, at - window / 2 - _FORGOTTEN * self.tau_s)
+        count = _cell(cells, at + window / 2) - first + 1
+        pairs = np.concatenate([[0], np.cumsum(count)])
+        design = np.zeros((len(at), columns))
+        for a, b in zip(*_pieces(pairs), strict=True):
+            row = np.repeat(np.arange(a, b), count[a:b])
+            begins = pairs[a:b] - pairs[a]
+            cell = np.arange(len(row)) + (first[a:b] - begins)[row - a]
+            # What a reading shows of a step where a cell begins, less what it shows of one where the next begins.
+            shown = self._of_step(at[row] - cells.at_s[cell], window[row])
+            shown[begins] = 1.0
+            shown[:-1] -= np.where(np.diff(row) > 0, 0.0, shown[1:])
+            places = (row - a) * columns + cells.column[cell]
+            design[a:b] = np.bincount(places, weights=shown, minlength=(b - a) * columns).reshape(b - a, columns)
+        return design
+
+    def _of_step(self, x: Values, window: Values) -> Values:
+        """What a reading shows ``x`` seconds after power rose by one watt."""
+
+        def joules(x: Values) -> Values:
+            x = np.maximum(x, 0)
+            return np.asarray(x + self.tau_s * np.expm1(-x / self.tau_s) if self.tau_s else x)
+
+        if self.window_s > 0 or self.is_counter:
+            return np.asarray((joules(x + window / 2) - joules(x - window / 2)) / window)
+        return np.asarray(-np.expm1(-np.maximum(x, 0) / self.tau_s) if self.tau_s else (x >= 0) * 1.0)
+
     def _low_passed(self, cells: Cells, watts: Values, level: Values, t_s: Values) -> Values:
         i = _cell(cells, t_s)
         left = np.exp(-np.maximum(t_s - cells.at_s[i], 0) / self.tau_s)
@@ -104,6 +142,13 @@ def _cell(cells: Cells, t_s: Values) -> NDArray[np.intp]:
         return np.clip(np.searchsorted(cells.at_s, t_s, "right") - 1, 0, last)
     first = np.searchsorted(t_s, cells.at_s[1:-1], "left")
     return np.repeat(np.arange(last + 1), np.diff(first, prepend=0, append=len(t_s)))
+
+
+def _pieces(upto: Ints) -> tuple[list[int], list[int]]:
+    """Rows [n] in pieces, by the number of pairs that all rows before each of them have together [n + 1]."""
+    starts = np.searchsorted(upto, np.arange(0, max(int(upto[-1]), 1), _AT_ONCE))
+    edges = np.unique(np.append(starts, len(upto) - 1)).tolist()
+    return edges[:-1], edges[1:]
 
 
 def _joules(cells: Cells, watts: Values, upto: Values, t_s: Values) -> Values:
@@ -154,7 +199,7 @@ def place_limit_ns(signal: Signal) -> float:
     w, tolerance = signal.window_ns, _CLOCKS[chip]
     # centre = z/2 + tolerance (age + z/2) + latch (+ b), with age = z/2 + w/2 (renewed at once) or 3z/2 - w/2.
     of_bus = centre - _LATCH_NS - w / 2 - 1.5 * tolerance * w
-    b = of_bus / (0.5 + tolerance) if chip in _AT_ONCE else of_bus / (1.5 + 2 * tolerance)
+    b = of_bus / (0.5 + tolerance) if chip in _RENEWED else of_bus / (1.5 + 2 * tolerance)
     return max(centre - (w + max(b, 0.0)) / 2, 0.0)
 
 

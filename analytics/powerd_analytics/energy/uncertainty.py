@@ -16,8 +16,6 @@ integrated autocorrelation time: as a sum of correlations, which is right for ma
 as those of a first-order process, of which each repeat is a share of the last and something new. The likeliest share
 alone would do for many repeats. Of few, shares close to 1 stay possible, with which the mean of the process may lie far
 from that of the repeats, and shares close to 0, with which it cannot: each counts for what the repeats say of it.
-Repeats that come and go with a period count for more, as ups and downs cancel. docs/explanation/energy.md has the
-equations and how often such intervals hold.
 """
 
 from __future__ import annotations
@@ -58,12 +56,6 @@ STANDS_OUT = 1.645
 ENOUGH = 5
 """Degrees of freedom from which on the sum of correlations knows its own size well enough to be asked beside the first
 order: with fewer it makes the widest tenth of the intervals up to half again as wide, and none more hold."""
-BY_CHANCE = 0.01
-"""Of series of independent repeats that seem to have a period."""
-SHARE_OF_LOW, MOST_LOW = 6, 16
-"""The lowest frequencies are this part of the repeats, and at most so many."""
-MOST_PERIODIC = 1 << 16
-"""Repeats up to which a period is looked for: of more a mean is known well enough."""
 SHARES = 96
 CLOSEST = 5e-4
 """To 1 of all shares: a process of 2000 repeats, many times those that are so correlated that this is asked."""
@@ -245,8 +237,6 @@ def standard_error(series: Values) -> StandardError:
     away = series - np.mean(series)
     square = float(np.dot(away, away))
     rho = float(np.dot(away[1:], away[:-1])) / square if square > 0 else 0.0
-    if NEED_REPEATS <= n <= MOST_PERIODIC and square > 0 and (periodic := _periodic(away, rho)) is not None:
-        return periodic
     summed = _windowed(away, square)
     if n < NEED_REPEATS or not square > 0 or summed.degrees >= FEW:
         return summed
@@ -257,32 +247,6 @@ def standard_error(series: Values) -> StandardError:
         if summed.degrees < ENOUGH:
             return other
     return max(summed, other, key=lambda error: error.half_width)
-
-
-def _periodic(away: Values, rho: float) -> StandardError | None:
-    """Where deviations ``away`` from their mean have a period, from their lowest frequencies; else None.
-
-    The variance of a mean is the spectrum at frequency 0 over n, and that is taken as the mean of the lowest ordinates
-    of the periodogram, two degrees of freedom each (Heidelberger and Welch, 1981), up to half the frequency of the
-    period: what a period that fits in no whole number of times leaves in the mean, it leaves in them too. A period is
-    an ordinate that stands out from all together (Fisher, 1929) and, as repeats that hang together have more of low
-    frequencies, from those of a first-order process with the first correlation ``rho``. That of independent repeats
-    says nothing of the lowest ones, so that taking a chance for a period costs width and no coverage.
-    """
-    n = len(away)
-    power = np.abs(np.fft.rfft(away)[1:]) ** 2 / n
-    if not np.sum(power) > np.finfo(float).tiny:
-        return None  # equal repeats, all as far from their mean as it is rounded
-    if n % 2 == 0:
-        power[-1] /= 2  # one degree of freedom: its tail is within that of the others so
-    rho = max(_put_back(rho, n), 0.0)
-    white = power * (1 + rho**2 - 2 * rho * np.cos(2 * np.pi * np.arange(1, len(power) + 1) / n))
-    m, at = len(power), int(np.argmax(power))
-    share = float(min(power[at] / np.sum(power), white[at] / np.sum(white)))
-    low = min(n // SHARE_OF_LOW, MOST_LOW, (at + 1) // 2)
-    if low < 2 or m * (1 - share) ** (m - 1) > BY_CHANCE:
-        return None
-    return StandardError(float(np.sqrt(np.mean(power[:low]) / n)), 2.0 * low)
 
 
 def _put_back(rho: float, n: int) -> float:

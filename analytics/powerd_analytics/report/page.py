@@ -42,7 +42,7 @@ from powerd_analytics.signals.streams import (
 )
 from powerd_analytics.table import PhaseTable, group_line, table_of
 from powerd_analytics.text import digits, seconds, with_u95
-from powerd_analytics.uncertainty_table import BudgetRow, budget_frames, budget_rows
+from powerd_analytics.uncertainty_table import BudgetRow, budget_frames, budget_of
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
@@ -108,7 +108,7 @@ def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns
     table = table_of(run, loaded, progress=lambda s, text: progress(0.3 + 0.2 * s, text))
     records = records_of(run, table)
     check_run(path, records)
-    budget = budget_rows(run, options.device, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
+    budget = budget_of(run, loaded, table, progress=lambda s, text: progress(0.5 + 0.2 * s, text))
     # Lines to compare with stand at a device's first part only.
     compared = {p.device: [load_bounded(run, name) for name in run.compared(p.device)] for p in loaded}
     lines = [(run, s, "feeds it") for p in loaded for s in p.signals]

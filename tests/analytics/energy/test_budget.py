@@ -118,3 +118,32 @@ def test_a_bound_of_the_device_clock_is_a_part_of_its_own(tmp_path):
 def _first(run, n):
     names = [name for name in run.phases.__dataclass_fields__ if name != "classes"]
     return replace(run.phases, **{name: getattr(run.phases, name)[:n] for name in names})
+
+
+def behind_low_pass(t):
+    """What a reading shows of 300 W for 30 ms and 120 W for 43.7 ms, again and again, behind a low-pass of 13 ms; its
+    weight is centred on its timestamp."""
+    high, low, tau = 30.0, 43.7, 13.0
+    x = (t / MS - 100 + tau) % (high + low)
+    fall, rise = np.exp(-low / tau), np.exp(-high / tau)
+    first = 180 * fall * (1 - rise) / (1 - fall * rise)  # above 120 W, where the power rises
+    top = 180 + (first - 180) * rise
+    y = np.where(x < high, 180 + (first - 180) * np.exp(-x / tau), top * np.exp(-(x - high) / tau))
+    return 120 + y
+
+
+def test_the_closed_formula_of_a_low_pass_is_right_and_others_have_none(tmp_path):
+    high, period = 30 * MS, 73_700_000
+    begins = range(100 * MS, 59 * S, period)
+    spans = [("forward", t, t + high) for t in begins] + [("backward", t + high, t + period) for t in begins]
+    of_all = [PhaseSpec(*span) for span in sorted(spans, key=lambda s: s[1])]
+    for accuracy in ({"filter_ns": 13 * MS}, {"window_ns": 13 * MS}):
+        lines = [LineSpec("a", behind_low_pass, period_ns=20 * MS, accuracy={"u_gain": 0.01, **accuracy})]
+        run = read_run(make_run(tmp_path / "r.h5", lines, of_all, end_ns=60 * S))
+        forward, backward = (r for r in budget_rows(run) if r.table == "phase")
+        if "filter_ns" in accuracy:
+            assert forward.closed_form_j == pytest.approx(300 * 0.03, rel=0.005)
+            assert backward.closed_form_j == pytest.approx(120 * 0.0437, rel=0.005)
+            assert "closed formula" in forward.words
+        else:
+            assert {forward.closed_form_j, backward.closed_form_j} == {None}

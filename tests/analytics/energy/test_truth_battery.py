@@ -10,7 +10,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import bench_truth as truth
 
-from powerd_analytics import phase_table, read_run
+from powerd_analytics import phase_energies, phase_table, read_run
 
 
 def figures_of(cases, path):
@@ -69,3 +69,14 @@ def test_missing_readings_cost_little(tmp_path):
     for a, b in zip(whole, holed, strict=True):
         assert abs(b.off) < 1.5
         assert b.u95_j == pytest.approx(a.u95_j, rel=0.3)
+
+
+@pytest.mark.parametrize(("seed", "phase"), [(9040, "update"), (9075, "data")], ids=["jumps at edges", "after a rest"])
+def test_no_single_phase_is_far_off(tmp_path, seed, phase):
+    """Phases that each have a level of their own, and phases of which the first alone follows a long rest."""
+    made = truth.make(tmp_path / "run.h5", truth.random_case(seed))
+    own = np.array([p[0] == phase for p in made.phases])
+    begin, end = (np.array([p[k] for p in made.phases])[own] for k in (1, 2))
+    each = phase_energies(read_run(made.path), "gpu0")
+    off = (each.energy_j[own] - (made.power.joules(end) - made.power.joules(begin))) / each.u95_j[own]
+    assert np.abs(off).max() < 2

@@ -72,32 +72,6 @@ def test_intervals_of_few_repeats_that_hang_together_hold_more_often_than_their_
     assert 0.925 <= as_said <= 0.975
 
 
-def held_and_wide(draws, truth=0.0):
-    """Share of intervals of means that hold, and their median half-width."""
-    none = np.zeros(draws.shape[1])
-    found = [mean_of(x, none, none) for x in draws]
-    return np.mean([abs(e.energy_j - truth) <= e.u95_j for e in found]), np.median([e.u95_j for e in found])
-
-
-@pytest.mark.parametrize("frequency", [0.16, 0.34, 0.46])
-def test_repeats_that_come_and_go_with_a_period_are_known_better_than_by_their_scatter(frequency):
-    """As of phases in which something else comes and goes: their scatter alone would hold in all cases."""
-    rng = np.random.default_rng(11)
-    times = np.cumsum(1 + 0.01 * rng.normal(size=(400, 30)), axis=1) + 1e3 * rng.random((400, 1))
-    held, wide = held_and_wide(np.sin(2 * np.pi * frequency * times) + 0.2 * rng.normal(size=(400, 30)))
-    assert 0.93 <= held <= 0.99
-    assert wide < 0.8 * 2.045 * np.hypot(np.sqrt(0.5), 0.2) / np.sqrt(30)
-
-
-@pytest.mark.parametrize("repeats", [30, 31])
-def test_two_kinds_of_repeats_by_turns_are_no_scatter(repeats):
-    rng = np.random.default_rng(12)
-    turns = np.where(np.arange(repeats) % 2 == 0, 10.0, 12.0) + 0.1 * rng.normal(size=(300, repeats))
-    held, wide = held_and_wide(turns, turns.mean())
-    assert held >= 0.93
-    assert wide < 0.25 * 2.04 / np.sqrt(repeats)
-
-
 def test_sums_add_shared_parts_one_to_one():
     e = sum_of(np.array([1.0, 2.0]), np.array([0.3, 0.4]), np.array([0.1, 0.2]))
     assert (e.energy_j, e.u_statistical_j, e.u_systematic_j) == pytest.approx((3.0, 0.5, 0.3))

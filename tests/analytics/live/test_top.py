@@ -25,6 +25,7 @@ from rich.console import Console
 
 from powerd_analytics.live.feed import LiveBoard, RunPhases, Watch, powerds_here, runs_here
 from powerd_analytics.live.top import Screen, document, one_line
+from powerd_client.hostclock import now_ns
 from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError
 from powerd_core.model import (
@@ -187,6 +188,32 @@ def test_phases_get_the_joules_of_their_time_since_the_run_began(daemon, journal
         assert re.search(r"phase on gpu0 .*\n(.*\n)?forward +1 +100\S* ", text)
         phases = {p["phase"]: p for p in document(watch, run)["run"]["phases"]}
         assert phases["forward"]["ended"] == 1
+    writer.close()
+
+
+@pytest.mark.parametrize(("repeats_in", "is_told"), [(3.0, True), (3.37, False)])
+def test_lock_step_of_readings_and_phases_is_told_while_it_happens(daemon, journal, repeats_in, is_told):
+    """Phases again and again in so many distances of readings."""
+    writer, begin = MarkWriter(journal), now_ns()
+    kind, length = writer.kind("forward", {}, "host"), round(repeats_in * PERIOD_NS)
+    for i in range(60):
+        writer.mark_at(kind, begin + i * length)
+        writer.mark_at(~kind, begin + i * length + length // 2)
+    with listening(daemon) as watch:
+        run = RunPhases(journal.with_name("run.h5"))
+        watch.follow(run)
+        assert document(watch, run)["run"]["in_step"] == []
+
+        ends = [daemon.now_ns()]
+
+        def more():
+            ends.append(max(daemon.now_ns(), ends[-1]) + 10 * PERIOD_NS)
+            return daemon.add_block([50_000] * 10, ends[-1] - 10 * PERIOD_NS)
+
+        listen(watch, lambda: more() and run.seconds.get("forward", 0.0) > 29 * length * 1e-9)
+        assert document(watch, run)["run"]["in_step"] == (["gpu0.rail_0", "gpu0.rail_1"] if is_told else [])
+        text = " ".join(printed(Screen(watch, run), 80).split())
+        assert ("gpu0.rail_0, gpu0.rail_1 in lock step with the phases: another batch size" in text) == is_told
     writer.close()
 
 
