@@ -18,7 +18,7 @@ PORT = int(os.environ.get("BOARD_PORT", "17360"))
 """Of powerd in the machine, and the same here: a description names the ports."""
 URL = f"tcp://127.0.0.1:{PORT}"
 CARRIED = ["powerd", "client", "analytics", "firmware", "tests/board_vm", "tests/firmware/support"]
-CARRIED += ["tests/daemon/support", "pyproject.toml", "README.md", "LICENSE"]
+CARRIED += ["tests/daemon/support", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"]
 
 
 class Failed(Exception):
