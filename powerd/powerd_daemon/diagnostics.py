@@ -238,8 +238,8 @@ def _compare_speed(bus: str, reads_ns: list[int], o: RailsOptions, *, must: bool
     """The times of reads against what the configuration says: adapters on USB take many times longer than the wire."""
     wire_ms, usual_ns, verdict = READ_PERIODS / o.scl_hz * 1e3, reads_ns[len(reads_ns) // 2], FAIL if must else WARN
     what = f"{bus}: reading a register takes {reads_ns[0] / 1e6:.2f} ms, often {usual_ns / 1e6:.2f} ms"
-    # Twice the median, with two digits: what is beyond has been held up by this machine.
-    read_us = float(f"{2 * usual_ns / 1000:.1e}")
+    # Half more than the median, with two digits: what is beyond has been held up by this machine.
+    read_us = float(f"{1.5 * usual_ns / 1000:.1e}")
     if o.read_us:
         what += f", of which read_us = {o.read_us:g} allows {o.read_us / 1e3:g} ms"
         if usual_ns > o.read_ns:
