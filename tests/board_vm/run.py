@@ -372,10 +372,14 @@ def unplug(board: Board, path: str, pull: str, plug: str) -> None:
 
     def goes_on() -> bool:
         now = newest(board.port)
-        is_heir = now["epoch"] != before["epoch"]
-        return now["streams"][0]["newest"] > (0 if is_heir else before["streams"][0]["newest"]) + 10
+        scans = now["streams"][0]["scans"]
+        return scans > 10 + (before["streams"][0]["scans"] if now["epoch"] == before["epoch"] else 0)
 
     wait_for("it comes back", goes_on)
+
+
+BY_SWITCH = tuple(f"echo {what} >/sys/class/udc/dummy_udc.0/soft_connect" for what in ("disconnect", "connect"))
+"""Commands that pull the plug of the simulated USB device, and put it back."""
 
 
 def by_driver(board: Board, vendor: str) -> tuple[str, str]:
@@ -404,8 +408,7 @@ def node(board: Board, report: Report) -> None:
     run_file = board.out / "node.h5"
     with recording(run_file, board.port):
         time.sleep(10)
-        switch = "/sys/class/udc/dummy_udc.0/soft_connect"
-        unplug(board, port, f"echo disconnect >{switch}", f"echo connect >{switch}")
+        unplug(board, port, *BY_SWITCH)
         unplug(board, port, *by_driver(board, "2e8a"))
         time.sleep(5)
     board.sh("journalctl -u powerd --no-pager -o cat -n 12; tail -3 /tmp/node.log")
@@ -436,7 +439,7 @@ def meter(board: Board, report: Report) -> None:
     run_file = board.out / "meter.h5"
     with recording(run_file, board.port):
         time.sleep(20)
-        unplug(board, "/dev/usbtmc0", f"echo '' >{gadget}/UDC", f"echo dummy_udc.0 >{gadget}/UDC")
+        unplug(board, "/dev/usbtmc0", *BY_SWITCH)
         unplug(board, "/dev/usbtmc0", *by_driver(board, "0b21"))
         time.sleep(5)
     board.sh("journalctl -u powerd --no-pager -o cat -n 12; cat /tmp/meter.log")
