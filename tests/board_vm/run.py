@@ -163,8 +163,9 @@ def install(board: Board, report: Report) -> None:
     board.sh("cp -r /mnt/payload/powerd /home/lab/powerd && chown -R lab: /home/lab/powerd")
     begun_s = time.monotonic()
     board.sh("sudo powerd/deploy/install-board.sh --wheels /mnt/payload/wheels", user="lab", limit_s=600)
-    board.sh("systemctl is-active powerd", check=False)
-    report.found("`install-board.sh --wheels`, without a network", f"{time.monotonic() - begun_s:.0f} s, the unit runs")
+    board.sh("systemctl is-active powerd")
+    what = f"{board.name}: `install-board.sh --wheels`, without a network"
+    report.found(what, f"{time.monotonic() - begun_s:.0f} s, the unit runs")
 
 
 def unit(board: Board, report: Report) -> None:
@@ -516,7 +517,7 @@ def run_machine(out: Path, number: int, chosen: list[str]) -> Report:
         subprocess.run(["cp", "--sparse=always", out / "disk.img", board.out / "board.img"], check=True)
     try:
         if acts:
-            report.found(f"machine {number + 1}: boot to a shell, under TCG", f"{board.switch_on():.0f} s")
+            report.found(f"{board.name}: boot to a shell, under TCG", f"{board.switch_on():.0f} s")
         for act in acts:
             if not attempt(board, report, act):
                 board.cut_power()

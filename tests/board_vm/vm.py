@@ -51,7 +51,7 @@ class Board:
     def __init__(self, out: Path, number: int, tell: Callable[[str], None]) -> None:
         self.out, self.tell, self.status = out / f"board{number}", tell, 0
         """The status is that of the last command."""
-        self.port = FIRST_PORT + number * PORTS
+        self.name, self.port = f"machine {number + 1}", FIRST_PORT + number * PORTS
         self.second_port = self.port + PORTS // 2
         self.image = out
         self.out.mkdir(exist_ok=True)
