@@ -117,6 +117,8 @@ class Accuracy:
     filter_ns: int = field(default=0, metadata=LATER)
     u_filter: float = field(default=0.0, metadata=LATER)
     """Relative standard uncertainty of ``filter_ns``; 0 where nobody has found it for this very sensor."""
+    shared_centre_ns: int = field(default=0, metadata=LATER)
+    """The part of ``centre_ns`` that a slow adapter adds: all readings may be off by it together, to the same side."""
 
     @property
     def reach_ns(self) -> int:

@@ -22,7 +22,7 @@ from powerd_daemon.sources.base import find_source
 from powerd_daemon.sources.ina.bus import FUNC_BLOCK, FUNC_I2C, OpenBus, open_bus, scan_periods, split
 from powerd_daemon.sources.ina.chips import Grade, Settings
 from powerd_daemon.sources.ina.scanner import reads_of
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, bus_number, calibrated_by, make_bank
+from powerd_daemon.sources.ina.sensor import Bank, Sensor, bus_number, calibrated_by, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 from powerd_daemon.toml_files import read_document
 
@@ -123,17 +123,17 @@ def plan_bus(bus: Bus) -> BusPlan:
     """The plan of one bus."""
     o = bus.options
     modes = (_mode(bus, combined=True), _mode(bus, combined=False))
-    hold = o.bus_hold if o.bus_every > 1 else 0.0
     budgets = []
     for sensor, settings in bus.bank:
         device = sensor.device or o.device
-        uncertainty = accuracy(sensor, settings, period_ns=round(1e9 / o.rate_hz), bus_hold=hold)
-        budgets.append(Budget(f"{device}.{sensor.name}", device, sensor, settings, uncertainty))
+        budgets.append(Budget(f"{device}.{sensor.name}", device, sensor, settings, o.accuracy(sensor, settings)))
     best, problems = modes[0 if bus.combined else 1], []
     if o.rate_hz > best.limit_hz:
+        pace = f"{best.periods:g} SCL periods a scan at {o.scl_hz / 1000:g} kHz"
+        if o.read_us:
+            pace = f"{best.transactions:g} reads a scan of up to {o.read_us / 1000:g} ms"
         problems.append(
-            f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {best.periods:g} SCL periods a scan at "
-            f"{o.scl_hz / 1000:g} kHz allow {best.limit_hz:.0f} scans a second"
+            f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {pace} allow {best.limit_hz:.4g} scans a second"
         )
     slowest_ns = bus.bank.longest_cycle_ns
     if o.rate_hz * slowest_ns > 1e9:
@@ -164,7 +164,7 @@ def _mode(bus: Bus, *, combined: bool) -> Mode:
         scans = [[r if r.register is not None else r._replace(register=0) for r in reads] for reads in scans]
     periods = sum(scan_periods(reads, combined=combined) for reads in scans) / len(scans)
     transactions = sum(len(split(reads)) if combined else len(reads) for reads in scans) / len(scans)
-    return Mode(combined, periods, transactions, o.scl_hz / periods)
+    return Mode(combined, periods, transactions, o.pace_hz / periods)
 
 
 def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
@@ -172,7 +172,8 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     bus, o = plan.bus, plan.bus.options
     where = "simulated bus" if bus.number is None else f"/dev/i2c-{bus.number}"
     loads = line_loads_w(plan.budgets, loads_w or bus.loads_w)
-    rows = [f"{bus.source}: {where} at {o.scl_hz / 1000:g} kHz, {len(plan.budgets)} lines, {o.rate_hz:g} Hz asked"]
+    pace = f"{where} at {o.scl_hz / 1000:g} kHz" + (f", {o.read_us / 1000:g} ms a read" if o.read_us else "")
+    rows = [f"{bus.source}: {pace}, {len(plan.budgets)} lines, {o.rate_hz:g} Hz asked"]
     rows += ["", "  on the wire      SCL periods/scan  transactions  scans/s at most"]
     for mode in plan.modes:
         name, note = "combined" if mode.combined else "single reads", ""
@@ -190,7 +191,7 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
             f"  {s.coverage:.1%}"
         )
     verdict = "enough" if plan.achievable_hz >= o.rate_hz else "too slow"
-    rows += ["", f"  achievable {plan.achievable_hz:.0f} Hz, asked {o.rate_hz:g} Hz: {verdict}", ""]
+    rows += ["", f"  achievable {plan.achievable_hz:.3g} Hz, asked {o.rate_hz:g} Hz: {verdict}", ""]
     rows.append("  limits                  I gain  V gain  shunt   zero mA   step mA  clips at A       W")
     rows += [
         f"  {b.line:<22} {b.limits.current_gain:6.2%}  {b.limits.bus_gain:6.2%}  {b.sensor.shunt_tolerance:5.2%}"
@@ -284,11 +285,12 @@ def read_bus(table: Mapping[str, Any], where: str) -> Bus | None:
     options: Any = build_options(cls.Options, {k: v for k, v in table.items() if k not in common}, where)
     try:
         if hasattr(options, "adapter"):  # a simulated bus
-            number, sensors, combined = None, options.all_sensors(), options.adapter == "combined"
+            number, sensors = None, options.all_sensors()
+            combined: bool | None = options.adapter == "combined" and not options.read_us
             loads_w = {f"{options.device}.{n}": share * options.peak_w for n, share in options.shares().items()}
         else:
             # Where an adapter combines reads is found by probing.
-            number, combined, loads_w = bus_number(options.bus), None, {}
+            number, combined, loads_w = bus_number(options.bus), False if options.read_us else None, {}
             sensors, _ = calibrated_by(options.calibration, options.sensors, bus=options.bus)
         return Bus(str(table.get("name", kind)), where, number, options, make_bank(sensors), loads_w, combined)
     except ConfigError as error:

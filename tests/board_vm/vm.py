@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PORT = int(os.environ.get("BOARD_PORT", "17360"))
-"""Of powerd in the machine, and the same here: a description names the ports."""
-URL = f"tcp://127.0.0.1:{PORT}"
+FIRST_PORT = int(os.environ.get("BOARD_PORT", "17360"))
+PORTS = 20
+"""Of one machine, each the same in it and here, for a description names them: of powerd, and of a second one."""
 CARRIED = ["powerd", "client", "analytics", "firmware", "tests/board_vm", "tests/firmware/support"]
-CARRIED += ["tests/daemon/support", "pyproject.toml", "README.md", "LICENSE"]
+CARRIED += ["tests/daemon/support", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE"]
 
 
 class Failed(Exception):
@@ -46,26 +46,33 @@ def make_payload(out: Path) -> Path:
 
 
 class Board:
-    """One machine. `sh` needs it switched on."""
+    """One machine, whose files are in ``out``. `sh` needs it switched on."""
 
-    def __init__(self, out: Path, tell: Callable[[str], None]) -> None:
-        self.out, self.tell = out, tell
+    def __init__(self, out: Path, number: int, tell: Callable[[str], None]) -> None:
+        self.out, self.tell, self.status = out / f"board{number}", tell, 0
+        """The status is that of the last command."""
+        self.name, self.port = f"machine {number + 1}", FIRST_PORT + number * PORTS
+        self.second_port = self.port + PORTS // 2
+        self.image = out
+        self.out.mkdir(exist_ok=True)
         self._qemu: subprocess.Popen[bytes] | None = None
         self._shell: socket.socket | None = None
+        self._number = 0
 
     def switch_on(self) -> float:
         """Boot; returns the seconds until there is a shell."""
         begun_s = time.monotonic()
         path = self.out / "shell"
         path.unlink(missing_ok=True)
-        forward = ",".join(f"hostfwd=tcp:127.0.0.1:{port}-:{port}" for port in range(PORT, PORT + 3))
+        ports = [first + i for first in (self.port, self.second_port) for i in range(3)]
+        forward = ",".join(f"hostfwd=tcp:127.0.0.1:{port}-:{port}" for port in ports)
         command = [
             "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "768",
             "-display", "none", "-no-reboot", "-nodefaults", "-serial", f"file:{self.out / 'console.log'}",
-            "-kernel", str(self.out / "vmlinuz"), "-initrd", str(self.out / "initrd"),
+            "-kernel", str(self.image / "vmlinuz"), "-initrd", str(self.image / "initrd"),
             "-append", "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off no_timer_check panic=-1",
             "-drive", f"file={self.out / 'board.img'},format=raw,if=virtio,cache=writeback",
-            "-drive", f"file={self.out / 'payload.img'},format=raw,if=virtio,readonly=on",
+            "-drive", f"file={self.image / 'payload.img'},format=raw,if=virtio,readonly=on",
             "-nic", f"user,model=virtio-net-pci,restrict=on,{forward}",
             "-device", "virtio-serial", "-chardev", f"socket,id=shell,path={path},server=on,wait=on",
             "-device", "virtconsole,chardev=shell",
@@ -74,16 +81,16 @@ class Board:
         self._wait(path.exists, 20)
         self._shell = socket.socket(socket.AF_UNIX)
         self._shell.connect(str(path))
-        self._until(rb"\nREADY\r?\n", 600)
+        self._until(rb"\nREADY\r?\n", 900)
         self._shell.sendall(b"PS1= PS2=\n")
         self.sh("true", quiet=True)
         return time.monotonic() - begun_s
 
     def cut_power(self) -> None:
         """Kill the machine: what it had not synced is gone."""
-        assert self._qemu is not None
-        self._qemu.kill()
-        self._qemu.wait()
+        if self._qemu is not None:
+            self._qemu.kill()
+            self._qemu.wait()
 
     def reboot(self) -> float:
         """Shut down as `reboot` does, and boot. Returns the seconds of both."""
@@ -96,17 +103,19 @@ class Board:
         return time.monotonic() - begun_s
 
     def sh(
-        self, command: str, *, limit_s: float = 300, user: str = "root", check: bool = True, quiet: bool = False
+        self, command: str, *, limit_s: float = 600, user: str = "root", check: bool = True, quiet: bool = False
     ) -> str:
         """What a command prints. It goes into the transcript unless ``quiet``."""
         assert self._shell is not None
         wrapped = shlex.quote(f"cd; {command}" if user == "root" else f"cd /home/{user}/powerd; {command}")
         inner = f"sh -c {wrapped}" if user == "root" else f"sudo -u {user} -i sh -c {wrapped}"
+        self._number = n = self._number + 1  # so that what ended too late is not taken for this
         self._shell.sendall(
-            f'{inner} </dev/null >/tmp/said 2>&1; status=$?; cat /tmp/said; echo "<<$status>>"\n'.encode()
+            f'{inner} </dev/null >/tmp/said 2>&1; s=$?; echo "<{n}>"; cat /tmp/said; echo "<<{n}:$s>>"\n'.encode()
         )
-        raw, match = self._until(rb"<<(\d+)>>\r?\n", limit_s)
-        said, status = raw.decode(errors="replace").replace("\r", ""), int(match[1])
+        _, match = self._until(rf"(?s)<{n}>\r?\n(.*?)<<{n}:(\d+)>>\r?\n".encode(), limit_s)
+        said, self.status = match[1].decode(errors="replace").replace("\r", ""), int(match[2])
+        status = self.status
         if not quiet or (check and status):
             self.tell(
                 f"{'#' if user == 'root' else '$'} {command}\n{said.rstrip()}" + (f"\n[{status}]" if status else "")
@@ -115,7 +124,7 @@ class Board:
             raise Failed(f"{command}: status {status}")
         return said
 
-    def until(self, command: str, limit_s: float = 120, *, user: str = "root") -> str:
+    def until(self, command: str, limit_s: float = 300, *, user: str = "root") -> str:
         """Run a command quietly until it succeeds."""
         end_s = time.monotonic() + limit_s
         while True:

@@ -288,12 +288,13 @@ COMINGS_AND_GOINGS = st.lists(st.tuples(st.integers(0, 12), st.integers(1, 7)), 
 
 
 @settings(max_examples=60, deadline=None)
-@given(HOLDS, COMINGS_AND_GOINGS, st.booleans(), st.sampled_from([1, 4]))
-def test_times_increase_and_no_scan_is_missing_in_silence(holds_ns, comings_and_goings, combines, bus_every):
-    """Whatever holds the process up, between transfers or in the middle of one, while chips come and go."""
+@given(HOLDS, COMINGS_AND_GOINGS, st.booleans(), st.sampled_from([1, 4]), st.sampled_from([0, 400 * US]))
+def test_times_increase_and_no_scan_is_missing_in_silence(holds_ns, comings_and_goings, combines, bus_every, read_ns):
+    """Whatever holds the process up, between transfers or in the middle of one, while chips come and go; also where
+    each read is timed by itself."""
     ramp = [lambda t0, t1: ((t0 + t1) / 2 - 1e9) * 1e-9] * 8
     clock = HeldUpClock()
-    bench = Bench(ramp, clock=clock, combines=combines, bus_every=bus_every).opened()
+    bench = Bench(ramp, clock=clock, combines=combines, bus_every=bus_every, read_ns=read_ns).opened()
     clock.holds_ns, rows, scans = holds_ns, [], 0
     deadlines = Deadlines(clock.now_ns(), PERIOD)
     for pause, at in [*comings_and_goings, (20, 0)]:
@@ -317,6 +318,20 @@ def test_times_increase_and_no_scan_is_missing_in_silence(holds_ns, comings_and_
         assert all(0 < b - a < 2 * PERIOD or (bus_every > 1 and b > a) for a, b in pairwise(times))
         for row in rows:
             assert row.flags[i] & BAD or abs(row.t_ns[i] - (1e9 + row.shunt[i] * 1e-5 / SHUNT_OHM * 1e9)) <= most_ns
+
+
+@pytest.mark.parametrize("read_ns", [0, 12 * MS])
+def test_a_slow_adapter_is_usable_where_its_reads_are_timed(read_ns):
+    """Reads of 8.6 ms and now and then 3 ms more: a whole scan's moment is not known to a millisecond, one read's is to
+    half of what it may take."""
+    clock = HeldUpClock()
+    bench = Bench(clock=clock, scl_hz=5639, period_ns=200 * MS, read_ns=read_ns)
+    bench.scanner.open()
+    clock.holds_ns = [(7, 3 * MS)] * 60
+    rows = bench.scan(12)
+    bad = sum(bool(flags & BAD) for row in rows for flags in row.flags)
+    assert bad > 80 if read_ns == 0 else bad == 0
+    assert bench.stream.lines[0].accuracy.shared_centre_ns == read_ns // 2
 
 
 def test_an_unfinished_confirmation_is_not_given_out_as_good():

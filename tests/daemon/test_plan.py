@@ -79,7 +79,7 @@ def test_the_wire_limit_is_what_the_simulated_bus_takes(adapter: str, bus_every:
 @pytest.mark.parametrize(
     ("options", "figure"),
     [
-        ({"rate_hz": 531.0}, "allow 531 scans"),
+        ({"rate_hz": 531.0}, "allow 530.9 scans"),
         ({"sensors": [EIGHT[0] | {"shunt_adc": "avg4"}]}, "399 Hz"),
         ({"sensors": [EIGHT[0] | {"nominal_v": 48.0}]}, "26 V"),
     ],

@@ -187,20 +187,22 @@ def place_limit_ns(signal: Signal) -> float:
     leave open does not. How long the cycle is follows from what ``centre_ns`` is made of (`docs/howto/board.md`): for a
     cycle z, of which the window w is a part and the rest b is the bus voltage's, half a cycle, the clock's tolerance of
     what a code's age can be, and b where the register may be renewed earlier. The INA219's cycle is measured when its
-    driver starts. Where the chip is not named, only what half a reading distance cannot be is shared.
+    driver starts. Where the chip is not named, only what half a reading distance cannot be is shared. What a slow
+    adapter adds is shared by all readings.
     """
-    centre = signal.centre_ns
+    shared = float(signal.line.accuracy.shared_centre_ns)
+    centre = signal.centre_ns - shared
     if not isinstance(signal.line.conversion, ShuntConversion):
-        return centre
+        return shared + centre
     chip = signal.line.sensor.get("chip", "")
     if chip not in _CLOCKS:
         named = _LATCH_NS if chip == "INA219" else 0.0
-        return min(max(centre - signal.spacing_ns / 2, named), centre)
+        return shared + min(max(centre - signal.spacing_ns / 2, named), centre)
     w, tolerance = signal.window_ns, _CLOCKS[chip]
     # centre = z/2 + tolerance (age + z/2) + latch (+ b), with age = z/2 + w/2 (renewed at once) or 3z/2 - w/2.
     of_bus = centre - _LATCH_NS - w / 2 - 1.5 * tolerance * w
     b = of_bus / (0.5 + tolerance) if chip in _RENEWED else of_bus / (1.5 + 2 * tolerance)
-    return max(centre - (w + max(b, 0.0)) / 2, 0.0)
+    return shared + max(centre - (w + max(b, 0.0)) / 2, 0.0)
 
 
 def rounding_u(step: float, seen2: float) -> float:

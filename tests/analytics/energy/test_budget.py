@@ -95,6 +95,22 @@ def test_averaging_shrinks_what_differs_and_nothing_that_is_shared(tmp_path):
             assert u == pytest.approx(u[0], rel=0.02)
 
 
+def test_what_a_slow_adapter_leaves_open_is_shared_by_all_readings(tmp_path):
+    """A phase of 120 W more at both ends loses there, at most, what its readings are late or early."""
+    run = run_of(tmp_path, [LineSpec("a", stepped, accuracy=ACCURACY)])
+    (part,) = load_parts(run)
+    (signal,) = part.signals
+
+    def place_j(shared_ns):
+        accuracy = replace(signal.line.accuracy, centre_ns=MS + shared_ns, shared_centre_ns=shared_ns)
+        line = replace(signal.line, conversion=ShuntConversion(0.01, 1e-5, 1.0), accuracy=accuracy)
+        late = replace(signal, line=line, centre_ns=float(accuracy.centre_ns))
+        return part_phase_budget(run, replace(part, signals=(late,)))[0].parts.get("place", [0.0])[0]
+
+    assert place_j(0) == 0
+    assert 0.05 < place_j(5 * MS) <= 0.005 / np.sqrt(3) * 140
+
+
 def test_lines_share_the_clock_and_what_is_missing_but_not_the_gain(tmp_path):
     lines = [LineSpec(n, lambda t: stepped(t) / 4, accuracy=ACCURACY) for n in "abcd"]
     four = run_of(tmp_path, lines, bound_ns=20_000.0)

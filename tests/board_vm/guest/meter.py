@@ -9,6 +9,7 @@ import struct
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "daemon/support"))
@@ -39,31 +40,40 @@ def serve_control(control: int) -> None:
         kind, request, _value, _index, size = struct.unpack_from("<BBHHH", event)
         if event[8] != SETUP:
             continue
-        if kind & 0x80:
-            answer = bytes([1, 0, 0, 1]) + bytes(20) if request == GET_CAPABILITIES else bytes([1])
-            os.write(control, answer[:size])
-        else:
-            os.read(control, 0)
+        with suppress(OSError):  # unplugged meanwhile
+            if kind & 0x80:
+                answer = bytes([1, 0, 0, 1]) + bytes(20) if request == GET_CAPABILITIES else bytes([1])
+                os.write(control, answer[:size])
+            else:
+                os.read(control, 0)
+
+
+def serve_one(meter: SimWt310, to_us: int, to_host: int) -> None:
+    """Take a message, or send an answer that is asked for."""
+    message = os.read(to_us, 4096)
+    kind, tag, _, size, _ = HEADER.unpack_from(message)
+    if kind == OUT:
+        text = message[HEADER.size : HEADER.size + size].rstrip(b"\r\n") + b"\r\n"
+        meter.receive(text, time.monotonic_ns())
+    elif kind == IN:
+        answer, end_s = b"", time.monotonic() + ANSWER_S
+        while not answer.endswith(b"\n") and time.monotonic() < end_s:
+            answer += meter.transmit(time.monotonic_ns())
+            time.sleep(0.001)
+        if answer:
+            padded = answer + bytes(-len(answer) % 4)
+            os.write(to_host, HEADER.pack(IN, tag, ~tag & 0xFF, len(answer), 1) + padded)
 
 
 def serve(path: Path) -> None:
-    """Take messages, and send an answer when it is asked for."""
+    """Answer until the machine ends."""
     meter = SimWt310(lambda begin_ns, end_ns: WATTS * (end_ns - begin_ns) * 1e-9, time.monotonic_ns(), byte_ns=0)
     to_us, to_host = os.open(path / "ep1", os.O_RDWR), os.open(path / "ep2", os.O_RDWR)
     while True:
-        message = os.read(to_us, 4096)
-        kind, tag, _, size, _ = HEADER.unpack_from(message)
-        if kind == OUT:
-            text = message[HEADER.size : HEADER.size + size].rstrip(b"\r\n") + b"\r\n"
-            meter.receive(text, time.monotonic_ns())
-        elif kind == IN:
-            answer, end_s = b"", time.monotonic() + ANSWER_S
-            while not answer.endswith(b"\n") and time.monotonic() < end_s:
-                answer += meter.transmit(time.monotonic_ns())
-                time.sleep(0.001)
-            if answer:
-                padded = answer + bytes(-len(answer) % 4)
-                os.write(to_host, HEADER.pack(IN, tag, ~tag & 0xFF, len(answer), 1) + padded)
+        try:
+            serve_one(meter, to_us, to_host)
+        except OSError:  # unplugged: it may be plugged again
+            time.sleep(0.1)
 
 
 def main() -> None:

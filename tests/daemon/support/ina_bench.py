@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from powerd_core.model import Block, BlockBuilder, Column, Provenance, Stream, columns
 from powerd_daemon.sources.ina.scanner import Scanner
-from powerd_daemon.sources.ina.sensor import Sensor, line, make_bank
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy, line, make_bank
 from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
 
 MS = 1_000_000
@@ -63,6 +63,7 @@ class Bench:
         bus_every: int = 1,
         period_ns: int = PERIOD,
         clock: VirtualClock | None = None,
+        read_ns: int = 0,
         **bus: object,
     ) -> None:
         self.clock = clock or VirtualClock()
@@ -88,11 +89,17 @@ class Bench:
         }
         self.bus = SimBus(self.clock, self.chips, **bus)
         self.scanner = Scanner(
-            self.bus, self.clock, self.bank, scl_hz=400_000, period_ns=period_ns, bus_every=bus_every
+            self.bus,
+            self.clock,
+            self.bank,
+            scl_hz=400_000,
+            period_ns=period_ns,
+            bus_every=bus_every,
+            read_ns=read_ns,
         )
         lines = tuple(
-            line(s, settings, device="d", provenance=Provenance.SIMULATED, period_ns=period_ns)
-            for s, settings in zip(self.bank.sensors, self.bank.settings, strict=True)
+            line(*pair, "d", Provenance.SIMULATED, accuracy(*pair, period_ns=period_ns, read_ns=read_ns))
+            for pair in self.bank
         )
         made = [Column(n, c) for n, c in zip(("shunt", "bus"), self.scanner.typecodes, strict=True)]
         if bus_every > 1:

@@ -18,6 +18,8 @@ from powerd_core.errors import ConfigError, SensorError
 
 BUS_FREE_PERIODS = 0.5
 """Between a stop and the next start: 1.3 us at 400 kHz."""
+READ_PERIODS = 48.5
+"""SCL periods of a word read by itself: S + 9 + 9 + S + 27 + P, and the time between."""
 WRITE_PERIODS = 38
 """SCL periods of a word written: S + 9 + 9 + 18 + P."""
 MAX_MESSAGES = 42

@@ -9,18 +9,21 @@ tried again about once a second. The others go on meanwhile. What is flagged:
 - ``STALE``: less than the chip's longest conversion cycle has passed since its last reading that was not stale, so
   an unflagged reading is certain to have a conversion of its own behind it.
 - ``MISSING``: no scan took place when one was due, or a transfer took longer than it has to by more than the line's
-  ``centre_ns``, so that its moment is not known.
+  ``centre_ns``, so that its moment is not known. On an adapter that is slower than its bus, a read that took longer
+  than ``read_ns``.
 - ``SATURATED``, ``OVERFLOW``: from the codes, see `Decoder`.
 
 The times of each line increase by construction: a reading lies between the beginning and the end of its transfer, as
 long as the fastest so far took, less the same age of the code for ever; the next scan begins when this one has ended.
+Where the adapter is slower than its bus (``read_ns``), when in its transfer a register was read is not known: each read
+is timed by itself then, and its reading lies in its middle, give or take a half.
 """
 
 from __future__ import annotations
 
 import errno
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import sub
@@ -29,7 +32,7 @@ from typing import NamedTuple
 from powerd_core.errors import SensorError
 from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.clock import Clock
-from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, RegisterBus, scan_periods, singly, split
+from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, ReadWords, RegisterBus, scan_periods, singly, split
 from powerd_daemon.sources.ina.chips import CNVR, CONFIG, OVF, RST, Settings
 from powerd_daemon.sources.ina.sensor import Bank, accuracy
 
@@ -239,11 +242,23 @@ class PreparedRead:
     """One call that reads some lines of a bank, with or without their bus voltages."""
 
     def __init__(
-        self, bus: RegisterBus, bank: Bank, lines: Sequence[int], *, with_bus: bool, scl_hz: float, combined: bool
+        self,
+        bus: RegisterBus,
+        bank: Bank,
+        lines: Sequence[int],
+        *,
+        with_bus: bool,
+        scl_hz: float,
+        combined: bool,
+        timed_by: Clock | None,
     ) -> None:
         self.lines, self.with_bus = tuple(lines), with_bus
         reads = reads_of(bank, lines, with_bus=with_bus)
+        self.spans_ns: dict[int, tuple[int, int]] = {}
+        """When each line's SHUNT read began and ended in the last call, where reads are timed."""
         self.call = bus.prepare(reads) if combined else singly(bus, reads)
+        if timed_by is not None:
+            self.call = self._timed([bus.prepare([read]) for read in reads], timed_by)
         self.nominal_ns = scan_periods(reads, combined=combined) * 1e9 / scl_hz
         """How long the transfers take by the bus clock."""
         self.middles_ns: dict[int, float] = {}
@@ -257,13 +272,28 @@ class PreparedRead:
                 periods += read.periods
             periods += 1 + BUS_FREE_PERIODS
 
+    def _timed(self, calls: Sequence[ReadWords], clock: Clock) -> ReadWords:
+        """The same calls one by one, each with the moments of its beginning and its end."""
+
+        def call() -> bytes:
+            words = []
+            for k, read in enumerate(calls):
+                begin_ns = clock.now_ns()
+                words.append(bytes(read()))
+                # SHUNT comes last of a line's reads, so its span is what stays.
+                self.spans_ns[self.lines[k * len(self.lines) // len(calls)]] = begin_ns, clock.now_ns()
+            return b"".join(words)
+
+        return call
+
 
 class Transfer(NamedTuple):
-    """A call of a prepared read that worked, and the time until its end was noticed."""
+    """A call of a prepared read that worked, the time until its end was noticed, and `PreparedRead.spans_ns` of it."""
 
     read: PreparedRead
     began_ns: int
     elapsed_ns: int
+    spans_ns: Mapping[int, tuple[int, int]]
 
 
 @dataclass(slots=True)
@@ -306,12 +336,22 @@ class Scanner:
 
     ``scl_hz`` is the bus clock and ``period_ns`` the intended distance of scans. With ``bus_every`` = k > 1, BUS is
     read in every k-th scan only and the others read SHUNT where the pointer was left; ``bus_age`` counts the scans
-    since, below k for every good reading.
+    since, below k for every good reading. With ``read_ns`` the adapter takes up to so long for a register, and each is
+    read and timed by itself.
     """
 
     def __init__(
-        self, bus: RegisterBus, clock: Clock, bank: Bank, *, scl_hz: float, period_ns: int, bus_every: int = 1
+        self,
+        bus: RegisterBus,
+        clock: Clock,
+        bank: Bank,
+        *,
+        scl_hz: float,
+        period_ns: int,
+        bus_every: int = 1,
+        read_ns: int = 0,
     ) -> None:
+        self._read_ns = read_ns
         self._bus, self._clock, self._bank, self._scl_hz = bus, clock, bank, scl_hz
         self._period_ns, self._bus_every = period_ns, bus_every
         self._decoder = Decoder(bank.settings)
@@ -324,7 +364,7 @@ class Scanner:
         self.counts = Counts()
         self.troubles: dict[int, str] = {}
         """Addresses that are left out, and why."""
-        self.combined = True
+        self.combined = not read_ns
         """Whether the adapter takes several reads in one transaction; known once open."""
         self._active: list[Chip] = []
         self._rows: list[Row] = []
@@ -467,7 +507,13 @@ class Scanner:
 
     def _prepared(self, lines: Sequence[int], *, with_bus: bool = True) -> PreparedRead:
         return PreparedRead(
-            self._bus, self._bank, lines, with_bus=with_bus, scl_hz=self._scl_hz, combined=self.combined
+            self._bus,
+            self._bank,
+            lines,
+            with_bus=with_bus,
+            scl_hz=self._scl_hz,
+            combined=self.combined,
+            timed_by=self._clock if self._read_ns else None,
         )
 
     def _transfer(self, read: PreparedRead, began_ns: int) -> tuple[bytes | bytearray | memoryview, Transfer]:
@@ -476,7 +522,7 @@ class Scanner:
         if self._slowness > 1 and elapsed_ns < read.nominal_ns * self._slowness:
             self._slowness = max(1.0, elapsed_ns / read.nominal_ns)
             self._ordinary.clear()
-        return words, Transfer(read, began_ns, elapsed_ns)
+        return words, Transfer(read, began_ns, elapsed_ns, dict(read.spans_ns))
 
     def _add(self, start_ns: int, words: bytearray) -> Row:
         self._rows.append(Row(start_ns, start_ns, words, [0] * len(self._chip_of), []))
@@ -514,7 +560,9 @@ class Scanner:
 
     def _times_of(self, row: Row) -> Times:
         """When the lines of a row were read. Those whose transfer came too late are flagged."""
-        for read, _, elapsed_ns in row.transfers:
+        if self._read_ns:
+            return self._timed_singly(row)
+        for read, _, elapsed_ns, _ in row.transfers:
             # Nobody knows whether it began late or its end was noticed late: beyond what a line says of its times,
             # there is no reading of this moment.
             excess_ns = elapsed_ns - read.nominal_ns * self._slowness
@@ -529,6 +577,20 @@ class Scanner:
             whole_ns = read.nominal_ns * self._slowness
             self._ordinary[read] = self._times_from([(read, 0)], whole_ns, with_bus=read.with_bus)
         return self._ordinary[read]
+
+    def _timed_singly(self, row: Row) -> Times:
+        """When the lines of a row were read, each by its own transfer, and flags for those that took too long."""
+        # A line that was not read has the time at which it would have been.
+        whole_ns, usual_ns = row.end_ns - row.start_ns, self._usual_ns[row.with_bus]
+        middles_ns = [min(round(u), whole_ns) for u in usual_ns]
+        for transfer in row.transfers:
+            for i, (begin_ns, end_ns) in transfer.spans_ns.items():
+                middles_ns[i] = (begin_ns + end_ns) // 2 - row.start_ns
+                if end_ns - begin_ns > self._read_ns:
+                    self.counts.late_reads += 1
+                    _flag(row, [i], Flag.MISSING)
+        offsets_ns = [middle_ns - age_ns for middle_ns, age_ns in zip(middles_ns, self._ages_ns, strict=True)]
+        return Times(offsets_ns, list(map(sub, middles_ns, usual_ns)))
 
     def _times_from(self, transfers: Iterable[tuple[PreparedRead, int]], whole_ns: float, *, with_bus: bool) -> Times:
         """Times of lines from the beginnings of their transfers, in a scan that lasted ``whole_ns``."""

@@ -102,10 +102,13 @@ _LATCH_NS = 15_000
 """The chip latches a word some SCL periods behind the middle of its transfer (5 of 48, at 400 kHz)."""
 
 
-def accuracy(sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: float = 0.0) -> Accuracy:
+def accuracy(
+    sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: float = 0.0, read_ns: int = 0
+) -> Accuracy:
     """Standard uncertainties from the data sheet's limits, or from the calibration where it states its own.
 
-    ``bus_hold`` is the limit of how far (relative) the bus voltage moves while its last code is held.
+    ``bus_hold`` is the limit of how far (relative) the bus voltage moves while its last code is held, and ``read_ns``
+    is how long a slow adapter may take for a read: somewhere in it the chip was read, always at the same place perhaps.
     """
     kind, limits, c = settings.type, settings.grade(sensor.grade), sensor.calibration
     bus_step_v = kind.bus_lsb_v * 2 ** kind.adc[settings.bus_adc].bits_lost
@@ -134,9 +137,10 @@ def accuracy(sensor: Sensor, settings: Settings, *, period_ns: int, bus_hold: fl
         u_offset_w=u_offset_w,
         step_w=shunt_step_v / sensor.shunt_ohm * sensor.nominal_v,
         window_ns=settings.window_ns,
-        centre_ns=round(half_ns + (age_ns + half_ns) * tolerance + _LATCH_NS + unsure_ns),
+        centre_ns=round(half_ns + (age_ns + half_ns) * tolerance + _LATCH_NS + unsure_ns) + read_ns // 2,
         update_ns=settings.cycle_ns if settings.cycle_ns > period_ns else 0,
         origin=origin,
+        shared_centre_ns=read_ns // 2,
     )
 
 
@@ -148,9 +152,7 @@ def conversion(sensor: Sensor, settings: Settings) -> ShuntConversion:
     )
 
 
-def line(
-    sensor: Sensor, settings: Settings, device: str, provenance: Provenance, *, period_ns: int, bus_hold: float = 0.0
-) -> Line:
+def line(sensor: Sensor, settings: Settings, device: str, provenance: Provenance, accuracy: Accuracy) -> Line:
     """The sensor as a line of ``device`` unless it names its own."""
     owner = sensor.device or device
     channel = f", channel {sensor.channel}" if len(settings.type.channels) > 1 else ""
@@ -159,7 +161,7 @@ def line(
         owner,
         conversion(sensor, settings),
         provenance,
-        accuracy(sensor, settings, period_ns=period_ns, bus_hold=bus_hold),
+        accuracy,
         f"{sensor.description or sensor.name} ({settings.chip} at {sensor.address:#04x}{channel})",
     )
 

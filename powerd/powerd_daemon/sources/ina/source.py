@@ -13,12 +13,13 @@ from math import inf
 from typing import ClassVar
 
 from powerd_core.errors import ConfigError
-from powerd_core.model import Block, Column, Device, Gap, Provenance, Stream
+from powerd_core.model import Accuracy, Block, Column, Device, Gap, Provenance, Stream
 from powerd_core.serde import option
 from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
-from powerd_daemon.sources.ina.bus import LinuxBus, RegisterBus
+from powerd_daemon.sources.ina.bus import READ_PERIODS, LinuxBus, RegisterBus
+from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.scanner import Scanner, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Sensor, calibrated_by, line, make_bank
+from powerd_daemon.sources.ina.sensor import Sensor, accuracy, calibrated_by, line, make_bank
 
 MOST_BUS_EVERY = 200
 
@@ -30,6 +31,9 @@ class RailsOptions:
     device: str = option("gpu0", "device that the lines belong to")
     rate_hz: float = option(500.0, "scans per second")
     scl_hz: float = option(400_000.0, "clock of the bus, as the machine's boot settings say")
+    read_us: float = option(
+        0.0, "longest time in which an adapter slower than its bus (USB) reads a register, as `powerd check` names it"
+    )
     bus_every: int = option(1, "read bus voltages in every so-many-th scan only; their age is then recorded")
     bus_hold: float = option(0.01, "how far (relative) a bus voltage may move meanwhile, for the uncertainty")
     calibration: str = option("", "calibration file that `powerd calibrate` wrote; changes metadata, never codes")
@@ -38,11 +42,26 @@ class RailsOptions:
         for name, least, value, most in (
             ("rate_hz", LEAST_RATE_HZ, self.rate_hz, inf),
             ("scl_hz", 1, self.scl_hz, inf),
+            ("read_us", 0, self.read_us, 1e6),
             ("bus_every", 1, self.bus_every, MOST_BUS_EVERY),
             ("bus_hold", 0, self.bus_hold, 0.999),
         ):
             if not least <= value <= most:
                 raise ConfigError(f"{name} = {value:g} is not between {least:g} and {most:g}")
+
+    @property
+    def read_ns(self) -> int:
+        return round(self.read_us * 1000)
+
+    def accuracy(self, sensor: Sensor, settings: Settings) -> Accuracy:
+        """How sure a sensor's readings are on this bus."""
+        hold, period_ns = self.bus_hold if self.bus_every > 1 else 0.0, round(1e9 / self.rate_hz)
+        return accuracy(sensor, settings, period_ns=period_ns, bus_hold=hold, read_ns=self.read_ns)
+
+    @property
+    def pace_hz(self) -> float:
+        """The clock at which the bus would be as fast as its adapter."""
+        return READ_PERIODS * 1e6 / self.read_us if self.read_us else self.scl_hz
 
 
 class RailsSource(Source):
@@ -81,7 +100,13 @@ class RailsSource(Source):
         o, bank = self.options, self.bank
         bus, detail = self.connect()
         self._scanner = scanner = Scanner(
-            bus, self.start.clock, bank, scl_hz=o.scl_hz, period_ns=self.period_ns, bus_every=o.bus_every
+            bus,
+            self.start.clock,
+            bank,
+            scl_hz=o.pace_hz,
+            period_ns=self.period_ns,
+            bus_every=o.bus_every,
+            read_ns=o.read_ns,
         )
         scanner.open()
         self._check_rate(scanner.combined)
@@ -91,14 +116,11 @@ class RailsSource(Source):
         if is_held:
             columns.append(Column("bus_age", "B"))
             held = {"bus_age_max_ns": (o.bus_every - 1) * self.period_ns, "bus_hold": o.bus_hold}
-        hold, period_ns = o.bus_hold if is_held else 0.0, self.period_ns
-        lines = [
-            line(sensor, settings, o.device, self.provenance, period_ns=period_ns, bus_hold=hold)
-            for sensor, settings in bank
-        ]
+        lines = [line(*pair, o.device, self.provenance, o.accuracy(*pair)) for pair in bank]
         words_at = {sensor.address: settings.words for sensor, settings in bank}
         common: dict[str, object] = {
             "scl_hz": o.scl_hz,
+            "read_us": o.read_us,
             "combined_reads": scanner.combined,
             "bus_every": o.bus_every,
             "calibration": self._records,
@@ -133,12 +155,13 @@ class RailsSource(Source):
 
     def _check_rate(self, combined: bool) -> None:
         o = self.options
-        limit_hz = wire_limit_hz(self.bank, o.scl_hz, combined=combined, bus_every=o.bus_every)
+        limit_hz = wire_limit_hz(self.bank, o.pace_hz, combined=combined and not o.read_us, bus_every=o.bus_every)
         if o.rate_hz > limit_hz:
             how = "" if combined else " whose adapter cannot combine reads"
+            pace = f"read_us = {o.read_us:g}" if o.read_us else f"scl_hz = {o.scl_hz:g}{how}"
             raise ConfigError(
-                f"rate_hz = {o.rate_hz:g} does not fit on a bus of scl_hz = {o.scl_hz:g}{how}: at most "
-                f"{int(limit_hz)} scans of {len(self.bank.sensors)} sensors a second"
+                f"rate_hz = {o.rate_hz:g} does not fit on a bus of {pace}: at most {limit_hz:.4g} scans of "
+                f"{len(self.bank.sensors)} sensors a second"
             )
 
 

@@ -41,7 +41,7 @@ from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start, devices_of
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, flag_stale
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, calibrated, line, load_calibration, make_bank
+from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, calibrated, line, load_calibration, make_bank
 from powerd_daemon.sources.node.protocol import (
     MAX_SENSORS,
     TICK_NS,
@@ -620,9 +620,9 @@ class NodeSource(Source):
         if o.marker:
             name, level = f"{o.device}.{o.marker}", QuantityConversion("level", "marker_bits")
             origin = f"edges timed by an interrupt of the node, its clock +-{o.clock_limit_us:g} us guaranteed"
-            accuracy = Accuracy(centre_ns=self._limit_ns, origin=origin)
+            unsure = Accuracy(centre_ns=self._limit_ns, origin=origin)
             text = f"level of GP{node.marker_pin} of the node, at each edge and twice a second"
-            marker = Line(name, o.device, level, Provenance.MEASURED, accuracy, text)
+            marker = Line(name, o.device, level, Provenance.MEASURED, unsure, text)
             detail = common | {"bits": {name: {"high": 1}}}
             self.add_stream((Column("level", "B"), Column("edge", "H")), (marker,), STATUS_NS, detail)
         clock = Line(
@@ -647,14 +647,15 @@ class NodeSource(Source):
             (known,), used = calibrated([sensor], self._calibrations, bus=sensor.controller, serial=uid)
             sensors.append(known)
             records |= used
-            bare = line(known, settings, o.device, Provenance.MEASURED, period_ns=self._period_us * 1000)
+            on_wire = accuracy(known, settings, period_ns=self._period_us * 1000)
             # What an origin says last is how the line was calibrated: a later calibration replaces it.
-            limits, _, calibration = bare.accuracy.origin.rpartition("; ")
-            accuracy = replace(
-                bare.accuracy,
-                centre_ns=bare.accuracy.centre_ns + self._limit_ns + SLOT_NS,
+            limits, _, calibration = on_wire.origin.rpartition("; ")
+            by_node = replace(
+                on_wire,
+                centre_ns=on_wire.centre_ns + self._limit_ns + SLOT_NS,
                 origin=f"{limits}; node clock +-{o.clock_limit_us:g} us guaranteed; {calibration}",
             )
+            bare = line(known, settings, o.device, Provenance.MEASURED, by_node)
             note = f"{bare.description[:-1]}, controller {sensor.controller} of the node)"
-            lines.append(replace(bare, accuracy=accuracy, description=note))
+            lines.append(replace(bare, description=note))
         return lines, sensors, records
