@@ -22,7 +22,7 @@ from powerd_daemon.clock import SystemClock
 from powerd_daemon.sampler import Outbox, Sampling, make_realtime, sharpen_timers
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.scanner import wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.sim.bus import Load
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 from powerd_daemon.sources.sim.waveforms import CardLoad

@@ -31,7 +31,7 @@ from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import load_config, make_source
 from powerd_daemon.sources.base import Source, Start, find_source
 from powerd_daemon.sources.ina.chips import Settings
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy, bus_number, load_calibration, save_calibration
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, bus_number, load_calibration, save_calibration
 from powerd_daemon.sources.ina.source import RailsSource
 from powerd_daemon.sources.node.source import NodeSensor, NodeSource
 from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, save_gpus

@@ -26,7 +26,7 @@ from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, sc
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
 from powerd_daemon.sources.ina.scanner import MOST_SLOW
-from powerd_daemon.sources.ina.sensor import Sensor, bus_number
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, bus_number
 from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.nvml.api import Nvml
 from powerd_daemon.sources.nvml.gpu_file import gpu_file_path, load_gpus

@@ -15,7 +15,7 @@ from powerd_core.calibration import Calibration, CalibrationFile, Point, SensorC
 from powerd_core.errors import ConfigError, SensorError
 from powerd_daemon.calibrate import Readings, calibrate_lines, judge, read_lines
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.sensor import (
+from powerd_daemon.sources.ina.sensor_accuracy import (
     Sensor,
     accuracy,
     calibrated,

@@ -7,7 +7,7 @@ import pytest
 from powerd_core.calibration import Calibration
 from powerd_core.errors import ConfigError
 from powerd_daemon.sources.ina.chips import CHIPS, Settings, chip_type
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy, conversion
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, conversion
 
 
 @pytest.mark.parametrize(

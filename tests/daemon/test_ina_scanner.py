@@ -15,7 +15,7 @@ from powerd_core.model import BAD, Flag
 from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.ina.chips import CNVR, OVF, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, cycle_ratio
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
 from powerd_daemon.sources.sim.waveforms import Square
 

@@ -15,7 +15,7 @@ from powerd_core.errors import ConfigError, SensorError
 from powerd_core.model import ShuntConversion, Stream
 from powerd_daemon.calibrate import calibrate_lines
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.sensor import load_calibration, save_calibration
+from powerd_daemon.sources.ina.sensor_accuracy import load_calibration, save_calibration
 from powerd_daemon.sources.node.source import NodeOptions, NodeSensor, NodeSource
 from powerd_daemon.sources.sim.bus import VirtualClock
 

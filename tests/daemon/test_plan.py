@@ -16,7 +16,7 @@ from powerd_daemon.diagnostics import FAIL, OK, check_plans
 from powerd_daemon.plan import Bus, BusPlan, ask_adapter, plan_bus, plan_file, plan_text, read_bus
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.bus import FUNC_I2C, FUNC_WORDS
-from powerd_daemon.sources.ina.sensor import Sensor, make_bank
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, make_bank
 from powerd_daemon.sources.ina.source import RailsOptions
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource

@@ -12,7 +12,7 @@ from powerd_core.errors import ConfigError
 from powerd_core.model import Provenance
 from powerd_daemon.config import parse_config
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.sensor import Sensor, save_calibration
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, save_calibration
 from powerd_daemon.sources.ina.source import InaOptions, InaSource
 from powerd_daemon.sources.sim.bus import SimBus, VirtualClock
 

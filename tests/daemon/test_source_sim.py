@@ -10,7 +10,7 @@ from powerd_core.model import BAD, Flag, Provenance
 from powerd_core.wire import decode
 from powerd_daemon.sampler import Outbox, Sampling
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource
 from powerd_daemon.sources.sim.waveforms import NOMINAL_V, SHARES, waveform_from_detail

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fuzzing.picker import Picker, expect
 from powerd_core.errors import ConfigError
-from powerd_daemon.sources.ina.sensor import load_calibration
+from powerd_daemon.sources.ina.sensor_accuracy import load_calibration
 
 _VALUES = ("inf", "-inf", "nan", "0", "0.0", "-1", "1e308", "1e-320", "9" * 400, "true", '""', '"W"', '"A"', "[]", "{}",
            '"INA219"', "0x40", "2", "0.05", "1979-05-27", "[" * 600, '"x"')  # fmt: skip

@@ -2,7 +2,7 @@
 
 Standard uncertainties in joules, for intervals [m]. A part that all intervals of a class share does not shrink when
 they are averaged; one that lines share adds up over them one to one, the others in quadrature. What a line's stated
-accuracy is made of, a shunt's tolerance for one, its source decides (`powerd_daemon.sources.ina.sensor.accuracy`).
+accuracy is made of, a shunt's tolerance for one, its source decides (`powerd_daemon.sources.ina.sensor_accuracy`).
 """
 
 from __future__ import annotations

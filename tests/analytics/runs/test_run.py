@@ -33,7 +33,7 @@ from powerd_core.errors import AnalysisError
 from powerd_core.model import Flag, Stream
 from powerd_core.serde import to_document
 from powerd_daemon.sources.base import Start
-from powerd_daemon.sources.ina.sensor import save_calibration
+from powerd_daemon.sources.ina.sensor_accuracy import save_calibration
 from powerd_daemon.sources.node.source import NodeOptions, NodeSensor, NodeSource
 from powerd_daemon.sources.sim.bus import VirtualClock
 from powerd_daemon.sources.sim.source import SimOptions, SimSource

@@ -15,7 +15,7 @@ from powerd_core.model import BAD, Flag
 from powerd_daemon.clock import SystemClock
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.ina.chips import CNVR
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.ina.source import InaOptions, InaSource
 
 SHUNT_OHM = 0.01

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from powerd_core.model import Block, BlockBuilder, Column, Provenance, Stream, columns
 from powerd_daemon.sources.ina.scanner import Scanner
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy, line, make_bank
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, line, make_bank
 from powerd_daemon.sources.sim.bus import ChipErrors, Load, SimBus, SimChip, VirtualClock
 
 MS = 1_000_000

@@ -34,7 +34,7 @@ from powerd_core.model import BlockBuilder, Flag
 from powerd_daemon.clock import Clock
 from powerd_daemon.sources.ina.bus import BUS_FREE_PERIODS, Read, ReadWords, RegisterBus, scan_periods, singly, split
 from powerd_daemon.sources.ina.chips import CNVR, CONFIG, OVF, RST, Settings
-from powerd_daemon.sources.ina.sensor import Bank, accuracy
+from powerd_daemon.sources.ina.sensor_accuracy import Bank, accuracy
 
 VERIFY_NS = 100_000_000
 """How often each chip's configuration is read back."""

@@ -19,7 +19,7 @@ from powerd_daemon.sources.base import LEAST_RATE_HZ, Source, Start, devices_of
 from powerd_daemon.sources.ina.bus import READ_PERIODS, LinuxBus, RegisterBus
 from powerd_daemon.sources.ina.chips import Settings
 from powerd_daemon.sources.ina.scanner import Scanner, wire_limit_hz
-from powerd_daemon.sources.ina.sensor import Sensor, accuracy, calibrated_by, line, make_bank
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor, accuracy, calibrated_by, line, make_bank
 
 MOST_BUS_EVERY = 200
 

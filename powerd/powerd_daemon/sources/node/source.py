@@ -41,7 +41,15 @@ from powerd_daemon.clock import Clock
 from powerd_daemon.sources.base import Source, Start, devices_of
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
 from powerd_daemon.sources.ina.scanner import Decoder, flag_stale
-from powerd_daemon.sources.ina.sensor import Bank, Sensor, accuracy, calibrated, line, load_calibration, make_bank
+from powerd_daemon.sources.ina.sensor_accuracy import (
+    Bank,
+    Sensor,
+    accuracy,
+    calibrated,
+    line,
+    load_calibration,
+    make_bank,
+)
 from powerd_daemon.sources.node.protocol import (
     MAX_SENSORS,
     TICK_NS,

@@ -15,7 +15,7 @@ from powerd_daemon.clock import Deadlines
 from powerd_daemon.sources.base import Start
 from powerd_daemon.sources.cpu_model import HOST_TICK_NS, PROCESS_LUMP_NS, HostCpu, ProcessCpu
 from powerd_daemon.sources.ina.bus import RegisterBus
-from powerd_daemon.sources.ina.sensor import Sensor
+from powerd_daemon.sources.ina.sensor_accuracy import Sensor
 from powerd_daemon.sources.ina.source import RailsOptions, RailsSource
 from powerd_daemon.sources.sim.bus import (
     KINDS,
