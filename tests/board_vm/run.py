@@ -301,25 +301,29 @@ def smbus(board: Board, report: Report) -> None:
     )  # fmt: skip
 
 
+WITHIN = 5
+"""Scans after a late one, of which one at least is on time, or it is told that some are missing."""
+
+
 def check_run(run_file: Path, expected_w: dict[str, float], tolerance: float) -> tuple[str, bool]:
     """What a run has of these lines: mean power, how many readings are bad, and scans that nobody accounts for."""
     run, texts, good = read_run(run_file), [], True
     for name, watts in expected_w.items():
         line, readings = run.line(name), run.readings(name)
-        mean_w, bad = float(load_signal(run, name).power()[1].mean()), int(((readings.flags & int(BAD)) != 0).sum())
+        mean_w, is_bad = float(load_signal(run, name).power()[1].mean()), (readings.flags & int(BAD)) != 0
         told, times = [gap for gap in run.gaps if name in gap.lines], readings.t_ns.tolist()
-        # A scan that came late is not missing: the one behind it comes the sooner.
+        # A scan that came late is not missing: one of those behind it is on time again.
         holes = [
-            (begin_ns, end_ns)
-            for begin_ns, end_ns, next_ns in zip(times, times[1:], times[2:], strict=False)
-            if end_ns - begin_ns > 1.75 * line.period_ns
-            and next_ns - begin_ns > 2.75 * line.period_ns
-            and not any(g.begin_ns < end_ns and g.end_ns > begin_ns for g in told)
+            at_ns
+            for i, at_ns in enumerate(times[:-WITHIN])
+            if all(times[i + k] - at_ns > (k + 0.75) * line.period_ns for k in range(1, WITHIN + 1))
+            and not (is_bad[i] or is_bad[i + 1])
+            and not any(g.begin_ns < times[i + WITHIN] and g.end_ns > at_ns for g in told)
         ]
         texts.append(
-            f"{name} {mean_w:.3f} W ({watts:g}), {bad} of {len(readings.flags)} flagged, {len(told)} gaps told"
+            f"{name} {mean_w:.3f} W ({watts:g}), {is_bad.sum()} of {len(times)} flagged, {len(told)} gaps told"
         )
-        good &= abs(mean_w / watts - 1) <= tolerance and not holes and len(readings.flags) > 0
+        good &= abs(mean_w / watts - 1) <= tolerance and not holes and len(times) > 0
         texts[-1] += f", {len(holes)} holes that are not"
     return "; ".join(texts), good
 
