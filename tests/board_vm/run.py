@@ -468,11 +468,13 @@ def page(board: Board, report: Report) -> None:
     commands = [c for c in listed if c != "sudo reboot" and not c.endswith("&")]
     board.sh("rm /etc/powerd/powerd.toml; usermod -aG i2c lab; pkill -f '(mcp2221|stub)[.]py'", check=False)
     play_stub(board)
-    board.sh("printf '[[source]]\\nkind = \"sim\"\\n' >card.toml", user="lab")
+    board.sh("printf '[[source]]\\nkind = \"sim\"\\nrate_hz = 100\\n' >card.toml", user="lab")
     board.sh("powerd run --sim --listen tcp://127.0.0.1:7360 --quiet >/tmp/sim.log 2>&1 & sleep 1", user="lab")
     board.until("powerd describe tcp://127.0.0.1:7360 >/dev/null")
     said, failed = [], []
     for command in commands:
+        if "install-board" in command:
+            board.sh("pkill -f 'powerd run --si[m]'", check=False)  # `kill %1`
         said.append(board.sh(command, user="lab", check=False))
         if board.status:
             failed.append(f"`{command}`: status {board.status}")
