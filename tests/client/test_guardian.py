@@ -3,9 +3,11 @@
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -234,6 +236,7 @@ def test_a_killed_trainer_is_noticed_though_its_children_hold_the_pipe(daemon, t
 
 LONELY_TRAINER = """
 import sys
+import tempfile
 from powerd_client import Meter
 meter = Meter(sys.argv[1], sys.argv[2])
 recording = meter._recording
@@ -274,16 +277,18 @@ def test_what_nobody_received_is_fetched_afterwards_from_the_board(daemon, tmp_p
     check_whole(out, daemon)
 
 
-def test_directories_of_dead_local_daemons_are_removed_by_the_next_start(tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    (tmp_path / "powerd-of-others").mkdir()
+def test_directories_of_dead_local_daemons_are_removed_by_the_next_start(monkeypatch, request):
+    folder = Path(tempfile.mkdtemp())  # a short name, below which the path of a socket has room
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    monkeypatch.setattr("tempfile.tempdir", str(folder))
+    (folder / "powerd-of-others").mkdir()
     dead, its_lock = local_powerd._private_directory()
     (dead / "powerd").touch()
     living, lock = local_powerd._private_directory()
     assert dead.exists()
     os.close(its_lock)  # as the kernel does when its last process dies
     newest, last = local_powerd._private_directory()
-    assert {p.name for p in tmp_path.iterdir()} == {"powerd-of-others", living.name, newest.name}
+    assert {p.name for p in folder.iterdir()} == {"powerd-of-others", living.name, newest.name}
     os.close(lock)
     os.close(last)
 
