@@ -24,7 +24,7 @@ class Refused(PeerError):
     """A powerd that does not take our keys, or that we do not take for the one we know."""
 
 
-def ask(url: str, subject: str, *, keys: str | None = None) -> Message:
+def ask(url: str, subject: str, timeout_ms: int = TIMEOUT_MS, *, keys: str | None = None) -> Message:
     """The answer of the powerd at ``url`` (which may be short: ``board``), with the keys that a directory has for it.
 
     Raises `ConfigError`, `PeerTimeout`, `PeerError`, `VersionError`.
@@ -36,11 +36,11 @@ def ask(url: str, subject: str, *, keys: str | None = None) -> Message:
     # A board's own commands reach it with its own keys, if it uses any.
     own = directory.server() if known is None and url.startswith("tcp://") and is_local(url) else None
     try:
-        frame = _request(url, request, Credentials(own, own.public) if own else known)
+        frame = _request(url, request, Credentials(own, own.public) if own else known, timeout_ms)
     except Refused:
         if own is None:
             raise
-        frame = _request(url, request, None)
+        frame = _request(url, request, None, timeout_ms)
     try:
         answer = decode(frame)
     except WireError as error:
@@ -52,7 +52,7 @@ def ask(url: str, subject: str, *, keys: str | None = None) -> Message:
     return answer
 
 
-def _request(url: str, request: bytes, credentials: Credentials | None) -> bytes:
+def _request(url: str, request: bytes, credentials: Credentials | None, timeout_ms: int) -> bytes:
     """The frame that answers a request."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
@@ -75,7 +75,7 @@ def _request(url: str, request: bytes, credentials: Credentials | None) -> bytes
         poller = zmq.Poller()
         poller.register(control, zmq.POLLIN)
         poller.register(monitor, zmq.POLLIN)
-        end_s = time.monotonic() + TIMEOUT_MS / 1000
+        end_s = time.monotonic() + timeout_ms / 1000
         has_hung_up = False
         while (left_s := end_s - time.monotonic()) > 0:
             ready = dict(poller.poll(round(left_s * 1000) + 1))
