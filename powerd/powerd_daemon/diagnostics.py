@@ -21,7 +21,7 @@ from powerd_core.errors import ConfigError, PowerdError, SensorError
 from powerd_core.text import printable
 from powerd_daemon.clock import Clock, SystemClock
 from powerd_daemon.config import NOTHING, Config, load_config
-from powerd_daemon.plan import BusPlan, ask_adapter, plan_file, read_bus, smbus_note
+from powerd_daemon.plan import BusPlan, ask_adapter, plan_file, rate_text, read_bus, smbus_note
 from powerd_daemon.scan import Answer, buses, held_by_kernel, open_simulated, scan_bus
 from powerd_daemon.sources.ina.bus import READ_PERIODS, OpenBus, Read, RegisterBus, open_bus
 from powerd_daemon.sources.ina.chips import CONFIG, Settings
@@ -143,7 +143,8 @@ def check_plans(path: Path, plans: Iterable[BusPlan]) -> Iterator[Finding]:
         for problem in plan.problems:
             yield Finding("plan", FAIL, f"{plan.bus.source}: {problem}", f"the arithmetic: powerd plan {path}")
         if not plan.problems:
-            what = f"{plan.bus.source}: {plan.bus.options.rate_hz:g} Hz asked, {plan.achievable_hz:.3g} Hz achievable"
+            achievable = rate_text(plan.achievable_hz)
+            what = f"{plan.bus.source}: {plan.bus.options.rate_hz:g} Hz asked, {achievable} Hz achievable"
             yield Finding("plan", OK, f"{what}; {smbus_note(plan)}" if plan.bus.is_smbus else what)
 
 

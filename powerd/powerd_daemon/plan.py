@@ -133,7 +133,7 @@ def plan_bus(bus: Bus) -> BusPlan:
         if o.read_us:
             pace = f"{best.transactions:g} reads a scan of up to {o.read_us / 1000:g} ms"
         problems.append(
-            f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {pace} allow {best.limit_hz:.4g} scans a second"
+            f"rate_hz = {o.rate_hz:g} is more than the bus can carry: {pace} allow {best.limit_hz:.1f} scans a second"
         )
     slowest_ns = bus.bank.longest_cycle_ns
     if o.rate_hz * slowest_ns > 1e9:
@@ -167,6 +167,11 @@ def _mode(bus: Bus, *, combined: bool) -> Mode:
     return Mode(combined, periods, transactions, o.pace_hz / periods)
 
 
+def rate_text(hz: float) -> str:
+    """Hertz for people: whole, or with three digits where they are few."""
+    return f"{hz:.0f}" if hz >= 100 else f"{hz:.3g}"
+
+
 def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
     """The arithmetic of one bus. ``loads_w`` gives a line's or a device's expected power."""
     bus, o = plan.bus, plan.bus.options
@@ -191,7 +196,7 @@ def plan_text(plan: BusPlan, loads_w: Mapping[str, float]) -> str:
             f"  {s.coverage:.1%}"
         )
     verdict = "enough" if plan.achievable_hz >= o.rate_hz else "too slow"
-    rows += ["", f"  achievable {plan.achievable_hz:.3g} Hz, asked {o.rate_hz:g} Hz: {verdict}", ""]
+    rows += ["", f"  achievable {rate_text(plan.achievable_hz)} Hz, asked {o.rate_hz:g} Hz: {verdict}", ""]
     rows.append("  limits                  I gain  V gain  shunt   zero mA   step mA  clips at A       W")
     rows += [
         f"  {b.line:<22} {b.limits.current_gain:6.2%}  {b.limits.bus_gain:6.2%}  {b.sensor.shunt_tolerance:5.2%}"

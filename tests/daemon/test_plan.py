@@ -150,3 +150,12 @@ def test_an_adapter_that_is_not_here_is_assumed_as_before() -> None:
     bus = read_bus({"kind": "ina", "bus": 99, "sensors": [{"name": "a", "address": 0x40}]}, "here")
     assert bus is not None
     assert ask_adapter(plan_bus(bus)) == plan_bus(bus)
+
+
+def test_a_rate_of_thousands_is_a_whole_number(tmp_path: Path) -> None:
+    file = tmp_path / "fast.toml"
+    file.write_text(
+        '[[source]]\nkind = "ina"\nbus = 1\nrate_hz = 50\nsensors = '
+        '[{ name = "a", address = 0x40, chip = "INA226", shunt_adc = "140us", bus_adc = "140us" }]\n'
+    )
+    assert "achievable 3247 Hz" in plan_text(plan_file(file)[0], {})

@@ -160,7 +160,7 @@ class RailsSource(Source):
             how = "" if combined else " whose adapter cannot combine reads"
             pace = f"read_us = {o.read_us:g}" if o.read_us else f"scl_hz = {o.scl_hz:g}{how}"
             raise ConfigError(
-                f"rate_hz = {o.rate_hz:g} does not fit on a bus of {pace}: at most {limit_hz:.4g} scans of "
+                f"rate_hz = {o.rate_hz:g} does not fit on a bus of {pace}: at most {limit_hz:.1f} scans of "
                 f"{len(self.bank.sensors)} sensors a second"
             )
 
