@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from abc import abstractmethod
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -67,8 +68,9 @@ class SourceConformance:
 
     polls = 300
 
+    @abstractmethod
     def make(self, start: Start) -> Source:
-        raise NotImplementedError
+        """The source under test, with what answers it."""
 
     @pytest.fixture
     def clock(self) -> VirtualClock:
