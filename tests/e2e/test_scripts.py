@@ -26,7 +26,7 @@ renew = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(renew)
 PAGE = (TUTORIAL / "scripts.md").read_text(encoding="utf-8")
 BLOCKS = {name: text for _, name, text in renew.BLOCK.findall(PAGE)}
-MARKS = {name: [pytest.mark.soak] for name in ("watch", "ranks", "killed", "unmarked")}  # other tests do these
+MARKS = {name: [pytest.mark.soak] for name in ("watch", "ranks", "killed")}  # other tests do these
 for block, library in renew.NEEDS.items():
     MARKS[block] = [pytest.mark.skipif(importlib.util.find_spec(library) is None, reason=f"needs {library}")]
 
