@@ -83,7 +83,7 @@ def result_lines(run: Path) -> Iterator[list[str]]:
     """The result of a run in at most three lines, and again with the shares of its phases, which take longer."""
     whole = read_run(run)
     alone = replace(whole, phases=kept(whole.phases, np.zeros(len(whole.phases), bool)))
-    yield _result(whole, phase_table(alone), "  phases: too many for a quick result")
+    yield _result(whole, phase_table(alone), "  phases: they take longer than a quick result may")
     yield _result(whole, phase_table(whole), None)
 
 
