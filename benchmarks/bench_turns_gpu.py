@@ -1,9 +1,9 @@
 """Forward, backward and update of real trainings in turns, against blocks of the same phase alone.
 
-ResNet-34 at several batch sizes, and GPT-2. Each phase also runs alone, before and after the training, repeated for
-seconds, which any sensor can measure: joules of one repetition there are what the phase should take. Both come from
-the same readings, so that the gain of the sensor, the largest part of a stated interval, cancels. A learning rate of
-1e-6 leaves the weights, and with them the data that the kernels see, as they are.
+ResNet-34 at several batch sizes, and GPT-2. Stretches of the training take turns with blocks in which each phase runs
+alone for seconds, which any sensor can measure: joules of one repetition there are what the phase should take. Both
+come from the same readings, so that the gain of the sensor, the largest part of a stated interval, cancels. A learning
+rate of 1e-6 leaves the weights, and with them the data that the kernels see, as they are.
 
 Needs CUDA, and transformers for GPT-2. A run file of each case stays in ``--directory``. Targets: forward and backward
 within 3 % of their blocks, always a number. Exit status 1 when one is missed.
@@ -12,6 +12,7 @@ within 3 % of their blocks, always a number. Exit status 1 when one is missed.
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import sys
 import time
@@ -23,7 +24,8 @@ from bench_device import say
 from common import HERE, machine
 from torch import nn
 
-from powerd_analytics import phase_table, read_run
+from powerd_analytics import read_run
+from powerd_analytics.uncertainty_table import budget_rows
 from powerd_client import Meter
 
 sys.path.insert(0, str(HERE.parent / "examples"))
@@ -88,7 +90,7 @@ def ms_of(work: Callable[[], None], count: int = 10) -> float:
     return 1e3 * (time.perf_counter() - begin) / count
 
 
-def blocks(meter: Meter, training: Training, turn: str, seconds: float) -> None:
+def blocks(meter: Meter, training: Training, turn: int, seconds: float) -> None:
     """Each phase alone."""
     for name in PHASES:
         work = training.backward_again if name == "backward" else getattr(training, name)
@@ -105,42 +107,43 @@ def blocks(meter: Meter, training: Training, turn: str, seconds: float) -> None:
             torch.cuda.synchronize()
 
 
-def measure(path: Path, name: str, batch: int, seconds: float, alone_s: float) -> None:
-    """Write the run file of one case."""
+def measure(path: Path, name: str, batch: int, stretches: int, seconds: float, alone_s: float) -> None:
+    """Write the run file of one case: blocks before, between and after the stretches."""
     training = Training(name, batch)
     with Meter(None, path, device="cuda", quiet=True) as meter:
         time.sleep(0.5)
-        blocks(meter, training, "before", alone_s)
-        training.forward()
-        training.optimizer.zero_grad(set_to_none=True)
-        with meter.phase("training", model=name, batch_size=batch):
-            begin = time.perf_counter()
-            while time.perf_counter() - begin < seconds:
-                training.iteration(meter)
-            torch.cuda.synchronize()
-        blocks(meter, training, "after", alone_s)
+        blocks(meter, training, 0, alone_s)
+        for turn in range(1, stretches + 1):
+            training.forward()
+            training.optimizer.zero_grad(set_to_none=True)
+            with meter.phase("training", model=name, batch_size=batch):
+                begin = time.perf_counter()
+                while time.perf_counter() - begin < seconds:
+                    training.iteration(meter)
+                torch.cuda.synchronize()
+            blocks(meter, training, turn, alone_s)
         time.sleep(0.5)  # readings behind the last moment that is asked for
 
 
 def judge(path: Path) -> bool:
     """Print what the phases take in turns and alone; whether forward and backward meet the target."""
-    rows = [r for r in phase_table(read_run(path)).phases if r.device.startswith("gpu")]
+    rows = [r for r in budget_rows(read_run(path)) if r.device.startswith("gpu") and r.phase not in ("", "alone")]
     alone_j: dict[str, list[float]] = {}
     for row in rows:
-        if row.phase == "steady" and row.j_per_batch is not None:
-            alone_j.setdefault(str(row.group["of"]), []).append(row.j_per_batch / float(str(row.group["repetitions"])))
+        if row.phase == "steady" and row.energy_j is not None and row.table == "phase":
+            alone_j.setdefault(str(row.group["of"]), []).append(row.energy_j / float(str(row.group["repetitions"])))
     in_turns = {r.phase: r for r in rows if "batch_size" in r.group}
     is_met = True
     for name in PHASES:
-        row = in_turns[name]
-        alone = " and ".join(f"{joules:.4f}" for joules in alone_j.get(name, []))
-        text = f"    {name:9} {1e3 * (row.s_per_batch or 0):7.3f} ms, alone before and after {alone} J"
-        if row.j_per_batch is None or row.u95_j is None or name not in alone_j:
-            say(f"{text}; in turns no number: {row.note}")
+        row, alone = in_turns[name], alone_j.get(name, [])
+        text = f"    {name:9} alone {' '.join(f'{joules:.4f}' for joules in alone)} J, in turns"
+        if row.energy_j is None or row.u95_j is None or not alone:
+            say(f"{text} no number: {row.words}")
             is_met = is_met and name not in JUDGED
             continue
-        off = row.j_per_batch / statistics.mean(alone_j[name]) - 1
-        say(f"{text}, in turns {row.j_per_batch:.4f} ± {row.u95_j:.4f} J ({row.method}), off by {off:+.2%}")
+        off = row.energy_j / statistics.mean(alone) - 1
+        less_gain = row.u95_j / row.energy_j * math.sqrt(sum(s.share for s in row.parts if s.part != "gain"))
+        say(f"{text} {row.energy_j:.4f} ± {row.u95_j:.4f} J, off by {off:+.2%} (U95 less the gain {less_gain:.2%})")
         is_met = is_met and (name not in JUDGED or abs(off) <= TARGET)
     return is_met
 
@@ -148,7 +151,8 @@ def judge(path: Path) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=CASES, metavar="MODEL:BATCH")
-    parser.add_argument("--seconds", type=float, default=25.0, help="of each training in turns")
+    parser.add_argument("--stretches", type=int, default=3, help="of each training, with blocks around each")
+    parser.add_argument("--seconds", type=float, default=8.0, help="of a stretch")
     parser.add_argument("--alone", type=float, default=2.5, help="seconds of each block")
     parser.add_argument("--directory", type=Path, default=Path(), help="where the run files go")
     args = parser.parse_args()
@@ -162,7 +166,7 @@ def main() -> int:
         name, _, batch = case.partition(":")
         path = args.directory / f"turns_{name}_{batch}.h5"
         say(f"  {name}, batch {batch}: {path}")
-        measure(path, name, int(batch), args.seconds, args.alone)
+        measure(path, name, int(batch), args.stretches, args.seconds, args.alone)
         results.append(judge(path))
         torch.cuda.empty_cache()
     say(f"  forward and backward within {TARGET:.0%} in {sum(results)} of {len(results)} cases")

@@ -3,6 +3,7 @@
 set -eu
 out=$1
 mirror=${MIRROR:-http://deb.debian.org/debian}
+arch=${ARCH:-amd64} # arm64 needs qemu-user-static and binfmt-support beside
 root=$(mktemp -d)
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$out"
@@ -42,12 +43,12 @@ chroot "$1" systemctl mask apt-daily.timer apt-daily-upgrade.timer man-db.timer
 END
 chmod +x "$out/before.sh" "$out/after.sh"
 
-mmdebstrap --mode=root --variant=minbase --format=directory \
+mmdebstrap --architectures="$arch" --mode=root --variant=minbase --format=directory \
     --aptopt='APT::Install-Recommends "false"' \
     --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
     --dpkgopt='path-exclude=/usr/share/doc/*' \
     --essential-hook="$out/before.sh" --customize-hook="$out/after.sh" \
-    --include="linux-image-amd64,initramfs-tools,zstd,systemd-sysv,udev,dbus,kmod,procps,sudo,polkitd,i2c-tools,usbutils" \
+    --include="linux-image-$arch,initramfs-tools,zstd,systemd-sysv,udev,dbus,kmod,procps,sudo,polkitd,i2c-tools,usbutils" \
     --include="python3,python3-venv,python3-zmq,python3-smbus2,python3-serial,python3-hatchling" \
     bookworm "$root" "$mirror"
 

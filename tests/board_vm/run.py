@@ -132,7 +132,7 @@ def lost_s(port: int, before: dict[str, Any]) -> float:
 
 def configure(board: Board, text: str) -> None:
     board.sh(f"cat >/etc/powerd/powerd.toml <<'END'\n{text.strip()}\nEND")
-    board.sh("systemctl restart --no-block powerd")
+    board.sh("systemctl restart powerd")  # waits until it is ready: the one before must not answer for it
 
 
 @contextmanager
@@ -145,7 +145,13 @@ def recording(path: Path, port: int) -> Any:
     with log.open("w") as file:
         wait = ["--", "sh", "-c", f"while [ -e {go_on} ]; do sleep 0.2; done"]
         process = subprocess.Popen([*map(str, command), *wait], stdout=file, stderr=subprocess.STDOUT)
-        wait_for("the recorder asks for readings", lambda: newest(port)["clients"])
+
+        def asks() -> object:
+            if process.poll() is not None:
+                raise Failed(log.read_text())
+            return newest(port)["clients"]
+
+        wait_for("the recorder asks for readings", asks)
         try:
             yield
         finally:

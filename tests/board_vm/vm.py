@@ -15,6 +15,16 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
 FIRST_PORT = int(os.environ.get("BOARD_PORT", "17360"))
+ARCH = os.environ.get("ARCH", "amd64")
+"""Of the machine, as Debian names it."""
+EMULATED = {
+    "amd64": ["qemu-system-x86_64", "-cpu", "max"],
+    # As in a Raspberry Pi 4.
+    "arm64": ["qemu-system-aarch64", "-M", "virt", "-cpu", "cortex-a72"],
+}
+CONSOLE = {"amd64": "ttyS0", "arm64": "ttyAMA0"}
+KERNEL = "quiet net.ifnames=0 mitigations=off no_timer_check panic=-1"
+WHEELS = {"amd64": "manylinux2014_x86_64", "arm64": "manylinux2014_aarch64"}
 PORTS = 20
 """Of one machine, each the same in it and here, for a description names them: of powerd, and of a second one."""
 CARRIED = ["powerd", "client", "analytics", "firmware", "tests/board_vm", "tests/firmware/support"]
@@ -37,7 +47,7 @@ def make_payload(out: Path) -> Path:
     pip, wheels = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"], str(tree / "wheels")
     subprocess.run([*pip, "wheel", "--no-deps", "--wheel-dir", wheels, str(REPOSITORY)], check=True)
     (powerd,) = (tree / "wheels").glob("powerd-*.whl")
-    for_debian = ["--only-binary", ":all:", "--python-version", "3.11", "--platform", "manylinux2014_x86_64"]
+    for_debian = ["--only-binary", ":all:", "--python-version", "3.11", "--platform", WHEELS[ARCH]]
     subprocess.run([*pip, "download", *for_debian, "--dest", wheels, f"{powerd}[board]"], check=True)
     disk = out / "payload.img"
     disk.unlink(missing_ok=True)
@@ -67,10 +77,10 @@ class Board:
         ports = [first + i for first in (self.port, self.second_port) for i in range(3)]
         forward = ",".join(f"hostfwd=tcp:127.0.0.1:{port}-:{port}" for port in ports)
         command = [
-            "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "768",
+            *EMULATED[ARCH], "-accel", "tcg,thread=multi", "-smp", "2", "-m", "768",
             "-display", "none", "-no-reboot", "-nodefaults", "-serial", f"file:{self.out / 'console.log'}",
             "-kernel", str(self.image / "vmlinuz"), "-initrd", str(self.image / "initrd"),
-            "-append", "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off no_timer_check panic=-1",
+            "-append", f"root=/dev/vda rw console={CONSOLE[ARCH]} {KERNEL}",
             "-drive", f"file={self.out / 'board.img'},format=raw,if=virtio,cache=writeback",
             "-drive", f"file={self.image / 'payload.img'},format=raw,if=virtio,readonly=on",
             "-nic", f"user,model=virtio-net-pci,restrict=on,{forward}",
