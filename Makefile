@@ -6,7 +6,7 @@
 #   make bench   every figure that the README quotes
 #   make soak    the whole fault matrix under load, MINUTES=10
 #   make fuzz    every place where bytes come in, under atheris, MINUTES=10
-#   make board-vm  the board's side on a Debian that boots under QEMU (as root; needs mmdebstrap and qemu-system-x86)
+#   make board-vm  the board's side on a Debian that boots under QEMU (as root; needs mmdebstrap and qemu-system); ARCH=arm64
 #   make docs    the documentation as a site in build/site; ends with an error where a link leads nowhere
 #
 # PYTHON chooses the interpreter, VENV where the environment is made.
@@ -16,6 +16,7 @@ VENV ?= .venv
 MINUTES ?= 10
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BOARD := build/board-vm-$(or $(ARCH),amd64)
 # MicroPython as a WebAssembly build, for the firmware's tests: pinned, and only where there is Node.
 MICROPYTHON := @micropython/micropython-webassembly-pyscript
 MICROPYTHON_VERSION := 1.27.0
@@ -73,9 +74,8 @@ fuzz:
 	build/fuzz-venv/bin/python benchmarks/fuzz/run.py --minutes $(MINUTES)
 
 board-vm: $(READY)
-	@if ! test -f build/board-vm/disk.img; then \
-		export BEGUN_S=$$(date +%s); sh tests/board_vm/build.sh build/board-vm; fi && \
-		$(BIN)/python tests/board_vm/run.py build/board-vm
+	@if ! test -f $(BOARD)/disk.img; then export BEGUN_S=$$(date +%s); sh tests/board_vm/build.sh $(BOARD); fi && \
+		$(BIN)/python tests/board_vm/run.py $(BOARD)
 
 # An environment of its own too: the site needs neither torch nor what the tests need.
 docs:

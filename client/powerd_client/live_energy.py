@@ -43,7 +43,7 @@ _SILENT_NS = 2_000_000_000
 """A stream that is so far behind the others is not waited for."""
 _FAST_PERIOD_NS = 1_000_000_000
 _LEAST_EXCHANGES = 20
-_MOST_CPU_S = 4
+_MOST_CPU_S = 10
 """So much the result of a run that closes may cost, imports included."""
 
 

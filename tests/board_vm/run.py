@@ -1,9 +1,10 @@
 """`make board-vm`: powerd on a Debian 12 that boots, against the kernel's own drivers.
 
-    python tests/board_vm/run.py build/board-vm [ACT ...]
+    [ARCH=arm64] python tests/board_vm/run.py DIRECTORY [ACT ...]
 
 Needs `build.sh`'s image in that directory. Two machines run side by side, each with acts of its own. An act that fails
-is reported, and the next one follows. Without acts, all of them; the report goes to docs/results/board-vm.
+is reported, and the next one follows. Without acts, all of them; the report goes to docs/results/board-vm (of arm64 the
+transcript alone).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from vm import REPOSITORY, Board, Failed, make_payload
+from vm import ARCH, REPOSITORY, Board, Failed, make_payload
 
 from powerd_analytics import read_run
 from powerd_analytics.signals.signal import load_signal
@@ -553,10 +554,13 @@ def main() -> None:
     if not chosen:
         target = REPOSITORY / "docs/results/board-vm"
         texts = [f"######## Machine {i}\n{report.path.read_text()}" for i, report in enumerate(reports, 1)]
-        (target / "transcript.txt").write_text("\n\n".join(texts))
-        head, _, rest = (target / "README.md").read_text().partition("| what | result |")
-        below = rest.partition("\n\n")[2]
-        (target / "README.md").write_text(f"{head}{rows}\n\n{below}")
+        if ARCH == "amd64":
+            (target / "transcript.txt").write_text("\n\n".join(texts))
+            head, _, rest = (target / "README.md").read_text().partition("| what | result |")
+            below = rest.partition("\n\n")[2]
+            (target / "README.md").write_text(f"{head}{rows}\n\n{below}")
+        else:
+            (target / f"transcript-{ARCH}.txt").write_text("\n\n".join([*texts, rows, ""]))
     print(rows)
     sys.exit(any(report.missed for report in reports))
 

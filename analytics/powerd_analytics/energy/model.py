@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,7 +336,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
         best = -np.inf
         for _ in range(1, ROUNDS):
             problem.see(response, known, values[:columns])
-            found, spread, time, evidence = problem.solve(time, known, is_last=True)
+            found, spread, time, evidence = problem.solve(time, known)
             if evidence > best:
                 # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
                 step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
@@ -475,18 +475,20 @@ class _Problem:
         """Place, lag and time constant to begin with, and the power there: of a few places less the lag, the best.
 
         From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
+        self.see(response, np.zeros(3), None)
+        first = max(self._under_each(SMOOTHNESS, np.zeros(3)), key=lambda f: f.evidence)
+        self.weigh(first.values[: self.columns] + self.mean)
         spread, best = self.prior[:2], (-np.inf, np.zeros(3), np.zeros(0))
+        smoothness: Sequence[float] = SMOOTHNESS
         for share in STARTS:
             place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
             known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
             self.see(response, known, None)
-            found, _, time, evidence = self.solve(1.0, known, is_last=False)
-            if not share:
-                self.weigh(found)
-                self.see(response, known, None)
-                found, _, time, evidence = self.solve(time, known, is_last=False)
-            evidence -= 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
-            best = max(best, (evidence, known, found[: self.columns]), key=lambda of: of[0])
+            most = max(self._under_each(smoothness, known), key=lambda f: f.evidence)
+            # The best smoothness at one of these places is the best one at the others, or nearly so.
+            smoothness = (most.share,)
+            evidence = most.evidence - 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
+            best = max(best, (evidence, known, most.values[: self.columns] + self.mean), key=lambda of: of[0])
         return best[1:]
 
     def weigh(self, values: Values) -> None:
@@ -516,20 +518,13 @@ class _Problem:
             for s in self.stretches:
                 s.demeaned = 1 - np.sqrt(min(within / count / (LOCAL * between), 1.0))
 
-    def solve(self, time: float, known: Values, *, is_last: bool) -> tuple[Values, NDArray[np.float64], float, float]:
+    def solve(self, time: float, known: Values) -> tuple[Values, NDArray[np.float64], float, float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
         what is left over; and the evidence.
 
         Place, lag and time constant are told as differences from what is ``known``, and their prior is of the sum."""
         q = self.columns
-        prior = np.zeros(len(self.right))
-        prior[q : q + 3] = known
-        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
-        moved = self.normal @ prior
-        square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
-        right = self.right + moved
-        normal = self._of.T @ self.normal @ self._of
-        found = [self._under(share, (normal + normal.T) / 2, right, square) for share in SMOOTHNESS]
+        found = self._under_each(SMOOTHNESS, known)
         evidence = np.array([f.evidence for f in found])
         weight = np.ones(len(found))
         for _ in range(2):
@@ -537,23 +532,33 @@ class _Problem:
             weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.count, 1)) / time)
             weight /= weight.sum()
             whole = np.einsum("k,kc->c", weight, [f.values for f in found])
-            correlation = self._correlation(whole - prior)
+            correlation = self._correlation(whole)
             time = 1 + 2 * float(correlation.sum())
         covariance = np.zeros((q + 3, q + 3))
-        if is_last:
-            repeated = self._repeated(correlation)
-            lack = self._lack_of_fit(whole - prior, min(f.noise2 for f in found))
-            believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
-            plain = np.sum([w * (f.factor @ f.factor.T) for w, f in believed], axis=0)
-            self.plain = plain[: q + 3, : q + 3]
-            for w, f in believed:
-                away = f.values - whole
-                wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
-                covariance += w * wide[: q + 3, : q + 3]
-            self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
-        values = (whole - prior)[: q + 3]
+        repeated = self._repeated(correlation)
+        lack = self._lack_of_fit(whole, min(f.noise2 for f in found))
+        believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
+        plain = np.sum([w * (f.factor @ f.factor.T) for w, f in believed], axis=0)
+        self.plain = plain[: q + 3, : q + 3]
+        for w, f in believed:
+            away = f.values - whole
+            wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
+            covariance += w * wide[: q + 3, : q + 3]
+        self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
+        values = whole[: q + 3].copy()
         values[:q] += self.mean
         return values, covariance, time, float(evidence.max())
+
+    def _under_each(self, shares: Sequence[float], known: Values) -> list[_Found]:
+        """The solutions under some smoothness scales, as differences from the mean power and from what is ``known``."""
+        prior = np.zeros(len(self.right))
+        prior[self.columns : self.columns + 3] = known
+        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
+        moved = self.normal @ prior
+        square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
+        normal, right = self._of.T @ self.normal @ self._of, self.right + moved
+        found = [self._under(share, (normal + normal.T) / 2, right, square) for share in shares]
+        return [replace(f, values=f.values - prior) for f in found]
 
     def _independent(self) -> tuple[Values, NDArray[np.bool_]]:
         """[size, size] all unknowns as sums of others that are independent beforehand, with a standard deviation of 1:
@@ -589,7 +594,9 @@ class _Problem:
         at = int(np.argmax(evidence))
         shrunk = noise[at] / (eigen + noise[at])
         values = of @ (U @ (z / (eigen + noise[at])))
-        return _Found(values, of, U * np.sqrt(shrunk), float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk)))
+        return _Found(
+            share, values, of, U * np.sqrt(shrunk), float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk))
+        )
 
     def _correlation(self, values: Values) -> Values:
         """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
@@ -639,6 +646,7 @@ class _Problem:
 class _Found:
     """The solution under one smoothness."""
 
+    share: float
     values: Values
     of: Values
     """The unknowns as sums of those that are independent beforehand."""
