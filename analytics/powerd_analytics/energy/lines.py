@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.model import LineModel, Residual
 from powerd_analytics.energy.states import Cells
-from powerd_analytics.signals.integral import energy_j
+from powerd_analytics.signals.integral import energy_upto_j
 from powerd_analytics.signals.signal import Signal
 from powerd_analytics.signals.streams import cores_of
 
@@ -174,11 +174,11 @@ def _near_edges(model: LineModel, t_ns: Ints) -> NDArray[np.intp] | None:
     edge_ns = edge_ns[slice(*np.searchsorted(edge_ns, [t_ns[0], t_ns[-1]]))]
     if model.response.tau_s or FEW_EDGES * len(edge_ns) > len(t_ns):
         return None
-    first = np.searchsorted(t_ns, edge_ns - reach) - 1
-    last = np.searchsorted(t_ns, edge_ns + reach, "right")
-    most = int((last - first).max(initial=0))
-    numbers = np.unique(first[:, None] + np.arange(most))
-    return numbers[(numbers >= 0) & (numbers < len(t_ns) - 1)]
+    first, last = np.searchsorted(t_ns, edge_ns - reach) - 1, np.searchsorted(t_ns, edge_ns + reach, "right")
+    is_near = np.zeros(len(t_ns) - 1, bool)
+    for i in range(int((last - first).max(initial=0))):
+        is_near[np.clip(np.minimum(first + i, last - 1), 0, len(is_near) - 1)] = True
+    return np.flatnonzero(is_near)
 
 
 def _dense(
@@ -186,22 +186,26 @@ def _dense(
 ) -> dict[str, Values]:
     """The same where readings are dense and none is missing: the plain integral, and at edges what the model knows
     better than a straight line."""
-    ends = np.append(near, [0, len(t_ns) - 1])
-    t, at = cells.since(t_ns[np.unique(np.concatenate([ends, near + 1]))]), cells.since(at_ns)
-    place = np.searchsorted(t, cells.since(t_ns[near]))
-    seen, joules = model.seen(cells, t), model.upto(cells, t)
+    is_wanted = np.zeros(len(t_ns), bool)
+    is_wanted[[0, -1]] = is_wanted[near] = is_wanted[near + 1] = True
+    wanted = np.flatnonzero(is_wanted)
+    t, at = cells.since(t_ns[wanted]), cells.since(at_ns)
+    place = np.searchsorted(wanted, near)
+    seen = model.seen(cells, t)
+    joules, joules_at = np.split(model.upto(cells, np.append(t, at)), [len(t)])
     dt = np.diff(t)[place]
     more = joules[place + 1] - joules[place] - (seen[place + 1] + seen[place]) / 2 * dt
     upto = np.concatenate([[0.0], np.cumsum(more)])
     i = np.clip(np.searchsorted(t_ns, at_ns, "right") - 1, 0, len(t_ns) - 2)
     number = np.searchsorted(near, i)
     within = np.clip(at, t[0], t[-1])
-    energy = energy_j(t_ns, value, t_ns[0], at_ns) + upto[number]
-    energy += model.upto(cells, at) - model.upto(cells, within)
+    energy = energy_upto_j(t_ns, value, at_ns).astype(np.float64) + upto[number]
+    joules_within = np.where(at < t[0], joules[0], np.where(at > t[-1], joules[-1], joules_at))
+    energy += joules_at - joules_within
     own = np.flatnonzero(np.append(near, -1)[number] == i)
     k, into = place[number[own]], within[own] - cells.since(t_ns[i[own]])
     slope = (seen[k + 1] - seen[k]) / dt[number[own]]
-    energy[own] += model.upto(cells, within[own]) - joules[k] - (seen[k] + slope * into / 2) * into
+    energy[own] += joules_within[own] - joules[k] - (seen[k] + slope * into / 2) * into
     spacing_s = model.residual.spacing_s
     variance = float(model.residual.bridged(np.array([spacing_s - model.response.seen_s]))[1][0])
     zeros = np.zeros(len(at))

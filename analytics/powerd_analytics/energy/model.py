@@ -48,6 +48,9 @@ MISFIT = 5.0
 prior. What the readings' noise leaves open has none."""
 LOCAL, LEAST_WEIGHT = 64, 1 / 256
 """Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
+IN_STEP = 0.5
+"""Share of the variance of what readings see that their means over `LOCAL` of them have wrong, from which on they are
+nearly in step with the iterations."""
 STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
 """Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
 LEAST_NOISE = 5e-3
@@ -62,6 +65,8 @@ MOST_LAGS = 64
 """Readings over which what is left over is looked at for correlation."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
+LAG_STEP_S, LATE_SHARE = 0.4e-3, 0.75
+"""By which the lag is moved to see what it does to an energy, and how much of that it must be to be moved back."""
 _SCALES = np.geomspace(1e-9, 1.0, 109)
 
 
@@ -204,7 +209,8 @@ class LineModel:
         """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
         together, as the readings that the regression saw tell: the model's part less what its readings take back."""
         labels = int(label.max(initial=-1)) + 1
-        total = np.zeros((labels, self.columns + 5))
+        q = self.columns
+        total = np.zeros((labels, q + 6))
         seconds = np.zeros(labels)
         for stretch in self.stretches:
             low, high = stretch.span_ns
@@ -224,24 +230,30 @@ class LineModel:
                 total[one] += weight[own] @ upto[pairs[own] % len(edges)]
         length = np.bincount(label, weights=(end_ns - begin_ns) * 1e-9, minlength=labels)
         of_all = np.maximum(self.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
-        restless = np.where(seconds > 0, np.clip(total[:, -1] / of_all, *RESTLESS), 1.0)
-        total = total[:, :-1] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
+        restless = np.where(seconds > 0, np.clip(total[:, q + 4] / of_all, *RESTLESS), 1.0)
+        later, earlier = total[:, q + 1], total[:, q + 5]
+        total[:, q + 1] = np.where(np.abs(earlier) > np.abs(later), earlier, later)
+        total = total[:, : q + 4] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
         for one in np.flatnonzero((seconds <= 0) & (length > 0)):
             total[one, : self.columns] = self._share_of(begin_ns[label == one], end_ns[label == one])
         return total, restless
 
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:
         cells, q = stretch.cells, self.columns
-        upto = np.zeros((len(at_s), q + 5))
+        upto = np.zeros((len(at_s), q + 6))
         between = Response(0.0, 0.0, is_counter=True, shift_s=-self.lag_s).design(cells, at_s, q)
         upto[1:, :q] = np.cumsum(between * np.diff(at_s)[:, None], axis=0)
         # Power follows its marks and never leads them: what matters at a mark is the power before it.
-        step = 0.4e-3
-        upto[:, q + 1] = (self.upto(cells, at_s - step) - self.upto(cells, at_s)) / step
+        step, now = LAG_STEP_S, self.upto(cells, at_s)
+        upto[:, q + 1] = upto[:, q + 5] = (self.upto(cells, at_s - step) - now) / step
         upto[:, q + 3] = -upto[:, q + 1]
+        if self.lag_s > LATE_SHARE * step:
+            # It may also follow less late: behind a pause as short as that there is another power.
+            upto[:, q + 5] = (now - self.upto(cells, at_s + step)) / step
         back = self._line_upto(stretch, at_s)
         upto[:, : q + 3] -= back[:, :-1]
         upto[:, q + 4] = back[:, -1]
+        upto[:, q + 5] -= back[:, q + 1]
         return upto
 
     def _line_upto(self, stretch: Stretch, at_s: Values) -> Values:
@@ -504,19 +516,29 @@ class _Problem:
         usual = np.median(np.concatenate(local))
         for s, near in zip(self.stretches, local, strict=True):
             s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
-        means, within, count = [np.zeros(0)], 0.0, 0
+        self._take_out_means(values[: self.columns])
+
+    def _take_out_means(self, power: Values) -> None:
+        """Set how much of the mean of every `LOCAL` readings is taken out, by what is left over of them; nothing, and
+        no drift either, where so many readings see another mean than the power has meanwhile, as they do when
+        iterations are nearly in step with them: there it is these means that tell phases apart."""
+        left, seen, aliased = np.zeros((0, LOCAL)), [np.zeros(0)], [np.zeros(0)]
         for s in self.stretches:
-            x = (s.watts - self.mean - s.design[:, : self.columns] @ (values[: self.columns] - self.mean)) * np.sqrt(
-                s.weight
-            )
-            blocks = x[s.weight > 0]
-            blocks = blocks[: len(blocks) // LOCAL * LOCAL].reshape(-1, LOCAL)
-            means.append(blocks.mean(axis=1))
-            within, count = within + float(np.sum(blocks.var(axis=1))), count + len(blocks)
-        between = float(np.mean(np.concatenate(means) ** 2)) if count else 0.0
-        if between > 0:
+            fitted = self.mean + s.design[:, : self.columns] @ (power - self.mean)
+            x = ((s.watts - fitted) * np.sqrt(s.weight))[s.weight > 0]
+            left = np.concatenate([left, x[: len(x) // LOCAL * LOCAL].reshape(-1, LOCAL)])
+            blocks = fitted[: len(fitted) // LOCAL * LOCAL].reshape(-1, LOCAL)
+            at = s.t_s[np.minimum(np.arange(len(blocks) + 1) * LOCAL, len(s.t_s) - 1)]
+            joules = np.append(0.0, np.cumsum(np.diff(s.cells.at_s) * power[s.cells.column]))
+            mean = np.diff(np.interp(at, s.cells.at_s, joules)) / np.diff(at)
+            aliased.append((blocks.mean(axis=1) - mean) ** 2)
+            seen.append(np.mean((blocks - mean[:, None]) ** 2, axis=1))
+        if np.concatenate(aliased).sum() > IN_STEP * np.concatenate(seen).sum():
+            self._of[-DRIFTS:] = 0.0
+        elif len(left):
+            between, within = float(np.mean(left.mean(axis=1) ** 2)), float(np.mean(left.var(axis=1)))
             for s in self.stretches:
-                s.demeaned = 1 - np.sqrt(min(within / count / (LOCAL * between), 1.0))
+                s.demeaned = 1 - np.sqrt(min(within / max(LOCAL * between, 1e-300), 1.0))
 
     def solve(self, time: float, known: Values) -> tuple[Values, NDArray[np.float64], float, float]:
         """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of

@@ -30,6 +30,8 @@ MOST_BINS = 450
 """Where all states together had more, each has a third of the early bins, and quarters: the time of the fit grows with
 the third power of their number."""
 _SEED = 20240817
+_LONGEST = 56
+"""No interval lasts 2 to the power of this nanoseconds: so many lie two years apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class States:
         begin, end, label = phases.begin_ns, phases.end_ns, phases.label
         if not some.all():
             begin, end, label = begin[some], end[some], label[some]
-        edge_ns = np.unique(np.concatenate([begin, end]))
+        edge_ns = np.sort(np.concatenate([begin, end]), kind="stable")  # of what is in order nearly as it is
+        edge_ns = edge_ns[np.append(np.ones(min(len(edge_ns), 1), bool), edge_ns[1:] > edge_ns[:-1])]
         count = len(phases.classes)
         is_around = np.zeros(count + 1, bool)
         is_around[phases.label[phases.parent[phases.parent >= 0]]] = True
@@ -93,30 +96,23 @@ class States:
         """All cells between two moments, the first and the last cut there."""
         first = int(np.searchsorted(self.edge_ns, begin_ns, "right"))
         last = int(np.searchsorted(self.edge_ns, end_ns, "left"))
-        state = self.state[first : last + 1]
         inner = self.edge_ns[first:last]
         # An interval that began earlier keeps its age; the one before all marks is as old as it can be.
         since = self.edge_ns[first - 1] if first else begin_ns - (1 << 50)
         starts = np.concatenate([[since], inner]).astype(np.int64)
-        stops = np.concatenate([inner, [end_ns]]).astype(np.int64)
-        length_s = (stops - starts) * 1e-9
-        column, at_ns = [], []
+        length = np.append(inner, end_ns) - starts
+        # Bins of all states on one axis, so that one search finds the last bin of each interval.
+        begins = np.concatenate([np.append(0, np.round(ends * 1e9)) for ends in self.bin_ends_s]).astype(np.int64)
         base = self.first_column
-        for s in np.unique(state).tolist():
-            which = np.flatnonzero(state == s)
-            ends = self.bin_ends_s[s]
-            count = np.searchsorted(ends, length_s[which], "left") + 1
-            age = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-            begins = np.concatenate([[0], np.round(ends * 1e9)]).astype(np.int64)
-            at_ns.append(np.repeat(starts[which], count) + begins[age])
-            column.append(base[s] + age)
-        at, of = np.concatenate(at_ns), np.concatenate(column)
-        order = np.argsort(at, kind="stable")
-        at, of = at[order], of[order]
+        axis = begins + np.repeat(np.arange(len(base) - 1) << _LONGEST, np.diff(base))
+        state = self.state[first : last + 1].astype(np.int64)
+        count = np.searchsorted(axis, (state << _LONGEST) + length, "left") - base[state]
+        column = np.arange(count.sum()) + np.repeat(base[state] - np.cumsum(count) + count, count)
+        at = np.repeat(starts, count) + begins[column]
         keep = max(int(np.searchsorted(at, begin_ns, "right")) - 1, 0)
-        at, of = at[keep:].copy(), of[keep:]
+        at, column = at[keep:], column[keep:]
         at[0] = begin_ns
-        return Cells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, of)
+        return Cells(begin_ns, np.append(at - begin_ns, end_ns - begin_ns) * 1e-9, column)
 
 
 @dataclass(frozen=True, slots=True)

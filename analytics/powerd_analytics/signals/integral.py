@@ -84,21 +84,27 @@ def energy_j(t_ns: ArrayLike, power_w: ArrayLike, begin_ns: ArrayLike, end_ns: A
     One pass, whatever the number of phases, and no second array of the readings' length is made.
     Raises `AnalysisError` for lengths that differ, times that do not increase and values that are not finite.
     """
-    t, power = np.asarray(t_ns), np.asarray(power_w)
-    _check_shapes(t, power, "power_w")
     begin, end = np.broadcast_arrays(np.asarray(begin_ns, np.int64), np.asarray(end_ns, np.int64))
     edges, place = np.unique(np.concatenate([begin.ravel(), end.ravel()]), return_inverse=True)
+    upto_j = energy_upto_j(t_ns, power_w, edges)
+    joules = upto_j[place[begin.size :]] - upto_j[place[: begin.size]]
+    return np.asarray(joules.astype(np.float64).reshape(begin.shape))
+
+
+def energy_upto_j(t_ns: ArrayLike, power_w: ArrayLike, moments_ns: Ints) -> NDArray[np.longdouble]:
+    """The same from the first reading up to moments [m] in order."""
+    t, power = np.asarray(t_ns), np.asarray(power_w)
+    _check_shapes(t, power, "power_w")
     # After days, a phase of milliseconds must not be a small difference of two huge numbers of double precision.
-    upto_j, done = np.zeros(len(edges), np.longdouble), 0
+    upto_j, done = np.zeros(len(moments_ns), np.longdouble), 0
     total_j: Any = np.longdouble(0)
     for i in range(0, len(t), BLOCK):
         block = Integral.of_power(t[i : i + BLOCK + 1], power[i : i + BLOCK + 1])
-        last = int(np.searchsorted(edges, block.t_ns[-1], "right"))
-        upto_j[done:last] = total_j + block.between(block.t_ns[0], edges[done:last])
+        last = int(np.searchsorted(moments_ns, block.t_ns[-1], "right"))
+        upto_j[done:last] = total_j + block.between(block.t_ns[0], moments_ns[done:last])
         total_j, done = total_j + block.between(block.t_ns[0], block.t_ns[-1]), last
     upto_j[done:] = total_j
-    joules = upto_j[place[begin.size :]] - upto_j[place[: begin.size]]
-    return np.asarray(joules.astype(np.float64).reshape(begin.shape))
+    return upto_j
 
 
 def counter_energy_j(t_ns: ArrayLike, counter_j: ArrayLike, begin_ns: ArrayLike, end_ns: ArrayLike) -> Values:
