@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.model import LineModel, Residual
+from powerd_analytics.energy.model import LineModel, Residual, most_lag_ns
 from powerd_analytics.energy.states import Cells
 from powerd_analytics.signals.integral import energy_upto_j
 from powerd_analytics.signals.signal import Signal
@@ -122,10 +122,12 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         if gap.any():
             # What is white is worth nothing in a hole.
             variance = variance + np.where(gap, residual.white2 * missing_ns * 1e-9 * residual.spacing_s, 0.0)
-        # Where a state ends, the residual may jump anywhere between its two readings. The line between them is then
-        # off by (jump x)^2 / 4 on one side, with x the seconds to the reading there; on average over x, a twentieth.
-        is_edge = np.diff(np.searchsorted(model.states.edge_ns, t_ns)) > 0
-        variance = variance + np.where(is_edge, (np.diff(level) * dt) ** 2 / 10, 0.0)
+        # Where a state ends, as readings see it, and in the next intervals, for that is not known better.
+        own = np.diff(np.searchsorted(model.states.edge_ns - round(response.shift_s * 1e9), t_ns)) > 0
+        is_edge = own.copy()
+        is_edge[1:] |= own[:-1]
+        is_edge[:-1] |= own[1:]
+        variance = variance + np.where(is_edge, _jump2(level, dt), 0.0)
     i = np.clip(np.searchsorted(t, at, "right") - 1, 0, len(t) - 2)
     into = np.clip((at - t[i]) / dt[i], 0, 1)
 
@@ -174,11 +176,21 @@ def _near_edges(model: LineModel, t_ns: Ints) -> NDArray[np.intp] | None:
     edge_ns = edge_ns[slice(*np.searchsorted(edge_ns, [t_ns[0], t_ns[-1]]))]
     if model.response.tau_s or FEW_EDGES * len(edge_ns) > len(t_ns):
         return None
-    first, last = np.searchsorted(t_ns, edge_ns - reach) - 1, np.searchsorted(t_ns, edge_ns + reach, "right")
+    # Power may follow its marks by so much; the model's steps are there too.
+    behind = reach + round(most_lag_ns())
+    first, last = np.searchsorted(t_ns, edge_ns - reach) - 1, np.searchsorted(t_ns, edge_ns + behind, "right")
     is_near = np.zeros(len(t_ns) - 1, bool)
     for i in range(int((last - first).max(initial=0))):
         is_near[np.clip(np.minimum(first + i, last - 1), 0, len(is_near) - 1)] = True
     return np.flatnonzero(is_near)
+
+
+def _jump2(left: Values, dt: Values) -> Values:
+    """[n - 1] variance (J^2) of the integral of residuals [n] that may jump anywhere between two readings.
+
+    The line between them is off by (jump x)^2 / 4 on one side, x seconds from the reading there; on average 1/20.
+    """
+    return np.asarray((np.diff(left) * dt) ** 2 / 10)
 
 
 def _dense(
@@ -193,6 +205,7 @@ def _dense(
     place = np.searchsorted(wanted, near)
     seen = model.seen(cells, t)
     joules, joules_at = np.split(model.upto(cells, np.append(t, at)), [len(t)])
+    jump2 = np.append(0.0, np.cumsum(_jump2(value[wanted] - seen, np.diff(t))[place]))
     dt = np.diff(t)[place]
     more = joules[place + 1] - joules[place] - (seen[place + 1] + seen[place]) / 2 * dt
     upto = np.concatenate([[0.0], np.cumsum(more)])
@@ -209,7 +222,7 @@ def _dense(
     spacing_s = model.residual.spacing_s
     variance = float(model.residual.bridged(np.array([spacing_s - model.response.seen_s]))[1][0])
     zeros = np.zeros(len(at))
-    columns = {"energy_j": energy, "variance_j2": variance / spacing_s * within}
+    columns = {"energy_j": energy, "variance_j2": variance / spacing_s * within + jump2[number]}
     columns |= dict.fromkeys(("missing_j2", "lost_s", "outside_s"), zeros)
     left = (float(value[0] - seen[0]), float(value[-1] - seen[-1]))
     return _with_outside(model.residual, columns, at, (float(t[0]), float(t[-1])), left)

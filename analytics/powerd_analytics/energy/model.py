@@ -65,6 +65,8 @@ MOST_LAGS = 64
 """Readings over which what is left over is looked at for correlation."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
+LEAST_LAG_S = 0.12e-3
+"""Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
 LAG_STEP_S, LATE_SHARE = 0.4e-3, 0.75
 """By which the lag is moved to see what it does to an energy, and how much of that it must be to be moved back."""
 _SCALES = np.geomspace(1e-9, 1.0, 109)
@@ -362,6 +364,9 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
             known = np.clip(known, -np.sqrt(3) * problem.prior, np.sqrt(3) * problem.prior)
         for s, design in zip(stretches, kept, strict=True):
             s.design = design
+        # Power goes with the lag as it does in the regression.
+        with_lag = covariance[:, columns + 1] / max(covariance[columns + 1, columns + 1], 1e-30)
+        covariance += max(LEAST_LAG_S**2 - covariance[columns + 1, columns + 1], 0.0) * np.outer(with_lag, with_lag)
     lag, response = values[columns + 1], _as_known(response, values[columns:])
     model = LineModel(
         signal, states, response, float(lag), values[:columns], covariance, plain,
