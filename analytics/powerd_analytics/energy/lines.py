@@ -122,7 +122,7 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         if gap.any():
             # What is white is worth nothing in a hole.
             variance = variance + np.where(gap, residual.white2 * missing_ns * 1e-9 * residual.spacing_s, 0.0)
-        # Where a state ends, as readings see it, and in the next intervals, for that is not known better.
+        # Where a state ends as the readings see it, and beside, for the lag is known no better than that.
         own = np.diff(np.searchsorted(model.states.edge_ns - round(response.shift_s * 1e9), t_ns)) > 0
         is_edge = own.copy()
         is_edge[1:] |= own[:-1]

@@ -366,7 +366,8 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
             s.design = design
         # Power goes with the lag as it does in the regression.
         with_lag = covariance[:, columns + 1] / max(covariance[columns + 1, columns + 1], 1e-30)
-        covariance += max(LEAST_LAG_S**2 - covariance[columns + 1, columns + 1], 0.0) * np.outer(with_lag, with_lag)
+        least_s2 = min(LEAST_LAG_S, lag_s) ** 2
+        covariance += max(least_s2 - covariance[columns + 1, columns + 1], 0.0) * np.outer(with_lag, with_lag)
     lag, response = values[columns + 1], _as_known(response, values[columns:])
     model = LineModel(
         signal, states, response, float(lag), values[:columns], covariance, plain,

@@ -31,7 +31,7 @@ MOST_BINS = 450
 the third power of their number."""
 _SEED = 20240817
 _LONGEST = 56
-"""No interval lasts 2 to the power of this nanoseconds: so many lie two years apart."""
+"""Intervals last less than 2 to the power of this, in nanoseconds: two years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class States:
         begin, end, label = phases.begin_ns, phases.end_ns, phases.label
         if not some.all():
             begin, end, label = begin[some], end[some], label[some]
-        edge_ns = np.sort(np.concatenate([begin, end]), kind="stable")  # of what is in order nearly as it is
+        edge_ns = np.sort(np.concatenate([begin, end]), kind="stable")  # which merges what is nearly in order
         edge_ns = edge_ns[np.append(np.ones(min(len(edge_ns), 1), bool), edge_ns[1:] > edge_ns[:-1])]
         count = len(phases.classes)
         is_around = np.zeros(count + 1, bool)
