@@ -47,6 +47,8 @@ _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
 _RESULT_S = 20.0
 """So long the result of a run may take, however busy the machine is; its process limits its CPU time."""
+_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+"""Libraries would else start a thread for each core, which wait by turning and use the result's CPU time up."""
 _MUTE_S = 1.0
 """After so long at the end the user is shown what is done."""
 _QUIET_ENVIRONMENT = "POWERD_QUIET"
@@ -408,6 +410,7 @@ class Closing:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
+                env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
                 start_new_session=True,
             )
 

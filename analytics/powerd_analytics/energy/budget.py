@@ -7,7 +7,7 @@ accuracy is made of, a shunt's tolerance for one, its source decides (`powerd_da
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,8 +98,8 @@ def line_parts(
     energy_j: Values,
     own2: tuple[Values, Values],
     edge_bound_ns: NDArray[np.signedinteger[Any]] | None,
-) -> tuple[dict[str, Values], NDArray[np.bool_]]:
-    """Parts [m] of one line, and which intervals are of classes that it resolves.
+) -> tuple[Iterator[tuple[str, Values]], NDArray[np.bool_]]:
+    """Parts [m] of one line by name, one after the other, and which intervals are of classes that it resolves.
 
     ``own2`` are the variances of the residual between readings, and of that where readings are missing.
     """
@@ -113,8 +113,6 @@ def line_parts(
     # What all intervals of a class share is that of their mean, for each as long as it is.
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = model.leverage(begin, end, label)
-    sampling2 = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
-    sampling2 = sampling2 * restless[label] + model.from_elsewhere(begin, length_s, label) + code**2
     power2, response2, misfit2 = model.variance(leverage[:, :-1])
     together_s = np.bincount(label, weights=length_s, minlength=labels)
     share = length_s / np.maximum(together_s, 1e-12)[label]
@@ -124,21 +122,28 @@ def line_parts(
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
     causes = {"place": place_limit_ns(signal) ** 2 / 3, "clock": clock_ns**2 / 3, "lag": most_lag_ns() ** 2 / 6}
     every = max(sum(causes.values()), 1e-9)
-    parts = {
-        "sampling": np.sqrt(sampling2),
-        "missing": np.sqrt(missing2),
-        "model": np.sqrt(power2 - misfit2)[label] * share,
-        "misfit": np.sqrt(misfit2)[label] * share,
-        "gain": a.u_gain * np.abs(energy_j),
-        "offset": a.u_offset_w * length_s,
-        "quantisation": rounding_u(a.step_w, model.residual.all2) * length_s,
-    }
-    if sum(len(stretch.t_s) for stretch in model.stretches) < LEAST_READINGS:
-        parts["sampling"], told = np.full(len(begin), np.nan), np.zeros(labels, bool)
-    parts |= {name: np.sqrt(response2 * part / every)[label] * share for name, part in causes.items() if part}
-    if edge_bound_ns is not None:
-        parts["device clock"] = edge_bound_ns * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1])[label] * share)
-    return parts, told[label]
+    is_known = sum(len(stretch.t_s) for stretch in model.stretches) >= LEAST_READINGS
+
+    def sampling() -> Values:
+        square = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
+        square = square * restless[label] + model.from_elsewhere(begin, length_s, label) + code**2
+        return np.asarray(np.sqrt(square))
+
+    def parts() -> Iterator[tuple[str, Values]]:
+        yield "sampling", sampling() if is_known else np.full(len(begin), np.nan)
+        yield "missing", np.sqrt(missing2)
+        yield "model", np.sqrt(power2 - misfit2)[label] * share
+        yield "misfit", np.sqrt(misfit2)[label] * share
+        yield "gain", a.u_gain * np.abs(energy_j)
+        yield "offset", a.u_offset_w * length_s
+        yield "quantisation", rounding_u(a.step_w, model.residual.all2) * length_s
+        for name, part in causes.items():
+            if part:
+                yield name, np.sqrt(response2 * part / every)[label] * share
+        if edge_bound_ns is not None:
+            yield "device clock", edge_bound_ns * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1])[label] * share)
+
+    return parts(), told[label] & is_known
 
 
 class Budget:
@@ -154,9 +159,9 @@ class Budget:
         self._rectangle = np.zeros(m)
         self.shapes: dict[str, set[str]] = {}
 
-    def add(self, signal: Signal, parts: Mapping[str, Values]) -> None:
-        """A line's parts [m]."""
-        for name, u in parts.items():
+    def add(self, signal: Signal, parts: Iterable[tuple[str, Values]]) -> None:
+        """A line's parts [m], of which there is room for one at a time."""
+        for name, u in parts:
             if not np.any(u):
                 continue  # of a column that stays 0, no memory is ever used
             shape = distribution(name, signal)

@@ -69,7 +69,9 @@ class Part:
         every, grown = self.known[key]
         at = np.minimum(np.searchsorted(every, moments_ns), len(every) - 1)
         if np.array_equal(every[at], moments_ns):
-            return Upto(**{name: getattr(grown, name)[at] for name in Upto.__dataclass_fields__})
+            # Of millions of moments in a row no copies.
+            own = slice(at[0], at[-1] + 1) if len(at) and at[-1] - at[0] + 1 == len(at) else at
+            return Upto(**{name: getattr(grown, name)[own] for name in Upto.__dataclass_fields__})
         return upto(self.model(signal), moments_ns)
 
 
@@ -195,11 +197,13 @@ def _add_up(
         grown = part.upto(signal, moments)
         energy = grown.between("energy_j", *ends)
         lost, outside = grown.between("lost_s", *ends), grown.between("outside_s", *ends)
-        missing = np.maximum(missing, lost + outside)
-        low, high = signal.shown_w()
         if "energy_j" in sums:
             sums["energy_j"] += energy
-            sums["off_by_j"] += lost * (high - low) + outside * max(abs(high), abs(low))
+        if lost.any() or outside.any():
+            missing = np.maximum(missing, lost + outside)
+            low, high = signal.shown_w()
+            if "off_by_j" in sums:
+                sums["off_by_j"] += lost * (high - low) + outside * max(abs(high), abs(low))
         own2 = grown.between("variance_j2", *ends), grown.between("missing_j2", *ends)
         parts, told = line_parts(model, intervals, of, energy, own2, edge_bound_ns)
         budget.add(signal, parts)

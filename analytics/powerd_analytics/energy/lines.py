@@ -48,6 +48,8 @@ class Upto:
     def between(self, name: str, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Values:
         """The differences of a column for pairs of moments, by their numbers."""
         column = getattr(self, name)
+        if not column.any():
+            return np.zeros(len(begin))  # takes no memory until something is written
         return np.asarray(column[end] - column[begin], np.float64)
 
 
@@ -69,11 +71,13 @@ def upto(model: LineModel, moments_ns: Ints) -> Upto:
             continue
         own = np.concatenate([[low], moments_ns[done:upper], [high]]).astype(np.int64)
         for i, (name, values) in enumerate(_of_piece(model, piece, low, high, own).items()):
-            getattr(result, name)[done:upper] = base[i] + values[1:-1]
-            base[i] = base[i] + values[-1]
+            if base[i] or values.any():
+                getattr(result, name)[done:upper] = base[i] + values[1:-1]
+                base[i] = base[i] + values[-1]
         done = upper
     for i, name in enumerate(Upto.__dataclass_fields__):
-        getattr(result, name)[done:] = base[i]
+        if base[i]:
+            getattr(result, name)[done:] = base[i]
     return result
 
 

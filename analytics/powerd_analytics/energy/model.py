@@ -407,7 +407,7 @@ def _stretches(signal: Signal, states: States, response: Response, columns: int)
         if signal.is_counter:
             watts, is_good = np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1]
         else:
-            watts, is_good = piece.value[a:b], np.ones(b - a, bool)
+            watts, is_good = piece.value[a:b].copy(), np.ones(b - a, bool)  # the rest of the slice is not kept
         yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
 
 
