@@ -96,7 +96,7 @@ def walk_through() -> list[str]:
 
 
 def printed(output: str, line: str) -> str:
-    """The command that one side printed for the other, which the walk-through shows with a placeholder."""
+    """The command that one side printed for the other; the walk-through has a name where the key is."""
     command = next(row.strip() for row in output.splitlines() if row.startswith("    powerd keys "))
     assert command.split()[:3] == line.split()[:3]
     return command

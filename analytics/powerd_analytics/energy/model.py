@@ -48,7 +48,7 @@ MISFIT = 5.0
 prior. What the readings' noise leaves open has none."""
 LOCAL, LEAST_WEIGHT = 64, 1 / 256
 """Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
-IN_STEP = 0.5
+ALIASED = 0.5
 """Share of the variance of what readings see that their means over `LOCAL` of them have wrong, from which on they are
 nearly in step with the iterations."""
 STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
@@ -200,8 +200,7 @@ class LineModel:
 
     def upto(self, cells: Cells, t_s: Values) -> Values:
         """Joules of the model from the first cell up to moments."""
-        joules = np.concatenate([[0.0], np.cumsum(np.diff(cells.at_s) * self.watts[cells.column])])
-        return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, joules))
+        return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, cells.joules(self.watts[cells.column])))
 
     def seen(self, cells: Cells, t_s: Values) -> Values:
         """What readings at moments would show of the model."""
@@ -509,12 +508,12 @@ class _Problem:
             best = max(best, (evidence, known, most.values[: self.columns] + self.mean), key=lambda of: of[0])
         return best[1:]
 
-    def weigh(self, values: Values) -> None:
-        """Give less weight to readings where what these values leave over is larger than usual for seconds: while a
-        GPU starts up, say, which says nothing of the training."""
+    def weigh(self, power: Values) -> None:
+        """Give less weight to readings where what this power of the columns leaves over is larger than usual for
+        seconds: while a GPU starts up, say, which says nothing of the training."""
         local = []
         for s in self.stretches:
-            left2 = (s.watts - self.mean - s.design[:, : self.columns] @ (values[: self.columns] - self.mean)) ** 2
+            left2 = (s.watts - self.mean - s.design[:, : self.columns] @ (power - self.mean)) ** 2
             upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.is_good, s.is_good)])
             ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
             sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
@@ -522,7 +521,7 @@ class _Problem:
         usual = np.median(np.concatenate(local))
         for s, near in zip(self.stretches, local, strict=True):
             s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
-        self._take_out_means(values[: self.columns])
+        self._take_out_means(power)
 
     def _take_out_means(self, power: Values) -> None:
         """Set how much of the mean of every `LOCAL` readings is taken out, by what is left over of them; nothing, and
@@ -535,11 +534,10 @@ class _Problem:
             left = np.concatenate([left, x[: len(x) // LOCAL * LOCAL].reshape(-1, LOCAL)])
             blocks = fitted[: len(fitted) // LOCAL * LOCAL].reshape(-1, LOCAL)
             at = s.t_s[np.minimum(np.arange(len(blocks) + 1) * LOCAL, len(s.t_s) - 1)]
-            joules = np.append(0.0, np.cumsum(np.diff(s.cells.at_s) * power[s.cells.column]))
-            mean = np.diff(np.interp(at, s.cells.at_s, joules)) / np.diff(at)
+            mean = np.diff(np.interp(at, s.cells.at_s, s.cells.joules(power[s.cells.column]))) / np.diff(at)
             aliased.append((blocks.mean(axis=1) - mean) ** 2)
             seen.append(np.mean((blocks - mean[:, None]) ** 2, axis=1))
-        if np.concatenate(aliased).sum() > IN_STEP * np.concatenate(seen).sum():
+        if np.concatenate(aliased).sum() > ALIASED * np.concatenate(seen).sum():
             self._of[-DRIFTS:] = 0.0
         elif len(left):
             between, within = float(np.mean(left.mean(axis=1) ** 2)), float(np.mean(left.var(axis=1)))
@@ -675,6 +673,7 @@ class _Found:
     """The solution under one smoothness."""
 
     share: float
+    """The smoothness, one of `SMOOTHNESS`."""
     values: Values
     of: Values
     """The unknowns as sums of those that are independent beforehand."""

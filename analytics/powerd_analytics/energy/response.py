@@ -78,7 +78,7 @@ class Response:
     def seen(self, cells: Cells, watts: Values, t_s: Values) -> Values:
         """What readings at ``t_s`` [n] see of power that is ``watts`` [c] in the cells; of a counter [n - 1]."""
         at = np.asarray(t_s) + self.shift_s
-        upto = np.concatenate([[0.0], np.cumsum(np.diff(cells.at_s) * watts)])
+        upto = cells.joules(watts)
         if self.is_counter:
             return np.asarray(np.diff(_joules(cells, watts, upto, at)) / np.diff(t_s))
         level = _behind_low_pass(cells, watts, self.tau_s) if self.tau_s > 0 else None

@@ -125,6 +125,10 @@ class Cells:
     column: NDArray[np.int64]
     """[n]"""
 
+    def joules(self, watts: Values) -> Values:
+        """[n + 1] of so much power in each cell, from the first cell up to where each begins, and to the end."""
+        return np.concatenate([[0.0], np.cumsum(np.diff(self.at_s) * watts)])
+
     def since(self, t_ns: Ints) -> Values:
         """Seconds since the first cell's begin."""
         return np.asarray((t_ns - self.origin_ns) * 1e-9, np.float64)
