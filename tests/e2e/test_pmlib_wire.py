@@ -227,6 +227,24 @@ def test_what_was_not_read_is_nan_and_logged(service):
     assert "values are NaN, for there are no readings of them" in service.log()
 
 
+def test_a_powerd_that_vanishes(tmp_path):
+    """Its counter ends with what was read, a new one is refused, and the server goes on."""
+    (tmp_path / "pmlib").mkdir()
+    with steady_daemon() as daemon:
+        service = Service(tmp_path / "pmlib", daemon.url)
+        counter = service.counter(aggregate=1, frequency_hz=20)
+        assert counter.ask(1) == 0
+        time.sleep(0.5)
+    time.sleep(0.5)
+    assert counter.ask(3) == 0
+    values = counter.data()[2][0]
+    assert values[:5] == pytest.approx(WATTS)
+    assert np.isnan(values[-3:]).all()
+    assert service.client().ask(0, "gpu0", 20, 1, ALL) == -1
+    assert "no powerd answers" in service.log()
+    service.close()
+
+
 def test_a_client_that_comes_while_the_server_ends_does_not_keep_it_from_ending(monkeypatch):
     taken, goes_on = threading.Event(), threading.Event()
     monkeypatch.setattr(service_module._Client, "setup", lambda _: [taken.set(), goes_on.wait(60)])
