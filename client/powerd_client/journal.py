@@ -30,6 +30,7 @@ import os
 import re
 import shutil
 import stat
+import threading
 import zlib
 from collections.abc import Callable, Iterator
 from glob import escape
@@ -140,7 +141,8 @@ def _check_free(run: Path, *, overwrite: bool) -> None:
 
 def _make(run: Path, journal: Path) -> int:
     """A new journal gets its name when it is locked already: nobody ever sees one without an owner."""
-    partial = journal.with_name(f"{journal.name}.{os.getpid()}.partial")
+    # Threads of one process make journals side by side, too: each has a partial one of its own.
+    partial = journal.with_name(f"{journal.name}.{threading.get_native_id()}.{os.getpid()}.partial")
     partial.mkdir(exist_ok=True)
     held = lock(partial)
     try:

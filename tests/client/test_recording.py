@@ -9,7 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -297,6 +299,23 @@ def test_what_the_dead_left_half_made_is_cleared_by_the_next_start(tmp_path):
     (tmp_path / leftovers[1] / "lock").touch()
     small_run.claim_journal(run)
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([*others, "run.h5.journal"])
+
+
+def test_threads_that_record_at_once_get_a_journal_each(tmp_path):
+    together = threading.Barrier(8)
+
+    def claim_next(_):
+        together.wait()
+        return journal.claim_next(tmp_path / "run.h5")
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(20):
+            claimed = list(threads.map(claim_next, range(8)))
+            assert len({run for run, _, _ in claimed}) == 8
+            assert all(journal.is_lock_of(directory, held) for _, directory, held in claimed)
+            for _, directory, held in claimed:
+                journal.remove(directory)
+                os.close(held)
 
 
 def test_a_later_run_is_built_where_its_recorder_was_killed_before_it_could_replace_the_earlier_one(tmp_path):

@@ -184,7 +184,7 @@ def test_a_c_program_lists_reads_and_measures(service, program):
     assert [len(row.split()) for row in live] == [3, 3]
 
     said = [client.communicate(timeout=60)[0] for client in (apart, sum_)]
-    assert [client.returncode for client in (apart, sum_)] == [0, 0]
+    assert [client.returncode for client in (apart, sum_)] == [0, 0], service.log()
     form = r"set (\d) of \d, row (\d): (\d+) values ([\d.]+) s ([\d.]+) J"
     assert [row[:2] for row in re.findall(form, said[0])] == [("0", "0"), ("0", "1")]
     sets = re.findall(form, said[1])
