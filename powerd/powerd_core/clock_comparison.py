@@ -10,10 +10,11 @@ exchanges that contradict each other after widening prove a step between them: a
 pieces there is no mapping.
 
 **Estimate.** A queue only ever delays. So the greatest t1 - t2 and the least t4 - t3 of a few seconds are nearly free
-of queueing, each in its own direction, even where no single exchange is; the offset is half-way between. How far these
-two are apart, beyond what they are in quieter times, says how little to trust them. They are joined by a smoother in
-both directions of time, whose model is an offset that changes at a rate, and a rate that wanders as that of a quartz
-does.
+of queueing, each in its own direction, even where no single exchange is; the offset is half-way between. Two things
+say how little to trust it: how far these two are apart, beyond what they are in quieter times, and how far the next
+delays of the same seconds lie from them, since the least of a few random delays lies about as far above the least that
+there can be. The moments are joined by a smoother in both directions of time, whose model is an offset that changes at
+a rate, and a rate that wanders as that of a quartz does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, inf, nextafter
+from math import ceil, hypot, inf, nextafter
 from typing import NamedTuple
 
 from powerd_core.errors import ClockError
@@ -40,6 +41,8 @@ FLOOR_NS = 2_000.0
 """No reading of two clocks over a network is trusted to better than this."""
 DOUBT = 1.0
 """Uncertainty by excess delay: twice the greatest error that it can cause, since load in one direction lasts."""
+NEAREST = 4
+"""So many of the least delays of a stretch tell how far the least of them is from one without queueing."""
 QUIET_NS = 600_000_000_000
 """How far around a moment the quietest moment is looked for: routes change."""
 ROUGH_NS = 1_000_000_000
@@ -196,36 +199,52 @@ def _estimate(intervals: Sequence[Interval]) -> tuple[list[float], float, float]
 
 def _rough(intervals: Sequence[Interval], times: Sequence[float]) -> _Curve:
     """Through the quickest exchange of each second: good enough to take the clocks' drift out of a few seconds."""
-    quickest: dict[int, int] = {}
     widths = [i.high_ns - i.low_ns for i in intervals]
-    for k, i in enumerate(intervals):
-        second = (i.t_ns - intervals[0].t_ns) // ROUGH_NS
-        if second not in quickest or widths[k] < widths[quickest[second]]:
-            quickest[second] = k
-    best = list(quickest.values())
+    seconds = _stretches(intervals, ROUGH_NS)
+    best = [min(numbers, key=widths.__getitem__) for numbers in seconds]
     middles = [(intervals[k].low_ns + intervals[k].high_ns) / 2 for k in best]
-    return _smooth([times[k] for k in best], middles, [widths[k] for k in best])
+    spacings = [_spacing([widths[k] for k in numbers]) for numbers in seconds]
+    return _smooth([times[k] for k in best], middles, [widths[k] for k in best], spacings)
 
 
 def _fine(intervals: Sequence[Interval], times: Sequence[float], rough: Sequence[float]) -> _Curve:
     """Through the middles between the two directions' least delays in stretches of two seconds."""
     lows = [i.low_ns - r for i, r in zip(intervals, rough, strict=True)]
     highs = [i.high_ns - r for i, r in zip(intervals, rough, strict=True)]
-    stretches: dict[int, list[int]] = {}
-    for k, i in enumerate(intervals):
-        stretches.setdefault((i.t_ns - intervals[0].t_ns) // FINE_NS, []).append(k)
-    centres, offsets, widths = [], [], []
-    for numbers in stretches.values():
+    centres, offsets, widths, spacings = [], [], [], []
+    for numbers in _stretches(intervals, FINE_NS):
         at_low, at_high = max(numbers, key=lows.__getitem__), min(numbers, key=highs.__getitem__)
         centres.append((times[at_low] + times[at_high]) / 2)
         offsets.append((rough[at_low] + rough[at_high] + lows[at_low] + highs[at_high]) / 2)
         widths.append(max(highs[at_high] - lows[at_low], 0.0))
-    return _smooth(centres, offsets, widths)
+        spacings.append(hypot(_spacing([-lows[k] for k in numbers]), _spacing([highs[k] for k in numbers])))
+    return _smooth(centres, offsets, widths, spacings)
 
 
-def _smooth(times: Sequence[float], offsets: Sequence[float], widths: Sequence[float]) -> _Curve:
+def _stretches(intervals: Sequence[Interval], length_ns: int) -> list[list[int]]:
+    """Numbers of the intervals in each stretch of time that has any."""
+    stretches: dict[int, list[int]] = {}
+    for k, i in enumerate(intervals):
+        stretches.setdefault((i.t_ns - intervals[0].t_ns) // length_ns, []).append(k)
+    return list(stretches.values())
+
+
+def _spacing(delays: Sequence[float]) -> float:
+    """Mean distance between neighbours of the least few delays: about how far the least of them lies above the least
+    that there can be. 0 of a single delay, which says nothing of that."""
+    least = sorted(delays)[:NEAREST]
+    return (least[-1] - least[0]) / (len(least) - 1) if len(least) > 1 else 0.0
+
+
+def _smooth(
+    times: Sequence[float], offsets: Sequence[float], widths: Sequence[float], spacings: Sequence[float]
+) -> _Curve:
     """A Kalman filter forward and the Rauch-Tung-Striebel recursion back."""
-    sigmas = [FLOOR_NS + DOUBT * (w - q) for w, q in zip(widths, _quietest(times, widths), strict=True)]
+    # The offset is the middle of two ends: it has half of what is unknown of both.
+    sigmas = [
+        hypot(FLOOR_NS + DOUBT * (w - q), s / 2)
+        for w, q, s in zip(widths, _quietest(times, widths), spacings, strict=True)
+    ]
     state = RateFilter(times[0], offsets[0], p_offset=sigmas[0] ** 2)
     n = len(times)
     states = [replace(state)]
