@@ -13,6 +13,9 @@ settings.load_profile("powerd")
 # The result of a recording takes a process of its own: only the tests that are about it want one.
 os.environ["POWERD_QUIET"] = "1"
 
+# A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 @pytest.fixture(autouse=True)
 def _interrupts_stay_as_they_were():

@@ -88,7 +88,8 @@ def control_url(text: str) -> str:
     address = text.removeprefix("tcp://")
     url = f"tcp://{address}" if ":" in address.rpartition("]")[2] else f"tcp://{address}:{PORT}"
     if board_address(url) is None:
-        raise ConfigError(f"{text!r} is no address of a powerd: write HOST, tcp://HOST:PORT or ipc:///PATH")
+        hint = f"; a run file is named by out={text!r} or --output {text}" if text.endswith(".h5") else ""
+        raise ConfigError(f"{text!r} is no address of a powerd: write HOST, tcp://HOST:PORT or ipc:///PATH{hint}")
     return url
 
 
