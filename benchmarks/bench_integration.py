@@ -182,7 +182,7 @@ def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarra
     from powerd_analytics.energy.lines import upto
     from powerd_analytics.energy.model import fit
     from powerd_analytics.energy.states import States
-    from powerd_analytics.runs.phases import PhaseClass, Phases
+    from powerd_analytics.runs.phases import PhaseClass, Phases, moments_of
     from powerd_analytics.runs.run import RunLine
     from powerd_analytics.signals.signal import SLICE, Signal
     from powerd_core.model import Accuracy, Provenance, ScaledConversion
@@ -217,7 +217,7 @@ def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarra
     phases = Phases(begin, end, label, outermost, zeros, zeros, zeros.astype(bool), kinds, zeros, zeros)
     # Like a line in a file: the whole has its first and its last reading only.
     signal = signal_of(InSlices, slice(0, len(t), len(t) - 1), np.zeros(1, bool), t[SLICE:-1:SLICE])
-    moments = np.unique(np.concatenate([begin, end]))
+    moments = moments_of(begin, end)
     joules = upto(fit(signal, States.of(phases), 0.0), moments).energy_j
     at_begin, at_end = np.searchsorted(moments, begin), np.searchsorted(moments, end)
     return float((joules[at_end] - joules[at_begin]).sum())

@@ -7,21 +7,24 @@ accuracy is made of, a shunt's tolerance for one, its source decides (`powerd_da
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.energy.lines import Upto
 from powerd_analytics.energy.model import LineModel, most_lag_ns
 from powerd_analytics.energy.response import place_limit_ns, rounding_u
 from powerd_analytics.energy.uncertainty import NORMAL, one_rectangle
+from powerd_analytics.runs.phases import pieces
 from powerd_analytics.signals.signal import Signal
 from powerd_core.model import CounterConversion, ShuntConversion
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Numbers = NDArray[np.signedinteger[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,19 +97,18 @@ def _even_share(name: str, signal: Signal) -> float:
 def line_parts(
     model: LineModel,
     intervals: tuple[Ints, Ints],
-    label: Ints,
+    label: Numbers,
     energy_j: Values,
-    own2: tuple[Values, Values],
-    edge_bound_ns: NDArray[np.signedinteger[Any]] | None,
-) -> tuple[Iterator[tuple[str, Values]], NDArray[np.bool_]]:
-    """Parts [m] of one line by name, one after the other, and which intervals are of classes that it resolves.
+    between: Callable[[slice], Upto],
+    edge_bound_ns: Numbers | None,
+) -> tuple[Callable[[slice], Iterator[tuple[str, Values]]], NDArray[np.bool_]]:
+    """What tells the parts of one line by name, one after the other, of a slice of the intervals [m]; and which
+    intervals are of classes that the line resolves.
 
-    ``own2`` are the variances of the residual between readings, and of that where readings are missing.
+    ``between`` tells what the line has of a slice of them, with the variances of the residual between readings.
     """
     signal, a = model.signal, model.signal.line.accuracy
     begin, end = intervals
-    length_s = np.asarray((end - begin) * 1e-9, np.float64)
-    between2, missing2 = (np.maximum(x, 0) for x in own2)
     conversion = signal.line.conversion
     # The difference of two readings of a counter, each rounded down to a code.
     code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
@@ -114,9 +116,14 @@ def line_parts(
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = model.leverage(begin, end, label)
     power2, response2, misfit2 = model.variance(leverage[:, :-1])
-    together_s = np.bincount(label, weights=length_s, minlength=labels)
-    share = length_s / np.maximum(together_s, 1e-12)[label]
-    together_j = np.bincount(label, weights=energy_j, minlength=labels)
+    count, together_s, together_j, before_w = np.zeros((4, labels))
+    for own in pieces(len(begin)):
+        of = label[own]
+        count += np.bincount(of, minlength=labels)
+        together_s += np.bincount(of, weights=(end[own] - begin[own]) * 1e-9, minlength=labels)
+        together_j += np.bincount(of, weights=energy_j[own], minlength=labels)
+        before_w += np.bincount(of, weights=model.before_w(begin[own]), minlength=labels)
+    usual_w = before_w / np.maximum(count, 1)
     told = NORMAL * np.sqrt(power2 + response2) <= LIMIT * np.abs(together_j)
     told &= ~model.is_lumped(begin, end, label, labels)
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
@@ -124,26 +131,28 @@ def line_parts(
     every = max(sum(causes.values()), 1e-9)
     is_known = sum(len(stretch.t_s) for stretch in model.stretches) >= LEAST_READINGS
 
-    def sampling() -> Values:
+    def parts(own: slice) -> Iterator[tuple[str, Values]]:
+        of, joules = label[own], energy_j[own]
+        length_s = np.asarray((end[own] - begin[own]) * 1e-9, np.float64)
+        share = length_s / np.maximum(together_s, 1e-12)[of]
+        here = between(own)
+        between2, missing2 = np.maximum(here.variance_j2, 0), np.maximum(here.missing_j2, 0)
         square = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
-        square = square * restless[label] + model.from_elsewhere(begin, length_s, label) + code**2
-        return np.asarray(np.sqrt(square))
-
-    def parts() -> Iterator[tuple[str, Values]]:
-        yield "sampling", sampling() if is_known else np.full(len(begin), np.nan)
+        square = square * restless[of] + model.from_elsewhere(begin[own], length_s, usual_w[of]) + code**2
+        yield "sampling", np.sqrt(square) if is_known else np.full(len(square), np.nan)
         yield "missing", np.sqrt(missing2)
-        yield "model", np.sqrt(power2 - misfit2)[label] * share
-        yield "misfit", np.sqrt(misfit2)[label] * share
-        yield "gain", a.u_gain * np.abs(energy_j)
+        yield "model", np.sqrt(power2 - misfit2)[of] * share
+        yield "misfit", np.sqrt(misfit2)[of] * share
+        yield "gain", a.u_gain * np.abs(joules)
         yield "offset", a.u_offset_w * length_s
         yield "quantisation", rounding_u(a.step_w, model.residual.all2) * length_s
         for name, part in causes.items():
             if part:
-                yield name, np.sqrt(response2 * part / every)[label] * share
+                yield name, np.sqrt(response2 * part / every)[of] * share
         if edge_bound_ns is not None:
-            yield "device clock", edge_bound_ns * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1])[label] * share)
+            yield "device clock", edge_bound_ns[own] * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1])[of] * share)
 
-    return parts(), told[label] & is_known
+    return parts, told[label] & is_known
 
 
 class Budget:
@@ -159,20 +168,20 @@ class Budget:
         self._rectangle = np.zeros(m)
         self.shapes: dict[str, set[str]] = {}
 
-    def add(self, signal: Signal, parts: Iterable[tuple[str, Values]]) -> None:
-        """A line's parts [m], of which there is room for one at a time."""
+    def add(self, signal: Signal, parts: Iterable[tuple[str, Values]], own: slice) -> None:
+        """A line's parts of a slice of the intervals."""
         for name, u in parts:
             if not np.any(u):
                 continue  # of a column that stays 0, no memory is ever used
             shape = distribution(name, signal)
             self.shapes.setdefault(name, set()).add(shape)
             if KINDS[name].of_lines:
-                self._of(self._shared, name)[:] += u
+                self._of(self._shared, name)[own] += u
             else:
                 group = name if self._details else ("gain" if KINDS[name].of_repeats else "sampling")
-                self._of(self._squares, group)[:] += u**2
+                self._of(self._squares, group)[own] += u**2
                 if (even := 1.0 if shape == "rectangular" else _even_share(name, signal)) > 0:
-                    self._rectangle = one_rectangle(self._rectangle, even * u)
+                    self._rectangle[own] = one_rectangle(self._rectangle[own], even * u)
 
     @property
     def parts(self) -> dict[str, Values]:

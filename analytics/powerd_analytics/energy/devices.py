@@ -15,7 +15,7 @@ from powerd_analytics.energy.lines import Upto, upto
 from powerd_analytics.energy.model import LineModel, fit
 from powerd_analytics.energy.states import States
 from powerd_analytics.energy.uncertainty import factor
-from powerd_analytics.runs.phases import Phases
+from powerd_analytics.runs.phases import Phases, moments_of, pieces
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import SLICE, Signal, load_together
@@ -64,7 +64,7 @@ class Part:
         key = "upto", id(signal)
         if key not in self.known:
             ends = np.array([self.run.begin_ns, self.run.end_ns])
-            every = np.unique(np.concatenate([moments_ns, ends]))
+            every = moments_of(moments_ns, ends)
             self.known[key] = every, upto(self.model(signal), every)
         every, grown = self.known[key]
         at = np.minimum(np.searchsorted(every, moments_ns), len(every) - 1)
@@ -182,31 +182,40 @@ def _add_up(
     """Add what each line has of intervals up, in ``sums`` and in the budget that is returned."""
     begin, end = intervals
     m = len(begin)
-    of = np.zeros(m, np.int64) if label is None else label.astype(np.int64, copy=False)
+    moments = moments_of(begin, end)
+    # Of the numbers of tens of millions of moments, wide ones would take as much room as the moments.
+    narrow = np.int32 if m < 1 << 30 else np.int64
+    ends: list[Numbers] = [np.searchsorted(moments, x).astype(narrow) for x in intervals]
+    # First of all: what a fit needs on its way has room while there is nothing else.
+    every = {id(s): part.upto(s, moments) for s in part.signals if m and len(s) > 1}
+    del moments
+    of = np.zeros(m, np.int32) if label is None else label
     duration = np.asarray((end - begin) * 1e-9, np.float64)
     budget = Budget(m, details=details)
     missing: Values = np.zeros(m)
     resolvable = np.full(m, bool(part.signals))
-    moments, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
-    ends = place[:m], place[m:]
     for signal in part.signals if m else ():
-        if len(signal) < 2:
+        if (grown := every.get(id(signal))) is None:
             resolvable[:], missing = False, duration.copy()
             continue
-        model = part.model(signal)
-        grown = part.upto(signal, moments)
-        energy = grown.between("energy_j", *ends)
-        lost, outside = grown.between("lost_s", *ends), grown.between("outside_s", *ends)
+        energy, is_missing = np.empty(m), bool(grown.lost_s.any() or grown.outside_s.any())
+        low, high = signal.shown_w() if is_missing else (0.0, 0.0)
+
+        def between(own: slice, grown: Upto = grown) -> Upto:
+            return grown.between(ends[0][own], ends[1][own])
+
+        for own in pieces(m):
+            here = between(own)
+            energy[own] = here.energy_j
+            if is_missing:
+                missing[own] = np.maximum(missing[own], here.lost_s + here.outside_s)
+                if "off_by_j" in sums:
+                    sums["off_by_j"][own] += here.lost_s * (high - low) + here.outside_s * max(abs(high), abs(low))
         if "energy_j" in sums:
             sums["energy_j"] += energy
-        if lost.any() or outside.any():
-            missing = np.maximum(missing, lost + outside)
-            low, high = signal.shown_w()
-            if "off_by_j" in sums:
-                sums["off_by_j"] += lost * (high - low) + outside * max(abs(high), abs(low))
-        own2 = grown.between("variance_j2", *ends), grown.between("missing_j2", *ends)
-        parts, told = line_parts(model, intervals, of, energy, own2, edge_bound_ns)
-        budget.add(signal, parts)
+        parts, told = line_parts(part.model(signal), intervals, of, energy, between, edge_bound_ns)
+        for own in pieces(m):
+            budget.add(signal, parts(own), own)
         resolvable &= told | is_whole
     return budget, Seen(resolvable, missing, duration)
 

@@ -20,6 +20,7 @@ from powerd_analytics.signals.streams import cores_of
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
+Numbers = NDArray[np.signedinteger[Any]]
 
 USUAL = 1.2
 """Distances of two readings up to this many usual ones count as usual."""
@@ -45,12 +46,10 @@ class Upto:
     def zeros(cls, m: int) -> Upto:
         return cls(np.zeros(m, np.longdouble), *(np.zeros(m) for _ in range(4)))
 
-    def between(self, name: str, begin: NDArray[np.intp], end: NDArray[np.intp]) -> Values:
-        """The differences of a column for pairs of moments, by their numbers."""
-        column = getattr(self, name)
-        if not column.any():
-            return np.zeros(len(begin))  # takes no memory until something is written
-        return np.asarray(column[end] - column[begin], np.float64)
+    def between(self, begin: Numbers, end: Numbers) -> Upto:
+        """The differences for pairs of moments, by their numbers."""
+        columns = {name: getattr(self, name) for name in Upto.__dataclass_fields__}
+        return Upto(**{name: column[end] - column[begin] for name, column in columns.items()})
 
 
 def upto(model: LineModel, moments_ns: Ints) -> Upto:

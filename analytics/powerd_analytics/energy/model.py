@@ -14,17 +14,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import Cells, States
+from powerd_analytics.runs.phases import pieces
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
+Numbers = NDArray[np.signedinteger[Any]]
 
 MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 """Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
@@ -206,7 +209,7 @@ class LineModel:
         """What readings at moments would show of the model."""
         return self.response.seen(cells, self.watts[cells.column], t_s)
 
-    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Ints) -> tuple[Values, Values]:
+    def leverage(self, begin_ns: Ints, end_ns: Ints, label: Numbers) -> tuple[Values, Values]:
         """[l, q + 4] seconds (joules by unit) by which each unknown moves the energy of all intervals [m] of a label
         together, as the readings that the regression saw tell: the model's part less what its readings take back."""
         labels = int(label.max(initial=-1)) + 1
@@ -223,13 +226,15 @@ class LineModel:
             edges, place = np.unique(np.concatenate([begin, end]), return_inverse=True)
             upto = self._leverage_upto(stretch, stretch.cells.since(edges))
             sign = np.concatenate([np.full(len(begin), -1.0), np.ones(len(end))])
-            both = np.concatenate([label[some], label[some]]) * len(edges) + place
+            both = np.concatenate([label[some], label[some]]).astype(np.int64) * len(edges) + place
             pairs, where = np.unique(both, return_inverse=True)
             weight = np.bincount(where, weights=sign)
             for one in np.unique(pairs // len(edges)).tolist():
                 own = pairs // len(edges) == one
                 total[one] += weight[own] @ upto[pairs[own] % len(edges)]
-        length = np.bincount(label, weights=(end_ns - begin_ns) * 1e-9, minlength=labels)
+        length = np.zeros(labels)
+        for own in pieces(len(label)):
+            length += np.bincount(label[own], weights=(end_ns[own] - begin_ns[own]) * 1e-9, minlength=labels)
         of_all = np.maximum(self.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
         restless = np.where(seconds > 0, np.clip(total[:, q + 4] / of_all, *RESTLESS), 1.0)
         later, earlier = total[:, q + 1], total[:, q + 5]
@@ -287,16 +292,18 @@ class LineModel:
         total = share.sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
 
-    def from_elsewhere(self, begin_ns: Ints, length_s: Values, label: Ints) -> Values:
-        """Variance (J^2) of intervals [m] before which another state lies than before others of their class, such as
-        the first of a training: power may come from there for as long as no reading tells."""
+    def before_w(self, begin_ns: Ints) -> Values:
+        """Power of the states that end where intervals [m] begin."""
         before = self.states.state[np.searchsorted(self.states.edge_ns, begin_ns)]
-        watts = self.watts[self.states.first_column[before + 1] - 1]
-        usual = np.bincount(label, weights=watts) / np.maximum(np.bincount(label), 1)
-        unseen_s = min(EARLY_S, self.residual.spacing_s + self.response.seen_s)
-        return np.asarray(((watts - usual[label]) * np.minimum(length_s, unseen_s) / 2) ** 2)
+        return self.watts[self.states.first_column[before + 1] - 1]
 
-    def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Ints, labels: int) -> NDArray[np.bool_]:
+    def from_elsewhere(self, begin_ns: Ints, length_s: Values, usual_w: Values) -> Values:
+        """Variance (J^2) of intervals [m] before which another power lies than ``usual_w`` before others of their
+        class, such as the first of a training: power may come from there for as long as no reading tells."""
+        unseen_s = min(EARLY_S, self.residual.spacing_s + self.response.seen_s)
+        return np.asarray(((self.before_w(begin_ns) - usual_w) * np.minimum(length_s, unseen_s) / 2) ** 2)
+
+    def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Numbers, labels: int) -> NDArray[np.bool_]:
         """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
         readings."""
         if self.states.lumped < 0:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
-from powerd_analytics.runs.phases import pieces
+from powerd_analytics.runs.phases import moments_of, pieces
 from powerd_analytics.signals.signal import Signal, parts_between
 from powerd_analytics.text import seconds
 
@@ -60,7 +60,7 @@ def moments_seen(t_ns: NDArray[np.int64], begin_ns: NDArray[np.int64]) -> int:
 
     By the length of the mean of exp(2 pi i n x) over the places x of the readings between two beginnings (Rayleigh's
     test of uniformity on a circle): 1 where they always are the same n, about 0 where they are spread."""
-    begin_ns = np.unique(begin_ns)
+    begin_ns = moments_of(begin_ns)
     t = t_ns[slice(*np.searchsorted(t_ns, begin_ns[[0, -1]]))][:MOST_LOOKED_AT] if len(begin_ns) > ENOUGH else t_ns[:0]
     if len(t) < ENOUGH:
         return 0

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import Part, interval_energies
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, sum_of
+from powerd_analytics.runs.phases import moments_of
 
 Ints = NDArray[np.int64]
 
@@ -34,7 +35,7 @@ def without(begin: Ints, end: Ints, hole_begin: Ints, hole_end: Ints) -> tuple[I
     if not len(hole_begin):
         return begin, end
     hole_begin, hole_end = merged(hole_begin, hole_end)
-    at = np.unique(np.concatenate([begin, end, hole_begin, hole_end]))
+    at = moments_of(begin, end, hole_begin, hole_end)
 
     def is_open(begins: Ints, ends: Ints) -> NDArray[np.bool_]:
         return np.asarray(np.searchsorted(begins, at[:-1], "right") > np.searchsorted(ends, at[:-1], "right"))

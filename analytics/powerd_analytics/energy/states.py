@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.phases import Phases
+from powerd_analytics.runs.phases import Phases, moments_of
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -63,24 +63,17 @@ class States:
         begin, end, label = phases.begin_ns, phases.end_ns, phases.label
         if not some.all():
             begin, end, label = begin[some], end[some], label[some]
-        edge_ns = np.sort(np.concatenate([begin, end]), kind="stable")  # which merges what is nearly in order
-        edge_ns = edge_ns[np.append(np.ones(min(len(edge_ns), 1), bool), edge_ns[1:] > edge_ns[:-1])]
+        edge_ns = moments_of(begin, end)
         count = len(phases.classes)
         is_around = np.zeros(count + 1, bool)
         is_around[phases.label[phases.parent[phases.parent >= 0]]] = True
         is_inner = ~is_around[:count]
         # The sum of random numbers of the open phases tells sets of phases apart, and is exact below 2^53.
         weight = np.random.default_rng(_SEED).integers(1, 1 << 40, max(count, 1)).astype(np.float64)
-        columns = np.stack([weight, np.append(is_inner, [False])[: len(weight)].astype(np.float64)])
-        opened = np.searchsorted(edge_ns, begin)
-        closed = np.searchsorted(edge_ns, end)
-        open_sum = [
-            np.concatenate(
-                [[0.0], np.cumsum(_counted(opened, c[label], edge_ns) - _counted(closed, c[label], edge_ns))]
-            )
-            for c in columns
-        ]
-        keys, inner = open_sum[0], open_sum[1] > 0.5
+        opened, closed = np.searchsorted(edge_ns, begin), np.searchsorted(edge_ns, end)
+        keys = _open_sums(opened, closed, weight[label], len(edge_ns))
+        inner = _open_sums(opened, closed, is_inner[label].astype(np.float64), len(edge_ns)) > 0.5
+        del opened, closed  # of tens of millions of phases there is no room for them beside what follows
         state = _told_apart(keys, inner)
         length = np.zeros(len(state))
         length[1:-1] = np.diff(edge_ns) * 1e-9
@@ -134,8 +127,13 @@ class Cells:
         return np.asarray((t_ns - self.origin_ns) * 1e-9, np.float64)
 
 
-def _counted(at: Ints, weight: Values, edge_ns: Ints) -> Values:
-    return np.asarray(np.bincount(at, weights=weight, minlength=len(edge_ns)), np.float64)
+def _open_sums(opened: Ints, closed: Ints, weight: Values, edges: int) -> Values:
+    """[e] sums of the weights [m] of all phases that are open in each interval between edges, of which the phases'
+    begins and ends have the numbers ``opened`` and ``closed``."""
+    change = np.zeros(edges + 1)
+    change[1:] += np.bincount(opened, weights=weight, minlength=edges)
+    change[1:] -= np.bincount(closed, weights=weight, minlength=edges)
+    return np.asarray(np.cumsum(change, out=change))
 
 
 def _told_apart(keys: Values, inner: NDArray[np.bool_]) -> NDArray[np.int64]:
