@@ -9,7 +9,8 @@
 2. With --commands only this: seconds and peak memory of each `joules` command on files of so many readings, which are
    written to a temporary directory and removed.
 
-Targets: at most 3 times `numpy.cumsum`, and 2 GiB of memory. Exit status 1 when one is missed.
+Targets: at most 3 times `numpy.cumsum`, 5 times with the model (which works on two slices at once), and 2 GiB of
+memory. Exit status 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from common import descendants, machine, progress
 PERIOD_NS = 2_000_000
 CHUNK = 1 << 18
 READINGS_A_PHASE = 100
-LIMIT_MIB, LIMIT_RATIO = 2048, 3.0
+LIMIT_MIB = 2048
 
 
 # --- A run file of any length, written in seconds: what repeats from chunk to chunk is compressed once
@@ -297,9 +298,11 @@ def compare_ways(n: int, m: int) -> bool:
     for way, r in results.items():
         ratio = r["s"] / results["numpy.cumsum"]["s"]
         print(f"{way:28s} {r['s']:9.3f} {ratio:9.2f} {r['peak_mib']:9.0f} {r['before_mib']:11.0f} {r['joules']:12.9g}")
-    ratio, peak_mib = results["powerd"]["s"] / results["numpy.cumsum"]["s"], results["powerd"]["peak_mib"]
-    is_met = ratio <= LIMIT_RATIO and peak_mib <= LIMIT_MIB
-    print(f"powerd: {ratio:.2f} times cumsum (target {LIMIT_RATIO:g}), {peak_mib:.0f} MiB (target {LIMIT_MIB})")
+    is_met = True
+    for way, limit in (("powerd", 3.0), ("powerd, with its model", 5.0)):
+        ratio, peak_mib = results[way]["s"] / results["numpy.cumsum"]["s"], results[way]["peak_mib"]
+        is_met &= ratio <= limit and peak_mib <= LIMIT_MIB
+        print(f"{way}: {ratio:.2f} times cumsum (target {limit:g}), {peak_mib:.0f} MiB (target {LIMIT_MIB})")
     return is_met
 
 

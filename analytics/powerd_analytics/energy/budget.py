@@ -25,6 +25,8 @@ from powerd_core.model import CounterConversion, ShuntConversion
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Numbers = NDArray[np.signedinteger[Any]]
+Parts = Callable[[slice], Iterator[tuple[str, Values]]]
+"""Tells the parts of a line's uncertainty by name, one after the other, of a slice of the intervals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def line_parts(
     energy_j: Values,
     between: Callable[[slice], Upto],
     edge_bound_ns: Numbers | None,
-) -> tuple[Callable[[slice], Iterator[tuple[str, Values]]], NDArray[np.bool_]]:
+) -> tuple[Parts, NDArray[np.bool_]]:
     """What tells the parts of one line by name, one after the other, of a slice of the intervals [m]; and which
     intervals are of classes that the line resolves.
 
@@ -156,20 +158,17 @@ def line_parts(
 
 
 class Budget:
-    """Parts of the energies of a device [m], summed over its lines.
+    """Parts of the energies of a device [m], summed over its lines."""
 
-    Without ``details`` only what the combined figures need is kept: `parts` are then not told apart.
-    """
-
-    def __init__(self, m: int, *, details: bool = False) -> None:
-        self._m, self._details = m, details
+    def __init__(self, m: int) -> None:
+        self._m = m
         self._squares: dict[str, Values] = {}
         self._shared: dict[str, Values] = {}
         self._rectangle = np.zeros(m)
         self.shapes: dict[str, set[str]] = {}
 
-    def add(self, signal: Signal, parts: Iterable[tuple[str, Values]], own: slice) -> None:
-        """A line's parts of a slice of the intervals."""
+    def add(self, signal: Signal, parts: Iterable[tuple[str, Values]], own: slice = slice(None)) -> None:
+        """A line's parts of some of the intervals."""
         for name, u in parts:
             if not np.any(u):
                 continue  # of a column that stays 0, no memory is ever used
@@ -178,8 +177,7 @@ class Budget:
             if KINDS[name].of_lines:
                 self._of(self._shared, name)[own] += u
             else:
-                group = name if self._details else ("gain" if KINDS[name].of_repeats else "sampling")
-                self._of(self._squares, group)[own] += u**2
+                self._of(self._squares, name)[own] += u**2
                 if (even := 1.0 if shape == "rectangular" else _even_share(name, signal)) > 0:
                     self._rectangle[own] = one_rectangle(self._rectangle[own], even * u)
 
@@ -194,19 +192,16 @@ class Budget:
             return np.sqrt(self._squares[name][which])
         return self._shared[name][which] if name in self._shared else None
 
-    def taken(self) -> tuple[Values, Values, Values]:
-        """``u_random_j``, ``u_systematic_j`` and ``rectangle_j`` made out of the parts, where these are: of many
-        intervals there is no room for both. Nothing can be asked for afterwards."""
-        random2, total2 = np.zeros(self._m), np.zeros(self._m)
+    def together(self) -> tuple[Values, Values, Values]:
+        """[m] random and systematic standard uncertainty, and the one rectangle within the latter."""
+        random2, total2, rectangle = np.zeros(self._m), np.zeros(self._m), self._rectangle
         for name, square in self._squares.items():
             (total2 if KINDS[name].of_repeats else random2)[:] += square
         for name, u in self._shared.items():
             total2 += u**2
             if "rectangular" in self.shapes[name]:
-                self._rectangle = one_rectangle(self._rectangle, u)
-        self._squares.clear()
-        self._shared.clear()
-        return np.sqrt(random2, out=random2), np.sqrt(total2, out=total2), self._rectangle
+                rectangle = one_rectangle(rectangle, u)
+        return np.sqrt(random2), np.sqrt(total2), rectangle
 
     def _of(self, columns: dict[str, Values], name: str) -> Values:
         return columns.setdefault(name, np.zeros(self._m))

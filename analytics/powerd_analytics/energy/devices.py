@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from powerd_analytics.energy.budget import Budget, line_parts
+from powerd_analytics.energy.budget import Budget, Parts, line_parts
 from powerd_analytics.energy.lines import Upto, upto
 from powerd_analytics.energy.model import LineModel, fit
 from powerd_analytics.energy.states import States
@@ -143,18 +144,16 @@ def interval_energies(
     ``edge_bound_ns`` [m]: how far a device's clock can have put their edges. With ``is_whole`` they are parts of a
     total, which has a number however unsure it is.
     """
-    sums = {name: np.zeros(len(begin_ns)) for name in ("energy_j", "off_by_j")}
-    budget, seen = _add_up(part, (begin_ns, end_ns), label, edge_bound_ns, sums, details=False, is_whole=is_whole)
-    sums["energy_j"][~seen.resolvable] = np.nan
-    u_random, u_systematic, rectangle = budget.taken()
+    lines, energy_j, off_by_j, seen = _lines_of(part, (begin_ns, end_ns), label, edge_bound_ns, is_whole=is_whole)
+    u_random_j, u_systematic_j, rectangle_j = (np.zeros(len(begin_ns)) for _ in range(3))
+    for own in pieces(len(begin_ns)):
+        budget = Budget(own.stop - own.start)
+        for signal, parts in lines:
+            budget.add(signal, parts(own))
+        u_random_j[own], u_systematic_j[own], rectangle_j[own] = budget.together()
+    energy_j[~seen.resolvable] = np.nan
     return PhaseColumns(
-        seen.resolvable,
-        seen.missing_s,
-        seen.duration_s,
-        **sums,
-        u_random_j=u_random,
-        u_systematic_j=u_systematic,
-        rectangle_j=rectangle,
+        seen.resolvable, seen.missing_s, seen.duration_s, energy_j, u_random_j, u_systematic_j, rectangle_j, off_by_j
     )
 
 
@@ -166,20 +165,24 @@ def interval_budget(
     edge_bound_ns: Numbers | None = None,
 ) -> tuple[Budget, Seen]:
     """The parts of the uncertainty of `interval_energies` alone: of many phases there is no room for both."""
-    return _add_up(part, (begin_ns, end_ns), label, edge_bound_ns, {}, details=True)
+    lines, _, _, seen = _lines_of(part, (begin_ns, end_ns), label, edge_bound_ns)
+    budget = Budget(len(begin_ns))
+    for own in pieces(len(begin_ns)):
+        for signal, parts in lines:
+            budget.add(signal, parts(own), own)
+    return budget, seen
 
 
-def _add_up(
+def _lines_of(
     part: Part,
     intervals: tuple[Ints, Ints],
     label: Numbers | None,
     edge_bound_ns: Numbers | None,
-    sums: dict[str, Values],
     *,
-    details: bool,
     is_whole: bool = False,
-) -> tuple[Budget, Seen]:
-    """Add what each line has of intervals up, in ``sums`` and in the budget that is returned."""
+) -> tuple[list[tuple[Signal, Parts]], Values, Values, Seen]:
+    """Of each line with readings what tells the parts of its uncertainty; the lines' energies together, and the bound
+    of what missing readings can have done."""
     begin, end = intervals
     m = len(begin)
     moments = moments_of(begin, end)
@@ -191,9 +194,10 @@ def _add_up(
     del moments
     of = np.zeros(m, np.int32) if label is None else label
     duration = np.asarray((end - begin) * 1e-9, np.float64)
-    budget = Budget(m, details=details)
-    missing: Values = np.zeros(m)
+    missing, off_by = np.zeros(m), np.zeros(m)
     resolvable = np.full(m, bool(part.signals))
+    lines: list[tuple[Signal, Parts]] = []
+    energies: list[Values] = []
     for signal in part.signals if m else ():
         if (grown := every.get(id(signal))) is None:
             resolvable[:], missing = False, duration.copy()
@@ -207,17 +211,15 @@ def _add_up(
         for own in pieces(m):
             here = between(own)
             energy[own] = here.energy_j
-            if is_missing:
-                missing[own] = np.maximum(missing[own], here.lost_s + here.outside_s)
-                if "off_by_j" in sums:
-                    sums["off_by_j"][own] += here.lost_s * (high - low) + here.outside_s * max(abs(high), abs(low))
-        if "energy_j" in sums:
-            sums["energy_j"] += energy
+            if is_missing and (away_s := here.lost_s + here.outside_s).any():  # where these stay 0, no memory is used
+                missing[own] = np.maximum(missing[own], away_s)
+                off_by[own] += here.lost_s * (high - low) + here.outside_s * max(abs(high), abs(low))
         parts, told = line_parts(part.model(signal), intervals, of, energy, between, edge_bound_ns)
-        for own in pieces(m):
-            budget.add(signal, parts(own), own)
         resolvable &= told | is_whole
-    return budget, Seen(resolvable, missing, duration)
+        lines.append((signal, parts))
+        energies.append(energy)
+    together = reduce(np.add, energies) if energies else np.zeros(m)
+    return lines, together, off_by, Seen(resolvable, missing, duration)
 
 
 def part_phase_energies(run: Run, part: Part) -> PhaseColumns:

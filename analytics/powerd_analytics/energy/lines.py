@@ -6,8 +6,11 @@ intervals side by side add up by construction, whatever they are. A signal is wa
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +24,12 @@ from powerd_analytics.signals.streams import cores_of
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 Numbers = NDArray[np.signedinteger[Any]]
+_T = TypeVar("_T")
 
 USUAL = 1.2
 """Distances of two readings up to this many usual ones count as usual."""
+WORKERS = 2
+"""Slices that are worked on at once: numpy lets other threads run, and each slice takes memory."""
 FEW_EDGES = 20
 """Readings for each edge of a state from which on the plain integral is taken between edges."""
 
@@ -55,29 +61,48 @@ class Upto:
 def upto(model: LineModel, moments_ns: Ints) -> Upto:
     """For moments [m] in order, of a signal with two good readings or more."""
     result = Upto.zeros(len(moments_ns))
-    signal = model.signal
     if not len(moments_ns):
         return result
-    start, stop = int(moments_ns[0]), int(moments_ns[-1])
-    first, last = np.searchsorted(signal.cuts_ns, [start, stop], "left")
-    done = 0
     base: list[Any] = [np.longdouble(0), 0.0, 0.0, 0.0, 0.0]
-    numbers = range(int(first), int(last) + 1)
-    for number, (piece, core_begin, core_end) in zip(numbers, cores_of(signal, numbers), strict=True):
-        low, high = max(core_begin, start), min(core_end, stop)
-        upper = len(moments_ns) if number == last else int(np.searchsorted(moments_ns, high, "right"))
-        if len(piece) < 2:
-            continue
-        own = np.concatenate([[low], moments_ns[done:upper], [high]]).astype(np.int64)
-        for i, (name, values) in enumerate(_of_piece(model, piece, low, high, own).items()):
-            if base[i] or values.any():
-                getattr(result, name)[done:upper] = base[i] + values[1:-1]
-                base[i] = base[i] + values[-1]
-        done = upper
+    done = 0
+    with ThreadPoolExecutor(WORKERS) as pool:
+        for own, work in _delayed(_slices(model, moments_ns, pool), WORKERS):
+            for i, (name, values) in enumerate(work.result().items()):
+                if base[i] or values.any():
+                    getattr(result, name)[own] = base[i] + values[1:-1]
+                    base[i] = base[i] + values[-1]
+            done = own.stop
     for i, name in enumerate(Upto.__dataclass_fields__):
         if base[i]:
             getattr(result, name)[done:] = base[i]
     return result
+
+
+def _slices(
+    model: LineModel, moments_ns: Ints, pool: ThreadPoolExecutor
+) -> Iterator[tuple[slice, Future[dict[str, Values]]]]:
+    """Which moments each slice of the signal has, and its columns, which are worked out meanwhile."""
+    signal, done = model.signal, 0
+    start, stop = int(moments_ns[0]), int(moments_ns[-1])
+    first, last = np.searchsorted(signal.cuts_ns, [start, stop], "left")
+    numbers = range(int(first), int(last) + 1)
+    for number, (piece, core_begin, core_end) in zip(numbers, cores_of(signal, numbers), strict=True):
+        low, high = max(core_begin, start), min(core_end, stop)
+        upper = len(moments_ns) if number == last else int(np.searchsorted(moments_ns, high, "right"))
+        if len(piece) >= 2:
+            own = np.concatenate([[low], moments_ns[done:upper], [high]]).astype(np.int64)
+            yield slice(done, upper), pool.submit(_of_piece, model, piece, low, high, own)
+            done = upper
+
+
+def _delayed(items: Iterable[_T], count: int) -> Iterator[_T]:
+    """Items in their order, each when ``count`` later ones are there."""
+    waiting: deque[_T] = deque()
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > count:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints) -> dict[str, Values]:

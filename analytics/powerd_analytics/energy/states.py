@@ -9,11 +9,12 @@ bins of age, fine at the beginning, and one bin of one state is a column of the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.phases import Phases, moments_of
+from powerd_analytics.runs.phases import Phases, moments_of, pieces
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
@@ -83,7 +84,7 @@ class States:
         bin_ends = tuple(_bin_ends(x, is_fine=True) for x in usual)
         if sum(len(ends) + 1 for ends in bin_ends) > MOST_BINS:
             bin_ends = tuple(_bin_ends(x, is_fine=False) for x in usual)
-        return cls(edge_ns, state.astype(np.int32), bin_ends, lumped)
+        return cls(edge_ns, state, bin_ends, lumped)
 
     def cells(self, begin_ns: int, end_ns: int) -> Cells:
         """All cells between two moments, the first and the last cut there."""
@@ -136,36 +137,51 @@ def _open_sums(opened: Ints, closed: Ints, weight: Values, edges: int) -> Values
     return np.asarray(np.cumsum(change, out=change))
 
 
-def _told_apart(keys: Values, inner: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _numbered(values: NDArray[Any]) -> tuple[NDArray[np.int32], int]:
+    """[e] the number of each value among those that differ, and how many these are. They are few: `numpy.unique` would
+    sort all of them, and of tens of millions there is no room for that."""
+    different = values[:0]
+    for own in pieces(len(values)):
+        different = np.union1d(different, values[own])
+    numbers = np.empty(len(values), np.int32)
+    for own in pieces(len(values)):
+        numbers[own] = np.searchsorted(different, values[own])
+    return numbers, len(different)
+
+
+def _told_apart(keys: Values, inner: NDArray[np.bool_]) -> NDArray[np.int32]:
     """[e] numbers of states: sets of phases, and for rests also the sets before and behind."""
-    own = np.unique(keys, return_inverse=True)[1].astype(np.int64) + 1
-    place = np.arange(len(own))
-    before = np.maximum.accumulate(np.where(inner, place, -1))
-    behind = np.minimum.accumulate(np.where(inner, place, len(own))[::-1])[::-1]
-    of = np.concatenate([own, [0]])  # 0 where there is none, by the indexes -1 and len(own)
-    kinds = int(own.max(initial=0)) + 1
-    around = np.where(inner, 0, of[before] * kinds + of[behind] + 1)
-    return np.unique(own * (kinds * kinds + 1) + around, return_inverse=True)[1].astype(np.int64)
+    own, kinds = _numbered(keys)
+    place = np.arange(len(own), dtype=np.int32)
+    before = np.maximum.accumulate(np.where(inner, place, np.int32(-1)))
+    behind = np.minimum.accumulate(np.where(inner, place, np.int32(len(own)))[::-1])[::-1]
+    of = np.append(own + np.int64(1), 0)  # 0 where there is none, by the indexes -1 and len(own)
+    code = np.zeros(len(own), np.int64)
+    for i in pieces(len(own)):
+        around = np.where(inner[i], 0, of[before[i]] * (kinds + 1) + of[behind[i]] + 1)
+        code[i] = of[:-1][i] * ((kinds + 1) ** 2 + 1) + around
+    return _numbered(code)[0]
 
 
-def _most_common(state: NDArray[np.int64], length: Values) -> tuple[NDArray[np.int64], int]:
+def _most_common(state: NDArray[np.int32], length: Values) -> tuple[NDArray[np.int32], int]:
     """Numbers [e] of at most `MOST_STATES` states, and which of them stands for several."""
     numbers = int(state.max(initial=0)) + 1
     if numbers <= MOST_STATES:
         return state, -1
     time = np.bincount(state, weights=length, minlength=numbers)
     order = np.argsort(-time, kind="stable")
-    new = np.full(numbers, MOST_STATES - 1)
+    new = np.full(numbers, MOST_STATES - 1, np.int32)
     new[order[: MOST_STATES - 1]] = np.arange(MOST_STATES - 1)
     return new[state], MOST_STATES - 1
 
 
-def _usual_length(state: NDArray[np.int64], length: Values, numbers: int) -> Values:
+def _usual_length(state: NDArray[np.int32], length: Values, numbers: int) -> Values:
     """[s] upper quartile of how long each state lasts."""
-    order = np.lexsort((length, state))
-    first = np.searchsorted(state[order], np.arange(numbers + 1))
-    at = first[:-1] + np.maximum((first[1:] - first[:-1]) * 3 // 4, 0)
-    return np.asarray(length[order][np.clip(at, 0, len(order) - 1)])
+    usual = np.zeros(numbers)
+    for number in range(numbers):
+        own = length[state == number]
+        usual[number] = np.partition(own, len(own) * 3 // 4)[len(own) * 3 // 4]
+    return usual
 
 
 def _bin_ends(usual_s: float, *, is_fine: bool) -> Values:

@@ -28,8 +28,8 @@ LATE_FACTOR, FLAGGED_FACTOR = 3.5, 1.8
 there. A scan that is late on a busy machine is ordinary sampling, and its uncertainty follows from the signal."""
 IN_MEMORY = 1 << 22
 """Readings of all lines together up to which they are loaded whole: some hundred MB."""
-SLICE = 1 << 20
-"""Readings of a slice. What their phases need on the way is about 400 bytes a reading."""
+SLICE = 1 << 19
+"""Readings of a slice. What their phases need on the way is about 400 bytes a reading, of two slices at once."""
 _MARGIN_SHARE, _LEAST_MARGIN, _RESOLUTIONS = 32, 64, 16
 FAR_NS = 1 << 61
 """Before the first and behind the last moment of any run."""

@@ -48,14 +48,14 @@ def test_a_gain_that_is_off_too_does_not_take_it_out(first: int, last: int, off:
     assert (np.abs(found.energy_j - [40, 20, 40]) <= found.u95_j * (1 + 1e-3) + 1e-4).all()
 
 
-def test_parts_and_sums_agree_whether_parts_are_kept_or_not(tmp_path: Path) -> None:
+def test_parts_and_sums_agree(tmp_path: Path) -> None:
     lines = [steady(150, 900, u_gain=0.02), LineSpec("gpu0.b", lambda at: 50 + at / S * 20, offset_ns=90 * MS)]
     run = read_run(make_run(tmp_path / "run.h5", lines, PHASES))
     (part,) = load_parts(run)
     plain, (budget, _) = part_phase_energies(run, part), part_phase_budget(run, part)
     squares = sum(u**2 for u in budget.parts.values())
     np.testing.assert_allclose(np.sqrt(squares), np.hypot(plain.u_random_j, plain.u_systematic_j), rtol=1e-9)
-    for of_parts, u in zip(budget.taken(), (plain.u_random_j, plain.u_systematic_j), strict=False):
+    for of_parts, u in zip(budget.together(), (plain.u_random_j, plain.u_systematic_j), strict=False):
         np.testing.assert_allclose(of_parts, u, rtol=1e-9)
 
 
