@@ -2,8 +2,9 @@
 
 For each number of ranks, torchrun starts them; local rank 0 records and the others join. Rounds of the plain loop and
 of the loop with `iteration`, `forward`, `backward` and `update` marked take turns, in the same order in all ranks and
-new by chance for each pair. On the CPU a small CNN over gloo, where the ranks share the cores; with `--device cuda`
-ResNet-34 over NCCL with a GPU for each rank; numbers of ranks for which there are not enough GPUs are left out.
+new by chance for each pair. Then the same of the loop under `Meter.watch`, with and without DDP's communication. On
+the CPU a small CNN over gloo, where the ranks share the cores; with `--device cuda` ResNet-34 over NCCL with a GPU for
+each rank; numbers of ranks for which there are not enough GPUs are left out.
 
 Targets: on every rank each iteration has all its phases, none overlaps another or the iteration's edges, so that they
 and the rest are the iteration; and joules of ranks are those of the devices within 1e-9 of them. Exit status 1 when one
@@ -21,11 +22,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import numpy as np
 import torch
-from bench_device import PHASES, UNTIMED, Training
+from bench_device import PHASES, UNTIMED, Step, Training
 from common import machine, median_interval
 
 from powerd_analytics.runs.ranks import ranks_of
@@ -35,6 +38,44 @@ from powerd_client import Meter
 
 CASES = {"cpu": ("small-cnn", 8, "gloo"), "cuda": ("resnet34", 64, "nccl")}
 TARGET = 1e-9
+WAYS = (
+    ("marked", "phases", "plain"),
+    ("watched without communication", "watch", "unwatched"),
+    ("watched with communication", "communication", "unwatched"),
+)
+
+
+@contextmanager
+def watched(meter: Meter, training: Training, *, communication: bool) -> Iterator[Step]:
+    """The plain step under `Meter.watch`."""
+    with meter.watch(training.model, training.optimizer, communication=communication):
+        yield training.plain
+
+
+def rounds(
+    meter: Meter,
+    training: Training,
+    ways: Mapping[str, Callable[[], AbstractContextManager[Step]]],
+    args: argparse.Namespace,
+) -> dict[str, list[float]]:
+    """Milliseconds an iteration of each way, round by round; all ranks take as many steps, in the same order."""
+    import torch.distributed as dist
+
+    world, ms = dist.get_world_size(), {name: [] for name in ways}
+    training.steps(training.plain, 5)
+    # A rank that takes one more step would wait for the others for ever.
+    total = torch.tensor([args.milliseconds / training.ms_per_step(training.plain, 10)], device=training.device)
+    dist.all_reduce(total)
+    count, order = max(3, round(float(total) / world)), random.Random(7)
+    with meter.phase("training", batch_size=training.batch, model=training.name, ranks=world):
+        for _ in range(args.pairs):
+            for name in order.sample(list(ways), len(ways)):
+                with ways[name]() as step:
+                    training.steps(step, UNTIMED)
+                    dist.barrier()
+                    ms[name].append(training.ms_per_step(step, count))
+    time.sleep(0.2)  # readings behind the last phase
+    return ms
 
 
 def worker(args: argparse.Namespace, out: Path) -> None:
@@ -53,21 +94,22 @@ def worker(args: argparse.Namespace, out: Path) -> None:
     training = Training(name, batch, device)
     training.model = DistributedDataParallel(training.model, device_ids=[local] if args.device == "cuda" else None)
     training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.01, momentum=0.9)
-    ms: dict[str, list[float]] = {"plain": [], "phases": []}
     with Meter(out=out) as meter:
-        steps = {"plain": training.plain, "phases": training.phased(meter)}
-        training.steps(training.plain, 5)
-        # All ranks take as many steps: a rank that takes one more would wait for the others for ever.
-        total = torch.tensor([args.milliseconds / training.ms_per_step(training.plain, 10)], device=device)
-        dist.all_reduce(total)
-        count, order = max(3, round(float(total) / world)), random.Random(7)
-        with meter.phase("training", batch_size=training.batch, model=name, ranks=world):
-            for _ in range(args.pairs):
-                for mode in order.sample(list(steps), 2):
-                    training.steps(steps[mode], UNTIMED)
-                    dist.barrier()
-                    ms[mode].append(training.ms_per_step(steps[mode], count))
-        time.sleep(0.2)  # readings behind the last phase
+        step = training.phased(meter)
+        ms = rounds(
+            meter, training, {"plain": lambda: nullcontext(training.plain), "phases": lambda: nullcontext(step)}, args
+        )
+    with Meter(out=out.with_name(f"watched{world}.h5")) as meter:
+        ms |= rounds(
+            meter,
+            training,
+            {
+                "unwatched": lambda: nullcontext(training.plain),
+                "watch": lambda: watched(meter, training, communication=False),
+                "communication": lambda: watched(meter, training, communication=True),
+            },
+            args,
+        )
     (out.parent / f"rank{rank}.json").write_text(json.dumps(ms))
     sys.stdout.flush()
     os._exit(0)  # threads of the backends may abort a process that ends in order
@@ -121,16 +163,17 @@ def phases_fill_iterations(run: Run, rank: int, ms: dict[str, list[float]]) -> b
         overlaps += int((rest < 0).sum())
         incomplete += len(inside) != len(PHASES) or bool(p.cut[inside].any())
     total_ns = int(length[iterations].sum())
-    middle, low, high = median_interval([(b / a - 1) * 100 for a, b in zip(ms["plain"], ms["phases"], strict=True)])
     print(
         f"    rank {rank} on {', '.join(ranks.ranks[rank].devices)}: {len(iterations)} iterations of "
         f"{total_ns / len(iterations) / 1e6:.2f} ms; forward + backward + update {in_phases_ns / total_ns:.2%}, rest "
         f"{1 - in_phases_ns / total_ns:.2%}; {overlaps} phases overlap, {incomplete} iterations lack one"
     )
-    print(
-        f"      plain {statistics.median(ms['plain']):.3f} ms, marked {middle:+.2f} % "
-        f"(95 %: {low:+.2f} .. {high:+.2f}; {len(ms['plain'])} pairs)"
-    )
+    for text, name, plain in WAYS:
+        middle, low, high = median_interval([(b / a - 1) * 100 for a, b in zip(ms[plain], ms[name], strict=True)])
+        print(
+            f"      plain {statistics.median(ms[plain]):.3f} ms, {text} {middle:+.2f} % "
+            f"(95 %: {low:+.2f} .. {high:+.2f}; {len(ms[name])} pairs)"
+        )
     return not overlaps and not incomplete
 
 
