@@ -181,7 +181,7 @@ def by_powerd(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarr
 def by_model(t: np.ndarray, watts: np.ndarray, begin: np.ndarray, end: np.ndarray) -> float:
     """What the tables take: the fit of one model of the power, and with it the integral of each phase, in slices."""
     from powerd_analytics.energy.lines import upto
-    from powerd_analytics.energy.model import fit
+    from powerd_analytics.energy.regression import fit
     from powerd_analytics.energy.states import States
     from powerd_analytics.runs.phases import PhaseClass, Phases, moments_of
     from powerd_analytics.runs.run import RunLine

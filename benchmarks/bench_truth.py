@@ -227,7 +227,7 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
             elif s.low_pass:
                 watts = power.filtered(at + s.low_pass, tau)
             elif s.window:
-                early = np.maximum(at - s.window / 2, 0)
+                early = at - s.window / 2  # before the run power is what it is at its begin
                 watts = (power.joules(at + s.window / 2) - power.joules(early)) / (at + s.window / 2 - early)
             else:
                 watts = power.watts(at)

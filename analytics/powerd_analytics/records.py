@@ -25,12 +25,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from powerd_analytics.energy.rest import merged
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.published import parse_condition
-from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept
+from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept, merged
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
     Progress,

@@ -33,6 +33,7 @@ from powerd_analytics.energy.devices import (
     interval_energies,
     line_energies,
     load_parts,
+    whole_of,
 )
 from powerd_analytics.energy.magnified import energies_with_magnified, magnified_kinds
 from powerd_analytics.energy.reasons import (
@@ -47,7 +48,6 @@ from powerd_analytics.energy.reasons import (
     usable,
     without_readings,
 )
-from powerd_analytics.energy.rest import merged, overlapping, whole_of, without
 from powerd_analytics.energy.uncertainty import (
     COVERAGE_FACTOR,
     MEAN_COLUMNS,
@@ -59,7 +59,17 @@ from powerd_analytics.energy.uncertainty import (
 from powerd_analytics.export import Cell, Column, is_number, table_frame
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import J_PER_KWH, ed2p_js2, edp_js, eds, gflops_per_w, gflops_per_w_paper, mean_power_w
-from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, Phases, as_range, identity, pieces
+from powerd_analytics.runs.phases import (
+    EXECUTED,
+    OPERATIONS,
+    Phases,
+    as_range,
+    identity,
+    merged,
+    overlapping,
+    pieces,
+    without,
+)
 from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import load_bounded

@@ -16,11 +16,10 @@ from powerd_analytics.energy.devices import Part, interval_budget, load_parts, p
 from powerd_analytics.energy.model import LineModel
 from powerd_analytics.energy.reasons import usable
 from powerd_analytics.energy.response import Response
-from powerd_analytics.energy.rest import merged, overlapping
 from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.export import Cell, Column, table_frame, to_json_text
 from powerd_analytics.records import labels_of
-from powerd_analytics.runs.phases import as_range
+from powerd_analytics.runs.phases import as_range, merged, overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
     MAGNIFIED,

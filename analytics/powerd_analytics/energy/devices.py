@@ -13,9 +13,10 @@ from threadpoolctl import threadpool_limits
 
 from powerd_analytics.energy.budget import Budget, Parts, line_parts
 from powerd_analytics.energy.lines import Upto, upto
-from powerd_analytics.energy.model import LineModel, fit
+from powerd_analytics.energy.model import LineModel
+from powerd_analytics.energy.regression import fit
 from powerd_analytics.energy.states import States
-from powerd_analytics.energy.uncertainty import factor
+from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, Estimate, factor, sum_of
 from powerd_analytics.runs.phases import Phases, moments_of, pieces
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
@@ -251,6 +252,28 @@ def phase_energies(run: Run, device: str, provenance: str | None = None) -> Phas
         there = ", ".join(p.provenance for p in parts) or "no lines"
         raise AnalysisError(f"device {device!r} is fed by {there}: say which provenance is meant; they are never added")
     return part_phase_energies(run, chosen[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """Disjoint intervals [m] together."""
+
+    energy: Estimate
+    """NaN where a line has fewer than two readings."""
+    off_by_j: float
+    missing_s: float
+    duration_s: float
+
+
+def whole_of(part: Part, begin_ns: Ints, end_ns: Ints) -> Whole:
+    """Energies of disjoint intervals [m] added up."""
+    columns = interval_energies(part, begin_ns, end_ns, is_whole=True)
+    return Whole(
+        sum_of(*(getattr(columns, name) for name in MEAN_COLUMNS)),
+        float(columns.off_by_j.sum()),
+        float(columns.missing_s.sum()),
+        float(columns.duration_s.sum()),
+    )
 
 
 def line_energies(signals: Sequence[Signal], begin_ns: int, end_ns: int) -> Values:

@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import KINDS
 from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies, part_phase_energies
-from powerd_analytics.energy.rest import merged, without
 from powerd_analytics.energy.uncertainty import NORMAL
-from powerd_analytics.runs.phases import Phases
+from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
 from powerd_analytics.text import seconds

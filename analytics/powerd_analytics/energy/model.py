@@ -1,78 +1,38 @@
-"""The power of every state as one line's readings tell it: a linear regression with priors, and what it leaves over.
+"""What a line's readings tell of the power of every state: the model that all its energies come from.
 
-    y_k = sum over columns c of A[k, c] p[c] + drift(t_k) + r_k
-
-A[k, c] is the share of reading k's weight that lies in bin c of a state (`powerd_analytics.energy.states`), seen
-through the sensor (`powerd_analytics.energy.response`). Three unknowns enter by their derivatives, with priors of their
-own: the windows' place, the lag of power behind its marks, the time constant of a low-pass. How much power moves within
-a state is decided by the evidence of a few smoothness scales together. What is left over, r, is a process correlated in
-time. docs/explanation/energy.md has the theory.
+`powerd_analytics.energy.regression` finds it. The unknowns are the power of each column (a bin of a state), the place
+of the windows, the lag of power behind its marks, and the time constant of a low-pass; what they leave over of the
+readings is a process correlated in time. docs/explanation/energy.md has the theory.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.response import Response, place_limit_ns
+from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.states import Cells, States
 from powerd_analytics.runs.phases import pieces
-from powerd_analytics.signals.signal import LATE_FACTOR, Signal, parts_between
+from powerd_analytics.signals.signal import LATE_FACTOR, Signal
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 Numbers = NDArray[np.signedinteger[Any]]
 
-MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
-"""Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
-STRETCHES = 12
-SMOOTHNESS = (0.03, 0.1, 0.3)
-"""Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
-EARLY_S, EARLY = 10e-3, 2.5
-"""Age up to which the step from one bin to the next may be larger, and by how much."""
-BELIEVED = 500.0
-"""Independent readings' worth of evidence that is believed of one smoothness against another."""
-BELIEVED_AT_ALL = 1e-6
-"""Weight of a smoothness below which its covariance is not worth working out."""
-LEVEL_SHARE = 0.5
-"""Least standard deviation of a state's level beforehand, as a share of the mean power."""
-DRIFTS, DRIFT_SHARE = 4, 0.03
-"""Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
-LEAST_ROBUST = 0.5
-"""Least factor of the covariance by which a correlated residual may make the power of states surer."""
-MISFIT = 5.0
-"""Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
-prior. What the readings' noise leaves open has none."""
-LOCAL, LEAST_WEIGHT = 64, 1 / 256
-"""Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
-ALIASED = 0.5
-"""Share of the variance of what readings see that their means over `LOCAL` of them have wrong, from which on they are
-nearly in step with the iterations."""
-STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
-"""Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
-LEAST_NOISE = 5e-3
-"""Least standard deviation of what is left over, as a share of the readings' range: no two phases take quite the same
-way."""
-ROUNDS = 3
-"""Of finding the power at a shift of the windows, and the shift at that power."""
-TAU_SHARE = 0.06
-"""Standard uncertainty of a low-pass's time constant."""
 MOST_LAG_MS, LAG_VARIABLE = 2.0, "POWERD_LAG_MS"
-MOST_LAGS = 64
-"""Readings over which what is left over is looked at for correlation."""
-STANDS_OUT = 2.0
-"""Standard deviations of a correlation of independent values beyond which it counts."""
-LEAST_LAG_S = 0.12e-3
-"""Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
 LAG_STEP_S, LATE_SHARE = 0.4e-3, 0.75
 """By which the lag is moved to see what it does to an energy, and how much of that it must be to be moved back."""
-_SCALES = np.geomspace(1e-9, 1.0, 109)
+LOCAL = 64
+"""Readings over which the size and the mean of what is left over are looked at."""
+COMES_S = 10e-3
+"""Time within which power comes to a state from the one before."""
+RESTLESS = (0.25, 256.0)
+"""Least and greatest variance of the residual of one class of intervals, over that of all readings."""
 
 
 def most_lag_ns() -> float:
@@ -136,10 +96,6 @@ class Residual:
             for w in (width, spacing)
         ]
         return np.asarray(variance + np.maximum(*ends))
-
-
-RESTLESS = (0.25, 256.0)
-"""Least and greatest variance of the residual of one class of intervals, over that of all readings."""
 
 
 @dataclass(slots=True)
@@ -300,7 +256,7 @@ class LineModel:
     def from_elsewhere(self, begin_ns: Ints, length_s: Values, usual_w: Values) -> Values:
         """Variance (J^2) of intervals [m] before which another power lies than ``usual_w`` before others of their
         class, such as the first of a training: power may come from there for as long as no reading tells."""
-        unseen_s = min(EARLY_S, self.residual.spacing_s + self.response.seen_s)
+        unseen_s = min(COMES_S, self.residual.spacing_s + self.response.seen_s)
         return np.asarray(((self.before_w(begin_ns) - usual_w) * np.minimum(length_s, unseen_s) / 2) ** 2)
 
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Numbers, labels: int) -> NDArray[np.bool_]:
@@ -328,409 +284,3 @@ class LineModel:
         power = np.clip(power, 0, np.maximum(whole, 0))
         plain = np.einsum("lc,cd,ld->l", leverage[:, :q], self.plain[:q, :q], leverage[:, :q])
         return power, np.maximum(whole - power, 0), np.maximum(power - plain, 0)
-
-
-# -- the regression ----------------------------------------------------------------------------------------------------
-
-
-def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineModel:
-    """The model of a line with two good readings or more."""
-    response = Response.of(signal)
-    columns = int(states.first_column[-1])
-    stretches = list(_stretches(signal, states, response, columns))
-    watts = np.concatenate([s.watts[s.is_good] for s in stretches])
-    mean = float(np.mean(watts)) if len(watts) else 0.0
-    low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
-    scale = max(float(high - low), LEVEL_SHARE * abs(mean), 1e-9)
-    place_s = np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3)
-    lag_s = most_lag_ns() * 1e-9 / np.sqrt(6)
-    tau_share = (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0
-    problem = _Problem(
-        states, stretches, mean, scale, LEAST_NOISE * float(high - low), np.array([place_s, lag_s, tau_share])
-    )
-    values, covariance, time = np.zeros(columns + 3), np.zeros((columns + 3, columns + 3)), 1.0
-    plain = covariance
-    values[:columns] = mean
-    if len(watts) >= 2:
-        known, values[:columns] = problem.start(response)
-        best = -np.inf
-        for _ in range(1, ROUNDS):
-            problem.see(response, known, values[:columns])
-            found, spread, time, evidence = problem.solve(time, known)
-            if evidence > best:
-                # What the derivatives say of place, lag and time constant is for the next round: power goes with these.
-                step = spread[:columns, columns:] @ np.linalg.pinv(spread[columns:, columns:]) @ found[columns:]
-                best, values = evidence, np.concatenate([found[:columns] - step, known])
-                covariance, plain = spread, problem.plain
-                kept = [s.design for s in stretches]
-            known = known + np.clip(found[columns : columns + 3], -problem.prior, problem.prior)
-            # Power does not lead its marks.
-            of_lag = spread[columns:, columns + 1]
-            known -= of_lag / max(of_lag[1], 1e-18) * min(known[1], 0.0)
-            known = np.clip(known, -np.sqrt(3) * problem.prior, np.sqrt(3) * problem.prior)
-        for s, design in zip(stretches, kept, strict=True):
-            s.design = design
-        # Power goes with the lag as it does in the regression.
-        with_lag = covariance[:, columns + 1] / max(covariance[columns + 1, columns + 1], 1e-30)
-        least_s2 = min(LEAST_LAG_S, lag_s) ** 2
-        covariance += max(least_s2 - covariance[columns + 1, columns + 1], 0.0) * np.outer(with_lag, with_lag)
-    lag, response = values[columns + 1], _as_known(response, values[columns:])
-    model = LineModel(
-        signal, states, response, float(lag), values[:columns], covariance, plain,
-        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
-    )  # fmt: skip
-    left = [s.watts - model.seen(s.cells, s.t_s) for s in stretches]
-    left = [x * np.sqrt(s.weight) for x, s in zip(left, stretches, strict=True)]
-    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, problem.freedom)
-    return model
-
-
-def _stretches(signal: Signal, states: States, response: Response, columns: int) -> Iterator[Stretch]:
-    """All readings where they are few, else stretches all over the run and where rare states are."""
-    budget = int(np.clip(MOST_ENTRIES // max(columns, 1), LEAST_ROWS, MOST_ROWS))
-    before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
-    if not len(signal.cuts_ns) and len(signal) <= budget:
-        wanted: list[tuple[int, int]] = [(-(1 << 61), 1 << 61)]
-    else:
-        first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
-        rare = np.unique(states.state, return_index=True)[1]
-        rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
-        spread = np.linspace(first, last, STRETCHES + 2).astype(np.int64)
-        moments = np.concatenate([spread, states.edge_ns[rare - 1]])
-        half = int(budget / len(moments) * signal.spacing_ns / 2)
-        wanted = _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
-    pieces = ((p, low, high) for low, high in wanted for p in parts_between(signal, low, high))
-    done_ns = -(1 << 62)
-    for piece, low, high in pieces:
-        # Pieces of a signal in slices overlap by their margins.
-        a, b = np.searchsorted(piece.t_ns, [max(low, done_ns), high])
-        if b - a < 2:
-            continue
-        done_ns = int(piece.t_ns[b - 1])
-        t = piece.t_ns[a:b]
-        cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
-        at = cells.since(t)
-        if signal.is_counter:
-            watts, is_good = np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1]
-        else:
-            watts, is_good = piece.value[a:b].copy(), np.ones(b - a, bool)  # the rest of the slice is not kept
-        yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
-
-
-def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for low, high in spans:
-        if joined and low <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(high, joined[-1][1])
-        else:
-            joined.append((low, high))
-    return joined
-
-
-def _as_known(response: Response, known: Values) -> Response:
-    place, lag, slower = known
-    return response.moved(float(place - lag)).slowed(float(slower))
-
-
-class _Problem:
-    """Normal equations of the regression, and their solution under each smoothness."""
-
-    def __init__(
-        self, states: States, stretches: list[Stretch], mean: float, scale: float, least_w: float, prior: Values
-    ) -> None:
-        self.states, self.stretches, self.mean, self.scale, self.prior = states, stretches, mean, scale, prior
-        self.least_w = least_w
-        self.columns = int(states.first_column[-1])
-        self.freedom, self.plain = 0.0, np.zeros((self.columns + 3, self.columns + 3))
-        """Degrees of freedom, and the covariance of the last solution if only noise were left over."""
-        self.steps = self._steps()
-        self._of, self._is_step = self._independent()
-        ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
-        self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
-
-    def _steps(self) -> Values:
-        """[s] scale of the steps within each state: the range of the readings from when it first lasts until it last
-        does."""
-        t_ns = np.concatenate(
-            [np.round(s.t_s[-len(s.watts) :] * 1e9).astype(np.int64) + s.cells.origin_ns for s in self.stretches]
-            or [np.zeros(0, np.int64)]
-        )
-        watts = np.concatenate([s.watts for s in self.stretches] or [np.zeros(0)])
-        state, edge_ns = self.states.state, self.states.edge_ns
-        scale = np.full(len(self.states.bin_ends_s), self.scale)
-        first = np.unique(state[1:-1], return_index=True)
-        last = np.unique(state[1:-1][::-1], return_index=True)[1]
-        for s, i, k in zip(*first, len(state) - 3 - last, strict=True):
-            some = watts[np.searchsorted(t_ns, edge_ns[i]) : np.searchsorted(t_ns, edge_ns[k + 1])]
-            if k > i and len(some) > LOCAL:
-                low, high = np.percentile(some, [0.5, 99.5])
-                scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), self.scale)
-        return scale
-
-    def see(self, response: Response, known: Values, power: Values | None) -> None:
-        """Build the design at values of place, lag and time constant; with the power, also derivatives by them."""
-        q = self.columns
-        at = _as_known(response, known)
-        size = q + 3 + DRIFTS
-        self.normal, self.right, self.square, self.count = np.zeros((size, size)), np.zeros(size), 0.0, 0
-        step = max(float(np.hypot(*self.prior[:2])) / 4, 0.02e-3)
-        for s in self.stretches:
-            design = np.zeros((len(s.watts), size))
-            design[:, :q] = at.design(s.cells, s.t_s, q)
-            if power is not None:
-                watts = power[s.cells.column]
-                late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step, -step))
-                design[:, q] = (late - early) / (2 * step)
-                design[:, q + 1] = -design[:, q]
-                if response.tau_s:
-                    slow, fast = (at.slowed(x).seen(s.cells, watts, s.t_s) for x in (0.03, -0.03))
-                    design[:, q + 2] = (slow - fast) / 0.06
-            t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
-            along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
-            design[:, q + 3 :] = along[:, 1:]
-            s.design = design
-            rows, good = s.whitened(design), s.whitened(s.watts - self.mean)
-            self.normal += rows.T @ rows
-            self.right += rows.T @ good
-            self.square += float(good @ good)
-            self.count += int(s.is_good.sum())
-
-    def start(self, response: Response) -> tuple[Values, Values]:
-        """Place, lag and time constant to begin with, and the power there: of a few places less the lag, the best.
-
-        From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
-        self.see(response, np.zeros(3), None)
-        first = max(self._under_each(SMOOTHNESS, np.zeros(3)), key=lambda f: f.evidence)
-        self.weigh(first.values[: self.columns] + self.mean)
-        spread, best = self.prior[:2], (-np.inf, np.zeros(3), np.zeros(0))
-        smoothness: Sequence[float] = SMOOTHNESS
-        for share in STARTS:
-            place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
-            known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
-            self.see(response, known, None)
-            most = max(self._under_each(smoothness, known), key=lambda f: f.evidence)
-            # The best smoothness at one of these places is the best one at the others, or nearly so.
-            smoothness = (most.share,)
-            evidence = most.evidence - 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
-            best = max(best, (evidence, known, most.values[: self.columns] + self.mean), key=lambda of: of[0])
-        return best[1:]
-
-    def weigh(self, power: Values) -> None:
-        """Give less weight to readings where what this power of the columns leaves over is larger than usual for
-        seconds: while a GPU starts up, say, which says nothing of the training."""
-        local = []
-        for s in self.stretches:
-            left2 = (s.watts - self.mean - s.design[:, : self.columns] @ (power - self.mean)) ** 2
-            upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.is_good, s.is_good)])
-            ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
-            sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
-            local.append(sums[0] / np.maximum(sums[1], 1))
-        usual = np.median(np.concatenate(local))
-        for s, near in zip(self.stretches, local, strict=True):
-            s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
-        self._take_out_means(power)
-
-    def _take_out_means(self, power: Values) -> None:
-        """Set how much of the mean of every `LOCAL` readings is taken out, by what is left over of them; nothing, and
-        no drift either, where so many readings see another mean than the power has meanwhile, as they do when
-        iterations are nearly in step with them: there it is these means that tell phases apart."""
-        left, seen, aliased = np.zeros((0, LOCAL)), [np.zeros(0)], [np.zeros(0)]
-        for s in self.stretches:
-            fitted = self.mean + s.design[:, : self.columns] @ (power - self.mean)
-            x = ((s.watts - fitted) * np.sqrt(s.weight))[s.weight > 0]
-            left = np.concatenate([left, x[: len(x) // LOCAL * LOCAL].reshape(-1, LOCAL)])
-            blocks = fitted[: len(fitted) // LOCAL * LOCAL].reshape(-1, LOCAL)
-            at = s.t_s[np.minimum(np.arange(len(blocks) + 1) * LOCAL, len(s.t_s) - 1)]
-            mean = np.diff(np.interp(at, s.cells.at_s, s.cells.joules(power[s.cells.column]))) / np.diff(at)
-            aliased.append((blocks.mean(axis=1) - mean) ** 2)
-            seen.append(np.mean((blocks - mean[:, None]) ** 2, axis=1))
-        if np.concatenate(aliased).sum() > ALIASED * np.concatenate(seen).sum():
-            self._of[-DRIFTS:] = 0.0
-        elif len(left):
-            between, within = float(np.mean(left.mean(axis=1) ** 2)), float(np.mean(left.var(axis=1)))
-            for s in self.stretches:
-                s.demeaned = 1 - np.sqrt(min(within / max(LOCAL * between, 1e-300), 1.0))
-
-    def solve(self, time: float, known: Values) -> tuple[Values, NDArray[np.float64], float, float]:
-        """Values and covariance [q + 3] under all smoothness scales, each as its evidence says; the correlation time of
-        what is left over; and the evidence.
-
-        Place, lag and time constant are told as differences from what is ``known``, and their prior is of the sum."""
-        q = self.columns
-        found = self._under_each(SMOOTHNESS, known)
-        evidence = np.array([f.evidence for f in found])
-        weight = np.ones(len(found))
-        for _ in range(2):
-            # Every smoothness is a little wrong: a long run must not make one of them certain.
-            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.count, 1)) / time)
-            weight /= weight.sum()
-            whole = np.einsum("k,kc->c", weight, [f.values for f in found])
-            correlation = self._correlation(whole)
-            time = 1 + 2 * float(correlation.sum())
-        covariance = np.zeros((q + 3, q + 3))
-        repeated = self._repeated(correlation)
-        lack = self._lack_of_fit(whole, min(f.noise2 for f in found))
-        believed = [(w, f) for w, f in zip(weight, found, strict=True) if w > BELIEVED_AT_ALL]
-        plain = np.sum([w * (f.factor @ f.factor.T) for w, f in believed], axis=0)
-        self.plain = plain[: q + 3, : q + 3]
-        for w, f in believed:
-            away = f.values - whole
-            wide = f.robust(self.normal, repeated, q, lack) + np.outer(away, away)
-            covariance += w * wide[: q + 3, : q + 3]
-        self.freedom = float(sum(w * f.freedom for w, f in zip(weight, found, strict=True)))
-        values = whole[: q + 3].copy()
-        values[:q] += self.mean
-        return values, covariance, time, float(evidence.max())
-
-    def _under_each(self, shares: Sequence[float], known: Values) -> list[_Found]:
-        """The solutions under some smoothness scales, as differences from the mean power and from what is ``known``."""
-        prior = np.zeros(len(self.right))
-        prior[self.columns : self.columns + 3] = known
-        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
-        moved = self.normal @ prior
-        square = self.square + 2 * float(self.right @ prior) + float(prior @ moved)
-        normal, right = self._of.T @ self.normal @ self._of, self.right + moved
-        found = [self._under(share, (normal + normal.T) / 2, right, square) for share in shares]
-        return [replace(f, values=f.values - prior) for f in found]
-
-    def _independent(self) -> tuple[Values, NDArray[np.bool_]]:
-        """[size, size] all unknowns as sums of others that are independent beforehand, with a standard deviation of 1:
-        the level of each state, the steps between its bins, and what is no power. And which of these are steps: those
-        are still to be multiplied by the smoothness."""
-        size, first = self.columns + 3 + DRIFTS, self.states.first_column
-        of, is_step = np.zeros((size, size)), np.zeros(size, bool)
-        for state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-            # Power that comes from another level is most restless at first.
-            step = self.steps[state] * np.where(self.states.bin_ends_s[state] < EARLY_S, EARLY, 1.0)
-            behind = np.tri(b - a, b - a - 1, -1)
-            of[a:b, a] = self.scale
-            of[a:b, a + 1 : b] = (behind - behind.mean(axis=0)) * step
-            is_step[a + 1 : b] = True
-        q = self.columns
-        of[q : q + 3, q : q + 3] = np.diag(np.maximum(self.prior, 1e-9))
-        of[q + 3 :, q + 3 :] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale
-        return of, is_step
-
-    def _under(self, share: float, normal: Values, right: Values, square: float) -> _Found:
-        """The solution under one smoothness. In unknowns that are independent beforehand the noise is found by a search
-        along the eigenvectors of the ``normal`` matrix of these."""
-        scale = np.where(self._is_step, share, 1.0)
-        eigen, U = np.linalg.eigh(scale[:, None] * normal * scale)
-        eigen = np.maximum(eigen, 0)
-        of = self._of * scale
-        z = U.T @ (of.T @ right)
-        n = max(self.count, 1)
-        grid = np.maximum(_SCALES * self.scale**2, max(self.least_w**2, 1e-18))[:, None]
-        left = np.maximum(square - np.sum(z**2 / (eigen + grid), axis=1), 0.0)
-        noise = grid[:, 0]
-        evidence = -0.5 * (n * np.log(noise) + np.sum(np.log1p(eigen / grid), axis=1) + left / noise)
-        at = int(np.argmax(evidence))
-        shrunk = noise[at] / (eigen + noise[at])
-        values = of @ (U @ (z / (eigen + noise[at])))
-        return _Found(
-            share, values, of, U * np.sqrt(shrunk), float(noise[at]), float(evidence[at]), float(np.sum(1 - shrunk))
-        )
-
-    def _correlation(self, values: Values) -> Values:
-        """Of what is left over, at one reading's distance and more, up to where it does not stand out any more."""
-        left = [s.whitened(s.watts - self.mean - s.design @ values) for s in self.stretches]
-        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
-        rho = covariance[1:] / covariance[0] if covariance[0] > 0 else np.zeros(MOST_LAGS)
-        last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
-        return np.asarray(rho[:last])
-
-    def _lack_of_fit(self, values: Values, noise2: float) -> float:
-        """Which share of the variance of what is left over repeats at the same age of the same state, so that more
-        readings do not make it less: the correlation of neighbours by age, which noise has none of. Of what is less
-        than the least noise ``noise2`` nothing is said."""
-        left, column, age = [], [], []
-        for s in self.stretches:
-            at = s.t_s[1:] if len(s.t_s) > len(s.watts) else s.t_s
-            i = np.clip(np.searchsorted(s.cells.at_s, at, "right") - 1, 0, len(s.cells.column) - 1)
-            good = s.weight > 0
-            left.append(s.whitened(s.watts - self.mean - s.design @ values)[good])
-            column.append(s.cells.column[i][good])
-            age.append((at - s.cells.at_s[i])[good])
-        x = np.concatenate(left)[np.lexsort((np.concatenate(age), np.concatenate(column)))]
-        square = float(x @ x)
-        share = float(x[1:] @ x[:-1]) / square if square > 0 else 0.0
-        share *= min(square / max(len(x) * noise2, 1e-300), 1.0)
-        return min(share, 1.0) if share > STANDS_OUT / np.sqrt(max(len(x), 1)) else 0.0
-
-    def _repeated(self, correlation: Values) -> Values:
-        """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
-
-        Of many lags some stand for those around them."""
-        if not len(correlation):
-            return self.normal
-        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
-        weights = np.add.reduceat(correlation, np.concatenate([[0], (lags[1:] + lags[:-1]) // 2]))
-        total = self.normal / 2
-        for s in self.stretches:
-            rows = s.whitened(s.design)
-            later = np.zeros_like(rows)
-            for lag, weight in zip(lags.tolist(), weights.tolist(), strict=True):
-                later[:-lag] += weight * rows[lag:]
-            total += later.T @ rows
-        return total + total.T
-
-
-@dataclass(frozen=True, slots=True)
-class _Found:
-    """The solution under one smoothness."""
-
-    share: float
-    """The smoothness, one of `SMOOTHNESS`."""
-    values: Values
-    of: Values
-    """The unknowns as sums of those that are independent beforehand."""
-    shrunk: Values
-    """The posterior's covariance of these, if what is left over were independent, is its product with its transpose."""
-    noise2: float
-    evidence: float
-    freedom: float
-
-    @property
-    def factor(self) -> Values:
-        """The same of the unknowns themselves."""
-        return np.asarray(self.of @ self.shrunk)
-
-    def robust(self, normal: Values, repeated: Values, columns: int, lack: float) -> Values:
-        """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
-        one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
-        ``lack`` of what is left over that is no noise."""
-        power, factor = self.shrunk[:columns], self.factor
-        middle = factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
-        middle += (MISFIT - 1) * (power.T @ power)
-        eigen, U = np.linalg.eigh((middle + middle.T) / 2)
-        wide = (factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
-        return np.asarray(wide @ wide.T)
-
-
-def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
-    """Mean products of values so many places apart [lags + 1], 0 where bad, and how many values there are."""
-    total, count = np.zeros(lags + 1), np.zeros(lags + 1)
-    for values, is_good in zip(series, good, strict=True):
-        x, n = np.where(is_good, values, 0.0), len(values)
-        for lag in range(min(lags, n - 1) + 1):
-            total[lag] += float(np.dot(x[lag:], x[: n - lag]))
-            count[lag] += n - lag
-    return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
-
-
-LEAST_KEPT = 0.3
-"""Least correlation, from one reading to the next, of the part of the residual that is no noise."""
-
-
-def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
-    """The process of what is left over, from its correlation over one and two readings."""
-    (c0, c1, c2), count = _autocovariance(left, good, 2)
-    more = count / max(count - freedom, 0.25 * count, 1.0)
-    c0, c1, c2 = (float(c) * more for c in (c0, c1, c2))
-    if c0 <= 0:
-        return Residual(0.0, 0.0, spacing_s, spacing_s)
-    if c1 < STANDS_OUT * c0 / np.sqrt(count):
-        return Residual(c0, 0.0, spacing_s / 4, spacing_s)
-    kept = float(np.clip(c2 / c1, LEAST_KEPT, 0.9999))
-    slow = min(c1 / kept, c0)
-    return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s)

@@ -3,7 +3,9 @@
 A state is the set of phases that are open, of whatever process or thread. Where no innermost phase is open it is a
 rest, and what lies before and behind tells rests apart: the pause between iterations is another state than the moment
 between forward and backward. Since when a state lasts matters too, as power moves within a phase: states are cut into
-bins of age, fine at the beginning, and one bin of one state is a column of the model.
+bins of age, fine at the beginning, and one bin of one state is a column of the model. What follows a step of power
+follows it at once, however long the phase takes: early bins lie at fixed ages. What a phase does later, it does later
+still where it takes longer: later bins lie at shares of the rest of it.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ GROWS = 1.7
 MOST_BINS = 450
 """Where all states together had more, each has a third of the early bins, and quarters: the time of the fit grows with
 the third power of their number."""
+LEAST_STRETCH, MOST_STRETCH = 0.5, 2.0
+"""How much earlier and later than usual the later bins may lie."""
 _SEED = 20240817
-_LONGEST = 56
-"""Intervals last less than 2 to the power of this, in nanoseconds: two years."""
+_FOREVER_NS, _LONGEST = 1 << 50, 56
+"""Of intervals without a beginning or an end; and the power of 2 in nanoseconds that none reaches: two years."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,12 @@ class States:
     """[e - 1] moments at which an interval ends and the next one begins."""
     state: NDArray[np.int32]
     """[e] number of the state."""
+    usual_s: Values
+    """[s] how long each state usually lasts; 0 for one that only lasts for ever."""
     bin_ends_s: tuple[Values, ...]
-    """For each state the ages [k] at which its bins end but the last one, which has no end."""
+    """For each state the ages [k] at which the bins of a usual interval end but the last one, which has no end."""
+    is_rest: NDArray[np.bool_]
+    """[s]"""
     lumped: int
     """Number of the state that stands for several rare ones, -1 for none."""
 
@@ -55,6 +63,26 @@ class States:
     def first_column(self) -> NDArray[np.int64]:
         """[s + 1] number of each state's first column, and of all columns."""
         return np.concatenate([[0], np.cumsum([len(ends) + 1 for ends in self.bin_ends_s])]).astype(np.int64)
+
+    @property
+    def mean_s(self) -> float:
+        """How long intervals last, those without a beginning or an end left out; infinite where there are no others."""
+        return (
+            float(self.edge_ns[-1] - self.edge_ns[0]) * 1e-9 / (len(self.edge_ns) - 1)
+            if len(self.edge_ns) > 1
+            else np.inf
+        )
+
+    @property
+    def before(self) -> NDArray[np.int64]:
+        """[s] the state that each one usually follows, -1 for none."""
+        count = len(self.bin_ends_s)
+        pairs = np.zeros(count**2, np.int64)
+        for own in pieces(len(self.state) - 1):
+            code = self.state[1:][own].astype(np.int64) * count + self.state[:-1][own]
+            pairs += np.bincount(code, minlength=count**2)
+        follows = pairs.reshape(count, count)
+        return np.where(follows.any(axis=1), follows.argmax(axis=1), -1)
 
     @classmethod
     def of(cls, phases: Phases) -> States:
@@ -84,25 +112,39 @@ class States:
         bin_ends = tuple(_bin_ends(x, is_fine=True) for x in usual)
         if sum(len(ends) + 1 for ends in bin_ends) > MOST_BINS:
             bin_ends = tuple(_bin_ends(x, is_fine=False) for x in usual)
-        return cls(edge_ns, state, bin_ends, lumped)
+        is_rest = np.zeros(numbers, bool)
+        is_rest[state[~inner]] = True
+        if lumped >= 0:
+            is_rest[lumped] = False
+        return cls(edge_ns, state, usual, bin_ends, is_rest, lumped)
 
     def cells(self, begin_ns: int, end_ns: int) -> Cells:
         """All cells between two moments, the first and the last cut there."""
         first = int(np.searchsorted(self.edge_ns, begin_ns, "right"))
         last = int(np.searchsorted(self.edge_ns, end_ns, "left"))
         inner = self.edge_ns[first:last]
-        # An interval that began earlier keeps its age; the one before all marks is as old as it can be.
-        since = self.edge_ns[first - 1] if first else begin_ns - (1 << 50)
+        # An interval that is cut keeps its age and its length; what has no beginning is as old as it can be.
+        since = self.edge_ns[first - 1] if first else begin_ns - _FOREVER_NS
+        until = self.edge_ns[last] if last < len(self.edge_ns) else end_ns + _FOREVER_NS
         starts = np.concatenate([[since], inner]).astype(np.int64)
-        length = np.append(inner, end_ns) - starts
-        # Bins of all states on one axis, so that one search finds the last bin of each interval.
+        state, base = self.state[first : last + 1].astype(np.int64), self.first_column
         begins = np.concatenate([np.append(0, np.round(ends * 1e9)) for ends in self.bin_ends_s]).astype(np.int64)
-        base = self.first_column
+        # Bins at fixed ages, and by how much the later ones are moved where an interval takes longer than usual.
+        early_s = [float(ends[ends <= EARLY_S[-1]].max(initial=0.0)) for ends in self.bin_ends_s]
+        early = np.round(np.array(early_s) * 1e9).astype(np.int64)
+        usual = np.maximum(self.usual_s * 1e9 - early, 1.0)
+        stretch = (np.append(inner, until) - starts - early[state]) / usual[state]
+        stretch = np.clip(stretch, LEAST_STRETCH, MOST_STRETCH)
+        moved = np.maximum(begins - np.repeat(early, np.diff(base)), 0)
+        # Bins of all states on one axis, so that one search finds the last bin of each interval.
+        age = np.append(inner, end_ns) - starts
+        late = np.maximum(age - early[state], 0)
+        age += (late / stretch).astype(np.int64) - late
         axis = begins + np.repeat(np.arange(len(base) - 1) << _LONGEST, np.diff(base))
-        state = self.state[first : last + 1].astype(np.int64)
-        count = np.searchsorted(axis, (state << _LONGEST) + length, "left") - base[state]
+        count = np.searchsorted(axis, (state << _LONGEST) + age, "left") - base[state]
         column = np.arange(count.sum()) + np.repeat(base[state] - np.cumsum(count) + count, count)
         at = np.repeat(starts, count) + begins[column]
+        at += (np.repeat(stretch - 1, count) * moved[column]).astype(np.int64)
         keep = max(int(np.searchsorted(at, begin_ns, "right")) - 1, 0)
         at, column = at[keep:], column[keep:]
         at[0] = begin_ns

@@ -22,13 +22,13 @@ from powerd_analytics.campaign import KINDS, Breakdown, Factors, Length, breakdo
 from powerd_analytics.campaign_tables import are_over_machines, field_tables, job_tables, prepared
 from powerd_analytics.colours import REST, phase_colour
 from powerd_analytics.energy.devices import Part, load_parts
-from powerd_analytics.energy.rest import merged
 from powerd_analytics.index import run_files
 from powerd_analytics.jobs import merge_jobs
 from powerd_analytics.records import Record, check_campaign, check_run, records_of
 from powerd_analytics.report import sheets
 from powerd_analytics.report.findings import MOST_SENTENCES, findings, tiles
 from powerd_analytics.report.sheets import shown_sheet
+from powerd_analytics.runs.phases import merged
 from powerd_analytics.runs.run import Progress, Run, no_progress, read_run, recalibrate
 from powerd_analytics.signals.signal import LATE_FACTOR, Signal, load_bounded
 from powerd_analytics.signals.streams import (

@@ -25,6 +25,7 @@ AT_A_TIME = 1 << 20
 """Phases for which more than what is kept of them is in memory together."""
 
 Group = tuple[tuple[str, Any], ...]
+Ints = NDArray[np.int64]
 Whole = NDArray[np.signedinteger[Any]]
 Small = NDArray[np.int32]
 """Numbers of phases, classes, processes: of ten million phases each column is in memory."""
@@ -117,6 +118,51 @@ def moments_of(*times_ns: NDArray[np.int64]) -> NDArray[np.int64]:
     every = np.sort(np.concatenate(times_ns), kind="stable")
     is_new = np.append(np.ones(min(len(every), 1), bool), every[1:] > every[:-1])
     return np.asarray(every[is_new])
+
+
+def merged(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """The union of intervals [m] as disjoint intervals in order."""
+    if not len(begin):
+        return begin, end
+    begin, end = _sorted(begin, end)
+    if all(np.all(begin[some][1:] > end[some][:-1]) for some in _overlapping_pieces(len(begin))):
+        return begin, end  # disjoint as they are, which millions of outermost phases are: no copies
+    reach = np.maximum.accumulate(end)
+    starts = np.flatnonzero(np.concatenate([[True], begin[1:] > reach[:-1]]))
+    return begin[starts], reach[np.append(starts[1:] - 1, len(begin) - 1)]
+
+
+def without(begin: Ints, end: Ints, hole_begin: Ints, hole_end: Ints) -> tuple[Ints, Ints]:
+    """Disjoint intervals in order, less others: what is left of them, as disjoint intervals in order."""
+    if not len(hole_begin):
+        return begin, end
+    hole_begin, hole_end = merged(hole_begin, hole_end)
+    at = moments_of(begin, end, hole_begin, hole_end)
+
+    def is_open(begins: Ints, ends: Ints) -> NDArray[np.bool_]:
+        return np.asarray(np.searchsorted(begins, at[:-1], "right") > np.searchsorted(ends, at[:-1], "right"))
+
+    left = is_open(begin, end) & ~is_open(hole_begin, hole_end)
+    return at[:-1][left], at[1:][left]
+
+
+def overlapping(begin: Ints, end: Ints) -> bool:
+    """Whether any two of the intervals overlap by more than an edge."""
+    begin, end = _sorted(begin, end)
+    return any(bool(np.any(begin[some][1:] < end[some][:-1])) for some in _overlapping_pieces(len(begin)))
+
+
+def _overlapping_pieces(count: int) -> Iterator[slice]:
+    """All of ``count`` rows in pieces, each with the first row of the next."""
+    return (slice(some.start, some.stop + 1) for some in pieces(count))
+
+
+def _sorted(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Intervals in the order of their beginnings, which phases nearly always are in: no copies then."""
+    if all(np.all(begin[some][1:] >= begin[some][:-1]) for some in _overlapping_pieces(len(begin))):
+        return begin, end
+    order = np.argsort(begin, kind="stable")
+    return begin[order], end[order]
 
 
 def as_range(which: NDArray[np.bool_]) -> NDArray[np.bool_] | slice:

@@ -10,9 +10,10 @@ from powerd_analytics.energy.devices import (
     interval_energies,
     load_parts,
     part_phase_energies,
+    whole_of,
 )
-from powerd_analytics.energy.rest import merged, overlapping, whole_of
 from powerd_analytics.energy.uncertainty import MEAN_COLUMNS, sum_of
+from powerd_analytics.runs.phases import merged, overlapping
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.signals.streams import plain_j
 

@@ -41,8 +41,8 @@ def test_nothing_takes_most_where_too_much_is_not_resolvable(tmp_path, short):
     specs = [PhaseSpec("training", 0, 300 * MS, {"model": "m", "batch_size": 8})]
     for at in range(0, 300 * MS, 100 * MS):
         specs.append(PhaseSpec("backward", at + 45 * MS, at + 95 * MS, {}, 0))
-        # Many forward passes of half a millisecond each: together they last as long.
-        begins = [at + i * MS for i in range(44)] if short else [at]
+        # Many forward passes of half a millisecond each, between the readings: together they last as long.
+        begins = [at + i * MS + MS // 4 for i in range(44)] if short else [at]
         specs += [PhaseSpec("forward", b, b + (MS // 2 if short else 45 * MS), {}, 0) for b in begins]
     watts = (150.0, 50.0) if short else (50.0, 150.0)
     line = LineSpec("gpu0.a", lambda at: np.where(at // (50 * MS) % 2, watts[1], watts[0]), period_ns=5 * MS)

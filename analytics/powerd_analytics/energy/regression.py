@@ -1,0 +1,536 @@
+"""The regression behind a line's model: what is believed of power beforehand, what the readings say, what is left over.
+
+    y_k = sum over columns c of A[k, c] p[c] + drift(t_k) + r_k
+
+A[k, c] is the share of reading k's weight that lies in column c. Three unknowns enter by their derivatives, with priors
+of their own: the windows' place, the lag of power behind its marks, the time constant of a low-pass; together they are
+the timing. How restless power is within a state, and how soon it comes to the level of a state from that of the one
+before, is decided by the evidence of a few hypotheses together. docs/explanation/energy.md has the theory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from powerd_analytics.energy.model import LOCAL, LineModel, Residual, Stretch, most_lag_ns
+from powerd_analytics.energy.response import Response, place_limit_ns
+from powerd_analytics.energy.states import States
+from powerd_analytics.signals.signal import Signal, parts_between
+
+Values = NDArray[np.float64]
+
+MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
+"""Readings that the regression sees, entries of its design, and readings that it sees of any number of columns."""
+STRETCHES = 12
+RELAXATIONS_S = (0.0, 1e-3, 4e-3)
+"""Time constants with which power comes to a state's level from that of the state before: regulators, capacitors."""
+SMOOTHNESS = (0.03, 0.1, 0.3)
+"""Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
+HYPOTHESES = tuple(product(RELAXATIONS_S, SMOOTHNESS))
+BELIEVED = 500.0
+"""Independent readings' worth of evidence that is believed of one hypothesis against another."""
+BELIEVED_AT_ALL = 1e-6
+"""Weight of a hypothesis below which it is not worth working out."""
+LEVEL_SHARE = 0.5
+"""Least standard deviation of a state's level beforehand, as a share of the mean power."""
+REST_SHARE = 0.5
+"""Standard deviation of a rest's level about what all rests have in common, as a share of that of any level: while
+nothing is marked, less goes on."""
+DRIFTS, DRIFT_SHARE = 4, 0.03
+"""Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+LEAST_NOISE = 0.01
+"""Least standard deviation of a single phase's power about that of its kind, as a share of the readings' range: no two
+take quite the same way. A reading that sees several of them has the less of it."""
+LEAST_ROBUST = 0.5
+"""Least factor of the covariance by which a correlated residual may make the power of states surer."""
+MISFIT = 5.0
+"""Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
+prior. What the readings' noise leaves open has none."""
+LEAST_WEIGHT = 1 / 256
+"""Of readings where what is left over is large."""
+ALIASED = 0.5
+"""Share of the variance of what readings see that their means over `LOCAL` of them have wrong, from which on they are
+nearly in step with the iterations."""
+STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
+"""Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
+ROUNDS = 2
+"""Of finding the power at a timing, and the timing at that power."""
+TAU_SHARE = 0.06
+"""Standard uncertainty of a low-pass's time constant that was not identified."""
+LEAST_LAG_S = 0.12e-3
+"""Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
+MOST_LAGS = 64
+"""Readings over which what is left over is looked at for correlation."""
+STANDS_OUT = 2.0
+"""Standard deviations of a correlation of independent values beyond which it counts."""
+LEAST_KEPT = 0.3
+"""Least correlation, from one reading to the next, of the part of the residual that is no noise."""
+_NOISES = np.geomspace(1e-9, 1.0, 109)
+"""Variances that are tried, over the square of the power's scale."""
+
+
+def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineModel:
+    """The model of a line with two good readings or more."""
+    response = Response.of(signal)
+    stretches = list(_stretches(signal, states, response))
+    regression = _Regression(signal, states, stretches, response, clock_bound_ns)
+    q = regression.columns
+    power, timing = np.full(q, regression.mean_w), np.zeros(3)
+    covariance = plain = np.zeros((q + 3, q + 3))
+    if regression.readings >= 2:
+        known, power = regression.start()
+        best, designs = -np.inf, [s.design for s in stretches]
+        for _ in range(ROUNDS):
+            regression.build(known, power)
+            solution = regression.solve(known)
+            if solution.evidence > best:
+                best, timing, power = solution.evidence, known, solution.power
+                covariance, plain = solution.covariance, solution.plain
+                designs = [s.design for s in stretches]
+            known = regression.next_timing(known, solution)
+        for s, design in zip(stretches, designs, strict=True):
+            s.design = design
+        covariance = regression.with_least_lag(covariance)
+    model = LineModel(
+        signal, states, _at(response, timing), float(timing[1]), power, covariance, plain,
+        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
+    )  # fmt: skip
+    left = [(s.watts - model.seen(s.cells, s.t_s)) * np.sqrt(s.weight) for s in stretches]
+    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, regression.freedom)
+    return model
+
+
+def _stretches(signal: Signal, states: States, response: Response) -> Iterator[Stretch]:
+    """All readings where they are few, else stretches all over the run and where rare states are."""
+    columns = max(int(states.first_column[-1]), 1)
+    budget = int(np.clip(MOST_ENTRIES // columns, LEAST_ROWS, MOST_ROWS))
+    before, behind = (int(x * 1e9) + 5_000_000 for x in response.margin_s)
+    if not len(signal.cuts_ns) and len(signal) <= budget:
+        wanted: list[tuple[int, int]] = [(-(1 << 61), 1 << 61)]
+    else:
+        first, last = int(signal.t_ns[0]), int(signal.t_ns[-1])
+        rare = np.unique(states.state, return_index=True)[1]
+        rare = rare[(rare > 0) & (rare < len(states.state) - 1)]
+        spread = np.linspace(first, last, STRETCHES + 2).astype(np.int64)
+        moments = np.concatenate([spread, states.edge_ns[rare - 1]])
+        half = int(budget / len(moments) * signal.spacing_ns / 2)
+        wanted = _joined([(int(m) - half, int(m) + half) for m in np.sort(moments)])
+    pieces = ((p, low, high) for low, high in wanted for p in parts_between(signal, low, high))
+    done_ns = -(1 << 62)
+    for piece, low, high in pieces:
+        # Pieces of a signal in slices overlap by their margins.
+        a, b = np.searchsorted(piece.t_ns, [max(low, done_ns), high])
+        if b - a < 2:
+            continue
+        done_ns = int(piece.t_ns[b - 1])
+        t = piece.t_ns[a:b]
+        cells = states.cells(int(t[0]) - before, int(t[-1]) + behind)
+        at = cells.since(t)
+        if signal.is_counter:
+            watts, is_good = np.diff(piece.value[a:b]) / np.diff(at), ~piece.broken[a : b - 1]
+        else:
+            watts, is_good = piece.value[a:b].copy(), np.ones(b - a, bool)  # the rest of the slice is not kept
+        yield Stretch(cells, at, watts, is_good, weight=is_good.astype(np.float64))
+
+
+def _joined(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for low, high in spans:
+        if joined and low <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(high, joined[-1][1])
+        else:
+            joined.append((low, high))
+    return joined
+
+
+def _at(response: Response, timing: Values) -> Response:
+    place, lag, slower = timing
+    return response.moved(float(place - lag)).slowed(float(slower))
+
+
+@dataclass(frozen=True, slots=True)
+class _Solution:
+    """Power and timing by all hypotheses together."""
+
+    power: Values
+    """[q] at the timing of the design."""
+    timing: Values
+    """[3] by how much the readings want it otherwise."""
+    covariance: Values
+    """[q + 3, q + 3]"""
+    plain: Values
+    """The same if the prior were right and what is left over noise."""
+    evidence: float
+
+
+class _Regression:
+    """Normal equations of one line, and their solutions.
+
+    The unknowns are the power of each of the q columns less the mean power, the three of the timing, and the drift.
+    """
+
+    def __init__(
+        self, signal: Signal, states: States, stretches: list[Stretch], response: Response, clock_bound_ns: float
+    ) -> None:
+        self.states, self.stretches, self.response = states, stretches, response
+        self.columns = int(states.first_column[-1])
+        watts = np.concatenate([s.watts[s.is_good] for s in stretches] or [np.zeros(0)])
+        self.readings = len(watts)
+        self.mean_w = float(np.mean(watts)) if len(watts) else 0.0
+        low, high = np.percentile(watts, [0.5, 99.5]) if len(watts) else (0.0, 0.0)
+        self.scale_w = max(float(high - low), LEVEL_SHARE * abs(self.mean_w), 1e-9)
+        seen_s = signal.spacing_ns * 1e-9 if response.is_counter else response.width_s
+        several = 1 + seen_s / states.mean_s
+        self.least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
+        self.u_timing = np.array(
+            [
+                np.hypot(place_limit_ns(signal), clock_bound_ns) * 1e-9 / np.sqrt(3),
+                most_lag_ns() * 1e-9 / np.sqrt(6),
+                (signal.line.accuracy.u_filter or TAU_SHARE) if response.tau_s else 0.0,
+            ]
+        )
+        """Standard uncertainties of place (s), lag (s) and time constant (a share of it) beforehand."""
+        self.time, self.freedom = 1.0, 0.0
+        """Correlation time of what is left over, in readings, and degrees of freedom of the last solution."""
+        self._hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
+        steps_w = self._steps_w()
+        self._believed = {relaxation_s: self._prior(relaxation_s, steps_w) for relaxation_s in RELAXATIONS_S}
+        ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
+        self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
+
+    # -- what is believed beforehand
+
+    def _steps_w(self) -> Values:
+        """[s] scale of the steps within each state: the range of the readings from when it first lasts until it last
+        does."""
+        t_ns = np.concatenate(
+            [np.round(s.t_s[-len(s.watts) :] * 1e9).astype(np.int64) + s.cells.origin_ns for s in self.stretches]
+            or [np.zeros(0, np.int64)]
+        )
+        watts = np.concatenate([s.watts for s in self.stretches] or [np.zeros(0)])
+        state, edge_ns = self.states.state, self.states.edge_ns
+        scale = np.full(len(self.states.bin_ends_s), self.scale_w)
+        first = np.unique(state[1:-1], return_index=True)
+        last = np.unique(state[1:-1][::-1], return_index=True)[1]
+        for s, i, k in zip(*first, len(state) - 3 - last, strict=True):
+            some = watts[np.searchsorted(t_ns, edge_ns[i]) : np.searchsorted(t_ns, edge_ns[k + 1])]
+            if k > i and len(some) > LOCAL:
+                low, high = np.percentile(some, [0.5, 99.5])
+                scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), self.scale_w)
+        return scale
+
+    def _prior(self, relaxation_s: float, steps_w: Values) -> Values:
+        """[q + 3 + drifts, as many + 1] all unknowns as sums of others that are independent beforehand, with a standard
+        deviation of 1: the level of each state, what all rests have in common, the steps between a state's bins (still
+        to be multiplied by the smoothness), the timing and the drift."""
+        states, q, first = self.states, self.columns, self.states.first_column
+        prior = np.zeros((q + 3 + DRIFTS, q + 4 + DRIFTS))
+        level = np.zeros((len(first) - 1, prior.shape[1]))
+        level[np.arange(len(level)), first[:-1]] = self.scale_w * np.where(states.is_rest, REST_SHARE, 1.0)
+        level[states.is_rest, -1] = self.scale_w
+        come = self._come_from(relaxation_s) @ level if relaxation_s else level
+        for state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
+            left = self._left_of_before(state, relaxation_s)
+            prior[a:b] = level[state] + left[:, None] * (come[state] - level[state])
+            behind = np.tri(b - a, b - a - 1, -1)
+            prior[a:b, a + 1 : b] += (behind - behind.mean(axis=0)) * steps_w[state]
+        prior[q : q + 3, q : q + 3] = np.diag(np.maximum(self.u_timing, 1e-9))
+        prior[q + 3 :, q + 3 : -1] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale_w
+        return prior
+
+    def _come_from(self, relaxation_s: float) -> Values:
+        """[s, s] shares of all levels in the power that each state begins with: that at the end of the state before,
+        which came from the one before that."""
+        before, count = self.states.before, len(self.states.bin_ends_s)
+        usual_s = self.states.usual_s
+        left = np.where((before >= 0) & (usual_s > 0), np.exp(-usual_s / relaxation_s), 0.0)
+        of_before = np.zeros((count, count))
+        of_before[np.arange(count), before] = before >= 0
+        at_end = np.linalg.solve(np.eye(count) - left[:, None] * of_before, np.diag(1 - left))
+        return np.where(before[:, None] >= 0, of_before @ at_end, np.eye(count))
+
+    def _left_of_before(self, state: int, relaxation_s: float) -> Values:
+        """[b] mean over each bin of what is left of the difference to the power that the state began with."""
+        begins, usual_s = np.append(0.0, self.states.bin_ends_s[state]), float(self.states.usual_s[state])
+        if not relaxation_s:
+            return np.zeros(len(begins))
+        ends = np.append(begins[1:], usual_s if usual_s > begins[-1] else np.inf)
+        grown = np.exp(-begins / relaxation_s) - np.exp(-ends / relaxation_s)
+        return np.asarray(relaxation_s * grown / (ends - begins))
+
+    # -- the normal equations
+
+    def build(self, timing: Values, power: Values | None = None) -> None:
+        """Build the design at a timing; with the power of the columns, also derivatives by the timing."""
+        q, at = self.columns, _at(self.response, timing)
+        size = q + 3 + DRIFTS
+        self.normal, self.right, self.square = np.zeros((size, size)), np.zeros(size), 0.0
+        step_s = max(float(np.hypot(*self.u_timing[:2])) / 4, 0.02e-3)
+        for s in self.stretches:
+            design = np.zeros((len(s.watts), size))
+            design[:, :q] = at.design(s.cells, s.t_s, q)
+            if power is not None:
+                watts = power[s.cells.column]
+                late, early = (at.moved(x).seen(s.cells, watts, s.t_s) for x in (step_s, -step_s))
+                design[:, q] = (late - early) / (2 * step_s)
+                design[:, q + 1] = -design[:, q]
+                if self.response.tau_s:
+                    slow, fast = (at.slowed(x).seen(s.cells, watts, s.t_s) for x in (0.03, -0.03))
+                    design[:, q + 2] = (slow - fast) / 0.06
+            t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
+            along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
+            design[:, q + 3 :] = along[:, 1:]
+            s.design = design
+            rows, watts = s.whitened(design), s.whitened(s.watts - self.mean_w)
+            self.normal += rows.T @ rows
+            self.right += rows.T @ watts
+            self.square += float(watts @ watts)
+
+    def start(self) -> tuple[Values, Values]:
+        """The timing to begin with, and the power there: of a few places less the lag, the best.
+
+        From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
+        self.build(np.zeros(3))
+        self._weigh(self._fits([(0.0, x) for x in SMOOTHNESS], np.zeros(3))[0].values[: self.columns] + self.mean_w)
+        spread, best = self.u_timing[:2], (-np.inf, np.zeros(3), np.zeros(0))
+        hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
+        for share in STARTS:
+            place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
+            known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
+            self.build(known)
+            most = self._fits(hypotheses, known)[0]
+            # The best hypothesis at one of these places is the best one at the others, or nearly so.
+            hypotheses = (most.hypothesis,)
+            evidence = most.evidence - 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
+            best = max(best, (evidence, known, most.values[: self.columns] + self.mean_w), key=lambda of: of[0])
+        return best[1:]
+
+    def _weigh(self, power: Values) -> None:
+        """Give less weight to readings where what this power of the columns leaves over is larger than usual for
+        seconds: while a GPU starts up, say, which says nothing of the training."""
+        local = []
+        for s in self.stretches:
+            left2 = (s.watts - self.mean_w - s.design[:, : self.columns] @ (power - self.mean_w)) ** 2
+            upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.is_good, s.is_good)])
+            ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
+            sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
+            local.append(sums[0] / np.maximum(sums[1], 1))
+        usual = np.median(np.concatenate(local))
+        for s, near in zip(self.stretches, local, strict=True):
+            s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
+        self._take_out_means(power)
+
+    def _take_out_means(self, power: Values) -> None:
+        """Set how much of the mean of every `LOCAL` readings is taken out, by what is left over of them; nothing, and
+        no drift either, where so many readings see another mean than the power has meanwhile, as they do when
+        iterations are nearly in step with them: there it is these means that tell phases apart."""
+        left, seen, aliased = np.zeros((0, LOCAL)), [np.zeros(0)], [np.zeros(0)]
+        for s in self.stretches:
+            fitted = self.mean_w + s.design[:, : self.columns] @ (power - self.mean_w)
+            x = ((s.watts - fitted) * np.sqrt(s.weight))[s.weight > 0]
+            left = np.concatenate([left, x[: len(x) // LOCAL * LOCAL].reshape(-1, LOCAL)])
+            blocks = fitted[: len(fitted) // LOCAL * LOCAL].reshape(-1, LOCAL)
+            at = s.t_s[np.minimum(np.arange(len(blocks) + 1) * LOCAL, len(s.t_s) - 1)]
+            mean = np.diff(np.interp(at, s.cells.at_s, s.cells.joules(power[s.cells.column]))) / np.diff(at)
+            aliased.append((blocks.mean(axis=1) - mean) ** 2)
+            seen.append(np.mean((blocks - mean[:, None]) ** 2, axis=1))
+        if np.concatenate(aliased).sum() > ALIASED * np.concatenate(seen).sum():
+            for prior in self._believed.values():
+                prior[-DRIFTS:] = 0.0
+        elif len(left):
+            between, within = float(np.mean(left.mean(axis=1) ** 2)), float(np.mean(left.var(axis=1)))
+            for s in self.stretches:
+                s.demeaned = 1 - np.sqrt(min(within / max(LOCAL * between, 1e-300), 1.0))
+
+    # -- their solutions
+
+    def solve(self, known: Values) -> _Solution:
+        """By all hypotheses, each as its evidence says, at the design of the timing that is ``known``."""
+        q = self.columns
+        fits = self._fits(self._hypotheses, known)
+        evidence = np.array([f.evidence for f in fits])
+        weight, whole = np.ones(len(fits)), np.zeros(0)
+        correlation = np.zeros(0)
+        for _ in range(2):
+            # Every hypothesis is a little wrong: a long run must not make one of them certain.
+            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.readings, 1)) / self.time)
+            weight /= weight.sum()
+            whole = np.einsum("k,kc->c", weight, [f.values for f in fits])
+            correlation = self._correlation(whole)
+            self.time = 1 + 2 * float(correlation.sum())
+        believed = [(w, f) for w, f in zip(weight, fits, strict=True) if w > BELIEVED_AT_ALL]
+        self._hypotheses = [f.hypothesis for _, f in believed]
+        self.freedom = float(sum(w * f.freedom for w, f in believed))
+        covariance, plain = np.zeros((q + 3, q + 3)), np.zeros((q + 3, q + 3))
+        repeated, lack = self._repeated(correlation), self._lack_of_fit(whole, min(f.noise2 for f in fits))
+        for w, f in believed:
+            away = (f.values - whole)[: q + 3]
+            plain += w * (f.factor @ f.factor.T)[: q + 3, : q + 3]
+            covariance += w * (f.robust(self.normal, repeated, q, lack)[: q + 3, : q + 3] + np.outer(away, away))
+        timing = whole[q : q + 3]
+        with_timing = covariance[:q, q:] @ np.linalg.pinv(covariance[q:, q:])
+        power = whole[:q] + self.mean_w - with_timing @ timing
+        return _Solution(power, timing, covariance, plain, float(evidence.max()))
+
+    def next_timing(self, known: Values, solution: _Solution) -> Values:
+        """Where the readings want it, within what is believed. Power does not lead its marks."""
+        timing = known + np.clip(solution.timing, -self.u_timing, self.u_timing)
+        with_lag = solution.covariance[self.columns :, self.columns + 1]
+        timing -= with_lag / max(with_lag[1], 1e-18) * min(timing[1], 0.0)
+        return np.clip(timing, -np.sqrt(3) * self.u_timing, np.sqrt(3) * self.u_timing)
+
+    def with_least_lag(self, covariance: Values) -> Values:
+        """A covariance with a lag that is known no better than readings can tell; power goes with it as it does in the
+        regression."""
+        variance = covariance[self.columns + 1, self.columns + 1]
+        with_lag = covariance[:, self.columns + 1] / max(variance, 1e-30)
+        least = min(LEAST_LAG_S, float(self.u_timing[1])) ** 2
+        return np.asarray(covariance + max(least - variance, 0.0) * np.outer(with_lag, with_lag))
+
+    def _fits(self, hypotheses: Sequence[tuple[float, float]], known: Values) -> list[_Fit]:
+        """The solutions under some hypotheses, that with the most evidence first, as differences from the mean power
+        and from what is ``known`` of the timing."""
+        q = self.columns
+        prior = np.zeros(len(self.right))
+        prior[q : q + 3] = known
+        # In place of the differences d the sums are solved for: y + D known = A p + D (known + d).
+        moved = self.normal @ prior
+        square, right = self.square + 2 * float(self.right @ prior) + float(prior @ moved), self.right + moved
+        fits = []
+        for relaxation_s in dict.fromkeys(of for of, _ in hypotheses):
+            of = self._believed[relaxation_s]
+            normal = of.T @ self.normal @ of
+            fits += [
+                self._fit(h, of, (normal + normal.T) / 2, of.T @ right, square)
+                for h in hypotheses
+                if h[0] == relaxation_s
+            ]
+        return sorted((replace(f, values=f.values - prior) for f in fits), key=lambda f: -f.evidence)
+
+    def _fit(self, hypothesis: tuple[float, float], of: Values, normal: Values, right: Values, square: float) -> _Fit:
+        """In unknowns that are independent beforehand the noise is found by a search along the eigenvectors of the
+        ``normal`` matrix of these."""
+        is_step = np.zeros(of.shape[1], bool)
+        is_step[: self.columns] = True
+        is_step[self.states.first_column[:-1]] = False
+        scale = np.where(is_step, hypothesis[1], 1.0)
+        eigen, U = np.linalg.eigh(scale[:, None] * normal * scale)
+        eigen = np.maximum(eigen, 0)
+        z = U.T @ (scale * right)
+        noise2 = np.maximum(_NOISES * self.scale_w**2, self.least_noise_w**2)
+        left = np.maximum(square - np.sum(z**2 / (eigen + noise2[:, None]), axis=1), 0.0)
+        evidence = self.readings * np.log(noise2) + np.sum(np.log1p(eigen / noise2[:, None]), axis=1) + left / noise2
+        at = int(np.argmin(evidence))
+        shrunk = noise2[at] / (eigen + noise2[at])
+        of = of * scale
+        values, freedom = of @ (U @ (z / (eigen + noise2[at]))), float(np.sum(1 - shrunk))
+        return _Fit(hypothesis, values, of, U * np.sqrt(shrunk), float(noise2[at]), -0.5 * float(evidence[at]), freedom)
+
+    def _correlation(self, values: Values) -> Values:
+        """Of what is left over, at one reading's distance and more, up to where it does not stand out any more. What is
+        less than the least noise counts as that: no more of it is known to be correlated than is there."""
+        left = [s.whitened(s.watts - self.mean_w - s.design @ values) for s in self.stretches]
+        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
+        rho = covariance[1:] / max(covariance[0], self.least_noise_w**2)
+        last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
+        return np.asarray(rho[:last])
+
+    def _lack_of_fit(self, values: Values, noise2: float) -> float:
+        """Which share of the variance of what is left over repeats at the same age of the same state, so that more
+        readings do not make it less: the correlation of neighbours by age, which noise has none of. Of what is less
+        than the least noise ``noise2`` nothing is said."""
+        left, column, age = [], [], []
+        for s in self.stretches:
+            at = s.t_s[1:] if len(s.t_s) > len(s.watts) else s.t_s
+            i = np.clip(np.searchsorted(s.cells.at_s, at, "right") - 1, 0, len(s.cells.column) - 1)
+            good = s.weight > 0
+            left.append(s.whitened(s.watts - self.mean_w - s.design @ values)[good])
+            column.append(s.cells.column[i][good])
+            age.append((at - s.cells.at_s[i])[good])
+        x = np.concatenate(left)[np.lexsort((np.concatenate(age), np.concatenate(column)))]
+        square = float(x @ x)
+        share = float(x[1:] @ x[:-1]) / square if square > 0 else 0.0
+        share *= min(square / max(len(x) * noise2, 1e-300), 1.0)
+        return min(share, 1.0) if share > STANDS_OUT / np.sqrt(max(len(x), 1)) else 0.0
+
+    def _repeated(self, correlation: Values) -> Values:
+        """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
+
+        Of many lags some stand for those around them."""
+        if not len(correlation):
+            return self.normal
+        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
+        weights = np.add.reduceat(correlation, np.concatenate([[0], (lags[1:] + lags[:-1]) // 2]))
+        total = self.normal / 2
+        for s in self.stretches:
+            rows = s.whitened(s.design)
+            later = np.zeros_like(rows)
+            for lag, weight in zip(lags.tolist(), weights.tolist(), strict=True):
+                later[:-lag] += weight * rows[lag:]
+            total += later.T @ rows
+        return total + total.T
+
+
+@dataclass(frozen=True, slots=True)
+class _Fit:
+    """The solution under one hypothesis."""
+
+    hypothesis: tuple[float, float]
+    """A relaxation (s) and a smoothness."""
+    values: Values
+    of: Values
+    """The unknowns as sums of those that are independent beforehand."""
+    shrunk: Values
+    """The posterior's covariance of these, if what is left over were independent, is its product with its transpose."""
+    noise2: float
+    evidence: float
+    freedom: float
+
+    @property
+    def factor(self) -> Values:
+        """The same of the unknowns themselves."""
+        return np.asarray(self.of @ self.shrunk)
+
+    def robust(self, normal: Values, repeated: Values, columns: int, lack: float) -> Values:
+        """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
+        one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
+        ``lack`` of what is left over that is no noise."""
+        factor = self.factor
+        is_power = np.ones(len(self.shrunk), bool)
+        is_power[columns : columns + 3 + DRIFTS] = False
+        power = self.shrunk[is_power]
+        middle = factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
+        middle += (MISFIT - 1) * (power.T @ power)
+        eigen, U = np.linalg.eigh((middle + middle.T) / 2)
+        wide = (factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
+        return np.asarray(wide @ wide.T)
+
+
+def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
+    """Mean products of values so many places apart [lags + 1], 0 where bad, and how many values there are."""
+    total, count = np.zeros(lags + 1), np.zeros(lags + 1)
+    for values, is_good in zip(series, good, strict=True):
+        x, n = np.where(is_good, values, 0.0), len(values)
+        for lag in range(min(lags, n - 1) + 1):
+            total[lag] += float(np.dot(x[lag:], x[: n - lag]))
+            count[lag] += n - lag
+    return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
+
+
+def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
+    """The process of what is left over, from its correlation over one and two readings."""
+    (c0, c1, c2), count = _autocovariance(left, good, 2)
+    more = count / max(count - freedom, 0.25 * count, 1.0)
+    c0, c1, c2 = (float(c) * more for c in (c0, c1, c2))
+    if c0 <= 0:
+        return Residual(0.0, 0.0, spacing_s, spacing_s)
+    if c1 < STANDS_OUT * c0 / np.sqrt(count):
+        return Residual(c0, 0.0, spacing_s / 4, spacing_s)
+    kept = float(np.clip(c2 / c1, LEAST_KEPT, 0.9999))
+    slow = min(c1 / kept, c0)
+    return Residual(c0 - slow, slow, -spacing_s / float(np.log(kept)), spacing_s)
