@@ -85,6 +85,8 @@ class Case:
     watts: tuple[float, ...] = (110.0, 330.0, 250.0, 140.0)
     names: tuple[str, ...] = ("data", "forward", "backward", "update")
     rest: float = 60.0
+    drift: float = 0.001
+    """Of restless power, from one iteration to the next; two runs that drift do not have equal joules."""
     board: int | None = None
     """Runs with the same number have the same sensor with the same errors."""
 
@@ -181,7 +183,7 @@ def make(path: Path, case: Case) -> Made:
         outer = len(phases)
         phases.append(("iteration", now, now, 0))
         whole = case.iteration * (1 + case.jitter * rng.uniform(-1, 1))
-        slow *= 1 + 0.001 * rng.normal() if case.family == "restless" else 1.0
+        slow *= 1 + case.drift * rng.normal() if case.family == "restless" else 1.0
         for name, share, watts in zip(case.names, case.shares, case.watts, strict=True):
             length = round(whole * share * (1 + case.jitter * rng.uniform(-1, 1)), 9)
             x, w = knots_of(case.family, length, watts * slow, level, rng)
@@ -377,7 +379,7 @@ def pair_cases(count: int) -> list[tuple[Case, Case]]:
     for i in range(count):
         sensor, length, pause = fast[i % 4], (13.1 * MS, 31 * MS, 48 * MS)[i // 4 % 3], (0.0, 0.02, 0.05)[i // 12 % 3]
         case = Case(sensor, FAMILIES[i // 36 % 5], length, pause, 0.05, seconds=4.0, shares=(0.4, 0.6), watts=(330.0, 250.0),
-                    names=("forward", "backward"), board=i)  # fmt: skip
+                    names=("forward", "backward"), drift=0.0, board=i)  # fmt: skip
         pairs.append((replace(case, seed=2 * i), replace(case, seed=2 * i + 1)))
     return pairs
 

@@ -4,7 +4,8 @@ Rows match by phase and setting. A difference has three sources of uncertainty:
 
 - chance, from repeats: runs where there are several, else the iterations of the single runs, which are correlated
   (`powerd_analytics.energy.uncertainty.mean_of` knows that);
-- the sensors: what both sides share (the same sensor's gain and zero) cancels, what each side has of its own does not;
+- the sensors: what both sides share (the same sensor's gain, zero and timing) cancels, what each side has of its own
+  does not;
 - many rows at once: p values are corrected by Holm's method over all rows.
 
 The test is Welch's t. Degrees of freedom are Welch's and Satterthwaite's; those of the sensors are infinite (GUM G.4).
@@ -41,6 +42,7 @@ from powerd_analytics.records import (
 )
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
+from powerd_analytics.signals.signal import Signal
 from powerd_analytics.table import FOLDED as BY_MODEL
 from powerd_analytics.table import MAGNIFIED, is_number_cell, table_of
 from powerd_analytics.text import first_of, with_u95
@@ -118,11 +120,13 @@ class Sensor:
     seconds: float
     u_gain: float
     u_offset_w: float
+    timing_j: Values
+    """[4] of the record by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
 
     @property
     def u_shared_j(self) -> float:
-        """Standard uncertainty by gain and zero."""
-        return hypot(self.u_gain * self.joules, self.u_offset_w * self.seconds)
+        """Standard uncertainty by gain, zero and timing."""
+        return hypot(self.u_gain * self.joules, self.u_offset_w * self.seconds, *self.timing_j)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,27 +166,32 @@ def _samples_of_part(whole: Run, part: Part, records: list[Record]) -> list[Samp
     run, sharing = ranks_of(whole).on(whole, part.device)
     # Before all columns of the device are in memory: of a line one is kept. A device's only line is the device.
     several = part.signals if len(part.signals) > 1 else ()
-    lines = [(s.line, energies_with_magnified(run, replace(part, signals=(s,))).energy_j) for s in several]
+    lines = [(s, energies_with_magnified(run, replace(part, signals=(s,))).energy_j) for s in several]
     columns = energies_with_magnified(run, part)
-    lines = lines or [(s.line, columns.energy_j) for s in part.signals]
+    lines = lines or [(s, columns.energy_j) for s in part.signals]
     ended, good = ~run.phases.cut, usable(columns) & ~run.phases.cut
     samples = []
     for record in records:
         if record["kind"] == "total":
-            samples.append(Sample(record, _NONE, _NONE, _sensors(run, lines, record, slice(None), 1)))
+            samples.append(Sample(record, _NONE, _NONE, _sensors(run, part, lines, record, slice(None), 1)))
             continue
         of_record = run.phases.of([i for i, kind in enumerate(run.phases.classes) if is_of_class(record, kind)])
         which, count = np.flatnonzero(of_record & good), np.count_nonzero(of_record & ended)
         # Without a mean there is nothing to be the spread of; one that was folded is not the mean of the few long ones.
         which = which if record["j_per_batch"] is not None and len(which) >= 0.5 * count else which[:0]
-        sensors = _sensors(run, lines, record, which, sharing)
+        sensors = _sensors(run, part, lines, record, which, sharing)
         seconds = columns.duration_s[of_record & ended]
         samples.append(Sample(record, columns.energy_j[which] / sharing, seconds, sensors))
     return samples
 
 
 def _sensors(
-    run: Run, lines: list[tuple[RunLine, Values]], record: Record, which: NDArray[np.int64] | slice, sharing: int
+    run: Run,
+    part: Part,
+    lines: list[tuple[Signal, Values]],
+    record: Record,
+    which: NDArray[np.int64] | slice,
+    sharing: int,
 ) -> tuple[Sensor, ...]:
     """Each line's part in a record's joules; of totals in proportion to their phases' parts."""
     is_phase = record["kind"] == "phase"
@@ -190,11 +199,19 @@ def _sensors(
     if not isinstance(total, float) or not isinstance(time, float):
         return ()
     sums = [float(np.nansum(joules[which])) for _, joules in lines]
-    shares = [part / sum(sums) if sum(sums) else 0.0 for part in sums]
-    return tuple(
-        Sensor(_identity(run, line), total * share, time / sharing, line.accuracy.u_gain, line.accuracy.u_offset_w)
-        for (line, _), share in zip(lines, shares, strict=True)
-    )
+    sensors = []
+    for (signal, _), joules in zip(lines, sums, strict=True):
+        timing_j = np.zeros(4)
+        if is_phase and record["method"] != MAGNIFIED and len(signal) > 1 and len(run.phases.begin_ns[which]):
+            timing_j = part.model(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
+        share, accuracy = joules / sum(sums) if sum(sums) else 0.0, signal.line.accuracy
+        sensors.append(
+            Sensor(
+                _identity(run, signal.line), total * share, time / sharing, accuracy.u_gain, accuracy.u_offset_w,
+                timing_j,
+            )
+        )  # fmt: skip
+    return tuple(sensors)
 
 
 def _identity(run: Run, line: RunLine) -> str:
@@ -244,9 +261,9 @@ def u_systematic_j(side: Sequence[Sample]) -> float:
 def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> float:
     """Systematic standard uncertainty of ``b - a``.
 
-    Different sensors are off independently. The same sensor is off by the same gain and zero on both sides, so that
-    only their difference counts; what else is systematic (edges, clocks, quantisation, missing readings) comes from
-    each side's own signal and is taken as independent.
+    Different sensors are off independently. The same sensor is off by the same gain and zero on both sides, sees power
+    as late, and the same device is as late behind its marks, so that only the difference of what these do counts. What
+    else is systematic (the model, clocks, quantisation) comes from each side's own signal and is taken as independent.
     """
     u_a, u_b = u_systematic_j(a), u_systematic_j(b)
     rounding = _ROUNDING * max(number_of(s.record, "j_per_batch") or 0.0 for s in [*a, *b])
@@ -254,7 +271,11 @@ def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> f
         return hypot(u_a, u_b, rounding)
     of_a, of_b = _mean_sensors(a), _mean_sensors(b)
     shared = [
-        hypot(x.u_gain * (of_b[name].joules - x.joules), x.u_offset_w * (of_b[name].seconds - x.seconds))
+        hypot(
+            x.u_gain * (of_b[name].joules - x.joules),
+            x.u_offset_w * (of_b[name].seconds - x.seconds),
+            *(of_b[name].timing_j - x.timing_j),
+        )
         for name, x in of_a.items()
     ]
     own = [max(0.0, u**2 - sum(s.u_shared_j**2 for s in lines.values())) for u, lines in ((u_a, of_a), (u_b, of_b))]
@@ -272,6 +293,7 @@ def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
             same[0][1],
             joules=float(np.mean([s.joules / n for n, s in same])),
             seconds=float(np.mean([s.seconds / n for n, s in same])),
+            timing_j=np.mean([s.timing_j / n for n, s in same], axis=0),
         )
         for name, same in parts.items()
     }
@@ -584,7 +606,8 @@ def words(comparison: Comparison) -> list[str]:
         "Where one side has a single run, the other side's scatter from run to run stands for it.": any(
             d.repeats == SPREAD_OF_ONE for d in tested
         ),
-        "Same sensors on both sides: their gain and zero count only for the difference.": joules and all(joules),
+        "Same sensors on both sides: their gain, zero and timing count only for the difference.": joules
+        and all(joules),
         "Different sensors: their gains and zeros are off independently, and that is in ± U95 and p.": (
             joules and not any(joules)
         ),

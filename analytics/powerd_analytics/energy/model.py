@@ -150,6 +150,9 @@ class LineModel:
     posterior: NDArray[np.float64]
     plain: NDArray[np.float64]
     """The posterior if the prior were right and what is left over noise."""
+    common: NDArray[np.float64]
+    """[q + 3, 4] what every run of this sensor has wrong alike, as sums of four independent errors with a standard
+    deviation of 1: by the stated place, lag and time constant, and by what no readings tell of the lag."""
     residual: Residual
     stretches: list[Stretch]
 
@@ -269,6 +272,11 @@ class LineModel:
         lumped = (self.states.state[middle] == self.states.lumped) & is_short
         count = np.bincount(label, minlength=labels)
         return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
+
+    def common_j(self, begin_ns: Ints, end_ns: Ints) -> Values:
+        """[4] what each of the `common` errors does to the mean energy of intervals [m >= 1] of one class."""
+        leverage, _ = self.leverage(begin_ns, end_ns, np.zeros(len(begin_ns), np.int32))
+        return np.asarray(leverage[0, :-1] @ self.common / len(begin_ns))
 
     def variance(self, leverage: Values) -> tuple[Values, Values, Values]:
         """Variances (J^2) [l] of energies with a leverage: by the states' power alone, by what the place, the lag and

@@ -32,6 +32,8 @@ GROWS = 1.7
 MOST_BINS = 450
 """Where all states together had more, each has a third of the early bins, and quarters: the time of the fit grows with
 the third power of their number."""
+FIXED_S = 1.2e-3
+"""Age up to which bins lie where they are however long a phase takes."""
 LEAST_STRETCH, MOST_STRETCH = 0.5, 2.0
 """How much earlier and later than usual the later bins may lie."""
 _SEED = 20240817
@@ -130,7 +132,7 @@ class States:
         state, base = self.state[first : last + 1].astype(np.int64), self.first_column
         begins = np.concatenate([np.append(0, np.round(ends * 1e9)) for ends in self.bin_ends_s]).astype(np.int64)
         # Bins at fixed ages, and by how much the later ones are moved where an interval takes longer than usual.
-        early_s = [float(ends[ends <= EARLY_S[-1]].max(initial=0.0)) for ends in self.bin_ends_s]
+        early_s = [float(ends[ends <= FIXED_S].max(initial=0.0)) for ends in self.bin_ends_s]
         early = np.round(np.array(early_s) * 1e9).astype(np.int64)
         usual = np.maximum(self.usual_s * 1e9 - early, 1.0)
         stretch = (np.append(inner, until) - starts - early[state]) / usual[state]
