@@ -142,7 +142,7 @@ def judge(path: Path, alone_ms: dict[str, float]) -> bool:
 
 
 def main() -> int:
-    args = options(__doc__, batch=[64, 128, 256], seconds=5.0, block=2.5, turns=1)
+    args = options(__doc__, batch=[64, 128, 256], seconds=5.0, block=2.5, turns=1, directory="")
     if not torch.cuda.is_available():
         say("magnified phases: no CUDA here, nothing was measured")
         return 0
@@ -151,7 +151,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         for turn in range(args.turns):
             for batch in args.batch:
-                path = Path(directory) / f"magnify-{batch}-{turn}.h5"
+                path = Path(args.directory or directory) / f"magnify-{batch}-{turn}.h5"
                 met = judge(path, measure(path, batch, args)) and met
     say(f"  target: phases of {1e3 * LEAST_S:g} ms and more within {TARGET:.0%}: {'met' if met else 'MISSED'}")
     return 0 if met else 1

@@ -106,7 +106,7 @@ class _Stretches:
     begin_ns: Ints
     end_ns: Ints
     each_s: float
-    """Mean duration of a repetition."""
+    """Mean time from one repetition to the next: where the GPU waits for the host, longer than the repetition."""
 
 
 def _stretches(p: Phases) -> dict[int, _Stretches]:
@@ -130,11 +130,12 @@ def _stretches(p: Phases) -> dict[int, _Stretches]:
 def _joined(p: Phases, rows: NDArray[np.intp]) -> _Stretches:
     begin, end = p.begin_ns[rows], p.end_ns[rows]
     first = np.flatnonzero(np.append(True, begin[1:] - end[:-1] > APART_NS))
-    from_ns, to_ns = begin[first] + SETTLE_NS, end[np.append(first[1:], len(rows)) - 1]
-    settled = begin >= np.repeat(from_ns, np.diff(np.append(first, len(rows))))
-    each_s = p.duration_s[rows][settled if settled.any() else slice(None)]
+    behind = np.append(first[1:], len(rows))
+    from_ns, to_ns = begin[first] + SETTLE_NS, end[behind - 1]
     is_long = to_ns > from_ns + SETTLE_NS
-    return _Stretches(from_ns[is_long], to_ns[is_long], float(each_s.mean()))
+    settled = np.searchsorted(begin, from_ns[is_long])
+    took_ns, count = to_ns[is_long] - begin[settled], behind[is_long] - settled
+    return _Stretches(from_ns[is_long], to_ns[is_long], float(took_ns.sum()) * 1e-9 / max(int(count.sum()), 1))
 
 
 # -- what it says of the ordinary phases -------------------------------------------------------------------------------

@@ -18,10 +18,11 @@ CLOCK_MHZ = 1980
 ITERATIONS = 60
 
 
-def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ):
+def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, waits=0.0):
     """Iterations with repetitions behind half of them, told by windows of 50 ms.
 
-    ``magnified_in``: the phase that is open over the repetitions, ``epoch`` or ``iteration``, or none.
+    ``magnified_in``: the phase that is open over the repetitions, ``epoch`` or ``iteration``, or none. ``waits``: for
+    the host between repetitions of ``forward``, as a share of it.
     """
     phases, edges, watts, clocks = [], [0], [IDLE_W], [(0, CLOCK_MHZ)]
     t = 300 * MS
@@ -57,6 +58,8 @@ def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ):
             for name in STRETCHES:
                 for _ in range(int(0.4 * S / LENGTH[name])):
                     add(MAGNIFIED + name, LENGTH[name], alone_w[name], magnify)
+                    if waits and name == "forward":
+                        pause(int(waits * LENGTH[name]), IDLE_W)
                 pause(40 * MS, IDLE_W)
             phases[magnify].end_ns = t
             clocks.append((t, CLOCK_MHZ))
@@ -141,3 +144,10 @@ def test_repetitions_at_another_clock_are_refused(tmp_path):
     for name in LENGTH:
         assert rows[name].method != "magnified"
         assert "another clock" in rows[name].note
+
+
+def test_repetitions_between_which_the_gpu_waits_for_the_host_are_refused(tmp_path):
+    rows = rows_of(magnified_run(tmp_path / "r.h5", waits=0.12))
+    assert rows["forward"].method != "magnified"
+    assert "alone it takes 9.27 ms instead of 8.3 ms" in rows["forward"].note
+    assert rows["backward"].method == "magnified"
