@@ -3,7 +3,7 @@
 Rows match by phase and setting. A difference has three sources of uncertainty:
 
 - chance, from repeats: runs where there are several, else the iterations of the single runs, which are correlated
-  (`powerd_analytics.energy.uncertainty.mean_of` knows that);
+  (`mean_of_series` knows that);
 - the sensors: what both sides share (the same sensor's gain, zero and timing) cancels, what each side has of its own
   does not;
 - many rows at once: p values are corrected by Holm's method over all rows.
@@ -27,7 +27,6 @@ from scipy import stats
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnified import energies_with_magnified
 from powerd_analytics.energy.reasons import usable
-from powerd_analytics.energy.uncertainty import mean_of
 from powerd_analytics.export import Cell, Column, cell_text, table_frame
 from powerd_analytics.jobs import merge_jobs
 from powerd_analytics.records import (
@@ -55,6 +54,12 @@ LEVEL = 0.05
 """Of the family of all rows of a comparison, after Holm's correction."""
 MARK_S = 1e-9
 """Marks are whole nanoseconds: no difference is known better, however alike the repeats."""
+NEED_REPEATS, MOST_LAGS = 16, 256
+"""Repeats that it takes to look for correlations among them, and lags up to which that is done."""
+STANDS_OUT = 1.645
+"""Standard deviations of a correlation of independent repeats that 5 % of them exceed."""
+LEAST_LEFT = 0.3
+"""Of the variance of repeats that hang together, after their own mean has been taken from them."""
 _ROUNDING = 1e-12
 """Joules are sums of many numbers: differences below this share of them are the arithmetic's."""
 
@@ -77,10 +82,28 @@ def mean_of_repeats(values: Values) -> Mean:
 
 
 def mean_of_series(values: Values) -> Mean:
-    """Of values [n >= 2] in the order of time, which may be correlated."""
-    none = np.zeros(len(values))
-    mean = mean_of(values, none, none)
-    return Mean(mean.energy_j, mean.u_statistical_j, mean.degrees)
+    """Of values [n >= 2] in the order of time, which may be correlated. Values that are all equal are taken as exact.
+
+    They count for n over their integrated autocorrelation time: the longer one of that of a first-order process, with
+    what their own mean hides of the first correlation (Kendall, 1954), and of the sum of correlations up to the first
+    that does not stand out (Wolff, 2004, equation 49). Where few are left, Student's factor makes the interval wide.
+    """
+    n, away = len(values), values - np.mean(values)
+    square, time = float(away @ away), 1.0
+    if not square > 0:
+        return Mean(float(values.mean()), 0.0, inf)
+    if n >= NEED_REPEATS:
+        first = min((n * float(away[1:] @ away[:-1]) / square + 1) / (n - 3), 1 - 2 / n)
+        summed, window = 1.0, 0
+        for lag in range(1, min(n // 2, MOST_LAGS)):
+            if (rho := float(away[lag:] @ away[:-lag]) / square) < 1 / sqrt(n):
+                break
+            summed, window = summed + 2 * rho, lag
+        of_first = (1 + first) / (1 - first) if first > STANDS_OUT / sqrt(n) else 1.0
+        time = max(of_first, summed * (1 + (2 * window + 1) / n))
+    # Their mean has taken a part of what they have in common out of the deviations, too.
+    u = sqrt(square / (n - 1) / n * time / max(1 - (time - 1) / n, LEAST_LEFT))
+    return Mean(float(values.mean()), u, max(n / time - 1, 2.0) if n > 3 else n - 1)
 
 
 def difference(a: Mean, b: Mean, u_systematic: float = 0.0) -> tuple[float | None, float]:

@@ -322,9 +322,8 @@ def joules_column(record: Record) -> str:
 def mean_figure(figures: Sequence[Figure], *, are_repeats: bool = True) -> Figure:
     """The mean of repeats, or of cells: what is statistical averages out, what is systematic is shared and does not.
 
-    As for phases of a kind (`mean_of`), the statistical part of repeats is the larger of their spread and of what each
-    is known to be unsure of. Differences of other cells are no uncertainty; where nothing is known of one cell's,
-    nothing is of the mean's.
+    The statistical part of repeats is the larger of their spread and of what each is known to be unsure of. Differences
+    of other cells are no uncertainty; where nothing is known of one cell's, nothing is of the mean's.
     """
     n = len(figures)
     if n == 1:

@@ -544,7 +544,7 @@ def _mean_by_rank(columns: PhaseColumns, used: NDArray[np.bool_], tracks: NDArra
         return average_of(*values)
     means = [(average_of(*(v[of_rank == t] for v in values)), int(np.sum(of_rank == t))) for t in present]
     together = {f.name: sum(getattr(m, f.name) * n for m, n in means) / len(of_rank) for f in fields(Estimate)}
-    return Estimate(**together | {"degrees": min(mean.degrees for mean, _ in means)})
+    return Estimate(**together)
 
 
 # -- totals ------------------------------------------------------------------------------------------------------------
