@@ -42,7 +42,6 @@ from powerd_analytics.records import (
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
 from powerd_analytics.signals.signal import Signal
-from powerd_analytics.table import FOLDED as BY_MODEL
 from powerd_analytics.table import MAGNIFIED, is_number_cell, table_of
 from powerd_analytics.text import first_of, with_u95
 from powerd_core.errors import AnalysisError
@@ -531,10 +530,8 @@ def _mean_of_phases(sample: Sample, figure: str) -> Mean | None:
         return None
     mean = mean_of_series(series)
     measured = (number_of(sample.record, "u_statistical_j") or 0.0) if is_joules else 0.0
-    # Phases that happen to agree are still known no better than their readings let them be; those that share a model
-    # differ by their lengths alone, and what readings do not know of each comes on top.
-    is_shared = is_joules and sample.record["method"] in (BY_MODEL, MAGNIFIED)
-    return replace(mean, u=hypot(mean.u, measured) if is_shared else max(mean.u, measured))
+    # Phases that happen to agree are still known no better than their readings let them be.
+    return replace(mean, u=max(mean.u, measured))
 
 
 def _mean_of_fold(sample: Sample, figure: str) -> Mean | None:
