@@ -118,14 +118,12 @@ def line_parts(
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = model.leverage(begin, end, label)
     power2, response2, misfit2 = model.variance(leverage[:, :-1])
-    count, together_s, together_j, before_w = np.zeros((4, labels))
+    together_s, together_j = np.zeros((2, labels))
     for own in pieces(len(begin)):
         of = label[own]
-        count += np.bincount(of, minlength=labels)
         together_s += np.bincount(of, weights=(end[own] - begin[own]) * 1e-9, minlength=labels)
         together_j += np.bincount(of, weights=energy_j[own], minlength=labels)
-        before_w += np.bincount(of, weights=model.before_w(begin[own]), minlength=labels)
-    usual_w = before_w / np.maximum(count, 1)
+    arrivals = model.arrivals()
     told = NORMAL * np.sqrt(power2 + response2) <= LIMIT * np.abs(together_j)
     told &= ~model.is_lumped(begin, end, label, labels)
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
@@ -140,7 +138,7 @@ def line_parts(
         here = between(own)
         between2, missing2 = np.maximum(here.variance_j2, 0), np.maximum(here.missing_j2, 0)
         square = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
-        square = square * restless[of] + model.from_elsewhere(begin[own], length_s, usual_w[of]) + code**2
+        square = square * restless[of] + model.from_elsewhere(begin[own], length_s, arrivals) + code**2
         yield "sampling", np.sqrt(square) if is_known else np.full(len(square), np.nan)
         yield "missing", np.sqrt(missing2)
         yield "model", np.sqrt(power2 - misfit2)[of] * share

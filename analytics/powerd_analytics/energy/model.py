@@ -31,6 +31,8 @@ LOCAL = 64
 """Readings over which the size and the mean of what is left over are looked at."""
 COMES_S = 10e-3
 """Time within which power comes to a state from the one before."""
+ARRIVES = 0.02
+"""Differences of the power that a state follows, as a share of their range, that are not looked at."""
 RESTLESS = (0.25, 256.0)
 """Least and greatest variance of the residual of one class of intervals, over that of all readings."""
 
@@ -251,16 +253,31 @@ class LineModel:
         total = share.sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
 
-    def before_w(self, begin_ns: Ints) -> Values:
-        """Power of the states that end where intervals [m] begin."""
-        before = self.states.state[np.searchsorted(self.states.edge_ns, begin_ns)]
-        return self.watts[self.states.first_column[before + 1] - 1]
+    def arrivals(self) -> tuple[Ints, Values]:
+        """Moments at which a state follows another power than it does on average, as at the begin of a training, and
+        by how many watts that power differs."""
+        states, follows = self.states, self.states.follows
+        last_w = self.watts[states.first_column[1:] - 1]
+        usual_w = follows @ last_w / np.maximum(follows.sum(axis=1), 1)
+        away_w = np.abs(last_w - usual_w[:, None])
+        away_w[away_w < ARRIVES * np.ptp(last_w)] = 0.0
+        edge_ns, watts = [np.zeros(0, np.int64)], [np.zeros(0)]
+        for own in pieces(len(states.edge_ns)):
+            away = away_w[states.state[1:][own], states.state[:-1][own]]
+            edge_ns.append(states.edge_ns[own][away > 0])
+            watts.append(away[away > 0])
+        return np.concatenate(edge_ns), np.concatenate(watts)
 
-    def from_elsewhere(self, begin_ns: Ints, length_s: Values, usual_w: Values) -> Values:
-        """Variance (J^2) of intervals [m] before which another power lies than ``usual_w`` before others of their
-        class, such as the first of a training: power may come from there for as long as no reading tells."""
+    def from_elsewhere(self, begin_ns: Ints, length_s: Values, arrivals: tuple[Ints, Values]) -> Values:
+        """Variance (J^2) of intervals [m] that begin at or soon after one of the ``arrivals``: power may come from
+        there for as long as no reading tells."""
+        edge_ns, away_w = arrivals
+        if not len(edge_ns):
+            return np.zeros(len(begin_ns))
+        last = np.searchsorted(edge_ns, begin_ns, "right") - 1
         unseen_s = min(COMES_S, self.residual.spacing_s + self.response.seen_s)
-        return np.asarray(((self.before_w(begin_ns) - usual_w) * np.minimum(length_s, unseen_s) / 2) ** 2)
+        left_s = np.where(last >= 0, unseen_s - (begin_ns - edge_ns[last]) * 1e-9, 0.0)
+        return np.asarray((away_w[last] * np.clip(left_s, 0.0, length_s) / 2) ** 2)
 
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Numbers, labels: int) -> NDArray[np.bool_]:
         """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty

@@ -16,7 +16,7 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import linalg
+from scipy import fft, linalg
 
 from powerd_analytics.energy.model import LOCAL, LineModel, Residual, Stretch, most_lag_ns
 from powerd_analytics.energy.response import Response, place_limit_ns
@@ -47,8 +47,6 @@ DRIFTS, DRIFT_SHARE = 4, 0.03
 LEAST_NOISE = 0.01
 """Least standard deviation of a single phase's power about that of its kind, as a share of the readings' range: no two
 take quite the same way. A reading that sees several of them has the less of it."""
-LEAST_ROBUST = 0.5
-"""Least factor of the covariance by which a correlated residual may make the power of states surer."""
 MISFIT = 5.0
 """Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
 prior. What the readings' noise leaves open has none."""
@@ -65,8 +63,8 @@ TAU_SHARE = 0.06
 """Standard uncertainty of a low-pass's time constant that was not identified."""
 LEAST_LAG_S = 0.12e-3
 """Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
-MOST_LAGS = 64
-"""Readings over which what is left over is looked at for correlation."""
+MOST_LAGS, LAGS_OF = 256, 10
+"""Readings over which what is left over is looked at for correlation, at most, and as a part of all of them."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
 LEAST_KEPT = 0.3
@@ -201,6 +199,9 @@ class _Regression:
             ]
         )
         """Standard uncertainties of place (s), lag (s) and time constant (a share of it) beforehand."""
+        lags = int(np.clip(self.readings // LAGS_OF, 1, MOST_LAGS))
+        self.taper = 1 - np.arange(lags + 1) / (lags + 1)
+        """How much what two readings so far apart have in common counts."""
         self.time, self.freedom = 1.0, 0.0
         """Correlation time of what is left over, in readings, and degrees of freedom of the last solution."""
         self._hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
@@ -361,23 +362,21 @@ class _Regression:
         fits = self._fits(self._hypotheses, known)
         evidence = np.array([f.evidence for f in fits])
         weight, whole = np.ones(len(fits)), np.zeros(0)
-        correlation = np.zeros(0)
         for _ in range(2):
             # Every hypothesis is a little wrong: a long run must not make one of them certain.
             weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.readings, 1)) / self.time)
             weight /= weight.sum()
             whole = np.einsum("k,kc->c", weight, [f.values for f in fits])
-            correlation = self._correlation(whole)
-            self.time = 1 + 2 * float(correlation.sum())
+            self.time = self._correlation_time(whole)
         believed = [(w, f) for w, f in zip(weight, fits, strict=True) if w > BELIEVED_AT_ALL]
         self._hypotheses = [f.hypothesis for _, f in believed]
         self.freedom = float(sum(w * f.freedom for w, f in believed))
         covariance, plain = np.zeros((q + 3, q + 3)), np.zeros((q + 3, q + 3))
-        repeated, lack = self._repeated(correlation), self._lack_of_fit(whole, min(f.noise2 for f in fits))
+        scatter, lack = self._scatter(whole), self._lack_of_fit(whole, min(f.noise2 for f in fits))
         for w, f in believed:
             away = (f.values - whole)[: q + 3]
             plain += w * (f.factor @ f.factor.T)[: q + 3, : q + 3]
-            covariance += w * (f.robust(self.normal, repeated, q, lack)[: q + 3, : q + 3] + np.outer(away, away))
+            covariance += w * (f.robust(self.normal, scatter, q, lack)[: q + 3, : q + 3] + np.outer(away, away))
         timing = whole[q : q + 3]
         with_timing = covariance[:q, q:] @ np.linalg.pinv(covariance[q:, q:])
         power = whole[:q] + self.mean_w - with_timing @ timing
@@ -440,14 +439,13 @@ class _Regression:
         values, freedom = of @ (U @ (z / (eigen + noise2[at]))), float(np.sum(1 - shrunk))
         return _Fit(hypothesis, values, of, U * np.sqrt(shrunk), float(noise2[at]), -0.5 * float(evidence[at]), freedom)
 
-    def _correlation(self, values: Values) -> Values:
-        """Of what is left over, at one reading's distance and more, up to where it does not stand out any more. What is
-        less than the least noise counts as that: no more of it is known to be correlated than is there."""
+    def _correlation_time(self, values: Values) -> float:
+        """Of what is left over, in readings, by the correlations that stand out. What is less than the least noise
+        counts as that: no more of it is known to be correlated than is there."""
         left = [s.whitened(s.watts - self.mean_w - s.design @ values) for s in self.stretches]
-        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], MOST_LAGS)
-        rho = covariance[1:] / max(covariance[0], self.least_noise_w**2)
-        last = int(np.argmax(np.append(rho, -1.0) < STANDS_OUT / np.sqrt(max(count, 1))))
-        return np.asarray(rho[:last])
+        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], len(self.taper) - 1)
+        rho = np.abs(covariance / max(covariance[0], self.least_noise_w**2))
+        return 1 + 2 * float((rho * self.taper)[1:][rho[1:] > STANDS_OUT / np.sqrt(max(count, 1))].sum())
 
     def _lack_of_fit(self, values: Values, noise2: float) -> float:
         """Which share of the variance of what is left over repeats at the same age of the same state, so that more
@@ -467,22 +465,19 @@ class _Regression:
         share *= min(square / max(len(x) * noise2, 1e-300), 1.0)
         return min(share, 1.0) if share > STANDS_OUT / np.sqrt(max(len(x), 1)) else 0.0
 
-    def _repeated(self, correlation: Values) -> Values:
-        """The normal matrix of readings that are correlated so: sum over lags of rho A' A shifted by the lag.
+    def _scatter(self, values: Values) -> Values:
+        """What the scores, A' times what is left over, scatter by (Newey and West, 1987): readings that are off alike,
+        one after the other or once in so many, and those that are off by more than others, count as what they are.
 
-        Of many lags some stand for those around them."""
-        if not len(correlation):
-            return self.normal
-        lags = np.unique(np.round(np.geomspace(1, len(correlation), 12)).astype(int))
-        weights = np.add.reduceat(correlation, np.concatenate([[0], (lags[1:] + lags[:-1]) // 2]))
-        total = self.normal / 2
+        By the sums over every window of so many scores in a row, which is the same as their tapered covariances."""
+        total, lags = np.zeros_like(self.normal), len(self.taper)
         for s in self.stretches:
-            rows = s.whitened(s.design)
-            later = np.zeros_like(rows)
-            for lag, weight in zip(lags.tolist(), weights.tolist(), strict=True):
-                later[:-lag] += weight * rows[lag:]
-            total += later.T @ rows
-        return total + total.T
+            rows = s.whitened(s.design) * s.whitened(s.watts - self.mean_w - s.design @ values)[:, None]
+            upto = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(rows, axis=0)])
+            ends = np.clip(np.arange(1, len(rows) + lags)[:, None] - [0, lags], 0, len(rows))
+            sums = upto[ends[:, 0]] - upto[ends[:, 1]]
+            total += sums.T @ sums / lags
+        return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,18 +500,17 @@ class _Fit:
         """The same of the unknowns themselves."""
         return np.asarray(self.of @ self.shrunk)
 
-    def robust(self, normal: Values, repeated: Values, columns: int, lack: float) -> Values:
-        """The covariance with what is left over correlated: Huber's and White's, never less than `LEAST_ROBUST` of the
-        one without in any direction. The prior of the power of ``columns`` counts `MISFIT` times, and so does the share
-        ``lack`` of what is left over that is no noise."""
+    def robust(self, normal: Values, scatter: Values, columns: int, lack: float) -> Values:
+        """The covariance by the ``scatter`` of the scores, in no direction surer than without. The prior of the power
+        of ``columns`` counts `MISFIT` times, and so does the share ``lack`` of what is left over that is no noise."""
         factor = self.factor
         is_power = np.ones(len(self.shrunk), bool)
         is_power[columns : columns + 3 + DRIFTS] = False
         power = self.shrunk[is_power]
-        middle = factor.T @ (repeated - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
+        middle = factor.T @ (scatter / self.noise2 - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
         middle += (MISFIT - 1) * (power.T @ power)
         eigen, U = _eigen((middle + middle.T) / 2)
-        wide = (factor @ U) * np.sqrt(np.maximum(1 + eigen, LEAST_ROBUST))
+        wide = (factor @ U) * np.sqrt(1 + np.maximum(eigen, 0))
         return np.asarray(wide @ wide.T)
 
 
@@ -529,12 +523,12 @@ def _eigen(symmetric: Values) -> tuple[Values, Values]:
 
 def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
     """Mean products of values so many places apart [lags + 1], 0 where bad, and how many values there are."""
-    total, count = np.zeros(lags + 1), np.zeros(lags + 1)
+    total, count, lag = np.zeros(lags + 1), np.zeros(lags + 1), np.arange(lags + 1)
     for values, is_good in zip(series, good, strict=True):
         x, n = np.where(is_good, values, 0.0), len(values)
-        for lag in range(min(lags, n - 1) + 1):
-            total[lag] += float(np.dot(x[lag:], x[: n - lag]))
-            count[lag] += n - lag
+        own = fft.irfft(np.abs(fft.rfft(x, size := fft.next_fast_len(n + lags))) ** 2, size)[: min(lags + 1, n)]
+        total[: len(own)] += own
+        count += np.maximum(n - lag, 0)
     return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
 
 

@@ -76,14 +76,19 @@ class States:
         )
 
     @property
-    def before(self) -> NDArray[np.int64]:
-        """[s] the state that each one usually follows, -1 for none."""
+    def follows(self) -> NDArray[np.int64]:
+        """[s, s] how often each state (row) follows each other one."""
         count = len(self.bin_ends_s)
         pairs = np.zeros(count**2, np.int64)
         for own in pieces(len(self.state) - 1):
             code = self.state[1:][own].astype(np.int64) * count + self.state[:-1][own]
             pairs += np.bincount(code, minlength=count**2)
-        follows = pairs.reshape(count, count)
+        return pairs.reshape(count, count)
+
+    @property
+    def before(self) -> NDArray[np.int64]:
+        """[s] the state that each one usually follows, -1 for none."""
+        follows = self.follows
         return np.where(follows.any(axis=1), follows.argmax(axis=1), -1)
 
     @classmethod

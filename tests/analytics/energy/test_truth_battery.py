@@ -80,12 +80,19 @@ def test_missing_readings_cost_little(tmp_path):
 
 @pytest.mark.parametrize(
     ("seed", "phase"),
-    [(9040, "update"), (9075, "data"), (70611, "update"), (40791, "update")],
-    ids=["jumps at edges", "after a rest", "after steps that come later in longer phases", "the same, of 1.2 ms"],
+    [(9040, "update"), (9075, "data"), (201029, "forward"), (70611, "update"), (40791, "update")],
+    ids=[
+        "jumps at edges",
+        "after a rest",
+        "soon after a rest",
+        "after steps that come later in longer phases",
+        "the same, of 1.2 ms",
+    ],
 )
 def test_no_single_phase_is_far_off(tmp_path, seed, phase):
-    """Phases that each have a level of their own, phases of which the first alone follows a long rest, and phases
-    shorter than the distance of the readings behind one whose power steps at shares of its length."""
+    """Phases that each have a level of their own; phases of which the first alone follows a long rest, or follows soon
+    after one; and phases shorter than the distance of the readings behind one whose power steps at shares of its
+    length."""
     made = truth.make(tmp_path / "run.h5", truth.random_case(seed))
     own = np.array([p[0] == phase for p in made.phases])
     begin, end = (np.array([p[k] for p in made.phases])[own] for k in (1, 2))
