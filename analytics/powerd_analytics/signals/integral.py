@@ -99,10 +99,23 @@ def energy_upto_j(t_ns: ArrayLike, power_w: ArrayLike, moments_ns: Ints) -> NDAr
     upto_j, done = np.zeros(len(moments_ns), np.longdouble), 0
     total_j: Any = np.longdouble(0)
     for i in range(0, len(t), BLOCK):
-        block = Integral.of_power(t[i : i + BLOCK + 1], power[i : i + BLOCK + 1])
-        last = int(np.searchsorted(moments_ns, block.t_ns[-1], "right"))
-        upto_j[done:last] = total_j + block.between(block.t_ns[0], moments_ns[done:last])
-        total_j, done = total_j + block.between(block.t_ns[0], block.t_ns[-1]), last
+        block_ns, watts = _checked(t[i : i + BLOCK + 1], power[i : i + BLOCK + 1], "power_w")
+        if len(block_ns) < 2:
+            break
+        last = int(np.searchsorted(moments_ns, block_ns[-1], "right"))
+        at = np.clip(moments_ns[done:last], block_ns[0], block_ns[-1])
+        # Between moments the readings are summed without a prefix sum.
+        steps_j = (block_ns[1:] - block_ns[:-1]) * 0.5e-9
+        steps_j *= watts[1:] + watts[:-1]
+        k = np.minimum(np.searchsorted(block_ns, at, "right") - 1, len(steps_j) - 1)
+        between_j = np.add.reduceat(steps_j, np.append(0, k))
+        between_j[:-1][np.diff(k, prepend=0) == 0] = 0.0  # of no readings it gives one
+        readings_j = total_j + np.cumsum(between_j, dtype=np.longdouble)
+        share = (at - block_ns[k]) / (block_ns[k + 1] - block_ns[k])
+        upto_j[done:last] = readings_j[:-1] + (at - block_ns[k]) * 1e-9 * (
+            watts[k] + 0.5 * share * (watts[k + 1] - watts[k])
+        )
+        total_j, done = readings_j[-1], last
     upto_j[done:] = total_j
     return upto_j
 
