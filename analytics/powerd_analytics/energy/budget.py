@@ -64,7 +64,7 @@ KINDS = {
 """Shunt tolerance is a part of the gain: `powerd_core.model.Accuracy` does not keep them apart, and for steady voltages
 they act alike."""
 
-LEAST_READINGS = 3
+LEAST_READINGS = 5
 """Fewer say nothing of how sure an energy is."""
 LIMIT = 0.5
 """A class of intervals is resolved when the model's part of U95 is at most this share of its energy."""
@@ -129,7 +129,7 @@ def line_parts(
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
     causes = {"place": place_limit_ns(signal) ** 2 / 3, "clock": clock_ns**2 / 3, "lag": most_lag_ns() ** 2 / 6}
     every = max(sum(causes.values()), 1e-9)
-    is_known = sum(len(stretch.t_s) for stretch in model.stretches) >= LEAST_READINGS
+    is_known = model.readings >= LEAST_READINGS
 
     def parts(own: slice) -> Iterator[tuple[str, Values]]:
         of, joules = label[own], energy_j[own]

@@ -35,6 +35,9 @@ ARRIVES = 0.02
 """Differences of the power that a state follows, as a share of their range, that are not looked at."""
 RESTLESS = (0.25, 256.0)
 """Least and greatest variance of the residual of one class of intervals, over that of all readings."""
+LEAST_SEEN = 0.1
+"""Readings' worth of phases that are to be seen, if there are any: the power of rests says nothing of theirs."""
+_EVER = -(1 << 62), 1 << 62
 
 
 def most_lag_ns() -> float:
@@ -162,6 +165,14 @@ class LineModel:
     def columns(self) -> int:
         return len(self.watts)
 
+    @property
+    def readings(self) -> int:
+        """How many tell something of the power: all that the regression saw, none where they hardly saw a phase."""
+        in_phase = np.repeat(~self.states.is_rest, np.diff(self.states.first_column))
+        seen = sum(float(s.design[s.is_good][:, : self.columns][:, in_phase].sum()) for s in self.stretches)
+        count = sum(int(s.is_good.sum()) for s in self.stretches)
+        return count if seen >= LEAST_SEEN or not in_phase.any() else 0
+
     def upto(self, cells: Cells, t_s: Values) -> Values:
         """Joules of the model from the first cell up to moments."""
         return np.asarray(np.interp(t_s - self.lag_s, cells.at_s, cells.joules(self.watts[cells.column])))
@@ -193,16 +204,28 @@ class LineModel:
             for one in np.unique(pairs // len(edges)).tolist():
                 own = pairs // len(edges) == one
                 total[one] += weight[own] @ upto[pairs[own] % len(edges)]
+        first, last = (int(t) for t in self.signal.t_ns[[0, -1]])
         length = np.zeros(labels)
         for own in pieces(len(label)):
-            length += np.bincount(label[own], weights=(end_ns[own] - begin_ns[own]) * 1e-9, minlength=labels)
+            inside_ns = np.clip(end_ns[own], first, last) - np.clip(begin_ns[own], first, last)
+            length += np.bincount(label[own], weights=inside_ns * 1e-9, minlength=labels)
         of_all = np.maximum(self.residual.all2, 1e-18) * np.maximum(seconds, 1e-12)
         restless = np.where(seconds > 0, np.clip(total[:, q + 4] / of_all, *RESTLESS), 1.0)
         later, earlier = total[:, q + 1], total[:, q + 5]
         total[:, q + 1] = np.where(np.abs(earlier) > np.abs(later), earlier, later)
         total = total[:, : q + 4] * np.where(seconds > 0, length / np.maximum(seconds, 1e-12), 0.0)[:, None]
-        for one in np.flatnonzero((seconds <= 0) & (length > 0)):
-            total[one, : self.columns] = self._share_of(begin_ns[label == one], end_ns[label == one])
+        # What no stretch has, and what lies before the first reading or behind the last one, is the model's alone.
+        for low, high, chosen in (
+            (_EVER[0], first, seconds >= 0),
+            (last, _EVER[1], seconds >= 0),
+            (first, last, seconds <= 0),
+        ):
+            if not chosen.any():
+                continue
+            some = (end_ns > low) & (begin_ns < high) & chosen[label]
+            for one in np.unique(label[some]).tolist():
+                own = some & (label == one)
+                total[one, :q] += self._share_of(np.maximum(begin_ns[own], low), np.minimum(end_ns[own], high))
         return total, restless
 
     def _leverage_upto(self, stretch: Stretch, at_s: Values) -> Values:

@@ -44,6 +44,8 @@ REST_SHARE = 0.5
 nothing is marked, less goes on."""
 DRIFTS, DRIFT_SHARE = 4, 0.03
 """Polynomials (Legendre's) of the slow drift, and their standard deviation as a share of the power's scale."""
+LEAST_SHARE = 0.01
+"""Least share of phases in a reading that is believed to tell how much phases may differ."""
 LEAST_NOISE = 0.01
 """Least standard deviation of a single phase's power about that of its kind, as a share of the readings' range: no two
 take quite the same way. A reading that sees several of them has the less of it."""
@@ -82,7 +84,9 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
     common = np.zeros((q + 3, 4))
-    if regression.readings >= 2:
+    if regression.readings < 2:
+        stretches.clear()
+    else:
         known, power = regression.start()
         best, designs = -np.inf, [s.design for s in stretches]
         for _ in range(ROUNDS):
@@ -188,6 +192,7 @@ class _Regression:
         seen_s = signal.spacing_ns * 1e-9 if response.is_counter else response.width_s
         several = 1 + seen_s / states.mean_s
         self.least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
+        self._rounding2 = (1e-9 * self.scale_w) ** 2
         place_ns = float(np.hypot(place_limit_ns(signal), clock_bound_ns))
         self._of_sensor = place_limit_ns(signal) / max(place_ns, 1e-9)
         """Share of what is believed of the place that is the sensor's: its clock is tied anew in each run."""
@@ -238,7 +243,7 @@ class _Regression:
         states, q, first = self.states, self.columns, self.states.first_column
         prior = np.zeros((q + 3 + DRIFTS, q + 4 + DRIFTS))
         level = np.zeros((len(first) - 1, prior.shape[1]))
-        level[np.arange(len(level)), first[:-1]] = self.scale_w * np.where(states.is_rest, REST_SHARE, 1.0)
+        level[np.arange(len(level)), first[:-1]] = self.scale_w * np.where(states.is_rest, REST_SHARE, self._diluted())
         level[states.is_rest, -1] = self.scale_w
         come = self._come_from(relaxation_s) @ level if relaxation_s else level
         for state, (a, b) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
@@ -249,6 +254,13 @@ class _Regression:
         prior[q : q + 3, q : q + 3] = np.diag(np.maximum(self.u_timing, 1e-9))
         prior[q + 3 :, q + 3 : -1] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale_w
         return prior
+
+    def _diluted(self) -> float:
+        """By how much more phases may differ than readings do that never see phases alone: the reciprocal of the
+        largest share that one reading sees of phases."""
+        in_phase = np.repeat(np.where(self.states.is_rest, 0.0, 1.0), np.diff(self.states.first_column))
+        share = [self.response.seen(s.cells, in_phase[s.cells.column], s.t_s)[s.is_good] for s in self.stretches]
+        return 1 / float(np.clip(np.concatenate(share or [np.ones(1)]).max(initial=0.0), LEAST_SHARE, 1.0))
 
     def _come_from(self, relaxation_s: float) -> Values:
         """[s, s] shares of all levels in the power that each state begins with: that at the end of the state before,
@@ -327,9 +339,9 @@ class _Regression:
             ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
             sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
             local.append(sums[0] / np.maximum(sums[1], 1))
-        usual = np.median(np.concatenate(local))
+        usual = max(float(np.median(np.concatenate(local))), self._rounding2)
         for s, near in zip(self.stretches, local, strict=True):
-            s.weight = s.is_good * np.clip(usual / np.maximum(near, 1e-18), LEAST_WEIGHT, 1.0)
+            s.weight = s.is_good * np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
         self._take_out_means(power)
 
     def _take_out_means(self, power: Values) -> None:
@@ -352,7 +364,7 @@ class _Regression:
         elif len(left):
             between, within = float(np.mean(left.mean(axis=1) ** 2)), float(np.mean(left.var(axis=1)))
             for s in self.stretches:
-                s.demeaned = 1 - np.sqrt(min(within / max(LOCAL * between, 1e-300), 1.0))
+                s.demeaned = 1 - np.sqrt(min((within + self._rounding2) / (LOCAL * between + self._rounding2), 1.0))
 
     # -- their solutions
 

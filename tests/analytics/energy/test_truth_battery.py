@@ -78,6 +78,16 @@ def test_missing_readings_cost_little(tmp_path):
         assert b.u95_j == pytest.approx(a.u95_j, rel=0.3)
 
 
+def test_few_readings_are_not_believed(tmp_path):
+    # Most readings are missing, also before and behind the training; of a short one an average of 1 s shows little.
+    few = [replace(truth.random_case(seed), missing=0.85, seconds=1.0, rest=0.0) for seed in range(0, 60, 2)]
+    slow = next(s for s in truth.SENSORS if s.window == 1.0)
+    short = [truth.Case(slow, "steps", 0.02, seconds=0.06, rest=0.0, seed=seed) for seed in range(6)]
+    totals = [f for f in figures_of(few + short, tmp_path) if f.kind == "total"]
+    assert len(totals) > 40
+    assert max(abs(f.off) for f in totals) < 2
+
+
 @pytest.mark.parametrize(
     ("seed", "phase"),
     [(9040, "update"), (9075, "data"), (201029, "forward"), (70611, "update"), (40791, "update")],
