@@ -76,7 +76,7 @@ def calibrate(seed: int, directory: Path) -> str:
     Returns the calibration file. The simulated board is read in virtual time.
     """
     out, clock = directory / "calibration.toml", VirtualClock()
-    given = {"reference_a": None, "reference_u": 0.001, "temperature_c": 23.0, "seconds": 1.0, "out": out, "url": None}
+    given = {"reference_u": 0.001, "temperature_c": 23.0, "seconds": 1.0, "out": out, "url": None}
     with redirect_stdout(StringIO()):
         for watts, lines in ((0.0, [""]), (250.0, list(SHARES))):
             config = directory / "constant.toml"
@@ -84,11 +84,9 @@ def calibrate(seed: int, directory: Path) -> str:
                 f'[[source]]\nkind = "sim"\nwaveform = "constant"\nidle_w = 0\npeak_w = {watts}\nseed = {seed}\n'
             )
             for line in lines:
-                reference_w = watts * SHARES[line] if line else None
+                reference = f"{watts * SHARES[line]}W" if line else "0"
                 chosen = [f"gpu0.{line}"] if line else []
-                calibrate_lines(
-                    argparse.Namespace(file=config, zero=not line, reference_w=reference_w, line=chosen, **given), clock
-                )
+                calibrate_lines(argparse.Namespace(file=config, reference=reference, line=chosen, **given), clock)
     return str(out)
 
 

@@ -30,7 +30,7 @@ USUAL = 1.2
 """Distances of two readings up to this many usual ones count as usual."""
 WORKERS = 2
 """Slices that are worked on at once: numpy lets other threads run, and each slice takes memory."""
-FEW_EDGES = 20
+FEW_EDGES = 6
 """Readings for each edge of a state from which on the plain integral is taken between edges."""
 
 

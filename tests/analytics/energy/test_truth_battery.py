@@ -9,6 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 import bench_truth as truth
+from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.compare import compare, run_samples
@@ -110,6 +111,29 @@ def test_no_single_phase_is_far_off(tmp_path, seed, phase):
     off = (each.energy_j[own] - (made.power.joules(end) - made.power.joules(begin))) / each.u95_j[own]
     assert np.abs(off).max() < 3
     assert np.mean(np.abs(off) < 2) > 0.95
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_power_that_has_nothing_to_do_with_the_phases_is_inside_the_intervals(tmp_path, seed):
+    """Four rails of a load that switches at random, as a chip sees them, and phases of 20 ms at random."""
+    rng = np.random.default_rng(seed)
+    steps = np.append(0, np.cumsum(rng.exponential(0.04, 250)))
+    level = rng.choice([90.0, 120.0, 150.0, 220.0], len(steps) - 1)
+    upto_j = np.append(0, np.cumsum(level * np.diff(steps)))
+    t = 0.01 + np.arange(3000) * 2 * MS * 1e-9
+    window = 1.06e-3
+    watts = (np.interp(t + window / 2, steps, upto_j) - np.interp(t - window / 2, steps, upto_j)) / window
+    accuracy = {"u_gain": 1e-4, "window_ns": round(window * 1e9), "centre_ns": 300_000}
+    t_ns = np.round(t * 1e9).astype(np.int64)
+    rails = [LineSpec(f"gpu0.{i}", lambda _, share=share: watts * share, t_ns=t_ns, accuracy=accuracy)
+             for i, share in enumerate([0.1, 0.2, 0.3, 0.4])]  # fmt: skip
+    begin = 0.1 + np.cumsum(0.02 + rng.uniform(0.001, 0.015, 200))
+    spans = np.round(np.column_stack([begin, begin + 0.02]) * 1e9).astype(np.int64)
+    path = make_run(tmp_path / "run.h5", rails, [PhaseSpec("free", *span) for span in spans.tolist()], end_ns=6 * 10**9)
+    each = phase_energies(read_run(path), "gpu0")
+    truth_j = np.diff(np.interp(spans * 1e-9, steps, upto_j), axis=1)[:, 0]
+    assert np.mean(np.abs(each.energy_j - truth_j) <= each.u95_j) >= 0.93
+    assert np.sqrt(np.mean((each.energy_j - truth_j) ** 2)) < 0.008 * truth_j.mean()
 
 
 def test_what_the_same_sensor_sees_late_in_both_runs_is_no_difference(tmp_path):
