@@ -249,8 +249,9 @@ def _dense(
     energy[own] += joules_within[own] - joules[k] - (seen[k] + slope * into / 2) * into
     spacing_s = model.residual.spacing_s
     variance = float(model.residual.bridged(np.array([spacing_s - model.response.seen_s]))[1][0])
-    zeros = np.zeros(len(at))
-    columns = {"energy_j": energy, "variance_j2": variance / spacing_s * within + jump2[number]}
+    variance_j2, zeros = variance / spacing_s * within + jump2[number], np.zeros(len(at))
+    variance_j2[own] += (jump2[number[own] + 1] - jump2[number[own]]) * into / dt[number[own]]
+    columns = {"energy_j": energy, "variance_j2": variance_j2}
     columns |= dict.fromkeys(("missing_j2", "lost_s", "outside_s"), zeros)
     left = (float(value[0] - seen[0]), float(value[-1] - seen[-1]))
     return _with_outside(model.residual, columns, at, (float(t[0]), float(t[-1])), left)

@@ -91,11 +91,12 @@ def test_few_readings_are_not_believed(tmp_path):
 
 @pytest.mark.parametrize(
     ("seed", "phase"),
-    [(9040, "update"), (9075, "data"), (201029, "forward"), (70611, "update"), (40791, "update")],
+    [(9040, "update"), (9075, "data"), (201029, "forward"), (100240, "data"), (70611, "update"), (40791, "update")],
     ids=[
         "jumps at edges",
         "after a rest",
         "soon after a rest",
+        "a reading at the very step",
         "after steps that come later in longer phases",
         "the same, of 1.2 ms",
     ],
