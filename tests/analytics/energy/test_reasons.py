@@ -72,6 +72,16 @@ def test_what_a_counter_counted_before_it_was_set_back_is_inside_the_interval(tm
     assert found.off_by_j[1] == pytest.approx(1)
 
 
+def test_a_counter_with_one_good_interval_has_joules_and_no_interval(tmp_path: Path) -> None:
+    t = np.array([0, 500 * MS, S], dtype=np.int64)
+    conversion = {"kind": "counter", "column": "energy_mj", "j_per_code": 1e-3, "background_w": 0.0, "bits": 64}
+    codes = {"energy_mj": np.array([70_000, 10_000, 60_000])}  # set back in front of the second reading
+    line = LineSpec("gpu0.a", t_ns=t, codes=codes, conversion=conversion, period_ns=500 * MS)
+    (row,) = phase_table(read_run(make_run(tmp_path / "run.h5", [line], PHASES))).runs
+    assert row.energy_j is not None
+    assert row.u95_j is None
+
+
 @pytest.mark.parametrize("gap_ms", [100, 300])
 def test_what_a_counter_counted_while_it_went_round_unseen_is_unknown(gap_ms: int, tmp_path: Path) -> None:
     t = np.arange(0, S + 1, 10 * MS, dtype=np.int64)
