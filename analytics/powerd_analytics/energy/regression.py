@@ -387,8 +387,10 @@ class _Regression:
         scatter, lack = self._scatter(whole), self._lack_of_fit(whole, min(f.noise2 for f in fits))
         for w, f in believed:
             away = (f.values - whole)[: q + 3]
-            plain += w * (f.factor @ f.factor.T)[: q + 3, : q + 3]
-            covariance += w * (f.robust(self.normal, scatter, q, lack)[: q + 3, : q + 3] + np.outer(away, away))
+            factor = f.of @ f.shrunk
+            of_fit = f.robust(factor, self.normal, scatter, q, lack)
+            plain += w * (factor @ factor.T)[: q + 3, : q + 3]
+            covariance += w * (of_fit[: q + 3, : q + 3] + np.outer(away, away))
         timing = whole[q : q + 3]
         with_timing = covariance[:q, q:] @ np.linalg.pinv(covariance[q:, q:])
         power = whole[:q] + self.mean_w - with_timing @ timing
@@ -507,15 +509,10 @@ class _Fit:
     evidence: float
     freedom: float
 
-    @property
-    def factor(self) -> Values:
-        """The same of the unknowns themselves."""
-        return np.asarray(self.of @ self.shrunk)
-
-    def robust(self, normal: Values, scatter: Values, columns: int, lack: float) -> Values:
-        """The covariance by the ``scatter`` of the scores, in no direction surer than without. The prior of the power
-        of ``columns`` counts `MISFIT` times, and so does the share ``lack`` of what is left over that is no noise."""
-        factor = self.factor
+    def robust(self, factor: Values, normal: Values, scatter: Values, columns: int, lack: float) -> Values:
+        """The covariance by the ``scatter`` of the scores, in no direction surer than without, which is that of
+        ``factor`` times its transpose. The prior of the power of ``columns`` counts `MISFIT` times, and so does the
+        share ``lack`` of what is left over that is no noise."""
         is_power = np.ones(len(self.shrunk), bool)
         is_power[columns : columns + 3 + DRIFTS] = False
         power = self.shrunk[is_power]
