@@ -30,7 +30,7 @@ MOST_ROWS, MOST_ENTRIES, LEAST_ROWS = 1 << 15, 1 << 20, 1 << 12
 STRETCHES = 12
 RELAXATIONS_S = (0.0, 1e-3, 4e-3)
 """Time constants with which power comes to a state's level from that of the state before: regulators, capacitors."""
-SMOOTHNESS = (0.03, 0.1, 0.3)
+SMOOTHNESS = (0.05, 0.2)
 """Standard deviations of the step from one bin of a state to the next, as shares of the power's scale."""
 HYPOTHESES = tuple(product(RELAXATIONS_S, SMOOTHNESS))
 BELIEVED = 500.0
@@ -83,22 +83,21 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
-    common = np.zeros((q + 3, 4))
+    common, freedom = np.zeros((q + 3, 4)), 0.0
     if regression.readings < 2:
         stretches.clear()
     else:
         known, power = regression.start()
-        best, designs = -np.inf, [s.design for s in stretches]
+        solutions = []
         for _ in range(ROUNDS):
             regression.build(known, power)
-            solution = regression.solve(known)
-            if solution.evidence > best:
-                best, timing, power = solution.evidence, known, solution.power
-                covariance, plain = solution.covariance, solution.plain
-                designs = [s.design for s in stretches]
-            known = regression.next_timing(known, solution)
-        for s, design in zip(stretches, designs, strict=True):
-            s.design = design
+            solutions.append(regression.solve(known, power))
+            known, power = regression.next_timing(solutions[-1]), solutions[-1].power
+        best = max(solutions, key=lambda of: of.evidence)
+        if best is not solutions[-1]:
+            regression.build(best.known, best.before)
+        timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
+        covariance = regression.covariance(best)
         common = regression.common_errors(covariance, plain)
         covariance = covariance + np.outer(common[:, -1], common[:, -1])
     model = LineModel(
@@ -106,7 +105,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
     )  # fmt: skip
     left = [(s.watts - model.seen(s.cells, s.t_s)) * np.sqrt(s.weight) for s in stretches]
-    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, regression.freedom)
+    model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, freedom)
     return model
 
 
@@ -162,15 +161,19 @@ def _at(response: Response, timing: Values) -> Response:
 class _Solution:
     """Power and timing by all hypotheses together."""
 
+    known: Values
+    """[3] the timing of the design, and the power that its derivatives by the timing are of."""
+    before: Values
     power: Values
-    """[q] at the timing of the design."""
-    timing: Values
-    """[3] by how much the readings want it otherwise."""
-    covariance: Values
-    """[q + 3, q + 3]"""
+    """[q] at that timing."""
+    values: Values
+    """All unknowns, as differences from the mean power and from that timing."""
     plain: Values
-    """The same if the prior were right and what is left over noise."""
+    """[q + 3, q + 3] covariance if the prior were right and what is left over noise."""
+    fits: Sequence[tuple[float, _Fit]]
+    """With their weights."""
     evidence: float
+    freedom: float
 
 
 class _Regression:
@@ -207,8 +210,8 @@ class _Regression:
         lags = int(np.clip(self.readings // LAGS_OF, 1, MOST_LAGS))
         self.taper = 1 - np.arange(lags + 1) / (lags + 1)
         """How much what two readings so far apart have in common counts."""
-        self.time, self.freedom = 1.0, 0.0
-        """Correlation time of what is left over, in readings, and degrees of freedom of the last solution."""
+        self.time = 1.0
+        """Correlation time of what is left over, in readings."""
         self._hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
         steps_w = self._steps_w()
         self._believed = {relaxation_s: self._prior(relaxation_s, steps_w) for relaxation_s in RELAXATIONS_S}
@@ -315,9 +318,10 @@ class _Regression:
 
         From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
         self.build(np.zeros(3))
-        self._weigh(self._fits([(0.0, x) for x in SMOOTHNESS], np.zeros(3))[0].values[: self.columns] + self.mean_w)
+        usual = SMOOTHNESS[-1]
+        self._weigh(self._fits([(0.0, usual)], np.zeros(3))[0].values[: self.columns] + self.mean_w)
         spread, best = self.u_timing[:2], (-np.inf, np.zeros(3), np.zeros(0))
-        hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
+        hypotheses: Sequence[tuple[float, float]] = [(x, usual) for x in RELAXATIONS_S]
         for share in STARTS:
             place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
             known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
@@ -368,7 +372,7 @@ class _Regression:
 
     # -- their solutions
 
-    def solve(self, known: Values) -> _Solution:
+    def solve(self, known: Values, before: Values) -> _Solution:
         """By all hypotheses, each as its evidence says, at the design of the timing that is ``known``."""
         q = self.columns
         fits = self._fits(self._hypotheses, known)
@@ -382,24 +386,30 @@ class _Regression:
             self.time = self._correlation_time(whole)
         believed = [(w, f) for w, f in zip(weight, fits, strict=True) if w > BELIEVED_AT_ALL]
         self._hypotheses = [f.hypothesis for _, f in believed]
-        self.freedom = float(sum(w * f.freedom for w, f in believed))
-        covariance, plain = np.zeros((q + 3, q + 3)), np.zeros((q + 3, q + 3))
-        scatter, lack = self._scatter(whole), self._lack_of_fit(whole, min(f.noise2 for f in fits))
+        plain = np.zeros((q + 3, q + 3))
         for w, f in believed:
-            away = (f.values - whole)[: q + 3]
-            factor = f.of @ f.shrunk
-            of_fit = f.robust(factor, self.normal, scatter, q, lack)
-            plain += w * (factor @ factor.T)[: q + 3, : q + 3]
-            covariance += w * (of_fit[: q + 3, : q + 3] + np.outer(away, away))
-        timing = whole[q : q + 3]
-        with_timing = covariance[:q, q:] @ np.linalg.pinv(covariance[q:, q:])
-        power = whole[:q] + self.mean_w - with_timing @ timing
-        return _Solution(power, timing, covariance, plain, float(evidence.max()))
+            plain += w * (f.factor @ f.factor.T + np.outer(f.values - whole, f.values - whole))[: q + 3, : q + 3]
+        with_timing = plain[:q, q:] @ np.linalg.pinv(plain[q:, q:])
+        power = whole[:q] + self.mean_w - with_timing @ whole[q : q + 3]
+        freedom = float(sum(w * f.freedom for w, f in believed))
+        return _Solution(known, before, power, whole, plain, believed, float(evidence.max()), freedom)
 
-    def next_timing(self, known: Values, solution: _Solution) -> Values:
+    def covariance(self, solution: _Solution) -> Values:
+        """[q + 3, q + 3] of a solution at today's design, by what is left over."""
+        size, whole = self.columns + 3, solution.values
+        scatter = self._scatter(whole)
+        lack = self._lack_of_fit(whole, min(f.noise2 for _, f in solution.fits))
+        covariance = np.zeros((size, size))
+        for w, f in solution.fits:
+            away = (f.values - whole)[:size]
+            covariance += w * (f.robust(self.normal, scatter, self.columns, lack)[:size, :size] + np.outer(away, away))
+        return covariance
+
+    def next_timing(self, solution: _Solution) -> Values:
         """Where the readings want it, within what is believed. Power does not lead its marks."""
-        timing = known + np.clip(solution.timing, -self.u_timing, self.u_timing)
-        with_lag = solution.covariance[self.columns :, self.columns + 1]
+        q = self.columns
+        timing = solution.known + np.clip(solution.values[q : q + 3], -self.u_timing, self.u_timing)
+        with_lag = solution.plain[q:, q + 1]
         timing -= with_lag / max(with_lag[1], 1e-18) * min(timing[1], 0.0)
         return np.clip(timing, -np.sqrt(3) * self.u_timing, np.sqrt(3) * self.u_timing)
 
@@ -509,10 +519,15 @@ class _Fit:
     evidence: float
     freedom: float
 
-    def robust(self, factor: Values, normal: Values, scatter: Values, columns: int, lack: float) -> Values:
-        """The covariance by the ``scatter`` of the scores, in no direction surer than without, which is that of
-        ``factor`` times its transpose. The prior of the power of ``columns`` counts `MISFIT` times, and so does the
-        share ``lack`` of what is left over that is no noise."""
+    @property
+    def factor(self) -> Values:
+        """Its product with its transpose is the posterior's covariance of the unknowns, if so."""
+        return self.of @ self.shrunk
+
+    def robust(self, normal: Values, scatter: Values, columns: int, lack: float) -> Values:
+        """The covariance by the ``scatter`` of the scores, in no direction surer than without. The prior of the power
+        of ``columns`` counts `MISFIT` times, and so does the share ``lack`` of what is left over that is no noise."""
+        factor = self.factor
         is_power = np.ones(len(self.shrunk), bool)
         is_power[columns : columns + 3 + DRIFTS] = False
         power = self.shrunk[is_power]
