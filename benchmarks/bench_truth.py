@@ -10,6 +10,7 @@ them.
     python benchmarks/bench_truth.py --runs 120            # random cases: shares inside U95 by kind of figure
     python benchmarks/bench_truth.py --grid                # resonance of iterations and readings
     python benchmarks/bench_truth.py --pauses              # short pauses between iterations
+    python benchmarks/bench_truth.py --in-step             # exactly in step with a GPU's samples, its counter beside or not
     python benchmarks/bench_truth.py --pairs 1000          # how often two runs of equal joules are called different
 
 Figures of a run share its gain and its windows' place, so that a sign test counts runs: of each sensor and kind of figure
@@ -89,6 +90,8 @@ class Case:
     """Of restless power, from one iteration to the next; two runs that drift do not have equal joules."""
     board: int | None = None
     """Runs with the same number have the same sensor with the same errors."""
+    beside: Sensor | None = None
+    """A counter of the same power, which feeds nothing, as a GPU's driver has one."""
 
 
 @dataclass
@@ -217,44 +220,10 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
             "powerd_version": "0.1.0", "host_clock": "CLOCK_MONOTONIC_RAW", "t_start_ns": 0, "t_stop_ns": round(end * 1e9),
             "complete": 1, "rebuilt": 0, "command": "[]", "environment": json.dumps({"host": "truth"}),
         })  # fmt: skip
-        place, tau = of_board.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * of_board.uniform(-1, 1))
         names = [f"gpu0.{'abcdefgh'[i]}" for i in range(s.lines)]
-        begin = rng.uniform(0, s.period) + 0.02
-        for name in names:
-            offset = begin + rng.uniform(0, s.period) / 3
-            t_ns = np.round((offset + np.arange(int((end - offset) / s.period)) * s.period) * 1e9).astype(np.int64)
-            at = t_ns * 1e-9 + place
-            if s.counter:
-                watts = None
-            elif s.low_pass:
-                watts = power.filtered(at + s.low_pass, tau)
-            elif s.window:
-                early = at - s.window / 2  # before the run power is what it is at its begin
-                watts = (power.joules(at + s.window / 2) - power.joules(early)) / (at + s.window / 2 - early)
-            else:
-                watts = power.watts(at)
-            gain, zero = (
-                1 + np.sqrt(3) * s.u_gain * of_board.uniform(-1, 1),
-                np.sqrt(3) * s.u_offset * of_board.uniform(-1, 1),
-            )
-            if watts is None:
-                value = (power.joules(at) * gain + zero * at) / s.lines * 1e6
-            else:
-                value = ((watts * gain + zero) / s.lines + s.noise * rng.normal(size=len(at))) * 1e3
-            keep = rng.random(len(at)) >= case.missing
-            g = f.create_group(f"lines/{name}")
-            conversion = {"kind": "counter", "column": "c", "j_per_code": 1e-6, "background_w": 0.0, "bits": 64} if s.counter \
-                else {"kind": "scaled", "column": "c", "w_per_code": 1e-3}  # fmt: skip
-            accuracy = {"u_gain": s.u_gain, "u_offset_w": s.u_offset / s.lines, "step_w": 1e-3, "window_ns": round(s.window * 1e9),
-                        "centre_ns": round(s.centre * 1e9), "filter_ns": round(s.low_pass * 1e9)}  # fmt: skip
-            accuracy = {k: v for k, v in accuracy.items() if v or k != "filter_ns"}
-            g.attrs.update({
-                "device": "gpu0", "source": "truth", "board": "b", "provenance": "simulated",
-                "quantity": "energy_j" if s.counter else "power_w", "description": "", "period_ns": round(s.period * 1e9),
-                "conversion": json.dumps(conversion), "accuracy": json.dumps(accuracy), "detail": "{}", "clock": "b",
-            })  # fmt: skip
-            g["t_board_ns"], g["t_ns"], g["flags"] = t_ns, t_ns, np.where(keep, 0, 8).astype(np.uint16)
-            g["c"] = np.rint(value).astype(np.int64)
+        write_lines(f, names, s, power, end, case.missing, rng, of_board)
+        if case.beside:
+            write_lines(f, ["gpu0.beside"], case.beside, power, end, 0.0, rng, of_board)
         f.create_group("devices/gpu0").attrs.update(
             {"feeds": np.array(names, dtype=h5py.string_dtype()), "description": ""}
         )
@@ -279,6 +248,47 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
             gaps.create_dataset(name, (0,), h5py.string_dtype())
         f.create_dataset("processes", data=['{"pid": 1}'], dtype=h5py.string_dtype())
         f.create_dataset("messages", (0,), h5py.string_dtype())
+
+
+def write_lines(file: h5py.File, names: list[str], s: Sensor, power: Power, end: float, missing: float,
+                rng: np.random.Generator, of_board: np.random.Generator) -> None:  # fmt: skip
+    place, tau = of_board.uniform(-1, 1) * s.centre, s.low_pass * (1 + 0.05 * of_board.uniform(-1, 1))
+    begin = rng.uniform(0, s.period) + 0.02
+    for name in names:
+        offset = begin + rng.uniform(0, s.period) / 3
+        t_ns = np.round((offset + np.arange(int((end - offset) / s.period)) * s.period) * 1e9).astype(np.int64)
+        at = t_ns * 1e-9 + place
+        if s.counter:
+            watts = None
+        elif s.low_pass:
+            watts = power.filtered(at + s.low_pass, tau)
+        elif s.window:
+            early = at - s.window / 2  # before the run power is what it is at its begin
+            watts = (power.joules(at + s.window / 2) - power.joules(early)) / (at + s.window / 2 - early)
+        else:
+            watts = power.watts(at)
+        gain, zero = (
+            1 + np.sqrt(3) * s.u_gain * of_board.uniform(-1, 1),
+            np.sqrt(3) * s.u_offset * of_board.uniform(-1, 1),
+        )
+        if watts is None:
+            value = (power.joules(at) * gain + zero * at) / s.lines * 1e6
+        else:
+            value = ((watts * gain + zero) / s.lines + s.noise * rng.normal(size=len(at))) * 1e3
+        keep = rng.random(len(at)) >= missing
+        g = file.create_group(f"lines/{name}")
+        conversion = {"kind": "counter", "column": "c", "j_per_code": 1e-6, "background_w": 0.0, "bits": 64} if s.counter \
+            else {"kind": "scaled", "column": "c", "w_per_code": 1e-3}  # fmt: skip
+        accuracy = {"u_gain": s.u_gain, "u_offset_w": s.u_offset / s.lines, "step_w": 1e-3, "window_ns": round(s.window * 1e9),
+                    "centre_ns": round(s.centre * 1e9), "filter_ns": round(s.low_pass * 1e9)}  # fmt: skip
+        accuracy = {k: v for k, v in accuracy.items() if v or k != "filter_ns"}
+        g.attrs.update({
+            "device": "gpu0", "source": "truth", "board": "b", "provenance": "simulated",
+            "quantity": "energy_j" if s.counter else "power_w", "description": "", "period_ns": round(s.period * 1e9),
+            "conversion": json.dumps(conversion), "accuracy": json.dumps(accuracy), "detail": "{}", "clock": "b",
+        })  # fmt: skip
+        g["t_board_ns"], g["t_ns"], g["flags"] = t_ns, t_ns, np.where(keep, 0, 8).astype(np.uint16)
+        g["c"] = np.rint(value).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -361,6 +371,18 @@ def grid_cases() -> list[Case]:
                     cases.append(Case(s, family, s.period * half / 2 * (1 + off), 0.0, 0.02 if half % 2 else 0.0, seed=half, seconds=20,
                                       shares=(0.3, 0.7), watts=(450.0, 250.0), names=("forward", "backward")))  # fmt: skip
     return cases
+
+
+def in_step_cases() -> list[Case]:
+    alone = next(s for s in SENSORS if s.low_pass)
+    counter = Sensor("counter", 1.0, counter=True, centre=100 * MS, noise=0.0)
+    return [
+        Case(replace(alone, name=f"{alone.name}, {about}"), FAMILIES[seed % 5], length, jitter=0.0, seed=seed, seconds=30, shares=(0.35, 0.65),
+             watts=(450.0, 300.0), names=("forward", "backward"), beside=beside)
+        for about, beside in (("alone", None), ("counter", counter))
+        for length in (20 * MS, 30 * MS, 40 * MS, 60 * MS, 80 * MS, 20.002 * MS)
+        for seed in range(100, 110)
+    ]  # fmt: skip
 
 
 def pause_cases() -> list[Case]:
@@ -446,12 +468,14 @@ def main() -> None:
     parser.add_argument("--only", default="", help="text in the sensor's or the family's name")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--pauses", action="store_true")
+    parser.add_argument("--in-step", action="store_true")
     parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
     args = parser.parse_args()
     cases = [random_case(args.seed + i) for i in range(args.runs)]
     cases += grid_cases() if args.grid else []
     cases += pause_cases() if args.pauses else []
+    cases += in_step_cases() if args.in_step else []
     figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)
     began, refused, rng = time.perf_counter(), 0, np.random.default_rng(1)

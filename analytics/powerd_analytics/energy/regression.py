@@ -71,15 +71,24 @@ STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
 LEAST_KEPT = 0.3
 """Least correlation, from one reading to the next, of the part of the residual that is no noise."""
+GAINS_APART = 0.01
+"""Standard deviation of the gain of one line of a source as a share of that of another one of the same power."""
+LEAST_APART = 1e-3
+"""Least standard deviation of a block of one line about that of the other, as a share of the power's scale."""
+BLOCKS, LEAST_BLOCK = 16, 10.0
+"""Of a counter beside the line in one stretch, at most; and how long each of them is at least, as a multiple of how far
+its moment may be off."""
+DISAGREES = 3.0
+"""Standard deviations of how much two gains may differ from which on a counter is not believed."""
 _NOISES = np.geomspace(1e-9, 1.0, 109)
 """Variances that are tried, over the square of the power's scale."""
 
 
-def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineModel:
-    """The model of a line with two good readings or more."""
+def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, counter: Signal | None = None) -> LineModel:
+    """The model of a line with two good readings or more; ``counter`` has counted the same power."""
     response = Response.of(signal)
     stretches = list(_stretches(signal, states, response))
-    regression = _Regression(signal, states, stretches, response, clock_bound_ns)
+    regression = _Regression(signal, states, stretches, response, clock_bound_ns, counter)
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
@@ -94,6 +103,8 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0) -> LineMode
             solutions.append(regression.solve(known, power))
             known, power = regression.next_timing(solutions[-1]), solutions[-1].power
         best = max(solutions, key=lambda of: of.evidence)
+        if regression.counter_disagrees(best):
+            return fit(signal, states, clock_bound_ns)
         if best is not solutions[-1]:
             regression.build(best.known, best.before)
         timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
@@ -183,7 +194,13 @@ class _Regression:
     """
 
     def __init__(
-        self, signal: Signal, states: States, stretches: list[Stretch], response: Response, clock_bound_ns: float
+        self,
+        signal: Signal,
+        states: States,
+        stretches: list[Stretch],
+        response: Response,
+        clock_bound_ns: float,
+        counter: Signal | None,
     ) -> None:
         self.states, self.stretches, self.response = states, stretches, response
         self.columns = int(states.first_column[-1])
@@ -217,6 +234,9 @@ class _Regression:
         self._believed = {relaxation_s: self._prior(relaxation_s, steps_w) for relaxation_s in RELAXATIONS_S}
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
+        self._counted = self._blocks(counter)
+        self._noise2 = 0.0
+        """Variance of a reading's noise, which a block's counts in relation to; 0 while it is not known."""
 
     # -- what is believed beforehand
 
@@ -304,14 +324,55 @@ class _Regression:
                 if self.response.tau_s:
                     slow, fast = (at.slowed(x).seen(s.cells, watts, s.t_s) for x in (0.03, -0.03))
                     design[:, q + 2] = (slow - fast) / 0.06
-            t = s.cells.origin_ns * 1e-9 + (s.t_s[1:] if at.is_counter else s.t_s)
-            along = np.polynomial.legendre.legvander((t - self._middle_s) / self._half_s, DRIFTS)
-            design[:, q + 3 :] = along[:, 1:]
+            design[:, q + 3 :] = self._drift(s, s.t_s[1:] if at.is_counter else s.t_s)
             s.design = design
             rows, watts = s.whitened(design), s.whitened(s.watts - self.mean_w)
             self.normal += rows.T @ rows
             self.right += rows.T @ watts
             self.square += float(watts @ watts)
+        self.of_readings = self.normal
+        rows, watts, _ = self._counted
+        self.normal = self.normal + self._noise2 * (rows.T @ rows)
+        self.right += self._noise2 * (rows.T @ watts)
+        self.square += self._noise2 * float(watts @ watts)
+
+    def _blocks(self, counter: Signal | None) -> tuple[Values, Values, Values]:
+        """What a counter says of blocks of seconds [b]: next to nothing of phases, and the mean power where all
+        readings see the same moments of the iterations. Design, power less the mean power, and power, in standard
+        deviations that are independent."""
+        rows, watts, length_s = [np.zeros((0, self.columns + 3 + DRIFTS))], [np.zeros(0)], [np.zeros(0)]
+        if counter is None:
+            return rows[0], watts[0], watts[0]
+        limit_s = place_limit_ns(counter) * 1e-9
+        for s in self.stretches:
+            a, b = np.searchsorted(counter.t_ns, s.span_ns)
+            time_s = float(np.ptp(counter.t_ns[a:b])) * 1e-9 if b - a > 1 else 0.0
+            count = min(BLOCKS, b - a - 1, int(time_s / max(LEAST_BLOCK * limit_s, 1e-9)))
+            if count < 1 or counter.broken[a : b - 1].any():
+                continue
+            ends = np.linspace(a, b - 1, count + 1).astype(np.int64)
+            t = s.cells.since(counter.t_ns[ends])
+            length_s.append(np.diff(t))
+            watts.append(np.diff(counter.value[ends]) / length_s[-1])
+            rows.append(np.zeros((count, self.columns + 3 + DRIFTS)))
+            rows[-1][:, : self.columns] = Response.of(counter).design(s.cells, t, self.columns)
+            rows[-1][:, self.columns + 3 :] = self._drift(s, (t[1:] + t[:-1]) / 2)
+        power = np.concatenate(watts)
+        of_place = self.scale_w * limit_s * np.sqrt(2 / 3) / np.concatenate(length_s)
+        variance = np.diag(of_place**2 + (LEAST_APART * self.scale_w) ** 2) + GAINS_APART**2 * np.outer(power, power)
+        every = np.column_stack([np.concatenate(rows), power - self.mean_w, power])
+        own = linalg.solve_triangular(np.linalg.cholesky(variance), every, lower=True)
+        return own[:, :-2], own[:, -2], own[:, -1]
+
+    def counter_disagrees(self, solution: _Solution) -> bool:
+        """Whether no power fits both the readings and the counter: they do not measure the same."""
+        rows, watts, power = self._counted
+        return abs(float(power @ (watts - rows @ solution.values))) > DISAGREES * float(np.linalg.norm(power))
+
+    def _drift(self, stretch: Stretch, t_s: Values) -> Values:
+        """[n, drifts] the polynomials of the drift at moments."""
+        at = (stretch.cells.origin_ns * 1e-9 + t_s - self._middle_s) / self._half_s
+        return np.asarray(np.polynomial.legendre.legvander(at, DRIFTS)[:, 1:])
 
     def start(self) -> tuple[Values, Values]:
         """The timing to begin with, and the power there: of a few places less the lag, the best.
@@ -343,7 +404,7 @@ class _Regression:
             ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
             sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
             local.append(sums[0] / np.maximum(sums[1], 1))
-        usual = max(float(np.median(np.concatenate(local))), self._rounding2)
+        self._noise2 = usual = max(float(np.median(np.concatenate(local))), self._rounding2)
         for s, near in zip(self.stretches, local, strict=True):
             s.weight = s.is_good * np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
         self._take_out_means(power)
@@ -402,7 +463,9 @@ class _Regression:
         covariance = np.zeros((size, size))
         for w, f in solution.fits:
             away = (f.values - whole)[:size]
-            covariance += w * (f.robust(self.normal, scatter, self.columns, lack)[:size, :size] + np.outer(away, away))
+            covariance += w * (
+                f.robust(self.of_readings, scatter, self.columns, lack)[:size, :size] + np.outer(away, away)
+            )
         return covariance
 
     def next_timing(self, solution: _Solution) -> Values:

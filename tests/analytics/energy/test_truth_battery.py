@@ -68,6 +68,38 @@ def test_a_state_that_no_reading_sees_has_no_number(tmp_path):
     assert all(abs(f.off) < 1.5 for f in totals)
 
 
+COUNTER = truth.Sensor("counter", 1.0, counter=True, centre=0.1, noise=0.0)
+
+
+def test_a_counter_beside_tells_the_joules_where_all_readings_see_the_same_moments(tmp_path):
+    # As a GPU's driver: a sample every 20 ms behind a low-pass, iterations of exactly 20 ms, and joules each second.
+    case = truth.Case(truth.SENSORS[6], "exponential", 0.02, jitter=0.0, seconds=20.0, seed=3)
+    alone, beside = (
+        {f.name: f for f in figures_of([replace(case, beside=counter)], tmp_path) if f.kind in ("iteration", "total")}
+        for counter in (None, COUNTER)
+    )
+    assert alone["total"].u95_j > 0.1 * alone["total"].truth_j
+    for name in ("iteration", "total", "run"):
+        assert abs(beside[name].off) < 1
+        assert beside[name].u95_j < 0.04 * beside[name].truth_j
+
+
+def test_a_counter_of_another_power_changes_no_figure(tmp_path):
+    case = truth.Case(truth.SENSORS[6], "exponential", 0.027, seconds=20.0, beside=COUNTER)
+    path = truth.make(tmp_path / "run.h5", case).path
+    tables = []
+    for factor in (1.0, 1.2, 0.0):
+        with truth.h5py.File(path, "r+") as file:
+            if factor:
+                file["lines/gpu0.beside/c"][:] = np.round(file["lines/gpu0.beside/c"][:] * factor).astype(np.int64)
+            else:
+                del file["lines/gpu0.beside"]
+        tables.append([(r.j_per_batch, r.u95_j) for r in phase_table(read_run(path)).phases])
+    right, wrong, none = tables
+    assert wrong == none
+    assert right != none  # it was looked at
+
+
 def test_missing_readings_cost_little(tmp_path):
     whole, holed = (
         [f for f in figures_of([truth.Case(truth.SENSORS[1], "ramps", 0.2, missing=share, seconds=15.0)], tmp_path)
