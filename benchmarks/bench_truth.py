@@ -12,6 +12,7 @@ them.
     python benchmarks/bench_truth.py --pauses              # short pauses between iterations
     python benchmarks/bench_truth.py --in-step             # exactly in step with a GPU's samples, its counter beside or not
     python benchmarks/bench_truth.py --pairs 1000          # how often two runs of equal joules are called different
+    python benchmarks/bench_truth.py --missing 240         # how wide U95 is with 7 % of the readings missing, and with none
 
 Figures of a run share its gain and its windows' place, so that a sign test counts runs: of each sensor and kind of figure
 in how many runs the error is positive, and of the contrast of forward and backward in how many it is too large.
@@ -429,6 +430,23 @@ def report_pairs(count: int, first: int, folder: Path) -> None:
         print(f"{name:12} called different in {k} of {n} pairs, {k / n:.1%} (95 % interval {low:.1%} to {high:.1%})")
 
 
+def report_missing(count: int, first: int, folder: Path) -> None:
+    """By sensor and kind of figure: how wide U95 is, each figure's error being taken in its own U95."""
+    off: dict[tuple[str, str, float], list[float]] = defaultdict(list)
+    for case in map(random_case, range(first, first + count)):
+        for share in (0.0, 0.07):
+            for f in score(make(folder / "run.h5", replace(case, missing=share)), np.random.default_rng(1))[0]:
+                off[case.sensor.name, f.kind, share].append(f.off)
+    print("U95 as a multiple of 1.96 times the root mean square error, 7 % of readings missing (none missing)")
+    print(f"{'':24}" + "".join(f"{kind:>16}" for kind in KINDS))
+    for name in dict.fromkeys(key[0] for key in off):
+        wide = [
+            [1 / (1.96 * np.sqrt(np.mean(np.square(off[name, kind, share])))) for share in (0.07, 0.0)]
+            for kind in KINDS
+        ]
+        print(f"{name:24}" + "".join(f"{a:10.2f} ({b:.2f})" for a, b in wide), flush=True)
+
+
 def report_signs(errors: dict[tuple[str, str], list[float]]) -> None:
     """By sensor and figure: errors [run], and how likely so many of one sign are by chance."""
     rows = []
@@ -470,6 +488,7 @@ def main() -> None:
     parser.add_argument("--pauses", action="store_true")
     parser.add_argument("--in-step", action="store_true")
     parser.add_argument("--pairs", type=int, default=0)
+    parser.add_argument("--missing", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
     args = parser.parse_args()
     cases = [random_case(args.seed + i) for i in range(args.runs)]
@@ -506,6 +525,9 @@ def main() -> None:
     if args.pairs:
         with tempfile.TemporaryDirectory() as folder:
             report_pairs(args.pairs, args.seed, Path(folder))
+    if args.missing:
+        with tempfile.TemporaryDirectory() as folder:
+            report_missing(args.missing, args.seed, Path(folder))
 
 
 if __name__ == "__main__":
