@@ -330,7 +330,9 @@ def judge(work: tuple[str, int, int]) -> Judged:
 def simulations(runs: int) -> bool:
     """Print how the simulated runs went. True when every target is met."""
     batch = 20
-    works = [(kind, k, batch) for kind, (share, _, _) in KINDS.items() for k in range(max(round(runs * share / batch), 1))]
+    works = [
+        (kind, k, batch) for kind, (share, _, _) in KINDS.items() for k in range(max(round(runs * share / batch), 1))
+    ]
     parts: list[Judged] = []
     with multiprocessing.get_context("spawn").Pool() as pool:
         for part in pool.imap_unordered(judge, works):

@@ -27,8 +27,6 @@ Numbers = NDArray[np.signedinteger[Any]]
 MOST_LAG_MS, LAG_VARIABLE = 2.0, "POWERD_LAG_MS"
 LAG_STEP_S, LATE_SHARE = 0.4e-3, 0.75
 """By which the lag is moved to see what it does to an energy, and how much of that it must be to be moved back."""
-LOCAL = 64
-"""Readings over which the size and the mean of what is left over are looked at."""
 COMES_S = 10e-3
 """Time within which power comes to a state from the one before."""
 ARRIVES = 0.02
@@ -119,20 +117,10 @@ class Stretch:
 
     integral: tuple[Values, Values] = field(default_factory=lambda: (np.zeros((0, 0)), np.zeros((0, 0))))
     """[r, c] design and square of what is left over, and [r, c] their integral up to each reading."""
-    demeaned: float = 0.0
-    """How much of the mean of every `LOCAL` readings is taken out: a random effect (quasi-demeaning)."""
 
-    def whitened(self, values: Values) -> Values:
-        """Values [r] or [r, c] as the regression takes them: weighted, and without most of what is slow if what is
-        left over is so."""
-        x = values * np.sqrt(self.weight).reshape(-1, *[1] * (values.ndim - 1))
-        if self.demeaned > 0 and len(x):
-            starts = np.arange(0, len(x), LOCAL)
-            count = np.add.reduceat(self.weight > 0, starts, dtype=np.float64)
-            means = np.add.reduceat(x, starts, axis=0).T * (self.demeaned / np.maximum(count, 1.0))
-            x -= np.repeat(means.T, LOCAL, axis=0)[: len(x)]
-            x[self.weight <= 0] = 0.0
-        return x
+    def weighted(self, values: Values) -> Values:
+        """Values [r] or [r, c] as the regression takes them."""
+        return np.asarray((values.T * np.sqrt(self.weight)).T)
 
     @property
     def span_ns(self) -> tuple[int, int]:

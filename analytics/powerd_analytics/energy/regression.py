@@ -16,9 +16,9 @@ from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import fft, linalg
+from scipy import linalg
 
-from powerd_analytics.energy.model import LOCAL, LineModel, Residual, Stretch, most_lag_ns
+from powerd_analytics.energy.model import LineModel, Residual, Stretch, most_lag_ns
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import States
 from powerd_analytics.signals.signal import Signal, parts_between
@@ -52,11 +52,8 @@ take quite the same way. A reading that sees several of them has the less of it.
 MISFIT = 5.0
 """Factor of the variance that the prior of the states' power leaves open: how power moves within a phase is nobody's
 prior. What the readings' noise leaves open has none."""
-LEAST_WEIGHT = 1 / 256
-"""Of readings where what is left over is large."""
-ALIASED = 0.5
-"""Share of the variance of what readings see that their means over `LOCAL` of them have wrong, from which on they are
-nearly in step with the iterations."""
+LOCAL, LEAST_WEIGHT = 64, 1 / 256
+"""Readings over which the size of what is left over is looked at, and the least weight of those where it is large."""
 STARTS = (0.0, -0.25, -0.6, -1.2, 0.3)
 """Places less the lag from which the fit begins, in standard deviations of what is known of them; 0 is the first."""
 ROUNDS = 2
@@ -66,7 +63,7 @@ TAU_SHARE = 0.06
 LEAST_LAG_S = 0.12e-3
 """Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
 MOST_LAGS, LAGS_OF = 256, 10
-"""Readings over which what is left over is looked at for correlation, at most, and as a part of all of them."""
+"""Readings over which what is left over may be correlated, at most, and as a part of all of them."""
 STANDS_OUT = 2.0
 """Standard deviations of a correlation of independent values beyond which it counts."""
 LEAST_KEPT = 0.3
@@ -224,11 +221,8 @@ class _Regression:
             ]
         )
         """Standard uncertainties of place (s), lag (s) and time constant (a share of it) beforehand."""
-        lags = int(np.clip(self.readings // LAGS_OF, 1, MOST_LAGS))
-        self.taper = 1 - np.arange(lags + 1) / (lags + 1)
-        """How much what two readings so far apart have in common counts."""
-        self.time = 1.0
-        """Correlation time of what is left over, in readings."""
+        self._in_a_row = int(np.clip(self.readings // LAGS_OF, 1, MOST_LAGS)) + 1
+        """Readings whose scores are added up, as they may be off alike."""
         self._hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
         steps_w = self._steps_w()
         self._believed = {relaxation_s: self._prior(relaxation_s, steps_w) for relaxation_s in RELAXATIONS_S}
@@ -326,7 +320,7 @@ class _Regression:
                     design[:, q + 2] = (slow - fast) / 0.06
             design[:, q + 3 :] = self._drift(s, s.t_s[1:] if at.is_counter else s.t_s)
             s.design = design
-            rows, watts = s.whitened(design), s.whitened(s.watts - self.mean_w)
+            rows, watts = s.weighted(design), s.weighted(s.watts - self.mean_w)
             self.normal += rows.T @ rows
             self.right += rows.T @ watts
             self.square += float(watts @ watts)
@@ -407,29 +401,6 @@ class _Regression:
         self._noise2 = usual = max(float(np.median(np.concatenate(local))), self._rounding2)
         for s, near in zip(self.stretches, local, strict=True):
             s.weight = s.is_good * np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
-        self._take_out_means(power)
-
-    def _take_out_means(self, power: Values) -> None:
-        """Set how much of the mean of every `LOCAL` readings is taken out, by what is left over of them; nothing, and
-        no drift either, where so many readings see another mean than the power has meanwhile, as they do when
-        iterations are nearly in step with them: there it is these means that tell phases apart."""
-        left, seen, aliased = np.zeros((0, LOCAL)), [np.zeros(0)], [np.zeros(0)]
-        for s in self.stretches:
-            fitted = self.mean_w + s.design[:, : self.columns] @ (power - self.mean_w)
-            x = ((s.watts - fitted) * np.sqrt(s.weight))[s.weight > 0]
-            left = np.concatenate([left, x[: len(x) // LOCAL * LOCAL].reshape(-1, LOCAL)])
-            blocks = fitted[: len(fitted) // LOCAL * LOCAL].reshape(-1, LOCAL)
-            at = s.t_s[np.minimum(np.arange(len(blocks) + 1) * LOCAL, len(s.t_s) - 1)]
-            mean = np.diff(np.interp(at, s.cells.at_s, s.cells.joules(power[s.cells.column]))) / np.diff(at)
-            aliased.append((blocks.mean(axis=1) - mean) ** 2)
-            seen.append(np.mean((blocks - mean[:, None]) ** 2, axis=1))
-        if np.concatenate(aliased).sum() > ALIASED * np.concatenate(seen).sum():
-            for prior in self._believed.values():
-                prior[-DRIFTS:] = 0.0
-        elif len(left):
-            between, within = float(np.mean(left.mean(axis=1) ** 2)), float(np.mean(left.var(axis=1)))
-            for s in self.stretches:
-                s.demeaned = 1 - np.sqrt(min((within + self._rounding2) / (LOCAL * between + self._rounding2), 1.0))
 
     # -- their solutions
 
@@ -438,13 +409,10 @@ class _Regression:
         q = self.columns
         fits = self._fits(self._hypotheses, known)
         evidence = np.array([f.evidence for f in fits])
-        weight, whole = np.ones(len(fits)), np.zeros(0)
-        for _ in range(2):
-            # Every hypothesis is a little wrong: a long run must not make one of them certain.
-            weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.readings, 1)) / self.time)
-            weight /= weight.sum()
-            whole = np.einsum("k,kc->c", weight, [f.values for f in fits])
-            self.time = self._correlation_time(whole)
+        # Every hypothesis is a little wrong: a long run must not make one of them certain.
+        weight = np.exp((evidence - evidence.max()) * min(1.0, BELIEVED / max(self.readings, 1)))
+        weight /= weight.sum()
+        whole = np.einsum("k,kc->c", weight, [f.values for f in fits])
         believed = [(w, f) for w, f in zip(weight, fits, strict=True) if w > BELIEVED_AT_ALL]
         self._hypotheses = [f.hypothesis for _, f in believed]
         plain = np.zeros((q + 3, q + 3))
@@ -459,13 +427,10 @@ class _Regression:
         """[q + 3, q + 3] of a solution at today's design, by what is left over."""
         size, whole = self.columns + 3, solution.values
         scatter = self._scatter(whole)
-        lack = self._lack_of_fit(whole, min(f.noise2 for _, f in solution.fits))
         covariance = np.zeros((size, size))
         for w, f in solution.fits:
             away = (f.values - whole)[:size]
-            covariance += w * (
-                f.robust(self.of_readings, scatter, self.columns, lack)[:size, :size] + np.outer(away, away)
-            )
+            covariance += w * (f.robust(self.of_readings, scatter, self.columns)[:size, :size] + np.outer(away, away))
         return covariance
 
     def next_timing(self, solution: _Solution) -> Values:
@@ -526,40 +491,14 @@ class _Regression:
         values, freedom = of @ (U @ (z / (eigen + noise2[at]))), float(np.sum(1 - shrunk))
         return _Fit(hypothesis, values, of, U * np.sqrt(shrunk), float(noise2[at]), -0.5 * float(evidence[at]), freedom)
 
-    def _correlation_time(self, values: Values) -> float:
-        """Of what is left over, in readings, by the correlations that stand out. What is less than the least noise
-        counts as that: no more of it is known to be correlated than is there."""
-        left = [s.whitened(s.watts - self.mean_w - s.design @ values) for s in self.stretches]
-        covariance, count = _autocovariance(left, [s.is_good for s in self.stretches], len(self.taper) - 1)
-        rho = np.abs(covariance / max(covariance[0], self.least_noise_w**2))
-        return 1 + 2 * float((rho * self.taper)[1:][rho[1:] > STANDS_OUT / np.sqrt(max(count, 1))].sum())
-
-    def _lack_of_fit(self, values: Values, noise2: float) -> float:
-        """Which share of the variance of what is left over repeats at the same age of the same state, so that more
-        readings do not make it less: the correlation of neighbours by age, which noise has none of. Of what is less
-        than the least noise ``noise2`` nothing is said."""
-        left, column, age = [], [], []
-        for s in self.stretches:
-            at = s.t_s[1:] if len(s.t_s) > len(s.watts) else s.t_s
-            i = np.clip(np.searchsorted(s.cells.at_s, at, "right") - 1, 0, len(s.cells.column) - 1)
-            good = s.weight > 0
-            left.append(s.whitened(s.watts - self.mean_w - s.design @ values)[good])
-            column.append(s.cells.column[i][good])
-            age.append((at - s.cells.at_s[i])[good])
-        x = np.concatenate(left)[np.lexsort((np.concatenate(age), np.concatenate(column)))]
-        square = float(x @ x)
-        share = float(x[1:] @ x[:-1]) / square if square > 0 else 0.0
-        share *= min(square / max(len(x) * noise2, 1e-300), 1.0)
-        return min(share, 1.0) if share > STANDS_OUT / np.sqrt(max(len(x), 1)) else 0.0
-
     def _scatter(self, values: Values) -> Values:
         """What the scores, A' times what is left over, scatter by (Newey and West, 1987): readings that are off alike,
         one after the other or once in so many, and those that are off by more than others, count as what they are.
 
         By the sums over every window of so many scores in a row, which is the same as their tapered covariances."""
-        total, lags = np.zeros_like(self.normal), len(self.taper)
+        total, lags = np.zeros_like(self.normal), self._in_a_row
         for s in self.stretches:
-            rows = s.whitened(s.design) * s.whitened(s.watts - self.mean_w - s.design @ values)[:, None]
+            rows = s.weighted(s.design) * s.weighted(s.watts - self.mean_w - s.design @ values)[:, None]
             upto = np.concatenate([np.zeros((1, rows.shape[1])), np.cumsum(rows, axis=0)])
             ends = np.clip(np.arange(1, len(rows) + lags)[:, None] - [0, lags], 0, len(rows))
             sums = upto[ends[:, 0]] - upto[ends[:, 1]]
@@ -587,14 +526,14 @@ class _Fit:
         """Its product with its transpose is the posterior's covariance of the unknowns, if so."""
         return self.of @ self.shrunk
 
-    def robust(self, normal: Values, scatter: Values, columns: int, lack: float) -> Values:
+    def robust(self, normal: Values, scatter: Values, columns: int) -> Values:
         """The covariance by the ``scatter`` of the scores, in no direction surer than without. The prior of the power
-        of ``columns`` counts `MISFIT` times, and so does the share ``lack`` of what is left over that is no noise."""
+        of ``columns`` counts `MISFIT` times."""
         factor = self.factor
         is_power = np.ones(len(self.shrunk), bool)
         is_power[columns : columns + 3 + DRIFTS] = False
         power = self.shrunk[is_power]
-        middle = factor.T @ (scatter / self.noise2 - normal + (MISFIT - 1) * lack * normal) @ factor / self.noise2
+        middle = factor.T @ (scatter / self.noise2 - normal) @ factor / self.noise2
         middle += (MISFIT - 1) * (power.T @ power)
         eigen, U = _eigen((middle + middle.T) / 2)
         wide = (factor @ U) * np.sqrt(1 + np.maximum(eigen, 0))
@@ -608,22 +547,15 @@ def _eigen(symmetric: Values) -> tuple[Values, Values]:
     return values, vectors
 
 
-def _autocovariance(series: Sequence[Values], good: Sequence[NDArray[np.bool_]], lags: int) -> tuple[Values, int]:
-    """Mean products of values so many places apart [lags + 1], 0 where bad, and how many values there are."""
-    total, count, lag = np.zeros(lags + 1), np.zeros(lags + 1), np.arange(lags + 1)
-    for values, is_good in zip(series, good, strict=True):
-        x, n = np.where(is_good, values, 0.0), len(values)
-        own = fft.irfft(np.abs(fft.rfft(x, size := fft.next_fast_len(n + lags))) ** 2, size)[: min(lags + 1, n)]
-        total[: len(own)] += own
-        count += np.maximum(n - lag, 0)
-    return total / np.maximum(count, 1), int(sum(int(g.sum()) for g in good))
-
-
 def _residual(left: Sequence[Values], good: Sequence[NDArray[np.bool_]], spacing_s: float, freedom: float) -> Residual:
     """The process of what is left over, from its correlation over one and two readings."""
-    (c0, c1, c2), count = _autocovariance(left, good, 2)
+    series, count = [np.where(g, x, 0.0) for x, g in zip(left, good, strict=True)], sum(int(g.sum()) for g in good)
     more = count / max(count - freedom, 0.25 * count, 1.0)
-    c0, c1, c2 = (float(c) * more for c in (c0, c1, c2))
+    pairs = [sum(max(len(x) - lag, 0) for x in series) for lag in range(3)]
+    c0, c1, c2 = (
+        more * sum(float(x[lag:] @ x[: len(x) - lag]) for x in series if len(x) > lag) / max(pairs[lag], 1)
+        for lag in range(3)
+    )
     if c0 <= 0:
         return Residual(0.0, 0.0, spacing_s, spacing_s)
     if c1 < STANDS_OUT * c0 / np.sqrt(count):
