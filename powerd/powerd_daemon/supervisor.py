@@ -7,6 +7,7 @@ for its own. A process that ends is started again after a pause, which grows unl
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
 import os
@@ -29,7 +30,9 @@ from powerd_daemon.sampler import Resume, Spec, same_streams
 
 OUTBOX_BYTES = 16 << 20
 SLICE_BYTES = 1 << 16
-"""What is taken of one sampler in a turn: as much as a pipe holds."""
+"""What is taken of one sampler in a turn."""
+PIPE_BYTES = 1 << 20
+"""Room in a sampler's pipe, if the kernel grants it: a sampler fills it once in a block, and Linux gives 64 KiB."""
 RESTART_MIN_NS = 100_000_000
 RESTART_MAX_NS = 10_000_000_000
 STOP_NS = 2_000_000_000
@@ -118,6 +121,8 @@ class Sampler:
         self.close()
         rings = [self._store.intakes[stream.number].ring for stream in self.streams or ()]
         self._pipe, out = os.pipe()
+        with suppress(OSError):  # one user's pipes together may be limited
+            fcntl.fcntl(out, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         try:
             os.set_blocking(self._pipe, False)
             self.process = spawn(
