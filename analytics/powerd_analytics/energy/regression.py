@@ -5,7 +5,8 @@
 A[k, c] is the share of reading k's weight that lies in column c. Three unknowns enter by their derivatives, with priors
 of their own: the windows' place, the lag of power behind its marks, the time constant of a low-pass; together they are
 the timing. How restless power is within a state, and how soon it comes to the level of a state from that of the one
-before, is decided by the evidence of a few hypotheses together. docs/explanation/energy.md has the theory.
+before, is decided by the evidence of a few hypotheses together. What a counter of the same source says of the same
+power is added as blocks of seconds. docs/explanation/energy.md has the theory.
 """
 
 from __future__ import annotations
