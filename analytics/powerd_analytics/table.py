@@ -31,7 +31,6 @@ from powerd_analytics.energy.devices import (
     Part,
     PhaseColumns,
     interval_energies,
-    line_energies,
     load_parts,
     whole_of,
 )
@@ -703,7 +702,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     run, part, p = seen.run, seen.part, seen.run.phases
     begin, end = np.array([run.begin_ns]), np.array([run.end_ns])
     whole, clip = interval_energies(part, begin, end, is_whole=True), clipped(part, begin, end)
-    power_w, silent = _mean_w(run, part)
+    silent = _silent(run, part)
     # The sum without a line that has no readings is not the device's energy, nor is 0 J that of a device without any.
     energy_j = float(whole.energy_j[0]) if not silent and np.isfinite(whole.energy_j[0]) else None
     missing_s, duration_s, u95_j = (float(x[0]) for x in (whole.missing_s, whole.duration_s, whole.u95_j))
@@ -736,7 +735,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
         time_s=duration_s,
         energy_j=energy_j,
         u95_j=None if clip or energy_j is None or np.isnan(u95_j) else known(u95_j, energy_j),
-        power_w=power_w,
+        power_w=None if energy_j is None else mean_power_w(energy_j, duration_s),
         phases_j=phases_j,
         rest_j=rest_j,
         residual_j=residual_j,
@@ -757,21 +756,17 @@ def _gap_notes(run: Run, part: Part) -> list[str]:
     return [f"missing {seconds(sum(s))} in {len(s)} gaps: {cause}" for cause, s in lengths_s.items()]
 
 
-def _mean_w(run: Run, part: Part) -> tuple[float | None, list[str]]:
-    """Mean power over what each line's integral covers: from its first reading to its last, holes bridged. None where
-    it covers nothing of the run for lines, whose names follow."""
-    total_w, silent = 0.0, []
+def _silent(run: Run, part: Part) -> list[str]:
+    """Names of the lines whose readings cover nothing of the run."""
+    names = []
     for signal in part.signals:
         covered_ns = 0
         if len(signal) > 1:
             begin_ns, end_ns = max(run.begin_ns, int(signal.t_ns[0])), min(run.end_ns, int(signal.t_ns[-1]))
             # What a counter counted in an interval in which it began anew is not in its integral.
             covered_ns = end_ns - begin_ns - signal.set_back_ns()
-        if covered_ns > 0:
-            total_w += float(line_energies((signal,), begin_ns, end_ns)[0]) / (covered_ns * 1e-9)
-        else:
-            silent.append(signal.line.name)
-    return (None if silent else total_w), silent
+        names += [signal.line.name] if covered_ns <= 0 else []
+    return names
 
 
 def _counter_notes(run: Run, part: Part) -> list[str]:

@@ -79,6 +79,8 @@ def test_a_counter_beside_tells_the_joules_where_all_readings_see_the_same_momen
         for counter in (None, COUNTER)
     )
     assert alone["total"].u95_j > 0.1 * alone["total"].truth_j
+    (run,) = phase_table(read_run(tmp_path / "run.h5")).runs
+    assert run.power_w == pytest.approx(run.energy_j / run.time_s)
     for name in ("iteration", "total", "run"):
         assert abs(beside[name].off) < 1
         assert beside[name].u95_j < 0.04 * beside[name].truth_j
