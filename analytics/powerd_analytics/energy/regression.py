@@ -374,10 +374,10 @@ class _Regression:
 
         From any one alone the power of the first bins might make up for a place that is wrong, and stay so."""
         self.build(np.zeros(3))
-        usual = SMOOTHNESS[-1]
-        self._weigh(self._fits([(0.0, usual)], np.zeros(3))[0].values[: self.columns] + self.mean_w)
+        smooth = SMOOTHNESS[-1]
+        self._weigh(self._fits([(0.0, smooth)], np.zeros(3))[0].values[: self.columns] + self.mean_w)
         spread, best = self.u_timing[:2], (-np.inf, np.zeros(3), np.zeros(0))
-        hypotheses: Sequence[tuple[float, float]] = [(x, usual) for x in RELAXATIONS_S]
+        hypotheses: Sequence[tuple[float, float]] = [(x, smooth) for x in RELAXATIONS_S]
         for share in STARTS:
             place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
             known = np.array([place, -late, 0.0]) if late < 0 else np.array([min(place + late, spread[0]), 0.0, 0.0])
