@@ -2,9 +2,10 @@
 
 For each number of ranks, torchrun starts them; local rank 0 records and the others join. Rounds of the plain loop and
 of the loop with `iteration`, `forward`, `backward` and `update` marked take turns, in the same order in all ranks and
-new by chance for each pair. Then the same of the loop under `Meter.watch`, with and without DDP's communication. On
-the CPU a small CNN over gloo, where the ranks share the cores; with `--device cuda` ResNet-34 over NCCL with a GPU for
-each rank; numbers of ranks for which there are not enough GPUs are left out.
+new by chance for each pair; a second plain round in each turn says what two rounds of the same loop differ by, and a
+clock around each mark what marks take of the thread that launches. Then the same of the loop under `Meter.watch`, with
+and without DDP's communication. On the CPU a small CNN over gloo, where the ranks share the cores; with `--device cuda`
+ResNet-34 over NCCL with a GPU for each rank; numbers of ranks for which there are not enough GPUs are left out.
 
 Targets: on every rank each iteration has all its phases, none overlaps another or the iteration's edges, so that they
 and the rest are the iteration; and joules of ranks are those of the devices within 1e-9 of them. Exit status 1 when one
@@ -24,7 +25,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,6 +42,7 @@ from powerd_client import Meter
 CASES = {"cpu": ("small-cnn", 8, "gloo"), "cuda": ("resnet34", 64, "nccl")}
 TARGET = 1e-9
 WAYS = (
+    ("plain again", "again", "plain"),
     ("marked", "phases", "plain"),
     ("watched without communication", "watch", "unwatched"),
     ("watched with communication", "communication", "unwatched"),
@@ -50,6 +54,33 @@ def watched(meter: Meter, training: Training, *, communication: bool) -> Iterato
     """The plain step under `Meter.watch`."""
     with meter.watch(training.model, training.optimizer, communication=communication):
         yield training.plain
+
+
+def marks_us(meter: Meter, training: Training, count: int) -> float:
+    """Microseconds that the eight marks of an iteration take of the thread that launches its kernels."""
+    iteration, forward, backward, update = (meter.phase(p) for p in ("iteration", *PHASES))
+    clock, spent_ns = time.perf_counter_ns, 0
+
+    def clocked(mark: Callable[..., object], *error: object) -> None:
+        nonlocal spent_ns
+        begin = clock()
+        mark(*error)
+        spent_ns += clock() - begin
+
+    for _ in range(count):
+        clocked(iteration.__enter__)
+        clocked(forward.__enter__)
+        loss = training.loss_of(training.model(training.images), training.labels)
+        clocked(forward.__exit__, None, None, None)
+        clocked(backward.__enter__)
+        loss.backward()
+        clocked(backward.__exit__, None, None, None)
+        clocked(update.__enter__)
+        training.update()
+        clocked(update.__exit__, None, None, None)
+        clocked(iteration.__exit__, None, None, None)
+    training.wait()
+    return spent_ns / count / 1e3
 
 
 def rounds(
@@ -96,9 +127,9 @@ def worker(args: argparse.Namespace, out: Path) -> None:
     training.optimizer = torch.optim.SGD(training.model.parameters(), lr=0.01, momentum=0.9)
     with Meter(out=out) as meter:
         step = training.phased(meter)
-        ms = rounds(
-            meter, training, {"plain": lambda: nullcontext(training.plain), "phases": lambda: nullcontext(step)}, args
-        )
+        ways = {"plain": training.plain, "again": training.plain, "phases": step}
+        ms = rounds(meter, training, {name: partial(nullcontext, way) for name, way in ways.items()}, args)
+        us = marks_us(meter, training, 100)
     with Meter(out=out.with_name(f"watched{world}.h5")) as meter:
         ms |= rounds(
             meter,
@@ -110,7 +141,7 @@ def worker(args: argparse.Namespace, out: Path) -> None:
             },
             args,
         )
-    (out.parent / f"rank{rank}.json").write_text(json.dumps(ms))
+    (out.parent / f"rank{rank}.json").write_text(json.dumps({"ms": ms, "marks_us": us}))
     sys.stdout.flush()
     os._exit(0)  # threads of the backends may abort a process that ends in order
 
@@ -146,12 +177,12 @@ def joules_agree(run: Run) -> bool:
     return worst <= TARGET
 
 
-def phases_fill_iterations(run: Run, rank: int, ms: dict[str, list[float]]) -> bool:
+def phases_fill_iterations(run: Run, rank: int, measured: Mapping[str, Any]) -> bool:
     """Print a rank's phases against its iterations, and marked against plain rounds.
 
     Whether each iteration has all its phases, one after the other and within it, so that they and the rest are it.
     """
-    p, ranks = run.phases, ranks_of(run)
+    p, ranks, ms, us = run.phases, ranks_of(run), measured["ms"], measured["marks_us"]
     names = np.array([c.name for c in p.classes])[p.label]
     iterations = np.flatnonzero((ranks.tracks(run) == rank) & (names == "iteration"))
     length = (p.end_ns - p.begin_ns).astype(np.int64)
@@ -174,6 +205,9 @@ def phases_fill_iterations(run: Run, rank: int, ms: dict[str, list[float]]) -> b
             f"      plain {statistics.median(ms[plain]):.3f} ms, {text} {middle:+.2f} % "
             f"(95 %: {low:+.2f} .. {high:+.2f}; {len(ms[name])} pairs)"
         )
+    print(
+        f"      eight marks take {us:.0f} us of the launching thread, {us / statistics.median(ms['plain']) / 10:.2f} %"
+    )
     return not overlaps and not incomplete
 
 

@@ -6,26 +6,27 @@ together (the iteration less what lies between them), phase k takes
     E_k = E m_k T_k / sum_j m_j T_j.
 
 The sum of all phases stays what the readings say of the whole; only its parts come from the repetitions, and the
-sensor's gain is no part of the shares. Repeated alone a phase may find other caches, clocks and temperatures, or a host
-that is too slow for it. So the sum of m_j T_j is held against E (closure), the clocks are compared where the run has
-them, and so are the durations.
+sensor's gain is no part of the shares. Other phases of the iteration, whose repetitions would wait for the host, are
+told with what the repeated ones leave of it (docs/explanation/energy.md). Repeated alone a phase may find other caches,
+clocks and temperatures, or a host that is too slow for it. So the sum of m_j T_j is held against E (closure), the
+clocks are compared where the run has them, and so are the durations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.budget import KINDS
+from powerd_analytics.energy.budget import KINDS, LIMIT
 from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies, part_phase_energies
 from powerd_analytics.energy.uncertainty import NORMAL
 from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
-from powerd_analytics.text import seconds
+from powerd_analytics.text import joined, seconds
 from powerd_client.phase import MAGNIFIED
 from powerd_core.model import QuantityConversion
 
@@ -53,6 +54,8 @@ class Magnification:
 
     note: str
     power_w: float | None = None
+    is_repeated: bool = True
+    """False for a kind that is known better by what the repeated ones leave of the iteration."""
     u_share: float = 0.0
     """Relative standard uncertainty of its energy, but for the sensor's gain and zero."""
     u_sensor: float = 0.0
@@ -70,7 +73,7 @@ def magnified_kinds(run: Run, part: Part) -> Mapping[int, Magnification]:
             note = "not magnified: ranks share the device"
             part.known[key] = dict.fromkeys(stretches, Magnification(note))
         else:
-            part.known[key] = dict(_kinds(run, part, stretches))
+            part.known[key] = _kinds(run, part, stretches)
     known: dict[int, Magnification] = part.known[key]
     return known
 
@@ -177,51 +180,60 @@ def _taken(part: Part, each: Sequence[tuple[Ints, Ints]]) -> list[_Taken]:
     return [of(label == k) for k in range(len(each))]
 
 
-def _kinds(run: Run, part: Part, stretches: Mapping[int, _Stretches]) -> Iterator[tuple[int, Magnification]]:
+def _kinds(run: Run, part: Part, stretches: Mapping[int, _Stretches]) -> dict[int, Magnification]:
     """Those of one iteration are told together."""
     p = run.phases
-    around: dict[int, list[int]] = {}
+    kinds: dict[int, Magnification] = {}
+    around: dict[int, dict[int, _Stretches]] = {}
     for label, of_kind in stretches.items():
         first = int(np.argmax(p.label == label))
         ordinary_s = float(p.duration_s[p.label == label].mean())
         if p.parent[first] < 0:
-            yield label, Magnification("not magnified: no iteration is marked around it")
+            kinds[label] = Magnification("not magnified: no iteration is marked around it")
         elif not len(of_kind.begin_ns):
-            yield label, Magnification("not magnified: the repetitions are too short")
+            kinds[label] = Magnification("not magnified: the repetitions are too short")
         elif not abs(of_kind.each_s / ordinary_s - 1) <= ALIKE:
             alone = f"alone it takes {seconds(of_kind.each_s)} instead of {seconds(ordinary_s)}"
-            yield label, Magnification(f"not magnified: {alone}, as if it were another phase")
+            kinds[label] = Magnification(f"not magnified: {alone}, as if it were another phase")
         else:
-            around.setdefault(int(p.label[p.parent[first]]), []).append(label)
-    for outer, labels in around.items():
-        yield from _of_iteration(run, part, outer, {label: stretches[label] for label in labels}).items()
+            around.setdefault(int(p.label[p.parent[first]]), {})[label] = of_kind
+    for outer, repeated in around.items():
+        for label, magnification in _of_iteration(run, part, outer, repeated).items():
+            refusal = kinds[label].note if label in kinds else ""
+            kinds[label] = replace(magnification, note=joined(refusal, magnification.note))
+    return kinds
 
 
 def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Stretches]) -> dict[int, Magnification]:
-    """The kinds of phases that lie in those of the class ``outer``."""
+    """The kinds of phases that lie in those of the class ``outer``: those that are repeated, and what these leave to
+    the others."""
     p = run.phases
     labels = list(stretches)
     whole = (p.label == outer) & ~p.cut
-    inside = p.of(labels) & ~p.cut & (p.parent >= 0) & whole[p.parent]
+    inside = (p.parent >= 0) & whole[p.parent] & ~p.cut & ~p.of([k for k, c in enumerate(p.classes) if c.is_magnified])
+    others = [k for k in np.unique(p.label[inside]).tolist() if k not in labels]
+    of_others = [(p.begin_ns[own], p.end_ns[own]) for own in (inside & (p.label == k) for k in others)]
     iterations = merged(p.begin_ns[whole], p.end_ns[whole])
     rest = without(*iterations, p.begin_ns[inside], p.end_ns[inside])
     alone = [(s.begin_ns, s.end_ns) for s in stretches.values()]
-    taken, left, *repeated = _taken(part, [iterations, rest, *alone])
-    together_j = taken.energy_j - left.energy_j
+    taken, left, *each = _taken(part, [iterations, rest, *of_others, *alone])
+    other, repeated = each[: len(others)], each[len(others) :]
+    phases_j, u2_phases = taken.energy_j - left.energy_j, taken.u_own_j**2 + left.u_own_j**2
+    other_j, u2_other = (np.array([getattr(o, name) for o in other]) for name in ("energy_j", "u_own_j"))
+    u2_other **= 2
+    together_j = phases_j - other_j.sum()
     power_w = np.array([r.energy_j / r.time_s for r in repeated])
     time_s = np.array([float(p.duration_s[inside & (p.label == label)].sum()) for label in labels])
     parts_j = power_w * time_s
-    if not (np.isfinite(together_j) and together_j > 0 and (parts_j > 0).all()):
+    if not (np.isfinite(together_j + u2_other.sum()) and together_j > 0 and (parts_j > 0).all()):
         return dict.fromkeys(labels, Magnification("not magnified: too few readings"))
-    share = parts_j / parts_j.sum()
     u_power = np.array([r.u_own_j / r.energy_j for r in repeated])
-    u_together = float(np.hypot(taken.u_own_j, left.u_own_j)) / together_j
-    opening = float(parts_j.sum()) / together_j - 1
-    limit = max(MOST_OPEN, NORMAL * float(np.hypot(np.hypot.reduce(share * u_power), u_together)))
+    open_j = float(parts_j.sum()) - together_j
+    limit = max(MOST_OPEN, NORMAL * np.sqrt(np.sum((parts_j * u_power) ** 2) + u2_phases + u2_other.sum()) / phases_j)
     clock = _clock_change(run, part, iterations, alone)
-    off = f"{100 * opening:+.1f} % off the iteration"
+    off = f"{100 * open_j / phases_j:+.1f} % off the iteration"
     why = ""
-    if abs(opening) > limit:
+    if abs(open_j / phases_j) > limit:
         why = f"their sum is {off} (limit {100 * limit:.1f} %)"
     elif clock is not None and abs(clock) > MOST_CLOCK:
         why = f"one has another clock ({100 * clock:+.1f} %, limit {100 * MOST_CLOCK:.0f} %)"
@@ -233,13 +245,23 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
         float(p.duration_s[p.label == k].mean()) for k in labels
     ]
     of_power = np.sqrt(u_power**2 + U_ALONE**2 + (longer - 1) ** 2)
+    # What the others take is known twice: by the readings of the iterations, and as what the repeated ones leave.
+    u2_open = u2_phases + u2_other.sum() + float(np.sum((parts_j * of_power) ** 2))
+    told_j, u2_told = other_j - open_j * u2_other / u2_open, u2_other * (1 - u2_other / u2_open)
+    together_j = phases_j - told_j.sum()
+    u_together = np.sqrt(u2_phases + u2_other.sum() * (1 - u2_other.sum() / u2_open)) / together_j
     whole_u = (taken.u_constant_j / taken.energy_j, taken.rectangle_j / taken.energy_j)
     kinds = {}
+    share = parts_j / parts_j.sum()
     for k, label in enumerate(labels):
         weight = -share.copy()
         weight[k] += 1  # what moves a phase's power moves the sum too
         u = float(np.hypot.reduce([*(weight * of_power), u_together]))
-        kinds[label] = Magnification(note, float(power_w[k] / (1 + opening)), u, *whole_u)
+        kinds[label] = Magnification(note, float(power_w[k] * together_j / parts_j.sum()), True, u, *whole_u)
+    for k, label in enumerate(others):
+        if (u_j := float(np.sqrt(u2_told[k]))) * NORMAL <= LIMIT * told_j[k]:
+            note = "told with what the repeated phases leave of the iteration"
+            kinds[label] = Magnification(note, float(told_j[k] / other[k].time_s), False, u_j / told_j[k], *whole_u)
     return kinds
 
 

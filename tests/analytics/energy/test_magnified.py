@@ -146,8 +146,14 @@ def test_repetitions_at_another_clock_are_refused(tmp_path):
         assert "another clock" in rows[name].note
 
 
-def test_repetitions_between_which_the_gpu_waits_for_the_host_are_refused(tmp_path):
-    rows = rows_of(magnified_run(tmp_path / "r.h5", waits=0.05))
-    assert rows["forward"].method != "magnified"
+def test_a_phase_whose_repetitions_wait_for_the_host_is_told_by_what_the_others_leave(tmp_path):
+    refused = rows_of(magnified_run(tmp_path / "refused.h5", alone_w={name: 1.06 * w for name, w in WATTS.items()}))
+    table = phase_table(magnified_run(tmp_path / "r.h5", waits=0.05), "gpu0")
+    rows, total = {row.phase: row for row in table.phases}, table.totals[-1]
+    assert [rows[name].method for name in LENGTH] == ["folded", "magnified", "magnified"]
     assert "alone it takes 8.7 ms instead of 8.3 ms" in rows["forward"].note
-    assert rows["backward"].method == "magnified"
+    assert "leave of the iteration" in rows["forward"].note
+    exact_j = WATTS["forward"] * LENGTH["forward"] * 1e-9
+    assert abs(rows["forward"].j_per_batch - exact_j) <= rows["forward"].u95_j < 0.9 * refused["forward"].u95_j
+    parts_j = sum(rows[name].j_per_batch * rows[name].iterations for name in LENGTH)
+    assert parts_j + total.rest_j == pytest.approx(total.energy_j)
