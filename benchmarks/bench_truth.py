@@ -484,6 +484,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="text in the sensor's or the family's name")
+    parser.add_argument("--jitter", type=float, default=0.02, help="share by which lengths vary in the --runs")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--pauses", action="store_true")
     parser.add_argument("--in-step", action="store_true")
@@ -491,7 +492,7 @@ def main() -> None:
     parser.add_argument("--missing", type=int, default=0)
     parser.add_argument("--list", action="store_true", help="every figure beyond 1.5 U95")
     args = parser.parse_args()
-    cases = [random_case(args.seed + i) for i in range(args.runs)]
+    cases = [replace(random_case(args.seed + i), jitter=args.jitter) for i in range(args.runs)]
     cases += grid_cases() if args.grid else []
     cases += pause_cases() if args.pauses else []
     cases += in_step_cases() if args.in_step else []

@@ -114,13 +114,15 @@ def line_parts(
     conversion = signal.line.conversion
     # The difference of two readings of a counter, each rounded down to a code.
     code = conversion.j_per_code / np.sqrt(6) if isinstance(conversion, CounterConversion) else 0.0
-    # What all intervals of a class share is that of their mean, for each as long as it is.
+    # What all intervals of a class share is that of their mean: what is wrong with the power for each as long as it is,
+    # what is wrong with the timing for each alike, as it is at its edges.
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = model.leverage(begin, end, label)
     power2, response2, misfit2 = model.variance(leverage[:, :-1])
-    together_s, together_j = np.zeros((2, labels))
+    together_s, together_j, count = np.zeros((3, labels))
     for own in pieces(len(begin)):
         of = label[own]
+        count += np.bincount(of, minlength=labels)
         together_s += np.bincount(of, weights=(end[own] - begin[own]) * 1e-9, minlength=labels)
         together_j += np.bincount(of, weights=energy_j[own], minlength=labels)
     arrivals = model.arrivals()
@@ -129,6 +131,7 @@ def line_parts(
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
     causes = {"place": place_limit_ns(signal) ** 2 / 3, "clock": clock_ns**2 / 3, "lag": most_lag_ns() ** 2 / 6}
     every = max(sum(causes.values()), 1e-9)
+    count = np.maximum(count, 1)
     is_known = model.readings >= LEAST_READINGS
 
     def parts(own: slice) -> Iterator[tuple[str, Values]]:
@@ -148,9 +151,9 @@ def line_parts(
         yield "quantisation", rounding_u(a.step_w, model.residual.all2) * length_s
         for name, part in causes.items():
             if part:
-                yield name, np.sqrt(response2 * part / every)[of] * share
+                yield name, (np.sqrt(response2 * part / every) / count)[of]
         if edge_bound_ns is not None:
-            yield "device clock", edge_bound_ns[own] * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1])[of] * share)
+            yield "device clock", edge_bound_ns[own] * 1e-9 / np.sqrt(3) * (np.abs(leverage[:, -1]) / count)[of]
 
     return parts, told[label] & is_known
 

@@ -14,6 +14,8 @@ from make_run import MS, LineSpec, PhaseSpec, make_run
 from powerd_analytics import phase_energies, phase_table, read_run
 from powerd_analytics.compare import compare, run_samples
 
+TWO_RAILS = next(s for s in truth.SENSORS if s.lines == 2)
+
 
 def figures_of(cases, path):
     rng, found = np.random.default_rng(1), []
@@ -35,6 +37,17 @@ def test_figures_lie_within_their_intervals(tmp_path):
     assert max(abs(f.off) for f in figures if f.kind in truth.KINDS) < 3
     contrast = [f.error_j for f in figures if f.kind == "contrast"]
     assert 0.3 < np.mean(np.array(contrast) > 0) < 0.7  # neither shrunk nor stretched; of 55, 2 in 1,000 by chance
+
+
+def test_short_phases_whose_lengths_vary_are_off_alike_at_their_edges(tmp_path):
+    # What is not known of the timing moves as many joules in the shortest of them as in the longest.
+    made = truth.make(
+        tmp_path / "run.h5", truth.Case(TWO_RAILS, "steps", 0.005, 0.1, jitter=0.5, seed=107, seconds=4.0)
+    )
+    each = phase_energies(read_run(made.path), "gpu0")
+    begin, end = (np.array([p[k] for p in made.phases]) for k in (1, 2))
+    off = np.abs(each.energy_j - (made.power.joules(end) - made.power.joules(begin))) / each.u95_j
+    assert off.max() < 2.5
 
 
 def test_totals_do_not_alias(tmp_path):
