@@ -481,7 +481,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         slowest = max(part.signals, key=lambda s: s.resolution_ns)
         is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
         method = FOLDED if is_folded else INTEGRAL
-        if magnified is not None and magnified.power_w is not None and magnified.is_repeated:
+        if magnified is not None and magnified.power_w is not None:
             method = MAGNIFIED
         elif is_folded:
             note = joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)

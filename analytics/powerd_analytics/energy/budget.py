@@ -53,7 +53,7 @@ KINDS = {
         Kind(
             "lag", True, True, "read more often, so that it is seen when power moves, or bound the lag (POWERD_LAG_MS)"
         ),
-        Kind("gain", True, False, "calibrate the gain against a reference (shunts: `powerd calibrate --reference-w`)"),
+        Kind("gain", True, False, "calibrate the gain against a reference (`powerd calibrate --reference`)"),
         Kind("offset", True, False, "calibrate the zero with nothing connected (shunts: `powerd calibrate --zero`)"),
         Kind("quantisation", True, False, "take a finer range or resolution, or a larger shunt"),
         Kind(

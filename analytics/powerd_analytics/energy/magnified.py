@@ -44,6 +44,9 @@ MOST_OPEN, MOST_CLOCK = 0.02, 0.01
 U_ALONE = 0.01
 """Relative standard uncertainty of a phase's power by what is different when it is repeated alone: on two H200 what
 follows lay within 1.2 % of blocks of one phase (docs/results/h200/README.md)."""
+LITTLE = 0.01
+"""Variance of another phase of the iteration, as a share of that of the repeated ones, below which they tell nothing of
+it."""
 CONSTANT = ("gain", "offset", "quantisation")
 """Parts of the budget that the repeated and the ordinary phases have in common."""
 
@@ -54,8 +57,6 @@ class Magnification:
 
     note: str
     power_w: float | None = None
-    is_repeated: bool = True
-    """False for a kind that is known better by what the repeated ones leave of the iteration."""
     u_share: float = 0.0
     """Relative standard uncertainty of its energy, but for the sensor's gain and zero."""
     u_sensor: float = 0.0
@@ -246,7 +247,9 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
     ]
     of_power = np.sqrt(u_power**2 + U_ALONE**2 + (longer - 1) ** 2)
     # What the others take is known twice: by the readings of the iterations, and as what the repeated ones leave.
-    u2_open = u2_phases + u2_other.sum() + float(np.sum((parts_j * of_power) ** 2))
+    u2_parts = float(np.sum((parts_j * of_power) ** 2))
+    u2_other[u2_other < LITTLE * u2_parts] = 0.0
+    u2_open = u2_phases + u2_other.sum() + u2_parts
     told_j, u2_told = other_j - open_j * u2_other / u2_open, u2_other * (1 - u2_other / u2_open)
     together_j = phases_j - told_j.sum()
     u_together = np.sqrt(u2_phases + u2_other.sum() * (1 - u2_other.sum() / u2_open)) / together_j
@@ -257,11 +260,12 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
         weight = -share.copy()
         weight[k] += 1  # what moves a phase's power moves the sum too
         u = float(np.hypot.reduce([*(weight * of_power), u_together]))
-        kinds[label] = Magnification(note, float(power_w[k] * together_j / parts_j.sum()), True, u, *whole_u)
+        kinds[label] = Magnification(note, float(power_w[k] * together_j / parts_j.sum()), u, *whole_u)
+    note = "told with what the phases that were repeated alone leave of the iteration"
     for k, label in enumerate(others):
-        if (u_j := float(np.sqrt(u2_told[k]))) * NORMAL <= LIMIT * told_j[k]:
-            note = "told with what the repeated phases leave of the iteration"
-            kinds[label] = Magnification(note, float(told_j[k] / other[k].time_s), False, u_j / told_j[k], *whole_u)
+        u_j = float(np.sqrt(u2_told[k]))
+        if 0 < NORMAL * u_j <= LIMIT * told_j[k]:
+            kinds[label] = Magnification(note, float(told_j[k] / other[k].time_s), u_j / told_j[k], *whole_u)
     return kinds
 
 
