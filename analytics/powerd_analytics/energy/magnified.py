@@ -31,6 +31,7 @@ from powerd_client.phase import MAGNIFIED
 from powerd_core.model import QuantityConversion
 
 Ints = NDArray[np.int64]
+Values = NDArray[np.float64]
 
 SETTLE_NS = 100_000_000
 """Beginning of a stretch that is left out: clocks rise, and the first repetitions wait for the host."""
@@ -220,8 +221,7 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
     taken, left, *each = _taken(part, [iterations, rest, *of_others, *alone])
     other, repeated = each[: len(others)], each[len(others) :]
     phases_j, u2_phases = taken.energy_j - left.energy_j, taken.u_own_j**2 + left.u_own_j**2
-    other_j, u2_other = (np.array([getattr(o, name) for o in other]) for name in ("energy_j", "u_own_j"))
-    u2_other **= 2
+    other_j, u2_other = np.array([o.energy_j for o in other]), np.array([o.u_own_j**2 for o in other])
     together_j = phases_j - other_j.sum()
     power_w = np.array([r.energy_j / r.time_s for r in repeated])
     time_s = np.array([float(p.duration_s[inside & (p.label == label)].sum()) for label in labels])
@@ -246,27 +246,40 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
         float(p.duration_s[p.label == k].mean()) for k in labels
     ]
     of_power = np.sqrt(u_power**2 + U_ALONE**2 + (longer - 1) ** 2)
+    told_j, u_told_j = _divided((phases_j, u2_phases), (other_j, u2_other), (parts_j, parts_j * of_power))
+    told_s = np.append(time_s, [o.time_s for o in other])
+    notes = [note] * len(labels) + ["told with what the repeated phases leave of the iteration"] * len(others)
+    of_sensor = taken.u_constant_j / taken.energy_j, taken.rectangle_j / taken.energy_j
+    return {
+        label: Magnification(notes[i], float(told_j[i] / told_s[i]), float(u_told_j[i] / told_j[i]), *of_sensor)
+        for i, label in enumerate(labels + others)
+        if label in stretches or 0 < NORMAL * u_told_j[i] <= LIMIT * told_j[i]
+    }
+
+
+def _divided(
+    phases: tuple[float, float], other: tuple[Values, Values], parts: tuple[Values, Values]
+) -> tuple[Values, Values]:
+    """Joules of the repeated phases [k] and of the others [i], one after the other, and their standard uncertainties;
+    0 for those of others that the repeated ones tell nothing of.
+
+    Of all ``phases`` and of the ``other`` ones the joules and their variances by the readings of the iterations are
+    given, and of the ``parts`` the joules by the power alone and their standard uncertainties.
+    """
+    (phases_j, u2_phases), (other_j, u2_other), (parts_j, u_parts) = phases, other, parts
     # What the others take is known twice: by the readings of the iterations, and as what the repeated ones leave.
-    u2_parts = float(np.sum((parts_j * of_power) ** 2))
-    u2_other[u2_other < LITTLE * u2_parts] = 0.0
-    u2_open = u2_phases + u2_other.sum() + u2_parts
-    told_j, u2_told = other_j - open_j * u2_other / u2_open, u2_other * (1 - u2_other / u2_open)
-    together_j = phases_j - told_j.sum()
-    u_together = np.sqrt(u2_phases + u2_other.sum() * (1 - u2_other.sum() / u2_open)) / together_j
-    whole_u = (taken.u_constant_j / taken.energy_j, taken.rectangle_j / taken.energy_j)
-    kinds = {}
+    u2_parts = float(np.sum(u_parts**2))
+    u2 = np.where(u2_other < LITTLE * u2_parts, 0.0, u2_other)
+    u2_open = u2_phases + u2.sum() + u2_parts
+    other_j = other_j - (parts_j.sum() + other_j.sum() - phases_j) * u2 / u2_open
+    u_other = np.sqrt(u2 * (1 - u2 / u2_open))
+    together_j = phases_j - other_j.sum()
+    u2_together = u2_phases + u2.sum() * (1 - u2.sum() / u2_open)
     share = parts_j / parts_j.sum()
-    for k, label in enumerate(labels):
-        weight = -share.copy()
-        weight[k] += 1  # what moves a phase's power moves the sum too
-        u = float(np.hypot.reduce([*(weight * of_power), u_together]))
-        kinds[label] = Magnification(note, float(power_w[k] * together_j / parts_j.sum()), u, *whole_u)
-    note = "told with what the phases that were repeated alone leave of the iteration"
-    for k, label in enumerate(others):
-        u_j = float(np.sqrt(u2_told[k]))
-        if 0 < NORMAL * u_j <= LIMIT * told_j[k]:
-            kinds[label] = Magnification(note, float(told_j[k] / other[k].time_s), u_j / told_j[k], *whole_u)
-    return kinds
+    weight = np.eye(len(share)) - share  # what moves a phase's power moves the sum too
+    u2_shares = (weight * (u_parts / parts_j)) ** 2
+    u_repeated = share * np.sqrt(together_j**2 * u2_shares.sum(axis=1) + u2_together)
+    return np.append(share * together_j, other_j), np.append(u_repeated, u_other)
 
 
 def _clock_change(

@@ -151,7 +151,7 @@ def test_a_phase_whose_repetitions_wait_for_the_host_is_told_by_what_the_others_
     table = phase_table(magnified_run(tmp_path / "r.h5", waits=0.05), "gpu0")
     rows, total = {row.phase: row for row in table.phases}, table.totals[-1]
     assert "alone it takes 8.7 ms instead of 8.3 ms" in rows["forward"].note
-    assert "leave of the iteration" in rows["forward"].note
+    assert "repeated phases leave" in rows["forward"].note
     exact_j = WATTS["forward"] * LENGTH["forward"] * 1e-9
     assert abs(rows["forward"].j_per_batch - exact_j) <= rows["forward"].u95_j < 0.9 * refused["forward"].u95_j
     parts_j = sum(rows[name].j_per_batch * rows[name].iterations for name in LENGTH)
