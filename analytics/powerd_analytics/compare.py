@@ -42,7 +42,7 @@ from powerd_analytics.records import (
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
 from powerd_analytics.signals.signal import Signal
-from powerd_analytics.table import MAGNIFIED, is_number_cell, table_of
+from powerd_analytics.table import BY_REPETITIONS, is_number_cell, table_of
 from powerd_analytics.text import first_of, with_u95
 from powerd_core.errors import AnalysisError
 
@@ -224,7 +224,7 @@ def _sensors(
     sensors = []
     for (signal, _), joules in zip(lines, sums, strict=True):
         timing_j = np.zeros(4)
-        if is_phase and record["method"] != MAGNIFIED and len(signal) > 1 and len(run.phases.begin_ns[which]):
+        if is_phase and record["method"] not in BY_REPETITIONS and len(signal) > 1 and len(run.phases.begin_ns[which]):
             timing_j = part.model(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
         share, accuracy = joules / sum(sums) if sum(sums) else 0.0, signal.line.accuracy
         sensors.append(

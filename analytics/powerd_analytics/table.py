@@ -83,7 +83,8 @@ READINGS_INSIDE = 2
 """Times what the slowest sensor tells apart, from which on a phase has readings of its own."""
 UNSURE = "too few readings to tell how sure that is"
 
-INTEGRAL, FOLDED, MAGNIFIED = "integral", "folded", "magnified"
+INTEGRAL, FOLDED, MAGNIFIED, DIFFERENCE = "integral", "folded", "magnified", "difference"
+BY_REPETITIONS = (MAGNIFIED, DIFFERENCE)
 MODELLED = "modelled"
 FORWARD_BACKWARD = "forward+backward"
 ITERATION = "iteration"
@@ -126,7 +127,8 @@ class PhaseRow:
     """Ranks that share the device: joules and watts are then the mean of one rank's share."""
     method: str = INTEGRAL
     """Where ``j_per_batch`` comes from: mostly from readings inside each phase (`INTEGRAL`), from the model that all
-    phases of the kind share (`FOLDED`), or from repetitions of the phase alone (`MAGNIFIED`)."""
+    phases of the kind share (`FOLDED`), from repetitions of the phase alone (`MAGNIFIED`), or
+    from what such phases leave of the iteration (`DIFFERENCE`)."""
 
     @property
     def is_resolvable(self) -> bool:
@@ -482,7 +484,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         is_folded = s_mean * 1e9 < READINGS_INSIDE * slowest.resolution_ns
         method = FOLDED if is_folded else INTEGRAL
         if magnified is not None and magnified.power_w is not None:
-            method = MAGNIFIED
+            method = DIFFERENCE if magnified.is_difference else MAGNIFIED
         elif is_folded:
             note = joined(f"folded over {int(used.sum())} phases: {sensor(slowest)}", note)
             note = joined(note, in_step(part, p.begin_ns[ended]))

@@ -22,7 +22,7 @@ from powerd_analytics.records import labels_of
 from powerd_analytics.runs.phases import as_range, merged, overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
-    MAGNIFIED,
+    BY_REPETITIONS,
     PhaseRow,
     PhaseTable,
     Row,
@@ -107,7 +107,7 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
         if isinstance(row, PhaseRow):
             if phase in (None, row.phase):
                 of_kind = run.phases.of(labels_of(run, row))
-                shares = () if row.method == MAGNIFIED else _of_phases(budget, of_kind & is_used, row)
+                shares = () if row.method in BY_REPETITIONS else _of_phases(budget, of_kind & is_used, row)
                 told = _budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares)
                 rows.append(_with_closed_form(told, row, run, part, of_kind & is_used))
         elif phase is None and isinstance(row, TotalRow):

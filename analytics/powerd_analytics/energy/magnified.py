@@ -64,6 +64,8 @@ class Magnification:
     """The same by these."""
     rectangle: float = 0.0
     """The rectangle among ``u_sensor``, likewise relative."""
+    is_difference: bool = False
+    """Whether it is told with what the repeated kinds leave of the iteration."""
 
 
 def magnified_kinds(run: Run, part: Part) -> Mapping[int, Magnification]:
@@ -230,11 +232,12 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
         return dict.fromkeys(labels, Magnification("not magnified: too few readings"))
     u_power = np.array([r.u_own_j / r.energy_j for r in repeated])
     open_j = float(parts_j.sum()) - together_j
-    limit = max(MOST_OPEN, NORMAL * np.sqrt(np.sum((parts_j * u_power) ** 2) + u2_phases + u2_other.sum()) / phases_j)
+    u_open_j = np.sqrt(np.sum((parts_j * u_power) ** 2) + u2_phases + u2_other.sum())
+    limit = max(MOST_OPEN, NORMAL * float(u_open_j) / together_j)
     clock = _clock_change(run, part, iterations, alone)
-    off = f"{100 * open_j / phases_j:+.1f} % off the iteration"
+    off = f"{100 * open_j / together_j:+.1f} % off the iteration"
     why = ""
-    if abs(open_j / phases_j) > limit:
+    if abs(open_j / together_j) > limit:
         why = f"their sum is {off} (limit {100 * limit:.1f} %)"
     elif clock is not None and abs(clock) > MOST_CLOCK:
         why = f"one has another clock ({100 * clock:+.1f} %, limit {100 * MOST_CLOCK:.0f} %)"
@@ -251,7 +254,13 @@ def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Str
     notes = [note] * len(labels) + ["told with what the repeated phases leave of the iteration"] * len(others)
     of_sensor = taken.u_constant_j / taken.energy_j, taken.rectangle_j / taken.energy_j
     return {
-        label: Magnification(notes[i], float(told_j[i] / told_s[i]), float(u_told_j[i] / told_j[i]), *of_sensor)
+        label: Magnification(
+            notes[i],
+            float(told_j[i] / told_s[i]),
+            float(u_told_j[i] / told_j[i]),
+            *of_sensor,
+            is_difference=label in others,
+        )
         for i, label in enumerate(labels + others)
         if label in stretches or 0 < NORMAL * u_told_j[i] <= LIMIT * told_j[i]
     }

@@ -150,6 +150,7 @@ def test_a_phase_whose_repetitions_wait_for_the_host_is_told_by_what_the_others_
     refused = rows_of(magnified_run(tmp_path / "refused.h5", alone_w={name: 1.06 * w for name, w in WATTS.items()}))
     table = phase_table(magnified_run(tmp_path / "r.h5", waits=0.05), "gpu0")
     rows, total = {row.phase: row for row in table.phases}, table.totals[-1]
+    assert [rows[name].method for name in LENGTH] == ["difference", "magnified", "magnified"]
     assert "alone it takes 8.7 ms instead of 8.3 ms" in rows["forward"].note
     assert "repeated phases leave" in rows["forward"].note
     exact_j = WATTS["forward"] * LENGTH["forward"] * 1e-9
