@@ -10,7 +10,7 @@ them.
     python benchmarks/bench_truth.py --runs 120            # random cases: shares inside U95 by kind of figure
     python benchmarks/bench_truth.py --grid                # resonance of iterations and readings
     python benchmarks/bench_truth.py --pauses              # short pauses between iterations
-    python benchmarks/bench_truth.py --in-step             # exactly in step with a GPU's samples, its counter beside or not
+    python benchmarks/bench_truth.py --in-step             # exactly in step with a GPU's samples, with its other lines and without
     python benchmarks/bench_truth.py --pairs 1000          # how often two runs of equal joules are called different
     python benchmarks/bench_truth.py --missing 240         # how wide U95 is with 7 % of the readings missing, and with none
 
@@ -51,6 +51,8 @@ class Sensor:
     u_offset: float = 0.1
     lines: int = 1
     update: float = 0.0
+    stays: float = 0.0
+    """How long its readings lie at one place within ``centre``, on average; 0 for a whole run."""
 
 
 SENSORS = (
@@ -91,8 +93,8 @@ class Case:
     """Of restless power, from one iteration to the next; two runs that drift do not have equal joules."""
     board: int | None = None
     """Runs with the same number have the same sensor with the same errors."""
-    beside: Sensor | None = None
-    """A counter of the same power, which feeds nothing, as a GPU's driver has one."""
+    beside: tuple[Sensor, ...] = ()
+    """Other lines of the same power, which feed nothing, as a GPU's driver has them."""
 
 
 @dataclass
@@ -223,8 +225,8 @@ def write(path: Path, case: Case, power: Power, phases, end: float, rng: np.rand
         })  # fmt: skip
         names = [f"gpu0.{'abcdefgh'[i]}" for i in range(s.lines)]
         write_lines(f, names, s, power, end, case.missing, rng, of_board)
-        if case.beside:
-            write_lines(f, ["gpu0.beside"], case.beside, power, end, 0.0, rng, of_board)
+        for beside in case.beside:
+            write_lines(f, [f"gpu0.{beside.name}"], beside, power, end, 0.0, rng, of_board)
         f.create_group("devices/gpu0").attrs.update(
             {"feeds": np.array(names, dtype=h5py.string_dtype()), "description": ""}
         )
@@ -259,6 +261,9 @@ def write_lines(file: h5py.File, names: list[str], s: Sensor, power: Power, end:
         offset = begin + rng.uniform(0, s.period) / 3
         t_ns = np.round((offset + np.arange(int((end - offset) / s.period)) * s.period) * 1e9).astype(np.int64)
         at = t_ns * 1e-9 + place
+        if s.stays:
+            stay = np.cumsum(rng.random(len(at)) < s.period / s.stays)
+            at = np.maximum.accumulate(t_ns * 1e-9 + s.centre * rng.uniform(-1, 1, stay[-1] + 1)[stay])
         if s.counter:
             watts = None
         elif s.low_pass:
@@ -377,10 +382,12 @@ def grid_cases() -> list[Case]:
 def in_step_cases() -> list[Case]:
     alone = next(s for s in SENSORS if s.low_pass)
     counter = Sensor("counter", 1.0, counter=True, centre=100 * MS, noise=0.0)
+    # An H200's lies 14 ms early for 9 s and 7 ms late from then on, or jumps by 10 ms now and then.
+    instant = Sensor("instant", 100 * MS, low_pass=13.3 * MS, centre=13 * MS, noise=2.0, stays=8.0)
     return [
         Case(replace(alone, name=f"{alone.name}, {about}"), FAMILIES[seed % 5], length, jitter=0.0, seed=seed, seconds=30, shares=(0.35, 0.65),
              watts=(450.0, 300.0), names=("forward", "backward"), beside=beside)
-        for about, beside in (("alone", None), ("counter", counter))
+        for about, beside in (("alone", ()), ("instant power", (instant,)), ("counter", (counter,)), ("all", (instant, counter)))
         for length in (20 * MS, 30 * MS, 40 * MS, 60 * MS, 80 * MS, 20.002 * MS)
         for seed in range(100, 110)
     ]  # fmt: skip

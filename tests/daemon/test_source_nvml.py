@@ -307,6 +307,10 @@ class TestScopes:
         assert names(o)[-1] == "gpu0.nvml_memory"
         assert o.devices[0].feeds == ("gpu0.nvml_samples",)
         assert o.streams[-1].lines[0].accuracy.window_ns == 1_000 * MS
+        assert [s.detail["scope"] for s in o.streams if s.lines[0].name in ("gpu0.nvml", "gpu0.nvml_memory")] == [
+            "gpu",
+            "memory",
+        ]
         assert set(o.streams[0].detail["not_supported"]) == {"gpu0.nvml_module"}
         r = o.readings(o.run(300), "gpu0.nvml_memory")
         assert len(r["t_ns"]) >= 25

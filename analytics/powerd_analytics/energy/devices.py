@@ -23,7 +23,7 @@ from powerd_analytics.runs.run import Progress, Run, no_progress
 from powerd_analytics.signals.signal import IN_MEMORY, SLICE, Signal, load_signal, load_together
 from powerd_analytics.signals.streams import plain_j
 from powerd_core.errors import AnalysisError
-from powerd_core.model import CounterConversion
+from powerd_core.model import CounterConversion, ScaledConversion
 
 Values = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -58,22 +58,26 @@ class Part:
             )
             # On matrices of this size more threads take longer, and beside a training very much longer.
             with threadpool_limits(1, "blas"):
-                self.known[id(signal)] = fit(signal, self.states, bound, self._counter_of(signal))
+                self.known[id(signal)] = fit(signal, self.states, bound, self._others_of(signal))
         model: LineModel = self.known[id(signal)]
         return model
 
-    def _counter_of(self, signal: Signal) -> Signal | None:
-        """The counter that the line's source keeps of the same power, as a GPU's driver does; None for a counter, for
-        one of several lines, and where there is none."""
+    def _others_of(self, signal: Signal) -> list[Signal]:
+        """The other lines that the line's source has of the same power, as a GPU's driver does; none for a counter and
+        for one of several lines."""
         line = signal.line
         if signal.is_counter or len(self.signals) > 1:
-            return None
-        for name in self.run.compared(self.device):
-            other = self.run.line(name)
-            same = (other.source, other.board, other.provenance) == (line.source, line.board, line.provenance)
-            if same and isinstance(other.conversion, CounterConversion) and other.count <= IN_MEMORY:
-                return counter if len(counter := load_signal(self.run, name)) > 1 else None
-        return None
+            return []
+        others = [self.run.line(name) for name in self.run.compared(self.device)]
+        same = [
+            load_signal(self.run, o.name)
+            for o in others
+            if (o.source, o.board, o.provenance) == (line.source, line.board, line.provenance)
+            and o.detail.get("scope") == line.detail.get("scope")
+            and isinstance(o.conversion, CounterConversion | ScaledConversion)
+            and o.count <= IN_MEMORY
+        ]
+        return [other for other in same if len(other) > 1]
 
     def upto(self, signal: Signal, moments_ns: Ints) -> Upto:
         """What the signal has up to moments in order. Those asked for first, usually of all phases, are remembered."""

@@ -5,7 +5,7 @@
 A[k, c] is the share of reading k's weight that lies in column c. Three unknowns enter by their derivatives, with priors
 of their own: the windows' place, the lag of power behind its marks, the time constant of a low-pass; together they are
 the timing. How restless power is within a state, and how soon it comes to the level of a state from that of the one
-before, is decided by the evidence of a few hypotheses together. What a counter of the same source says of the same
+before, is decided by the evidence of a few hypotheses together. What other lines of the same source say of the same
 power is added as blocks of seconds. docs/explanation/energy.md has the theory.
 """
 
@@ -73,20 +73,23 @@ GAINS_APART = 0.01
 """Standard deviation of the gain of one line of a source as a share of that of another one of the same power."""
 LEAST_APART = 1e-3
 """Least standard deviation of a block of one line about that of the other, as a share of the power's scale."""
-BLOCKS, LEAST_BLOCK = 16, 10.0
-"""Of a counter beside the line in one stretch, at most; and how long each of them is at least, as a multiple of how far
-its moment may be off."""
-DISAGREES = 3.0
-"""Standard deviations of how much two gains may differ from which on a counter is not believed."""
+BLOCKS, LEAST_BLOCK, LEAST_IN = 16, 10.0, 10
+"""Of another line in one stretch, at most; how long each of them is at least, as a multiple of how far the line's
+moment may be off; and how many readings it has at least, but those of a counter."""
+PLACES = np.linspace(-1, 1, 9)
+"""That are looked at of the windows of another line, as shares of how far they may lie beside their timestamps."""
+ALIKE, DISAGREES = 0.5, 3.0
+"""Share of the mean power, and standard deviations of how much two gains may differ: a line that is farther off
+measures another power."""
 _NOISES = np.geomspace(1e-9, 1.0, 109)
 """Variances that are tried, over the square of the power's scale."""
 
 
-def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, counter: Signal | None = None) -> LineModel:
-    """The model of a line with two good readings or more; ``counter`` has counted the same power."""
+def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Sequence[Signal] = ()) -> LineModel:
+    """The model of a line with two good readings or more; the ``others`` measure the same power."""
     response = Response.of(signal)
     stretches = list(_stretches(signal, states, response))
-    regression = _Regression(signal, states, stretches, response, clock_bound_ns, counter)
+    regression = _Regression(signal, states, stretches, response, clock_bound_ns, others)
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
@@ -101,8 +104,9 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, counter: Si
             solutions.append(regression.solve(known, power))
             known, power = regression.next_timing(solutions[-1]), solutions[-1].power
         best = max(solutions, key=lambda of: of.evidence)
-        if regression.counter_disagrees(best):
-            return fit(signal, states, clock_bound_ns)
+        agreeing = [o for o, off in zip(others, regression.gains_off(best), strict=True) if off <= DISAGREES]
+        if len(agreeing) < len(others):
+            return fit(signal, states, clock_bound_ns, agreeing)
         if best is not solutions[-1]:
             regression.build(best.known, best.before)
         timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
@@ -198,7 +202,7 @@ class _Regression:
         stretches: list[Stretch],
         response: Response,
         clock_bound_ns: float,
-        counter: Signal | None,
+        others: Sequence[Signal],
     ) -> None:
         self.states, self.stretches, self.response = states, stretches, response
         self.columns = int(states.first_column[-1])
@@ -225,11 +229,14 @@ class _Regression:
         self._in_a_row = int(np.clip(self.readings // LAGS_OF, 1, MOST_LAGS)) + 1
         """Readings whose scores are added up, as they may be off alike."""
         self._hypotheses: Sequence[tuple[float, float]] = HYPOTHESES
+        self._is_step = np.zeros(self.columns + 4 + DRIFTS, bool)
+        self._is_step[: self.columns] = True
+        self._is_step[states.first_column[:-1]] = False
         steps_w = self._steps_w()
         self._believed = {relaxation_s: self._prior(relaxation_s, steps_w) for relaxation_s in RELAXATIONS_S}
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
-        self._counted = self._blocks(counter)
+        self._blocks = [self._blocks_of(other) for other in others]
         self._noise2 = 0.0
         """Variance of a reading's noise, which a block's counts in relation to; 0 while it is not known."""
 
@@ -326,43 +333,68 @@ class _Regression:
             self.right += rows.T @ watts
             self.square += float(watts @ watts)
         self.of_readings = self.normal
-        rows, watts, _ = self._counted
-        self.normal = self.normal + self._noise2 * (rows.T @ rows)
-        self.right += self._noise2 * (rows.T @ watts)
-        self.square += self._noise2 * float(watts @ watts)
+        for rows, watts, _ in self._blocks:
+            self.normal = self.normal + self._noise2 * (rows.T @ rows)
+            self.right += self._noise2 * (rows.T @ watts)
+            self.square += self._noise2 * float(watts @ watts)
 
-    def _blocks(self, counter: Signal | None) -> tuple[Values, Values, Values]:
-        """What a counter says of blocks of seconds [b]: next to nothing of phases, and the mean power where all
+    def _blocks_of(self, other: Signal) -> tuple[Values, Values, Values]:
+        """What another line says of blocks of seconds [b]: next to nothing of phases, and the mean power where all
         readings see the same moments of the iterations. Design, power less the mean power, and power, in standard
-        deviations that are independent."""
-        rows, watts, length_s = [np.zeros((0, self.columns + 3 + DRIFTS))], [np.zeros(0)], [np.zeros(0)]
-        if counter is None:
-            return rows[0], watts[0], watts[0]
-        limit_s = place_limit_ns(counter) * 1e-9
+        deviations that are independent.
+
+        Of readings every row is its mean over all places that the windows may have, and what these differ by, as far
+        as power is believed to, is a part of the variance: all blocks have one place, or each has its own."""
+        q, response, limit_s = self.columns, Response.of(other), place_limit_ns(other) * 1e-9
+        places_s = np.zeros(1) if other.is_counter else limit_s * PLACES
+        designs, watts, variance = [np.zeros((len(places_s), 0, q + 3 + DRIFTS))], [np.zeros(0)], [np.zeros(0)]
         for s in self.stretches:
-            a, b = np.searchsorted(counter.t_ns, s.span_ns)
-            time_s = float(np.ptp(counter.t_ns[a:b])) * 1e-9 if b - a > 1 else 0.0
-            count = min(BLOCKS, b - a - 1, int(time_s / max(LEAST_BLOCK * limit_s, 1e-9)))
-            if count < 1 or counter.broken[a : b - 1].any():
+            a, b = np.searchsorted(other.t_ns, s.span_ns)
+            time_s = float(np.ptp(other.t_ns[a:b])) * 1e-9 if b - a > 1 else 0.0
+            most = (b - a - 1) // (1 if other.is_counter else LEAST_IN)
+            count = min(BLOCKS, most, int(time_s / max(LEAST_BLOCK * limit_s, 1e-9)))
+            if count < 1 or other.broken[a : b - 1].any():
                 continue
             ends = np.linspace(a, b - 1, count + 1).astype(np.int64)
-            t = s.cells.since(counter.t_ns[ends])
-            length_s.append(np.diff(t))
-            watts.append(np.diff(counter.value[ends]) / length_s[-1])
-            rows.append(np.zeros((count, self.columns + 3 + DRIFTS)))
-            rows[-1][:, : self.columns] = Response.of(counter).design(s.cells, t, self.columns)
-            rows[-1][:, self.columns + 3 :] = self._drift(s, (t[1:] + t[:-1]) / 2)
-        power = np.concatenate(watts)
-        of_place = self.scale_w * limit_s * np.sqrt(2 / 3) / np.concatenate(length_s)
-        variance = np.diag(of_place**2 + (LEAST_APART * self.scale_w) ** 2) + GAINS_APART**2 * np.outer(power, power)
-        every = np.column_stack([np.concatenate(rows), power - self.mean_w, power])
-        own = linalg.solve_triangular(np.linalg.cholesky(variance), every, lower=True)
+            t, readings = s.cells.since(other.t_ns[a:b]), np.diff(ends)
+            design = np.zeros((len(places_s), count, q + 3 + DRIFTS))
+            if other.is_counter:
+                t = t[ends - a]
+                watts.append(np.diff(other.value[ends]) / np.diff(t))
+                variance.append((self.scale_w * limit_s / np.diff(t)) ** 2 * 2 / 3)
+                design[0, :, :q] = response.design(s.cells, t, q)
+                middle = (t[1:] + t[:-1]) / 2
+            else:
+                mean, square, middle = (
+                    np.add.reduceat(x[:-1], ends[:-1] - a) / readings
+                    for x in (other.value[a:b], other.value[a:b] ** 2, t)
+                )
+                watts.append(mean)
+                variance.append((square - mean**2) / readings)
+                for of_place, place_s in zip(design, places_s, strict=True):
+                    rows = response.moved(float(place_s)).design(s.cells, t[:-1], q)
+                    of_place[:, :q] = np.add.reduceat(rows, ends[:-1] - a) / readings[:, None]
+            design[:, :, q + 3 :] = self._drift(s, middle)
+            designs.append(design)
+        power, design = np.concatenate(watts), np.concatenate(designs, axis=1)
+        if not len(power) or abs(float(power.mean()) - self.mean_w) > ALIKE * abs(self.mean_w):
+            return np.zeros((0, q + 3 + DRIFTS)), np.zeros(0), np.zeros(0)
+        believed = self._believed[0.0] * np.where(self._is_step, SMOOTHNESS[-1], 1.0)
+        away = np.concatenate(list((design - design.mean(axis=0)) @ believed), axis=1) / np.sqrt(len(places_s))
+        of_places = away @ away.T
+        own2 = np.concatenate(variance) + np.diag(of_places) + (LEAST_APART * self.scale_w) ** 2
+        covariance = np.diag(own2) + of_places + GAINS_APART**2 * np.outer(power, power)
+        every = np.column_stack([design.mean(axis=0), power - self.mean_w, power])
+        own = linalg.solve_triangular(np.linalg.cholesky(covariance), every, lower=True)
         return own[:, :-2], own[:, -2], own[:, -1]
 
-    def counter_disagrees(self, solution: _Solution) -> bool:
-        """Whether no power fits both the readings and the counter: they do not measure the same."""
-        rows, watts, power = self._counted
-        return abs(float(power @ (watts - rows @ solution.values))) > DISAGREES * float(np.linalg.norm(power))
+    def gains_off(self, solution: _Solution) -> list[float]:
+        """By how many standard deviations the gain of each other line is off: if by many, no power fits both the
+        readings and that line."""
+        return [
+            abs(float(power @ (watts - rows @ solution.values))) / max(float(np.linalg.norm(power)), 1e-30)
+            for rows, watts, power in self._blocks
+        ]
 
     def _drift(self, stretch: Stretch, t_s: Values) -> Values:
         """[n, drifts] the polynomials of the drift at moments."""
@@ -476,10 +508,7 @@ class _Regression:
     def _fit(self, hypothesis: tuple[float, float], of: Values, normal: Values, right: Values, square: float) -> _Fit:
         """In unknowns that are independent beforehand the noise is found by a search along the eigenvectors of the
         ``normal`` matrix of these."""
-        is_step = np.zeros(of.shape[1], bool)
-        is_step[: self.columns] = True
-        is_step[self.states.first_column[:-1]] = False
-        scale = np.where(is_step, hypothesis[1], 1.0)
+        scale = np.where(self._is_step, hypothesis[1], 1.0)
         eigen, U = _eigen(scale[:, None] * normal * scale)
         eigen = np.maximum(eigen, 0)
         z = U.T @ (scale * right)

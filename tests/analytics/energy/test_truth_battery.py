@@ -82,33 +82,40 @@ def test_a_state_that_no_reading_sees_has_no_number(tmp_path):
 
 
 COUNTER = truth.Sensor("counter", 1.0, counter=True, centre=0.1, noise=0.0)
+INSTANT = truth.Sensor("instant", 0.1, low_pass=0.0133, centre=0.013, noise=2.0, stays=6.0)
 
 
-def test_a_counter_beside_tells_the_joules_where_all_readings_see_the_same_moments(tmp_path):
-    # As a GPU's driver: a sample every 20 ms behind a low-pass, iterations of exactly 20 ms, and joules each second.
-    case = truth.Case(truth.SENSORS[6], "exponential", 0.02, jitter=0.0, seconds=20.0, seed=3)
-    alone, beside = (
-        {f.name: f for f in figures_of([replace(case, beside=counter)], tmp_path) if f.kind in ("iteration", "total")}
-        for counter in (None, COUNTER)
+@pytest.mark.parametrize(("beside", "share"), [(INSTANT, 0.22), (COUNTER, 0.04)])
+def test_another_line_tells_the_joules_where_all_readings_see_the_same_moments(beside, share, tmp_path):
+    # As a GPU's driver: a sample every 20 ms behind a low-pass, iterations of exactly 20 ms, and joules each second or
+    # power ten times a second, somewhere within 26 ms and every few seconds elsewhere.
+    case = truth.in_step_cases()[0]
+    assert (case.iteration, case.beside) == (0.02, ())
+    alone, both = (
+        {f.name: f for f in figures_of([replace(case, beside=lines)], tmp_path) if f.kind in ("iteration", "total")}
+        for lines in ((), (beside,))
     )
-    assert alone["total"].u95_j > 0.1 * alone["total"].truth_j
+    assert alone["total"].u95_j > 0.4 * alone["total"].truth_j
     (run,) = phase_table(read_run(tmp_path / "run.h5")).runs
     assert run.power_w == pytest.approx(run.energy_j / run.time_s)
     for name in ("iteration", "total", "run"):
-        assert abs(beside[name].off) < 1
-        assert beside[name].u95_j < 0.04 * beside[name].truth_j
+        assert abs(both[name].off) < 1
+        assert both[name].u95_j < share * both[name].truth_j
 
 
-def test_a_counter_of_another_power_changes_no_figure(tmp_path):
-    case = truth.Case(truth.SENSORS[6], "exponential", 0.027, seconds=20.0, beside=COUNTER)
+@pytest.mark.parametrize("beside", [INSTANT, COUNTER])
+@pytest.mark.parametrize("factor", [0.2, 1.2])
+def test_a_line_of_another_power_changes_no_figure(beside, factor, tmp_path):
+    case = truth.Case(truth.SENSORS[6], "exponential", 0.027, seconds=20.0, beside=(beside,))
     path = truth.make(tmp_path / "run.h5", case).path
     tables = []
-    for factor in (1.0, 1.2, 0.0):
+    for by in (1.0, factor, 0.0):
         with truth.h5py.File(path, "r+") as file:
-            if factor:
-                file["lines/gpu0.beside/c"][:] = np.round(file["lines/gpu0.beside/c"][:] * factor).astype(np.int64)
+            name = f"lines/gpu0.{beside.name}"
+            if by:
+                file[f"{name}/c"][:] = np.round(file[f"{name}/c"][:] * by).astype(np.int64)
             else:
-                del file["lines/gpu0.beside"]
+                del file[name]
         tables.append([(r.j_per_batch, r.u95_j) for r in phase_table(read_run(path)).phases])
     right, wrong, none = tables
     assert wrong == none

@@ -100,7 +100,7 @@ class Quantity(ABC):
         self.name = f"{gpu.name}.{self.suffix}"
         self.period_ns = interval_ns
         """Nominal distance of two readings."""
-        self.detail = gpu.detail
+        self.detail: Mapping[str, object] = gpu.detail
         self.response = next((r for r in gpu.known.response if r.field == self.suffix), None)
         """As it was identified."""
         gain = self.gain = next((g for g in gpu.known.gain if g.field == self.suffix), None)
@@ -289,11 +289,19 @@ class MemoryPower(InstantPower):
 
     suffix, scope, what = "nvml_memory", SCOPE_MEMORY, "memory of the GPU, a part of its power"
 
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        super().__init__(nvml, clock, gpu, interval_ns)
+        self.detail = {**gpu.detail, "scope": "memory"}
+
 
 class ModulePower(InstantPower):
     """The GPU and what shares its module (the CPU of a Grace Hopper): contains the GPU's power."""
 
     suffix, scope, what = "nvml_module", SCOPE_MODULE, "module with the GPU on it, which contains the GPU's power"
+
+    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
+        super().__init__(nvml, clock, gpu, interval_ns)
+        self.detail = {**gpu.detail, "scope": "module"}
 
 
 @dataclass(frozen=True, slots=True)
