@@ -26,9 +26,9 @@ Attribute = str | int | float | bool | None
 
 BASELINE = "baseline"
 """The name of the phases in which the power of a machine that does nothing for us is measured."""
-MAGNIFY, MAGNIFIED = "magnify", "magnified "
-"""The name of the phases in which other phases are repeated (`Meter.magnify`), and what the names of these begin with
-inside."""
+MAGNIFY, MAGNIFIED, HEAD_START = "magnify", "magnified ", "head start"
+"""The name of the phases in which other phases are repeated (`Meter.magnify`), what the names of these begin with
+inside, and the name of those that put the host ahead of the GPU there."""
 WHOLE = "run"
 """The name of the phase that lies over a whole command, in a recording in which nothing else is marked."""
 MOST_BASELINE_S = 3600.0

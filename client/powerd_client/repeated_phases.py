@@ -2,7 +2,7 @@
 
 The repetitions compute what a step of the training computes, and nothing of it stays: `unchanged` puts everything back
 that a step changes. The analytics compare them with the ordinary phases of the same name
-(`powerd_analytics.energy.magnifier`).
+(`powerd_analytics.energy.magnified`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from powerd_client.hostclock import now_ns
-from powerd_client.phase import MAGNIFIED, MAGNIFY, Phase
+from powerd_client.phase import HEAD_START, MAGNIFIED, MAGNIFY, Phase
 from powerd_client.torch_hooks import unwrapped_optimizer
 from powerd_core.errors import ConfigError
 
@@ -29,6 +29,11 @@ STRETCH_S = (0.35, 0.65)
 """Least and greatest length of a stretch. Lengths by chance keep stretches from being in step with a sensor."""
 AHEAD = 2
 """Repetitions that the host queues before it waits for the GPU."""
+JUDGED_S = 0.1
+"""Time after which it is looked at whether the host is fast enough: it begins with no lead."""
+AT_THE_START = 8
+"""Backward passes that give the host a head start: of a training for which it is fast enough the GPU takes longer for
+them than the host does."""
 MOST_S = 60.0
 
 
@@ -64,19 +69,32 @@ def magnify(
     is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
     chance = random.Random()  # of its own: the training's generators are left alone
 
-    def repeat(name: str, once: Callable[[], object], before_each: Callable[[], object] = lambda: None) -> None:
-        _repeat(phase(MAGNIFIED + name), once, before_each, chance.uniform(*STRETCH_S), is_on_gpu=is_on_gpu)
+    def nothing() -> None:
+        pass
+
+    def repeat(
+        name: str, once: Callable[[], object], before_each: Callable[[], object], head_start: Callable[[], object]
+    ) -> None:
+        length_s = chance.uniform(*STRETCH_S)
+        _repeat(phase(MAGNIFIED + name), once, before_each, head_start if is_on_gpu else None, length_s)
 
     def forward() -> None:
-        repeat("forward", loss)
+        repeat("forward", loss, nothing, backwards)
 
     def backward() -> None:
         result = loss()
-        repeat("backward", lambda: result.backward(retain_graph=True), forget_gradients)
+        repeat("backward", lambda: result.backward(retain_graph=True), forget_gradients, nothing)
 
     def update() -> None:
         loss().backward()
-        repeat("update", lambda: [optimizer.step() for optimizer in inner])
+        repeat("update", lambda: [optimizer.step() for optimizer in inner], nothing, backwards)
+
+    def backwards() -> None:
+        result = loss()
+        with phase(HEAD_START):
+            for _ in range(AT_THE_START):
+                forget_gradients()
+                result.backward(retain_graph=True)
 
     stretches = [forward, backward, *([update] if inner else [])] * max(1, round(2 * seconds))
     chance.shuffle(stretches)
@@ -95,26 +113,31 @@ def _repeat(
     phase: Phase,
     once: Callable[[], object],
     before_each: Callable[[], object],
+    head_start: Callable[[], object] | None,
     length_s: float,
-    *,
-    is_on_gpu: bool,
 ) -> None:
-    """Call ``once`` for so long, at least once, each call a phase. The host stays a little ahead of a GPU, as in a
-    training."""
-    end_ns = now_ns() + round(length_s * 1e9)
-    queued: deque[Any] = deque()
+    """Call ``once`` for so long, at least once, each call a phase. On a GPU the host stays a little ahead, as in a
+    training; where it is too slow for that, it gets a ``head_start`` whenever the GPU has nearly caught up, so that no
+    repetition behind it waits."""
+    begin_ns, queued, is_slow = now_ns(), deque[Any](), False
     while True:
         before_each()
         with phase:
             once()
-        if is_on_gpu:
+        if now_ns() - begin_ns >= length_s * 1e9:
+            break
+        if head_start is not None:
             queued.append(_cuda.Event())
             queued[-1].record()
             if len(queued) > AHEAD:
-                queued.popleft().synchronize()
-        if now_ns() >= end_ns:
-            break
-    if is_on_gpu:
+                oldest = queued.popleft()
+                if oldest.query() and now_ns() - begin_ns > JUDGED_S * 1e9:
+                    is_slow = True
+                    queued.clear()
+                    head_start()
+                elif not is_slow:
+                    oldest.synchronize()
+    if head_start is not None:
         torch.cuda.synchronize()
 
 

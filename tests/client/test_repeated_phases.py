@@ -145,6 +145,53 @@ def test_what_is_repeated_lies_in_a_phase_of_its_own_and_in_no_iteration():
         assert set(inside[f"magnified {name}"]) == {"magnify"}
 
 
+class OnGpu(nn.Parameter):
+    is_cuda = True
+
+
+class FakeCuda:
+    """A GPU that is always done with what was queued before the last two events, or never."""
+
+    def __init__(self, is_done):
+        self.waits = 0
+        cuda = self
+
+        class Event:
+            def record(self):
+                pass
+
+            def query(self):
+                return is_done
+
+            def synchronize(self):
+                cuda.waits += 1
+
+        self.Event = Event
+
+    def is_initialized(self):
+        return False
+
+
+@pytest.mark.parametrize("host_is_slow", [True, False])
+def test_a_slow_host_gets_a_head_start_before_the_repetitions(host_is_slow, monkeypatch):
+    monkeypatch.setattr(repeated_phases, "_cuda", cuda := FakeCuda(is_done=host_is_slow))
+    monkeypatch.setattr(repeated_phases, "JUDGED_S", 0.0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    training = Training("cpu")
+    training.model[-1].weight = OnGpu(training.model[-1].weight.detach())
+    before = training.state()
+    with TapedMeter() as meter:
+        meter.magnify(training.model, *training.optimizers, loss=lambda: training.loss(training.x))
+        assert not meter.tape.notes
+        spans, names = meter.tape.phases()
+    inside = [names[kind] for kind in spans.kind]
+    assert inside.count("magnified forward") > 2
+    behind = {inside[i + 1] for i, name in enumerate(inside) if name == "head start"}
+    assert behind == ({"magnified forward", "magnified update"} if host_is_slow else set())
+    assert (cuda.waits == 0) == host_is_slow
+    assert same(training.state(), before)
+
+
 def test_a_failure_is_told_and_leaves_nothing_behind(capsys):
     training = Training("cpu")
     training.step()

@@ -27,14 +27,15 @@ from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
 from powerd_analytics.text import joined, seconds
-from powerd_client.phase import MAGNIFIED
+from powerd_client.phase import HEAD_START, MAGNIFIED
 from powerd_core.model import QuantityConversion
 
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 
 SETTLE_NS = 100_000_000
-"""Beginning of a stretch that is left out: clocks rise, and the first repetitions wait for the host."""
+"""Beginning of a stretch that is left out, but behind a head start: clocks rise, and the first repetitions wait for the
+host."""
 APART_NS = 20_000_000
 """Repetitions farther apart than this are of two stretches."""
 ALIKE = 0.03
@@ -137,10 +138,12 @@ def _stretches(p: Phases) -> dict[int, _Stretches]:
 
 def _joined(p: Phases, rows: NDArray[np.intp]) -> _Stretches:
     begin, end = p.begin_ns[rows], p.end_ns[rows]
-    first = np.flatnonzero(np.append(True, begin[1:] - end[:-1] > APART_NS))
+    is_ahead = p.of([i for i, kind in enumerate(p.classes) if kind.name == HEAD_START])[rows - 1]
+    first = np.flatnonzero(np.append(True, begin[1:] - end[:-1] > APART_NS) | is_ahead)
     behind = np.append(first[1:], len(rows))
-    from_ns, to_ns = begin[first] + SETTLE_NS, end[behind - 1]
-    is_long = to_ns > from_ns + SETTLE_NS
+    settle_ns = np.where(is_ahead[first], 0, SETTLE_NS)
+    from_ns, to_ns = begin[first] + settle_ns, end[behind - 1]
+    is_long = to_ns > from_ns + settle_ns
     settled = np.searchsorted(begin, from_ns[is_long])
     took_ns, count = to_ns[is_long] - begin[settled], behind[is_long] - settled
     return _Stretches(from_ns[is_long], to_ns[is_long], float(took_ns.sum()) * 1e-9 / max(int(count.sum()), 1))

@@ -7,7 +7,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, make_run
 
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
-from powerd_client.phase import MAGNIFIED, MAGNIFY
+from powerd_client.phase import HEAD_START, MAGNIFIED, MAGNIFY
 
 LENGTH = {"forward": int(8.3 * MS), "backward": int(17.9 * MS), "update": int(1.1 * MS)}
 WATTS = {"forward": 610.0, "backward": 480.0, "update": 300.0}
@@ -18,11 +18,12 @@ CLOCK_MHZ = 1980
 ITERATIONS = 60
 
 
-def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, waits=0.0):
+def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, waits=0.0, is_ahead=False):
     """Iterations with repetitions behind half of them, told by windows of 50 ms.
 
     ``magnified_in``: the phase that is open over the repetitions, ``epoch`` or ``iteration``, or none. ``waits``: for
-    the host between repetitions of ``forward``, as a share of it.
+    the host between repetitions of ``forward``, as a share of it; with ``is_ahead`` only of the first 0.1 s, as every
+    eight of the others have backward passes before them.
     """
     phases, edges, watts, clocks = [], [0], [IDLE_W], [(0, CLOCK_MHZ)]
     t = 300 * MS
@@ -56,9 +57,12 @@ def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, w
             phases.append(PhaseSpec(MAGNIFY, t, t, {}, one if magnified_in == "iteration" else epoch))
             clocks.append((t, clock_alone))
             for name in STRETCHES:
-                for _ in range(int(0.4 * S / LENGTH[name])):
+                for i in range(int(0.4 * S / LENGTH[name])):
+                    is_late = waits and name == "forward" and (i < 12 or not is_ahead)
+                    if is_ahead and name == "forward" and i >= 12 and i % 8 == 4:
+                        add(HEAD_START, 8 * LENGTH["backward"], alone_w["backward"], magnify)
                     add(MAGNIFIED + name, LENGTH[name], alone_w[name], magnify)
-                    if waits and name == "forward":
+                    if is_late:
                         pause(int(waits * LENGTH[name]), IDLE_W)
                 pause(40 * MS, IDLE_W)
             phases[magnify].end_ns = t
@@ -108,6 +112,15 @@ def test_repeated_phases_tell_the_joules_of_phases_that_are_too_short(tmp_path):
         assert "off the iteration" in rows[name].note
         assert rows[name].iterations == ITERATIONS
     assert rows["iteration"].method != "magnified"
+
+
+def test_repetitions_behind_a_head_start_of_the_host_tell_the_phase_that_waits_without_it(tmp_path):
+    rows = rows_of(magnified_run(tmp_path / "r.h5", waits=0.3, is_ahead=True))
+    for name, length in LENGTH.items():
+        exact_j = WATTS[name] * length * 1e-9
+        assert rows[name].method == "magnified"
+        assert rows[name].j_per_batch == pytest.approx(exact_j, rel=0.01)
+        assert abs(rows[name].j_per_batch - exact_j) <= rows[name].u95_j < 0.06 * exact_j
 
 
 @pytest.mark.parametrize("magnified_in", ["epoch", "iteration"])
