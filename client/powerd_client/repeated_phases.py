@@ -30,7 +30,7 @@ STRETCH_S = (0.35, 0.65)
 AHEAD = 2
 """Repetitions that the host queues before it waits for the GPU."""
 JUDGED_S = 0.1
-"""Time after which it is looked at whether the host is fast enough: it begins with no lead."""
+"""Time after which it is looked at whether the host is fast enough, as it begins with no lead."""
 AT_THE_START = 8
 """Backward passes that give the host a head start: of a training for which it is fast enough the GPU takes longer for
 them than the host does."""
@@ -96,8 +96,11 @@ def magnify(
                 forget_gradients()
                 result.backward(retain_graph=True)
 
-    stretches = [forward, backward, *([update] if inner else [])] * max(1, round(2 * seconds))
-    chance.shuffle(stretches)
+    kinds, stretches = [forward, backward, *([update] if inner else [])], list[Callable[[], None]]()
+    for _ in range(max(1, round(2 * seconds))):
+        turn = chance.sample(kinds, len(kinds))
+        # Two of a kind in a row would be one, of which the host is late in the middle.
+        stretches += turn[::-1] if stretches[-1:] == turn[:1] else turn
     with phase(MAGNIFY), unchanged(model, inner) as parameters:
 
         def forget_gradients() -> None:
@@ -120,11 +123,12 @@ def _repeat(
     training; where it is too slow for that, it gets a ``head_start`` whenever the GPU has nearly caught up, so that no
     repetition behind it waits."""
     begin_ns, queued, is_slow = now_ns(), deque[Any](), False
+    end_ns = begin_ns + round(length_s * 1e9)
     while True:
         before_each()
         with phase:
             once()
-        if now_ns() - begin_ns >= length_s * 1e9:
+        if now_ns() >= end_ns:
             break
         if head_start is not None:
             queued.append(_cuda.Event())
