@@ -427,14 +427,17 @@ def called_different(pair: tuple[Case, Case], folder: Path) -> dict[str, bool]:
 
 
 def report_pairs(count: int, first: int, folder: Path) -> None:
-    different: dict[str, list[bool]] = defaultdict(list)
+    different: dict[tuple[str, str], list[bool]] = defaultdict(list)
     for pair in pair_cases(first + count)[first:]:
         for name, is_different in called_different(pair, folder).items():
-            different[name].append(is_different)
-    for name, all_of in different.items():
+            for sensor in ("", pair[0].sensor.name):
+                different[sensor, name].append(is_different)
+    for (sensor, name), all_of in sorted(different.items()):
         n, k = len(all_of), sum(all_of)
         low, high = stats.binomtest(k, n).proportion_ci()
-        print(f"{name:12} called different in {k} of {n} pairs, {k / n:.1%} (95 % interval {low:.1%} to {high:.1%})")
+        print(
+            f"{sensor:14}{name:12} called different in {k} of {n} pairs, {k / n:.1%} (95 % interval {low:.1%} to {high:.1%})"
+        )
 
 
 def report_missing(count: int, first: int, folder: Path) -> None:
