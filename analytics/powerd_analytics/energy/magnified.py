@@ -1,15 +1,11 @@
 """Phases that a sensor is too slow for, by the power that each has when it is repeated alone (`Meter.magnify`).
 
-With m_k the mean power of phase k repeated, T_k its ordinary duration and E what the phases of an iteration take
-together (the iteration less what lies between them), phase k takes
-
-    E_k = E m_k T_k / sum_j m_j T_j.
-
-The sum of all phases stays what the readings say of the whole; only its parts come from the repetitions, and the
-sensor's gain is no part of the shares. Other phases of the iteration, whose repetitions would wait for the host, are
-told with what the repeated ones leave of it (docs/explanation/energy.md). Repeated alone a phase may find other caches,
-clocks and temperatures, or a host that is too slow for it. So the sum of m_j T_j is held against E (closure), the
-clocks are compared where the run has them, and so are the durations.
+With m_k the mean power of phase k repeated and T_k its ordinary duration, m_k T_k is what it should take; what other
+phases of the iteration should take, those whose repetitions would wait for the host, its readings say. The sum of all
+phases stays what the readings say of the whole: what it is off these expectations together, each is changed by in
+proportion to its variance (docs/explanation/energy.md). The sensor's gain is in all of them alike. Repeated alone a
+phase may find other caches, clocks and temperatures, or a host that is too slow for it. So the sum of the m_k T_k is
+held against what the readings say (closure), the clocks are compared where the run has them, and so are the durations.
 """
 
 from __future__ import annotations
@@ -279,19 +275,10 @@ def _divided(
     given, and of the ``parts`` the joules by the power alone and their standard uncertainties.
     """
     (phases_j, u2_phases), (other_j, u2_other), (parts_j, u_parts) = phases, other, parts
-    # What the others take is known twice: by the readings of the iterations, and as what the repeated ones leave.
-    u2_parts = float(np.sum(u_parts**2))
-    u2 = np.where(u2_other < LITTLE * u2_parts, 0.0, u2_other)
-    u2_open = u2_phases + u2.sum() + u2_parts
-    other_j = other_j - (parts_j.sum() + other_j.sum() - phases_j) * u2 / u2_open
-    u_other = np.sqrt(u2 * (1 - u2 / u2_open))
-    together_j = phases_j - other_j.sum()
-    u2_together = u2_phases + u2.sum() * (1 - u2.sum() / u2_open)
-    share = parts_j / parts_j.sum()
-    weight = np.eye(len(share)) - share  # what moves a phase's power moves the sum too
-    u2_shares = (weight * (u_parts / parts_j)) ** 2
-    u_repeated = share * np.sqrt(together_j**2 * u2_shares.sum(axis=1) + u2_together)
-    return np.append(share * together_j, other_j), np.append(u_repeated, u_other)
+    told_j = np.append(parts_j, other_j)
+    u2 = np.append(u_parts**2, np.where(u2_other < LITTLE * np.sum(u_parts**2), 0.0, u2_other))
+    share = u2 / u2.sum()
+    return told_j - share * (told_j.sum() - phases_j), np.sqrt(u2 * (1 - share) + share**2 * u2_phases)
 
 
 def _clock_change(
