@@ -10,6 +10,7 @@ them.
     python benchmarks/bench_truth.py --runs 120            # random cases: shares inside U95 by kind of figure
     python benchmarks/bench_truth.py --grid                # resonance of iterations and readings
     python benchmarks/bench_truth.py --pauses              # short pauses between iterations
+    python benchmarks/bench_truth.py --short               # iterations of a few readings of a chip, in step or nearly so
     python benchmarks/bench_truth.py --in-step             # exactly in step with a GPU's samples, with its other lines and without
     python benchmarks/bench_truth.py --pairs 1000          # how often two runs of equal joules are called different
     python benchmarks/bench_truth.py --missing 240         # how wide U95 is with 7 % of the readings missing, and with none
@@ -393,6 +394,17 @@ def in_step_cases() -> list[Case]:
     ]  # fmt: skip
 
 
+def short_cases() -> list[Case]:
+    chip = next(s for s in SENSORS if s.name == "chip 500/s")
+    return [
+        Case(replace(chip, name=f"T = {length / MS:g} ms"), family, length, lag=lag, seed=seed, seconds=4.0)
+        for length in (1 * MS, 2 * MS, 2.03 * MS, 3 * MS, 4 * MS, 4.13 * MS, 6 * MS, 6.13 * MS)
+        for family in FAMILIES
+        for lag in (0.0, 0.3 * MS)
+        for seed in range(5000, 5004)
+    ]
+
+
 def pause_cases() -> list[Case]:
     cases = []
     for sensor in ("counter 10/s", "low-pass 50/s", "chip 500/s", "window 100 of 100 ms", "point 100/s"):
@@ -497,6 +509,7 @@ def main() -> None:
     parser.add_argument("--jitter", type=float, default=0.02, help="share by which lengths vary in the --runs")
     parser.add_argument("--grid", action="store_true")
     parser.add_argument("--pauses", action="store_true")
+    parser.add_argument("--short", action="store_true")
     parser.add_argument("--in-step", action="store_true")
     parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--missing", type=int, default=0)
@@ -505,6 +518,7 @@ def main() -> None:
     cases = [replace(random_case(args.seed + i), jitter=args.jitter) for i in range(args.runs)]
     cases += grid_cases() if args.grid else []
     cases += pause_cases() if args.pauses else []
+    cases += short_cases() if args.short else []
     cases += in_step_cases() if args.in_step else []
     figures: dict[tuple[str, str], list[Figure]] = defaultdict(list)
     errors: dict[tuple[str, str], list[float]] = defaultdict(list)

@@ -237,6 +237,8 @@ class _Regression:
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
         self._blocks = [self._blocks_of(other) for other in others]
+        self._starts: list[tuple[float, Values, Values]] = []
+        """Timings from which the fit may begin, with their evidence and the power there."""
         self._noise2 = 0.0
         """Variance of a reading's noise, which a block's counts in relation to; 0 while it is not known."""
 
@@ -408,7 +410,7 @@ class _Regression:
         self.build(np.zeros(3))
         smooth = SMOOTHNESS[-1]
         self._weigh(self._fits([(0.0, smooth)], np.zeros(3))[0].values[: self.columns] + self.mean_w)
-        spread, best = self.u_timing[:2], (-np.inf, np.zeros(3), np.zeros(0))
+        spread = self.u_timing[:2]
         hypotheses: Sequence[tuple[float, float]] = [(x, smooth) for x in RELAXATIONS_S]
         for share in STARTS:
             place, late = share * np.hypot(*spread) * spread**2 / max(float(spread @ spread), 1e-18)
@@ -418,8 +420,8 @@ class _Regression:
             # The best hypothesis at one of these places is the best one at the others, or nearly so.
             hypotheses = (most.hypothesis,)
             evidence = most.evidence - 0.5 * float(np.sum((known[:2] / np.maximum(spread, 1e-9)) ** 2))
-            best = max(best, (evidence, known, most.values[: self.columns] + self.mean_w), key=lambda of: of[0])
-        return best[1:]
+            self._starts.append((evidence, known, most.values[: self.columns] + self.mean_w))
+        return max(self._starts, key=lambda of: of[0])[1:]
 
     def _weigh(self, power: Values) -> None:
         """Give less weight to readings where what this power of the columns leaves over is larger than usual for
@@ -464,6 +466,14 @@ class _Regression:
         for w, f in solution.fits:
             away = (f.values - whole)[:size]
             covariance += w * (f.robust(self.of_readings, scatter, self.columns)[:size, :size] + np.outer(away, away))
+        # Power at other timings, but for what is linear in them. Readings in step see few moments of a phase, where the
+        # model is off alike each time: their evidence counts as that of so many readings as it has columns.
+        with_timing = solution.plain[:, self.columns :] @ np.linalg.pinv(solution.plain[self.columns :, self.columns :])
+        most, known, power = max(self._starts, key=lambda of: of[0])
+        weight = np.array([np.exp((of - most) * min(1.0, self.columns / self.readings)) for of, *_ in self._starts])
+        for w, (_, other, power_there) in zip(weight / weight.sum(), self._starts, strict=True):
+            bent = power_there - power - with_timing[: self.columns] @ (other - known)
+            covariance[: self.columns, : self.columns] += w * np.outer(bent, bent)
         return covariance
 
     def next_timing(self, solution: _Solution) -> Values:

@@ -122,6 +122,14 @@ def test_a_line_of_another_power_changes_no_figure(beside, factor, tmp_path):
     assert right != none  # it was looked at
 
 
+def test_phases_of_which_readings_see_the_same_moments_have_the_uncertainty_of_the_timing(tmp_path):
+    # Three readings an iteration, and power that lags: other timings explain the readings as well with other powers.
+    cases = [truth.Case(truth.SENSORS[1], "ramps", 0.006, lag=0.3e-3, seed=seed, seconds=4.0) for seed in (5000, 5002)]
+    means = [f for f in figures_of(cases, tmp_path) if f.kind == "mean"]
+    assert max(abs(f.error_j / f.truth_j) for f in means if f.name == "update") > 0.1
+    assert all(abs(f.off) < 1.5 for f in means)
+
+
 def test_missing_readings_cost_little(tmp_path):
     whole, holed = (
         [f for f in figures_of([truth.Case(truth.SENSORS[1], "ramps", 0.2, missing=share, seconds=15.0)], tmp_path)
