@@ -2,8 +2,8 @@
 
 With m_k the mean power of phase k repeated and T_k its ordinary duration, m_k T_k is what it should take; what other
 phases of the iteration should take, those whose repetitions would wait for the host, its readings say. The sum of all
-phases stays what the readings say of the whole: what it is off these expectations together, each is changed by in
-proportion to its variance (docs/explanation/energy.md). The sensor's gain is in all of them alike. Repeated alone a
+phases stays what the readings say of the whole: its difference from the sum of these expectations is shared out among
+them by their variances (docs/explanation/energy.md). The sensor's gain is in all of them alike. Repeated alone a
 phase may find other caches, clocks and temperatures, or a host that is too slow for it. So the sum of the m_k T_k is
 held against what the readings say (closure), the clocks are compared where the run has them, and so are the durations.
 """
