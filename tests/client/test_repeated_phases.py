@@ -177,6 +177,8 @@ class FakeCuda:
 def test_a_slow_host_gets_a_head_start_before_the_repetitions(host_is_slow, monkeypatch):
     monkeypatch.setattr(repeated_phases, "_cuda", cuda := FakeCuda(is_done=host_is_slow))
     monkeypatch.setattr(repeated_phases, "JUDGED_S", 0.0)
+    ticks = itertools.count(step=1_000_000)  # a millisecond each look: some repetitions a stretch on any machine
+    monkeypatch.setattr(repeated_phases, "now_ns", lambda: next(ticks))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     training = Training("cpu")
     training.model[-1].weight = OnGpu(training.model[-1].weight.detach())
