@@ -46,6 +46,8 @@ from powerd_daemon.sources.nvml.api import (
 
 UPDATE_NS = 100_000_000
 """Distance at which the driver renews the instant power and the energy counter."""
+SCOPES = {SCOPE_MEMORY: "memory", SCOPE_MODULE: "module"}
+"""What a power is of where it is not the GPU's."""
 U_GAIN = 0.05 / sqrt(3)
 GAIN_ORIGIN = "gain published as +-5 %, not calibrated"
 U95 = 1.96
@@ -213,6 +215,8 @@ class InstantPower(Quantity):
     def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
         super().__init__(nvml, clock, gpu, interval_ns)
         self.period_ns = max(UPDATE_NS, interval_ns)
+        if self.scope in SCOPES:
+            self.detail = {**gpu.detail, "scope": SCOPES[self.scope]}
         for way in self._ways():
             with suppress(NvmlRefused):
                 some_power(way[0]())
@@ -289,19 +293,11 @@ class MemoryPower(InstantPower):
 
     suffix, scope, what = "nvml_memory", SCOPE_MEMORY, "memory of the GPU, a part of its power"
 
-    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
-        super().__init__(nvml, clock, gpu, interval_ns)
-        self.detail = {**gpu.detail, "scope": "memory"}
-
 
 class ModulePower(InstantPower):
     """The GPU and what shares its module (the CPU of a Grace Hopper): contains the GPU's power."""
 
     suffix, scope, what = "nvml_module", SCOPE_MODULE, "module with the GPU on it, which contains the GPU's power"
-
-    def __init__(self, nvml: Nvml, clock: Clock, gpu: Gpu, interval_ns: int) -> None:
-        super().__init__(nvml, clock, gpu, interval_ns)
-        self.detail = {**gpu.detail, "scope": "module"}
 
 
 @dataclass(frozen=True, slots=True)
