@@ -143,7 +143,7 @@ class Sensor:
     u_gain: float
     u_offset_w: float
     timing_j: Values
-    """[4] of the record by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
+    """[c] of the record by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
 
     @property
     def u_shared_j(self) -> float:
@@ -223,7 +223,7 @@ def _sensors(
     sums = [float(np.nansum(joules[which])) for _, joules in lines]
     sensors = []
     for (signal, _), joules in zip(lines, sums, strict=True):
-        timing_j = np.zeros(4)
+        timing_j = np.zeros(1)
         if is_phase and record["method"] not in BY_REPETITIONS and len(signal) > 1 and len(run.phases.begin_ns[which]):
             timing_j = part.model(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
         share, accuracy = joules / sum(sums) if sum(sums) else 0.0, signal.line.accuracy
@@ -315,7 +315,7 @@ def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
             same[0][1],
             joules=float(np.mean([s.joules / n for n, s in same])),
             seconds=float(np.mean([s.seconds / n for n, s in same])),
-            timing_j=np.mean([s.timing_j / n for n, s in same], axis=0),
+            timing_j=np.asarray(sum(s.timing_j / n for n, s in same) / len(same)),
         )
         for name, same in parts.items()
     }

@@ -155,7 +155,7 @@ def _of_piece(model: LineModel, piece: Signal, low: int, high: int, at_ns: Ints)
         is_edge = own.copy()
         is_edge[1:] |= own[:-1]
         is_edge[:-1] |= own[1:]
-        variance = variance + np.where(is_edge, _jump2(level, dt), 0.0)
+        variance = variance + np.where(is_edge, _jump2(level, dt, residual.white2), 0.0)
     i = np.clip(np.searchsorted(t, at, "right") - 1, 0, len(t) - 2)
     into = np.clip((at - t[i]) / dt[i], 0, 1)
 
@@ -213,12 +213,13 @@ def _near_edges(model: LineModel, t_ns: Ints) -> NDArray[np.intp] | None:
     return np.flatnonzero(is_near)
 
 
-def _jump2(left: Values, dt: Values) -> Values:
-    """[n - 1] variance (J^2) of the integral of residuals [n] that may jump anywhere between two readings.
+def _jump2(left: Values, dt: Values, white2: float) -> Values:
+    """[n - 1] variance (J^2) of the integral of residuals [n] that may jump anywhere between two readings, by more than
+    what is white (W^2) makes them differ.
 
     The line between them is off by (jump x)^2 / 4 on one side, x seconds from the reading there; on average 1/20.
     """
-    return np.asarray((np.diff(left) * dt) ** 2 / 10)
+    return np.asarray(np.maximum(np.diff(left) ** 2 - 2 * white2, 0.0) * dt**2 / 10)
 
 
 def _dense(
@@ -233,7 +234,7 @@ def _dense(
     place = np.searchsorted(wanted, near)
     seen = model.seen(cells, t)
     joules, joules_at = np.split(model.upto(cells, np.append(t, at)), [len(t)])
-    jump2 = np.append(0.0, np.cumsum(_jump2(value[wanted] - seen, np.diff(t))[place]))
+    jump2 = np.append(0.0, np.cumsum(_jump2(value[wanted] - seen, np.diff(t), model.residual.white2)[place]))
     dt = np.diff(t)[place]
     more = joules[place + 1] - joules[place] - (seen[place + 1] + seen[place]) / 2 * dt
     upto = np.concatenate([[0.0], np.cumsum(more)])

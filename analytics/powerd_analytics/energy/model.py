@@ -84,10 +84,11 @@ class Residual:
 
     def of_interval(self, length_s: Values, response: Response) -> Values:
         """Variance (J^2) of intervals [n] by what is white and what windows let across their ends."""
-        # A counter loses nothing between its readings.
-        unseen = 0.0 if response.is_counter else 2.0 - min(response.seen_s / self.spacing_s, 1.0)
+        # A counter loses nothing between its readings. Elsewhere what is white counts as noise, in full; if it is power
+        # that changes faster than that, it does more at the ends only, where no reading need have seen it.
         spacing = self.spacing_s
-        variance = unseen * self.white2 * length_s * np.minimum(spacing, length_s)
+        short_s, unseen = np.minimum(spacing, length_s), 1.0 - min(response.seen_s / spacing, 1.0)
+        variance = 0.0 if response.is_counter else self.white2 * (length_s + unseen * short_s) * short_s
         # At the ends of a phase, what windows let across and what need not go on in the next phase; what changes
         # slowly does go on.
         width = max(response.seen_s, spacing if response.is_counter else 0.0)
@@ -144,8 +145,9 @@ class LineModel:
     plain: NDArray[np.float64]
     """The posterior if the prior were right and what is left over noise."""
     common: NDArray[np.float64]
-    """[q + 3, 4] what every run of this sensor has wrong alike, as sums of four independent errors with a standard
-    deviation of 1: by the stated place, lag and time constant, and by what no readings tell of the lag."""
+    """[q + 3, c] what every run of this sensor has wrong alike, as sums of independent errors with a standard deviation
+    of 1: by the stated place, lag and time constant, by what no readings tell of the lag, and by what is not linear in
+    the timing."""
     residual: Residual
     stretches: list[Stretch]
 

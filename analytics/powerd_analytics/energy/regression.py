@@ -111,8 +111,9 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
             regression.build(best.known, best.before)
         timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
         covariance = regression.covariance(best)
-        common = regression.common_errors(covariance, plain)
-        covariance = covariance + np.outer(common[:, -1], common[:, -1])
+        common, bent = regression.common_errors(covariance, plain), regression.bent(best)
+        covariance = covariance + np.outer(common[:, -1], common[:, -1]) + bent @ bent.T
+        common = np.column_stack([common, bent])
     model = LineModel(
         signal, states, _at(response, timing), float(timing[1]), power, covariance, plain, common,
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
@@ -466,15 +467,20 @@ class _Regression:
         for w, f in solution.fits:
             away = (f.values - whole)[:size]
             covariance += w * (f.robust(self.of_readings, scatter, self.columns)[:size, :size] + np.outer(away, away))
-        # Power at other timings, but for what is linear in them. Readings in step see few moments of a phase, where the
-        # model is off alike each time: their evidence counts as that of so many readings as it has columns.
+        return covariance
+
+    def bent(self, solution: _Solution) -> Values:
+        """[q + 3, starts] power at other timings, but for what is linear in them, by how likely each timing is.
+
+        Readings in step see few moments of a phase, where the model is off alike each time: their evidence counts as
+        that of so many readings as it has columns."""
         with_timing = solution.plain[:, self.columns :] @ np.linalg.pinv(solution.plain[self.columns :, self.columns :])
         most, known, power = max(self._starts, key=lambda of: of[0])
         weight = np.array([np.exp((of - most) * min(1.0, self.columns / self.readings)) for of, *_ in self._starts])
-        for w, (_, other, power_there) in zip(weight / weight.sum(), self._starts, strict=True):
-            bent = power_there - power - with_timing[: self.columns] @ (other - known)
-            covariance[: self.columns, : self.columns] += w * np.outer(bent, bent)
-        return covariance
+        bent = np.zeros((self.columns + 3, len(weight)))
+        for column, w, (_, other, there) in zip(bent.T, weight / weight.sum(), self._starts, strict=True):
+            column[: self.columns] = np.sqrt(w) * (there - power - with_timing[: self.columns] @ (other - known))
+        return bent
 
     def next_timing(self, solution: _Solution) -> Values:
         """Where the readings want it, within what is believed. Power does not lead its marks."""
