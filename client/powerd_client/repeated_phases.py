@@ -31,9 +31,11 @@ AHEAD = 2
 """Repetitions that the host queues before it waits for the GPU."""
 JUDGED_S = 0.1
 """Time after which it is looked at whether the host is fast enough, as it begins with no lead."""
-AT_THE_START = 8
-"""Backward passes that give the host a head start: of a training for which it is fast enough the GPU takes longer for
-them than the host does."""
+LEAD, MOST_AT_THE_START = 3, 16
+"""Backward passes that the host is to be ahead of the GPU by after a head start, and of how many a head start is at
+most: of a training for which the host is fast enough the GPU takes longer for them than the host does."""
+MOST_LONGER = 2.0
+"""Times the length of a stretch that it may take with its head starts, which are no repetitions."""
 MOST_S = 60.0
 
 
@@ -90,11 +92,16 @@ def magnify(
         repeat("update", lambda: [optimizer.step() for optimizer in inner], nothing, backwards)
 
     def backwards() -> None:
-        result = loss()
+        result, queued = loss(), deque[Any]()
         with phase(HEAD_START):
-            for _ in range(AT_THE_START):
+            for _ in range(MOST_AT_THE_START):
                 forget_gradients()
                 result.backward(retain_graph=True)
+                queued.append(_recorded())
+                while queued and queued[0].query():
+                    queued.popleft()
+                if len(queued) >= LEAD:
+                    break
 
     kinds, stretches = [forward, backward, *([update] if inner else [])], list[Callable[[], None]]()
     for _ in range(max(1, round(2 * seconds))):
@@ -131,18 +138,26 @@ def _repeat(
         if now_ns() >= end_ns:
             break
         if head_start is not None:
-            queued.append(_cuda.Event())
-            queued[-1].record()
+            queued.append(_recorded())
             if len(queued) > AHEAD:
                 oldest = queued.popleft()
                 if oldest.query() and now_ns() - begin_ns > JUDGED_S * 1e9:
                     is_slow = True
                     queued.clear()
+                    late_ns = now_ns()
                     head_start()
+                    end_ns = min(end_ns + now_ns() - late_ns, begin_ns + round(MOST_LONGER * length_s * 1e9))
                 elif not is_slow:
                     oldest.synchronize()
     if head_start is not None:
         torch.cuda.synchronize()
+
+
+def _recorded() -> Any:
+    """An event that comes when the GPU has done all that is queued now."""
+    event = _cuda.Event()
+    event.record()
+    return event
 
 
 @contextlib.contextmanager

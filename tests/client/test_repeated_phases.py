@@ -3,6 +3,8 @@
 import copy
 import itertools
 import random
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -194,6 +196,86 @@ def test_a_slow_host_gets_a_head_start_before_the_repetitions(host_is_slow, monk
     assert behind == ({"magnified forward", "magnified update"} if host_is_slow else set())
     assert (cuda.waits == 0) == host_is_slow
     assert same(training.state(), before)
+
+
+class Queued(NamedTuple):
+    phase: str
+    ns: int
+    gpu_waited: bool
+
+
+class SlowHost:
+    """A GPU and a host that each take their time, by a clock of their own, for what is queued."""
+
+    def __init__(self, host_ms, gpu_ms):
+        self.host_ms, self.gpu_ms = host_ms, gpu_ms
+        self.now_ns = self.done_ns = 0
+        self.phase, self.queued = "", []
+        host = self
+
+        class Event:
+            def record(self):
+                self.at_ns = host.done_ns
+
+            def query(self):
+                return host.now_ns >= self.at_ns
+
+            def synchronize(self):
+                host.now_ns = max(host.now_ns, self.at_ns)
+
+        self.Event = Event
+
+    def is_initialized(self):
+        return False
+
+    def synchronize(self):
+        self.now_ns = max(self.now_ns, self.done_ns)
+
+    def marked(self, name):
+        host = self
+
+        class Phase:
+            def __enter__(self):
+                self.outer, host.phase = host.phase, name
+
+            def __exit__(self, *_):
+                host.phase = self.outer
+
+        return Phase()
+
+    def queue(self, name):
+        self.now_ns += round(self.host_ms[name] * 1e6)
+        self.queued.append(Queued(self.phase, self.now_ns, self.now_ns > self.done_ns))
+        self.done_ns = max(self.done_ns, self.now_ns) + round(self.gpu_ms[name] * 1e6)
+
+    def loss(self):
+        self.queue("forward")
+        return SimpleNamespace(backward=lambda retain_graph: self.queue("backward"))
+
+
+@pytest.mark.parametrize(("backward_ms", "passes"), [(5.0, range(3, 6)), (12.0, range(7, 10)), (20.0, range(16, 17))])
+def test_a_head_start_lasts_until_the_host_is_ahead(backward_ms, passes, monkeypatch):
+    host = SlowHost({"forward": 9.0, "backward": backward_ms}, {"forward": 6.3, "backward": 14.2})
+    monkeypatch.setattr(repeated_phases, "_cuda", host)
+    monkeypatch.setattr(repeated_phases, "now_ns", lambda: host.now_ns)
+    monkeypatch.setattr(repeated_phases, "STRETCH_S", (0.5, 0.5))
+    monkeypatch.setattr(torch.cuda, "synchronize", host.synchronize)
+    training = Training("cpu")
+    training.model[-1].weight = OnGpu(training.model[-1].weight.detach())
+    repeated_phases.magnify(host.marked, training.model, [], host.loss, 1.0)
+    stretches = [list(some) for _, some in itertools.groupby(host.queued, lambda q: q.phase == "magnified backward")]
+    starts = []
+    for stretch in (s for s in stretches if s[0].phase == "magnified forward"):
+        groups = [(phase, list(some)) for phase, some in itertools.groupby(stretch, lambda q: q.phase)]
+        starts += [len(some) for phase, some in groups if phase == "head start"]
+        first = [phase for phase, _ in groups].index("head start")
+        behind = [q for phase, some in groups[first:] for q in some if phase == "magnified forward"]
+        if backward_ms < 14:
+            assert len(behind) >= 28
+            assert not any(q.gpu_waited for q in behind)
+        assert stretch[-1].ns - stretch[0].ns < 1.5e9
+    assert len(starts) >= 4
+    assert set(starts) <= set(passes)
 
 
 def test_a_failure_is_told_and_leaves_nothing_behind(capsys):
