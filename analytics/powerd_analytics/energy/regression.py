@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from powerd_analytics.energy.model import LineModel, Residual, Stretch, most_lag_ns
+from powerd_analytics.energy.model import COMES_S, LineModel, Residual, Stretch, most_lag_ns
 from powerd_analytics.energy.response import Response, place_limit_ns
 from powerd_analytics.energy.states import States
 from powerd_analytics.signals.signal import Signal, parts_between
@@ -216,6 +216,7 @@ class _Regression:
         several = 1 + seen_s / states.mean_s
         self.least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
         self._rounding2 = (1e-9 * self.scale_w) ** 2
+        self._trust()
         place_ns = float(np.hypot(place_limit_ns(signal), clock_bound_ns))
         self._of_sensor = place_limit_ns(signal) / max(place_ns, 1e-9)
         """Share of what is believed of the place that is the sensor's: its clock is tied anew in each run."""
@@ -242,6 +243,16 @@ class _Regression:
         """Timings from which the fit may begin, with their evidence and the power there."""
         self._noise2 = 0.0
         """Variance of a reading's noise, which a block's counts in relation to; 0 while it is not known."""
+
+    def _trust(self) -> None:
+        """Give less weight to readings that see where a state follows another one for once: power comes from there in a
+        way that is not the state's, and one such reading of few would turn all others round."""
+        rare_ns = self.states.rare_ns
+        for s in self.stretches:
+            begin_s, rare_s = s.cells.at_s[:-1], s.cells.since(rare_ns)
+            is_new = np.searchsorted(rare_s, begin_s, "right") > np.searchsorted(rare_s + COMES_S, begin_s, "right")
+            away_w = LEVEL_SHARE * self.scale_w * self.response.seen(s.cells, is_new.astype(np.float64), s.t_s)
+            s.weight *= np.maximum(1 / (1 + (away_w / self.least_noise_w) ** 2), LEAST_WEIGHT)
 
     # -- what is believed beforehand
 
@@ -430,13 +441,13 @@ class _Regression:
         local = []
         for s in self.stretches:
             left2 = (s.watts - self.mean_w - s.design[:, : self.columns] @ (power - self.mean_w)) ** 2
-            upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.is_good, s.is_good)])
+            upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.weight, s.weight)])
             ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
             sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
-            local.append(sums[0] / np.maximum(sums[1], 1))
+            local.append(sums[0] / np.maximum(sums[1], LEAST_WEIGHT))
         self._noise2 = usual = max(float(np.median(np.concatenate(local))), self._rounding2)
         for s, near in zip(self.stretches, local, strict=True):
-            s.weight = s.is_good * np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
+            s.weight *= np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
 
     # -- their solutions
 

@@ -36,6 +36,8 @@ FIXED_S = 1.2e-3
 """Age up to which bins lie where they are however long a phase takes."""
 LEAST_STRETCH, MOST_STRETCH = 0.5, 2.0
 """How much earlier and later than usual the later bins may lie."""
+OFTEN = 10
+"""Times that a state begins, beyond which what it followed only once is not usual."""
 _SEED = 20240817
 _FOREVER_NS, _LONGEST = 1 << 50, 56
 """Of intervals without a beginning or an end; and the power of 2 in nanoseconds that none reaches: two years."""
@@ -90,6 +92,15 @@ class States:
         """[s] the state that each one usually follows, -1 for none."""
         follows = self.follows
         return np.where(follows.any(axis=1), follows.argmax(axis=1), -1)
+
+    @property
+    def rare_ns(self) -> Ints:
+        """Moments at which a state follows another one for once, and usually others, as at the begin of a training."""
+        follows = self.follows
+        is_rare = (follows == 1) & (follows.sum(axis=1, keepdims=True) > OFTEN)
+        every = pieces(len(self.edge_ns))
+        some = [self.edge_ns[own][is_rare[self.state[1:][own], self.state[:-1][own]]] for own in every]
+        return np.concatenate([np.zeros(0, np.int64), *some])
 
     @classmethod
     def of(cls, phases: Phases) -> States:

@@ -151,6 +151,13 @@ def test_few_readings_are_not_believed(tmp_path):
     assert max(abs(f.off) for f in totals) < 2
 
 
+def test_a_reading_of_the_step_into_the_training_turns_no_others_round(tmp_path):
+    # Of 80 readings one sees the first phase come from a rest, which no later one of its kind does.
+    totals = [f for f in figures_of([truth.random_case(1000893)], tmp_path) if f.kind in ("iteration", "total")]
+    assert max(abs(f.off) for f in totals) < 1
+    assert max(abs(f.error_j) / f.truth_j for f in totals if f.kind == "total") < 0.01
+
+
 @pytest.mark.parametrize(
     ("seed", "phase"),
     [(9040, "update"), (9075, "data"), (201029, "forward"), (100240, "data"), (70611, "update"), (40791, "update")],
