@@ -223,7 +223,7 @@ def _sensors(
     sums = [float(np.nansum(joules[which])) for _, joules in lines]
     sensors = []
     for (signal, _), joules in zip(lines, sums, strict=True):
-        timing_j = np.zeros(1)
+        timing_j = np.zeros(1)  # as many as any other has
         if is_phase and record["method"] not in BY_REPETITIONS and len(signal) > 1 and len(run.phases.begin_ns[which]):
             timing_j = part.model(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
         share, accuracy = joules / sum(sums) if sum(sums) else 0.0, signal.line.accuracy

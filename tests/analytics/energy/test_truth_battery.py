@@ -12,7 +12,7 @@ import bench_truth as truth
 from make_run import MS, LineSpec, PhaseSpec, make_run
 
 from powerd_analytics import phase_energies, phase_table, read_run
-from powerd_analytics.compare import compare, run_samples, u_difference_j, u_systematic_j
+from powerd_analytics.compare import compare, run_samples
 
 TWO_RAILS = next(s for s in truth.SENSORS if s.lines == 2)
 
@@ -206,20 +206,23 @@ def test_power_that_has_nothing_to_do_with_the_phases_is_inside_the_intervals(tm
     assert np.sqrt(np.mean((each.energy_j - truth_j) ** 2)) < 0.008 * truth_j.mean()
 
 
-@pytest.mark.parametrize(
-    ("sensor", "iteration", "pause", "left"), [("low-pass 50/s", 0.0131, 0.0, 0.7), ("chip 500/s", 0.031, 0.02, 0.08)]
-)
-def test_what_the_same_sensor_sees_late_in_both_runs_is_no_difference(sensor, iteration, pause, left, tmp_path):
-    # Of the chip, which knows most of it, the timing is nearly all there is, and not all of it linear.
-    pair = next(
-        p for p in truth.pair_cases(48) if (p[0].sensor.name, p[0].iteration, p[0].pause) == (sensor, iteration, pause)
-    )
-    a, b = (
-        run_samples(truth.make(tmp_path / f"{name}.h5", case).path)[0] for name, case in zip("ab", pair, strict=True)
-    )
+def of_equal_runs(pair, path):
+    a, b = (run_samples(truth.make(path / f"{name}.h5", case).path)[0] for name, case in zip("ab", pair, strict=True))
     rows = compare(a, b)
-    forward = next(d for d in rows.rows if d.figure == "j_per_batch" and d.key[rows.names.index("phase")] == "forward")
-    of_a, of_b = ([s for s in side if s.record["phase"] == "forward"] for side in (a, b))
-    alone = np.hypot(u_systematic_j(of_a), u_systematic_j(of_b))
-    assert u_difference_j(of_a, of_b, same=True) < left * alone
-    assert abs(forward.change) < forward.u95
+    return next(d for d in rows.rows if d.figure == "j_per_batch" and d.key[rows.names.index("phase")] == "forward")
+
+
+def test_what_the_same_sensor_sees_late_in_both_runs_is_no_difference(tmp_path):
+    forward = of_equal_runs(next(pair for pair in truth.pair_cases(8) if pair[0].sensor.low_pass), tmp_path)
+    alone = np.hypot(forward.a.u_systematic, forward.b.u_systematic)
+    assert abs(forward.change) < forward.u95 < 1.96 * alone * 0.7
+
+
+def test_what_is_not_linear_in_the_timing_is_no_difference_of_two_runs_either(tmp_path):
+    # Of this chip's phases nearly all that is unsure is the timing, and its linear part leaves 15 % of it.
+    pair = truth.pair_cases(17)[16]
+    assert (pair[0].sensor.name, pair[0].iteration, pair[0].pause) == ("chip 500/s", 0.031, 0.02)
+    forward = of_equal_runs(pair, tmp_path)
+    alone = np.hypot(forward.a.u_systematic, forward.b.u_systematic)
+    chance = np.hypot(forward.a.u_statistical, forward.b.u_statistical)
+    assert abs(forward.change) < forward.u95 < 2.05 * np.hypot(chance, 0.08 * alone)
