@@ -230,7 +230,7 @@ def _sensors(
     sums = [float(np.nansum(joules[which])) for _, joules in lines]
     sensors = []
     for (signal, _), joules in zip(lines, sums, strict=True):
-        timing_j = timing_share = np.zeros(1)  # as many as any other has
+        timing_j, timing_share = np.zeros(1), np.ones(1)  # as many as any other has, all known to be none
         if is_phase and record["method"] not in BY_REPETITIONS and len(signal) > 1 and len(run.phases.begin_ns[which]):
             model = part.model(signal)
             timing_j = model.common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing

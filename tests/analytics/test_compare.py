@@ -112,7 +112,7 @@ def test_holm_is_a_correction_that_keeps_the_order(p):
         assert min(b for _, b in pairs) == pytest.approx(min(1, len(pairs) * min(a for a, _ in pairs)))
 
 
-def run_with_timing(effect_j, share):
+def run_with_timing(effect_j, share):  # a run by repetitions: (0, 1)
     """A run that is unsure by 0.3 J of its own, and by a share of what another timing does to it."""
     u = math.sqrt(0.3**2 + share * effect_j**2)
     sensor = Sensor("one", 10.0, 1.0, 0.0, 0.0, np.array([effect_j]), np.array([share]))
@@ -123,6 +123,9 @@ def run_with_timing(effect_j, share):
 def test_what_another_timing_does_to_both_runs_is_no_difference_however_likely_each_takes_it(effect_j, more_j2):
     a, b = run_with_timing(0.4, 1.0), run_with_timing(effect_j, 0.25)
     assert u_difference_j([a], [b], same=True) == pytest.approx(math.sqrt(2 * 0.3**2 + more_j2))
+    by_repetitions = run_with_timing(0.0, 1.0)
+    assert u_difference_j([a], [by_repetitions], same=True) == pytest.approx(math.sqrt(2 * 0.3**2 + 0.4**2))
+    assert u_difference_j([by_repetitions], [b], same=True) >= math.hypot(0.3, b.record["u_systematic_j"])
     of_each = [x.record["u_systematic_j"] for x in (a, b)]
     assert u_difference_j([a], [b], same=False) == pytest.approx(math.hypot(*of_each))
 

@@ -95,7 +95,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
-    common, common_share, freedom = np.zeros((q + 3, 1)), np.zeros(1), 0.0
+    common, common_share, freedom = np.zeros((q + 3, 1)), np.ones(1), 0.0
     if regression.readings < 2:
         stretches.clear()
     else:
