@@ -57,9 +57,6 @@ NEED_REPEATS, MOST_LAGS = 16, 256
 """Repeats that it takes to look for correlations among them, and lags up to which that is done."""
 STANDS_OUT = 1.645
 """Standard deviations of a correlation of independent repeats that 5 % of them exceed."""
-LEAST_TIME = 1 / 3
-"""Autocorrelation time of repeats that make up for each other, at least: neighbours do not show what else moves slowly.
-"""
 LEAST_LEFT = 0.3
 """Of the variance of repeats that hang together, after their own mean has been taken from them."""
 _ROUNDING = 1e-12
@@ -89,7 +86,7 @@ def mean_of_series(values: Values) -> Mean:
     They count for n over their integrated autocorrelation time: the longer one of that of a first-order process, with
     what their own mean hides of the first correlation (Kendall, 1954), and of the sum of correlations up to the first
     that does not stand out (Wolff, 2004, equation 49). Where few are left, Student's factor makes the interval wide.
-    Values that make up for each other, as those of a sensor that hardly tells neighbours apart, count for more than n.
+    Those that make up for each other count as independent ones: a slow drift behind them no correlation would show.
     """
     n, away = len(values), values - np.mean(values)
     square, time = float(away @ away), 1.0
@@ -102,11 +99,11 @@ def mean_of_series(values: Values) -> Mean:
             if (rho := float(away[lag:] @ away[:-lag]) / square) < 1 / sqrt(n):
                 break
             summed, window = summed + 2 * rho, lag
-        of_first = (1 + first) / (1 - first) if not -1 < first * sqrt(n) < STANDS_OUT else 1.0
-        time = max(of_first, LEAST_TIME if of_first < 1 else summed * (1 + (2 * window + 1) / n))
+        of_first = (1 + first) / (1 - first) if first > STANDS_OUT / sqrt(n) else 1.0
+        time = max(of_first, summed * (1 + (2 * window + 1) / n))
     # Their mean has taken a part of what they have in common out of the deviations, too.
     u = sqrt(square / (n - 1) / n * time / max(1 - (time - 1) / n, LEAST_LEFT))
-    return Mean(float(values.mean()), u, max(n / max(time, 1.0) - 1, 2.0) if n > 3 else n - 1)
+    return Mean(float(values.mean()), u, max(n / time - 1, 2.0) if n > 3 else n - 1)
 
 
 def difference(a: Mean, b: Mean, u_systematic: float = 0.0) -> tuple[float | None, float]:
@@ -148,14 +145,11 @@ class Sensor:
     u_offset_w: float
     timing_j: Values
     """[c] of the record by `powerd_analytics.energy.model.LineModel.common`: signed, as two runs may be off alike."""
-    timing_share: Values
-    """[c] how much of the square of each is in the record's uncertainty."""
 
     @property
     def u_shared_j(self) -> float:
         """Standard uncertainty by gain, zero and timing."""
-        timing_j = np.sqrt(self.timing_share) * self.timing_j
-        return hypot(self.u_gain * self.joules, self.u_offset_w * self.seconds, *timing_j)
+        return hypot(self.u_gain * self.joules, self.u_offset_w * self.seconds, *self.timing_j)
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +224,14 @@ def _sensors(
     sums = [float(np.nansum(joules[which])) for _, joules in lines]
     sensors = []
     for (signal, _), joules in zip(lines, sums, strict=True):
-        timing_j, timing_share = np.zeros(1), np.ones(1)  # as many as any other has, all known to be none
+        timing_j = np.zeros(1)  # as many as any other has
         if is_phase and record["method"] not in BY_REPETITIONS and len(signal) > 1 and len(run.phases.begin_ns[which]):
-            model = part.model(signal)
-            timing_j = model.common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
-            timing_share = model.common_share
+            timing_j = part.model(signal).common_j(run.phases.begin_ns[which], run.phases.end_ns[which]) / sharing
         share, accuracy = joules / sum(sums) if sum(sums) else 0.0, signal.line.accuracy
         sensors.append(
             Sensor(
                 _identity(run, signal.line), total * share, time / sharing, accuracy.u_gain, accuracy.u_offset_w,
-                timing_j, timing_share,
+                timing_j,
             )
         )  # fmt: skip
     return tuple(sensors)
@@ -305,7 +297,7 @@ def u_difference_j(a: Sequence[Sample], b: Sequence[Sample], *, same: bool) -> f
         hypot(
             x.u_gain * (of_b[name].joules - x.joules),
             x.u_offset_w * (of_b[name].seconds - x.seconds),
-            *np.sqrt(np.sqrt(of_b[name].timing_share * x.timing_share)) * (of_b[name].timing_j - x.timing_j),
+            *(of_b[name].timing_j - x.timing_j),
         )
         for name, x in of_a.items()
     ]
@@ -325,7 +317,6 @@ def _mean_sensors(side: Sequence[Sample]) -> dict[str, Sensor]:
             joules=float(np.mean([s.joules / n for n, s in same])),
             seconds=float(np.mean([s.seconds / n for n, s in same])),
             timing_j=np.asarray(sum(s.timing_j / n for n, s in same) / len(same)),
-            timing_share=np.asarray(sum(s.timing_share for _, s in same) / len(same)),
         )
         for name, same in parts.items()
     }

@@ -197,8 +197,7 @@ def _kinds(run: Run, part: Part, stretches: Mapping[int, _Stretches]) -> dict[in
             kinds[label] = Magnification("not magnified: the repetitions are too short")
         elif not abs(of_kind.each_s / ordinary_s - 1) <= ALIKE:
             alone = f"alone it takes {seconds(of_kind.each_s)} instead of {seconds(ordinary_s)}"
-            waits = "its repetitions waited" if of_kind.each_s > ordinary_s else "in the training it waits"
-            kinds[label] = Magnification(f"not magnified: {alone}, so {waits}, for the host perhaps")
+            kinds[label] = Magnification(f"not magnified: {alone}: one of them may wait for the host, or do other work")
         else:
             around.setdefault(int(p.label[p.parent[first]]), {})[label] = of_kind
     for outer, repeated in around.items():

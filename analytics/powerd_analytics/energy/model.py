@@ -148,8 +148,6 @@ class LineModel:
     """[q + 3, c] what every run of this sensor has wrong alike, as sums of independent errors with a standard deviation
     of 1: by the stated place, lag and time constant, by what no readings tell of the lag, and by what is not linear in
     the timing."""
-    common_share: NDArray[np.float64]
-    """[c] how much of the square of each is in the posterior."""
     residual: Residual
     stretches: list[Stretch]
 
@@ -306,7 +304,7 @@ class LineModel:
         return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
 
     def common_j(self, begin_ns: Ints, end_ns: Ints) -> Values:
-        """[c] what each of the `common` errors does to the mean energy of intervals [m >= 1] of one class."""
+        """[4] what each of the `common` errors does to the mean energy of intervals [m >= 1] of one class."""
         leverage, _ = self.leverage(begin_ns, end_ns, np.zeros(len(begin_ns), np.int32))
         return np.asarray(leverage[0, :-1] @ self.common / len(begin_ns))
 

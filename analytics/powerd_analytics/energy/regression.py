@@ -61,8 +61,6 @@ ROUNDS = 2
 """Of finding the power at a timing, and the timing at that power."""
 TAU_SHARE = 0.06
 """Standard uncertainty of a low-pass's time constant that was not identified."""
-REGRESSED = 3
-"""Of the common errors: those that are in the regression's own covariance."""
 LEAST_LAG_S = 0.12e-3
 """Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
 MOST_LAGS, LAGS_OF = 256, 10
@@ -95,7 +93,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
-    common, common_share, freedom = np.zeros((q + 3, 1)), np.ones(1), 0.0
+    common, freedom = np.zeros((q + 3, 4)), 0.0
     if regression.readings < 2:
         stretches.clear()
     else:
@@ -113,11 +111,11 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
             regression.build(best.known, best.before)
         timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
         covariance = regression.covariance(best)
-        common, common_share = regression.common_errors(best, covariance)
-        more = common[:, REGRESSED:]
-        covariance = covariance + (more * common_share[REGRESSED:]) @ more.T
+        common, bent = regression.common_errors(covariance, plain), regression.bent(best)
+        covariance = covariance + np.outer(common[:, -1], common[:, -1]) + bent @ bent.T
+        common = np.column_stack([common, bent])
     model = LineModel(
-        signal, states, _at(response, timing), float(timing[1]), power, covariance, plain, common, common_share,
+        signal, states, _at(response, timing), float(timing[1]), power, covariance, plain, common,
         Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
     )  # fmt: skip
     left = [(s.watts - model.seen(s.cells, s.t_s)) * np.sqrt(s.weight) for s in stretches]
@@ -482,6 +480,19 @@ class _Regression:
             covariance += w * (f.robust(self.of_readings, scatter, self.columns)[:size, :size] + np.outer(away, away))
         return covariance
 
+    def bent(self, solution: _Solution) -> Values:
+        """[q + 3, starts] power at other timings, but for what is linear in them, by how likely each timing is.
+
+        Readings in step see few moments of a phase, where the model is off alike each time: their evidence counts as
+        that of so many readings as it has columns."""
+        with_timing = solution.plain[:, self.columns :] @ np.linalg.pinv(solution.plain[self.columns :, self.columns :])
+        most, known, power = max(self._starts, key=lambda of: of[0])
+        weight = np.array([np.exp((of - most) * min(1.0, self.columns / self.readings)) for of, *_ in self._starts])
+        bent = np.zeros((self.columns + 3, len(weight)))
+        for column, w, (_, other, there) in zip(bent.T, weight / weight.sum(), self._starts, strict=True):
+            column[: self.columns] = np.sqrt(w) * (there - power - with_timing[: self.columns] @ (other - known))
+        return bent
+
     def next_timing(self, solution: _Solution) -> Values:
         """Where the readings want it, within what is believed. Power does not lead its marks."""
         q = self.columns
@@ -490,28 +501,16 @@ class _Regression:
         timing -= with_lag / max(with_lag[1], 1e-18) * min(timing[1], 0.0)
         return np.clip(timing, -np.sqrt(3) * self.u_timing, np.sqrt(3) * self.u_timing)
 
-    def common_errors(self, solution: _Solution, covariance: Values) -> tuple[Values, Values]:
-        """[q + 3, c] errors that every run of this sensor and device has alike, and how much of the square of each is
-        believed: what the error of each part of the timing that is stated beforehand does to all unknowns, which is in
-        the regression; what the lag does, which is known no better than readings can tell; and what other timings do
-        to the power but for what is linear in them, by how likely each is. Power goes with the lag as it does in the
-        regression.
-
-        Readings in step see few moments of a phase, where the model is off alike each time: the evidence of another
-        timing counts as that of so many readings as there are columns."""
-        q, plain = self.columns, solution.plain
-        by_prior = plain[:, q:] / np.maximum(self.u_timing, 1e-9)
+    def common_errors(self, covariance: Values, plain: Values) -> Values:
+        """[q + 3, 4] what the error of each part of the timing that is believed beforehand does to all unknowns, and
+        what the lag does, which is known no better than readings can tell; power goes with it as it does in the
+        regression."""
+        by_prior = plain[:, self.columns :] / np.maximum(self.u_timing, 1e-9)
         by_prior[:, 0] *= self._of_sensor
-        variance, least_s = float(covariance[q + 1, q + 1]), max(min(LEAST_LAG_S, float(self.u_timing[1])), 1e-9)
-        by_lag = covariance[:, q + 1] / max(variance, 1e-30) * least_s
-        with_timing = plain[:q, q:] @ np.linalg.pinv(plain[q:, q:])
-        most, known, power = max(self._starts, key=lambda of: of[0])
-        bent = np.zeros((q + 3, len(self._starts)))
-        for column, (_, other, there) in zip(bent.T, self._starts, strict=True):
-            column[:q] = there - power - with_timing @ (other - known)
-        weight = np.exp([(of - most) * min(1.0, q / self.readings) for of, *_ in self._starts])
-        share = np.array([1.0] * REGRESSED + [max(1 - variance / least_s**2, 0.0)])
-        return np.column_stack([by_prior, by_lag, bent]), np.append(share, weight / weight.sum())
+        of_lag, least_s = covariance[:, self.columns + 1], min(LEAST_LAG_S, float(self.u_timing[1]))
+        variance = float(of_lag[self.columns + 1])
+        by_lag = of_lag / max(variance, 1e-30) * np.sqrt(max(least_s**2 - variance, 0.0))
+        return np.column_stack([by_prior, by_lag])
 
     def _fits(self, hypotheses: Sequence[tuple[float, float]], known: Values) -> list[_Fit]:
         """The solutions under some hypotheses, that with the most evidence first, as differences from the mean power
