@@ -5,7 +5,8 @@ alone for seconds, which any sensor can measure: joules of one repetition there 
 come from the same readings, so that the gain of the sensor, the largest part of a stated interval, cancels. A learning
 rate of 1e-6 leaves the weights, and with them the data that the kernels see, as they are. Blocks whose repetitions
 take 2 % longer than the phase are in brackets, with how much longer; how far a phase is off the other blocks is printed
-too. The target is by all blocks.
+too. The target is by all blocks. On a slow host blocks of short kernels may wait for it where the training does not:
+with ``--graphs`` each phase is one CUDA graph, in turns and alone, and neither has to.
 
 Needs CUDA, and transformers for GPT-2. A run file of each case stays in ``--directory``. Targets: forward and backward
 within 3 % of their blocks, always a number. Exit status 1 when one is missed.
@@ -73,6 +74,31 @@ class Training:
     def update(self) -> None:
         self.optimizer.step()
 
+    def as_graphs(self) -> None:
+        """Make each phase a CUDA graph, which the host launches as a whole."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # what a first iteration allocates and chooses is not for capture
+            for _ in range(3):
+                # A loss holds on to its graph, and by that to the stream in which gradients are added up.
+                self.loss = torch.zeros(())
+                self.optimizer.zero_grad(set_to_none=True)
+                self.forward()
+                self.backward()
+                self.update()
+        torch.cuda.current_stream().wait_stream(side)
+        self.loss = torch.zeros(())
+        self.optimizer.zero_grad(set_to_none=True)  # a captured backward then writes gradients, and adds to none
+        pool = torch.cuda.graph_pool_handle()
+        for name in PHASES:
+            # Activations are kept, as a block repeats backward alone.
+            work = (lambda: self.loss.backward(retain_graph=True)) if name == "backward" else getattr(self, name)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, stream=side):
+                work()
+            setattr(self, name, graph.replay)
+        self.backward_again = self.backward
+
     def iteration(self, meter: Meter) -> None:
         with meter.phase("iteration"):
             for name in PHASES:
@@ -109,9 +135,13 @@ def blocks(meter: Meter, training: Training, turn: int, seconds: float) -> None:
             torch.cuda.synchronize()
 
 
-def measure(path: Path, name: str, batch: int, stretches: int, seconds: float, alone_s: float) -> None:
+def measure(
+    path: Path, name: str, batch: int, stretches: int, seconds: float, alone_s: float, *, graphs: bool = False
+) -> None:
     """Write the run file of one case: blocks before, between and after the stretches."""
     training = Training(name, batch)
+    if graphs:
+        training.as_graphs()
     with Meter(None, path, device="cuda", quiet=True) as meter:
         time.sleep(0.5)
         blocks(meter, training, 0, alone_s)
@@ -169,6 +199,7 @@ def main() -> int:
     parser.add_argument("--stretches", type=int, default=3, help="of each training, with blocks around each")
     parser.add_argument("--seconds", type=float, default=8.0, help="of a stretch")
     parser.add_argument("--alone", type=float, default=2.5, help="seconds of each block")
+    parser.add_argument("--graphs", action="store_true", help="each phase as one CUDA graph")
     parser.add_argument("--directory", type=Path, default=Path(), help="where the run files go")
     args = parser.parse_args()
     if not torch.cuda.is_available():
@@ -179,9 +210,9 @@ def main() -> int:
     results = []
     for case in args.cases:
         name, _, batch = case.partition(":")
-        path = args.directory / f"turns_{name}_{batch}.h5"
-        say(f"  {name}, batch {batch}: {path}")
-        measure(path, name, int(batch), args.stretches, args.seconds, args.alone)
+        path = args.directory / f"turns_{name}_{batch}{'_graphs' if args.graphs else ''}.h5"
+        say(f"  {name}, batch {batch}{', as CUDA graphs' if args.graphs else ''}: {path}")
+        measure(path, name, int(batch), args.stretches, args.seconds, args.alone, graphs=args.graphs)
         results.append(judge(path))
         torch.cuda.empty_cache()
     say(f"  forward and backward within {TARGET:.0%} in {sum(results)} of {len(results)} cases")
