@@ -118,14 +118,14 @@ def line_parts(
     # what is wrong with the timing for each alike, as it is at its edges.
     labels = int(label.max(initial=-1)) + 1
     leverage, restless = model.leverage(begin, end, label)
-    power2, response2, misfit2 = model.variance(leverage[:, :-1])
     together_s, together_j, count = np.zeros((3, labels))
     for own in pieces(len(begin)):
         of = label[own]
         count += np.bincount(of, minlength=labels)
         together_s += np.bincount(of, weights=(end[own] - begin[own]) * 1e-9, minlength=labels)
         together_j += np.bincount(of, weights=energy_j[own], minlength=labels)
-    arrivals = model.arrivals()
+    power2, response2, misfit2 = model.variance(leverage[:, :-1], together_s / np.maximum(count, 1))
+    unusual = model.unusual()
     told = NORMAL * np.sqrt(power2 + response2) <= LIMIT * np.abs(together_j)
     told &= ~model.is_lumped(begin, end, label, labels)
     clock_ns = float(np.max(signal.clock.bound_ns(signal.t_ns[[0, -1]]))) if signal.clock is not None else 0.0
@@ -141,7 +141,7 @@ def line_parts(
         here = between(own)
         between2, missing2 = np.maximum(here.variance_j2, 0), np.maximum(here.missing_j2, 0)
         square = np.maximum(between2 - missing2, 0) + model.residual.of_interval(length_s, model.response)
-        square = square * restless[of] + model.from_elsewhere(begin[own], length_s, arrivals) + code**2
+        square = square * restless[of] + model.from_elsewhere(begin[own], end[own], length_s, unusual) + code**2
         yield "sampling", np.sqrt(square) if is_known else np.full(len(square), np.nan)
         yield "missing", np.sqrt(missing2)
         yield "model", np.sqrt(power2 - misfit2)[of] * share

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.signal import lfilter
 
 from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.states import Cells, States
@@ -115,13 +116,15 @@ class Stretch:
     design: Values = field(default_factory=lambda: np.zeros((0, 0)))
     weight: Values = field(default_factory=lambda: np.ones(0))
     """[r] of each reading in the regression: 0 where it is not good, 1 where what is left over is as large as usual."""
+    whitening: Values = field(default_factory=lambda: np.ones(1))
+    """Filter that leaves of every reading what those before it do not lead one to expect."""
 
     integral: tuple[Values, Values] = field(default_factory=lambda: (np.zeros((0, 0)), np.zeros((0, 0))))
     """[r, c] design and square of what is left over, and [r, c] their integral up to each reading."""
 
     def weighted(self, values: Values) -> Values:
         """Values [r] or [r, c] as the regression takes them."""
-        return np.asarray((values.T * np.sqrt(self.weight)).T)
+        return np.asarray(lfilter(self.whitening, 1.0, (values.T * np.sqrt(self.weight)).T, axis=0))
 
     @property
     def span_ns(self) -> tuple[int, int]:
@@ -148,6 +151,8 @@ class LineModel:
     """[q + 3, c] what every run of this sensor has wrong alike, as sums of independent errors with a standard deviation
     of 1: by the stated place, lag and time constant, by what no readings tell of the lag, and by what is not linear in
     the timing."""
+    within_w: Values
+    """[q] standard deviation of the power within each column's bin."""
     residual: Residual
     stretches: list[Stretch]
 
@@ -266,31 +271,41 @@ class LineModel:
         total = share.sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
 
-    def arrivals(self) -> tuple[Ints, Values]:
-        """Moments at which a state follows another power than it does on average, as at the begin of a training, and
-        by how many watts that power differs."""
-        states, follows = self.states, self.states.follows
-        last_w = self.watts[states.first_column[1:] - 1]
-        usual_w = follows @ last_w / np.maximum(follows.sum(axis=1), 1)
-        away_w = np.abs(last_w - usual_w[:, None])
-        away_w[away_w < ARRIVES * np.ptp(last_w)] = 0.0
-        edge_ns, watts = [np.zeros(0, np.int64)], [np.zeros(0)]
-        for own in pieces(len(states.edge_ns)):
-            away = away_w[states.state[1:][own], states.state[:-1][own]]
-            edge_ns.append(states.edge_ns[own][away > 0])
-            watts.append(away[away > 0])
-        return np.concatenate(edge_ns), np.concatenate(watts)
+    def unusual(self) -> tuple[tuple[Ints, Values], tuple[Ints, Values]]:
+        """Moments at which a state follows another power than it does on average, as at the begin of a training, and by
+        how many watts that power differs; and those, backwards in time, at which another power follows than usual."""
+        states = self.states
+        behind, before = states.state[1:], states.state[:-1]
+        last_w, first_w = (self.watts[c] for c in (states.first_column[1:] - 1, states.first_column[:-1]))
+        found = []
+        for follows, other_w, own, other, time in (
+            (states.follows, last_w, behind, before, 1),
+            (states.follows.T, first_w, before, behind, -1),
+        ):
+            usual_w = follows @ other_w / np.maximum(follows.sum(axis=1), 1)
+            away_w = np.abs(other_w - usual_w[:, None])
+            away_w[away_w < ARRIVES * np.ptp(other_w)] = 0.0
+            edge_ns, watts = [np.zeros(0, np.int64)], [np.zeros(0)]
+            for some in pieces(len(states.edge_ns)):
+                away = away_w[own[some], other[some]]
+                edge_ns.append(time * states.edge_ns[some][away > 0])
+                watts.append(away[away > 0])
+            found.append((np.concatenate(edge_ns)[::time], np.concatenate(watts)[::time]))
+        return found[0], found[1]
 
-    def from_elsewhere(self, begin_ns: Ints, length_s: Values, arrivals: tuple[Ints, Values]) -> Values:
-        """Variance (J^2) of intervals [m] that begin at or soon after one of the ``arrivals``: power may come from
-        there for as long as no reading tells."""
-        edge_ns, away_w = arrivals
-        if not len(edge_ns):
-            return np.zeros(len(begin_ns))
-        last = np.searchsorted(edge_ns, begin_ns, "right") - 1
-        unseen_s = min(COMES_S, self.residual.spacing_s + self.response.seen_s)
-        left_s = np.where(last >= 0, unseen_s - (begin_ns - edge_ns[last]) * 1e-9, 0.0)
-        return np.asarray((away_w[last] * np.clip(left_s, 0.0, length_s) / 2) ** 2)
+    def from_elsewhere(
+        self, begin_ns: Ints, end_ns: Ints, length_s: Values, unusual: tuple[tuple[Ints, Values], tuple[Ints, Values]]
+    ) -> Values:
+        """Variance (J^2) of intervals [m] that begin at an `unusual` moment or soon after one, or end there or soon
+        before: power may come from there for as long as no reading tells, or what a reading saw of both sides of the
+        moment is split in the wrong place."""
+        variance, unseen_s = np.zeros(len(begin_ns)), min(COMES_S, self.residual.spacing_s + self.response.seen_s)
+        for at_ns, share, (edge_ns, away_w) in zip((begin_ns, -end_ns), (1 / 2, 1 / 4), unusual, strict=True):
+            if len(edge_ns):
+                last = np.searchsorted(edge_ns, at_ns, "right") - 1
+                left_s = np.where(last >= 0, unseen_s - (at_ns - edge_ns[last]) * 1e-9, 0.0)
+                variance += (share * away_w[last] * np.clip(left_s, 0.0, length_s)) ** 2
+        return variance
 
     def is_lumped(self, begin_ns: Ints, end_ns: Ints, label: Numbers, labels: int) -> NDArray[np.bool_]:
         """[l] classes of which most intervals lie in the state that stands for several, and are shorter than twenty
@@ -308,9 +323,9 @@ class LineModel:
         leverage, _ = self.leverage(begin_ns, end_ns, np.zeros(len(begin_ns), np.int32))
         return np.asarray(leverage[0, :-1] @ self.common / len(begin_ns))
 
-    def variance(self, leverage: Values) -> tuple[Values, Values, Values]:
-        """Variances (J^2) [l] of energies with a leverage: by the states' power alone, by what the place, the lag and
-        the time constant add, and how much of the first is misfit."""
+    def variance(self, leverage: Values, length_s: Values) -> tuple[Values, Values, Values]:
+        """Variances (J^2) [l] of energies with a leverage, of intervals of a mean length: by the states' power alone,
+        by what the place, the lag and the time constant add, and how much of the first is misfit."""
         q = self.columns
         whole = np.einsum("lc,cd,ld->l", leverage, self.posterior, leverage)
         alone = self.posterior[:q, :q]
@@ -321,4 +336,7 @@ class LineModel:
         power = np.einsum("lc,cd,ld->l", leverage[:, :q], alone, leverage[:, :q])
         power = np.clip(power, 0, np.maximum(whole, 0))
         plain = np.einsum("lc,cd,ld->l", leverage[:, :q], self.plain[:q, :q], leverage[:, :q])
-        return power, np.maximum(whole - power, 0), np.maximum(power - plain, 0)
+        # As power lags, an interval may have a part of a bin that is longer than itself, and not the mean one.
+        is_part = np.clip(1 - length_s[:, None] / np.maximum(self.states.bin_s, 1e-9), 0, 1)
+        within = np.sum((leverage[:, :q] * self.within_w) ** 2 * is_part, axis=1)
+        return power + within, np.maximum(whole - power, 0), np.maximum(power - plain, 0) + within

@@ -63,6 +63,8 @@ TAU_SHARE = 0.06
 """Standard uncertainty of a low-pass's time constant that was not identified."""
 LEAST_LAG_S = 0.12e-3
 """Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
+ORDER, READINGS_OF_ORDER = 16, 20
+"""Readings before one that may lead one to expect what it leaves over, and all that it takes for each of them."""
 MOST_LAGS, LAGS_OF = 256, 10
 """Readings over which what is left over may be correlated, at most, and as a part of all of them."""
 STANDS_OUT = 2.0
@@ -93,7 +95,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
-    common, freedom = np.zeros((q + 3, 4)), 0.0
+    common, within_w, freedom = np.zeros((q + 3, 4)), np.zeros(q), 0.0
     if regression.readings < 2:
         stretches.clear()
     else:
@@ -113,10 +115,10 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
         covariance = regression.covariance(best)
         common, bent = regression.common_errors(covariance, plain), regression.bent(best)
         covariance = covariance + np.outer(common[:, -1], common[:, -1]) + bent @ bent.T
-        common = np.column_stack([common, bent])
+        common, within_w = np.column_stack([common, bent]), regression.within_w(best)
     model = LineModel(
         signal, states, _at(response, timing), float(timing[1]), power, covariance, plain, common,
-        Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
+        within_w, Residual(0.0, 0.0, 1.0, signal.spacing_ns * 1e-9), stretches,
     )  # fmt: skip
     left = [(s.watts - model.seen(s.cells, s.t_s)) * np.sqrt(s.weight) for s in stretches]
     model.residual = _residual(left, [s.is_good for s in stretches], signal.spacing_ns * 1e-9, freedom)
@@ -216,6 +218,8 @@ class _Regression:
         several = 1 + seen_s / states.mean_s
         self.least_noise_w = max(LEAST_NOISE * float(high - low) / float(np.sqrt(several)), 1e-9)
         self._rounding2 = (1e-9 * self.scale_w) ** 2
+        self._seen_before = 0 if response.is_counter else int(response.seen_s / (signal.spacing_ns * 1e-9) + 1e-6) - 1
+        """How many readings before one saw a part of what it sees."""
         self._trust()
         place_ns = float(np.hypot(place_limit_ns(signal), clock_bound_ns))
         self._of_sensor = place_limit_ns(signal) / max(place_ns, 1e-9)
@@ -234,8 +238,8 @@ class _Regression:
         self._is_step = np.zeros(self.columns + 4 + DRIFTS, bool)
         self._is_step[: self.columns] = True
         self._is_step[states.first_column[:-1]] = False
-        steps_w = self._steps_w()
-        self._believed = {relaxation_s: self._prior(relaxation_s, steps_w) for relaxation_s in RELAXATIONS_S}
+        self._scale_w = self._steps_w()
+        self._believed = {relaxation_s: self._prior(relaxation_s, self._scale_w) for relaxation_s in RELAXATIONS_S}
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
         self._blocks = [self._blocks_of(other) for other in others]
@@ -438,16 +442,31 @@ class _Regression:
     def _weigh(self, power: Values) -> None:
         """Give less weight to readings where what this power of the columns leaves over is larger than usual for
         seconds: while a GPU starts up, say, which says nothing of the training."""
+        left = [s.watts - self.mean_w - s.design[:, : self.columns] @ (power - self.mean_w) for s in self.stretches]
         local = []
-        for s in self.stretches:
-            left2 = (s.watts - self.mean_w - s.design[:, : self.columns] @ (power - self.mean_w)) ** 2
-            upto = np.stack([np.cumsum(np.append(0.0, x)) for x in (left2 * s.weight, s.weight)])
-            ends = np.clip(np.arange(len(left2))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(left2))
+        for s, x in zip(self.stretches, left, strict=True):
+            upto = np.stack([np.cumsum(np.append(0.0, y)) for y in (x**2 * s.weight, s.weight)])
+            ends = np.clip(np.arange(len(x))[:, None] + [-LOCAL // 2, LOCAL // 2 + 1], 0, len(x))
             sums = upto[:, ends[:, 1]] - upto[:, ends[:, 0]]
             local.append(sums[0] / np.maximum(sums[1], LEAST_WEIGHT))
         self._noise2 = usual = max(float(np.median(np.concatenate(local))), self._rounding2)
         for s, near in zip(self.stretches, local, strict=True):
             s.weight *= np.clip(usual / np.maximum(near, self._rounding2), LEAST_WEIGHT, 1.0)
+        self._whiten([s.weighted(x) for s, x in zip(self.stretches, left, strict=True)])
+
+    def _whiten(self, left: Sequence[Values]) -> None:
+        """Where a reading sees most of what those before it saw, let it count for what these do not lead one to expect
+        of what is ``left`` over, an autoregression (Cochrane and Orcutt, 1949; coefficients by Yule and Walker)."""
+        order = min(ORDER, self.readings // READINGS_OF_ORDER, self._seen_before)
+        if order < 1:
+            return
+        products = np.array([sum(float(x[k:] @ x[: max(len(x) - k, 0)]) for x in left) for k in range(order + 1)])
+        # The noise that is believed beforehand is not correlated.
+        products[0] += self.readings * self.least_noise_w**2
+        expected = linalg.solve_toeplitz(products[:-1], products[1:])
+        for s in self.stretches:
+            s.whitening = np.append(1.0, -expected)
+        self._noise2 *= 1 - float(expected @ products[1:]) / products[0]
 
     # -- their solutions
 
@@ -492,6 +511,11 @@ class _Regression:
         for column, w, (_, other, there) in zip(bent.T, weight / weight.sum(), self._starts, strict=True):
             column[: self.columns] = np.sqrt(w) * (there - power - with_timing[: self.columns] @ (other - known))
         return bent
+
+    def within_w(self, solution: _Solution) -> Values:
+        """[q] standard deviation of the power within a bin: as from one bin to the next."""
+        smoothness = float(sum(w * f.hypothesis[1] for w, f in solution.fits))
+        return np.asarray(np.sqrt(MISFIT) * smoothness * np.repeat(self._scale_w, np.diff(self.states.first_column)))
 
     def next_timing(self, solution: _Solution) -> Values:
         """Where the readings want it, within what is believed. Power does not lead its marks."""

@@ -69,6 +69,12 @@ class States:
         return np.concatenate([[0], np.cumsum([len(ends) + 1 for ends in self.bin_ends_s])]).astype(np.int64)
 
     @property
+    def bin_s(self) -> Values:
+        """[c] length of each column's bin of a usual interval, 0 where that has no end."""
+        ends = [np.append(ends, max([usual, *ends])) for ends, usual in zip(self.bin_ends_s, self.usual_s, strict=True)]
+        return np.concatenate([np.diff(x, prepend=0.0) for x in ends])
+
+    @property
     def mean_s(self) -> float:
         """How long intervals last, those without a beginning or an end left out; infinite where there are no others."""
         return (
