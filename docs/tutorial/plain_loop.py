@@ -10,7 +10,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 images, labels = torch.randn(32, 3, 48, 48), torch.randint(10, (32,))
 
 with Meter(out="plain_loop.h5") as meter, meter.phase("training", model="small-cnn", batch_size=32):
-    for _ in range(12):
+    for _ in range(50):
         with meter.phase("iteration"):
             with meter.phase("forward"):
                 loss = nn.functional.cross_entropy(model(images), labels)
