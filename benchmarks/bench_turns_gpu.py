@@ -135,9 +135,7 @@ def blocks(meter: Meter, training: Training, turn: int, seconds: float) -> None:
             torch.cuda.synchronize()
 
 
-def measure(
-    path: Path, name: str, batch: int, stretches: int, seconds: float, alone_s: float, *, graphs: bool = False
-) -> None:
+def measure(path: Path, name: str, batch: int, stretches: int, seconds: float, alone_s: float, *, graphs: bool) -> None:
     """Write the run file of one case: blocks before, between and after the stretches."""
     training = Training(name, batch)
     if graphs:

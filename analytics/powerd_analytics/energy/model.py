@@ -24,6 +24,8 @@ from powerd_core.errors import AnalysisError
 Ints = NDArray[np.int64]
 Values = NDArray[np.float64]
 Numbers = NDArray[np.signedinteger[Any]]
+Moments = tuple[Ints, Values]
+"""Nanoseconds in order, and watts at each."""
 
 MOST_LAG_MS, LAG_VARIABLE = 2.0, "POWERD_LAG_MS"
 LAG_STEP_S, LATE_SHARE = 0.4e-3, 0.75
@@ -271,7 +273,7 @@ class LineModel:
         total = share.sum()
         return share * (((end_ns - begin_ns) * 1e-9).sum() / total) if total > 0 else share
 
-    def unusual(self) -> tuple[tuple[Ints, Values], tuple[Ints, Values]]:
+    def unusual(self) -> tuple[Moments, Moments]:
         """Moments at which a state follows another power than it does on average, as at the begin of a training, and by
         how many watts that power differs; and those, backwards in time, at which another power follows than usual."""
         states = self.states
@@ -294,7 +296,7 @@ class LineModel:
         return found[0], found[1]
 
     def from_elsewhere(
-        self, begin_ns: Ints, end_ns: Ints, length_s: Values, unusual: tuple[tuple[Ints, Values], tuple[Ints, Values]]
+        self, begin_ns: Ints, end_ns: Ints, length_s: Values, unusual: tuple[Moments, Moments]
     ) -> Values:
         """Variance (J^2) of intervals [m] that begin at an `unusual` moment or soon after one, or end there or soon
         before: power may come from there for as long as no reading tells, or what a reading saw of both sides of the

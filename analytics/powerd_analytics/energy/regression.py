@@ -238,8 +238,8 @@ class _Regression:
         self._is_step = np.zeros(self.columns + 4 + DRIFTS, bool)
         self._is_step[: self.columns] = True
         self._is_step[states.first_column[:-1]] = False
-        self._scale_w = self._steps_w()
-        self._believed = {relaxation_s: self._prior(relaxation_s, self._scale_w) for relaxation_s in RELAXATIONS_S}
+        self._step_w = self._steps_w()
+        self._believed = {relaxation_s: self._prior(relaxation_s) for relaxation_s in RELAXATIONS_S}
         ends = [s.cells.origin_ns * 1e-9 + t for s in stretches for t in (s.t_s[0], s.t_s[-1])] or [0.0, 1.0]
         self._middle_s, self._half_s = (max(ends) + min(ends)) / 2, max((max(ends) - min(ends)) / 2, 1e-9)
         self._blocks = [self._blocks_of(other) for other in others]
@@ -279,7 +279,7 @@ class _Regression:
                 scale[s] = min(max(high - low, LEVEL_SHARE * abs(float(np.mean(some)))), self.scale_w)
         return scale
 
-    def _prior(self, relaxation_s: float, steps_w: Values) -> Values:
+    def _prior(self, relaxation_s: float) -> Values:
         """[q + 3 + drifts, as many + 1] all unknowns as sums of others that are independent beforehand, with a standard
         deviation of 1: the level of each state, what all rests have in common, the steps between a state's bins (still
         to be multiplied by the smoothness), the timing and the drift."""
@@ -293,7 +293,7 @@ class _Regression:
             left = self._left_of_before(state, relaxation_s)
             prior[a:b] = level[state] + left[:, None] * (come[state] - level[state])
             behind = np.tri(b - a, b - a - 1, -1)
-            prior[a:b, a + 1 : b] += (behind - behind.mean(axis=0)) * steps_w[state]
+            prior[a:b, a + 1 : b] += (behind - behind.mean(axis=0)) * self._step_w[state]
         prior[q : q + 3, q : q + 3] = np.diag(np.maximum(self.u_timing, 1e-9))
         prior[q + 3 :, q + 3 : -1] = np.eye(DRIFTS) * DRIFT_SHARE * self.scale_w
         return prior
@@ -515,7 +515,7 @@ class _Regression:
     def within_w(self, solution: _Solution) -> Values:
         """[q] standard deviation of the power within a bin: as from one bin to the next."""
         smoothness = float(sum(w * f.hypothesis[1] for w, f in solution.fits))
-        return np.asarray(np.sqrt(MISFIT) * smoothness * np.repeat(self._scale_w, np.diff(self.states.first_column)))
+        return np.asarray(np.sqrt(MISFIT) * smoothness * np.repeat(self._step_w, np.diff(self.states.first_column)))
 
     def next_timing(self, solution: _Solution) -> Values:
         """Where the readings want it, within what is believed. Power does not lead its marks."""

@@ -63,7 +63,7 @@ def test_readings_that_share_most_of_what_they_see_are_not_taken_for_independent
 
 @pytest.mark.parametrize("seed", [5001267, 8000607])
 def test_the_last_phase_need_not_end_as_the_others_do(seed, tmp_path):
-    # Behind it is idle power, and what is wrong with the timing counts for more: by that it was 4.5 and 6.2 U95 off.
+    # Behind it is idle power, and what is wrong with the timing counts for more: by that it was 6.2 and 4.5 U95 off.
     made = truth.make(tmp_path / "run.h5", truth.random_case(seed))
     each = phase_energies(read_run(made.path), "gpu0")
     name, begin, end, _ = made.phases[-1]
