@@ -151,8 +151,8 @@ class LineModel:
     """The posterior if the prior were right and what is left over noise."""
     common: NDArray[np.float64]
     """[q + 3, c] what every run of this sensor has wrong alike, as sums of independent errors with a standard deviation
-    of 1: by the stated place, lag and time constant, by what no readings tell of the lag, and by what is not linear in
-    the timing."""
+    of 1: by the stated place, lag and time constant, by what no readings tell of place and lag, and by what is not
+    linear in the timing."""
     within_w: Values
     """[q] standard deviation of the power within each column's bin."""
     residual: Residual
@@ -321,7 +321,7 @@ class LineModel:
         return np.asarray(np.bincount(label, weights=lumped, minlength=labels) > count / 2)
 
     def common_j(self, begin_ns: Ints, end_ns: Ints) -> Values:
-        """[4] what each of the `common` errors does to the mean energy of intervals [m >= 1] of one class."""
+        """[c] what each of the `common` errors does to the mean energy of intervals [m >= 1] of one class."""
         leverage, _ = self.leverage(begin_ns, end_ns, np.zeros(len(begin_ns), np.int32))
         return np.asarray(leverage[0, :-1] @ self.common / len(begin_ns))
 

@@ -62,7 +62,8 @@ ROUNDS = 2
 TAU_SHARE = 0.06
 """Standard uncertainty of a low-pass's time constant that was not identified."""
 LEAST_LAG_S = 0.12e-3
-"""Least standard deviation of the lag: readings tell it only as far as power steps at marks and nowhere else."""
+"""Least standard deviation of the place less the lag: readings tell it only as far as power steps at marks and nowhere
+else."""
 ORDER, READINGS_OF_ORDER = 16, 20
 """Readings before one that may lead one to expect what it leaves over, and all that it takes for each of them."""
 MOST_LAGS, LAGS_OF = 256, 10
@@ -95,7 +96,7 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
     q = regression.columns
     power, timing = np.full(q, regression.mean_w), np.zeros(3)
     covariance = plain = np.zeros((q + 3, q + 3))
-    common, within_w, freedom = np.zeros((q + 3, 4)), np.zeros(q), 0.0
+    common, within_w, freedom = np.zeros((q + 3, 5)), np.zeros(q), 0.0
     if regression.readings < 2:
         stretches.clear()
     else:
@@ -113,8 +114,8 @@ def fit(signal: Signal, states: States, clock_bound_ns: float = 0.0, others: Seq
             regression.build(best.known, best.before)
         timing, power, plain, freedom = best.known, best.power, best.plain, best.freedom
         covariance = regression.covariance(best)
-        common, bent = regression.common_errors(covariance, plain), regression.bent(best)
-        covariance = covariance + np.outer(common[:, -1], common[:, -1]) + bent @ bent.T
+        common, bent = regression.common_errors(timing, covariance, plain), regression.bent(best)
+        covariance = covariance + common[:, 3:] @ common[:, 3:].T + bent @ bent.T
         common, within_w = np.column_stack([common, bent]), regression.within_w(best)
     model = LineModel(
         signal, states, _at(response, timing), float(timing[1]), power, covariance, plain, common,
@@ -525,16 +526,23 @@ class _Regression:
         timing -= with_lag / max(with_lag[1], 1e-18) * min(timing[1], 0.0)
         return np.clip(timing, -np.sqrt(3) * self.u_timing, np.sqrt(3) * self.u_timing)
 
-    def common_errors(self, covariance: Values, plain: Values) -> Values:
-        """[q + 3, 4] what the error of each part of the timing that is believed beforehand does to all unknowns, and
-        what the lag does, which is known no better than readings can tell; power goes with it as it does in the
-        regression."""
-        by_prior = plain[:, self.columns :] / np.maximum(self.u_timing, 1e-9)
+    def common_errors(self, timing: Values, covariance: Values, plain: Values) -> Values:
+        """[q + 3, 5] what the error of each part of the timing that is believed beforehand does to all unknowns, and
+        what is wrong with the difference of place and lag does, as error of the one and of the other; power goes with
+        it as it does in the regression."""
+        q = self.columns
+        by_prior = plain[:, q:] / np.maximum(self.u_timing, 1e-9)
         by_prior[:, 0] *= self._of_sensor
-        of_lag, least_s = covariance[:, self.columns + 1], min(LEAST_LAG_S, float(self.u_timing[1]))
-        variance = float(of_lag[self.columns + 1])
-        by_lag = of_lag / max(variance, 1e-30) * np.sqrt(max(least_s**2 - variance, 0.0))
-        return np.column_stack([by_prior, by_lag])
+        # Power does not lead its marks: a difference that wants it to says that the place is wrong.
+        place_s = min(LEAST_LAG_S, float(self.u_timing[0])) if timing[1] <= 0 else 0.0
+        lag_s = min(float(np.sqrt(LEAST_LAG_S**2 - place_s**2)), float(self.u_timing[1]))
+        by_difference = []
+        for one, others, least_s in ((q, [q + 1, q + 2], place_s), (q + 1, [q, q + 2], lag_s)):
+            of_others = np.linalg.pinv(covariance[np.ix_(others, others)]) @ covariance[others, one]
+            alone = covariance[:, one] - covariance[:, others] @ of_others
+            more = np.sqrt(max(least_s**2 - float(alone[one]), 0.0))
+            by_difference.append(alone / max(float(alone[one]), 1e-30) * more)
+        return np.column_stack([by_prior, *by_difference])
 
     def _fits(self, hypotheses: Sequence[tuple[float, float]], known: Values) -> list[_Fit]:
         """The solutions under some hypotheses, that with the most evidence first, as differences from the mean power

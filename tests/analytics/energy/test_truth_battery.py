@@ -86,6 +86,16 @@ def test_a_phase_shorter_than_a_bin_is_no_better_known_than_power_moves_within_o
     assert by_name["forward"].u95_j < 0.03 * by_name["forward"].truth_j
 
 
+@pytest.mark.parametrize("seed", [12000433, 12000853])
+def test_power_that_comes_sooner_in_shorter_phases_does_not_tell_the_timing(seed, tmp_path):
+    # It pretends to: data, which power enters and leaves, was 10.4 and 3.6 U95 off.
+    case = replace(truth.random_case(seed), jitter=0.5)
+    assert (case.sensor.name, case.family) == ("chip 500/s", "ramps")
+    data = next(f for f in figures_of([case], tmp_path) if (f.kind, f.name) == ("mean", "data"))
+    assert abs(data.off) < 3.3
+    assert data.u95_j < 0.15 * data.truth_j
+
+
 def test_totals_do_not_alias(tmp_path):
     cases = [replace(c, seconds=8.0) for c in truth.grid_cases()[::9]]
     # Of 64 readings in a row all see the same phase, and of ramps the residuals of many are alike.
