@@ -88,7 +88,7 @@ def test_a_phase_shorter_than_a_bin_is_no_better_known_than_power_moves_within_o
 
 @pytest.mark.parametrize("seed", [12000433, 12000853])
 def test_power_that_comes_sooner_in_shorter_phases_does_not_tell_the_timing(seed, tmp_path):
-    # It pretends to: data, which power enters and leaves, was 10.4 and 3.6 U95 off.
+    # It pretends to: the mean of data was 10.4 and 3.6 U95 off.
     case = replace(truth.random_case(seed), jitter=0.5)
     assert (case.sensor.name, case.family) == ("chip 500/s", "ramps")
     data = next(f for f in figures_of([case], tmp_path) if (f.kind, f.name) == ("mean", "data"))
