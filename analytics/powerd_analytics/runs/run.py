@@ -47,6 +47,10 @@ def pick(name: str, known: Iterable[str], what: str) -> str:
     raise AnalysisError(f"no {what} {name!r}: {hint}")
 
 
+MOST_DRIFT_PPM = 1e6
+"""A clock that drifts by more goes backwards."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunClock:
     """Guaranteed half-width of the mapping of one board's clock at host times ``t_ns`` (both [x])."""
@@ -306,13 +310,17 @@ def _line(name: str, group: h5py.Group) -> RunLine:
 def _clock(group: h5py.Group) -> RunClock:
     offsets, t_board = group["map"][:].reshape(-1, 3), group["map_t_board_ns"][:]
     check_times(t_board, "a clock exchange")
+    check_times(offsets, "a board's clock")
+    drift_ppm = float(group.attrs.get("drift_ppm", 100.0))
+    if not 0 <= drift_ppm <= MOST_DRIFT_PPM:
+        raise ValueError(f"a clock drifts by {drift_ppm} ppm")
     t_host = t_board + offsets[:, 0]
     order = np.argsort(t_host, kind="stable")
     # The estimate need not lie in the middle of its bound: the farther end counts.
     half = np.maximum(offsets[:, 2] - offsets[:, 0], offsets[:, 0] - offsets[:, 1])
     return RunClock(
         board=_text(group.attrs.get("board", "")),
-        drift_ppm=float(group.attrs.get("drift_ppm", 100.0)),
+        drift_ppm=drift_ppm,
         t_ns=t_host[order],
         half_width_ns=half[order],
         steps=max(0, len(np.unique(group["map_piece"][:])) - 1),

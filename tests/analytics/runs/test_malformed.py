@@ -132,6 +132,25 @@ def test_attributes_and_datasets_that_make_no_sense_do_no_harm(tmp_path, good, d
     read_everything(run)
 
 
+@pytest.mark.parametrize("drift_ppm", [np.nan, np.inf, -1, 2e6, "1" * 5000])
+def test_a_clock_that_drifts_by_no_number_is_refused_in_one_line(run, drift_ppm):
+    with h5py.File(run, "r+") as file:
+        file[CLOCK].attrs["drift_ppm"] = drift_ppm
+    with pytest.raises(RunFileError, match="drifts"):
+        read_run(run)
+    read_everything(run)
+
+
+@pytest.mark.parametrize("column", range(3))
+@pytest.mark.parametrize("offset", [np.nan, np.inf, -np.inf, 1e30])
+def test_a_clock_with_an_offset_that_cannot_be_is_refused_in_one_line(run, column, offset):
+    with h5py.File(run, "r+") as file:
+        file[CLOCK]["map"][3, column] = offset
+    with pytest.raises(RunFileError):
+        read_run(run)
+    read_everything(run)
+
+
 @pytest.mark.parametrize(
     ("where", "value"),
     [
