@@ -8,6 +8,7 @@ each has a track (a thread number) of its own, and the attribute ``overlaps`` ke
 from __future__ import annotations
 
 import atexit
+import functools
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -60,6 +61,7 @@ class Communication:
 
         self.inner: tuple[_Hook, Any] = (average, None)
         """What reduces: DDP's own arithmetic, or the user's hook, and that one's state."""
+        self.has_users_hook = False
 
     def mark_for(self, marks: Marks, attributes: Mapping[str, Attribute]) -> None:
         """Mark here from now on."""
@@ -152,16 +154,34 @@ def _register(marks: Marks, model: DistributedDataParallel) -> Communication | N
         marks.note(f"DDP takes no communication hook ({error}): communication is not marked")
         return None
     _registered[model] = communication
+    _patch_ddp()
     if any(p.is_cuda for p in model.parameters()):
         text = f"communication is marked in one backward pass of {GPU_PASSES}: marking each would slow the GPU"
         marks.note(text, "info")
-
-    def register_comm_hook(state: object, hook: _Hook) -> None:
-        if (owner := weak()) is not None:
-            owner._check_comm_hook(hook)  # type: ignore[no-untyped-call]
-            communication.inner = hook, state
-
-    # DDP refuses a second hook: the user's own comes to lie inside ours.
-    weak = weakref.ref(model)
-    model.__dict__["register_comm_hook"] = register_comm_hook
     return communication
+
+
+@functools.cache
+def _patch_ddp() -> None:
+    ddp: Any = DistributedDataParallel
+    register, state_of = ddp.register_comm_hook, ddp.__getstate__
+
+    @functools.wraps(register)
+    def register_comm_hook(self: Any, state: object, hook: _Hook) -> None:
+        """DDP refuses a second hook: the user's own comes to lie inside ours."""
+        communication = _registered.get(self)
+        if communication is None:
+            register(self, state, hook)
+            return
+        self._check_comm_hook(hook)
+        communication.inner, communication.has_users_hook = (hook, state), True
+
+    @functools.wraps(state_of)
+    def getstate(self: Any) -> dict[str, Any]:
+        """What is copied, saved or sent has the user's hook, not ours."""
+        attributes: dict[str, Any] = state_of(self)
+        if (communication := _registered.get(self)) is not None:
+            attributes["_comm_hooks"] = [communication.inner] if communication.has_users_hook else []
+        return attributes
+
+    ddp.register_comm_hook, ddp.__getstate__ = register_comm_hook, getstate

@@ -6,6 +6,10 @@ calls on. `torch.autograd.backward` is what `Tensor.backward`, DDP, Lightning an
 calls an optimizer only when the gradients are finite, so the optimizer's hooks cannot tell a step that was skipped. A
 checkpoint calls the function that it recomputes from a place that no module's hook sees.
 
+PyTorch keeps hooks in dictionaries of the models and optimizers themselves, which are copied and saved with them. Of
+what a user copies, saves or sends to a process nothing may be powerd's, so these dictionaries are copied and pickled
+without its hooks (`_reduced`).
+
 Phases nest within a thread. PyTorch's engine runs the hooks of a backward pass on threads of its own where there is a
 GPU, so a mark made there is written for the thread that called ``backward``, and lies inside its phase.
 """
@@ -13,12 +17,15 @@ GPU, so a mark made there is written for the thread that called ``backward``, an
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import functools
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import get_ident
+from types import MethodType
 from typing import Any
 
 import torch
@@ -322,6 +329,9 @@ def _patch_torch() -> None:
     scaler: Any = torch.amp.GradScaler
     scaler.step = _marked_scaler(scaler.step, UpdateMarks.end_scaled_step)
     scaler.unscale_ = _marked_scaler(scaler.unscale_, lambda updates: None)
+    recursive: Any = torch.jit._recursive
+    recursive.create_script_module = _without_hooks(recursive.create_script_module)
+    copyreg.pickle(OrderedDict, _reduced)
     saved: Any = checkpoint
     saved._checkpoint_without_reentrant_generator = _recomputing(saved._checkpoint_without_reentrant_generator)
     saved.CheckpointFunction.apply = staticmethod(_recomputing(saved.CheckpointFunction.apply))
@@ -385,12 +395,49 @@ def _marked_scaler(original: _Function, end: Callable[[UpdateMarks], None]) -> _
     return marked
 
 
+# ---- what copies and files do not have ---------------------------------------------------------------------------
+
+
+def _is_ours(value: object) -> bool:
+    """Whether a value of a dictionary of hooks is powerd's: a module's hook, or the step hook of an optimizer."""
+    return type(value) is Hook or (type(value) is MethodType and type(value.__self__) is UpdateMarks)
+
+
+def _reduced(hooks: OrderedDict[Any, Any]) -> str | tuple[Any, ...]:
+    """How an `OrderedDict` is copied and pickled: as ever, but without hooks of powerd. `copy`, every pickler and so
+    `torch.save` ask for it, whatever the model's or optimizer's class does of its own when it is copied."""
+    if any(map(_is_ours, hooks.values())):
+        hooks = OrderedDict((key, value) for key, value in hooks.items() if not _is_ours(value))
+    return hooks.__reduce__()
+
+
+def _without_hooks(original: _Function) -> _Function:
+    """``original`` makes a script of a module, and of all inside it, their hooks too. Powerd's are none that it could
+    compile: they are away meanwhile."""
+
+    @functools.wraps(original)
+    def unhooked(model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        modules = model.modules() if _meters else ()
+        hooked: list[Any] = [hooks for m in modules for hooks in (m._forward_pre_hooks, m._forward_hooks)]
+        before = [list(hooks.items()) for hooks in hooked]
+        try:
+            for hooks, items in zip(hooked, before, strict=True):
+                hooks.clear()
+                hooks.update((key, hook) for key, hook in items if not _is_ours(hook))
+            return original(model, *args, **kwargs)
+        finally:
+            for hooks, items in zip(hooked, before, strict=True):
+                hooks.clear()
+                hooks.update(items)
+
+    return unhooked
+
+
 # ---- modules -----------------------------------------------------------------------------------------------------
 
 
 class Hook:
-    """A callable that is copied and pickled as one that does nothing: copies are not watched, and a saved model is
-    loaded without powerd. What it fails at is told, not raised."""
+    """A callable of which copies and files have nothing. What it fails at is told, not raised."""
 
     __slots__ = ("_call", "_marks")
 
@@ -405,9 +452,6 @@ class Hook:
             self._call(*args)
         except Exception as error:  # noqa: BLE001  (a training step must not fail for its measurement)
             self._marks.note(f"a hook failed, and phases may be missing: {type(error).__name__}: {error}")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class ForwardPasses:
@@ -564,7 +608,10 @@ class Watch:
             self._marks.note("scripted modules take no hooks: their forward is not marked (mark it with meter.phase)")
             return
         self.on_remove(module.register_forward_pre_hook(Hook(enter, self._marks), prepend=True).remove)
-        self.on_remove(module.register_forward_hook(Hook(leave, self._marks), always_call=True).remove)
+        last = Hook(leave, self._marks)
+        handle = module.register_forward_hook(last, always_call=True)
+        module._forward_hooks_always_called[handle.id] = last  # type: ignore[assignment]  # known as powerd's when copied
+        self.on_remove(handle.remove)
 
     @property
     def is_active(self) -> bool:

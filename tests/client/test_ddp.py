@@ -18,10 +18,11 @@ TESTS = Path(__file__).parents[1]
 RANKS = 3
 
 PROGRAM = """
-import atexit, copy, json, os, sys, warnings
+import atexit, copy, json, os, pickle, sys, warnings
 warnings.simplefilter("ignore")  # what the framework says of itself
 import torch, torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP, fully_shard
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -98,6 +99,22 @@ def hooks():
         refused = str(error)
     return {"zero": zero, "used": used[0], "tree": tree, "notes": notes, "refused": refused}
 
+def copies():
+    meter, ddp, late = TapedMeter(), DDP(network()), DDP(network())
+    before = pickle.dumps(ddp), pickle.dumps(late)
+    meter.watch(ddp, layers=True)
+    meter.watch(late)
+    late.register_comm_hook(None, fp16_compress_hook)
+    with_hook, copied = pickle.loads(pickle.dumps(late)), copy.deepcopy(ddp)
+    marks = len(meter.tape.marks)
+    gradients(copied)
+    return {
+        "same": pickle.dumps(ddp) == before[0],
+        "powerd": b"powerd" in pickle.dumps([ddp, late]),
+        "users": [hook.__name__ for hook, _ in with_hook._comm_hooks],
+        "marks": len(meter.tape.marks) - marks,
+    }
+
 def sharded():
     model, mesh = network(), init_device_mesh("cpu", (ranks,))
     for layer in (model[0], model[2], model):
@@ -121,6 +138,7 @@ def trained(model):
 found = {
     "reductions": [reduction(None), *([reduction(pair)] if rank < 2 else [])],
     "hooks": hooks(),
+    "copies": copies(),
     "fsdp": [trained(sharded()), trained(wrapped())],
 }
 with open(f"{rendezvous}-{rank}.json", "w") as file:
@@ -165,6 +183,13 @@ def test_the_users_own_communication_hook_is_kept(ranks):
         assert "communication:True" in found["tree"]
         assert len(found["notes"]) == 1
         assert "must be callable" in found["refused"]
+
+
+def test_copies_and_pickles_have_the_users_hook_and_none_of_powerd(ranks):
+    users = {"same": True, "powerd": False, "users": ["fp16_compress_hook"]}
+    for found in (rank["copies"] for rank in ranks):
+        # A copy of DDP has the parameters of a model of its own, but calls torch.autograd.backward as all do.
+        assert found == {**users, "marks": 2}
 
 
 def test_fsdp_is_marked(ranks):

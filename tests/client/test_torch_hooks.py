@@ -1,8 +1,6 @@
 """What `Meter.watch` marks, on small real models: passes, updates and layers, in one thread and in several."""
 
-import copy
 import gc
-import io
 import threading
 import weakref
 
@@ -282,19 +280,6 @@ def test_a_watched_model_can_be_garbage_collected(meter):
     assert reference() is None
     assert not watch.is_active
     assert len(meter.tape.notes) == 1
-
-
-def test_copies_and_pickles_are_not_watched(meter):
-    model, file = network(), io.BytesIO()
-    meter.watch(model, layers=True)
-    copied = copy.deepcopy(model)
-    torch.save(model, file)
-    assert b"powerd" not in file.getvalue()
-    file.seek(0)
-    loaded = torch.load(file, weights_only=False)
-    assert torch.equal(copied(X), model(X))
-    assert torch.equal(loaded(X), model(X))
-    assert short(meter) == "forward[0 1 2] forward[0 1 2]"
 
 
 def test_wrong_arguments_are_refused_before_anything_is_hooked(meter):
