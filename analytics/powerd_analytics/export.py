@@ -38,6 +38,7 @@ from rich.text import Text
 
 from powerd_analytics.terminal import NO_EDGE, hanging, print_unbroken
 from powerd_analytics.text import digits, shortened
+from powerd_client.ownership import whole_output
 from powerd_client.recover import open_run
 from powerd_client.runfile import DIGEST, clean, digest, own_name, steady_hdf5, write_numbers, write_strings
 from powerd_core.errors import AnalysisError, PowerdError, RunFileError
@@ -463,17 +464,12 @@ def _html(text: str) -> str:
 def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
     """Another name to write a file under, which is moved into its place when it is whole.
 
-    A link keeps its place, and what it leads to is written. Raises `RunFileError`, which names another file than
-    ``path`` where writing met that.
+    A link of the user's own keeps its place, and what it leads to is written. Raises `RunFileError`, which names
+    another file than ``path`` where writing met that.
     """
-    place = path.resolve() if path.is_symlink() else path
-    partial = place.with_name(f".{place.stem}.{os.getpid()}.partial{place.suffix}")
     try:
-        yield partial
-        if overwrite:
-            partial.replace(place)
-        else:
-            os.link(partial, place)  # unlike a rename, refuses to replace a file that appeared meanwhile
+        with whole_output(path, overwrite=overwrite) as partial:
+            yield partial
     except FileExistsError as error:
         raise RunFileError(f"{path} exists: give another name or --overwrite") from error
     except OSError as error:
@@ -481,12 +477,10 @@ def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[Path]:
             raise
         # Libraries put their own words around the system's.
         why = os.strerror(error.errno) if error.errno else error
-        if error.filename is not None and Path(os.fsdecode(error.filename)) not in (partial, place):
-            raise RunFileError(f"{os.fsdecode(error.filename)} cannot be opened: {why}") from error
+        other = os.fsdecode(error.filename or "")
+        if other and ".partial" not in other and Path(other) not in (path, path.resolve()):
+            raise RunFileError(f"{other} cannot be opened: {why}") from error
         raise RunFileError(f"{path} cannot be written: {why}") from error
-    finally:
-        with contextlib.suppress(OSError):  # a file system that takes nothing refuses this as well
-            partial.unlink(missing_ok=True)
 
 
 # -- HDF5 --------------------------------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from powerd_analytics.signals.streams import (
 )
 from powerd_analytics.text import device_text, seconds
 from powerd_analytics.wall_clock import WallClock, needed_wall_clock, wall_clock
+from powerd_client.ownership import whole_output
 from powerd_core.errors import AnalysisError
 
 Ints = NDArray[np.int64]
@@ -131,7 +132,7 @@ def write_trace(
         parts = load_parts(run, device, lambda share, text: progress(0.2 + 0.3 * share, text))
         progress(0.5, "energies of phases")
         energies = {f"{p.device} ({p.provenance})": energies_with_magnified(run, p) for p in parts if len(run.phases)}
-        file: IO[bytes] = stack.enter_context(out.open("wb"))
+        file: IO[bytes] = stack.enter_context(stack.enter_context(whole_output(out)).open("wb"))
         if out.suffix == ".gz":
             file = stack.enter_context(gzip.GzipFile(fileobj=file, mode="wb", compresslevel=4, mtime=0))  # type: ignore[arg-type]
         progress(0.6, "writing")

@@ -24,6 +24,7 @@ from powerd_client.board_times import NO_LIMIT, have_host_time, pieces_of, to_ho
 from powerd_client.device_timing import DeviceTimes
 from powerd_client.hostclock import FARTHEST_NS
 from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
+from powerd_client.ownership import foreign
 from powerd_client.pairing import Kinds, PhaseSpans, ProcessNames, add_iterations, name_models, pair_marks
 from powerd_client.runfile import (
     BOUND_COLUMNS,
@@ -156,10 +157,8 @@ def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
     contents = Contents()
     is_packed = not journal.is_dir()
     file = journal if is_packed else journal / "journal.bin"
-    if not is_packed and not journals.has_begun(journal):
-        raise RunFileError(
-            f"{journal} holds nothing of a run: no recording, or one that ended before it began and can be deleted"
-        )
+    if not is_packed:
+        _check_begun(journal)
     tail: tuple[Garbage, int] | None = None
     for event, at, size in journals.read_events(file):
         if tail is not None:
@@ -180,6 +179,16 @@ def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
         contents.run = dict(_LOST_RUN)
         contents.note("error", "the beginning of the journal is lost: nobody knows which run this is")
     return contents
+
+
+def _check_begun(journal: Path) -> None:
+    try:
+        if journals.has_begun(journal):
+            return
+    except OSError as error:
+        raise RunFileError(f"{journal} cannot be read: {error.strerror}") from error
+    reason = foreign(journal) or "no recording, or one that ended before it began and can be deleted"
+    raise RunFileError(f"{journal} holds nothing of a run: {reason}")
 
 
 def _take_tail(contents: Contents, garbage: Garbage, at: int, *, is_packed: bool) -> None:

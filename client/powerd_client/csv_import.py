@@ -25,6 +25,7 @@ from typing import Any
 from powerd_client import journal as journals
 from powerd_client.build import read_contents, write_file
 from powerd_client.hostclock import FARTHEST_NS, WallAnchor, anchor_note
+from powerd_client.ownership import open_own
 from powerd_client.phase import WHOLE
 from powerd_client.recording import environment, release
 from powerd_core.errors import ConfigError
@@ -211,7 +212,7 @@ def import_csv(
     events += _marks(of_phases, spans, shift_ns)
     journal, held = journals.claim(out.absolute(), overwrite=overwrite)
     try:
-        with (journal / "journal.bin").open("wb") as file:
+        with os.fdopen(open_own(journal / "journal.bin", os.O_WRONLY | os.O_EXCL), "wb") as file:
             file.writelines(map(encode, events))
         write_file(out, read_contents(journal), journal, overwrite=overwrite, progress=lambda share: None, kept=power)
     finally:

@@ -19,6 +19,7 @@ from typing import Any
 
 from powerd_client.hostclock import now_ns, started
 from powerd_client.local_powerd import LocalDaemon
+from powerd_client.ownership import open_own
 from powerd_client.ranks import training_here
 from powerd_core.text import printable
 
@@ -78,7 +79,7 @@ def take_stderr(log_file: Path) -> int | None:
     user = None
     with contextlib.suppress(OSError):
         user = os.dup(2)
-    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = open_own(log_file, os.O_WRONLY | os.O_APPEND)
     if descriptor != 2:
         os.dup2(descriptor, 2)
         os.close(descriptor)

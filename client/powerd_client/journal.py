@@ -16,6 +16,9 @@ When the run file stands and holds all of it, the journal is packed: RUN.h5.jour
 
 Whoever holds the lock owns the directory. The kernel drops it when a process dies, however it dies. What is written
 into one of these files survives its process; a frame or record that was cut off by a kill is found when it is read.
+
+A journal is finished, emptied and deleted by its user alone (`powerd_client.ownership`), and nothing is deleted in it
+but the files above.
 """
 
 from __future__ import annotations
@@ -28,9 +31,8 @@ import gzip
 import json
 import os
 import re
-import shutil
+import secrets
 import stat
-import threading
 import zlib
 from collections.abc import Callable, Iterator
 from glob import escape
@@ -38,6 +40,7 @@ from itertools import count, zip_longest
 from pathlib import Path
 from typing import BinaryIO
 
+from powerd_client import ownership
 from powerd_client.hostclock import started
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import RECORD, Marks, written
@@ -53,6 +56,10 @@ _TAIL_RECORDS = 4096
 _MOST_BYTES = 64 << 20
 """No training writes a larger file of marks, names or frames."""
 _OWN_NAME = re.compile(r"(marks|frames)-([0-9a-f]{16})(?:-([0-9]{6,12})\.bin|\.names)")
+_IN_JOURNAL = re.compile(
+    r"journal\.bin|reserve|replaces|job\.json(\.new)?|(recorder|powerd)\.log|(marks|frames)-[0-9a-f]{16}.*"
+)
+"""What powerd deletes in a journal, but for the lock, which goes last."""
 _MEMBER_BEGIN = b"\x1f\x8b\x08"
 _MEMBER_DAMAGE = bytes(64)
 """Stands for a damaged member of a packed journal. It is no frame: whoever reads frames says that it is there."""
@@ -97,12 +104,13 @@ def claim(run: Path, *, overwrite: bool = False) -> tuple[Path, int]:
     try:
         check_replaceable(run)
         _check_free(run, overwrite=overwrite)
-        held = _make(run, journal) if not journal.exists() else _take_over(run, journal, overwrite=overwrite)
+        is_new = not os.path.lexists(journal)
+        held = _make(run, journal) if is_new else _take_over(run, journal, overwrite=overwrite)
         try:
             remove_partials(run)
             _check_free(run, overwrite=overwrite)  # of a run that has just ended
             if run.exists():
-                (journal / "replaces").write_text(_identity(run))
+                ownership.write_new(journal / "replaces", _identity(run))
         except BaseException:
             remove(journal)
             os.close(held)
@@ -118,14 +126,18 @@ def claim_next(run: Path) -> tuple[Path, Path, int]:
     """As `claim`, for the first of RUN.h5, RUN-2.h5, ... that is free: its name too."""
     for number in count(1):
         numbered = run if number == 1 else run.with_stem(f"{run.stem}-{number}")
-        if numbered.exists() or journal_path(numbered).exists():
+        if _is_taken(numbered):
             continue
         try:
             return numbered, *claim(numbered)
         except RunFileError:
-            if not (numbered.exists() or journal_path(numbered).exists()):
+            if not _is_taken(numbered):
                 raise  # else another process was faster
     raise AssertionError
+
+
+def _is_taken(run: Path) -> bool:
+    return os.path.lexists(run) or os.path.lexists(journal_path(run))
 
 
 def numbered_runs(run: Path) -> list[Path]:
@@ -135,15 +147,15 @@ def numbered_runs(run: Path) -> list[Path]:
 
 
 def _check_free(run: Path, *, overwrite: bool) -> None:
+    ownership.check_own(run)  # at the start: a recording cannot be taken again where its end is refused
     if run.exists() and not overwrite:
         raise RunFileError(f"{run} exists: choose another name, or overwrite it with overwrite=True (--overwrite)")
 
 
 def _make(run: Path, journal: Path) -> int:
     """A new journal gets its name when it is locked already: nobody ever sees one without an owner."""
-    # Threads of one process make journals side by side, too: each has a partial one of its own.
-    partial = journal.with_name(f"{journal.name}.{threading.get_native_id()}.{os.getpid()}.partial")
-    partial.mkdir(exist_ok=True)
+    partial = partial_path(journal)
+    partial.mkdir()
     held = lock(partial)
     try:
         partial.rename(journal)
@@ -158,6 +170,7 @@ def _make(run: Path, journal: Path) -> int:
 
 def _take_over(run: Path, journal: Path, *, overwrite: bool) -> int:
     """The journal that an earlier run has left, emptied."""
+    ownership.check_own(journal)
     if not overwrite:
         if is_locked(journal):
             raise _in_use(run)
@@ -170,7 +183,8 @@ def _take_over(run: Path, journal: Path, *, overwrite: bool) -> int:
     except RunFileError as error:
         raise _in_use(run) from error
     try:
-        _empty(journal)
+        with ownership.own_folder(journal) as folder:
+            ownership.empty(folder, _IN_JOURNAL)
     except BaseException:
         os.close(held)
         raise
@@ -186,36 +200,45 @@ def remove(journal: Path) -> None:
     overwrite. The caller owns its lock, which goes last: nobody can own what is half gone.
     """
     with contextlib.suppress(OSError):
-        _empty(journal)
-        (journal / "lock").unlink(missing_ok=True)
-        journal.rmdir()
+        with ownership.own_folder(journal) as folder:
+            ownership.empty(folder, _IN_JOURNAL)
+        ownership.delete_folder(journal, re.compile("lock"))
 
 
-def _empty(journal: Path) -> None:
-    """Delete all but the lock."""
-    for path in journal.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink(missing_ok=True)
+def partial_path(path: Path) -> Path:
+    """What a file is called until it is whole: a name that nobody else can foresee."""
+    return path.with_name(f"{path.name}.{secrets.token_hex(4)}.{os.getpid()}.partial")
 
 
 def remove_partials(run: Path) -> None:
     """Delete what processes that were killed left of a run file, and of its journal, before they were whole. The caller
     owns the journal's lock.
     """
+    names = re.compile(rf"{re.escape(run.name)}(\.journal)?(\.[0-9a-f]+)?\.([0-9]+)\.partial")
     for leftover in run.parent.glob(f"{escape(run.name)}.*.partial"):
-        owner = leftover.name.split(".")[-2]
-        if owner.isdecimal() and (int(owner) == os.getpid() or started(int(owner)) is None):
-            with contextlib.suppress(OSError):
-                remove(leftover) if leftover.is_dir() else leftover.unlink()
+        name = names.fullmatch(leftover.name)
+        if name is None or not (int(name[3]) == os.getpid() or started(int(name[3])) is None):
+            continue
+        with contextlib.suppress(OSError):
+            remove(leftover) if leftover.is_dir() else ownership.delete(leftover)
+
+
+def left_alone(run: Path) -> str | None:
+    """Why nothing is made of the journal beside a run file here, in words: one of them is a link, or another user's.
+    None where nothing is in the way, or no journal is there."""
+    journal = journal_path(run)
+    if not os.path.lexists(journal):
+        return None
+    return ownership.foreign(journal) or ownership.foreign(run)
 
 
 def is_to_replace(run: Path) -> bool:
-    """Whether the journal beside a run file is that of a later recording, of which nothing has become yet: one that was
-    to overwrite this file, and whose processes were all killed.
+    """Whether the journal beside a run file is that of a later recording, of which nothing has become yet: one of the
+    same user's that was to overwrite this file, and whose processes were all killed.
     """
     journal = journal_path(run)
+    if left_alone(run) is not None:
+        return False
     try:
         is_the_one = (journal / "replaces").read_text() == _identity(run)
     except (OSError, ValueError):
@@ -224,10 +247,10 @@ def is_to_replace(run: Path) -> bool:
 
 
 def has_begun(journal: Path) -> bool:
-    """Whether a journal holds anything of a run."""
+    """Whether a journal holds anything of a run. Raises `OSError` where that cannot be seen."""
     try:
         return (journal / "journal.bin").stat().st_size > 0
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 
@@ -239,7 +262,7 @@ def _identity(run: Path) -> str:
 def is_locked(journal: Path) -> bool:
     """Whether a recorder that lives owns the directory."""
     try:
-        os.close(lock(journal, os.O_RDWR))
+        os.close(_locked(journal, os.open(journal / "lock", os.O_RDWR | os.O_NOFOLLOW)))
     except RunFileError:
         return True
     except OSError:  # there is no lock, or it is not ours to look at
@@ -247,18 +270,24 @@ def is_locked(journal: Path) -> bool:
     return False
 
 
-def lock(journal: Path, flags: int = os.O_RDWR | os.O_CREAT) -> int:
-    """Own the directory until the returned descriptor is closed. Raises `RunFileError` when somebody else does."""
+def lock(journal: Path) -> int:
+    """Own the directory until the returned descriptor is closed. Raises `RunFileError` when somebody else does, or when
+    it is a link or another user's."""
     while True:
-        descriptor = os.open(journal / "lock", flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise RunFileError(f"{journal} is in use by another process: wait until its run has ended") from error
-        if is_lock_of(journal, descriptor):
+        with ownership.own_folder(journal) as folder:
+            descriptor = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600, dir_fd=folder)
+        if is_lock_of(journal, _locked(journal, descriptor)):
             return descriptor
         os.close(descriptor)  # its owner has just removed it with the journal
+
+
+def _locked(journal: Path, descriptor: int) -> int:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise RunFileError(f"{journal} is in use by another process: wait until its run has ended") from error
+    return descriptor
 
 
 def is_lock_of(journal: Path, descriptor: int) -> bool:
@@ -323,9 +352,9 @@ def _unpacked(file: BinaryIO) -> Iterator[bytes]:
             data = data[at:] if at >= 0 else b""
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path, flags: int = 0) -> BinaryIO:
     """Open a file to read. Raises `OSError` also for what is none: a device has no end, and a pipe lets us wait."""
-    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | flags), "rb")
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -356,11 +385,12 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
     costs no more, and no larger piece is in memory. Raises `OSError`, with the directory as it was.
     """
     run, source = run_of(journal), journal / "journal.bin"
-    partial = run.with_name(f"{run.name}.{os.getpid()}.partial")
+    ownership.check_own(packed_path(run))
+    partial = partial_path(run)
     size = source.stat().st_size
     done, waiting = 0, bytearray()
     try:
-        with partial.open("wb") as file:
+        with os.fdopen(ownership.open_own(partial, os.O_WRONLY | os.O_EXCL, 0o666), "wb") as file:
             try:
                 for frame in _all_frames(journal):
                     waiting += frame
@@ -376,10 +406,10 @@ def pack(journal: Path, *, overwrite: bool, progress: Callable[[float], None] = 
             os.fsync(file.fileno())
         if not overwrite:
             _move_aside(packed_path(run), partial)
-        partial.replace(packed_path(run))
+        ownership.move(partial, packed_path(run), overwrite=True)
         sync_directory(run.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        ownership.delete(partial)
     source.unlink()  # without it a directory that was not deleted to its end is nothing
     remove(journal)
 
@@ -477,7 +507,7 @@ class MarkTail:
         writes.
         """
         for path in self._spent:
-            path.unlink(missing_ok=True)
+            ownership.delete(path)
         self._spent.clear()
         names: list[dict[str, object]] = []
         marks: list[Marks] = []
@@ -580,7 +610,7 @@ class MarkTail:
 
 
 def _open_small(path: Path) -> BinaryIO:
-    file = open_regular(path)
+    file = open_regular(path, os.O_NOFOLLOW)  # it is deleted when it was read
     if os.fstat(file.fileno()).st_size > _MOST_BYTES:
         file.close()
         raise OSError(errno.EFBIG, "it is larger than what a training writes", str(path))

@@ -18,6 +18,7 @@ from powerd_client.hostclock import anchor_note, now_ns, take_anchor
 from powerd_client.job import MAX_TEXT, log
 from powerd_client.journal import MarkTail, read_events, run_of, sync_directory
 from powerd_client.link import LinkMemory
+from powerd_client.ownership import delete, open_own
 from powerd_core.errors import RunFileError, WireError
 from powerd_core.marks import Marks
 from powerd_core.model import UNKNOWN_TIME_NS, Block, ClockExchange, Description, Gap
@@ -140,7 +141,7 @@ class JournalWriter:
         self.failure: OSError | None = None
         """Why the journal cannot be written now."""
         self._journal = journal
-        self._descriptor = os.open(journal / "journal.bin", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self._descriptor = open_own(journal / "journal.bin", os.O_WRONLY | os.O_APPEND)
         for directory in (journal, journal.parent):
             sync_directory(directory)
         self._size = past.size if past else os.fstat(self._descriptor).st_size
@@ -153,10 +154,10 @@ class JournalWriter:
         self._bytes = self._failed_ns = 0
         self._reserve = journal / "reserve"
         try:
-            with self._reserve.open("wb") as file:
+            with os.fdopen(open_own(self._reserve, os.O_WRONLY), "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         except OSError:
-            self._reserve.unlink(missing_ok=True)
+            delete(self._reserve)
         self._marks = MarkTail(journal, consume=True)
         self._noted = set(past.notes) if past else set()
         self._tail_ns = self._anchors = self._anchor_ns = self._sync_ns = 0
@@ -297,7 +298,7 @@ class JournalWriter:
             elif not isinstance(event, Marks):
                 (exchanges if isinstance(event, ClockExchange) else rest).append(frame)
         every = 1 + 2 * sum(map(len, exchanges)) // RESERVE_BYTES
-        self._reserve.unlink(missing_ok=True)
+        delete(self._reserve)
         self._write([*rest, *exchanges[::every], *(encode(gap) for gap in gaps.values())])
         return sum(max(gap.lost, 0) for gap in gaps.values())
 

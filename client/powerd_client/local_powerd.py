@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +20,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from powerd_client.log import last_line
+from powerd_client.ownership import delete_folder, foreign, open_own, write_new
 from powerd_core.errors import PeerError
 
 POWERCAP = Path("/sys/class/powercap")
@@ -31,6 +32,8 @@ _FAREWELL_S = 1.0
 """So long a local powerd may take to end when the process that started it is gone."""
 _DIRECTORY = "powerd-local-"
 """How the names of a local powerd's directories begin."""
+_IN_DIRECTORY = re.compile(r"powerd(\.toml|\.data|\.clock)?")
+"""What is in them: a configuration, and sockets."""
 _LONGEST_BYTES = 107 - len("/powerd.clock")
 """Of a directory: a socket's path has 107 bytes at most (unix(7), with the zero at its end 108)."""
 
@@ -108,13 +111,13 @@ class LocalDaemon:
         for source in sources:
             rows.append("[[source]]")
             rows += [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in source.items()]
-        (self._directory / "powerd.toml").write_text("\n".join(rows) + "\n", encoding="utf-8")
+        write_new(self._directory / "powerd.toml", "\n".join(rows) + "\n")
 
     def start(self) -> None:
         """Raises `OSError` when no process can be started."""
         self._start_s = None
         command = [sys.executable, "-P", "-m", "powerd_daemon", "run", "--config", str(self._directory / "powerd.toml")]
-        with self._log.open("ab") as out:
+        with os.fdopen(open_own(self._log, os.O_WRONLY | os.O_APPEND), "ab") as out:
             self._process = subprocess.Popen(
                 [*command, "--parent-pid", str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -172,7 +175,8 @@ class LocalDaemon:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            delete_folder(self._directory, _IN_DIRECTORY)
         os.close(self._lock)
 
 
@@ -183,11 +187,13 @@ def _private_directory() -> tuple[Path, int]:
     base = tempfile.gettempdir()
     if len(os.fsencode(f"{base}/{_DIRECTORY}12345678")) > _LONGEST_BYTES:
         base = "/tmp"
-    for leftover in Path(base).glob(f"{_DIRECTORY}*"):
+    for leftover in Path(base).glob(f"{_DIRECTORY}????????"):
         with contextlib.suppress(OSError):
-            if leftover.lstat().st_uid == os.getuid() and (lock := _lock_directory(leftover)) is not None:
-                shutil.rmtree(leftover, ignore_errors=True)
-                os.close(lock)
+            if foreign(leftover) is None and (lock := _lock_directory(leftover)) is not None:
+                try:
+                    delete_folder(leftover, _IN_DIRECTORY)
+                finally:
+                    os.close(lock)
     while True:
         directory = Path(tempfile.mkdtemp(prefix=_DIRECTORY, dir=base))
         lock = _lock_directory(directory)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from powerd_client.hostclock import started
 from powerd_client.journal import journal_path, numbered_runs
 from powerd_client.log import tell
+from powerd_client.ownership import foreign, move, write_new
 from powerd_core.errors import ConfigError, PeerError, PeerTimeout, RunFileError
 from powerd_core.text import printable
 
@@ -157,8 +158,8 @@ class Rendezvous:
         """Tell the other ranks that this journal is theirs, and whether it can be joined. Raises `RunFileError`."""
         partial = self.journal / "job.json.new"
         try:
-            partial.write_text(json.dumps({"job": self._job, "ready": ready, "pid": os.getpid()}))
-            partial.replace(self.journal / "job.json")
+            write_new(partial, json.dumps({"job": self._job, "ready": ready, "pid": os.getpid()}))
+            move(partial, self.journal / "job.json", overwrite=True)
         except OSError as error:
             raise RunFileError(f"cannot record into {self.out}: {error.strerror}: {error.filename}") from error
 
@@ -189,6 +190,8 @@ class Rendezvous:
     def _is_ready(self) -> bool | None:
         """Whether this job's journal can be joined; None while there is none."""
         for out in (self.out, *(numbered_runs(self.out) if self._is_numbered else ())):
+            if foreign(journal_path(out)):
+                continue
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 document = json.loads((journal_path(out) / "job.json").read_text())
                 if document["job"] == self._job:

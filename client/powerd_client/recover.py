@@ -6,6 +6,7 @@ A journal is what a recorder left, in its directory, or packed beside its run fi
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +17,8 @@ import h5py
 
 from powerd_client import journal as journals
 from powerd_client.build import build_run, left_out, read_contents, write_file
+from powerd_client.log import tell
+from powerd_client.ownership import check_own, delete, foreign
 from powerd_client.runfile import open_file, reading
 from powerd_core.errors import RunFileError
 from powerd_core.keys import control_url
@@ -28,16 +31,35 @@ _MOST_TOLD = 3
 def open_run(path: str | os.PathLike[str], *, progress: Callable[[float], None] = lambda share: None) -> h5py.File:
     """The run file at ``path``, open for reading.
 
-    A run whose recorder died is built from its journal first, also where it was to overwrite ``path``. Raises
-    `RunFileError` for a file that is missing, is no run, is cut off or damaged, is of another version, or is still
-    being recorded.
+    A run whose recorder died is built from its journal first, also where it was to overwrite ``path``. A journal of
+    another user's is left alone, which a line on the error stream says. Raises `RunFileError` for a file that is
+    missing, is no run, is cut off or damaged, is of another version, or is still being recorded.
     """
     run = Path(path)
     with reading(run):
         is_there = run.exists()
-        if journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir():
+        if (reason := journals.left_alone(run)) is not None:
+            _leave_alone(run, reason)
+        elif journals.is_to_replace(run) if is_there else journals.journal_path(run).is_dir():
             rebuild(run, overwrite=is_there, progress=progress)
     return open_file(run)
+
+
+def _leave_alone(run: Path, reason: str) -> None:
+    """Go on without the journal beside a run. Raises `RunFileError` where there is nothing else."""
+    if run.exists():
+        _tell_once(f"{run} is read as it is, and the journal beside it is left alone: {reason}")
+        return
+    state = "is being recorded" if journals.is_locked(journals.journal_path(run)) else "is not finished"
+    raise RunFileError(
+        f"there is no {run}: its recording {state}, and {reason}; `joules recover {run}` makes a file of what you may "
+        "read of it"
+    )
+
+
+@functools.cache
+def _tell_once(text: str) -> None:
+    tell(text)
 
 
 def rebuild(run: Path, *, overwrite: bool = False, progress: Callable[[float], None] = lambda share: None) -> None:
@@ -105,6 +127,7 @@ def recover(
     if target.absolute() == run.absolute():
         raise RunFileError(f"{target} is the run that is to be recovered: write to another file with -o")
     journals.check_replaceable(target)
+    check_own(target)
     if target.exists() and not overwrite:
         raise RunFileError(f"{target} exists: choose another name with -o, or replace it with --overwrite")
 
@@ -204,6 +227,8 @@ def needed_for(journal: Path) -> list[str]:
     Whether that run file is good is for `verify_file` to tell. Raises `RunFileError`.
     """
     run = journals.run_of(journal)
+    if (reason := foreign(journal)) is not None:
+        return [reason]
     if journal.is_dir() and journals.is_locked(journal):
         return ["it is being recorded"]
     if journals.is_to_replace(run):
@@ -215,8 +240,9 @@ def needed_for(journal: Path) -> list[str]:
 
 def discard(journal: Path) -> None:
     """Delete a journal of which `needed_for` says nothing. Raises `RunFileError` or `OSError`."""
+    check_own(journal, "it stays")
     if not journal.is_dir():
-        journal.unlink()
+        delete(journal)
         return
     held = journals.lock(journal)
     try:

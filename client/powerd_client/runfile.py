@@ -29,6 +29,7 @@ import h5py
 import numpy as np
 
 from powerd_client import journal as journals
+from powerd_client import ownership
 from powerd_core.errors import PowerdError, RunFileError
 from powerd_core.serde import to_document
 
@@ -165,30 +166,23 @@ def whole_file(out: Path, *, overwrite: bool) -> Iterator[tuple[h5py.File, Stead
 
     Raises `RunFileError` for a file in the way, `OSError` for what cannot be written, and what h5py raises.
     """
-    partial = out.with_name(f"{out.name}.{os.getpid()}.partial")
+    partial = journals.partial_path(out)
     try:
         with steady_hdf5(partial) as opened:
             yield opened
         _move(partial, out, overwrite)
         journals.sync_directory(out.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        ownership.delete(partial)
 
 
 def _move(partial: Path, out: Path, overwrite: bool) -> None:
-    if overwrite:
-        partial.replace(out)
-        return
     try:
-        os.link(partial, out)  # unlike a rename, refuses to replace a file that appeared meanwhile
+        ownership.move(partial, out, overwrite=overwrite)
     except FileExistsError:
         raise RunFileError(
             f"{out} appeared while it was being recorded: move it away and run `joules info {out}`"
         ) from None
-    except OSError:
-        if out.exists():
-            raise
-        partial.replace(out)
 
 
 def write_numbers(group: h5py.Group, name: str, values: Any, units: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -368,23 +369,19 @@ def check_scheduler(machine: Machine, _: Config | None) -> Iterator[Finding]:
 
 def check_disk(machine: Machine, directory: Path) -> Finding:
     """Free space, writing and syncing in the directory where a run or a spool would go."""
-    path = directory / f".powerd-check-{os.getpid()}"
     begin_ns = machine.clock.now_ns()
     try:
         space = os.statvfs(directory)
         free_bytes = space.f_bavail * space.f_frsize
         if free_bytes < 4 * PROBE_BYTES:
             return Finding("disk", FAIL, f"{directory}: {free_bytes / 1e6:.0f} MB free", ROOM)
-        with path.open("wb") as file:
+        with tempfile.TemporaryFile(dir=directory) as file:
             file.write(os.urandom(PROBE_BYTES))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         remedy = "make it, chown it to the user that measures, or name another with --directory"
         return Finding("disk", FAIL, f"{directory} cannot be written: {error.strerror}", remedy)
-    finally:
-        with suppress(OSError):
-            path.unlink()
     speed = PROBE_BYTES * 1e9 / max(machine.clock.now_ns() - begin_ns, 1)
     what = f"{directory}: {free_bytes / 1e9:.1f} GB free, writes {speed / 1e6:.0f} MB/s"
     if free_bytes < SMALL_BYTES:

@@ -7,6 +7,7 @@ import errno
 import logging
 import mmap
 import socket
+import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import zmq
 
 from powerd_core.errors import ConfigError
 from powerd_core.keys import KeyPair
+from powerd_daemon.ownership import foreign
 
 SEND_HWM = 64
 """Frames that wait for one client in the server before it counts as slow; the kernel's buffers come on top."""
@@ -130,15 +132,22 @@ def release(router: zmq.Socket[bytes], linger_ms: int = 0) -> None:
     router.close(linger=linger_ms)
     if endpoint.startswith("ipc://"):
         with suppress(OSError):
-            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)
+            path = Path(endpoint.removeprefix("ipc://"))
+            if path.is_socket() and foreign(path) is None:
+                path.unlink()
 
 
 def _make_way(path: Path) -> None:
-    """Remove a socket that nobody listens to any more. libzmq would also remove a live one, and any other file."""
-    if not path.exists():
+    """Remove a socket of ours that nobody listens to any more. libzmq would also remove a live one, and any other file
+    or link."""
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
         return
-    if not path.is_socket():
+    if not stat.S_ISSOCK(status.st_mode):
         raise FileExistsError(errno.EEXIST, "exists and is no socket")
+    if foreign(path) is not None:
+        raise OSError(errno.EADDRINUSE, "another user's")
     with socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         if probe.connect_ex(str(path)) != errno.ECONNREFUSED:

@@ -21,6 +21,7 @@ import fcntl
 import logging
 import os
 import re
+import stat
 import sys
 import threading
 import traceback
@@ -51,6 +52,7 @@ from powerd_core.wire import (
 )
 from powerd_daemon.clock import Clock
 from powerd_daemon.config import ServerConfig
+from powerd_daemon.ownership import own_uids
 from powerd_daemon.ring import Ring, begin_ns, gap_before
 
 COLLECT_NS = 20_000_000
@@ -95,7 +97,8 @@ Places = Mapping[int, Place]
 class SpoolDirectory:
     """The directory of a spool, made if need be, and locked against a second powerd while this object is open.
 
-    Every method may stall for seconds, or raise OSError.
+    The configuration names it, and it may be a link; in it no link is followed, and what belongs to another user is
+    none of the spool's. Every method may stall for seconds, or raise OSError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -113,12 +116,17 @@ class SpoolDirectory:
             raise ConfigError(f"spool {path}: another powerd uses it: name a directory of its own for each") from error
 
     def names(self) -> dict[str, int]:
-        """The files there, each with its size in bytes."""
-        return {entry.name: entry.stat().st_size for entry in os.scandir(self.path) if entry.is_file()}
+        """The spool's files there, each with its size in bytes."""
+        own, sizes = own_uids(self.path), {}
+        for entry in os.scandir(self._lock):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISREG(status.st_mode) and status.st_uid in own:
+                sizes[entry.name] = status.st_size
+        return sizes
 
     def create(self, name: str) -> int:
         """A new file to append to, by its descriptor; its name survives a power cut."""
-        file = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o640)
+        file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o640, dir_fd=self._lock)
         try:
             os.fsync(self._lock)
         except OSError:
@@ -140,11 +148,12 @@ class SpoolDirectory:
         os.close(file)
 
     def remove(self, name: str) -> None:
-        os.unlink(self.path / name)
+        os.unlink(name, dir_fd=self._lock)
 
     def read(self, name: str, size: int) -> bytes:
         """The first ``size`` bytes of a file, or what there is."""
-        with (self.path / name).open("rb") as file:
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=self._lock)
+        with os.fdopen(descriptor, "rb") as file:
             return file.read(size)
 
     def release(self) -> None:

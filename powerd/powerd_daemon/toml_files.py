@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 from powerd_core.errors import ConfigError
 from powerd_core.serde import parse_toml
+from powerd_daemon.ownership import foreign, led_to
 
 
 def read_document(path: Path) -> dict[str, Any]:
@@ -32,17 +34,24 @@ def parse_document(text: str, origin: str) -> dict[str, Any]:
 
 
 def write_text(path: Path, text: str, mode: int = 0o644) -> None:
-    """Replace a file as a whole or not at all, whenever the power fails. Raises `ConfigError`."""
-    new = path.with_name(f"{path.name}.new")
+    """Replace a file as a whole or not at all, whenever the power fails. A link of the user's own stays, and its file
+    is replaced. Raises `ConfigError`, also for a file that belongs to another user."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.unlink(missing_ok=True)
+        place = led_to(path)
+        if (reason := foreign(place)) is not None:
+            raise ConfigError(f"{path}: cannot be written: {reason}")
+        new = place.with_name(f"{place.name}.{secrets.token_hex(4)}.new")
         descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(descriptor)
-        new.replace(path)
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(descriptor)
+            new.replace(place)
+        except BaseException:
+            new.unlink()
+            raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 

@@ -17,6 +17,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from powerd_analytics.text import digits
+from powerd_client.ownership import whole_output
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
@@ -62,7 +63,8 @@ def save(figure: Figure, out: Path) -> None:
     with warnings.catch_warnings():
         # Characters that the font does not have become boxes, without a word on the error stream about each.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from", UserWarning)
-        figure.savefig(out, dpi=140)
+        with whole_output(out) as partial:
+            figure.savefig(partial, dpi=140)
 
 
 # ---- figures and words -------------------------------------------------------------------------------------------

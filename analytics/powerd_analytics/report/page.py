@@ -43,6 +43,7 @@ from powerd_analytics.signals.streams import (
 from powerd_analytics.table import PhaseTable, group_line, table_of
 from powerd_analytics.text import digits, seconds, with_u95
 from powerd_analytics.uncertainty_table import BudgetRow, budget_frames, budget_of
+from powerd_client.ownership import whole_output
 from powerd_core.errors import ConfigError
 from powerd_core.text import printable
 
@@ -97,7 +98,8 @@ def write_report(
         parts.append(_read(path, options, most, columns, part_of(progress, i, len(run_paths) + 1, path.name)))
     check_campaign([r for p in parts for r in p.records])
     progress(len(run_paths) / (len(run_paths) + 1), "writing the page")
-    out.write_text(_render(parts, options, columns), encoding="utf-8")
+    with whole_output(out) as partial:
+        partial.write_text(_render(parts, options, columns), encoding="utf-8")
 
 
 def _read(path: Path, options: ReportOptions, most_points: int, columns: Columns, progress: Progress) -> _RunPart:

@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from powerd_client.board_times import have_host_time, to_host_ns
 from powerd_client.build import Arrays, JournalFollower, batches
 from powerd_client.losses import StreamFrames
+from powerd_client.ownership import whole_output
 from powerd_core.clock_comparison import ClockPiece, map_clock
 from powerd_core.errors import ClockError, ConfigError
 from powerd_core.model import (
@@ -383,9 +384,10 @@ class CounterData:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text)
+        with whole_output(path) as partial:
+            partial.write_text(text)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 # ---- Paraver -----------------------------------------------------------------------------------------------------
