@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-
-import pandas as pd
+from typing import TYPE_CHECKING
 
 from powerd_analytics.campaign import (
     BASIS,
@@ -44,6 +43,9 @@ from powerd_analytics.records import (
 )
 from powerd_analytics.table import is_number_cell
 from powerd_core.errors import AnalysisError, ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CONVENTION = "GFLOPS/W (paper): forward and backward count the model's operations once each"
 _U95 = "± U95: half of the 95 % interval, of means over runs k = 2"

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from math import hypot, inf, sqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
-from scipy import stats
+from scipy.special import stdtr, stdtrit
 
 from powerd_analytics.energy.devices import Part, load_parts
 from powerd_analytics.energy.magnified import energies_with_magnified
@@ -45,6 +45,9 @@ from powerd_analytics.signals.signal import Signal
 from powerd_analytics.table import BY_REPETITIONS, is_number_cell, table_of
 from powerd_analytics.text import first_of, with_u95
 from powerd_core.errors import AnalysisError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Values = NDArray[np.float64]
 _NONE = np.zeros(0)
@@ -115,8 +118,8 @@ def difference(a: Mean, b: Mean, u_systematic: float = 0.0) -> tuple[float | Non
     variance = a.u**2 + b.u**2 + u_systematic**2
     spread = sum(m.u**4 / m.dof for m in (a, b) if m.u > 0)
     u, dof = sqrt(variance), variance**2 / spread if spread > 0 else inf
-    p = float(2 * stats.t.sf(abs(b.value - a.value) / u, dof)) if u > 0 else None
-    return p, float(stats.t.ppf(0.975, dof)) * u
+    p = float(2 * stdtr(dof, -abs(b.value - a.value) / u)) if u > 0 else None
+    return p, float(stdtrit(dof, 0.975)) * u
 
 
 def holm(p: Sequence[float | None]) -> list[float | None]:

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import h5py
 import numpy as np
-import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.measure import Measurement
@@ -45,6 +44,7 @@ from powerd_core.errors import AnalysisError, PowerdError, RunFileError
 from powerd_core.text import printable
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 Cell = str | int | float | bool | None
@@ -81,6 +81,8 @@ def table_frame(
     bounds: Sequence[tuple[int, int]] | None = None,
 ) -> pd.DataFrame:  # fmt: skip
     """A table. Without ``bounds``, all columns with a sign are bounds in rows whose ``is_lower_bound`` is true."""
+    import pandas as pd
+
     names = [c.name for c in columns]
     if bounds is None:
         at = names.index("is_lower_bound") if "is_lower_bound" in names else None
@@ -387,6 +389,8 @@ def to_latex(frames: Sequence[pd.DataFrame]) -> str:
 
     The text is UTF-8, which LaTeX reads by itself since 2018; XeLaTeX and LuaLaTeX print every character of a name.
     """
+    import pandas as pd
+
     out = [r"% \usepackage{booktabs}"]
     for frame in frames:
         shown = rounded(frame)
@@ -538,6 +542,8 @@ def read_table(path: str | Path, name: str) -> pd.DataFrame:
 
     Raises `RunFileError` for a file that is none of ours, `AnalysisError` for a table that is not there.
     """
+    import pandas as pd
+
     path = Path(path)
     with _translated(path, "read"):
         _is_run(path)

@@ -20,9 +20,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset
@@ -35,6 +34,9 @@ from powerd_analytics.runs.run import Progress, no_progress, pick
 from powerd_client.log import install_hint
 from powerd_client.recording import release
 from powerd_core.errors import AnalysisError, ConfigError, PeerError, PowerdError, RunFileError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # -- run files ---------------------------------------------------------------------------------------------------------
 

@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, table_frame
@@ -23,6 +21,9 @@ from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER,
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, is_number_cell
 from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PASSES = ("forward", "backward")
 BOTH = "forward+backward"

@@ -14,14 +14,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from powerd_analytics import metrics
 from powerd_analytics.runs.run import Progress, no_progress
 from powerd_core.errors import AnalysisError, ConfigError, RunFileError
 from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # -- tables of others --------------------------------------------------------------------------------------------------
 
@@ -193,6 +194,8 @@ def read_phases(paths: Sequence[Path], progress: Progress = no_progress) -> pd.D
     iterations by model and batch). Raises `AnalysisError` for rows that say different things, and for files that
     together have no column of time or none of energy.
     """
+    import pandas as pd
+
     tables = [read_table(path, lambda share, text: progress(0.6 * share, text)) for path in paths]
     columns = {column for table in tables for column in table.columns}
     for unit, what in (("s", "time"), ("j", "energy")):
@@ -225,6 +228,8 @@ def _rows(table: TableFile, names: Sequence[str]) -> pd.DataFrame:
 
     Raises `AnalysisError` for two rows of one thing.
     """
+    import pandas as pd
+
     table.require(*names)
     columns: dict[str, Sequence[object]] = {"at": [table.at(row) for row in range(len(table))]}
     for name in names:
@@ -297,6 +302,8 @@ def training_totals(
     part; the notes say why. Raises `ConfigError` for a mix with a kind that is not in the table, `AnalysisError` when
     no figure can be had at all.
     """
+    import pandas as pd
+
     notes: list[str] = []
     configurations = [Configuration(*key) for key in table.index.droplevel("phase").drop_duplicates()]
     # A row that was left out is as empty as one with empty cells: a model's phases are those of all its rows.

@@ -20,10 +20,9 @@ from datetime import datetime
 from itertools import dropwhile
 from math import hypot, isclose, isfinite, sqrt
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
 from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
@@ -63,6 +62,9 @@ from powerd_analytics.table import (
 from powerd_analytics.wall_clock import wall_clock
 from powerd_core.errors import AnalysisError
 from powerd_core.model import QuantityConversion
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Record = dict[str, Cell]
 
@@ -244,6 +246,8 @@ def where(records: Sequence[Record], conditions: Sequence[str]) -> list[Record]:
 
 def to_frame(records: Sequence[Record]) -> pd.DataFrame:
     """The records as a pandas frame: one type a column, missing numbers as NaN and missing integers as <NA>."""
+    import pandas as pd
+
     names = list(dict.fromkeys([*COLUMNS, *(k for r in records for k in r)]))
     frame = pd.DataFrame([[r.get(n) for n in names] for r in records], columns=names, dtype=object)
     types = {"text": "string", "integer": "Int64", "number": "float64", "flag": "boolean"}

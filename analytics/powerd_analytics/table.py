@@ -21,10 +21,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.devices import (
@@ -76,6 +75,9 @@ from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
 from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 RESOLVABLE_SHARE = 0.9
 """A kind has a number when at least this share of its phases is resolvable: a mean over the long ones is no mean."""

@@ -6,14 +6,17 @@ import time
 from collections.abc import Callable, Iterable
 from textwrap import fill
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from powerd_core.text import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 NO_EDGE = 100_000
 """A width for measuring what does not fold."""
@@ -43,6 +46,8 @@ class LateProgress:
         if self._bar is None:
             if time.monotonic() < self._due_s or not self._console.is_terminal:
                 return
+            from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
             columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
             self._bar.add_task(text, total=1.0)

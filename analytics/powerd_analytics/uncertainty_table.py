@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from powerd_analytics.energy.budget import KINDS, Budget
@@ -33,6 +32,9 @@ from powerd_analytics.table import (
     outermost,
     table_of,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _LEAST_SHOWN = 0.01
 """Smaller shares of the variance are for programs."""

@@ -51,6 +51,9 @@ RUN_ENVIRONMENT = "POWERD_RUN"
 """Environment variable that tells a training process into which journal directory its marks go."""
 KEYS_ENVIRONMENT = "POWERD_KEYS"
 """Environment variable that names the directory of keys."""
+ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+"""Environment of processes of ours that calculate. Their matrices are small: libraries of linear algebra would else
+start a thread for each core, which wait by turning, beside a training that needs the cores."""
 _PIECE_BYTES = 1 << 20
 _TAIL_RECORDS = 4096
 _MOST_BYTES = 64 << 20

@@ -14,7 +14,6 @@ import os
 import shlex
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -78,6 +77,8 @@ def install_hint(part: str) -> str:
 
     A checkout is named; of a wheel or an index pip knows the parts already (PEP 610, direct_url.json).
     """
+    from importlib.metadata import PackageNotFoundError, distribution
+
     pip = "pip"
     if (found := shutil.which("pip")) is None or Path(found).parent != Path(sys.executable).parent:
         pip = f"{shlex.quote(sys.executable)} -m pip"  # no environment is active: pip would install into another one

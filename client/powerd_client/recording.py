@@ -30,7 +30,7 @@ from typing import Any, Literal
 
 from powerd_client import journal as journals
 from powerd_client.hostclock import now_ns
-from powerd_client.journal import RUN_ENVIRONMENT, joined_journal, run_of
+from powerd_client.journal import ONE_THREAD, RUN_ENVIRONMENT, joined_journal, run_of
 from powerd_client.local_powerd import Attempts, manner_of_death
 from powerd_client.log import is_terminal, last_line, show, shown_path, tell
 from powerd_client.phase import check_seconds, mark_baseline, mark_whole
@@ -47,8 +47,6 @@ _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
 _RESULT_S = 20.0
 """So long the result of a run may take, however busy the machine is; its process limits its CPU time."""
-_ONE_THREAD = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-"""Libraries would else start a thread for each core, which wait by turning and use the result's CPU time up."""
 _MUTE_S = 1.0
 """After so long at the end the user is shown what is done."""
 _QUIET_ENVIRONMENT = "POWERD_QUIET"
@@ -163,7 +161,7 @@ class Recording:
             [sys.executable, "-P", "-m", "powerd_client.recorder"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | self._own_environment,
+            env=os.environ | self._own_environment | ONE_THREAD,
             start_new_session=True,  # Ctrl-C is for the training; the recorder then ends in order
             pass_fds=(self._lock,),
         )
@@ -410,7 +408,7 @@ class Closing:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env=os.environ | dict.fromkeys(_ONE_THREAD, "1"),
+                env=os.environ | ONE_THREAD,
                 start_new_session=True,
             )
 

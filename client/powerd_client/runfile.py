@@ -19,6 +19,7 @@ import hashlib
 import json
 import mmap
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, prod
 from pathlib import Path
@@ -61,6 +62,8 @@ _STRING_CHUNK_BYTES = 1 << 20
 _WIDE_BYTES = 64 << 20
 _MOST_UNPACKED = 50
 """Tables that are read as a whole are larger than `_WIDE_BYTES` only where they are stored in a fiftieth of that."""
+_sound: deque[tuple[int, ...]] = deque(maxlen=1000)
+"""States of files (`_state`) whose insides were looked at in this process and are as they must be."""
 _HEAP, _HEAP_OBJECT = Struct("<4sBxxxQ"), Struct("<HHxxxxQ")
 
 
@@ -265,7 +268,8 @@ def _plain(value: Any) -> Any:
 
 
 def open_file(run: Path) -> h5py.File:
-    """The run file at ``run``, open for reading; what its journal may still hold does not matter.
+    """The run file at ``run``, open for reading; what its journal may still hold does not matter. A file that has not
+    changed is looked at once: a command opens it for each of its lines.
 
     Raises `RunFileError` for a file that is missing, is no run, is cut off or damaged, or is of another version.
     """
@@ -276,7 +280,8 @@ def open_file(run: Path) -> h5py.File:
             raise RunFileError(f"there is no run file {run}{_kept_hint(run)}")
         if not run.is_file():
             raise RunFileError(f"{run} is a device or pipe: give the name of a run file")
-        if has_endless_heap(run):
+        state = _state(run)
+        if state not in _sound and has_endless_heap(run):
             raise ValueError("a heap of texts in it has no end")
         try:
             file = h5py.File(run, "r")
@@ -287,11 +292,20 @@ def open_file(run: Path) -> h5py.File:
                 f"{run} is no run file, or was cut off: {' '.join(str(error).split())}{_kept_hint(run)}"
             ) from error
         try:
-            _check(run, file)
+            if state not in _sound:
+                _check(run, file)
+                _sound.append(state)
         except BaseException:
             file.close()
             raise
     return file
+
+
+def _state(run: Path) -> tuple[int, ...]:
+    """Which file it is, and when it was last written. Unlike the time of its contents, that of its state cannot be
+    set by the user."""
+    status = run.stat()
+    return status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns
 
 
 def _kept_hint(run: Path) -> str:

@@ -42,7 +42,8 @@ def call(command, cwd, **settings):
 
 
 @pytest.mark.parametrize(
-    ("argv", "at"), [(["--help"], "powerd_analytics.cli.tables"), (["tables", "nothing.h5"], "numpy")]
+    ("argv", "at"),
+    [(["--help"], "powerd_core"), (["tables", "--help"], "cyclopts"), (["tables", "nothing.h5"], "numpy")],
 )
 def test_ctrl_c_while_a_command_loads(tmp_path, argv, at):
     done = call(script(JOULES, *argv, at=at), tmp_path)
@@ -53,7 +54,7 @@ def test_ctrl_c_while_a_command_loads(tmp_path, argv, at):
 @pytest.mark.parametrize(
     ("without", "argv", "part", "origin"),
     [
-        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["--help"], "analytics", "checkout"),
+        (["cyclopts", "rich", "numpy", "h5py", "pandas"], ["info", "--help"], "analytics", "checkout"),
         (["numpy", "pandas", "h5py"], ["tables", "nothing.h5"], "analytics", "wheel"),
     ],
 )
@@ -88,12 +89,48 @@ def test_record_needs_no_more_than_the_clients_part(tmp_path):
     assert (tmp_path / "run.h5").is_file()
 
 
-@pytest.mark.parametrize("module", [JOULES, POWERD])
-def test_help_loads_nothing_heavy(tmp_path, module):
-    heavy = ["numpy", "h5py", "torch", "pandas", "pyarrow", "matplotlib", "duckdb", "dask"]
-    done = call(script(module, "--help", without=heavy), tmp_path)
+HEAVY = ["pandas", "pyarrow", "matplotlib", "jinja2", "torch", "duckdb", "dask"]
+
+
+@pytest.mark.parametrize(
+    ("module", "argv", "without"),
+    [
+        (POWERD, ["--help"], ["numpy", "h5py"]),
+        (JOULES, ["--help"], ["numpy", "h5py", "scipy", "cyclopts", "rich"]),
+        (JOULES, ["--version"], ["numpy", "h5py", "scipy", "cyclopts", "rich"]),
+        (JOULES, ["tables", "--help"], ["numpy", "h5py", "scipy"]),
+        (JOULES, ["info", "run.h5"], ["scipy", "threadpoolctl", "zmq"]),
+        (JOULES, ["verify", "run.h5"], ["zmq"]),
+        (JOULES, ["tables", "run.h5"], ["zmq"]),
+    ],
+)
+def test_a_command_loads_nothing_heavy_that_it_does_not_use(tmp_path, module, argv, without):
+    """Each of these takes longer to load than the command to do its work."""
+    make_run_file(tmp_path / "run.h5")
+    command = script(module, *argv)
+    command[2] = f"import atexit, sys\natexit.register(lambda: print(*sys.modules, file=sys.stderr))\n{command[2]}"
+    done = call(command, tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "For example" in done.stdout
+    assert "powerd_core" in (loaded := done.stderr.split())
+    assert sorted({*loaded} & {*HEAVY, *without}) == []
+
+
+def test_joules_calculates_with_one_thread_and_what_it_records_with_as_many_as_the_user_wants(tmp_path):
+    """Threads of linear algebra take a core each, and make nothing of ours faster."""
+    make_run_file(tmp_path / "run.h5")
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    own = {name: value for name, value in os.environ.items() if name not in names}
+    show = f"import os; print(*(os.environ.get(name) for name in {names!r}))"
+    counting = f"""
+import atexit
+from threadpoolctl import threadpool_info
+atexit.register(lambda: print("threads", {{pool["num_threads"] for pool in threadpool_info()}}))
+{SCRIPT.format(module=JOULES, argv=["joules", "tables", "run.h5"], at="", without=())}
+"""
+    done = call([sys.executable, "-c", counting], tmp_path, env=own)
+    assert done.stdout.endswith("threads {1}\n"), done.stderr
+    done = call(script(JOULES, "record", "--quiet", "--", sys.executable, "-c", show), tmp_path, env=own)
+    assert done.stdout == "None None None\n", done.stderr
 
 
 def test_a_command_loads_what_it_needs(tmp_path):

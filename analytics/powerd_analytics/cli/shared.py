@@ -223,7 +223,6 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
 
     Raises `AnalysisError`, where it ``is_checked``, for attributes that contradict each other and phases without time.
     """
-    from powerd_analytics.records import groups_of
     from powerd_analytics.runs.run import read_run, recalibrate
 
     run = read_run(path, progress=progress)
@@ -231,6 +230,8 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
         run, lines = recalibrate(run, calibration)
         sys.stderr.write(f"joules: computed again with {calibration}: {', '.join(lines)}\n")
     if is_checked:
+        from powerd_analytics.records import groups_of
+
         groups_of(run)
         p = run.phases
         for label, kind in enumerate(p.classes):

@@ -116,12 +116,13 @@ def tables(
         return
     from powerd_analytics.export import rows_to_json
     from powerd_analytics.table import rows_frame, table_frames
-    from powerd_analytics.terminal_table import print_tree
 
     shared.refuse_existing(output, overwrite, runs)
     with LateProgress() as progress:
         of_run = shared.table_of(runs[0], device, calibration, progress, above_idle=above_idle)
     if format == "text" and not wide:
+        from powerd_analytics.terminal_table import print_tree
+
         name, is_chosen = runs[0].name, device is not None
         text = shared.printed(
             lambda console: print_tree(of_run, console, name, is_chosen=is_chosen, all_notes=notes), output, 80

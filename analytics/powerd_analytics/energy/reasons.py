@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
 from powerd_analytics.runs.phases import moments_of, pieces
 from powerd_analytics.signals.signal import Signal, parts_between
 from powerd_analytics.text import seconds
+
+if TYPE_CHECKING:
+    from powerd_analytics.energy.devices import Part, PhaseColumns, Seen
 
 AT_LEAST = "energy and power are lower bounds, without an interval"
 """What follows for a row with a number from readings at full scale."""

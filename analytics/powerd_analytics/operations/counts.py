@@ -9,13 +9,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from powerd_analytics.export import Cell, Column, table_frame
 from powerd_core import serde
 from powerd_core.errors import ConfigError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PAPER = "paper"
 EXECUTED = "executed"

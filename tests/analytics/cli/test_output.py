@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from command import refused
 from make_campaign import one_run
 
 from powerd_analytics import cli
+from powerd_analytics.cli.app import app
 from powerd_analytics.cli.shared import put_out, write
 from powerd_core.errors import RunFileError
 
@@ -76,15 +78,11 @@ def test_every_command_is_in_this_list(capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = said(capsys, "--help")
     assert code == 0
-    lines = [line for line in out.splitlines() if line.startswith("│ ")]
-    assert {line.split()[1] for line in lines if line[2:3].isalpha()} == {
-        *COMMANDS,
-        "record",
-        "tag",
-        "tidy",
-        "completion",
-    }
-    assert all(line[2:3].strip() for line in lines)
+    shown = dict(line.split(maxsplit=1) for line in out.splitlines() if re.match("  [a-z]+  +[A-Z]", line))
+    assert {*shown} == {*COMMANDS, "record", "tag", "tidy", "completion"}
+    assert max(map(len, out.splitlines())) <= 80
+    for command, text in shown.items():
+        assert app[command].help.partition("\n")[0] == text
 
 
 FULL = Path("/dev/full")
@@ -109,7 +107,7 @@ def test_a_read_only_file_system_is_one_clear_line(read_only):
 
 @pytest.mark.skipif(not FULL.exists(), reason="a device of Linux")
 def test_standard_output_on_a_full_disk_is_one_clear_line():
-    code = "from powerd_analytics.cli.app import main; main(['--help'])"
+    code = "from powerd_analytics.cli import main; main(['--help'])"
     with FULL.open("w") as full:
         done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2

@@ -14,7 +14,7 @@ from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 from simulated_node import SimulatedNode
 
 from powerd_analytics import cli, phase_table
-from powerd_analytics.cli.app import main
+from powerd_analytics.cli import main
 from powerd_analytics.cli.info import describe_run, run_document
 from powerd_analytics.cli.tags import flat
 from powerd_analytics.clock_report import _edges, other_clocks

@@ -1,0 +1,67 @@
+"""The commands of `joules`, and what it says of itself without loading one: `--help` and `--version`."""
+
+COMMANDS = {
+    "Record": {
+        "record": ("runs:record", "Record any command, and the phases that it marks."),
+        "top": ("runs:top", "Show watts, joules and the current phase while a run goes on."),
+        "import": ("runs:import_", "Make a run file of CSVs that another meter wrote."),
+    },
+    "Look": {
+        "tables": ("tables:tables", "Print joules, seconds and watts by phase."),
+        "plot": ("plots:plot", "Draw a run, a campaign or a table."),
+        "report": ("plots:report", "Write one page about one or many runs."),
+        "info": ("runs:info", "Say what a run file holds."),
+        "trace": ("plots:trace", "Put power and phases into a torch.profiler trace."),
+    },
+    "Compare": {
+        "compare": ("tables:compare", "Say what differs between two runs by more than chance."),
+        "index": ("tables:index", "Write a Parquet index of a campaign of runs."),
+        "query": ("tables:query", "Ask an index in SQL, without opening a run file."),
+        "totals": ("tables:totals", "Sum published tables of phases into whole trainings."),
+        "pick": ("tables:pick", "Print the best row of a table of configurations."),
+    },
+    "Models": {
+        "layers": ("tables:layers", "Print joules, and GFLOPS/W, of every layer."),
+        "operations": ("tables:operations", "Count a model's operations by layer."),
+    },
+    "Trust": {
+        "uncertainty": ("tables:uncertainty", "Say what the uncertainty of each energy comes from."),
+        "clock": ("runs:clock", "Say how the clocks went, and how sure their times are."),
+        "verify": ("runs:verify", "Check everything that must hold in a run file."),
+    },
+    "Keep": {
+        "tag": ("runs:tag", "Write a run's joules to experiment trackers."),
+        "recover": ("runs:recover", "Save what can be read of a journal into a new file."),
+        "tidy": ("runs:tidy", "List journals that runs have left; delete those not needed."),
+    },
+    "Other": {"completion": ("app:completion", "Print a script with which the tab key completes commands.")},
+}
+"""Module, function and the first line of its docstring, by group in the order of the overview."""
+OPTIONS = {"--help (-h)": "Display this message and exit.", "--version": "Display application version."}
+ABOUT = """\
+Joules for every phase of deep-learning training.
+
+For example:
+
+  joules record -o run.h5 -- python train.py
+
+  joules tables run.h5
+
+  joules plot run.h5 -o power.png"""
+
+
+def version() -> str:
+    """What `joules --version` prints."""
+    from importlib.metadata import version as version_of
+
+    return f"joules (powerd) {version_of('powerd')}"
+
+
+def overview() -> str:
+    """What `joules --help` prints: all commands, each with its line."""
+    lines = ["Usage: joules COMMAND", "", ABOUT]
+    for group, commands in COMMANDS.items():
+        shown = {name: text for name, (_, text) in commands.items()} | (OPTIONS if group == "Other" else {})
+        width = max(map(len, shown))
+        lines += ["", f"{group}:", *(f"  {name:{width}}  {text}" for name, text in shown.items())]
+    return "\n".join(lines)
