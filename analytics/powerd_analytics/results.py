@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -79,21 +78,19 @@ def _energy(row: PhaseRow, is_late: bool) -> Energy:
     )
 
 
-def result_lines(run: Path) -> Iterator[list[str]]:
-    """The result of a run in at most three lines, and again with the shares of its phases, which take longer."""
-    whole = read_run(run)
-    alone = replace(whole, phases=kept(whole.phases, np.zeros(len(whole.phases), bool)))
-    yield _result(whole, phase_table(alone), "  phases: they take longer than a quick result may")
-    yield _result(whole, phase_table(whole), None)
+def result_lines(path: Path) -> list[str]:
+    """The result of a run in at most three lines: the joules of its table, the shares of its phases, what to do next.
 
-
-def _result(run: Run, table: PhaseTable, shares: str | None) -> list[str]:
+    What that takes is bounded by the readings that the regression sees, here as in every table.
+    """
+    run = read_run(path)
+    table = phase_table(run)
     rows = sorted(table.runs, key=lambda r: (r.energy_j is None, _ORDER.index(r.provenance), -(r.energy_j or 0.0)))
-    path = shown_path(run.path)
+    name = shown_path(run.path)
     if not rows:
-        return [f"{path}: no device was recorded", f"  next: joules info {quote(path)}"]
+        return [f"{name}: no device was recorded", f"  next: joules info {quote(name)}"]
     main = rows[0]
-    first = f"{path}: {_joules(main)}"
+    first = f"{name}: {_joules(main)}"
     if main.energy_j is not None and main.power_w is not None:
         wh, power, time = (significant(x, 3) for x in (main.energy_j / 3600, main.power_w, main.time_s))
         first += f" ({wh} Wh), {power} W over {time} s"
@@ -106,8 +103,8 @@ def _result(run: Run, table: PhaseTable, shares: str | None) -> list[str]:
     warnings = sum(m.get("level") in ("warning", "error") for m in run.messages)
     lost = [f"{seconds(main.missing_s)} without readings"] if main.missing_s > 1e-3 * main.time_s else []
     lost += ["incomplete"] * (not run.is_complete) + [f"{warnings} warning{'s' * (warnings > 1)}"] * (warnings > 0)
-    last = f"  next: joules {'info' if warnings else 'tables'} {quote(path)}" + f" ({', '.join(lost)})" * bool(lost)
-    return [printable(line) for line in (first, shares or _shares(run, table, main), last)]
+    last = f"  next: joules {'info' if warnings else 'tables'} {quote(name)}" + f" ({', '.join(lost)})" * bool(lost)
+    return [printable(line) for line in (first, _shares(run, table, main), last)]
 
 
 def _joules(row: RunRow) -> str:

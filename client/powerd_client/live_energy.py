@@ -43,8 +43,8 @@ _SILENT_NS = 2_000_000_000
 """A stream that is so far behind the others is not waited for."""
 _FAST_PERIOD_NS = 1_000_000_000
 _LEAST_EXCHANGES = 20
-_MOST_CPU_S = 10
-"""So much the result of a run that closes may cost, imports included."""
+_MOST_CPU_S = 60
+"""A result that takes so much will never come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,10 +250,9 @@ def _marks_since(pieces: Mapping[int, bytes], since_ns: int) -> dict[int, bytes]
 
 
 def main() -> None:
-    """Work out the result of the run whose path comes on standard input, each version of it a line of JSON.
+    """Work out the result of the run whose path comes on standard input: its lines as JSON.
 
-    A process of its own, for `powerd_client.recording`: what it imports and allocates is not the training's. After
-    `_MOST_CPU_S` the kernel ends it, and the last line stands.
+    A process of its own, for `powerd_client.recording`: what it imports and allocates is not the training's.
     """
     estimator = analytics()
     if not (path := sys.stdin.readline().rstrip("\n")):
@@ -263,12 +262,12 @@ def main() -> None:
             with open_run(path) as file:
                 time_s = (int(file.attrs["t_stop_ns"]) - int(file.attrs["t_start_ns"])) * 1e-9
                 head = f"{shown_path(Path(path))} is recorded: {time_s:.3g} s, {len(file['phases/kind'])} phases"
-            print(json.dumps([head, f"  {_install()}"]), flush=True)
-            return
-        for lines in estimator.result_lines(Path(path)):
-            print(json.dumps(lines), flush=True)
+            lines = [head, f"  {_install()}"]
+        else:
+            lines = estimator.result_lines(Path(path))
     except PowerdError as error:
-        print(json.dumps([f"{shown_path(Path(path))} is recorded, its joules are not known: {error}"]), flush=True)
+        lines = [f"{shown_path(Path(path))} is recorded, its joules are not known: {error}"]
+    print(json.dumps(lines))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ _WAITS_S = 10.0
 """After so long at the end the user is told what is waited for."""
 _GIVE_UP_S = 60.0
 """So long a recorder may be silent at the end."""
-_RESULT_S = 20.0
-"""So long the result of a run may take, however busy the machine is; its process limits its CPU time."""
+_RESULT_S = 60.0
+"""So long the result of a run may take, however busy the machine is."""
 _MUTE_S = 1.0
 """After so long at the end the user is shown what is done."""
 _QUIET_ENVIRONMENT = "POWERD_QUIET"
@@ -308,6 +308,10 @@ class Recording:
             self.warnings.append(failure)
         try:
             outcome = self._await_end(last_words, closing)
+            if outcome == "dead":
+                outcome = "done" if self._build() else "failed"
+            if outcome == "done" and closing is not None:
+                closing.ask()  # while a local powerd ends
             if outcome == "silent":
                 self.warnings.append(
                     f"the recorder (process {self.pid}) has not answered for {_GIVE_UP_S:g} s: the run stays in "
@@ -315,8 +319,6 @@ class Recording:
                 )
             elif self._process is not None:
                 self._process.wait()
-            if outcome == "dead":
-                outcome = "done" if self._build() else "failed"
         except KeyboardInterrupt:
             if closing is not None:
                 closing.end()
@@ -418,6 +420,13 @@ class Closing:
             self._is_shown = True
             show(f"powerd: writing {shown_path(self._out)} and working out its joules")
 
+    def ask(self) -> None:
+        """Have the result worked out: the run file stands."""
+        if self._process is not None and (pipe := self._process.stdin) is not None:
+            self._process.stdin = None
+            with contextlib.suppress(OSError), pipe:
+                pipe.write(f"{self._out}\n".encode())
+
     def result(self) -> list[str]:
         """The result of the run file, which stands: its joules, or where to get them."""
         path = shown_path(self._out)
@@ -430,19 +439,19 @@ class Closing:
         return lines
 
     def _result(self) -> list[str]:
-        """The last version of the result that came within the time."""
+        """What its process answers within the time; nothing where it does not."""
         if self._process is None:
             return []
+        self.ask()
         try:
-            output = self._process.communicate(f"{self._out}\n".encode(), _MUTE_S)[0]
+            output = self._process.communicate(timeout=_MUTE_S)[0]
         except subprocess.TimeoutExpired:
             self.show()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.communicate(timeout=_RESULT_S)
             self._process.kill()
             output = self._process.communicate()[0]
-        whole = output[: output.rfind(b"\n") + 1].splitlines()
-        return [str(line) for line in json.loads(whole[-1])] if whole else []
+        return [str(line) for line in json.loads(output)] if output else []
 
     def end(self) -> None:
         """End the process."""

@@ -6,11 +6,14 @@ from make_campaign import one_run
 from make_run import MS, LineSpec, PhaseSpec, S, constant, make_run
 
 from powerd_analytics.results import energies, result_lines
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.table import phase_table
+from powerd_core.text import with_u95
 
 
 def result(path, monkeypatch):
     monkeypatch.chdir(path.parent)
-    lines = list(result_lines(path))[-1]
+    lines = result_lines(path)
     assert len(lines) <= 3
     assert max(map(len, lines)) <= 80
     return lines
@@ -25,6 +28,17 @@ def test_shares_are_of_the_phases_inside_the_iterations_and_make_the_whole(tmp_p
     assert "iteration" not in shares
     assert abs(sum(map(int, shares.values())) - 100) <= 3
     assert lines[2] == "  next: joules tables run.h5"
+
+
+def test_the_result_says_what_the_table_says(tmp_path, monkeypatch):
+    path = one_run(tmp_path / "run.h5", batches=(64,), iterations=20)
+    table = phase_table(read_run(path))
+    first, shares, _ = result(path, monkeypatch)
+    (whole,) = (row for row in table.runs if row.device == "gpu0")
+    assert with_u95(whole.energy_j, whole.u95_j, "J") in first
+    joules = {row.phase: row.j_per_batch * row.iterations for row in table.phases if row.device == "gpu0"}
+    for name, share in re.findall(r"(forward|backward) (\d+) %", shares):
+        assert share == f"{100 * joules[name] / whole.energy_j:.0f}"
 
 
 def test_of_several_devices_the_measured_one_comes_first_and_the_modelled_one_is_said_to_be(tmp_path, monkeypatch):
