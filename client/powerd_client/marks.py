@@ -26,7 +26,8 @@ import secrets
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from threading import get_ident
@@ -36,6 +37,10 @@ from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
 from powerd_core.marks import RECORD, SEGMENT_RECORDS
 
+MANY_KINDS = 1000
+"""So many values of one attribute are a counter, and no setting by which anybody compares phases."""
+_LAYER = "layer"
+"""The attribute by which `Meter.watch` tells the layers of a model apart."""
 _SIZE = RECORD.size
 _pack_into = RECORD.pack_into
 
@@ -126,6 +131,12 @@ class MarkWriter:
         key = name, json.dumps([plain, timing], sort_keys=True)
         return self._numbered(key, {"name": name, "attributes": plain, "timing": timing})
 
+    def crowded(self) -> list[str]:
+        """What the user should know of attributes with very many values."""
+        numbered = [(name, text) for name, text in list(self._kinds) if name]  # without a name: what cuts a kind
+        many = {name for name, count in Counter(name for name, _ in numbered).items() if count >= MANY_KINDS}
+        return crowded((name, json.loads(text)[0]) for name, text in numbered if name in many)
+
     def cut(self, kind: int) -> int:
         """The code that ends the innermost open phase of a kind as one that was cut off, and does nothing where none is
         open."""
@@ -209,6 +220,22 @@ class MarkWriter:
                 self._describe({"closed": now_ns()})
         with contextlib.suppress(OSError):
             os.close(self._names)
+
+
+def crowded(kinds: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
+    """What to say of phases whose attribute has very many values, a line each: ``kinds`` have a name and attributes of
+    their own."""
+    values: dict[tuple[str, str], set[str]] = {}
+    for name, attributes in kinds:
+        for attribute, value in attributes.items():
+            values.setdefault((name, attribute), set()).add(repr(value))
+    return [
+        f"phase {name!r} has {len(of):,} values of its attribute {attribute!r}: each makes a kind of phase of its own, "
+        f"with its own rows in every table; leave {attribute!r} out, and use `joules tables RUN --table iterations "
+        "--format csv` instead for a row each time"
+        for (name, attribute), of in values.items()
+        if len(of) >= MANY_KINDS and attribute != _LAYER
+    ]
 
 
 def _plain(value: object) -> object:

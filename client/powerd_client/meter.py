@@ -311,7 +311,7 @@ class Meter:
         self._writer = self._recording = None
         _recording.discard(self)
         try:
-            for step in (self._close_hooks, self._close_timer, self._identify, self._await_others):
+            for step in (self._close_hooks, self._close_timer, self._identify, self._tell_crowded, self._await_others):
                 try:
                     step(writer)
                 except Exception as error:  # noqa: BLE001  (torch's, CUDA's, a file system's: none may stop a training)
@@ -337,6 +337,12 @@ class Meter:
             self._timer.close()
             if self._timer.failure:
                 writer.note(self._timer.failure)
+
+    def _tell_crowded(self, writer: MarkWriter) -> None:
+        if self._rendezvous is None or self._rendezvous.is_first:  # all ranks mark alike
+            for text in writer.crowded():
+                writer.note(text)
+                tell(text)
 
     def _await_others(self, writer: MarkWriter) -> None:
         for text in self._rendezvous.await_others() if self._rendezvous is not None else ():

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -190,3 +191,15 @@ def test_a_signals_handler_may_mark_wherever_it_comes(tmp_path, monkeypatch):
     assert {d["name"]: d["kind"] for d in documents if "name" in d} == {"step": 0, "checkpoint": 1}
     kinds = [m.kind for m in marks]
     assert (kinds.count(0), kinds.count(1)) == (6, 4)
+
+
+@pytest.mark.parametrize("values", [999, 1000])
+def test_an_attribute_with_a_thousand_values_is_told_by_name(tmp_path, values):
+    writer = MarkWriter(tmp_path)
+    for i in range(values):
+        writer.kind("p", {"i": i, "batch_size": 64 + i % 2}, "host")
+        writer.kind("layer", {"layer": f"conv{i}"}, "host")  # as of a model with so many
+    assert [text.partition(":")[0] for text in writer.crowded()] == (
+        ["phase 'p' has 1,000 values of its attribute 'i'"] if values == 1000 else []
+    )
+    writer.close()

@@ -23,6 +23,7 @@ from powerd_client import Meter, journal, open_run
 from powerd_client.journal import journal_path
 from powerd_client.recording import record_command
 from powerd_client.recover import rebuild, recover
+from powerd_client.runfile import read_objects
 from powerd_core.errors import ConfigError, RunFileError
 from support import small_run
 from support.steady import steady_daemon
@@ -365,3 +366,17 @@ def test_a_recording_ends_where_no_clock_answers(daemon, tmp_path, capfd):
         pass
     assert (tmp_path / "run.h5").exists()
     assert "answered no clock exchange" in capfd.readouterr().err
+
+
+def test_a_counter_among_the_attributes_is_told_once_at_the_end(daemon, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("powerd_client.marks.MANY_KINDS", 20)
+    with Meter(daemon.url, tmp_path / "run.h5", quiet=True) as meter:
+        for i in range(30):
+            with meter.phase("p", i=i):
+                pass
+        assert capfd.readouterr().err == ""
+    told = "phase 'p' has 30 values of its attribute 'i'"
+    assert capfd.readouterr().err.count(told) == 1
+    with open_run(tmp_path / "run.h5") as file:
+        assert sum(told in message["text"] for message in read_objects(file["messages"])) == 1
+        assert len(file["phases/kind"]) == 30

@@ -244,14 +244,17 @@ def open_run(path: Path, calibration: Path | None, progress: LateProgress, *, is
 def table_of(
     path: Path, device: str | None, calibration: Path | None, progress: LateProgress, *, above_idle: bool = False
 ) -> PhaseTable:
-    """The table of one run; where forward passes stand for iterations, as in files of 0.1.0, a line says so.
+    """The table of one run. Lines on the error stream say where forward passes stand for iterations, as in files of
+    0.1.0, and which attribute of phases has very many values.
 
     Raises `AnalysisError` for a run that no table can be made of.
     """
     from powerd_analytics.records import check_run, records_of
+    from powerd_analytics.runs.phases import crowded_classes
     from powerd_analytics.table import ITERATION, phase_table
 
     run = open_run(path, calibration, progress, is_checked=True)
+    warn([f"{path}: {text}" for text in crowded_classes(run.phases.classes)])
     table = phase_table(run, device, above_idle=above_idle, progress=progress)
     check_run(path, records_of(run, table))
     names = {kind.name for kind in run.phases.classes}

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from powerd_client.board_times import check_times
+from powerd_client.marks import crowded
 from powerd_client.phase import MAGNIFY
 from powerd_client.runfile import BOUND_COLUMNS, read_objects
 
@@ -248,6 +249,17 @@ def _classify(kind: Small, parent: Small, kinds: list[dict[str, Any]]) -> tuple[
             label[rows] = np.array(numbers, np.int32)[np.searchsorted(keys, own)]
             depth[rows] = level
     return depth, label, tuple(classes)
+
+
+def crowded_classes(classes: Sequence[PhaseClass]) -> list[str]:
+    """What to say of attributes with very many values, at the outermost phases that have them."""
+    inherited: dict[tuple[str, ...], set[str]] = {}
+    for kind in classes:
+        inherited.setdefault(kind.path, set()).update(kind.attributes)
+    return crowded(
+        (kind.name, {k: v for k, v in kind.attributes.items() if k not in inherited.get(kind.path[:-1], ())})
+        for kind in classes
+    )
 
 
 def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:

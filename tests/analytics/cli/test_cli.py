@@ -1,5 +1,7 @@
 import csv
 import io
+import json
+import re
 
 import pytest
 from command import joules
@@ -65,3 +67,12 @@ def test_options_of_earlier_releases_still_work(run, capsys):
     assert modern(["clock", "run.h5", "--out=clock.png"]) == ["clock", "run.h5", "--plot=clock.png"]
     own = ["record", "--out", "r.h5", "--", "python", "--out", "x", "--json", "--format", "table"]
     assert modern(own) == ["record", "--output", *own[2:]]
+
+
+def test_a_counter_among_the_attributes_of_phases_is_told_by_name(run, capsys, monkeypatch):
+    monkeypatch.setattr("powerd_client.marks.MANY_KINDS", 2)
+    code, out, err = joules(capsys, "tables", run, "--format", "json")
+    assert code == 0
+    assert json.loads(out)
+    assert re.search(r"joules: .*run.h5: phase '\w+' has 2 values of its attribute 'batch_size': ", err)
+    assert err.count("values of its attribute") == 1

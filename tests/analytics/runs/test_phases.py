@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_analytics.runs import phases as module
-from powerd_analytics.runs.phases import as_range, kept, read_phases
+from powerd_analytics.runs.phases import PhaseClass, as_range, crowded_classes, kept, read_phases
 
 KINDS = [
     {"name": "training", "attributes": {"batch_size": 8}, "timing": "host"},
@@ -76,3 +76,12 @@ def test_bounds_beyond_two_seconds_stay_what_they_are():
     found = read_phases(group_of([0, 1], [-1, 0], begin_bound_ns=bounds, end_bound_ns=[-1, 5]))
     assert found.begin_bound_ns.tolist() == bounds
     assert found.end_bound_ns.tolist() == [-1, 5]
+
+
+def test_very_many_values_are_told_of_the_outermost_phase_that_has_them():
+    classes = [PhaseClass(("epoch",), {"model": "a", "i": i}, "host") for i in range(1000)]
+    classes += [PhaseClass(("epoch", "forward"), {"model": "a", "i": i}, "host") for i in range(1000)]
+    classes += [PhaseClass(("epoch", "forward", "layer"), {"i": 1, "layer": f"conv{k}"}, "host") for k in range(1000)]
+    (told,) = crowded_classes(classes)
+    assert told.startswith("phase 'epoch' has 1,000 values of its attribute 'i': ")
+    assert crowded_classes(classes[1:]) == []
