@@ -19,6 +19,7 @@ import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, astuple, dataclass, field, fields, is_dataclass
 from enum import Enum
+from functools import lru_cache
 from math import isfinite
 from typing import Any, TypeVar
 
@@ -46,6 +47,8 @@ MAX_NAME = 200
 MAX_TEXT = 10_000
 MAX_PERIOD_NS = 10**15
 """Eleven days: nothing that is measured is read more rarely."""
+MOST = 1e12
+"""No number of a description or an option is larger. What codes of 64 bits then amount to can be squared and added."""
 _INTEGERS = range(-(1 << 63), 1 << 64)
 """JSON's integers may be an epoch or a counter of 64 bits without a sign."""
 _TOML_INTEGERS = range(-(1 << 63), 1 << 63)
@@ -176,7 +179,9 @@ def _decode(kind: Any, value: Any, where: str, error: type[PowerdError]) -> Any:
         return _decode_table(kind, value, where, error)
     if isinstance(value, int) and value not in _INTEGERS:
         raise error(f"{where}: a number of more than 64 bits")
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
+        if not abs(value) <= MOST:  # nor what is no number
+            raise error(f"{where}: {value:g} is beyond what any meter measures")
         return float(value)
     if _is_path(kind) and isinstance(value, str) and value:
         return kind(value)
@@ -185,10 +190,14 @@ def _decode(kind: Any, value: Any, where: str, error: type[PowerdError]) -> Any:
     raise error(f"{where}: expected {type_name(kind)}, found {'a table' if isinstance(value, dict) else _shown(value)}")
 
 
+_hints = lru_cache(typing.get_type_hints)
+"""Of a dataclass. To work them out takes longer than to decode a table by them."""
+
+
 def _decode_table(cls: Any, table: dict[str, Any], where: str, error: type[PowerdError]) -> Any:
     is_option = error is ConfigError
     noun = "option" if is_option else "key"
-    hints = typing.get_type_hints(cls)
+    hints = _hints(cls)
     known = {f.name: f for f in fields(cls) if f.init}
     unknown = next((name for name in table if name not in known), None)
     if unknown is not None and cls not in _GROWING:
@@ -364,16 +373,21 @@ def _check_stream(stream: Stream) -> None:
 
 def check_conversion(conversion: Conversion, accuracy: Accuracy, columns: Collection[str], where: str) -> None:
     """Raises `WireError`, beginning with ``where``, when readings with these ``columns`` cannot be converted so."""
-    is_sound = all(isfinite(n) for n in astuple(conversion) if isinstance(n, float))
-    is_sound &= all(isfinite(u) and 0 <= u < 1 << 62 for u in astuple(accuracy) if not isinstance(u, str))
+    figures = {f.name: n for f in fields(conversion) if isinstance(n := getattr(conversion, f.name), float)}
+    is_sound = all(isfinite(u) and 0 <= u < 1 << 62 for u in astuple(accuracy) if not isinstance(u, str))
     match conversion:
         case ShuntConversion():
             used = {conversion.shunt, conversion.bus}
             is_sound &= conversion.shunt_ohm > 0 and 0 <= conversion.bus_shift < 16
+            if is_sound:
+                figures["shunt_lsb_v / shunt_ohm"] = conversion.shunt_lsb_v / conversion.shunt_ohm
         case _:
             used = {conversion.column}
             is_sound &= not isinstance(conversion, CounterConversion) or 1 <= conversion.bits <= 64
     if missing := used.difference(columns):
         raise WireError(f"{where} is computed from a column {min(missing)!r} that is not there")
+    for name, figure in figures.items():
+        if not abs(figure) <= MOST:
+            raise WireError(f"{where} has a conversion that cannot be: {name} is {figure:g}")
     if not is_sound:
         raise WireError(f"{where} has a conversion or accuracy that cannot be")

@@ -22,6 +22,7 @@ from powerd_daemon.config import (
     public_endpoint,
 )
 
+MODEL = '[[source]]\nkind = "cpu-model"\n'
 DEVICE = "\n[[device]]\nname = 'gpu0'\n"
 GOOD = '[[source]]\nkind = "steady_source:SteadySource"\n'
 EXAMPLE = Path(__file__).parents[2] / "examples" / "powerd.toml"
@@ -73,6 +74,8 @@ def test_the_example_is_good() -> None:
         ('[[source]]\nkind = "no.such:Thing"', "ModuleNotFoundError"),
         ('[[source]]\nkind = "pathlib:Path"', "'pathlib:Path'"),
         (GOOD + "rate = 5", "'rate_hz'"),
+        (MODEL + "watts_per_core = 1e300", "'watts_per_core': 1e+300 is beyond what any meter measures"),
+        (MODEL + "background_w = -1e13", "'background_w': -1e+13 is beyond what any meter measures"),
         (GOOD + "lines = [1]", "'lines'[0]"),
         (GOOD + "unfit = true", "[[source]] 1 (steady_source:SteadySource)"),
         (GOOD + GOOD, "same name"),

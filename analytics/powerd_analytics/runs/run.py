@@ -374,6 +374,7 @@ def recalibrate(run: Run, path: Path) -> tuple[Run, tuple[str, ...]]:
             conversion, accuracy = recalibrated(
                 line.conversion, line.accuracy, record, nominal_v=nominal_v, bus_hold=bus_hold
             )
+            check_conversion(conversion, accuracy, (conversion.shunt, conversion.bus), "with it the line")
         except ValueError as error:
             raise AnalysisError(f"{path}: {name}: {error}") from error
         changed[name] = replace(line, conversion=conversion, accuracy=accuracy)

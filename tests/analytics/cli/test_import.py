@@ -3,10 +3,20 @@
 import csv
 import io
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from math import isfinite
 
 import pytest
 from command import joules
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from powerd_analytics.runs.run import read_run
+from powerd_analytics.table import phase_table
+from powerd_client.csv_import import SensorCard, import_csv
+from powerd_core.errors import ConfigError
+from powerd_core.model import Accuracy, Provenance
 
 BEGIN = datetime(2026, 1, 31, 12, tzinfo=UTC)
 STEP_S, PERIOD = 0.01, 100
@@ -80,6 +90,7 @@ def test_the_joules_are_those_of_the_csv(tables, capsys, style, heading, separat
         ("t,w\n0,1\n\n0.5,1\n0.25,1", None, r"power.csv, line 5: its time 0.25"),
         ("t,w\n0,1\n2026-01-31T12:00:00Z,1", None, r"power.csv, line 3"),
         ("t,w\nsoon,1", None, r"power.csv, line 2: 'soon' is no time"),
+        ("t,w\n0,1\n1,1e300", None, r"power.csv, line 3: 1e300 W is beyond what any meter measures"),
         ("t,joules\n0,5\n1,4", None, r"power.csv, line 3: the counter goes back"),
         ("t,w\n0,1\n1", None, r"power.csv, line 3: 1 cells"),
         ("t,load\n0,1\n1,1", None, r"power.csv, line 1: .*--unit"),
@@ -103,3 +114,20 @@ def test_what_is_wrong_in_a_csv_is_named_by_its_line(tmp_path, monkeypatch, caps
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert re.search(text, err), err
     assert sorted(tmp_path.iterdir()) == before
+
+
+NUMBERS = st.sampled_from(
+    ["1e300", "-1e300", "1e-300", "4.6e12", "9" * 400, "1e999999", "inf", "nan"]
+) | st.floats().map(repr)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(NUMBERS, min_size=2, max_size=5), st.sampled_from(["W", "kW", "J", "kWh"]))
+def test_any_number_is_read_or_refused_by_its_line(tmp_path, numbers, unit):
+    power, run = tmp_path / "power.csv", tmp_path / "run.h5"
+    power.write_text("t,x\n" + "".join(f"{i},{number}\n" for i, number in enumerate(numbers)))
+    card = SensorCard("node", "meter", Provenance.MEASURED, Accuracy(0.01), 0)
+    with suppress(ConfigError):  # of one line, as above
+        import_csv(power, None, run, card, column=None, unit=unit, overwrite=True)
+        for row in phase_table(read_run(run)).runs:
+            assert row.energy_j is None or isfinite(row.energy_j)

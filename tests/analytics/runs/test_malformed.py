@@ -1,13 +1,14 @@
 """Run files and journals are data: whatever is in them, reading them ends soon, in a result or in one line of ours."""
 
 import itertools
+import json
 import os
 import shutil
 
 import h5py
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from powerd_analytics.cli.info import describe_run, run_document
@@ -89,6 +90,36 @@ VALUES = st.sampled_from(
         '{"kind": "counter", "column": "power_mw", "j_per_code": 1, "bits": -5}',
     ]
 )  # fmt: skip
+
+
+FIGURES = st.sampled_from([0.0, 1.0, -1.0, 1e-300, 5e-324, 1e12, -1e12, 1e150, 1e300, -1e300]) | st.floats()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.fixed_dictionaries({"kind": st.just("scaled"), "w_per_code": FIGURES})
+    | st.fixed_dictionaries({"kind": st.just("counter"), "j_per_code": FIGURES, "background_w": FIGURES})
+    | st.fixed_dictionaries(
+        {"kind": st.just("shunt")}
+        | dict.fromkeys(("shunt_ohm", "shunt_lsb_v", "bus_lsb_v", "offset_a", "gain"), FIGURES)
+    )
+)
+@example({"kind": "scaled", "w_per_code": 1e300})
+@example({"kind": "counter", "j_per_code": 1e-6, "background_w": 1e300})
+@example({"kind": "shunt", "shunt_ohm": 1e-300, "shunt_lsb_v": 1e-5, "bus_lsb_v": 4e-3, "offset_a": 0.0, "gain": 1.0})
+def test_any_conversion_is_used_or_refused(tmp_path, good, conversion):
+    """Whatever codes are multiplied by: no number that is none comes out, and no library's error."""
+    run = tmp_path / f"{next(NAMES)}.h5"
+    run.write_bytes(good[0])
+    with h5py.File(run, "r+") as file:
+        (column,) = set(file[LINE]) - {"t_ns", "t_board_ns", "flags"}
+        columns = ("shunt", "bus") if conversion["kind"] == "shunt" else ("column",)
+        file[LINE].attrs["conversion"] = json.dumps(conversion | dict.fromkeys(columns, column))
+    read_everything(run)
+    largest = max(abs(figure) for figure in conversion.values() if isinstance(figure, float))
+    if not largest <= 1e12:
+        with pytest.raises(RunFileError, match=r"gpu0\.rail_0.* is .*"):
+            read_run(run)
 
 
 def extreme(old):
