@@ -216,7 +216,8 @@ def _mean_of(same: Sequence[Record], name: str) -> Figure | None:
 
 # -- whole trainings ---------------------------------------------------------------------------------------------------
 
-_SAME = ("path", "run_id", "model", "batch_size", "gpus", "provenance", "attributes", "power_cap_w")
+_CAP = ("power_cap_w", "power_cap_asked_w", "power_cap_in_run")
+_SAME = ("path", "run_id", "model", "batch_size", "gpus", "provenance", "attributes", *_CAP)
 MOST = 1e12
 """Of iterations, epochs and samples, of grams and any currency a kilowatt-hour: more than this is a slip."""
 
@@ -376,7 +377,7 @@ def _key(record: Record, *names: str) -> tuple[Cell, ...]:
 
 def group_of(record: Record) -> tuple[Cell, ...]:
     """What phases of one configuration on one device have in common."""
-    return _key(record, "model", "batch_size", "gpus", "device", "device_name", "provenance", "power_cap_w",
+    return _key(record, "model", "batch_size", "gpus", "device", "device_name", "provenance", *_CAP,
                 "attributes", "host")  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from powerd_analytics.records import (
     where,
     with_merits,
 )
-from powerd_analytics.table import is_number_cell
+from powerd_analytics.runs.phases import is_number_cell
 from powerd_core.errors import AnalysisError, ConfigError
 
 if TYPE_CHECKING:

@@ -39,10 +39,11 @@ from powerd_analytics.records import (
     number_of,
     records_of,
 )
+from powerd_analytics.runs.phases import is_number_cell
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Progress, Run, RunLine, no_progress, read_run
 from powerd_analytics.signals.signal import Signal
-from powerd_analytics.table import BY_REPETITIONS, is_number_cell, table_of
+from powerd_analytics.table import BY_REPETITIONS, table_of
 from powerd_analytics.text import first_of, with_u95
 from powerd_core.errors import AnalysisError
 
@@ -247,8 +248,8 @@ def _identity(run: Run, line: RunLine) -> str:
     return repr((host, line.board, line.source, line.name, line.conversion, line.accuracy, own))
 
 
-_PLACE = ("path", "run_id", "kind", "provenance", "model", "batch_size", "attributes", "power_cap_w", "phase_path",
-          "timing", "device")  # fmt: skip
+_PLACE = ("path", "run_id", "kind", "provenance", "model", "batch_size", "attributes", "power_cap_w",
+          "power_cap_asked_w", "power_cap_in_run", "phase_path", "timing", "device")  # fmt: skip
 
 
 def _place(record: Record, device: Cell = None) -> tuple[Cell, ...]:

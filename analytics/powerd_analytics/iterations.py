@@ -19,7 +19,7 @@ from powerd_analytics.records import begin_unix_s
 from powerd_analytics.runs.phases import PhaseClass, pieces
 from powerd_analytics.runs.ranks import NOBODY, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
-from powerd_analytics.table import LAYER, check_attributes, groups, iteration_labels
+from powerd_analytics.table import LAYER, check_attributes, family_of, groups, iteration_labels
 from powerd_analytics.wall_clock import wall_clock
 from powerd_client.phase import BASELINE
 from powerd_core.errors import AnalysisError
@@ -65,7 +65,8 @@ def _rows(whole: Run, parts: Sequence[Part], progress: Progress) -> Iterator[lis
         p, tracks = run.phases, ranks.tracks(run)
         columns = energies_with_magnified(run, part)
         good, u95_j = usable(columns), columns.u95_j
-        kinds = [i for labels in groups(run).values() for i in iteration_labels(run, labels)]
+        families = dict.fromkeys(tuple(family_of(run, labels)) for labels in groups(run).values())
+        kinds = [i for family in families for i in iteration_labels(run, family)]
         for label in (i for i in kinds if p.classes[i].name != BASELINE and LAYER not in p.classes[i].attributes):
             for rank in np.unique(tracks[p.label == label]).tolist():
                 which = np.flatnonzero((p.label == label) & ~p.cut & (tracks == rank))

@@ -355,7 +355,8 @@ def _balance(ranks_j: float | None, devices_j: float | None) -> Record:
 
 # -- phases and totals of all ranks ------------------------------------------------------------------------------------
 
-_KIND = ("kind", "model", "batch_size", "attributes", "operations_per_sample", "phase", "phase_path", "timing")
+_GROUP = ("model", "batch_size", "attributes", "power_cap_asked_w", "power_cap_in_run")
+_KIND = ("kind", *_GROUP, "operations_per_sample", "phase", "phase_path", "timing")
 _OF_A_PART = ("mean per rank:", "n counts the iterations of", "joules are the device's")
 """Notes on how ranks share a machine's device, which do not hold for sums over all ranks."""
 
@@ -431,7 +432,7 @@ def _with_gflops(record: Record, every: Sequence[Record]) -> Record:
     """Operations of all ranks over the joules of all; of totals over those of the phases that their parts divide by."""
     names = ("gflops_per_w", "u_statistical_gflops_per_w", "u_systematic_gflops_per_w")
     basis = str(record["gflops_basis"] or "").split("+")
-    group = [r for r in every if r["kind"] == "phase" and all(r[n] == record[n] for n in _KIND[1:4])]
+    group = [r for r in every if r["kind"] == "phase" and all(r[n] == record[n] for n in _GROUP)]
     over = [r for r in group if r["phase"] in basis]
     operations, batch, ranks = (number_of(record, n) for n in ("operations_per_sample", "batch_size", "ranks"))
     joules = total_of(number_of(r, "j_per_batch") for r in over)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from powerd_analytics.energy.uncertainty import Estimate
 from powerd_analytics.export import Cell, Column, table_frame
 from powerd_analytics.operations.counts import BYTES_PER_VALUE, EXECUTED, PAPER, OperationCount, Work
-from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, is_number_cell
+from powerd_analytics.runs.phases import is_number_cell
+from powerd_analytics.table import LAYER, PhaseRow, PhaseTable
 from powerd_analytics.text import joined
 from powerd_core.errors import AnalysisError
 

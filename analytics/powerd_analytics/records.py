@@ -1,8 +1,7 @@
 """Records: one flat row for each row of a run's table, under one set of columns for all runs; and what is made of them.
 
 Campaigns, indexes, comparisons and pictures are made of records. A record is a dict with every key of `COLUMNS`, in
-that order; what is not known is None. What was run, on what, at which power cap and clock comes from the attributes of
-the phases first, then from what the driver's auxiliary channels said while they ran.
+that order; what is not known is None. What a device was set to is told by `powerd_analytics.settings`.
 
 Records are added up in three ways: repeats of a configuration and GPUs of a run (`powerd_analytics.campaign`), machines
 of a job (`powerd_analytics.jobs`). Their uncertainties follow two rules: `mean_figure` and `summed_joules`.
@@ -28,17 +27,26 @@ from powerd_analytics.energy.uncertainty import COVERAGE_FACTOR, known
 from powerd_analytics.export import Cell, Column, to_json_text
 from powerd_analytics.metrics import edp_js, gflops_per_w_paper
 from powerd_analytics.published import parse_condition
-from powerd_analytics.runs.phases import EXECUTED, OPERATIONS, PhaseClass, kept, merged
+from powerd_analytics.runs.in_force import Enforced
+from powerd_analytics.runs.phases import (
+    ENFORCED_CAP,
+    EXECUTED,
+    OPERATIONS,
+    PhaseClass,
+    is_number_cell,
+    kept,
+    number,
+)
 from powerd_analytics.runs.ranks import Ranks, device_identity, ranks_of
 from powerd_analytics.runs.run import (
     Progress,
     Run,
-    RunLine,
     no_progress,
     pick,
     read_run,
     recalibrate,
 )
+from powerd_analytics.settings import Settings, asked_clock_hz, settings_of
 from powerd_analytics.table import (
     LAYER,
     GroupKey,
@@ -52,16 +60,13 @@ from powerd_analytics.table import (
     TotalRow,
     check_attributes,
     group_key,
-    is_number_cell,
     iterations_of,
     merits,
-    number,
-    outermost,
     phase_table,
+    stretches_of,
 )
 from powerd_analytics.wall_clock import wall_clock
 from powerd_core.errors import AnalysisError
-from powerd_core.model import QuantityConversion
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +106,11 @@ _COLUMNS: tuple[tuple[Any, ...], ...] = (
     ("gpu", "text", "", "of a part of a job: JSON list of the GPUs that the device is"),
     ("device_name", "text", "", "product: attribute of the phases, else as the driver names it", "product"),
     ("provenance", "text", "", "measured, modelled or simulated"),
-    ("power_cap_w", "number", "W", "attribute of the phases, else median of the power limit while they ran", "cap W"),
+    ("power_cap_w", "number", "W", "what the driver enforced while they ran; where no driver tells, power_cap_asked_w, "
+     "else the limit when the driver's source was opened", "cap W"),
+    ("power_cap_basis", "text", "", "where that comes from: enforced, stated or requested"),
+    ("power_cap_asked_w", "number", "W", "attribute power_cap_w of the phases: a label"),
+    ("power_cap_in_run", "text", "", "in a run in which the cap changed: which of its caps; changing: between two"),
     ("clock_hz", "number", "Hz", "attribute of the phases, else median of the SM clock while they ran", "clock MHz"),
     ("clock_set", "flag", "", "clock_hz is an attribute: chosen, not observed"),
     ("attributes", "text", "", "JSON: the phases' other attributes"),
@@ -394,6 +403,8 @@ class Group:
     attributes: Mapping[str, Any]
     begin_ns: int
     end_ns: int
+    setting: Enforced | None = None
+    """In a run in which that changed."""
 
 
 def groups_of(run: Run) -> dict[GroupKey, Group]:
@@ -416,22 +427,23 @@ def groups_of(run: Run) -> dict[GroupKey, Group]:
         if len(operations) > 1 or any(isinstance(v, tuple) for v in operations):
             model = f"model {both['model']!r}" if both.get("model") is not None else "one model"
             raise AnalysisError(f"{run.path}: phases of {model} have different {OPERATIONS}: give each model its name")
-        groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns))
+        groups[key] = Group(both, min(begin, before.begin_ns), max(end, before.end_ns), kind.setting)
     return groups
 
 
-def _stated(attributes: Mapping[str, Any]) -> Record:
-    """Columns that the attributes of phases give."""
-    hz, mhz = number(attributes, "clock_hz"), number(attributes, "clock_mhz")
+def _stated(attributes: Mapping[str, Any], setting: Enforced | None = None) -> Record:
+    """Columns that the attributes of phases give, and what of their setting no column of a device can hold."""
     batch, gpus = number(attributes, "batch_size"), number(attributes, "gpus")
     others = {k: v for k, v in attributes.items() if k not in _PROMOTED}
+    cap = setting.value if setting is not None else None
+    if isinstance(cap, str):  # no one cap, by which rows would be apart
+        others[ENFORCED_CAP] = cap
     return {
         "model": text_of(attributes.get("model")),
         "batch_size": int(batch) if batch and batch.is_integer() else batch,
         "gpus": round(gpus) if gpus else None,
-        "device_name": text_of(attributes.get("device_name")),
-        "power_cap_w": number(attributes, "power_cap_w"),
-        "clock_hz": hz or (mhz * 1e6 if mhz else None),
+        "power_cap_asked_w": number(attributes, "power_cap_w"),
+        "power_cap_in_run": None if cap is None else str(cap),
         "attributes": to_json_text(others, indent=None, sort_keys=True),
     }
 
@@ -440,42 +452,12 @@ def is_of_class(record: Record, kind: PhaseClass) -> bool:
     """Whether a record of phases is that of a class of its run."""
     if (record["phase_path"], record["timing"]) != ("/".join(kind.path), kind.timing):
         return False
-    return all(value is None or record[name] == value for name, value in _stated(kind.attributes).items())
-
-
-class Setting:
-    """Product, power cap and clock of a run's devices, as the driver's auxiliary channels tell them."""
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._medians: dict[tuple[str, int, int], float | None] = {}
-
-    def device_name(self, device: str) -> str | None:
-        """The product, as the driver names it."""
-        names = (line.detail.get("name") for line in self._lines(device))
-        return next((name for name in names if isinstance(name, str) and name), None)
-
-    def power_cap_w(self, device: str, begin_ns: int, end_ns: int) -> float | None:
-        """Median of the enforced limit between two host times, else the limit when the source was opened."""
-        limits = [self._median(x, begin_ns, end_ns) for x in self._lines(device) if x.quantity == "power_limit_w"]
-        opened = [number(line.detail, "power_limit_mw") for line in self._lines(device)]
-        return next((w for w in (*limits, *(mw / 1e3 for mw in opened if mw)) if w is not None), None)
-
-    def clock_hz(self, device: str, begin_ns: int, end_ns: int) -> float | None:
-        """Median of the multiprocessors' clock between two host times."""
-        lines = [x for x in self._lines(device) if x.quantity == "clock_hz" and x.name.endswith(".sm_clock")]
-        return next((hz for x in lines if (hz := self._median(x, begin_ns, end_ns)) is not None), None)
-
-    def _lines(self, device: str) -> list[RunLine]:
-        return [line for line in self._run.lines.values() if line.device == device]
-
-    def _median(self, line: RunLine, begin_ns: int, end_ns: int) -> float | None:
-        c, key = line.conversion, (line.name, begin_ns, end_ns)
-        if isinstance(c, QuantityConversion) and key not in self._medians:
-            read = self._run.good_readings(line.name, c.column)
-            codes = read.codes[c.column][(read.t_ns >= begin_ns) & (read.t_ns <= end_ns)]
-            self._medians[key] = float(np.median(codes)) * c.per_code if len(codes) else None
-        return self._medians.get(key)
+    stated, attributes = _stated(kind.attributes, kind.setting), kind.attributes
+    # What is not stated, something else may tell.
+    told = {"gpus": stated.pop("gpus"), "device_name": text_of(attributes.get("device_name"))}
+    told["clock_hz"] = asked_clock_hz(attributes)
+    stated |= {name: value for name, value in told.items() if value is not None}
+    return all(record[name] == value for name, value in stated.items())
 
 
 def gpus_of(run: Run) -> int:
@@ -541,8 +523,7 @@ def _seconds_by_rank(run: Run, ranks: Ranks, row: PhaseRow | TotalRow, labels: S
         own = replace(run, phases=kept(run.phases, tracks == rank))
         p = own.phases
         if isinstance(row, TotalRow):
-            outer = outermost(own, labels)
-            begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+            begin, end = stretches_of(own, labels)
             count, length_s = iterations_of(own, labels), float((end - begin).sum()) * 1e-9
         else:
             ended = np.isin(p.label, labels) & ~p.cut
@@ -600,7 +581,7 @@ def run_records(
 
 def records_of(run: Run, table: PhaseTable) -> list[Record]:
     """The records of a run whose table is at hand."""
-    groups, setting, ranks = groups_of(run), Setting(run), ranks_of(run)
+    groups, settings, ranks = groups_of(run), settings_of(run), ranks_of(run)
     # The recording has the attributes that all its groups have in common.
     every = [g.attributes for g in groups.values()]
     shared = {k: v for k, v in every[0].items() if all(a.get(k) == v for a in every)} if every else {}
@@ -618,7 +599,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
     records = []
     for row in rows:
         group = whole if isinstance(row, RunRow) else groups[group_key(row.group)]
-        record = common | _what_ran(run, setting, row.device, group) | _figures(row, group)
+        record = common | _what_ran(run, settings, row.device, group) | _figures(row, group)
         if ranks.ranks and row.device in run.devices:
             record |= {"sharing": max(1, len(ranks.users(row.device)))} | _of_devices(run, ranks, [row.device])
         if not isinstance(row, RunRow):
@@ -640,7 +621,7 @@ def records_of(run: Run, table: PhaseTable) -> list[Record]:
                     "not a number (`joules verify` says which)"
                 )
         records.append(record)
-    about = common | _what_ran(run, setting, "", whole)
+    about = common | _what_ran(run, settings, "", whole)
     for rank in table.ranks:
         own = _same_names(rank) | _of_devices(run, ranks, [rank.device])
         own |= {"kind": "rank", "rank": rank.rank, "sharing": rank.ranks, "time_s": rank.busy_s, "device": rank.device}
@@ -661,16 +642,18 @@ def labels_of(run: Run, row: PhaseRow | TotalRow) -> list[int]:
     return [i for i, _ in own]
 
 
-def _what_ran(run: Run, setting: Setting, device: str, group: Group) -> Record:
-    """What was run on what, by the phases' attributes first, then by what the driver said."""
-    stated, span = _stated(group.attributes), (group.begin_ns, group.end_ns)
+def _what_ran(run: Run, settings: Settings, device: str, group: Group) -> Record:
+    """What was run on what, and what that was set to."""
+    stated = _stated(group.attributes, group.setting)
+    setting = settings.of(device, group.begin_ns, group.end_ns, group.attributes, group.setting)
     return stated | {
         "device": device,
         "gpus": stated["gpus"] or gpus_of(run),
-        "device_name": stated["device_name"] or setting.device_name(device),
-        "power_cap_w": stated["power_cap_w"] or setting.power_cap_w(device, *span),
-        "clock_hz": stated["clock_hz"] or setting.clock_hz(device, *span),
-        "clock_set": stated["clock_hz"] is not None,
+        "device_name": setting.product,
+        "power_cap_w": setting.power_cap_w.value,
+        "power_cap_basis": setting.power_cap_w.basis,
+        "clock_hz": setting.clock_hz.value,
+        "clock_set": setting.clock_hz.is_set,
         "operations_per_sample": number(group.attributes, OPERATIONS),
         "operations_executed_per_sample": number(group.attributes, EXECUTED),
     }

@@ -6,13 +6,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
 import numpy as np
 
-from powerd_analytics.runs.phases import PhaseClass, kept
+from powerd_analytics.runs.phases import ENFORCED_CAP, PhaseClass, kept
 from powerd_analytics.runs.run import Run, read_run
 from powerd_analytics.table import LAYER, PhaseRow, PhaseTable, RunRow, group_key, phase_table
 from powerd_analytics.text import seconds
@@ -160,8 +162,14 @@ def _top(run: Run) -> list[int]:
 def _joules_of(kind: PhaseClass, table: PhaseTable, whole: RunRow) -> float | None:
     """The joules of all phases of a class. A phase around all batches has the figures of its group's total."""
     own = (whole.device, whole.provenance, group_key(dict(kind.group)))
+    around = (*own[:2], group_key(dict(kind.family)))
     for row in table.phases:
         if (row.device, row.provenance, group_key(row.group)) == own and row.path == "/".join(kind.path):
             return None if row.j_per_batch is None else row.j_per_batch * row.iterations
-    totals = (t.energy_j for t in table.totals if (t.device, t.provenance, group_key(t.group)) == own)
-    return next(totals, None)
+    totals = [t.energy_j for t in table.totals if (t.device, t.provenance, group_key(_family(t.group))) == around]
+    return None if None in totals or not totals else sum(filter(None, totals))
+
+
+def _family(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group without what sets it apart from those of other settings: a phase around them all has all their joules."""
+    return {name: value for name, value in group.items() if name != ENFORCED_CAP}

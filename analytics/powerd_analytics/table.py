@@ -21,7 +21,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, TypeGuard
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,19 +58,23 @@ from powerd_analytics.energy.uncertainty import (
 from powerd_analytics.export import Cell, Column, is_number, table_frame
 from powerd_analytics.idle import IdleRow, idle_of
 from powerd_analytics.metrics import J_PER_KWH, ed2p_js2, edp_js, eds, gflops_per_w, gflops_per_w_paper, mean_power_w
+from powerd_analytics.runs.in_force import TOLERANCE_W
 from powerd_analytics.runs.phases import (
+    ENFORCED_CAP,
     EXECUTED,
     OPERATIONS,
-    Phases,
     as_range,
     identity,
+    is_number_cell,
     merged,
+    number,
     overlapping,
     pieces,
     without,
 )
 from powerd_analytics.runs.ranks import NOBODY, Ranks, RunRank, device_identity, missing_ranks, present_in, ranks_of
 from powerd_analytics.runs.run import Progress, Run, no_progress
+from powerd_analytics.settings import Settings, settings_of
 from powerd_analytics.signals.signal import load_bounded
 from powerd_analytics.text import digits, joined, seconds
 from powerd_client.phase import BASELINE
@@ -262,48 +267,81 @@ def group_key(group: Mapping[str, Any]) -> GroupKey:
 
 
 def groups(run: Run) -> dict[GroupKey, list[int]]:
-    """The classes of each group; groups and classes in the order in which they first occur. What `Meter.magnify`
-    repeats is in none."""
-    label = run.phases.label
+    """The classes of each group; groups and classes in the order in which they first occur. Of groups that differ in
+    the setting alone that of the phases during which it changed is the last, and kinds are in the same order in all.
+    What `Meter.magnify` repeats is in no group."""
+    label, classes = run.phases.label, run.phases.classes
     first: dict[int, int] = {}
-    for i, kind in enumerate(run.phases.classes):
+    for i, kind in enumerate(classes):
         of_class = label == i
         if of_class.any() and not kind.is_magnified:
             first[i] = int(np.argmax(of_class))
-    by_group: dict[GroupKey, list[int]] = {}
+    families: dict[GroupKey, list[int]] = {}
     for i in sorted(first, key=first.__getitem__):
-        by_group.setdefault(group_key(dict(run.phases.classes[i].group)), []).append(i)
+        families.setdefault(group_key(dict(classes[i].family)), []).append(i)
+    key_of = {i: group_key(dict(classes[i].group)) for i in first}
+    by_group: dict[GroupKey, list[int]] = {}
+    for family in families.values():
+        by_group |= {key_of[i]: [] for i in sorted(family, key=lambda i: _is_changing(run, i))}
+        of_kind: dict[_Kind, list[int]] = {}
+        for i in family:
+            of_kind.setdefault(_kind(run, i), []).append(i)
+        for i in chain.from_iterable(of_kind.values()):
+            by_group[key_of[i]].append(i)
     return by_group
 
 
-def is_number_cell(value: object) -> TypeGuard[int | float]:
-    """Whether a cell or an attribute is a number; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_changing(run: Run, label: int) -> bool:
+    setting = run.phases.classes[label].setting
+    return setting is not None and setting.is_changing
 
 
-def number(attributes: Mapping[str, object], name: str) -> float | None:
-    """An attribute that is a positive number, else None."""
-    value = attributes.get(name)
-    return float(value) if is_number_cell(value) and value > 0 else None
+def family_of(run: Run, labels: Sequence[int]) -> Sequence[int]:
+    """The classes of a group and of those that differ from it in the setting alone, such as the power cap."""
+    classes = run.phases.classes
+    if not labels or classes[labels[0]].setting is None:
+        return labels
+    key = group_key(dict(classes[labels[0]].family))
+    present = set(np.unique(run.phases.label).tolist())
+    return [
+        i
+        for i, kind in enumerate(classes)
+        if i in present and not kind.is_magnified and group_key(dict(kind.family)) == key
+    ]
 
 
 def iterations_of(run: Run, labels: Sequence[int]) -> int:
-    """Iterations among phases of these classes, `iteration_labels`."""
-    return max((_ended(run, i) for i in iteration_labels(run, labels)), default=0)
+    """Iterations among phases of a group's classes, `iteration_labels`."""
+    own = [i for i in iteration_labels(run, family_of(run, labels)) if i in labels]
+    return max(_ended(run, own).values(), default=0)
 
 
 def iteration_labels(run: Run, labels: Sequence[int]) -> list[int]:
     """The classes that are iterations: those called so, else forward passes, else the commonest phase."""
+    classes = run.phases.classes
     for name in (ITERATION, "forward"):
-        if named := [i for i in labels if run.phases.classes[i].name == name]:
+        if named := [i for i in labels if classes[i].name == name]:
             return named
-    return [max(labels, key=lambda i: _ended(run, i))] if labels else []
+    ended = _ended(run, labels)
+    return [i for i in labels if _kind(run, i) == max(ended, key=ended.__getitem__)]
 
 
-def _ended(run: Run, label: int) -> int:
-    """Phases of a class that came to their end; one with repetitions inside is none for means, but it is counted."""
+_Kind = tuple[tuple[str, ...], str]
+"""Path and timing of phases: of one family, all that sets kinds apart but the setting."""
+
+
+def _kind(run: Run, label: int) -> _Kind:
+    return run.phases.classes[label].path, run.phases.classes[label].timing
+
+
+def _ended(run: Run, labels: Sequence[int]) -> Counter[_Kind]:
+    """Phases of each kind that came to their end; one with repetitions inside is none for means, but it is counted."""
     p = run.phases
-    return int(np.sum((p.label == label) & (~p.cut | p.interrupted)))
+    is_whole = ~p.cut | p.interrupted
+    ended: Counter[_Kind] = Counter()
+    for i in labels:
+        ended[_kind(run, i)] += int(np.sum((p.label == i) & is_whole))
+    return ended
 
 
 def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
@@ -317,17 +355,72 @@ def outermost(run: Run, labels: Sequence[int]) -> NDArray[np.bool_]:
     return outer
 
 
+def stretches_of(run: Run, labels: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """When a group ran, as disjoint intervals: in its outermost phases.
+
+    Where the setting changed, the groups of a family divide the outermost phases of all of it. Between two changes a
+    setting has the time from its first phase to its last, and what lies before and behind within an outermost phase
+    that begins or ends there. What is left is that of the phases during which the setting changed: its iterations begin
+    under one setting and end under another, and none of their time is in the joules of an iteration of either.
+    """
+    p, family = run.phases, family_of(run, labels)
+    outer = as_range(outermost(run, family))
+    begin, end = merged(p.begin_ns[outer], p.end_ns[outer])
+    if p.classes[labels[0]].setting is None:
+        return begin, end
+    clean = p.of([i for i in family if not _is_changing(run, i)])
+    whole = clean & ~_inside_changing(run, family)
+    edges = ((begin, begin), (end, end))
+    first, last = _reach(run, [(p.begin_ns[whole], p.end_ns[whole]), *edges])
+    # Where no iteration is whole, phases of one that is not count as any.
+    first_of_all, last_of_all = _reach(run, [(p.begin_ns[clean], p.end_ns[clean]), *edges])
+    first, last = np.where(first < last, first, first_of_all), np.where(first < last, last, last_of_all)
+    setting = p.classes[labels[0]].setting
+    some = first < last
+    if _is_changing(run, labels[0]):
+        return without(begin, end, first[some], last[some])
+    some &= np.array([s == setting for s in run.enforced.settings])
+    return without(begin, end, *without(begin[:1], end[-1:], first[some], last[some]))
+
+
+def _reach(run: Run, each: Iterable[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[Any, Any]:
+    """[k] the first begin and the last end of the intervals that lie between two changes of the setting."""
+    count = len(run.enforced.settings)
+    first, last = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    for begin, end in each:
+        span, is_in = run.enforced.spans(begin, end)
+        np.minimum.at(first, span[is_in], begin[is_in])
+        np.maximum.at(last, span[is_in], end[is_in])
+    return first, last
+
+
+def _inside_changing(run: Run, family: Sequence[int]) -> NDArray[np.bool_]:
+    """[m] phases within an iteration during which the setting changed."""
+    p = run.phases
+    changed = p.of([i for i in iteration_labels(run, family) if _is_changing(run, i)])
+    inside, up = np.zeros(len(p), bool), p.parent
+    while (up >= 0).any():
+        inside |= (up >= 0) & changed[up]
+        up = np.where(up >= 0, p.parent[up], np.int32(-1))
+    return inside
+
+
 def group_text(group: Mapping[str, Any], fallback: str = "run") -> str:
     """A group for an axis: the model's name, the product's, whatever else it has, the batch size."""
 
     def part(name: str, value: Any) -> str:
+        if name == ENFORCED_CAP:
+            return f"cap {value} W" if is_number_cell(value) else f"cap {value}"
         if name in ("model", "device_name"):
             return str(value)
         if name == "gpus":
             return f"{value} GPU{'' if value == 1 else 's'}"
         return f"batch {value}" if name == "batch_size" else f"{name} {quoted(value)}"
 
-    names = sorted(group, key=lambda k: (k != "model", k != "device_name", k == "batch_size"))
+    cap = group.get(ENFORCED_CAP)
+    is_as_stated = is_number_cell(cap) and abs((number(group, "power_cap_w") or 0.0) - cap) <= TOLERANCE_W
+    shown = [k for k in group if k != "power_cap_w" or not is_as_stated]
+    names = sorted(shown, key=lambda k: (k != "model", k != "device_name", k == "batch_size"))
     return "\n".join(part(k, group[k]) for k in names) or fallback
 
 
@@ -390,10 +483,18 @@ class _Seen:
     """Rank of each phase [m]."""
     ranks: int
     """How many ranks share the device."""
+    settings: Settings
 
     def sharing(self, labels: Sequence[int]) -> int:
         """Ranks that share what phases of these classes take: processes that are none take the whole."""
         return self.ranks if (self.run.phases.of(labels) & (self.tracks != NOBODY)).any() else 1
+
+    def setting_note(self, labels: Sequence[int]) -> str:
+        """How the power cap that was enforced while phases of these classes ran is another one than they state."""
+        p, kind = self.run.phases, self.run.phases.classes[labels[0]]
+        own = as_range(p.of(labels))
+        span = int(p.begin_ns[own].min()), int(p.end_ns[own].max())
+        return self.settings.power_cap(self.part.device, *span, kind.attributes, kind.setting)[1]
 
 
 def phase_table(
@@ -417,7 +518,7 @@ def phase_table(
 
 def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progress) -> PhaseTable:
     """The same from parts whose readings are in memory."""
-    ranks = ranks_of(whole)
+    ranks, settings = ranks_of(whole), settings_of(whole)
     phases: list[PhaseRow] = []
     totals: list[TotalRow] = []
     runs: list[RunRow] = []
@@ -426,7 +527,7 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
         progress(i / len(parts), f"energies of {part.device}")
         run, sharing = ranks.on(whole, part.device)
         tracks = ranks.tracks(run)
-        seen = _Seen(run, part, energies_with_magnified(run, part), tracks, sharing)
+        seen = _Seen(run, part, energies_with_magnified(run, part), tracks, sharing, settings)
         of_groups: list[tuple[TotalRow, _Efficiency]] = []
         for labels in groups(run).values():
             rows = _phase_rows(seen, labels)
@@ -445,16 +546,19 @@ def table_of(whole: Run, parts: Sequence[Part], *, progress: Progress = no_progr
 
 def _phase_rows(seen: _Seen, labels: list[int]) -> dict[int, PhaseRow]:
     """Rows of a group by class, but for the phase around all batches: its figures are the group's totals."""
-    p = seen.run.phases
-    classes, n = p.classes, iterations_of(seen.run, labels)
+    run, classes = seen.run, seen.run.phases.classes
+    family = family_of(run, labels)
+    ended = _ended(run, family)
+    n = max(_ended(run, iteration_labels(run, family)).values(), default=0)
     names = Counter(classes[i].name for i in labels)
-    around = _paths_around(labels, seen.run)
-    outer = {int(i) for i in p.label[outermost(seen.run, labels)] if classes[i].name != BASELINE}
+    around = _paths_around(family, run)
+    outermost_labels = np.unique(run.phases.label[outermost(run, family)]).tolist()
+    outer = {_kind(run, i) for i in outermost_labels if classes[i].name != BASELINE}
     rows = {}
     for i in labels:
-        is_each_batch = _ended(seen.run, i) == n
+        is_each_batch = ended[_kind(run, i)] == n
         has_inner = classes[i].path in around
-        if outer != {i} or not has_inner or is_each_batch:
+        if outer != {_kind(run, i)} or not has_inner or is_each_batch:
             name = classes[i].name if names[classes[i].name] == 1 else "/".join(classes[i].path)
             row = _phase_row(seen, i, name, seen.sharing(labels))
             rows[i] = row if is_each_batch or not has_inner else replace(row, samples_per_s=None)
@@ -517,7 +621,7 @@ def _phase_row(seen: _Seen, label: int, name: str, ranks: int) -> PhaseRow:
         off_by_j=float(np.nan_to_num(columns.off_by_j[used]).mean()) / ranks if used.any() else 0.0,
         sd_s=_spread(columns.duration_s[ended]),
         sd_j=_spread(columns.energy_j[used] / ranks) if mean and not clip else None,
-        note=joined(shares, note, clip.note(has_number=mean is not None)),
+        note=joined(shares, note, clip.note(has_number=mean is not None), seen.setting_note([label])),
         ranks=ranks,
         method=method,
     )
@@ -556,12 +660,12 @@ def _mean_by_rank(columns: PhaseColumns, used: NDArray[np.bool_], tracks: NDArra
 def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> TotalRow:
     """The total of the classes of one group; ``rows`` are their rows of the table, by class."""
     p, part, kind = seen.run.phases, seen.part, seen.run.phases.classes[labels[0]]
-    outer = outermost(seen.run, labels)
-    together = as_range(outer)
+    outer = outermost(seen.run, family_of(seen.run, labels))
+    stretches = stretches_of(seen.run, labels)
     # What was repeated in between is no part of it.
-    edges = without(*merged(p.begin_ns[together], p.end_ns[together]), p.begin_ns[p.magnify], p.end_ns[p.magnify])
+    edges = without(*stretches, p.begin_ns[p.magnify], p.end_ns[p.magnify])
     whole, clip = whole_of(part, *edges), clipped(part, *edges)
-    time_s, cut = whole.duration_s, int(np.sum(p.cut & outer & ~p.interrupted))
+    time_s, cut = whole.duration_s, int(np.sum(p.cut & outer & ~p.interrupted & p.of(labels)))
     # Where all readings are missing, what the model says is no energy of this device.
     is_known = np.isfinite(whole.energy.energy_j) and whole.missing_s < time_s * (1 - 1e-9)
     total = without_rounding(whole.energy) if is_known else None
@@ -579,10 +683,11 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
         if ranks > 1:
             of = f"all {ranks}" if counted >= ranks else f"{counted} of {ranks}"
             notes.append(f"n counts the iterations of {of} ranks; joules are the device's, once")
-        rest_j, residual_j, note = _balance(seen, labels, rows, outer, total.energy_j)
+        rest_j, residual_j, note = _balance(seen, labels, rows, outer, stretches, total.energy_j)
         notes.append(note)
+    notes.append(seen.setting_note(labels))
     batch, iterations = number(kind.attributes, "batch_size"), iterations_of(seen.run, labels)
-    mixed = _mixture(p, labels, outer)
+    mixed = _mixture(seen.run, labels, outer)
     if mixed and batch:
         notes.append(f"no figures of a batch: {mixed}")
         batch = None
@@ -612,8 +717,11 @@ def _total_row(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow])
 _EVALUATION = ("evaluation", "validation", "eval", "valid")
 
 
-def _mixture(p: Phases, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
+def _mixture(run: Run, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
     """Why a group's joules are none of so many batches, where they are not: its iterations are not all of it."""
+    p = run.phases
+    if _is_changing(run, labels[0]):
+        return "it is what lies between the phases of one power cap and the next"
     names = {p.classes[i].name for i in labels}
     if all(p.classes[i].overlaps for i in labels):
         return "phases that run beside others"
@@ -628,7 +736,12 @@ def _mixture(p: Phases, labels: Sequence[int], outer: NDArray[np.bool_]) -> str:
 
 
 def _balance(
-    seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow], outer: NDArray[np.bool_], total_j: float
+    seen: _Seen,
+    labels: Sequence[int],
+    rows: Mapping[int, PhaseRow],
+    outer: NDArray[np.bool_],
+    stretches: tuple[NDArray[np.int64], NDArray[np.int64]],
+    total_j: float,
 ) -> tuple[float | None, float | None, str]:
     """Rest and residual of a group against its innermost resolvable phases, and a note where there are none.
 
@@ -639,6 +752,10 @@ def _balance(
     resolved = [i for i in labels if i in rows and rows[i].is_resolvable]
     around = _paths_around(resolved, seen.run)
     cover = p.of([i for i in resolved if p.classes[i].path not in around]) & columns.resolvable
+    if p.classes[labels[0]].setting is not None:
+        begin, end = stretches
+        at = np.searchsorted(end, p.begin_ns, "right")
+        cover &= (p.begin_ns >= np.append(begin, p.end_ns.max())[at]) & (p.end_ns <= np.append(end, p.end_ns.max())[at])
     if not (cover & ~outer).any():
         return None, None, ""
     # An outermost phase without phases inside is a phase like those inside others, and no rest. What overlaps the
@@ -665,6 +782,8 @@ _Efficiency = dict[str, tuple[float | None, float | None]]
 def _gflops_by_basis(seen: _Seen, labels: Sequence[int], rows: Mapping[int, PhaseRow]) -> _Efficiency:
     """GFLOPS/W of a group, as the paper counts and as executed, by the phases whose joules it divides by."""
     classes = seen.run.phases.classes
+    if _is_changing(seen.run, labels[0]):
+        return {}
     operations, executed = (
         next((v for i in labels if (v := number(classes[i].attributes, name))), None) for name in (OPERATIONS, EXECUTED)
     )
@@ -733,6 +852,7 @@ def _run_row(seen: _Seen, *, is_unused: bool) -> RunRow:
     if not run.is_complete:
         notes.append("incomplete: the training process vanished or a part was cut off")
     notes += [clip.note(has_number=energy_j is not None), *_counter_notes(run, part)]
+    notes.append(seen.settings.power_cap(part.device, run.begin_ns, run.end_ns, {})[1])
     return RunRow(
         device=part.device,
         provenance=part.provenance,

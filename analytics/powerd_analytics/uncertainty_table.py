@@ -18,7 +18,7 @@ from powerd_analytics.energy.response import Response
 from powerd_analytics.energy.uncertainty import known
 from powerd_analytics.export import Cell, Column, table_frame, to_json_text
 from powerd_analytics.records import labels_of
-from powerd_analytics.runs.phases import as_range, merged, overlapping
+from powerd_analytics.runs.phases import overlapping
 from powerd_analytics.runs.run import Progress, Run, no_progress, pick
 from powerd_analytics.table import (
     BY_REPETITIONS,
@@ -29,7 +29,7 @@ from powerd_analytics.table import (
     TotalRow,
     common_settings,
     group_line,
-    outermost,
+    stretches_of,
     table_of,
 )
 
@@ -113,8 +113,7 @@ def _rows_of(run: Run, part: Part, table: PhaseTable, phase: str | None) -> list
                 told = _budget_row("phase", row, row.phase, row.iterations, row.j_per_batch, shares)
                 rows.append(_with_closed_form(told, row, run, part, of_kind & is_used))
         elif phase is None and isinstance(row, TotalRow):
-            outer = as_range(outermost(run, labels_of(run, row)))
-            shares = _of_intervals(part, row, *merged(run.phases.begin_ns[outer], run.phases.end_ns[outer]))
+            shares = _of_intervals(part, row, *stretches_of(run, labels_of(run, row)))
             rows.append(_budget_row("total", row, "", row.iterations, row.energy_j, shares))
         elif phase is None and isinstance(row, RunRow):
             shares = _of_intervals(part, row, np.array([run.begin_ns]), np.array([run.end_ns]))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from powerd_analytics.energy.budget import KINDS, LIMIT
 from powerd_analytics.energy.devices import Part, PhaseColumns, interval_budget, interval_energies, part_phase_energies
 from powerd_analytics.energy.uncertainty import NORMAL
+from powerd_analytics.runs.in_force import CHANGING
 from powerd_analytics.runs.phases import Phases, merged, without
 from powerd_analytics.runs.ranks import ranks_of
 from powerd_analytics.runs.run import Run
@@ -116,12 +117,13 @@ class _Stretches:
 
 def _stretches(p: Phases) -> dict[int, _Stretches]:
     """By class of the ordinary phases: those of the same name that came last before the repetitions, in the same
-    process, or else first behind them."""
+    process and under the same setting, or else first behind them."""
     repeated: dict[int, list[NDArray[np.intp]]] = {}
     for number, kind in enumerate(p.classes):
-        if not (kind.is_magnified and kind.name.startswith(MAGNIFIED)):
+        if not (kind.is_magnified and kind.name.startswith(MAGNIFIED)) or kind.setting == CHANGING:
             continue
-        alike = (c.name == kind.name.removeprefix(MAGNIFIED) and not c.is_magnified for c in p.classes)
+        name, setting = kind.name.removeprefix(MAGNIFIED), kind.setting
+        alike = (c.name == name and c.setting == setting and not c.is_magnified for c in p.classes)
         ordinary = np.flatnonzero(p.of([i for i, is_alike in enumerate(alike) if is_alike]))
         rows = np.flatnonzero((p.label == number) & ~p.cut)
         for own in (rows[p.parent[rows] == call] for call in np.unique(p.parent[rows])):
@@ -199,12 +201,18 @@ def _kinds(run: Run, part: Part, stretches: Mapping[int, _Stretches]) -> dict[in
             alone = f"alone it takes {seconds(of_kind.each_s)} instead of {seconds(ordinary_s)}"
             kinds[label] = Magnification(f"not magnified: {alone}: one of them may wait for the host, or do other work")
         else:
-            around.setdefault(int(p.label[p.parent[first]]), {})[label] = of_kind
+            around.setdefault(_usual_parent(p, label), {})[label] = of_kind
     for outer, repeated in around.items():
         for label, magnification in _of_iteration(run, part, outer, repeated).items():
             refusal = kinds[label].note if label in kinds else ""
             kinds[label] = replace(magnification, note=joined(refusal, magnification.note))
     return kinds
+
+
+def _usual_parent(p: Phases, label: int) -> int:
+    """The class around most phases of a class: a few may lie in iterations during which the power cap changed."""
+    parent = p.parent[p.label == label]
+    return int(np.bincount(p.label[parent[parent >= 0]]).argmax())
 
 
 def _of_iteration(run: Run, part: Part, outer: int, stretches: Mapping[int, _Stretches]) -> dict[int, Magnification]:

@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, TypeGuard
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from powerd_analytics.runs.in_force import CHANGING, Enforced, Timeline
 from powerd_client.board_times import check_times
 from powerd_client.marks import crowded
 from powerd_client.phase import MAGNIFY
@@ -21,6 +22,10 @@ OPERATIONS = "operations_per_sample"
 EXECUTED = "operations_executed_per_sample"
 """The attributes that describe the model's work, as the paper counts it (one forward pass) and as forward and backward
 together run it (`joules operations` counts both); they do not tell one group of phases from another."""
+
+ENFORCED_CAP = "power_cap_enforced_w"
+"""What a group calls the cap that drivers enforced, in a run in which that changed. The attribute ``power_cap_w`` is
+what a script states."""
 
 AT_A_TIME = 1 << 20
 """Phases for which more than what is kept of them is in memory together."""
@@ -34,12 +39,14 @@ Small = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class PhaseClass:
-    """All phases of one path with the same inherited attributes: what a row of the table is about."""
+    """Phases of one path with the same inherited attributes and the same setting: what a row of the table is about."""
 
     path: tuple[str, ...]
     attributes: Mapping[str, Any]
     """Its own attributes and those of all phases around it; the inner one wins."""
     timing: str
+    setting: Enforced | None = None
+    """What drivers enforced while they ran, in a run in which that changed."""
 
     @property
     def name(self) -> str:
@@ -56,9 +63,16 @@ class PhaseClass:
         return MAGNIFY in self.path
 
     @property
-    def group(self) -> Group:
+    def family(self) -> Group:
         """The attributes that set groups apart, such as model and batch size, sorted by name."""
         return tuple(sorted((k, v) for k, v in self.attributes.items() if k not in (OPERATIONS, EXECUTED)))
+
+    @property
+    def group(self) -> Group:
+        """The same with what was enforced, where that changed in the run."""
+        if self.setting is None:
+            return self.family
+        return tuple(sorted({**dict(self.family), ENFORCED_CAP: self.setting.value}.items()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +216,29 @@ def read_phases(group: h5py.Group) -> Phases:
     return phases
 
 
+def parted(phases: Phases, timeline: Timeline) -> Phases:
+    """The phases with classes that are apart by what drivers enforced while they ran. Those during which that changed
+    are of no setting (`CHANGING`). The same phases where all ran under one setting."""
+    if not timeline.settings:
+        return phases
+    kinds = (*dict.fromkeys(timeline.settings), CHANGING)
+    of_span = np.array([kinds.index(setting) for setting in timeline.settings])
+    code = np.empty(len(phases), np.int64)
+    for some in pieces(len(phases)):
+        span, is_in = timeline.spans(phases.begin_ns[some], phases.end_ns[some])
+        setting = np.where(is_in, of_span[span], kinds.index(CHANGING))
+        code[some] = phases.label[some].astype(np.int64) * len(kinds) + setting
+    different = np.unique(np.concatenate([code[:0], *(np.unique(code[some]) for some in pieces(len(code)))])).tolist()
+    settings = {kinds[number % len(kinds)] for number in different}
+    if len(settings) < 2 and CHANGING not in settings:
+        return phases
+    label = np.empty(len(phases), np.int32)
+    for some in pieces(len(phases)):
+        label[some] = np.searchsorted(different, code[some])
+    classes = (replace(phases.classes[n // len(kinds)], setting=kinds[n % len(kinds)]) for n in different)
+    return replace(phases, label=label, classes=tuple(classes))
+
+
 def _bound(group: h5py.Group, name: str, m: int) -> Whole:
     if name not in group:
         return np.broadcast_to(np.zeros(1, np.int32), m)
@@ -273,6 +310,17 @@ def _with_operations(known: PhaseClass, other: PhaseClass) -> PhaseClass:
 def identity(value: Any) -> str:
     """Equal for attributes that are the same: 64 and 64.0 are one number, the text "64" is none, and True is not 1."""
     return repr(int(value)) if isinstance(value, float) and value.is_integer() else repr(value)
+
+
+def is_number_cell(value: object) -> TypeGuard[int | float]:
+    """Whether a cell or an attribute is a number; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def number(attributes: Mapping[str, object], name: str) -> float | None:
+    """An attribute that is a positive number, else None."""
+    value = attributes.get(name)
+    return float(value) if is_number_cell(value) and value > 0 else None
 
 
 def _hashable(value: Any) -> Any:

@@ -18,7 +18,8 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from powerd_analytics.runs.phases import Phases, read_phases
+from powerd_analytics.runs.in_force import Steps, Timeline, steps_of, without_repeats
+from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
 from powerd_client.board_times import check_times
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
@@ -176,6 +177,8 @@ class Run:
     command: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
     """How the file contradicts itself, as far as that is seen without its readings; see `powerd_client.verify`."""
+    enforced: Timeline = field(default_factory=Timeline)
+    """The power caps that drivers enforced; where they changed, they part the phases' classes."""
 
     @property
     def begin_ns(self) -> int:
@@ -254,19 +257,22 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             for name in device.feeds:
                 if name not in lines or lines[name].is_auxiliary:
                     raise ValueError(f"device {device.name!r} is fed by {name!r}, which is no line of power")
+        clocks = {name: _clock(group) for name, group in file["clocks"].items()}
+        enforced = Timeline.of(_steps(file["lines"], lines.values(), clocks))
         return Run(
             path=path,
             attributes=attributes,
             lines=lines,
             devices=devices,
-            phases=read_phases(file["phases"]),
-            clocks={name: _clock(group) for name, group in file["clocks"].items()},
+            phases=parted(read_phases(file["phases"]), enforced),
+            clocks=clocks,
             gaps=_gaps(file["gaps"]),
             processes=tuple(read_objects(file["processes"])) if "processes" in file else (),
             messages=tuple(read_objects(file["messages"])),
             environment=dict(read_json(attributes.get("environment") or "{}")),
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
             wrong=tuple(wrong_at_first_sight(file)),
+            enforced=enforced,
         )
 
 
@@ -325,6 +331,38 @@ def _clock(group: h5py.Group) -> RunClock:
         half_width_ns=half[order],
         steps=max(0, len(np.unique(group["map_piece"][:])) - 1),
     )
+
+
+def is_enforced_cap(line: RunLine) -> bool:
+    """Whether a line is a driver's enforced power limit, and not the one that was requested of it."""
+    return line.quantity == "power_limit_w" and not line.name.endswith("_requested")
+
+
+def _steps(group: h5py.Group, lines: Iterable[RunLine], clocks: Mapping[str, RunClock]) -> dict[str, Steps]:
+    """By device, what its driver enforced, as its first line with good readings of the limit tells."""
+    steps: dict[str, Steps] = {}
+    for line in lines:
+        if is_enforced_cap(line) and line.device not in steps:
+            t_ns, watts = _limits(LineReader(line.name, group[line.name]), line)
+            bound_ns = clocks[line.clock].bound_ns(t_ns) if line.clock in clocks else 0.0
+            if len(t_ns):
+                steps[line.device] = steps_of(t_ns, watts, bound_ns)
+    return steps
+
+
+def _limits(reader: LineReader, line: RunLine) -> tuple[Ints, NDArray[np.float64]]:
+    """Times and watts of a limit's good readings, without repeats of the same value."""
+    conversion = line.conversion
+    if not isinstance(conversion, QuantityConversion):
+        return np.zeros(0, np.int64), np.zeros(0)
+    each = []
+    for some in pieces(line.count):
+        read = reader.readings(some.start, some.stop, [conversion.column])
+        watts = read.codes[conversion.column] * conversion.per_code
+        is_good = ((read.flags & np.uint16(int(BAD))) == 0) & (watts > 0)
+        each.append(without_repeats(read.t_ns[is_good], watts[is_good]))
+    t_ns, limits = (np.concatenate(columns) for columns in zip(*each, strict=True)) if each else ([], [])
+    return np.asarray(t_ns, np.int64), np.asarray(limits, np.float64)
 
 
 def _gaps(group: h5py.Group) -> tuple[RunGap, ...]:

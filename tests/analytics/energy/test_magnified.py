@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 from command import joules
-from make_run import MS, LineSpec, PhaseSpec, S, make_run
+from make_run import MS, LineSpec, PhaseSpec, S, auxiliary, make_run
 
+from powerd_analytics.runs.phases import ENFORCED_CAP
 from powerd_analytics.runs.run import read_run
 from powerd_analytics.table import phase_table
 from powerd_client.phase import HEAD_START, MAGNIFIED, MAGNIFY
@@ -18,12 +19,12 @@ CLOCK_MHZ = 1980
 ITERATIONS = 60
 
 
-def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, waits=0.0, is_ahead=False):
+def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, waits=0.0, is_ahead=False, more=()):
     """Iterations with repetitions behind half of them, told by windows of 50 ms.
 
     ``magnified_in``: the phase that is open over the repetitions, ``epoch`` or ``iteration``, or none. ``waits``: for
     the host between repetitions of ``forward``, as a share of it; with ``is_ahead`` only of the first 0.1 s, as every
-    eight of the others have backward passes before them.
+    eight of the others have backward passes before them. ``more`` lines can be told.
     """
     phases, edges, watts, clocks = [], [0], [IDLE_W], [(0, CLOCK_MHZ)]
     t = 300 * MS
@@ -93,7 +94,7 @@ def magnified_run(path, magnified_in="", alone_w=WATTS, clock_alone=CLOCK_MHZ, w
             conversion={"kind": "quantity", "column": "code", "quantity": "clock_hz", "per_code": 1e6},
         ),
     ]
-    make_run(path, lines, phases, {"gpu0": ["gpu0.power"]}, end_ns=stop)
+    make_run(path, [*lines, *more], phases, {"gpu0": ["gpu0.power"]}, end_ns=stop)
     return read_run(path)
 
 
@@ -170,3 +171,14 @@ def test_a_phase_whose_repetitions_wait_for_the_host_is_told_by_what_the_others_
     assert abs(rows["forward"].j_per_batch - exact_j) <= rows["forward"].u95_j < 0.9 * refused["forward"].u95_j
     parts_j = sum(rows[name].j_per_batch * rows[name].iterations for name in LENGTH)
     assert parts_j + total.rest_j == pytest.approx(total.energy_j)
+
+
+def test_repetitions_tell_of_phases_under_their_own_power_cap(tmp_path):
+    limit = auxiliary(
+        "gpu0.power_limit", "power_limit_w", lambda t: np.where(t < 700 * MS, 300.0, 200.0), period_ns=S // 4
+    )
+    rows = phase_table(magnified_run(tmp_path / "r.h5", more=[limit]), "gpu0").phases
+    short = {r.group[ENFORCED_CAP]: r for r in rows if r.phase == "update"}
+    assert short[200].method == "magnified"
+    assert short[200].j_per_batch == pytest.approx(WATTS["update"] * LENGTH["update"] * 1e-9, rel=0.01)
+    assert not short[300].is_resolvable

@@ -20,11 +20,12 @@ from powerd_analytics.cli.tags import flat
 from powerd_analytics.clock_report import _edges, other_clocks
 from powerd_analytics.export import rows_to_json, to_csv, to_markdown
 from powerd_analytics.idle import IdleRow
-from powerd_analytics.records import Setting, records_of
+from powerd_analytics.records import records_of
 from powerd_analytics.runs.run import (
     read_run,
     recalibrate,
 )
+from powerd_analytics.settings import settings_of
 from powerd_analytics.table import PhaseTable, rows_frame, table_frames
 from powerd_analytics.uncertainty_table import budget_rows
 from powerd_analytics.verify import verify_sums
@@ -54,7 +55,7 @@ LEVEL = (np.arange(N) // 7) % 2
 LINES = [
     LineSpec("gpu0.a", lambda t: np.full(len(t), 100.0)),
     line("gpu0.sm_clock", "clock_hz", RNG.integers(1200, 1400, N), 1e6),
-    line("gpu0.limit", "power_limit_w", RNG.integers(200, 260, N)),
+    line("gpu0.limit", "power_limit_w", 230_000 + RNG.integers(-200, 200, N), 1e-3),
     line("gpu0.bound", "clock_bound_s", RNG.integers(100, 900, N), 1e-9),
     line("gpu0.wall", "clock_offset_s", 10**15 + STEP + RNG.integers(0, 500, N), 1e-9),
     line("gpu0.pin", "pin_bits", LEVEL, edge=np.cumsum(np.diff(LEVEL, prepend=0) != 0).astype(np.uint16)),
@@ -69,11 +70,11 @@ def run(tmp_path_factory):
 def test_the_whole_line_says_what_its_good_readings_are(run):
     good = FLAGS == 0
     t, clock, limit, bound = (x[good] for x in (T, *(s.codes["code"] for s in LINES[1:4])))
-    seen, (other,) = Setting(run), other_clocks(run)
+    seen, (other,) = settings_of(run).of("gpu0", 100 * MS, 700 * MS, {}), other_clocks(run)
     here = (t >= 100 * MS) & (t <= 700 * MS)
-    assert seen.power_cap_w("gpu0", 100 * MS, 700 * MS) == pytest.approx(np.median(limit[here]))
-    assert seen.clock_hz("gpu0", 100 * MS, 700 * MS) == pytest.approx(np.median(clock[here]) * 1e6)
-    assert seen.power_cap_w("gpu0", 5000 * MS, 6000 * MS) is None
+    assert seen.power_cap_w.value == pytest.approx(np.median(limit) * 1e-3)
+    assert seen.clock_hz.value == pytest.approx(np.median(clock[here]) * 1e6)
+    assert settings_of(run).of("gpu0", 5000 * MS, 6000 * MS, {}).clock_hz.value is None
     assert (other.bound_median_s, other.bound_max_s) == pytest.approx((np.median(bound) * 1e-9, bound.max() * 1e-9))
     rising, falling = _edges(run, "gpu0.pin", "code")
     assert set(rising.tolist()) <= set(t[1:][np.diff(LEVEL[good]) > 0].tolist())

@@ -43,6 +43,14 @@ class LineSpec:
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
+def auxiliary(
+    name: str, quantity: str, power: Power, per_code: float = 1e-3, period_ns: int = S, **more: Any
+) -> LineSpec:
+    """An auxiliary channel: ``power`` gives its values at host times, stored as codes of ``per_code``."""
+    conversion = {"kind": "quantity", "column": "code", "quantity": quantity, "per_code": per_code}
+    return LineSpec(name, power, period_ns=period_ns, conversion=conversion, **more)
+
+
 @dataclass
 class PhaseSpec:
     name: str
@@ -65,9 +73,11 @@ def make_run(
     bound_ns: float = 0.0,
     **attributes: Any,
 ) -> Path:
-    """Write a run file; ``devices`` maps names to feeds (all lines of a device without it)."""
+    """Write a run file; ``devices`` maps names to feeds (all lines of power of a device without it)."""
     if devices is None:
-        devices = {d: [s.name for s in lines if s.device == d] for d in dict.fromkeys(s.device for s in lines)}
+        devices = {d: [] for d in dict.fromkeys(s.device for s in lines)}
+        for s in lines:
+            devices[s.device] += [s.name] if s.conversion["kind"] != "quantity" else []
     with h5py.File(path, "w") as f:
         f.attrs.update(
             {
@@ -116,7 +126,8 @@ def _write_line(f: h5py.File, s: LineSpec, begin_ns: int, end_ns: int) -> None:
     codes = s.codes
     if codes is None:
         assert s.power is not None
-        codes = {"power_mw": np.round(s.power(t) * 1000).astype(np.int64)}
+        column, per_code = s.conversion["column"], s.conversion.get("per_code", 1e-3)
+        codes = {column: np.round(s.power(t) / per_code).astype(np.int64)}
     g = f.create_group(f"lines/{s.name}")
     g.attrs.update(
         {

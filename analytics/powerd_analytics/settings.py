@@ -1,0 +1,237 @@
+"""What a device was set to: its product, its power cap and its clocks, as asked, as requested and as enforced.
+
+What a script writes into the attributes of its phases is a label (*asked*). What somebody asked the driver for is
+*requested*: its management limit. What the driver held the card to is *enforced*: an auxiliary channel of its own. The
+enforced value wins, and a note says where it is not what was asked. A device that no driver reads, such as one behind a
+sensor board, has its label alone. No driver tells a clock that was locked: a clock that phases state counts as chosen,
+any other is merely observed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from powerd_analytics.runs.in_force import TOLERANCE_W, Enforced, Steps, steps_of, watts_text
+from powerd_analytics.runs.phases import is_number_cell, number
+from powerd_analytics.runs.ranks import device_identity
+from powerd_analytics.runs.run import Readings, Run, RunLine
+from powerd_core.model import QuantityConversion
+
+ENFORCED, STATED, REQUESTED, OBSERVED = "enforced", "stated", "requested", "observed"
+"""Where the value of a setting comes from: the driver's channel, the phases' attributes, the limit that the driver had
+when its source was opened, what a channel showed while they ran."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One quantity that can be set, in its own unit; None where nobody says it."""
+
+    asked: float | None = None
+    """Attribute of the phases."""
+    requested: float | None = None
+    """Of the driver. Where no line tells it, what it was when the driver's source was opened, maybe long before."""
+    enforced: float | None = None
+    """By the driver, all through; None where it changed meanwhile."""
+    observed: float | None = None
+    """Median of what was read, of a quantity whose setting no driver tells."""
+    is_driven: bool = False
+    """A driver tells what it enforces: nothing else stands for that."""
+
+    @property
+    def value(self) -> float | None:
+        """What counts as the setting."""
+        return self._told[0]
+
+    @property
+    def basis(self) -> str | None:
+        """Where `value` comes from: `ENFORCED`, `STATED`, `REQUESTED` or `OBSERVED`; None without a value."""
+        return self._told[1]
+
+    @property
+    def is_set(self) -> bool:
+        """Whether `value` was chosen, not observed."""
+        return self.basis not in (None, OBSERVED)
+
+    @property
+    def _told(self) -> tuple[float | None, str | None]:
+        ways = [(self.enforced, ENFORCED)]
+        if not self.is_driven:
+            ways += [(self.asked, STATED), (self.requested, REQUESTED), (self.observed, OBSERVED)]
+        return next(((value, basis) for value, basis in ways if value is not None), (None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSetting:
+    """What one device was set to while some phases ran."""
+
+    product: str | None
+    """Attribute of the phases, else as the driver names it."""
+    power_cap_w: Setting
+    clock_hz: Setting
+    """Of the multiprocessors."""
+    memory_clock_hz: Setting
+    note: str
+    """How what was enforced differs from what was asked or requested, or that it changed; mostly empty."""
+
+
+def settings_of(run: Run) -> Settings:
+    """The settings of a run's devices."""
+    return Settings(run)
+
+
+class Settings:
+    """The settings of a run's devices, by what its lines tell; lines are read when they are needed."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._medians: dict[tuple[str, int, int, Enforced | None], float | None] = {}
+        self._requested: dict[str, Steps | None] = {}
+        self._read: dict[str, Readings] = {}
+        self._drivers: dict[str, str] = {}
+
+    def of(
+        self,
+        device: str,
+        begin_ns: int,
+        end_ns: int,
+        stated: Mapping[str, Any],
+        setting: Enforced | None = None,
+    ) -> DeviceSetting:
+        """The setting of a device while phases with the attributes ``stated`` ran, between two host times.
+
+        ``setting`` is that of their class (`PhaseClass.setting`): what is observed then counts only where it was in
+        force. Attributes that are no positive numbers say nothing.
+        """
+        cap, note = self.power_cap(device, begin_ns, end_ns, stated, setting)
+        span = (begin_ns, end_ns, setting)
+        return DeviceSetting(
+            product=_text(stated.get("device_name")) or self.device_name(device),
+            power_cap_w=cap,
+            clock_hz=Setting(asked_clock_hz(stated), observed=self._clock(device, "sm_clock", span)),
+            memory_clock_hz=Setting(
+                asked_clock_hz(stated, "memory_clock"), observed=self._clock(device, "memory_clock", span)
+            ),
+            note=note,
+        )
+
+    def device_name(self, device: str) -> str | None:
+        """The product, as the driver names it."""
+        lines = [*self._lines(device), *self._lines(self._driver(device))]
+        names = (line.detail.get("name") for line in lines)
+        return next((name for name in names if isinstance(name, str) and name), None)
+
+    # -- the power cap ---------------------------------------------------------------------------------------------
+
+    def power_cap(
+        self, device: str, begin_ns: int, end_ns: int, stated: Mapping[str, Any], setting: Enforced | None = None
+    ) -> tuple[Setting, str]:
+        """The power cap and the note of `of` alone, for which no further line is read."""
+        asked, driver = number(stated, "power_cap_w"), self._driver(device)
+        steps, told = self._run.enforced.steps.get(driver), self._requested_steps(driver)
+        requested = _only(told, begin_ns, end_ns) if told else self._opened_w(driver)
+        if steps is None:
+            # Of a device without such a channel, as a wall meter: a label, else the one cap of all that have a driver.
+            alike = setting.value if setting is not None and asked is None else None
+            note = ""
+            if _differs(asked, requested):
+                when = "" if told else " when its source was opened"
+                note = f"{_claim(asked)}, the driver was set to {watts_text(requested)}{when}"
+            return Setting(asked, requested, float(alike) if is_number_cell(alike) else None), note
+        caps = dict(setting.caps_w) if setting is not None else {}
+        enforced = caps[driver] if driver in caps else _only(steps, begin_ns, end_ns)
+        cap = Setting(asked, requested, enforced, is_driven=True)
+        if enforced is None:
+            return cap, _changes(steps.between(begin_ns, end_ns))
+        claims = [_claim(asked)] if _differs(asked, enforced) else []
+        claims += [f"{watts_text(requested)} were requested"] if told and _differs(requested, enforced) else []
+        return cap, ", ".join([*claims, f"the driver enforced {watts_text(enforced)}"]) if claims else ""
+
+    def _driver(self, device: str) -> str:
+        """The device under whose name the driver's channels of a GPU are: nearly always the same. A board's device
+        that says which GPU it is has those of that GPU."""
+        if device not in self._drivers:
+            run, told = self._run, self._run.enforced.steps
+            others = [d for d in told if d in run.devices] if device in run.devices and device not in told else []
+            own = device_identity(run, device) if others else None
+            same = [d for d in others if own and own.overlaps(device_identity(run, d))]
+            self._drivers[device] = same[0] if same else device
+        return self._drivers[device]
+
+    def _requested_steps(self, device: str) -> Steps | None:
+        if device not in self._requested:
+            lines = [line for line in self._lines(device) if line.quantity == "power_limit_w"]
+            line = next((line for line in lines if line.name.endswith("_requested")), None)
+            self._requested[device] = self._steps(line) if line is not None else None
+        return self._requested[device]
+
+    def _steps(self, line: RunLine) -> Steps | None:
+        c = line.conversion
+        if not isinstance(c, QuantityConversion):
+            return None
+        read = self._good(line.name, c.column)
+        return steps_of(read.t_ns, read.codes[c.column] * c.per_code) if len(read.t_ns) else None
+
+    def _opened_w(self, device: str) -> float | None:
+        """The management limit when the driver's source was opened."""
+        limits = (number(line.detail, "power_limit_mw") for line in self._lines(device))
+        return next((mw / 1e3 for mw in limits if mw is not None), None)
+
+    # -- what is observed ------------------------------------------------------------------------------------------
+
+    def _clock(self, device: str, suffix: str, span: tuple[int, int, Enforced | None]) -> float | None:
+        """Median of a clock."""
+        device = self._driver(device)
+        lines = [x for x in self._lines(device) if x.quantity == "clock_hz" and x.name.endswith(f".{suffix}")]
+        return next((hz for x in lines if (hz := self._median(x, span)) is not None), None)
+
+    def _lines(self, device: str) -> list[RunLine]:
+        return [line for line in self._run.lines.values() if line.device == device]
+
+    def _median(self, line: RunLine, span: tuple[int, int, Enforced | None]) -> float | None:
+        c, key, (begin_ns, end_ns, setting) = line.conversion, (line.name, *span), span
+        if isinstance(c, QuantityConversion) and key not in self._medians:
+            read = self._good(line.name, c.column)
+            here = (read.t_ns >= begin_ns) & (read.t_ns <= end_ns)
+            if setting is not None:
+                here &= self._run.enforced.holds(setting, read.t_ns)
+            codes = read.codes[c.column][here]
+            self._medians[key] = float(np.median(codes)) * c.per_code if len(codes) else None
+        return self._medians.get(key)
+
+    def _good(self, line: str, column: str) -> Readings:
+        if line not in self._read:
+            self._read[line] = self._run.good_readings(line, column)
+        return self._read[line]
+
+
+def _only(steps: Steps, begin_ns: int, end_ns: int) -> float | None:
+    """The cap that was in force all through, None where there were several."""
+    watts = steps.between(begin_ns, end_ns)
+    return watts[0] if len(watts) == 1 else None
+
+
+def _differs(watts: float | None, others: float | None) -> bool:
+    return watts is not None and others is not None and abs(watts - others) > TOLERANCE_W
+
+
+def _claim(asked: float | None) -> str:
+    return f"phases say a cap of {watts_text(asked)}"
+
+
+def _changes(watts: Sequence[float]) -> str:
+    times = "once" if len(watts) == 2 else f"{len(watts) - 1} times"
+    return f"the power cap changed {times} ({watts_text(min(watts))} to {watts_text(max(watts))})"
+
+
+def asked_clock_hz(attributes: Mapping[str, Any], name: str = "clock") -> float | None:
+    """A clock that phases state in hertz or in megahertz."""
+    hz, mhz = number(attributes, f"{name}_hz"), number(attributes, f"{name}_mhz")
+    return hz or (mhz * 1e6 if mhz else None)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None or value == "" else str(value)
