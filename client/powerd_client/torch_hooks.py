@@ -17,6 +17,7 @@ GPU, so a mark made there is written for the thread that called ``backward``, an
 from __future__ import annotations
 
 import contextlib
+import copy
 import copyreg
 import functools
 import sys
@@ -500,24 +501,40 @@ class ForwardPasses:
             watch.hook(model, self.enter, lambda _module, _args, output: self.leave(failed=_has_failed(output)))
             return
 
-        def marked(*args: Any, **kwargs: Any) -> Any:
-            if (owner := weak()) is not None:
-                self.enter(owner)
-            failed = True
-            try:
-                result = compiled(*args, **kwargs)
-                failed = False
-            finally:
-                self.leave(failed=failed)
-            return result
-
         def undo() -> None:
-            if (owner := weak()) is not None and owner._compiled_call_impl is marked:
+            if (owner := marked.model()) is not None and owner._compiled_call_impl is marked:
                 owner._compiled_call_impl = compiled
 
-        weak = weakref.ref(model)
+        marked = CompiledCall(self, model, compiled)
         model._compiled_call_impl = marked
         watch.on_remove(undo)
+
+
+class CompiledCall:
+    """The call of a model that was compiled in place, with marks around it. PyTorch leaves it out of what it copies and
+    pickles; where a model's class copies all that it has, the copy has the compiled call alone."""
+
+    def __init__(self, passes: ForwardPasses, model: nn.Module, compiled: _Function) -> None:
+        self.model = weakref.ref(model)
+        self._passes = passes
+        self._compiled = compiled
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if (owner := self.model()) is not None:
+            self._passes.enter(owner)
+        failed = True
+        try:
+            result = self._compiled(*args, **kwargs)
+            failed = False
+        finally:
+            self._passes.leave(failed=failed)
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Function:
+        return copy.deepcopy(self._compiled, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._compiled.__reduce_ex__(protocol)
 
 
 def _has_failed(output: object) -> bool:

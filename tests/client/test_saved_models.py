@@ -131,6 +131,24 @@ def test_copies_are_not_watched_and_keep_the_users_hooks(meter, make, layers):
     assert meter.tree().startswith("forward")
 
 
+def test_a_model_that_was_compiled_in_place_is_copied_and_pickled_as_without_a_watch(meter):
+    plain, twin = nn.Sequential(nn.Linear(3, 2)), Twin(nn.Linear(3, 2))
+    for model in (plain, twin):
+        model.compile(backend="eager")
+    compiled = twin._compiled_call_impl
+    before = saved(plain)
+    for model in (plain, twin):
+        meter.watch(model)
+    assert saved(plain) == before
+    assert copy.deepcopy(plain)._compiled_call_impl is None
+    assert copy.deepcopy(twin)._compiled_call_impl is compiled
+    with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
+        pickle.dumps(twin.__dict__)  # nor can what PyTorch has there be pickled
+    plain(X)
+    twin(X)
+    assert meter.tree() == "forward forward"
+
+
 @MODES
 def test_a_whole_model_is_loaded_as_weights_only(meter, layers):
     model = Recurrent()
