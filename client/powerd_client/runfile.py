@@ -369,85 +369,92 @@ def has_endless_heap(path: Path) -> bool:
 
 def problems(file: h5py.File) -> Iterator[str]:
     """Everything about the file's inside that is not as it must be, most basic things first."""
-    foreign = list(_foreign(file, 1))
+    items: Items = {}
+    foreign = list(_foreign(file, 1, items))
     yield from foreign
     if foreign:
         return
     for name in ("lines", "devices", "phases", "clocks", "gaps", "messages"):
-        if name not in file:
+        if f"/{name}" not in items:
             yield f"it has no {name!r}"
             return
     for parent in ("clocks", "lines", "devices"):
-        if not all(isinstance(item, h5py.Group) for item in file[parent].values()):
+        if not all(isinstance(items[f"/{parent}/{name}"], h5py.Group) for name in file[parent]):
             yield f"/{parent} holds what is no group"
             return
-    yield from _bombs(file)
-    yield from _table(file, {"messages": _TEXT})
+    yield from _bombs(items)
+    yield from _table(items, "", {"messages": _TEXT})
     for name in ("processes", "parts"):
-        yield from _table(file, {}, {name: _TEXT})
-    yield from _table(file["phases"], _PHASES, dict.fromkeys(BOUND_COLUMNS, _INTEGER))
-    yield from _table(file["phases"], {"kinds": _TEXT})
-    yield from _table(file["gaps"], _GAPS, {"numbers": _INTEGER, "clock": _TEXT})
-    for clock in file["clocks"].values():
-        yield from _table(clock, _CLOCK)
-        yield from _table(clock, {"exchanges": ("i", 4)})
-        yield from _table(clock, {}, {"piece_rates": ("f", 2), "piece_limits_ns": ("i", 2)})
-    for line in file["lines"].values():
-        yield from _table(line, dict.fromkeys((*TIMES, *line), _INTEGER))
+        yield from _table(items, "", {}, {name: _TEXT})
+    yield from _table(items, "/phases", _PHASES, dict.fromkeys(BOUND_COLUMNS, _INTEGER))
+    yield from _table(items, "/phases", {"kinds": _TEXT})
+    yield from _table(items, "/gaps", _GAPS, {"numbers": _INTEGER, "clock": _TEXT})
+    for name in file["clocks"]:
+        clock = f"/clocks/{name}"
+        yield from _table(items, clock, _CLOCK)
+        yield from _table(items, clock, {"exchanges": ("i", 4)})
+        yield from _table(items, clock, {}, {"piece_rates": ("f", 2), "piece_limits_ns": ("i", 2)})
+    for name in file["lines"]:
+        line = f"/lines/{name}"
+        yield from _table(items, line, dict.fromkeys((*TIMES, *items[line]), _INTEGER))
 
 
-def _datasets(group: h5py.Group) -> list[h5py.Dataset]:
-    every: list[h5py.Dataset] = []
-    group.visititems(lambda _, item: every.append(item) if isinstance(item, h5py.Dataset) else None)
-    return every
+Items = dict[str, h5py.Group | h5py.Dataset]
+"""What is in a file by its path: to open it takes longer than to look at it."""
 
 
-def _bombs(file: h5py.File) -> Iterator[str]:
+def _bombs(items: Items) -> Iterator[str]:
     """Tables that unpack to far more than what a recording makes of them."""
-    for where, group in file.items():
-        if where == "lines" or not isinstance(group, h5py.Group):  # readings are read a stretch at a time
-            continue
-        columns = _datasets(group)
-        size, stored = sum(c.nbytes for c in columns), sum(c.id.get_storage_size() for c in columns)
+    columns: dict[str, list[h5py.Dataset]] = {}
+    for path, item in items.items():
+        where = path.split("/", 2)[1]
+        if where != "lines" and isinstance(item, h5py.Dataset):  # readings are read a stretch at a time
+            columns.setdefault(where, []).append(item)
+    for where, of in columns.items():
+        size, stored = sum(c.nbytes for c in of), sum(c.id.get_storage_size() for c in of)
         if size > _WIDE_BYTES + _MOST_UNPACKED * stored:
             yield f"/{where} unpacks from {stored} bytes to {size}"
 
 
 def _table(
-    group: h5py.Group, columns: dict[str, tuple[str, int]], later: dict[str, tuple[str, int]] | None = None
+    items: Items, group: str, columns: dict[str, tuple[str, int]], later: dict[str, tuple[str, int]] | None = None
 ) -> Iterator[str]:
     """Whether the columns are there, of their type and of one length. Those that came ``later`` may be missing."""
     lengths = set()
     for name, (kind, width) in (columns | (later or {})).items():
-        if name not in group:
+        item = items.get(f"{group}/{name}")
+        if item is None:
             if name in columns:
-                yield f"{group.name} has no {name!r}"
+                yield f"{group} has no {name!r}"
             continue
-        item = group[name]
         kinds = {"i": "iu", "f": "f", "S": "SO"}[kind]
         if (
             not isinstance(item, h5py.Dataset)
             or item.dtype.kind not in kinds
             or item.shape[1:] != (width,) * (width > 0)
         ):
-            yield f"{group.name}/{name} is not of the right type"
+            yield f"{group}/{name} is not of the right type"
         else:
             lengths.add(len(item))
     if len(lengths) > 1:
-        yield f"the columns of {group.name} differ in length"
+        yield f"the columns of {group} differ in length"
 
 
-def _foreign(group: h5py.Group, depth: int) -> Iterator[str]:
-    """What must not be in a run file: links, data kept elsewhere or in unknown ways, tables that claim too much."""
+def _foreign(group: h5py.Group, depth: int, items: Items) -> Iterator[str]:
+    """What must not be in a run file: links, data kept elsewhere or in unknown ways, tables that claim too much.
+
+    All that is there and is no link is added to ``items``.
+    """
+    path = group.name.rstrip("/")
     for name in group:
-        where = f"{group.name.rstrip('/')}/{name}"
+        where = f"{path}/{name}"
         if not isinstance(group.get(name, getlink=True), h5py.HardLink):
             yield f"{where} is a link to somewhere else: a run file holds its own data"
             continue
-        item = group[name]
+        item = items[where] = group[name]
         if isinstance(item, h5py.Group):
             # Nothing of ours lies deeper; a group inside itself would have no end.
-            yield from _foreign(item, depth + 1) if depth < 4 else [f"{where} is nested too deep"]
+            yield from _foreign(item, depth + 1, items) if depth < 4 else [f"{where} is nested too deep"]
             continue
         if not isinstance(item, h5py.Dataset) or not item.shape:
             yield f"{where} is no table"
