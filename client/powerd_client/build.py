@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from powerd_client import journal as journals
 from powerd_client.board_times import NO_LIMIT, have_host_time, pieces_of, to_host_ns
 from powerd_client.device_timing import DeviceTimes
-from powerd_client.hostclock import FARTHEST_NS
+from powerd_client.hostclock import FARTHEST_NS, time_of
 from powerd_client.losses import LossAccount, StreamEpoch, StreamFrames, clock_name, in_order
 from powerd_client.ownership import foreign
 from powerd_client.pairing import Kinds, PhaseSpans, ProcessNames, add_iterations, name_models, pair_marks
@@ -55,6 +55,7 @@ Int64 = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 
 _BATCH_BYTES, _PIECE_BYTES = 8 << 20, 1 << 20
+_EVENT_TEXT_BYTES = 16 << 20
 _CODES = np.dtype([("code", "<i4"), ("thread", "<u4"), ("t_ns", "<i8")])
 _LOST_RUN = {"run_id": "unknown", "created_utc": "", "powerd_version": "", "command": [], "environment": {}}
 """What a run is called whose journal lost its beginning."""
@@ -85,6 +86,11 @@ class Contents:
     """Bytes of the journal, and how many of them could not be read."""
     unusable: list[str] = field(default_factory=list)
     """What of the journal is in no run file, but for readings and marks that nothing describes (`left_out`)."""
+
+    @property
+    def processes(self) -> list[int]:
+        """The tokens of the training processes, in the order in which the run file lists them."""
+        return sorted({*self.names, *self.marks})
 
     def note(self, level: str, text: str, t_ns: int = 0) -> None:
         """Add a message to the run; those without a time come first."""
@@ -130,9 +136,9 @@ class Contents:
                 objects = {"command": list(body["command"]), "environment": dict(body["environment"])}
                 self.run = self.run or texts | objects
             case "start":
-                self.t_start_ns = self.t_start_ns or _time_ns(body["t_start_ns"])
+                self.t_start_ns = self.t_start_ns or time_of(body["t_start_ns"])
             case "stop":
-                self.t_stop_ns, self.complete = _time_ns(body["t_stop_ns"]), bool(body["complete"])
+                self.t_stop_ns, self.complete = time_of(body["t_stop_ns"]), bool(body["complete"])
                 self.reception = dict(body.get("reception", {}))
                 self.stopped = True
             case "description":
@@ -145,7 +151,7 @@ class Contents:
             case "phase-names":
                 self.names.setdefault(int(body["process"]), ProcessNames()).take(body)
             case "note":
-                self.note(str(body["level"]), str(body["text"]), _time_ns(body["t_ns"]))
+                self.note(str(body["level"]), str(body["text"]), time_of(body["t_ns"]))
 
 
 def read_contents(journal: Path, *, needs_run: bool = True) -> Contents:
@@ -245,17 +251,10 @@ def _is_in_time(event: Block | Gap | ClockExchange) -> bool:
     return all(abs(t) <= FARTHEST_NS for t in times)
 
 
-def _time_ns(value: Any) -> int:
-    """A time in a document. Raises `ValueError` for what cannot be one."""
-    if not isinstance(value, int) or abs(value) > FARTHEST_NS:
-        raise ValueError(f"{str(value)[:40]!r} is no time")
-    return value
-
-
 def phases_of(contents: Contents) -> tuple[PhaseSpans, list[dict[str, Any]], list[dict[str, Any]]]:
     """The phases of all processes, the kinds that they are of, the processes. What does not fit becomes a message."""
     phases, kinds, processes = PhaseSpans(), Kinds(), list[dict[str, Any]]()
-    for token in sorted({*contents.names, *contents.marks}):
+    for token in contents.processes:
         names = contents.names.get(token, ProcessNames())
         for (t_ns, text), level in names.notes.items():
             contents.note(level, text, t_ns)
@@ -326,6 +325,7 @@ def left_out(contents: Contents, run: Path) -> list[str]:
     """
     with open_file(run) as file, reading(run):
         run_id, held = str(file.attrs.get("run_id")), _held(file)
+        events_held = len(file["events/t_ns"]) if "events" in file else 0
     if run_id != clean(str(contents.run["run_id"])):
         return [f"the journal is of another run than {run}"]
     missing = list(contents.unusable)
@@ -340,6 +340,8 @@ def left_out(contents: Contents, run: Path) -> list[str]:
         known = np.array([*names.kinds, *names.cuts], np.int64)
         if count := int(np.count_nonzero(~np.isin(kinds, known))):
             missing.append(f"{count} marks of process {token:016x} are left out: the names of their phases are lost")
+    if lost := sum(len(names.events) for names in contents.names.values()) - events_held:
+        missing.append(f"{lost} events are left out")
     for edges in contents.devices.edges.values():
         clocks = {epoch for epoch, _ in edges.values()}
         missing += [
@@ -406,6 +408,7 @@ def write_run(file: h5py.File, contents: Contents, journal_file: Path) -> Iterat
     _write_devices(file, list(contents.descriptions.values()))
     _write_phases(file, phases, kinds)
     write_documents(file, "processes", processes)
+    _write_events(file, contents)
     file.flush()
     account = LossAccount(start_ns, stop_ns, end_cause)
     total, done = sum(f.size for f in contents.streams.values()) or 1, 0
@@ -607,6 +610,21 @@ def _write_phases(file: h5py.File, phases: PhaseSpans, kinds: Sequence[dict[str,
         column = np.array(getattr(phases, name), types.get(name, np.int64))
         write_numbers(group, name, column, "ns" if name.endswith("_ns") else "1")
     write_documents(group, "kinds", kinds)
+
+
+def _write_events(file: h5py.File, contents: Contents) -> None:
+    """What happened at a moment, as the training said it, in the order of the times."""
+    events = sorted(
+        (t_ns, process, name, values)
+        for process, token in enumerate(contents.processes)
+        for t_ns, name, values in contents.names.get(token, ProcessNames()).events
+    )
+    group = file.create_group("events")
+    write_numbers(group, "t_ns", np.array([t_ns for t_ns, *_ in events], np.int64), "ns")
+    write_numbers(group, "process", np.array([process for _, process, *_ in events], np.int32), "1")
+    # Short ones may be as many as fit into their files: as two columns of fixed width a reader would refuse them.
+    write_strings(group, "name", [name for *_, name, _ in events], _EVENT_TEXT_BYTES)
+    write_strings(group, "values", [values for *_, values in events], _EVENT_TEXT_BYTES)
 
 
 def _write_devices(file: h5py.File, descriptions: Sequence[Description]) -> None:

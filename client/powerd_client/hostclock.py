@@ -24,6 +24,13 @@ _TRIES = 5
 _TEXT = re.compile(r"wall clock: (\d{1,19}) ns since 1970 ± (\d{1,18}) ns")
 
 
+def time_of(value: Any) -> int:
+    """A time in a document. Raises `ValueError` for what cannot be one."""
+    if not isinstance(value, int) or abs(value) > FARTHEST_NS:
+        raise ValueError(f"{str(value)[:40]!r} is no time")
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class WallAnchor:
     """The wall clock read between two readings of the host's clock ``2 * half_ns`` apart."""

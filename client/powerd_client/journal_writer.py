@@ -284,8 +284,8 @@ class JournalWriter:
     def _write_last_words(self, cause: str) -> int:
         """Write gaps for the readings that wait, and the rest as it is, into the space that was kept for this.
 
-        Marks are left out: they are still in their own files. Returns the number of scans that are lost. Raises
-        `OSError` when not even this can be written.
+        Marks, names and events are left out: they are still in their own files. Returns the number of scans that are
+        lost. Raises `OSError` when not even this can be written.
         """
         gaps: dict[tuple[int, int], Gap] = {}
         rest: list[bytes] = []
@@ -295,7 +295,7 @@ class JournalWriter:
             if isinstance(event, Block | Gap):
                 key = event.epoch, event.stream
                 gaps[key] = _joined(gaps.get(key), event, cause)
-            elif not isinstance(event, Marks):
+            elif not _is_in_own_file(event):
                 (exchanges if isinstance(event, ClockExchange) else rest).append(frame)
         every = 1 + 2 * sum(map(len, exchanges)) // RESERVE_BYTES
         delete(self._reserve)
@@ -344,6 +344,11 @@ class SyncThread:
             self.failure = error
         else:
             self.failure = None
+
+
+def _is_in_own_file(event: Event) -> bool:
+    """Whether it is a copy of what a training process wrote into a file that is still there."""
+    return isinstance(event, Marks) or (isinstance(event, Message) and event.subject == "phase-names")
 
 
 def _joined(gap: Gap | None, event: Block | Gap, cause: str) -> Gap:

@@ -225,6 +225,7 @@ class LiveRun:
             },
             marks={token: _marks_since(pieces, since_ns) for token, pieces in whole.marks.items()},
             devices=replace(whole.devices, pieces={}, unresolved=0),
+            names={token: replace(names, events={}) for token, names in whole.names.items()},
             messages=[],
             unusable=[],
         )
@@ -237,7 +238,7 @@ class LiveRun:
         mark = next(iter(part.devices.marks(self._token, {number: record}, part.names[self._token].timings)))
         with open_run(path) as file:
             kinds = [i for i, kind in enumerate(read_objects(file["phases/kinds"])) if kind["name"] == name]
-            process = sorted({*part.names, *part.marks}).index(self._token)
+            process = part.processes.index(self._token)
             is_own = np.isin(file["phases/kind"][:], kinds) & (file["phases/process"][:] == process)
             rows = np.flatnonzero(is_own)
             return int(rows[np.argmin(np.abs(file["phases/begin_ns"][:][rows] - mark.t_host_ns))])

@@ -2,7 +2,7 @@
 
 A record that is in the mapping survives SIGKILL without flush or thread. The recorder tails the segments, copies them
 into its journal and deletes those that are full. The layout of a record stands in `powerd_core.marks`. Beside the
-segments, a file of names says in lines of JSON what the numbers in the records mean.
+segments, a file of names says in lines of JSON what the numbers in the records mean, and holds notes and events.
 
 Why each race is safe:
 
@@ -36,11 +36,21 @@ from types import MappingProxyType
 from powerd_client.hostclock import now_ns
 from powerd_client.log import tell
 from powerd_core.marks import RECORD, SEGMENT_RECORDS
+from powerd_core.serde import MAX_DEPTH, MAX_NAME, check_json
 
 MANY_KINDS = 1000
 """So many values of one attribute are a counter, and no setting by which anybody compares phases."""
 _LAYER = "layer"
 """The attribute by which `Meter.watch` tells the layers of a model apart."""
+MOST_EVENT_BYTES = 64 << 10
+"""An event's name and values, as JSON, take no more."""
+MOST_EVENTS_BYTES = 32 << 20
+"""All events of one process take no more: the file of names, which has room for twice as much, must not get too large
+to be read, since the names of the phases are in it too."""
+_MOST_LEVELS = MAX_DEPTH - 2
+"""Of values within each other: in the journal a message with a body lies around them."""
+_MOST_REFUSALS = 5
+"""So often events that cannot be kept are spoken of."""
 _SIZE = RECORD.size
 _pack_into = RECORD.pack_into
 
@@ -98,6 +108,8 @@ class MarkWriter:
         self._segment: Segment | None = Segment(self._path(0), segment_records)
         self._names = os.open(f"{self._base}.names", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._is_torn = False
+        self._events_bytes = 0
+        self._refusals: set[str] = set()
         self._describe({"process": self.token, "pid": self._pid, "command": sys.argv, **about})
         _writers.add(self)
 
@@ -105,8 +117,11 @@ class MarkWriter:
         return self._base.with_name(f"{self._base.name}-{number:06d}.bin")
 
     def _describe(self, document: Mapping[str, object]) -> None:
+        self._write_line(json.dumps(document).encode())
+
+    def _write_line(self, line: bytes) -> None:
         # Behind half a line, of a disk that was full, a whole one begins anew: else its kind's name would be lost.
-        line = b"\n" * self._is_torn + json.dumps(document).encode() + b"\n"
+        line = b"\n" * self._is_torn + line + b"\n"
         self._is_torn = os.write(self._names, line) < len(line)
         if self._is_torn:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -157,6 +172,36 @@ class MarkWriter:
     def note(self, text: str, level: str = "warning") -> None:
         """Put a message into the run. It needs no recorder that hears it now."""
         self._remark({"note": text, "level": level, "t_ns": now_ns()})
+
+    def event(self, name: str, values: Mapping[str, object]) -> None:
+        """Put an event into the run: what happened now, with any values that JSON knows (others become text).
+
+        It may be called until `close`, also where marks are dropped. What cannot be written is left out, and said once.
+        """
+        t_ns = now_ns()
+        try:
+            line = _event_line(str(name), t_ns, values)
+            with self._lock:
+                self._add_event(line)
+        except Exception as error:  # noqa: BLE001  (whatever a value does when it is asked: a step must not fail)
+            self._refuse(f"the event {str(name)[:40]!r} is in no run: {error}")
+
+    def _add_event(self, line: bytes) -> None:
+        """Raises ValueError for one that has no place, `OSError`."""
+        if self._is_closed:
+            raise ValueError("the Meter was closed before it")
+        if os.getpid() != self._pid:
+            raise ValueError("this process was forked from the one that is recorded")
+        if self._events_bytes + len(line) > MOST_EVENTS_BYTES:
+            raise ValueError(f"the events of a process have {MOST_EVENTS_BYTES >> 20} MiB at most")
+        self._events_bytes += len(line)
+        self._write_line(line)
+
+    def _refuse(self, text: str) -> None:
+        if text not in self._refusals and len(self._refusals) < _MOST_REFUSALS:
+            self._refusals.add(text)
+            tell(text)
+            self.note(text)
 
     def identify(self, devices: Sequence[Mapping[str, object]]) -> None:
         """Say on which devices this process works."""
@@ -214,12 +259,13 @@ class MarkWriter:
     def close(self) -> None:
         """No more marks. The files stay for the recorder; those of a rank say that nothing is cut off."""
         self._segment = None
-        self._is_closed = True
-        with contextlib.suppress(OSError):
-            if self._is_rank and os.getpid() == self._pid:
-                self._describe({"closed": now_ns()})
-        with contextlib.suppress(OSError):
-            os.close(self._names)
+        with self._lock:
+            self._is_closed = True
+            with contextlib.suppress(OSError):
+                if self._is_rank and os.getpid() == self._pid:
+                    self._describe({"closed": now_ns()})
+            with contextlib.suppress(OSError):
+                os.close(self._names)
 
 
 def crowded(kinds: Iterable[tuple[str, Mapping[str, object]]]) -> list[str]:
@@ -249,6 +295,28 @@ def _plain(value: object) -> object:
     except (TypeError, ValueError):
         return str(plain)
     return plain
+
+
+_encode = json.JSONEncoder(default=_plain).encode
+
+
+def _event_line(name: str, t_ns: int, values: Mapping[str, object]) -> bytes:
+    """The line of an event in the file of names. Raises ValueError, or what a value raises, where there can be none."""
+    document = {"event": name, "t_ns": t_ns, "values": values}
+    try:
+        text = _encode(document)
+    except (TypeError, ValueError, RecursionError):  # a key that is no text, or values that hold themselves
+        document["values"] = {str(key): _plain(value) for key, value in values.items()}
+        text = _encode(document)
+    line = text.encode()
+    if len(name) > MAX_NAME or len(line) > MOST_EVENT_BYTES:
+        raise ValueError(
+            f"its name has {len(name)} characters and all of it {len(line)} bytes, {MAX_NAME} and {MOST_EVENT_BYTES} "
+            "are allowed"
+        )
+    if text.count("{") + text.count("[") > _MOST_LEVELS:  # else it cannot be that deep
+        check_json([json.loads(text, parse_constant=str)])
+    return line
 
 
 _writers: weakref.WeakSet[MarkWriter] = weakref.WeakSet()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from powerd_client.hostclock import time_of
 from powerd_core.marks import Mark
 
 ITERATION = "iteration"
@@ -34,12 +35,17 @@ class ProcessNames:
     """Numbers that stand for no phase, and the kind that such a mark cuts."""
     notes: dict[tuple[int, str], str] = field(default_factory=dict)
     """Level by time and text: the journal and the names' file may both hold one."""
+    events: dict[tuple[int, str, str], None] = field(default_factory=dict)
+    """Time, name, and values as JSON of each, in the order in which they were written; they too may come twice."""
     closed: bool = False
 
     def take(self, document: dict[str, Any]) -> None:
         """The next document. Raises KeyError, TypeError or ValueError for what is none."""
         if "note" in document:
             self.notes[int(document["t_ns"]), str(document["note"])] = str(document["level"])
+        elif "event" in document:
+            values = json.dumps(dict(document["values"]))
+            self.events[time_of(document["t_ns"]), str(document["event"]), values] = None
         elif "closed" in document:
             self.closed = True
         elif "devices" in document:

@@ -29,6 +29,8 @@ BASELINE = "baseline"
 MAGNIFY, MAGNIFIED, HEAD_START = "magnify", "magnified ", "head start"
 """The name of the phases in which other phases are repeated (`Meter.magnify`), what the names of these begin with
 inside, and the name of those that put the host ahead of the GPU there."""
+RESULT = "result"
+"""The name of the events that say how good what was trained is (`Meter.result`)."""
 WHOLE = "run"
 """The name of the phase that lies over a whole command, in a recording in which nothing else is marked."""
 MOST_BASELINE_S = 3600.0

@@ -50,6 +50,7 @@ _INTEGER, _TEXT = ("i", 0), ("S", 0)
 _PHASES = dict.fromkeys(("begin_ns", "end_ns", "kind", "parent", "process", "cut"), _INTEGER)
 _GAPS = dict.fromkeys(("begin_ns", "end_ns", "lost"), _INTEGER) | dict.fromkeys(("stream", "lines", "cause"), _TEXT)
 _CLOCK = {"map": ("f", 3), "map_t_board_ns": _INTEGER, "map_piece": _INTEGER}
+_EVENTS = {"t_ns": _INTEGER, "process": _INTEGER, "name": _TEXT, "values": _TEXT}
 _LIBVER = ("v110", "v110")
 """The first version of HDF5's format in which everything but strings of variable length carries a checksum."""
 _FILTERS = {h5py.h5z.FILTER_DEFLATE, h5py.h5z.FILTER_SHUFFLE, h5py.h5z.FILTER_FLETCHER32}
@@ -208,11 +209,12 @@ def write_documents(group: h5py.Group, name: str, documents: Sequence[Any]) -> N
     write_strings(group, name, [json.dumps(to_document(d)) for d in documents])
 
 
-def write_strings(group: h5py.Group, name: str, texts: Sequence[str]) -> None:
-    """A table of texts, in fixed width unless one of them is out of all proportion to the others."""
+def write_strings(group: h5py.Group, name: str, texts: Sequence[str], most_bytes: int = _WIDE_BYTES) -> None:
+    """A table of texts, in fixed width unless one of them is out of all proportion to the others: above ``most_bytes``
+    in all."""
     encoded = [clean(text).encode() for text in texts]
     width = max([1, *map(len, encoded)])
-    fixed = width * len(encoded) <= _WIDE_BYTES
+    fixed = width * len(encoded) <= most_bytes
     dtype = h5py.string_dtype("utf-8", width if fixed else None)
     rows = min(_TABLE_ROWS, max(1, _STRING_CHUNK_BYTES // width)) if fixed else _TABLE_ROWS
     group.create_dataset(
@@ -389,6 +391,8 @@ def problems(file: h5py.File) -> Iterator[str]:
     yield from _table(items, "/phases", _PHASES, dict.fromkeys(BOUND_COLUMNS, _INTEGER))
     yield from _table(items, "/phases", {"kinds": _TEXT})
     yield from _table(items, "/gaps", _GAPS, {"numbers": _INTEGER, "clock": _TEXT})
+    if "events" in file:  # files of 0.1.0 lack it
+        yield from _table(items, "/events", _EVENTS)
     for name in file["clocks"]:
         clock = f"/clocks/{name}"
         yield from _table(items, clock, _CLOCK)

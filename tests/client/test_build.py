@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client import build, journal, open_run
+from powerd_client.journal import MarkTail
+from powerd_client.marks import MarkWriter
 from powerd_core.errors import RunFileError
 from powerd_core.serde import to_document
 from powerd_core.wire import Message, encode
@@ -166,3 +168,66 @@ def test_what_is_no_run_is_refused_in_one_line(out, make, message):
     with pytest.raises(RunFileError, match=message) as caught:
         open_run(out)
     assert "\n" not in str(caught.value)
+
+
+def marked(out, *, events=()):
+    """A journal whose training gave events; its recorder had copied the first two of them when it ended."""
+    directory = make_journal(out, [])
+    writer = MarkWriter(directory)
+    for name, values in events:
+        writer.event(name, values)
+    writer.mark(writer.kind("forward", {}, "host"))
+    writer.close()
+    documents = MarkTail(directory, consume=False).read()[0]
+    copied = [encode(Message("phase-names", document)) for document in documents[:3]]
+    (directory / "journal.bin").write_bytes(b"".join([*head(), *frames(), *copied, *stop(200 * PERIOD_NS)]))
+    return directory
+
+
+def test_every_event_is_in_the_run_file_once(out, monkeypatch):
+    monkeypatch.setattr("powerd_client.marks.now_ns", iter(range(OFFSET_NS, OFFSET_NS + 99)).__next__)
+    events = [("lease", {"cap_w": 200}), ("décision\0", {"why": "y" * 3000}), ("result", {"top1": 0.71})]
+    build.build_run(marked(out, events=events), out)
+    assert not journal.journal_path(out).exists()
+    with open_run(out) as file:
+        table = file["events"]
+        assert table["t_ns"][:].tolist() == [OFFSET_NS, OFFSET_NS + 1, OFFSET_NS + 2]
+        assert table["t_ns"].attrs["units"] == "ns"
+        assert table["process"][:].tolist() == [0, 0, 0]
+        assert table["name"].asstr()[:].tolist() == ["lease", "décision\N{REPLACEMENT CHARACTER}", "result"]
+        assert [json.loads(values) for values in table["values"].asstr()] == [values for _, values in events]
+        assert all(column.fletcher32 for column in table.values())
+
+
+def test_a_journal_stays_where_the_run_file_lacks_its_events(out):
+    """As one that release 0.1.0 has built."""
+    directory = marked(out, events=[("lease", {}), ("result", {"top1": 0.71})])
+    contents = build.read_contents(directory)
+    for names in contents.names.values():
+        names.events = {}
+    build.write_file(out, contents, directory, overwrite=False, progress=lambda share: None)
+    assert build.keep_journal(directory, out) == ["2 events are left out"]
+    assert directory.exists()
+
+
+@pytest.mark.parametrize(
+    "event", [{"t_ns": 1 << 62, "values": {}}, {"t_ns": 1, "values": 3}, {"t_ns": 1}, {"t_ns": "1"}]
+)
+def test_an_event_that_makes_no_sense_is_told(out, event):
+    forged = encode(Message("phase-names", {"event": "lease", "process": 3, **event}))
+    make_journal(out, [*head(), *frames(), forged, *stop(200 * PERIOD_NS)])
+    with open_incomplete(out, "makes no sense") as file:
+        assert len(file["events/t_ns"]) == 0
+
+
+def test_many_short_events_and_long_ones_make_a_file_that_opens(out):
+    """A name and values of the greatest width, in a table with as many rows as a process can give."""
+    events = dict.fromkeys((OFFSET_NS + i, "e", "{}") for i in range(300_000))
+    events[OFFSET_NS, "n" * 200, json.dumps({"why": "y" * 65_000})] = None
+    directory = marked(out)
+    contents = build.read_contents(directory)
+    next(iter(contents.names.values())).events = events
+    build.write_file(out, contents, directory, overwrite=False, progress=lambda share: None)
+    with open_run(out) as file:
+        assert len(file["events/t_ns"]) == len(events)
+        assert max(map(len, file["events/values"].asstr()[:10])) > 65_000

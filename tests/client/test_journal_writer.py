@@ -90,6 +90,9 @@ def test_at_the_end_gaps_take_the_place_of_what_does_not_fit(small_disk):
         for k in range(200):
             journal.add(ClockExchange(5, number * 1000 + k, 2, 3, 4))
     journal.add(Marks(9, 0, bytes(RECORD.size)))
+    for t_ns in range(9):  # more than there is room for; the training's own file has them
+        event = {"event": "decision", "t_ns": t_ns, "values": {"why": "x" * 60_000}, "process": 9}
+        journal.add(Message("phase-names", event))
     journal.add(Gap(0, 5, 50, 0, 60_000, 3, 7, "sensor"))
     journal.end(Message("stop", {"t_stop_ns": 1}))
     first, *rest, gap = events_in(small_disk)

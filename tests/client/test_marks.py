@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import threading
 from itertools import pairwise
@@ -14,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerd_client.journal import MarkTail
-from powerd_client.marks import MarkWriter
+from powerd_client.marks import MOST_EVENT_BYTES, MOST_EVENTS_BYTES, MarkWriter
 from powerd_core.marks import Mark
+from powerd_core.serde import MAX_DEPTH
+from powerd_core.wire import Message, decode, encode
 
 
 def all_marks(tail: MarkTail, *, final: bool = False) -> tuple[list[dict], list[Mark]]:
@@ -122,6 +125,144 @@ def test_attributes_become_what_json_knows(tmp_path):
     assert documents[1]["attributes"] == {"batch_size": 64, "learning_rate": 0.5, "amp": True}
     assert [document["name"] for document in documents[1:]] == ["iteration", "iteration", "3"]
     assert documents[3]["attributes"] == {"on": "cpu", "path": "a/b"}
+
+
+class Sulking:
+    """A number that does not tell its value, such as one on a GPU that has failed."""
+
+    ndim = 0
+
+    def item(self):
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+
+def events_of(directory):
+    """The events that a recorder finds, each as a journal gives it back."""
+    documents = MarkTail(directory, consume=False).read()[0]
+    bodies = [decode(encode(Message("phase-names", document))).body for document in documents]
+    return [(body["event"], body["values"]) for body in bodies if "event" in body]
+
+
+def test_events_lie_beside_the_names_in_their_order(tmp_path, monkeypatch):
+    monkeypatch.setattr("powerd_client.marks.now_ns", iter(range(100, 200)).__next__)
+    writer = MarkWriter(tmp_path)
+    writer.event("lease", {"cap_w": np.int64(200), "asked": {"cap_w": [250.0, np.float32(0.5)]}, "on": torch.tensor(3)})
+    writer.mark(writer.kind("forward", {}, "host"))
+    writer.event("result", {"top1": 0.71})
+    documents, _ = all_marks(MarkTail(tmp_path, consume=False))
+    del documents[0], documents[1]["process"]
+    assert documents[0] == {
+        "event": "lease",
+        "t_ns": 100,
+        "values": {"cap_w": 200, "asked": {"cap_w": [250.0, 0.5]}, "on": 3},
+        "process": writer.token,
+    }
+    assert documents[1]["name"] == "forward"
+    assert documents[2] == {"event": "result", "t_ns": 102, "values": {"top1": 0.71}, "process": writer.token}
+    writer.close()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.text(max_size=200), st.dictionaries(st.text(), JSON, max_size=4)), max_size=4))
+def test_what_json_knows_comes_back_as_it_was(tmp_path_factory, events):
+    directory = tmp_path_factory.mktemp("events")
+    writer = MarkWriter(directory)
+    for name, values in events:
+        writer.event(name, values)
+    writer.close()
+    assert events_of(directory) == events
+
+
+def nested(levels):
+    value = []
+    for _ in range(levels - 1):
+        value = [value]
+    return value
+
+
+def test_an_event_has_room_for_what_is_promised_and_more_is_told_and_left_out(tmp_path, capfd):
+    writer = MarkWriter(tmp_path)
+    empty = len(json.dumps({"event": "decision", "t_ns": 10**15, "values": {"why": ""}}))
+    kept = {"why": "x" * (MOST_EVENT_BYTES - empty - 10)}
+    writer.event("decision", kept)
+    writer.event("decision", {"why": "x" * MOST_EVENT_BYTES})
+    writer.event("d" * 200, {"deep": nested(MAX_DEPTH - 3)})
+    writer.event("d" * 201, {})
+    writer.event("deep", {"deep": nested(MAX_DEPTH - 2)})
+    for _ in range(9):
+        writer.event("sulking", {"loss": Sulking()})
+    writer.event("result", {"top1": 0.71})
+    writer.close()
+    writer.event("late", {})
+    assert events_of(tmp_path) == [
+        ("decision", kept),
+        ("d" * 200, {"deep": nested(MAX_DEPTH - 3)}),
+        ("result", {"top1": 0.71}),
+    ]
+    told = [line.removeprefix("powerd: ") for line in capfd.readouterr().err.splitlines()]
+    notes = [d["note"] for d in MarkTail(tmp_path, consume=False).read()[0] if "note" in d]
+    assert notes == told[:-1]  # the last one came when the run file was being written
+    whys = ["65536 are allowed", "201 characters", "more than 32 levels", "illegal memory access", "was closed before"]
+    for line, why in zip(told, whys, strict=True):
+        assert "is in no run: " in line
+        assert why in line
+
+
+def test_values_that_json_does_not_know_become_text(tmp_path):
+    writer, itself = MarkWriter(tmp_path), list[object]()
+    itself.append(itself)
+    writer.event("odd", {"path": Path("a/b"), "nan": math.nan, "keys": {(1, 2): 3}, "itself": itself})
+    writer.close()
+    odd = {"path": "a/b", "nan": "NaN", "keys": "{(1, 2): 3}", "itself": "[[...]]"}
+    assert events_of(tmp_path) == [("odd", odd)]
+
+
+def test_events_never_cost_the_names_of_phases(tmp_path, capfd):
+    """A program that gives events without end: its names stay within what is read, and its phases are whole."""
+    writer = MarkWriter(tmp_path)
+    values = {"why": "x" * (MOST_EVENT_BYTES - 100)}
+    for _ in range(MOST_EVENTS_BYTES // MOST_EVENT_BYTES + 10):
+        writer.event("decision", values)
+    writer.mark(writer.kind("forward", {}, "host"))
+    tail = MarkTail(tmp_path, consume=False)
+    documents, marks = all_marks(tail)
+    assert tail.problems == {}
+    assert [m.kind for m in marks] == [0]
+    assert sum("event" in d for d in documents) == MOST_EVENTS_BYTES // (MOST_EVENT_BYTES - 100 + 60)
+    assert "32 MiB at most" in capfd.readouterr().err
+    writer.close()
+
+
+def test_a_forked_child_gives_no_event(tmp_path):
+    writer = MarkWriter(tmp_path)
+    child = os.fork()
+    if child == 0:
+        writer.event("lease", {})
+        os._exit(0)
+    os.waitpid(child, 0)
+    writer.event("result", {})
+    writer.close()
+    assert events_of(tmp_path) == [("result", {})]
+
+
+def test_events_are_kept_where_marks_are_dropped(tmp_path, monkeypatch, capfd):
+    writer = MarkWriter(tmp_path)
+    writer.disable("synchronize() failed")
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[: len(data) // 2]))
+    writer.event("lost", {})
+    monkeypatch.undo()
+    writer.event("result", {"top1": 0.71})
+    writer.close()
+    assert events_of(tmp_path) == [("result", {"top1": 0.71})]
+    assert "No space left on device" in capfd.readouterr().err
 
 
 def test_a_full_disk_is_told_at_once_and_leaves_nothing_half_made(tmp_path, monkeypatch, capfd):

@@ -224,9 +224,11 @@ for rank in range(3):
         with Meter(out=out) as meter:
             with meter.phase("iteration"):
                 time.sleep(0.1)
+                meter.event("lease", watts=200 + rank, why="x" * 3000)
                 if rank == 1:
                     os.kill(os.getpid(), signal.SIGKILL)
                 time.sleep(0.1 * rank)
+            meter.result(top1=0.5 + rank)
         os._exit(0)
     pids.append(pid)
 print([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
@@ -246,6 +248,16 @@ def test_a_rank_that_is_killed_leaves_the_others_whole(tmp_path):
         ranks = [json.loads(p)["rank"] for p in file["processes"].asstr()]
         cut = {ranks[p]: bool(c) for p, c in zip(file["phases/process"][:], file["phases/cut"][:], strict=True)}
         texts = [json.loads(m)["text"] for m in file["messages"].asstr()]
+        events = file["events"]
+        t_ns, names = events["t_ns"][:].tolist(), events["name"].asstr()[:].tolist()
+        values = [json.loads(v) for v in events["values"].asstr()]
+        said = {(ranks[p], name): v for p, name, v in zip(events["process"][:], names, values, strict=True)}
+        begun = {ranks[p]: t for p, t in zip(file["phases/process"][:], file["phases/begin_ns"][:], strict=True)}
         assert file.attrs["complete"] == 1
+    leases = {rank: {"watts": 200 + rank, "why": "x" * 3000} for rank in range(3)}
+    assert {rank: v for (rank, name), v in said.items() if name == "lease"} == leases  # that of the dead one too
+    assert {rank: v for (rank, name), v in said.items() if name == "result"} == {0: {"top1": 0.5}, 2: {"top1": 2.5}}
+    assert t_ns == sorted(t_ns)
+    assert min(t_ns) > max(begun.values()) - 90_000_000  # each on the clock of the phases
     assert cut == {0: False, 1: True, 2: False}
     assert [t for t in texts if "without closing" in t and t.startswith("rank 1 ")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +16,12 @@ from powerd_analytics.signals.streams import good_readings_of, plain_j
 from powerd_analytics.text import seconds
 from powerd_client.hostclock import read_anchor
 from powerd_core.model import QuantityConversion
+from powerd_core.text import printable
 
 Document = dict[str, Any]
+
+_MOST_SHOWN = 60
+"""Characters of a value that an event of the training said."""
 
 
 def run_document(run: Run, device: str | None = None, *, progress: Progress = no_progress) -> Document:
@@ -48,6 +53,8 @@ def run_document(run: Run, device: str | None = None, *, progress: Progress = no
         "environment": dict(run.environment),
         "phases": phases,
         "phases_cut_off": int(p.cut.sum()),
+        "events": dict(Counter(event.name for event in run.events)),
+        "result": dict(run.result),
         "ranks": describe_ranks(run),
         "devices": devices,
         "clocks": [
@@ -159,6 +166,10 @@ def describe_run(document: Document) -> Iterator[str]:
     yield from (f"  {key}: {value}" for key, value in d["environment"].items())
     cut = f", {d['phases_cut_off']} cut off" if d["phases_cut_off"] else ""
     yield f"  phases: {', '.join(f'{n} {name}' for name, n in d['phases'].items()) or 'none'}{cut}"
+    if d["events"]:
+        yield f"  events: {', '.join(f'{n} {name}' for name, n in d['events'].items())}"
+    if d["result"]:
+        yield f"  result: {', '.join(f'{name} {_value(value)}' for name, value in d['result'].items())}"
     yield from (f"  {line}" for line in d["ranks"])
     for device in d["devices"]:
         yield f"device {device['device']}{': ' * bool(device['description'])}{device['description']}"
@@ -176,6 +187,10 @@ def describe_run(document: Document) -> Iterator[str]:
     if d["wall_clock_anchors"]:
         yield f"wall clock: {d['wall_clock_anchors']} anchors, for `joules trace`"
     yield from (f"{message['level']}: {message['text']}" for message in d["messages"])
+
+
+def _value(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else printable(str(value), limit=_MOST_SHOWN)
 
 
 def _describe_lines(device: Document, run: str) -> Iterator[str]:

@@ -7,7 +7,7 @@ calibrations of a later day: raw codes stay, what they mean is replaced.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from powerd_analytics.runs.in_force import Steps, Timeline, steps_of, without_repeats
 from powerd_analytics.runs.phases import Phases, parted, pieces, read_phases
 from powerd_client.board_times import check_times
+from powerd_client.phase import RESULT
 from powerd_client.recover import open_run
 from powerd_client.runfile import TIMES, read_json, read_objects, read_texts, reading, texts_of
 from powerd_client.verify import wrong_at_first_sight
@@ -161,6 +162,16 @@ class RunGap:
 
 
 @dataclass(frozen=True, slots=True)
+class Event:
+    """What the training said of a moment (`Meter.event`); ``rank`` is None for a process that is no rank."""
+
+    t_ns: int
+    name: str
+    values: Mapping[str, Any]
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One recording. Times are on the host's clock; ``attributes`` are those of the file's root."""
 
@@ -173,6 +184,8 @@ class Run:
     gaps: tuple[RunGap, ...] = ()
     processes: tuple[Mapping[str, Any], ...] = ()
     messages: tuple[Mapping[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
+    """In the order of their times."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     command: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
@@ -194,6 +207,18 @@ class Run:
     def is_complete(self) -> bool:
         """False when the training process vanished or a part of the recording was cut off."""
         return bool(self.attributes.get("complete", 1))
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """How good what was trained is, as `Meter.result` said it: the last value of each name, of the first rank that
+        gave any."""
+        events = [event for event in self.events if event.name == RESULT]
+        first = min((event.rank or 0 for event in events), default=0)
+        last: dict[str, Any] = {}
+        for event in events:
+            if (event.rank or 0) == first:
+                last |= event.values
+        return last
 
     def line(self, name: str) -> RunLine:
         """The line of that name. Raises `AnalysisError` for an unknown one."""
@@ -259,6 +284,7 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
                     raise ValueError(f"device {device.name!r} is fed by {name!r}, which is no line of power")
         clocks = {name: _clock(group) for name, group in file["clocks"].items()}
         enforced = Timeline.of(_steps(file["lines"], lines.values(), clocks))
+        processes = tuple(read_objects(file["processes"])) if "processes" in file else ()
         return Run(
             path=path,
             attributes=attributes,
@@ -267,8 +293,9 @@ def read_run(path: str | Path, *, progress: Progress = no_progress) -> Run:
             phases=parted(read_phases(file["phases"]), enforced),
             clocks=clocks,
             gaps=_gaps(file["gaps"]),
-            processes=tuple(read_objects(file["processes"])) if "processes" in file else (),
+            processes=processes,
             messages=tuple(read_objects(file["messages"])),
+            events=_events(file["events"], processes) if "events" in file else (),
             environment=dict(read_json(attributes.get("environment") or "{}")),
             command=tuple(str(word) for word in read_json(attributes.get("command") or "[]")),
             wrong=tuple(wrong_at_first_sight(file)),
@@ -363,6 +390,17 @@ def _limits(reader: LineReader, line: RunLine) -> tuple[Ints, NDArray[np.float64
         each.append(without_repeats(read.t_ns[is_good], watts[is_good]))
     t_ns, limits = (np.concatenate(columns) for columns in zip(*each, strict=True)) if each else ([], [])
     return np.asarray(t_ns, np.int64), np.asarray(limits, np.float64)
+
+
+def _events(group: h5py.Group, processes: Sequence[Mapping[str, Any]]) -> tuple[Event, ...]:
+    """Raises ValueError for an event of a process that is not in the run."""
+    t_ns, numbers = group["t_ns"][:].astype(np.int64), group["process"][:].tolist()
+    check_times(t_ns, "an event")
+    if not all(0 <= number < len(processes) for number in numbers):
+        raise ValueError("an event of a process that is not listed")
+    ranks = [processes[number].get("rank") for number in numbers]
+    rows = zip(t_ns.tolist(), read_texts(group["name"]), read_objects(group["values"]), ranks, strict=True)
+    return tuple(Event(t, name, values, rank if isinstance(rank, int) else None) for t, name, values, rank in rows)
 
 
 def _gaps(group: h5py.Group) -> tuple[RunGap, ...]:

@@ -71,9 +71,12 @@ def make_run(
     begin_ns: int = 0,
     end_ns: int = S,
     bound_ns: float = 0.0,
+    events: Sequence[tuple[int, str, Mapping[str, Any], int]] = (),
+    processes: Sequence[Mapping[str, Any]] = ({"pid": 1},),
     **attributes: Any,
 ) -> Path:
-    """Write a run file; ``devices`` maps names to feeds (all lines of power of a device without it)."""
+    """Write a run file; ``devices`` maps names to feeds (all lines of power of a device without it). ``events`` are
+    time, name, values and number of the process."""
     if devices is None:
         devices = {d: [] for d in dict.fromkeys(s.device for s in lines)}
         for s in lines:
@@ -116,9 +119,19 @@ def make_run(
             gaps[name] = np.zeros(0, np.int64)
         for name in ("stream", "lines", "cause"):
             gaps.create_dataset(name, (0,), h5py.string_dtype())
-        f.create_dataset("processes", data=['{"pid": 1}'], dtype=h5py.string_dtype())
+        f.create_dataset("processes", data=[json.dumps(p) for p in processes], dtype=h5py.string_dtype())
+        if events:
+            _write_events(f, events)
         f.create_dataset("messages", (0,), h5py.string_dtype())
     return path
+
+
+def _write_events(f: h5py.File, events: Sequence[tuple[int, str, Mapping[str, Any], int]]) -> None:
+    t_ns, names, values, processes = zip(*events, strict=True)
+    g = f.create_group("events")
+    g["t_ns"], g["process"] = np.array(t_ns, np.int64), np.array(processes, np.int32)
+    g.create_dataset("name", data=list(names), dtype=h5py.string_dtype())
+    g.create_dataset("values", data=[json.dumps(v) for v in values], dtype=h5py.string_dtype())
 
 
 def _write_line(f: h5py.File, s: LineSpec, begin_ns: int, end_ns: int) -> None:
